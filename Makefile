@@ -1,0 +1,49 @@
+# Everything works from a fresh clone: the first target that needs the environment makes it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PROTO := protocol/wire/peer.proto
+PEERS ?= 4
+STEPS ?= 400
+
+.PHONY: help demo test check format proto clean install
+
+help:
+	@echo "make demo    train a swarm of $(PEERS) peers on this machine and compare it with one peer alone (PEERS=, STEPS=)"
+	@echo "make test    run the tests"
+	@echo "make check   formatting, lint, types, and whether the generated wire code is fresh"
+	@echo "make format  format the sources"
+	@echo "make proto   generate the wire code from $(PROTO)"
+	@echo "make clean   remove the environment and all caches"
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; (3, 11) <= v < (3, 14) or sys.exit("error: $(PYTHON) is Python %d.%d; Gossamer needs 3.11, 3.12 or 3.13\nhint: make $(MAKECMDGOALS) PYTHON=python3.11" % v[:2])'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test]'
+	@touch $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/peer demo --peers $(PEERS) --steps $(STEPS)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+check: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	BIN=$(BIN) sh protocol/wire/generate.sh --check
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+
+proto: $(STAMP)
+	BIN=$(BIN) sh protocol/wire/generate.sh
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""One running peer: its processes, its meetings, its data, model and checkpoints."""
