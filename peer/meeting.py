@@ -33,6 +33,7 @@ from peer.meeting_events import (
     Greeting,
     Journal,
     MeetingOver,
+    PartnerBroke,
     PartnerGone,
     PartnerSent,
     Resolved,
@@ -153,6 +154,8 @@ class Meeting:
                 return self._on_message(message)
             case PartnerGone():
                 return self._on_partner_gone()
+            case PartnerBroke(error):
+                raise error
             case Resolved(outcome):
                 return self._on_resolved(outcome)
             case DeadlinePassed():
@@ -325,11 +328,14 @@ class Meeting:
         if self.stage is Stage.APPLYING:
             return []
         if self.stage is Stage.JUDGING and not self.initiates:
-            self.stage = Stage.IN_DOUBT
-            return [AskAgain(self.meeting_id)]
+            return self._doubt()
         if self.stage is Stage.IN_DOUBT:
             return []
         return self._end(MeetingOver.FAILED, "the partner's stream ended")
+
+    def _doubt(self) -> list[Command]:
+        self.stage = Stage.IN_DOUBT
+        return [AskAgain(self.meeting_id)]
 
     def _on_resolved(self, outcome: Outcome) -> list[Command]:
         if self.stage is not Stage.IN_DOUBT or outcome.meeting_id != self.meeting_id:
@@ -341,11 +347,13 @@ class Meeting:
     def _on_deadline(self) -> list[Command]:
         if self.stage is Stage.APPLYING:
             return []
+        if self.stage is Stage.JUDGING and not self.initiates:
+            return self._doubt()
         return self._end(MeetingOver.FAILED, f"the deadline passed while {self.stage.name.lower()}", say=Refusal(RefusalCode.TOO_SLOW, ""))
 
     def _on_stopped(self, reason: str) -> list[Command]:
-        if self.stage in (Stage.APPLYING, Stage.IN_DOUBT):
-            return []
+        if self.stage in (Stage.APPLYING, Stage.IN_DOUBT) or (self.stage is Stage.JUDGING and not self.initiates):
+            return []  # it may count already: let it end by itself, or by its deadline
         return self._end(MeetingOver.FAILED, reason, say=Refusal(RefusalCode.LEAVING, reason[:200]))
 
     def _end(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from peer.requests import Opened, Reply, Request, Stage
+from protocol.errors import PeerMisbehaved
 from protocol.identity import Identity, PeerId
 from protocol.messages import Credential, Hello, Message, Outcome, Part, Phase, RefusalCode
 from protocol.terms import RunTerms, check_hello
@@ -45,6 +46,13 @@ class PartnerGone:
 
 
 @dataclass(frozen=True, slots=True)
+class PartnerBroke:
+    """What came from the partner was not a message."""
+
+    error: PeerMisbehaved
+
+
+@dataclass(frozen=True, slots=True)
 class Resolved:
     """The partner told what it decided (answer to AskAgain)."""
 
@@ -68,7 +76,7 @@ class Stopped:
     reason: str
 
 
-Event = Started | TrainerAnswered | PartnerSent | PartnerGone | Resolved | DeadlinePassed | TrainerGone | Stopped
+Event = Started | TrainerAnswered | PartnerSent | PartnerGone | PartnerBroke | Resolved | DeadlinePassed | TrainerGone | Stopped
 
 # --------------------------------------------------------------------------- commands
 

@@ -1,0 +1,172 @@
+"""Carry out one meeting: feed the machine what the stream, the trainer and the clock say, and do what it asks.
+
+The only place where a `Meeting` touches the world. One writer task keeps frames and bulk parts in the order in which the machine asked for
+them; one reader task takes frames in, at most a few ahead of the machine, so that a fast partner waits instead of filling our memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from peer import meeting_events as on
+from peer import requests as ask
+from peer.journal import Journal
+from peer.meeting import Meeting
+from peer.payloads import PayloadFolder
+from peer.requests import File, payload_name
+from protocol.errors import PeerMisbehaved, TransportError
+from protocol.identity import PeerId
+from protocol.limits import CHUNK_BYTES
+from protocol.messages import Chunk, Message, Outcome, Part
+from protocol.transport import Stream
+
+FRAMES_AHEAD = 16  # frames taken from a partner before the machine has met them: 4 MiB at most
+FLUSH_S = 2.0  # time for the last frames to leave before the stream is closed
+DOUBT_S = 20.0  # how long a responder asks for a decision that it did not see
+
+_OWN_FILES = {Part.SKETCH: File.OWN_SKETCH, Part.PAYLOAD: File.OWN_PAYLOAD}
+_PARTNER_FILES = {Part.SKETCH: File.PARTNER_SKETCH, Part.PAYLOAD: File.PARTNER_PAYLOAD}
+
+
+class LinkLost(Exception):
+    """The link to the trainer broke before the reply came."""
+
+
+class TrainerLink(Protocol):
+    """The node's side of the link to its trainer."""
+
+    async def request(self, request: ask.Request) -> ask.Reply:
+        """Ask, and wait for the reply of the next step boundary. Raises LinkLost."""
+        ...
+
+    def tell(self, request: ask.Request) -> None:
+        """Say something that has no reply; nothing happens when the link is down."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What every meeting of a node uses."""
+
+    link: TrainerLink
+    payloads: PayloadFolder
+    journal: Journal
+    resolve: Callable[[PeerId, bytes], Awaitable[Outcome]]  # asks a partner what it decided, until it answers
+
+
+class Driver:
+    """Hold one meeting over one stream. Make one per meeting, call `hold` once."""
+
+    def __init__(self, meeting: Meeting, stream: Stream, tools: Tools, deadline_s: float) -> None:
+        self._meeting = meeting
+        self._stream = stream
+        self._tools = tools
+        self._deadline_s = deadline_s
+        self._events: asyncio.Queue[on.Event] = asyncio.Queue()
+        self._outgoing: asyncio.Queue[Message | Part | None] = asyncio.Queue()
+        self._frames_ahead = asyncio.Semaphore(FRAMES_AHEAD)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def stop(self, reason: str) -> None:
+        """Ask the meeting to end; one that may already count is left to end by itself."""
+        self._events.put_nowait(on.Stopped(reason))
+
+    async def hold(self) -> on.Finish:
+        """Run the meeting to its end, close the stream, and return how it ended.
+
+        Cancel-safe: a cancelled meeting that was not yet decided is dropped on this side, and its stream closed.
+        """
+        timer = asyncio.get_running_loop().call_later(self._deadline_s, self._events.put_nowait, on.DeadlinePassed())
+        writer = self._spawn(self._write())
+        self._spawn(self._read())
+        self._events.put_nowait(on.Started())
+        try:
+            finish = await self._run()
+            self._outgoing.put_nowait(None)
+            await asyncio.wait([writer], timeout=FLUSH_S)
+            return finish
+        finally:
+            timer.cancel()
+            await self._clean_up()
+
+    async def _run(self) -> on.Finish:
+        while True:
+            event = await self._events.get()
+            if isinstance(event, on.PartnerSent):
+                self._frames_ahead.release()
+            for command in self._meeting.handle(event):
+                if isinstance(command, on.Finish):
+                    return command
+                self._carry_out(command)
+
+    def _carry_out(self, command: on.Command) -> None:
+        meeting, tools = self._meeting, self._tools
+        match command:
+            case on.Send(message):
+                self._outgoing.put_nowait(message)
+            case on.SendPart(part):
+                self._outgoing.put_nowait(part)
+            case on.Store(part, data):
+                tools.payloads.append(payload_name(meeting.number, _PARTNER_FILES[part]), data)
+            case on.Tell(request):
+                self._spawn(self._ask_trainer(request))
+            case on.Journal(meeting_id, failed_blocks):
+                tools.journal.commit(meeting_id, failed_blocks)
+            case on.AskAgain(meeting_id):
+                asyncio.get_running_loop().call_later(DOUBT_S, self._events.put_nowait, on.DeadlinePassed())
+                self._spawn(self._ask_again(meeting_id))
+            case on.Drop():
+                tools.link.tell(ask.Drop(meeting.number))
+
+    async def _ask_trainer(self, request: ask.Request) -> None:
+        try:
+            self._events.put_nowait(on.TrainerAnswered(await self._tools.link.request(request)))
+        except LinkLost:
+            self._events.put_nowait(on.TrainerGone())
+
+    async def _ask_again(self, meeting_id: bytes) -> None:
+        self._events.put_nowait(on.Resolved(await self._tools.resolve(self._stream.partner, meeting_id)))
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                await self._frames_ahead.acquire()
+                self._events.put_nowait(on.PartnerSent(await self._stream.receive()))
+        except TransportError:
+            self._events.put_nowait(on.PartnerGone())
+        except PeerMisbehaved as error:
+            self._events.put_nowait(on.PartnerBroke(error))
+
+    async def _write(self) -> None:
+        try:
+            while (item := await self._outgoing.get()) is not None:
+                if isinstance(item, Part):
+                    await self._write_part(item)
+                else:
+                    await self._stream.send(item)
+        except TransportError:
+            return  # the reader notices too, and tells the machine
+
+    async def _write_part(self, part: Part) -> None:
+        data = self._tools.payloads.read(payload_name(self._meeting.number, _OWN_FILES[part]))
+        for offset in range(0, len(data), CHUNK_BYTES):
+            await self._stream.send(Chunk(part, offset, bytes(data[offset : offset + CHUNK_BYTES])))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _clean_up(self) -> None:
+        if self._meeting.outcome is None:
+            self._tools.link.tell(ask.Drop(self._meeting.number))
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._stream.close()
+        self._tools.payloads.remove_meeting(self._meeting.number)
