@@ -1,1 +1,5 @@
-"""Outer and inner optimizers and codecs: tensors in, tensors out; no network, no clock, no processes."""
+"""The mathematics of a Gossamer peer: fragments, outer steps, codecs, inner optimizer.
+
+Pure torch: no network, no processes, no clock. Start at `optim.noloco` (the outer step) and `optim.fragment_codec` (what a meeting
+sends). Evidence and equations: docs/concepts.
+"""

@@ -1,0 +1,43 @@
+"""Codecs by name and by wire id. What a codec is: `optim.codecs.interface`."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+
+import torch
+
+from optim.codecs.blockwise import Int8
+from optim.codecs.dense import Dense
+from optim.codecs.interface import Codec, Direct, Encoded, Gap, Packing
+
+PACKINGS: dict[str, Packing] = {
+    packing.name: packing for packing in (Dense("fp32", 0, torch.float32), Dense("bf16", 1, torch.bfloat16), Int8())
+}
+CODECS: dict[str, Codec] = {packing.name: Direct(packing) for packing in PACKINGS.values()}
+
+__all__ = ["CODECS", "PACKINGS", "Codec", "Direct", "Encoded", "Gap", "Packing", "codec", "codec_by_wire_id", "packing"]
+
+
+def codec(name: str) -> Codec:
+    """Return the codec of that name. Raises ValueError that names the nearest ones."""
+    return CODECS[_known(name, list(CODECS), "codec")]
+
+
+def packing(name: str) -> Packing:
+    """Return the packing of that name (for pseudo-gradients). Raises ValueError that names the nearest ones."""
+    return PACKINGS[_known(name, list(PACKINGS), "packing")]
+
+
+def codec_by_wire_id(wire_id: int) -> Codec:
+    """Return the codec with that number on the wire. Raises ValueError for an unknown one."""
+    for known in CODECS.values():
+        if known.wire_id == wire_id:
+            return known
+    raise ValueError(f"No codec has the wire id {wire_id}.")
+
+
+def _known(name: str, names: list[str], kind: str) -> str:
+    if name in names:
+        return name
+    near = get_close_matches(name, names, n=3, cutoff=0.4) or names
+    raise ValueError(f"There is no {kind} named {name!r}. Did you mean {', '.join(near)}?")

@@ -1,0 +1,170 @@
+"""What a codec is: how one side's message becomes bytes, and two sides' bytes become one gap.
+
+Both sides of a meeting encode, exchange payloads, and call `gap`: the difference of what *each partner decodes*, own message included.
+So the two gaps are exactly each other's negative and the pair's mean moves as if nothing were coded (noloco.md 4.5). A codec whose
+payload means something without the receiver's help is made of a `Packing`; group methods (DiLoCo) use packings directly.
+Codecs keep no state and never touch the network; sizes follow from the number of values alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+MAX_MAGNITUDE = 2.0**96
+"""Nothing above is a weight; also keeps every difference of two decoded values finite."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """One side's coded message: `payload` (uint8, what the partner gets); a codec's own subclass adds what its `gap` needs again."""
+
+    payload: Tensor
+    num_values: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Partner's decoded message minus one's own: f32[n], and which blocks did not decode: bool[num_blocks].
+
+    Values of failed blocks are zero; take them with the solo step on both sides.
+    """
+
+    values: Tensor
+    failed: Tensor
+
+
+class Codec(Protocol):
+    """Turns a message u (f32[n], any device) into bytes and two messages' bytes into their gap.
+
+    Without a sketch stage (`sketch_bytes` 0) both sketches are empty uint8 tensors. `encode` raises ValueError for a message that is not
+    finite, `gap` (and `encode`, for the partner's sketch) for bytes that no honest partner sends.
+    """
+
+    @property
+    def name(self) -> str:
+        """Return the name in the manifest."""
+
+    @property
+    def wire_id(self) -> int:
+        """Return the number on the wire."""
+
+    @property
+    def block_values(self) -> int:
+        """Return how many values fail together; 0 when nothing can."""
+
+    def sketch_bytes(self, num_values: int) -> int:
+        """Return the sketch's exact size; 0: no sketch stage."""
+
+    def payload_bytes(self, num_values: int) -> int:
+        """Return the payload's exact size."""
+
+    def num_blocks(self, num_values: int) -> int:
+        """Return how many blocks can fail to decode."""
+
+    def sketch(self, message: Tensor, seed: int) -> Tensor:
+        """Return uint8[sketch_bytes], to be sent before `encode`."""
+
+    def encode(self, message: Tensor, seed: int, own_sketch: Tensor, partner_sketch: Tensor) -> Encoded:
+        """Return the coded message; both sides must pass the same seed."""
+
+    def gap(self, own: Encoded, partner_payload: Tensor) -> Gap:
+        """Return the partner's decoded message minus one's own, on the own message's device."""
+
+
+class Packing(Protocol):
+    """Packs values into bytes that decode by themselves: `unpack(pack(x), len(x))` is near x, bit for bit the same on every device.
+
+    `pack` raises ValueError for values that are not finite or above MAX_MAGNITUDE, `unpack` for bytes that `pack` never writes.
+    """
+
+    @property
+    def name(self) -> str:
+        """Return the name in the manifest."""
+
+    @property
+    def wire_id(self) -> int:
+        """Return the number on the wire."""
+
+    def payload_bytes(self, num_values: int) -> int:
+        """Return the payload's exact size."""
+
+    def pack(self, values: Tensor) -> Tensor:
+        """Return uint8[payload_bytes] for flat f32 values."""
+
+    def unpack(self, payload: Tensor, num_values: int) -> Tensor:
+        """Return f32[num_values] on the payload's device."""
+
+
+class Direct:
+    """The codec of a packing: no sketch, nothing can fail, gap = unpack(partner) - unpack(own)."""
+
+    block_values = 0
+
+    def __init__(self, packing: Packing) -> None:
+        self.packing = packing
+        self.name = packing.name
+        self.wire_id = packing.wire_id
+
+    def sketch_bytes(self, num_values: int) -> int:
+        """Return 0: there is no sketch stage."""
+        return 0
+
+    def payload_bytes(self, num_values: int) -> int:
+        """Return the payload's exact size."""
+        return self.packing.payload_bytes(num_values)
+
+    def num_blocks(self, num_values: int) -> int:
+        """Return 0: no block can fail."""
+        return 0
+
+    def sketch(self, message: Tensor, seed: int) -> Tensor:
+        """Return an empty sketch."""
+        return torch.empty(0, dtype=torch.uint8, device=message.device)
+
+    def encode(self, message: Tensor, seed: int, own_sketch: Tensor, partner_sketch: Tensor) -> Encoded:
+        """Pack the message; the seed and the sketches play no part."""
+        return Encoded(self.packing.pack(message), message.numel())
+
+    def gap(self, own: Encoded, partner_payload: Tensor) -> Gap:
+        """Return the partner's decoded message minus one's own decoded message."""
+        partner = self.packing.unpack(partner_payload.to(own.payload.device), own.num_values)
+        values = partner - self.packing.unpack(own.payload, own.num_values)
+        return Gap(values, torch.zeros(0, dtype=torch.bool, device=values.device))
+
+
+def require_payload(payload: Tensor, num_bytes: int, name: str) -> None:
+    """Raise ValueError unless `payload` is flat uint8 of exactly `num_bytes`."""
+    if payload.dtype != torch.uint8 or payload.shape != (num_bytes,):
+        raise ValueError(f"A {name} payload of {num_bytes} bytes was expected, not {payload.dtype} of shape {tuple(payload.shape)}.")
+
+
+def require_message(values: Tensor) -> None:
+    """Raise ValueError unless `values` is flat f32, finite and at most MAX_MAGNITUDE."""
+    if values.dtype != torch.float32 or values.dim() != 1:
+        raise ValueError(f"A message is a flat float32 tensor, not {values.dtype} of shape {tuple(values.shape)}.")
+    if not _bounded(values):
+        raise ValueError("The message holds values that are not finite, or far too large to be weights.")
+
+
+def require_decoded(values: Tensor, name: str) -> None:
+    """Raise ValueError unless values that came from a partner are finite and at most MAX_MAGNITUDE."""
+    if not _bounded(values):
+        raise ValueError(f"The {name} payload holds numbers that are not finite, or far too large to be weights.")
+
+
+def _bounded(values: Tensor) -> bool:
+    # One pass without a temporary; NaN goes through aminmax and compares false.
+    if values.numel() == 0:
+        return True
+    low, high = torch.aminmax(values)
+    return bool((low >= -MAX_MAGNITUDE) & (high <= MAX_MAGNITUDE))
+
+
+def aligned(payload: Tensor, itemsize: int) -> Tensor:
+    """Return the payload where it can be viewed as a wider type: itself, or a copy when it is a slice at an odd place."""
+    good = payload.is_contiguous() and payload.storage_offset() % itemsize == 0 and payload.data_ptr() % itemsize == 0
+    return payload if good else payload.clone(memory_format=torch.contiguous_format)
