@@ -1,0 +1,84 @@
+"""The runtime folder of one running peer: private, short-lived, with a short path; holds the control sockets and the payloads in flight.
+
+It lies in memory (/dev/shm) where there is room for the payloads, else in the temporary folder. Who owns it holds a lock on a file
+inside; the kernel drops that lock when the owner dies, so the next peer to start tells a live folder from an orphan even across containers
+that share /dev/shm but not process numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from protocol.errors import BadSettings
+
+PREFIX = "gossamer-"
+MEMORY_FOLDER = Path("/dev/shm")
+MAX_PATH_BYTES = 80  # a Unix socket's path holds 104 bytes at least (108 on Linux); the rest is for the names inside
+ORPHAN_AGE_S = 60.0  # a younger folder may be one whose owner is about to lock it
+
+
+@contextlib.contextmanager
+def runtime_folder(bytes_needed: int) -> Iterator[Path]:
+    """Make a private folder with room for `bytes_needed`, remove orphans of dead peers, and remove the folder at the end.
+
+    Raises BadSettings if no place has room. Call it in the process that outlives the others.
+    """
+    parent = _parent(bytes_needed)
+    _remove_orphans(parent)
+    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getuid()}-", dir=parent))  # mode 0700
+    descriptor = os.open(folder / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(descriptor)
+
+
+def _parent(bytes_needed: int) -> Path:
+    candidates = [MEMORY_FOLDER, Path(tempfile.gettempdir()), Path("/tmp")]  # noqa: S108 - mkdtemp makes a private folder inside
+    for place in candidates:
+        # Twice the need: other peers on this machine count on the same free space.
+        if len(os.fsencode(place)) + len(PREFIX) + 24 <= MAX_PATH_BYTES and _free_bytes(place) >= 2 * bytes_needed:
+            return place
+    places = ", ".join(str(place) for place in dict.fromkeys(candidates))
+    raise BadSettings(
+        f"no room for {2 * bytes_needed} bytes of payloads in flight: looked in {places}",
+        hint="free some space there, or set TMPDIR to a folder with room and a path under 50 characters",
+    )
+
+
+def _free_bytes(place: Path) -> int:
+    if not os.access(place, os.W_OK | os.X_OK):
+        return -1
+    return shutil.disk_usage(place).free
+
+
+def _remove_orphans(parent: Path) -> None:
+    for folder in parent.glob(f"{PREFIX}{os.getuid()}-*"):
+        with contextlib.suppress(OSError):
+            if time.time() - folder.lstat().st_mtime > ORPHAN_AGE_S and not _is_held(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_held(folder: Path) -> bool:
+    if folder.is_symlink() or folder.lstat().st_uid != os.getuid():
+        return True  # not ours to touch
+    try:
+        descriptor = os.open(folder / "lock", os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
