@@ -21,7 +21,7 @@ FORBIDDEN = {
     "peer": {"hivemind"},
     "cli": {"hivemind", "grpc"},
 }
-HIVEMIND_FILES = {"protocol/daemon.py", "protocol/directory.py", "protocol/tunnel.py"}
+HIVEMIND_FILES = {"protocol/engine.py"}
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 
