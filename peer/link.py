@@ -1,0 +1,179 @@
+"""The link between node and trainer: JSON lines over a Unix socket in the private runtime folder.
+
+The trainer listens and polls at its step boundaries; it never waits for the node. The node connects, again and again, so either may be restarted
+alone. Replies come in the order of the requests. When the link breaks, every request in flight fails on the node's side (`LinkLost`) and every open
+meeting is dropped on the trainer's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import select
+import socket
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import get_args
+
+from peer import requests as ask
+from peer.driver import LinkLost
+
+SOCKET_NAME = "trainer.sock"
+RECONNECT_S = 0.2
+LINE_BYTES = 1 << 20  # the longest line: a bitmap of failed blocks in hex
+_RECEIVE_BYTES = 1 << 16
+
+_NOTICES = get_args(ask.Notice)
+
+
+class TrainerEnd:
+    """The trainer's side: one listening socket, at most one node. Everything returns at once but `wait`."""
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / SOCKET_NAME
+        path.unlink(missing_ok=True)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(path))
+        self._listener.listen(1)
+        self._listener.setblocking(False)
+        self._node: socket.socket | None = None
+        self._received = bytearray()
+        self._unsent = bytearray()
+
+    @property
+    def connected(self) -> bool:
+        """Whether a node is there."""
+        return self._node is not None
+
+    def poll(self) -> list[ask.Request]:
+        """Return the requests that came since the last call; accept a node that knocks."""
+        if self._node is None:
+            self._accept()
+        self._receive()
+        self._flush()
+        *lines, rest = bytes(self._received).split(b"\n")
+        self._received = bytearray(rest)
+        return [ask.from_line(line) for line in lines]  # type: ignore[misc]  # the node sends requests only
+
+    def send(self, record: ask.Reply | ask.Notice) -> None:
+        """Send a record, or keep it until the socket takes it; nothing happens when no node is there."""
+        if self._node is not None:
+            self._unsent += ask.to_line(record)
+            self._flush()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until the node says something or `seconds` pass: only for a trainer that has nothing to train."""
+        select.select([self._node or self._listener], [], [], seconds)
+
+    def close(self) -> None:
+        """Close both sockets and remove the file."""
+        self._hang_up()
+        with contextlib.suppress(OSError):
+            Path(self._listener.getsockname()).unlink(missing_ok=True)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._node, _ = self._listener.accept()
+            self._node.setblocking(False)
+
+    def _receive(self) -> None:
+        try:
+            while self._node is not None:
+                data = self._node.recv(_RECEIVE_BYTES)
+                if not data:
+                    self._hang_up()
+                self._received += data
+        except BlockingIOError:
+            return
+        except OSError:
+            self._hang_up()
+
+    def _flush(self) -> None:
+        try:
+            while self._node is not None and self._unsent:
+                del self._unsent[: self._node.send(self._unsent)]
+        except BlockingIOError:
+            return
+        except OSError:
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        if self._node is not None:
+            self._node.close()
+        self._node = None
+        self._received.clear()
+        self._unsent.clear()
+
+
+class NodeEnd:
+    """The node's side. `run` keeps the connection; everything belongs to one event loop."""
+
+    def __init__(self, folder: Path, on_notice: Callable[[ask.Notice], None]) -> None:
+        self._path = folder / SOCKET_NAME
+        self._on_notice = on_notice
+        self._writer: asyncio.StreamWriter | None = None
+        self._waiting: deque[asyncio.Future[ask.Reply]] = deque()
+        self._up = asyncio.Event()
+
+    @property
+    def connected(self) -> bool:
+        """Whether the trainer is there."""
+        return self._writer is not None
+
+    async def wait_connected(self) -> None:
+        """Wait until the trainer is there."""
+        await self._up.wait()
+
+    async def request(self, request: ask.Request) -> ask.Reply:
+        """Ask, and wait for the reply of the trainer's next step boundary. Cancel-safe. Raises LinkLost."""
+        if self._writer is None:
+            raise LinkLost("the trainer is not there")
+        reply: asyncio.Future[ask.Reply] = asyncio.get_running_loop().create_future()
+        self._waiting.append(reply)
+        self._writer.write(ask.to_line(request))
+        return await reply
+
+    def tell(self, request: ask.Request) -> None:
+        """Say something that has no reply; nothing happens when the link is down."""
+        if self._writer is not None:
+            self._writer.write(ask.to_line(request))
+
+    async def run(self) -> None:
+        """Keep connected until cancelled."""
+        while True:
+            try:
+                reader, self._writer = await asyncio.open_unix_connection(str(self._path), limit=LINE_BYTES)
+            except OSError:
+                await asyncio.sleep(RECONNECT_S)
+                continue
+            self._up.set()
+            try:
+                await self._read(reader)
+            finally:
+                self._hang_up()
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        with contextlib.suppress(ConnectionError):
+            while line := await reader.readline():
+                record = ask.from_line(line)
+                if isinstance(record, _NOTICES):
+                    self._on_notice(record)  # type: ignore[arg-type]
+                else:
+                    self._answer(record)  # type: ignore[arg-type]
+
+    def _answer(self, reply: ask.Reply) -> None:
+        waiting = self._waiting.popleft()
+        if not waiting.done():
+            waiting.set_result(reply)
+
+    def _hang_up(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self._writer = None
+        self._up.clear()
+        while self._waiting:
+            waiting = self._waiting.popleft()
+            if not waiting.done():
+                waiting.set_exception(LinkLost("the trainer went away"))

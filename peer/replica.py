@@ -1,0 +1,225 @@
+"""One replica of the model in training: inner steps, outer loop, schedule clock, and all that a checkpoint must hold.
+
+Synchronous and single-threaded, with no process, socket or clock of its own: the trainer process drives it, and so do the simulator and the tests.
+Everything random follows from (run seed, peer id, step), so a replica restored from its state goes on bit for bit on the CPU.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from optim.codecs import codec
+from optim.fragment_codec import FragmentCodec
+from optim.fragments import Countdown, scatter, split
+from optim.inner import InnerSettings, build_adamw, learning_rate, set_learning_rate
+from optim.noloco import OuterSettings
+from peer import requests as ask
+from peer.data import Corpus
+from peer.model import next_token_loss
+from peer.outer import OuterLoop
+from peer.payloads import PayloadFolder
+from peer.requests import Stage
+from protocol.manifest import Manifest
+
+CLOCK_FACTOR = 4  # a peer's schedule clock never runs faster than this many times its own steps
+
+
+@dataclass(frozen=True, slots=True)
+class InnerStep:
+    """What one inner step did."""
+
+    loss: float  # nats per token
+    learning_rate: float
+    num_tokens: int
+
+
+def inner_settings(manifest: Manifest) -> InnerSettings:
+    """Take the inner optimizer's constants from a manifest."""
+    inner = manifest.inner
+    return InnerSettings(
+        total_steps=manifest.run.total_steps,
+        learning_rate=inner.learning_rate,
+        final_fraction=inner.final_fraction,
+        warmup_steps=inner.warmup_steps,
+        rewarm_steps=inner.rewarm_steps,
+        beta1=inner.beta1,
+        beta2=inner.beta2,
+        weight_decay=inner.weight_decay,
+    )
+
+
+def fragment_codecs(manifest: Manifest, shapes: Mapping[str, tuple[int, ...]]) -> tuple[FragmentCodec, ...]:
+    """Cut a model of these parameter shapes as the manifest says; both the trainer and the node compute it."""
+    chosen = codec(manifest.codec.name)
+    return tuple(FragmentCodec(fragment, chosen) for fragment in split(shapes, manifest.fragments.blocks_per_fragment))
+
+
+class Replica:
+    """A model in training. The model's tensors are written to; everything belongs to one thread."""
+
+    def __init__(self, manifest: Manifest, model: PreTrainedModel, corpus: Corpus, payloads: PayloadFolder, peer_seed: int) -> None:
+        self.manifest = manifest
+        self.model = model
+        self.clock_steps = 0
+        self.own_steps = 0
+        self.tokens = 0
+        self.alone = False  # plain inner training: no fragment is ever due
+        self._corpus = corpus
+        self._payloads = payloads
+        self._joined = (0, 0)  # clock and own steps when weights were last taken over from a donor
+        self._is_founder = True
+        self._settings = inner_settings(manifest)
+        self.parameters: dict[str, Tensor] = dict(model.named_parameters())
+        codecs = fragment_codecs(manifest, {name: tuple(p.shape) for name, p in self.parameters.items()})
+        outer = OuterSettings(manifest.outer.alpha, manifest.outer.beta, manifest.outer.gamma)
+        self.outer = OuterLoop(codecs, self.parameters, outer, payloads, self._on_outer_step)
+        self.countdown = Countdown(len(codecs), manifest.outer.inner_steps, peer_seed)
+        self.optimizer = build_adamw(self.parameters.items(), self._settings)
+
+    @property
+    def stage(self) -> Stage:
+        """TRAIN until the schedule clock has run out."""
+        return Stage.TRAIN if self.clock_steps < self.manifest.run.total_steps else Stage.FINISH
+
+    def inner_step(self) -> InnerStep:
+        """Train on this peer's next batch. Raises FloatingPointError, with no weight changed, when the loss or a gradient is not finite."""
+        batch = self._corpus.batch(self.own_steps).to(self.outer.fragments[0].slow.device)
+        rate = learning_rate(self.clock_steps, self._steps_since_join(), self._settings)
+        set_learning_rate(self.optimizer, rate)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = next_token_loss(self.model, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.manifest.inner.clip_norm)
+        if not bool(torch.isfinite(norm)) or not bool(torch.isfinite(loss)):
+            raise FloatingPointError(f"inner step {self.own_steps}: loss {float(loss)}, gradient norm {float(norm)}")
+        self.optimizer.step()
+        num_tokens = batch.shape[0] * (batch.shape[1] - 1)
+        self.own_steps += 1
+        self.clock_steps += 1
+        self.tokens += num_tokens
+        self.outer.count_tokens(num_tokens)
+        return InnerStep(float(loss.detach()), rate, num_tokens)
+
+    def newly_due(self) -> list[int]:
+        """Count one inner step down and return the fragments that became due with it."""
+        return [] if self.alone else self.countdown.tick()
+
+    def handle(self, request: ask.Request) -> ask.Reply | None:
+        """Carry out a request of the node; call at a step boundary."""
+        match request:
+            case ask.Open():
+                return self.outer.open(request, self.clock_steps, self.stage)
+            case ask.Prepare():
+                return self.outer.prepare(request)
+            case ask.Encode():
+                return self.outer.encode(request)
+            case ask.Check():
+                return self.outer.check(request)
+            case ask.Apply():
+                return self.outer.apply(request)
+            case ask.Clone():
+                return self._clone(request)
+            case ask.Drop(meeting):
+                self.outer.drop(meeting)
+            case ask.Solo(fragment):
+                self.outer.solo(fragment, self.stage)
+            case ask.Defer(fragment):
+                self.countdown.reset(fragment)
+            case ask.Adopt():
+                self._adopt(request)
+        return None
+
+    def _on_outer_step(self, fragment: int, partner_clock_steps: int) -> None:
+        self.countdown.reset(fragment)
+        start_clock, start_steps = self._joined
+        bound = start_clock + CLOCK_FACTOR * (self.own_steps - start_steps)
+        self.clock_steps = max(self.clock_steps, min(partner_clock_steps, bound, self.manifest.run.total_steps))
+
+    def _steps_since_join(self) -> int:
+        return self.clock_steps if self._is_founder else self.own_steps - self._joined[1]
+
+    # ------------------------------------------------------------------ taking over another peer's state
+
+    def _clone(self, request: ask.Clone) -> ask.Cloned:
+        digest = hashlib.sha256()
+        self._payloads.write(request.name, b"")
+        for fragment in self.outer.fragments:
+            for tensor in (fragment.slow, fragment.momentum):
+                array = tensor.cpu().numpy()
+                digest.update(array)
+                self._payloads.append(request.name, array)
+        return ask.Cloned(request.name, self.clock_steps, digest.hexdigest())
+
+    def _adopt(self, request: ask.Adopt) -> None:
+        """Take over slow weights, momentum and clock; the node has checked size and hash, and that every value is finite."""
+        data = self._payloads.read(request.name)
+        flat = torch.frombuffer(bytearray(data), dtype=torch.float32)
+        if not bool(torch.isfinite(flat).all()):
+            return
+        self.outer.drop_all()
+        for fragment in self.outer.fragments:
+            numel = fragment.slow.numel()
+            fragment.slow.copy_(flat[:numel])
+            fragment.momentum.copy_(flat[numel : 2 * numel])
+            flat = flat[2 * numel :]
+            scatter(fragment.codec.fragment, fragment.slow, self.parameters)
+            fragment.tokens = 0
+        self.optimizer.state.clear()
+        self.clock_steps = max(request.clock_steps, self.clock_steps)
+        self._is_founder = False
+        self._joined = (self.clock_steps, self.own_steps)
+        self._payloads.remove(request.name)
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return every tensor of the replica by name; live ones, to be written out before the next step."""
+        tensors = {f"fast/{name}": parameter.detach() for name, parameter in self.parameters.items()}
+        for index, fragment in enumerate(self.outer.fragments):
+            tensors[f"slow/{index}"] = fragment.slow
+            tensors[f"momentum/{index}"] = fragment.momentum
+        for name, parameter in self.parameters.items():
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                tensors[f"adam/{key}/{name}"] = value
+        return tensors
+
+    def state(self) -> dict[str, Any]:
+        """Return all else that a checkpoint must hold, JSON-able."""
+        return {
+            "clock_steps": self.clock_steps,
+            "own_steps": self.own_steps,
+            "tokens": self.tokens,
+            "joined": list(self._joined),
+            "is_founder": self._is_founder,
+            "countdown": self.countdown.state(),
+            "outer": self.outer.state(),
+        }
+
+    def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Take over what `tensors` and `state` returned. Raises KeyError or ValueError for a checkpoint of another model."""
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.copy_(tensors[f"fast/{name}"])
+        for index, fragment in enumerate(self.outer.fragments):
+            fragment.slow.copy_(tensors[f"slow/{index}"])
+            fragment.momentum.copy_(tensors[f"momentum/{index}"])
+        self._restore_adam(tensors)
+        self.clock_steps, self.own_steps, self.tokens = state["clock_steps"], state["own_steps"], state["tokens"]
+        self._joined = (state["joined"][0], state["joined"][1])
+        self._is_founder = state["is_founder"]
+        self.countdown.restore(state["countdown"])
+        self.outer.restore(state["outer"])
+
+    def _restore_adam(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, parameter in self.parameters.items():
+            prefix, suffix = "adam/", f"/{name}"
+            for full, value in tensors.items():
+                if full.startswith(prefix) and full.endswith(suffix) and full[len(prefix) : -len(suffix)].isidentifier():
+                    self.optimizer.state[parameter][full[len(prefix) : -len(suffix)]] = value.to(parameter.device).clone()
