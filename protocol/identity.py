@@ -1,0 +1,169 @@
+"""Who a peer is: one Ed25519 key, whose public half is the peer's name in libp2p, in the directory and in every signature.
+
+The key file and the PeerId have libp2p's own forms (libp2p specs, peer-ids), so that p2pd loads the very same file. An Ed25519
+PeerId holds the public key itself: checking a signature needs no look-up. The key is never sent and never printed.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import base58
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from protocol.errors import BadMessage, BadSettings, BadSignature
+
+PEER_ID_BYTES = 38
+_PEER_ID_PREFIX = bytes.fromhex("002408011220")  # identity multihash of PublicKey{Type=Ed25519, Data=32 bytes}
+_PEER_ID_CHARS = 64  # 38 bytes take 52 characters; longer text is not worth decoding
+_KEY_FILE_PREFIX = bytes.fromhex("08011240")  # PrivateKey{Type=Ed25519, Data=64 bytes: seed, then public key}
+_SEED_BYTES = 32
+_KEY_FILE_BYTES = len(_KEY_FILE_PREFIX) + 2 * _SEED_BYTES
+
+
+def signable(context: bytes, *fields: bytes | int) -> bytes:
+    """Encode fields for signing so that no two different tuples share bytes.
+
+    The context names the kind of message and its version, so that a signature over one kind never fits another. Every field,
+    the context too, is preceded by its length (u32, little-endian); a number is 8 bytes, little-endian.
+    """
+    parts = [field if isinstance(field, bytes) else field.to_bytes(8, "little") for field in (context, *fields)]
+    return b"".join(len(part).to_bytes(4, "little") + part for part in parts)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PeerId:
+    """A peer's public name: libp2p's PeerId of an Ed25519 key. Ordered and hashed by its bytes."""
+
+    raw: bytes  # 38 bytes: a constant prefix and the public key
+
+    def __post_init__(self) -> None:
+        if len(self.raw) != PEER_ID_BYTES or not self.raw.startswith(_PEER_ID_PREFIX):
+            raise BadMessage(f"a peer id must be {PEER_ID_BYTES} bytes of an Ed25519 key, not {len(self.raw)} bytes")
+
+    def __str__(self) -> str:
+        return base58.b58encode(self.raw).decode("ascii")
+
+    def short(self) -> str:
+        """Return the last six characters, enough to tell the peers of a screen apart; the first ones are the same for all."""
+        return str(self)[-6:]
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> PeerId:
+        """Read the 38 bytes of a wire field. Raises BadMessage."""
+        return cls(bytes(raw))
+
+    @classmethod
+    def from_public_key(cls, public_key: bytes) -> PeerId:
+        """Name the peer that holds this Ed25519 key (32 bytes)."""
+        return cls(_PEER_ID_PREFIX + public_key)
+
+    @classmethod
+    def from_text(cls, text: str) -> PeerId:
+        """Read the text form, "12D3Koo...". Raises BadSettings, for it is people who write it."""
+        try:
+            if len(text) > _PEER_ID_CHARS:
+                raise ValueError("too long")
+            return cls(base58.b58decode(text))
+        except (ValueError, BadMessage):
+            shown = text if len(text) <= _PEER_ID_CHARS else text[:_PEER_ID_CHARS] + "..."
+            raise BadSettings(
+                f"{shown!r} is not a peer id", hint="a peer id has 52 characters and starts with 12D3Koo; `peer id` prints your own"
+            ) from None
+
+    def verify(self, signature: bytes, message: bytes) -> None:
+        """Raise BadSignature unless this peer signed exactly these bytes."""
+        try:
+            Ed25519PublicKey.from_public_bytes(self.raw[len(_PEER_ID_PREFIX) :]).verify(signature, message)
+        except (InvalidSignature, ValueError):
+            raise BadSignature(f"not signed by {self}") from None
+
+
+class Identity:
+    """The private key of this peer. Immutable; safe to share between threads."""
+
+    __slots__ = ("_key", "peer_id")
+
+    peer_id: PeerId
+
+    def __init__(self, seed: bytes) -> None:
+        self._key = Ed25519PrivateKey.from_private_bytes(seed)
+        self.peer_id = PeerId.from_public_key(self._key.public_key().public_bytes_raw())
+
+    def __repr__(self) -> str:
+        return f"Identity({self.peer_id})"
+
+    def sign(self, message: bytes) -> bytes:
+        """Return this peer's signature (64 bytes); make the message with `signable`."""
+        return self._key.sign(message)
+
+    def to_bytes(self) -> bytes:
+        """Return the content of a key file: libp2p's PrivateKey message. Secret."""
+        return _KEY_FILE_PREFIX + self._key.private_bytes_raw() + self._key.public_key().public_bytes_raw()
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Identity:
+        """Read the content of a key file. Raises ValueError when it is not one, or its two halves do not belong together."""
+        if len(content) != _KEY_FILE_BYTES or not content.startswith(_KEY_FILE_PREFIX):
+            raise ValueError("not a libp2p Ed25519 key file")
+        seed_end = len(_KEY_FILE_PREFIX) + _SEED_BYTES
+        identity = cls(content[len(_KEY_FILE_PREFIX) : seed_end])
+        if identity.to_bytes() != content:
+            raise ValueError("its public half belongs to another key")
+        return identity
+
+    @classmethod
+    def load_or_create(cls, path: Path) -> Identity:
+        """Read the key file, or make a new key when there is none.
+
+        A new file appears whole or not at all, readable by its owner only. Raises BadSettings when the file cannot be read or
+        written, is not a key, or can be read by others.
+        """
+        try:
+            if not path.exists():
+                _write_private(path, cls(os.urandom(_SEED_BYTES)).to_bytes())
+            return cls._load(path)
+        except OSError as error:
+            raise BadSettings(
+                f"cannot use the identity file {path}: {error.strerror}",
+                hint="choose another home folder with --home, or fix its permissions",
+            ) from error
+
+    @classmethod
+    def _load(cls, path: Path) -> Identity:
+        if stat.S_IMODE(path.stat().st_mode) & 0o077:
+            raise BadSettings(f"the identity file {path} can be read by other users", hint=f"chmod 600 {path}")
+        try:
+            return cls.from_bytes(path.read_bytes())
+        except ValueError as error:
+            raise BadSettings(
+                f"{path} is not an identity file: {error}", hint="restore it from a copy, or move it away to start with a new identity"
+            ) from error
+
+
+def _write_private(path: Path, content: bytes) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)  # mkstemp makes it 0600
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    _fsync_folder(path.parent)
+
+
+def _fsync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

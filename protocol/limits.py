@@ -1,0 +1,97 @@
+"""Every cap on what a peer accepts, in one place, each with its reason.
+
+A cap that protects memory is checked before anything is parsed or allocated; the message types check the rest. Sizes that the
+manifest implies (payloads, state) are not here: see `terms.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from protocol.errors import BadMessage
+
+PROTOCOL_VERSION: Final = 1
+"""Spoken by this build; a change that an older peer cannot read raises it."""
+
+KIB: Final = 1024
+
+# ---- frames ----
+CHUNK_BYTES: Final = 256 * KIB
+"""Data in one chunk: large enough that framing costs under 0.1 %, small enough that two lanes of buffers stay in the megabytes."""
+FRAME_BYTES: Final = 512 * KIB
+"""Refused before parsing, and gRPC's receive limit. Protobuf can blow a message up 36 times in memory (measured): 18 MiB here."""
+SMALL_FRAME_BYTES: Final = 8 * KIB
+"""Every frame but a chunk or a verdict: a Hello with a credential and two records needs about 2.6 KiB."""
+REFUSAL_DETAIL_CHARS: Final = 200
+"""One line in a log."""
+ACQUAINTANCES: Final = 2
+"""Records of other peers in a Hello: enough to refill an address book, too few to flood one."""
+
+# ---- fixed sizes ----
+NONCE_BYTES: Final = 16
+RUN_ID_BYTES: Final = 32
+DIGEST_BYTES: Final = 32
+SIGNATURE_BYTES: Final = 64
+MEETING_ID_BYTES: Final = 16
+
+# ---- counts ----
+VERSIONS: Final = 1 << 16
+CODECS: Final = 1 << 16
+FRAGMENTS: Final = 1 << 16
+"""More fragments than any model has blocks."""
+STEPS: Final = 1 << 48
+"""A clock beyond this is a lie, and still exact in a float."""
+TOKENS: Final = 1 << 53
+"""The largest count that a float keeps exactly: token weights are computed in floats."""
+TRANSFER_BYTES: Final = 1 << 40
+"""A tebibyte: above any model's state; the manifest's own sizes are checked beside it."""
+UNIX_SECONDS: Final = 1 << 40
+"""Far beyond any real date, small enough for every date function."""
+
+# ---- records ----
+RECORD_BYTES: Final = KIB
+"""Four addresses and a credential fit; a DHT node that stores 512 records under each of 1024 keys stays at 512 MiB."""
+RECORD_ADDRESSES: Final = 4
+"""Public IPv4 and IPv6, and two relays."""
+RECORD_ADDRESS_CHARS: Final = 4 * 128
+"""All addresses of a record together; a circuit through an IPv6 relay takes 123 characters without the peer's own id."""
+ADDRESS_CHARS: Final = 184
+"""One address: a circuit through an IPv6 relay with both peer ids takes 180."""
+RECORD_LIFETIME_S: Final = 300
+"""A vanished peer is forgotten after at most this long; a live one announces again well before."""
+CLOCK_SKEW_S: Final = 30
+"""How far another machine's clock may run ahead of ours before its records look too long-lived."""
+SHARDS: Final = 8
+"""Directory keys per run and period: eclipsing one key was total with 6 forged nodes and left the others alone (probed)."""
+SHARD_PERIOD_S: Final = 600
+"""Keys move this often, so that whoever crowds around one has to start again."""
+
+# ---- invites and manifests ----
+INVITE_BOOTSTRAPS: Final = 8
+"""Several independent ways in; more would make the text unwieldy."""
+INVITE_CHARS: Final = 4 * KIB
+"""Eight of the longest addresses and a credential, in base32, are under 2700 characters; the rest is room for line breaks."""
+MANIFEST_BYTES: Final = 64 * KIB
+"""An allow list of 512 members fits."""
+ISSUERS: Final = 16
+"""Peers that may sign invites."""
+MEMBERS: Final = 512
+"""Names on an allow list; a larger swarm uses invites."""
+
+
+def need_length(name: str, value: bytes, num_bytes: int) -> None:
+    """Raise BadMessage unless `value` has exactly this many bytes."""
+    if len(value) != num_bytes:
+        raise BadMessage(f"{name} has {len(value)} bytes, not {num_bytes}")
+
+
+def need_signature(value: bytes) -> None:
+    """Raise BadMessage unless `value` is a signature, or empty: not signed yet (which frames do not carry)."""
+    if value:
+        need_length("signature", value, SIGNATURE_BYTES)
+
+
+def need_count(name: str, value: int, most: int) -> None:
+    """Raise BadMessage unless 0 <= value <= most."""
+    if not 0 <= value <= most:
+        raise BadMessage(f"{name} is {value}, outside 0 to {most}")

@@ -1,0 +1,303 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PHASE_TRAIN: _ClassVar[Phase]
+    PHASE_FINISH: _ClassVar[Phase]
+
+class RefusalCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REFUSAL_UNSPECIFIED: _ClassVar[RefusalCode]
+    REFUSAL_BUSY: _ClassVar[RefusalCode]
+    REFUSAL_WRONG_RUN: _ClassVar[RefusalCode]
+    REFUSAL_WRONG_VERSION: _ClassVar[RefusalCode]
+    REFUSAL_NOT_INVITED: _ClassVar[RefusalCode]
+    REFUSAL_WRONG_TERMS: _ClassVar[RefusalCode]
+    REFUSAL_CLOCK_TOO_FAR: _ClassVar[RefusalCode]
+    REFUSAL_NOT_READY: _ClassVar[RefusalCode]
+    REFUSAL_PAUSED: _ClassVar[RefusalCode]
+    REFUSAL_LEAVING: _ClassVar[RefusalCode]
+    REFUSAL_BAD_MESSAGE: _ClassVar[RefusalCode]
+    REFUSAL_GATE: _ClassVar[RefusalCode]
+    REFUSAL_TOO_SLOW: _ClassVar[RefusalCode]
+    REFUSAL_WRONG_PHASE: _ClassVar[RefusalCode]
+    REFUSAL_NOT_FOUND: _ClassVar[RefusalCode]
+
+class Part(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PART_UNSPECIFIED: _ClassVar[Part]
+    PART_SKETCH: _ClassVar[Part]
+    PART_PAYLOAD: _ClassVar[Part]
+    PART_CONTENTS: _ClassVar[Part]
+
+class Decision(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DECISION_UNKNOWN: _ClassVar[Decision]
+    DECISION_COMMITTED: _ClassVar[Decision]
+    DECISION_DROPPED: _ClassVar[Decision]
+
+class ContentsKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CONTENTS_UNSPECIFIED: _ClassVar[ContentsKind]
+    CONTENTS_MANIFEST: _ClassVar[ContentsKind]
+    CONTENTS_STATE: _ClassVar[ContentsKind]
+PHASE_TRAIN: Phase
+PHASE_FINISH: Phase
+REFUSAL_UNSPECIFIED: RefusalCode
+REFUSAL_BUSY: RefusalCode
+REFUSAL_WRONG_RUN: RefusalCode
+REFUSAL_WRONG_VERSION: RefusalCode
+REFUSAL_NOT_INVITED: RefusalCode
+REFUSAL_WRONG_TERMS: RefusalCode
+REFUSAL_CLOCK_TOO_FAR: RefusalCode
+REFUSAL_NOT_READY: RefusalCode
+REFUSAL_PAUSED: RefusalCode
+REFUSAL_LEAVING: RefusalCode
+REFUSAL_BAD_MESSAGE: RefusalCode
+REFUSAL_GATE: RefusalCode
+REFUSAL_TOO_SLOW: RefusalCode
+REFUSAL_WRONG_PHASE: RefusalCode
+REFUSAL_NOT_FOUND: RefusalCode
+PART_UNSPECIFIED: Part
+PART_SKETCH: Part
+PART_PAYLOAD: Part
+PART_CONTENTS: Part
+DECISION_UNKNOWN: Decision
+DECISION_COMMITTED: Decision
+DECISION_DROPPED: Decision
+CONTENTS_UNSPECIFIED: ContentsKind
+CONTENTS_MANIFEST: ContentsKind
+CONTENTS_STATE: ContentsKind
+
+class Frame(_message.Message):
+    __slots__ = ("hello", "refusal", "chunk", "commitment", "verdict", "commit", "committed", "resolve", "outcome", "fetch_request", "contents")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    COMMITMENT_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    RESOLVE_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    FETCH_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    CONTENTS_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    refusal: Refusal
+    chunk: Chunk
+    commitment: Commitment
+    verdict: Verdict
+    commit: Commit
+    committed: Committed
+    resolve: Resolve
+    outcome: Outcome
+    fetch_request: FetchRequest
+    contents: Contents
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., commitment: _Optional[_Union[Commitment, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., resolve: _Optional[_Union[Resolve, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., fetch_request: _Optional[_Union[FetchRequest, _Mapping]] = ..., contents: _Optional[_Union[Contents, _Mapping]] = ...) -> None: ...
+
+class Credential(_message.Message):
+    __slots__ = ("issuer", "subject", "not_after_s", "bootstraps_sha256", "signature")
+    ISSUER_FIELD_NUMBER: _ClassVar[int]
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    NOT_AFTER_S_FIELD_NUMBER: _ClassVar[int]
+    BOOTSTRAPS_SHA256_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    issuer: bytes
+    subject: bytes
+    not_after_s: int
+    bootstraps_sha256: bytes
+    signature: bytes
+    def __init__(self, issuer: _Optional[bytes] = ..., subject: _Optional[bytes] = ..., not_after_s: _Optional[int] = ..., bootstraps_sha256: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("protocol_version", "run_id", "sender", "receiver", "nonce", "partner_nonce", "fragment", "codec", "tokens", "clock_steps", "sketch_bytes", "payload_bytes", "phase", "credential", "acquaintances", "signature")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    SENDER_FIELD_NUMBER: _ClassVar[int]
+    RECEIVER_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    PARTNER_NONCE_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_STEPS_FIELD_NUMBER: _ClassVar[int]
+    SKETCH_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
+    ACQUAINTANCES_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    run_id: bytes
+    sender: bytes
+    receiver: bytes
+    nonce: bytes
+    partner_nonce: bytes
+    fragment: int
+    codec: int
+    tokens: int
+    clock_steps: int
+    sketch_bytes: int
+    payload_bytes: int
+    phase: Phase
+    credential: Credential
+    acquaintances: _containers.RepeatedScalarFieldContainer[bytes]
+    signature: bytes
+    def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[bytes] = ..., sender: _Optional[bytes] = ..., receiver: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., partner_nonce: _Optional[bytes] = ..., fragment: _Optional[int] = ..., codec: _Optional[int] = ..., tokens: _Optional[int] = ..., clock_steps: _Optional[int] = ..., sketch_bytes: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., credential: _Optional[_Union[Credential, _Mapping]] = ..., acquaintances: _Optional[_Iterable[bytes]] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class Refusal(_message.Message):
+    __slots__ = ("code", "detail")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    code: RefusalCode
+    detail: str
+    def __init__(self, code: _Optional[_Union[RefusalCode, str]] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class Chunk(_message.Message):
+    __slots__ = ("part", "offset", "data")
+    PART_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    part: Part
+    offset: int
+    data: bytes
+    def __init__(self, part: _Optional[_Union[Part, str]] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class Commitment(_message.Message):
+    __slots__ = ("meeting_id", "payload_sha256", "signature")
+    MEETING_ID_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_SHA256_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    meeting_id: bytes
+    payload_sha256: bytes
+    signature: bytes
+    def __init__(self, meeting_id: _Optional[bytes] = ..., payload_sha256: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class Verdict(_message.Message):
+    __slots__ = ("meeting_id", "failed_blocks")
+    MEETING_ID_FIELD_NUMBER: _ClassVar[int]
+    FAILED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    meeting_id: bytes
+    failed_blocks: bytes
+    def __init__(self, meeting_id: _Optional[bytes] = ..., failed_blocks: _Optional[bytes] = ...) -> None: ...
+
+class Commit(_message.Message):
+    __slots__ = ("meeting_id", "failed_blocks")
+    MEETING_ID_FIELD_NUMBER: _ClassVar[int]
+    FAILED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    meeting_id: bytes
+    failed_blocks: bytes
+    def __init__(self, meeting_id: _Optional[bytes] = ..., failed_blocks: _Optional[bytes] = ...) -> None: ...
+
+class Committed(_message.Message):
+    __slots__ = ("meeting_id",)
+    MEETING_ID_FIELD_NUMBER: _ClassVar[int]
+    meeting_id: bytes
+    def __init__(self, meeting_id: _Optional[bytes] = ...) -> None: ...
+
+class Resolve(_message.Message):
+    __slots__ = ("run_id", "meeting_id")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    MEETING_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: bytes
+    meeting_id: bytes
+    def __init__(self, run_id: _Optional[bytes] = ..., meeting_id: _Optional[bytes] = ...) -> None: ...
+
+class Outcome(_message.Message):
+    __slots__ = ("meeting_id", "decision", "failed_blocks")
+    MEETING_ID_FIELD_NUMBER: _ClassVar[int]
+    DECISION_FIELD_NUMBER: _ClassVar[int]
+    FAILED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    meeting_id: bytes
+    decision: Decision
+    failed_blocks: bytes
+    def __init__(self, meeting_id: _Optional[bytes] = ..., decision: _Optional[_Union[Decision, str]] = ..., failed_blocks: _Optional[bytes] = ...) -> None: ...
+
+class FetchRequest(_message.Message):
+    __slots__ = ("protocol_version", "run_id", "sender", "receiver", "nonce", "kind", "credential", "signature")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    SENDER_FIELD_NUMBER: _ClassVar[int]
+    RECEIVER_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    run_id: bytes
+    sender: bytes
+    receiver: bytes
+    nonce: bytes
+    kind: ContentsKind
+    credential: Credential
+    signature: bytes
+    def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[bytes] = ..., sender: _Optional[bytes] = ..., receiver: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., kind: _Optional[_Union[ContentsKind, str]] = ..., credential: _Optional[_Union[Credential, _Mapping]] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class Contents(_message.Message):
+    __slots__ = ("kind", "total_bytes", "sha256", "clock_steps", "signature")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_STEPS_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    kind: ContentsKind
+    total_bytes: int
+    sha256: bytes
+    clock_steps: int
+    signature: bytes
+    def __init__(self, kind: _Optional[_Union[ContentsKind, str]] = ..., total_bytes: _Optional[int] = ..., sha256: _Optional[bytes] = ..., clock_steps: _Optional[int] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class MemberRecord(_message.Message):
+    __slots__ = ("run_id", "peer_id", "addresses", "clock_steps", "finished", "sequence", "expires_s", "credential", "signature")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_STEPS_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_S_FIELD_NUMBER: _ClassVar[int]
+    CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    run_id: bytes
+    peer_id: bytes
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    clock_steps: int
+    finished: bool
+    sequence: int
+    expires_s: int
+    credential: Credential
+    signature: bytes
+    def __init__(self, run_id: _Optional[bytes] = ..., peer_id: _Optional[bytes] = ..., addresses: _Optional[_Iterable[str]] = ..., clock_steps: _Optional[int] = ..., finished: _Optional[bool] = ..., sequence: _Optional[int] = ..., expires_s: _Optional[int] = ..., credential: _Optional[_Union[Credential, _Mapping]] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class Invite(_message.Message):
+    __slots__ = ("run_id", "issuer", "subject", "not_after_s", "bootstraps", "signature")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ISSUER_FIELD_NUMBER: _ClassVar[int]
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    NOT_AFTER_S_FIELD_NUMBER: _ClassVar[int]
+    BOOTSTRAPS_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    run_id: bytes
+    issuer: bytes
+    subject: bytes
+    not_after_s: int
+    bootstraps: _containers.RepeatedScalarFieldContainer[str]
+    signature: bytes
+    def __init__(self, run_id: _Optional[bytes] = ..., issuer: _Optional[bytes] = ..., subject: _Optional[bytes] = ..., not_after_s: _Optional[int] = ..., bootstraps: _Optional[_Iterable[str]] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class SignedManifest(_message.Message):
+    __slots__ = ("canonical", "host", "signature")
+    CANONICAL_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    canonical: bytes
+    host: bytes
+    signature: bytes
+    def __init__(self, canonical: _Optional[bytes] = ..., host: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
