@@ -1,0 +1,72 @@
+"""What the demo found out: the swarm beside one peer that trained alone, as one JSON object or as a few plain sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cli.figures import Status, bytes_text, loss_text, meetings_text, share_text
+
+MEETING_KINDS = ("completed", "solo", "refused", "failed")
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """Held-out losses in nats per token."""
+
+    start: float
+    peers: tuple[float, ...]
+    averaged: float  # of the mean of the peers' weights
+    alone: float  # of the peer that trained by itself
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The figures of one demo; the names are the keys of `peer demo --json`."""
+
+    peers: int
+    steps: int
+    params: int
+    eval_loss_start: float
+    eval_loss: tuple[float, ...]
+    eval_loss_averaged: float
+    eval_loss_alone: float
+    meetings: dict[str, int]
+    bytes_sent: int
+    bits_per_param: float
+    blocked_seconds: tuple[float, ...]
+    train_seconds: tuple[float, ...]
+    wall_seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that `--json` prints."""
+        return asdict(self)
+
+    def sentences(self) -> str:
+        """Return the closing statement of the demo."""
+        losses = {"before training": self.eval_loss_start}
+        losses |= {f"peer-{number}": loss for number, loss in enumerate(self.eval_loss, 1)}
+        losses |= {"average of the peers": self.eval_loss_averaged, "alone, as many steps": self.eval_loss_alone}
+        rows = [f"  {name:<22}{loss_text(loss)}" for name, loss in losses.items()]
+        return "\n".join(["held-out loss, nats per token", *rows, "", self._verdict(), self._cost()])
+
+    def _verdict(self) -> str:
+        ahead = self.eval_loss_alone - self.eval_loss_averaged
+        other = f"one peer that trained alone for the same {self.steps} steps"
+        if ahead > 0:
+            return f"The swarm of {self.peers} is {ahead:.3f} nats ahead of {other}."
+        return f"The swarm of {self.peers} is not ahead: it is {-ahead:.3f} nats behind {other}."
+
+    def _cost(self) -> str:
+        return (
+            f"Meetings: {meetings_text(self.meetings)}; {bytes_text(self.bytes_sent)} sent in all, "
+            f"{self.bits_per_param:.2f} bits per value; blocked by synchronization: {share_text(sum(self.blocked_seconds), sum(self.train_seconds))} of training time; "
+            f"{self.wall_seconds:.0f} s from start to end."
+        )
+
+
+def total_meetings(statuses: Sequence[Status]) -> dict[str, int]:
+    """Return how many meetings there were. Both partners count a completed one; here it counts once."""
+    total = {kind: sum(int(status["meetings"][kind]) for status in statuses) for kind in MEETING_KINDS}
+    return total | {"completed": total["completed"] // 2}

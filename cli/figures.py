@@ -1,0 +1,64 @@
+"""One peer's status as short pieces of text: what the table, the plain lines and `peer status` have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+Status = Mapping[str, Any]  # the object of `peer status --json`
+
+COLUMNS = ("peer", "state", "step", "loss", "tokens/s", "meetings", "up", "down", "blocked")
+
+
+def cells(name: str, status: Status) -> tuple[str, ...]:
+    """Return one cell of text for each of COLUMNS."""
+    traffic = status["bytes"]
+    return (
+        name,
+        str(status["state"]),
+        f"{status['step']}/{status['total_steps']}",
+        loss_text(status["loss"]),
+        f"{status['tokens_per_second']:.0f}",
+        meetings_text(status["meetings"]),
+        bytes_text(traffic["sent"]),
+        bytes_text(traffic["received"]),
+        share_text(status["blocked_seconds"], status["train_seconds"]),
+    )
+
+
+def line(name: str, status: Status) -> str:
+    """Return everything on one plain line, with the reason for the state at its end."""
+    texts = dict(zip(COLUMNS, cells(name, status), strict=True))
+    return (
+        f"{texts['peer']}: {texts['state']}, step {texts['step']}, loss {texts['loss']}, {texts['tokens/s']} tokens/s, "
+        f"meetings {texts['meetings']}, up {texts['up']}, down {texts['down']}, blocked {texts['blocked']}" + _because(status)
+    )
+
+
+def _because(status: Status) -> str:
+    return f" ({status['reason']})" if status["reason"] else ""
+
+
+def meetings_text(meetings: Mapping[str, int]) -> str:
+    """Return the number of completed meetings, then what else happened, where it did."""
+    others = ", ".join(f"{meetings[kind]} {kind}" for kind in ("solo", "refused", "failed") if meetings[kind])
+    return f"{meetings['completed']} ({others})" if others else str(meetings["completed"])
+
+
+def loss_text(loss: float | None) -> str:
+    """Return the loss in nats, or a dash where no step has been made."""
+    return "-" if loss is None else f"{loss:.3f}"
+
+
+def bytes_text(num_bytes: float) -> str:
+    """Return a size in the unit that leaves one to three digits before the point."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.1f} TB"
+
+
+def share_text(part: float, whole: float) -> str:
+    """Return `part` as a percentage of `whole`, or a dash where there is no whole yet."""
+    return f"{100 * part / whole:.1f} %" if whole > 0 else "-"

@@ -1,0 +1,111 @@
+"""Live progress of one or several peers: a table that stays in place on a terminal, plain lines everywhere else."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol, TextIO
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from cli.figures import COLUMNS, Status, cells, line
+
+SHOW_EVERY_STEPS_SHARE = 0.1  # a plain line at least each tenth of the run
+SHOW_EVERY_S = 15.0  # and at least this often
+
+
+class Screen(Protocol):
+    """Where progress is drawn."""
+
+    def show(self, name: str, status: Status) -> None:
+        """Draw the newest status of the peer called `name`."""
+        ...
+
+    def say(self, sentence: str) -> None:
+        """Print one sentence that stays."""
+        ...
+
+    def data(self, text: str) -> None:
+        """Print a line of the command's result on stdout, clear of everything drawn here."""
+        ...
+
+
+class PlainLines:
+    """Progress as lines: one when a peer's state changes, and now and then while it trains."""
+
+    def __init__(self, stream: TextIO, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._stream = stream
+        self._now_s = now_s
+        self._shown: dict[str, tuple[Status, float]] = {}
+
+    def show(self, name: str, status: Status) -> None:
+        """Print a line for the peer if there is news."""
+        if self._is_news(name, status):
+            self._shown[name] = (status, self._now_s())
+            self.say(line(name, status))
+
+    def _is_news(self, name: str, status: Status) -> bool:
+        if name not in self._shown:
+            return True
+        before, shown_s = self._shown[name]
+        if status["state"] != before["state"]:
+            return True
+        steps = int(status["step"]) - int(before["step"])
+        return steps > 0 and (self._now_s() - shown_s >= SHOW_EVERY_S or steps >= SHOW_EVERY_STEPS_SHARE * int(status["total_steps"]))
+
+    def say(self, sentence: str) -> None:
+        """Print the sentence on its own line."""
+        print(sentence, file=self._stream, flush=True)
+
+    def data(self, text: str) -> None:
+        """Print the line on stdout."""
+        print(text, flush=True)
+
+
+class LiveTable:
+    """Progress as one table, redrawn in place; the reasons for the states stand below it."""
+
+    def __init__(self, live: Live) -> None:
+        self._live = live
+        self._statuses: dict[str, Status] = {}
+
+    def show(self, name: str, status: Status) -> None:
+        """Redraw the table with this status of the peer."""
+        self._statuses[name] = status
+        self._live.update(self._drawing())
+
+    def say(self, sentence: str) -> None:
+        """Print the sentence above the table."""
+        self._live.console.print(sentence, highlight=False, markup=False, soft_wrap=True)
+
+    def data(self, text: str) -> None:
+        """Print the line on stdout; where stdout is the same terminal, above the table."""
+        if sys.stdout.isatty():
+            self.say(text)
+        else:
+            print(text, flush=True)
+
+    def _drawing(self) -> Group:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for number, column in enumerate(COLUMNS):
+            table.add_column(column, justify="left" if number < 2 else "right", no_wrap=True)
+        for name, status in self._statuses.items():
+            table.add_row(*(Text(cell) for cell in cells(name, status)))
+        reasons = [Text(f"{name}: {status['reason']}") for name, status in self._statuses.items() if status["reason"]]
+        return Group(table, *reasons)
+
+
+@contextmanager
+def screen(stream: TextIO) -> Iterator[Screen]:
+    """Draw on `stream`: a live table where it is a terminal, plain lines where it is not."""
+    if not stream.isatty() or os.environ.get("TERM") == "dumb":
+        yield PlainLines(stream)
+        return
+    with Live(console=Console(file=stream), refresh_per_second=4, redirect_stdout=False, redirect_stderr=False) as live:
+        yield LiveTable(live)

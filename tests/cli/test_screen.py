@@ -1,0 +1,81 @@
+"""Progress: a table on a terminal, and only lines that say something new elsewhere."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from cli.screen import LiveTable, PlainLines, screen
+from tests.cli.test_figures import STATUS
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def shown_lines(lines: io.StringIO) -> list[str]:
+    return lines.getvalue().splitlines()
+
+
+def test_plain_lines_report_a_state_once() -> None:
+    out = io.StringIO()
+    lines = PlainLines(out, Clock())
+    for _ in range(3):
+        lines.show("peer-1", STATUS)
+    lines.show("peer-1", STATUS | {"state": "leaving"})
+    assert [text.split(",")[0] for text in shown_lines(out)] == ["peer-1: training", "peer-1: leaving"]
+
+
+def test_plain_lines_report_each_tenth_of_the_run() -> None:
+    out = io.StringIO()
+    lines = PlainLines(out, Clock())
+    for step in range(0, 401, 4):
+        lines.show("peer-1", STATUS | {"step": step})
+    assert len(shown_lines(out)) == 11
+
+
+def test_plain_lines_report_slow_progress_by_the_clock() -> None:
+    out, clock = io.StringIO(), Clock()
+    lines = PlainLines(out, clock)
+    for second in range(60):
+        clock.now_s = float(second)
+        lines.show("peer-1", STATUS | {"step": second // 10})
+    assert 3 <= len(shown_lines(out)) <= 5
+
+
+def test_plain_lines_are_chosen_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    with screen(io.StringIO()) as drawn:
+        assert isinstance(drawn, PlainLines)
+    monkeypatch.setenv("TERM", "dumb")
+    with screen(Terminal()) as drawn:
+        assert isinstance(drawn, PlainLines)
+
+
+def test_terminal_shows_every_peer_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    out = Terminal()
+    with screen(out) as drawn:
+        assert isinstance(drawn, LiveTable)
+        drawn.show("peer-1", STATUS)
+        drawn.show("peer-2", STATUS | {"state": "joining", "reason": "fetching the state from 3 peers"})
+        drawn.say("peer-3 was stopped")
+    text = out.getvalue()
+    for wanted in ("peer-1", "120/400", "8 (1 solo, 2 failed)", "peer-2", "fetching the state from 3 peers", "peer-3 was stopped"):
+        assert wanted in text
+
+
+def test_data_goes_to_stdout_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    with screen(io.StringIO()) as drawn:
+        drawn.data("gossamer1abc")
+    assert capsys.readouterr().out == "gossamer1abc\n"
