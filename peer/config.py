@@ -33,6 +33,10 @@ class PeerConfig(BaseModel):
     """The port to listen on; 0 takes a free one."""
     announce: tuple[str, ...] = ()
     """Addresses to tell the others instead of those found by listening, for a forwarded port."""
+    alone: bool = False
+    """Train without ever meeting anybody: the baseline that a swarm is compared with."""
+    wait_for_peers: int = Field(default=0, ge=0, le=4096)
+    """Begin to train only when this many other peers have been seen; 0 begins at once."""
     checkpoint_interval_s: float = Field(default=60.0, gt=0)
     """Save when this much time has passed since the last save, or..."""
     checkpoint_interval_steps: int = Field(default=100, ge=1)

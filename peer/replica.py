@@ -107,6 +107,10 @@ class Replica:
         self.outer.count_tokens(num_tokens)
         return InnerStep(float(loss.detach()), rate, num_tokens)
 
+    def skip_batch(self) -> None:
+        """Pass over the next batch: it made the loss not finite."""
+        self.own_steps += 1
+
     def newly_due(self) -> list[int]:
         """Count one inner step down and return the fragments that became due with it."""
         return [] if self.alone else self.countdown.tick()
@@ -218,8 +222,8 @@ class Replica:
         self.outer.restore(state["outer"])
 
     def _restore_adam(self, tensors: Mapping[str, Tensor]) -> None:
-        for name, parameter in self.parameters.items():
-            prefix, suffix = "adam/", f"/{name}"
-            for full, value in tensors.items():
-                if full.startswith(prefix) and full.endswith(suffix) and full[len(prefix) : -len(suffix)].isidentifier():
-                    self.optimizer.state[parameter][full[len(prefix) : -len(suffix)]] = value.to(parameter.device).clone()
+        for full, value in tensors.items():
+            if full.startswith("adam/"):
+                _, key, name = full.split("/", 2)
+                parameter = self.parameters[name]
+                self.optimizer.state[parameter][key] = value.to(parameter.device if value.dim() else "cpu").clone()

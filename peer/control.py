@@ -1,0 +1,84 @@
+"""The control socket: how `peer status`, `peer leave` and the demo speak to a running peer. One JSON line asks, one JSON line answers.
+
+The socket lies in the peer's private runtime folder, so only its owner can reach it; `running.json` in the home folder says where it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+from peer.home import Home
+from protocol.errors import BadSettings
+
+SOCKET_NAME = "control.sock"
+ANSWER_S = 10.0
+LINE_BYTES = 1 << 16
+
+Answer = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+@contextlib.asynccontextmanager
+async def serving(home: Home, runtime: Path, answer: Answer) -> AsyncIterator[None]:
+    """Answer requests while the body runs, and say in the home folder where."""
+    path = runtime / SOCKET_NAME
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, ValueError, TimeoutError, asyncio.IncompleteReadError):
+            async with asyncio.timeout(ANSWER_S):
+                request = json.loads(await reader.readline())
+                reply = answer(request) if isinstance(request, dict) else {"error": "a request is a JSON object"}
+                writer.write(json.dumps(reply).encode() + b"\n")
+                await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_unix_server(serve, path=str(path), limit=LINE_BYTES)
+    _write(home.running, {"pid": os.getpid(), "control": str(path), "started": time.time()})
+    try:
+        yield
+    finally:
+        server.close()
+        home.running.unlink(missing_ok=True)
+
+
+def ask(home: Path, request: dict[str, Any], *, wait_s: float = ANSWER_S) -> dict[str, Any]:
+    """Ask the peer that runs from `home` and return its answer.
+
+    Raises BadSettings when none runs there. Blocks for at most `wait_s`.
+    """
+    nobody = BadSettings(f"no peer is running in {home}", hint="start one with `peer join INVITE` or `peer host`, or name its folder with --home")
+    try:
+        path = json.loads(Home(home).running.read_text())["control"]
+    except (OSError, ValueError, KeyError) as error:
+        raise nobody from error
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(wait_s)
+            connection.connect(path)
+            connection.sendall(json.dumps(request).encode() + b"\n")
+            answer: dict[str, Any] = json.loads(_read_line(connection))
+            return answer
+    except (ConnectionError, FileNotFoundError) as error:
+        raise nobody from error
+    except (TimeoutError, ValueError) as error:
+        raise BadSettings(f"the peer in {home} does not answer", hint=f"see {Home(home).log}; if it hangs, stop its process and start it again") from error
+
+
+def _read_line(connection: socket.socket) -> bytes:
+    data = b""
+    while not data.endswith(b"\n") and (more := connection.recv(LINE_BYTES)):
+        data += more
+    return data
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    whole = path.with_suffix(".new")
+    whole.write_text(json.dumps(content))
+    whole.replace(path)

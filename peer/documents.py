@@ -1,0 +1,108 @@
+"""Text from this machine, block by block: the interpreter's standard library, or a folder or file of the operator's.
+
+Each block is marked as training or held-out by a hash that no peer chooses: of the file's name in the built-in corpus, of the block's
+content in an operator's text (so one file is enough, and text that two peers share is held out at both).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from protocol.errors import BadSettings
+
+HELD_OUT_SHARE = 0.05
+BLOCK_CHARACTERS = 16384  # a block goes on to the end of its line, but not much
+LINE_CHARACTERS = 4096
+GIVE_TEXT = "give --data a folder or file of UTF-8 text"
+
+# Not worth learning, or not there on every machine: tables and texts made by programs, installed packages, tests.
+SKIPPED_FOLDERS = frozenset({"encodings", "idle_test", "lib-dynload", "pydoc_data", "site-packages", "dist-packages", "test", "tests"})
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A piece of a document."""
+
+    text: str
+    is_held_out: bool
+    ends_document: bool
+
+
+def standard_library() -> Iterator[Block]:
+    """Yield the sources of the running interpreter's standard library, one file per block, sorted by name."""
+    root = Path(sysconfig.get_path("stdlib"))
+    for name in sorted(_source_names(root)):
+        try:
+            text = (root / name).read_bytes().decode()
+        except (OSError, UnicodeDecodeError):  # a dangling link of the distribution, or a sample of another encoding
+            continue
+        yield Block(text, is_held_out(name.encode()), ends_document=True)
+
+
+def _source_names(root: Path) -> Iterator[str]:
+    for folder, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if name not in SKIPPED_FOLDERS and not name.startswith(("config-", "__"))]
+        # _sysconfigdata: made when the interpreter was built, other on every machine
+        names = [name for name in files if name.endswith(".py") and not name.startswith("_sysconfigdata")]
+        yield from ((Path(folder) / name).relative_to(root).as_posix() for name in names)
+
+
+def text_files(path: Path) -> list[Path]:
+    """List the files of an operator's text, sorted; hidden ones are left out. Raises BadSettings if there is none."""
+    if path.is_dir():
+        files = sorted(_visible_files(path))
+    elif path.is_file():
+        files = [path]
+    else:
+        raise BadSettings(f"{path} is {'neither a file nor a folder' if path.exists() else 'not there'}", hint=GIVE_TEXT)
+    if not files:
+        raise BadSettings(f"the folder {path} holds no files", hint=GIVE_TEXT)
+    return files
+
+
+def _visible_files(root: Path) -> Iterator[Path]:
+    for folder, folders, files in os.walk(root, onerror=_raise_unreadable):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield from (path for name in files if not name.startswith(".") and (path := Path(folder) / name).is_file())
+
+
+def read_texts(files: list[Path]) -> Iterator[Block]:
+    """Yield the blocks of text files. Raises BadSettings for a file that is not text, or cannot be read."""
+    for file in files:
+        try:
+            yield from _blocks(file)
+        except UnicodeDecodeError as error:
+            raise BadSettings(f"{file} is not UTF-8 text ({error.reason})", hint=f"{GIVE_TEXT} only; take this file out") from error
+        except OSError as error:
+            raise BadSettings(f"{file} cannot be read: {error.strerror}", hint=GIVE_TEXT) from error
+
+
+def _blocks(file: Path) -> Iterator[Block]:
+    with file.open(encoding="utf-8-sig", newline="") as source:  # line ends stay as they are
+        text = _next_text(source)
+        while text:
+            if "\0" in text:
+                raise BadSettings(f"{file} is binary, not text", hint=f"{GIVE_TEXT} only; take this file out")
+            following = _next_text(source)
+            yield Block(text, is_held_out(text.encode()), ends_document=not following)
+            text = following
+
+
+def _next_text(source: TextIO) -> str:
+    return source.read(BLOCK_CHARACTERS) + source.readline(LINE_CHARACTERS)
+
+
+def is_held_out(content: bytes) -> bool:
+    """Decide by hash whether something belongs to the held-out share, the same way at every peer."""
+    first = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
+    return first < HELD_OUT_SHARE * 2**64
+
+
+def _raise_unreadable(error: OSError) -> None:
+    raise BadSettings(f"{error.filename} cannot be read: {error.strerror}", hint=GIVE_TEXT) from error

@@ -1,0 +1,54 @@
+"""When the trainer saves, and how a replica and a checkpoint turn into each other. The files themselves: peer/checkpoint.py."""
+
+from __future__ import annotations
+
+import time
+
+from peer.checkpoint import CheckpointContents, Loaded, save
+from peer.config import PeerConfig
+from peer.data import Corpus
+from peer.events import CheckpointFailed, CheckpointRejected, CheckpointSaved, EventLog
+from peer.home import Home
+from peer.replica import Replica
+from protocol.errors import BadSettings, GossamerError
+
+
+class Saver:
+    """Save a replica every so many steps or seconds, whichever comes first."""
+
+    def __init__(self, home: Home, config: PeerConfig, corpus: Corpus, events: EventLog) -> None:
+        self.corpus = corpus
+        self._home = home
+        self._config = config
+        self._events = events
+        self._saved_s = time.monotonic()
+        self._saved_step = 0
+
+    def save_if_due(self, replica: Replica) -> None:
+        """Save when enough steps or seconds have passed."""
+        steps = replica.own_steps - self._saved_step
+        if steps >= self._config.checkpoint_interval_steps or time.monotonic() - self._saved_s >= self._config.checkpoint_interval_s:
+            self.save(replica)
+
+    def save(self, replica: Replica) -> None:
+        """Save now. A disk that refuses costs this checkpoint, not the training: the earlier ones are untouched, and the event log says so."""
+        started_s = time.monotonic()
+        contents = CheckpointContents(replica.manifest.run_id, replica.own_steps, replica.tensors(), replica.state())
+        self._saved_s, self._saved_step = started_s, replica.own_steps
+        try:
+            path = save(self._home.checkpoints, contents)
+        except GossamerError as error:
+            self._events.append(CheckpointFailed(replica.own_steps, str(error)))
+            return
+        num_bytes = sum(file.stat().st_size for file in path.iterdir())
+        self._events.append(CheckpointSaved(replica.own_steps, str(path), num_bytes, time.monotonic() - started_s))
+
+    def restore(self, replica: Replica, loaded: Loaded) -> None:
+        """Take over a checkpoint. Raises BadSettings when it is of another model than the manifest's."""
+        for path, reason in loaded.rejected:
+            self._events.append(CheckpointRejected(str(path), reason))
+        try:
+            replica.restore(loaded.contents.tensors, loaded.contents.state)
+        except (KeyError, ValueError, RuntimeError) as error:
+            raise BadSettings(f"the checkpoint {loaded.path} does not fit the model: {error}", hint="move it away, or use another --home") from error
+        self._saved_step = replica.own_steps

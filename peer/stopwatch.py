@@ -1,0 +1,104 @@
+"""Where the trainer's time goes: in inner steps, or blocked by synchronization at the boundaries between them. Reports it about once a second."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from peer import requests as ask
+from peer.events import EventLog, SoloStep, StepDone
+from peer.replica import InnerStep, Replica
+
+TELL_S = 1.0
+
+
+class Stopwatch:
+    """Timing and counting of one trainer process. Times are of this process's life, counts too."""
+
+    def __init__(self, events: EventLog, report: Callable[[str, dict[str, Any]], None]) -> None:
+        self._events = events
+        self._report = report
+        self._train_s = 0.0
+        self._blocked_s = 0.0
+        self._solo = 0
+        self._losses: list[float] = []
+        self._learning_rate = 0.0
+        self._tokens = 0  # since the last report
+        self._told_s = time.monotonic()
+        self._node_s = time.monotonic()
+
+    @contextlib.contextmanager
+    def training(self) -> Iterator[None]:
+        """Count the time inside as training."""
+        start_s = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._train_s += time.perf_counter() - start_s
+
+    @contextlib.contextmanager
+    def blocked(self) -> Iterator[None]:
+        """Count the time inside as blocked by synchronization, and as part of training."""
+        start_s = time.perf_counter()
+        try:
+            yield
+        finally:
+            spent_s = time.perf_counter() - start_s
+            if self._train_s:  # before the first inner step nothing is blocked
+                self._blocked_s += spent_s
+                self._train_s += spent_s
+
+    def step(self, replica: Replica, step: InnerStep) -> None:
+        """Note an inner step."""
+        self._losses.append(step.loss)
+        self._learning_rate = step.learning_rate
+        self._tokens += step.num_tokens
+
+    def count(self, request: ask.Request) -> None:
+        """Note a request that was carried out."""
+        if isinstance(request, ask.Solo):
+            self.solo(request.fragment, "no partner answered in time")
+
+    def solo(self, fragment: int, reason: str) -> None:
+        """Note an outer step without a partner."""
+        self._solo += 1
+        self._events.append(SoloStep(fragment, reason))
+
+    def saw_node(self) -> None:
+        """Note that the node is there."""
+        self._node_s = time.monotonic()
+
+    def seconds_without_node(self) -> float:
+        """Return how long the node has been away, as far as `saw_node` was told."""
+        return time.monotonic() - self._node_s
+
+    def is_time_to_tell(self) -> bool:
+        """Tell whether the last report is old enough for another."""
+        return time.monotonic() - self._told_s >= TELL_S
+
+    def report(self, replica: Replica) -> None:
+        """Send the trainer's part of the status, and write it to the event log where something was trained."""
+        passed_s = max(1e-9, time.monotonic() - self._told_s)
+        self._told_s = time.monotonic()
+        status: dict[str, Any] = {
+            "step": replica.clock_steps,
+            "own_steps": replica.own_steps,
+            "tokens": replica.tokens,
+            "train_seconds": self._train_s,
+            "blocked_seconds": self._blocked_s,
+            "solo": self._solo,
+        }
+        if self._losses:
+            mean_loss = sum(self._losses) / len(self._losses)
+            status |= {"loss": mean_loss, "tokens_per_second": self._tokens / passed_s}
+            self._events.append(
+                StepDone(
+                    replica.own_steps, replica.clock_steps, replica.tokens, mean_loss, self._learning_rate,
+                    self._tokens / passed_s, self._train_s, self._blocked_s,
+                )
+            )  # fmt: skip
+        self._losses.clear()
+        self._tokens = 0
+        self._report("trainer", status)

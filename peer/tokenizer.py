@@ -1,0 +1,98 @@
+"""Text to tokens: the 256 bytes themselves, or any fast tokenizer of transformers.
+
+The byte tokenizer has no merges and no special tokens: a token's id is the byte. So `text.encode()` is the tokenization, and a folder
+exported with it still loads with AutoTokenizer. Byte 0, which no text holds, ends a document.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from protocol.errors import BadManifest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+BYTES: Final = "bytes"
+NUM_BYTES: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenizer:
+    """A tokenizer as training needs it. Safe to share between threads."""
+
+    name: str  # as in the manifest
+    vocab_size: int
+    document_end: int  # the token after each document
+    _pretrained: Any  # PreTrainedTokenizerBase; None for bytes
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Return the narrowest type that holds every token."""
+        return np.min_scalar_type(self.vocab_size - 1)
+
+    def encode(self, text: str) -> npt.NDArray[Any]:
+        """Tokenize a piece of text into a new array of `dtype`, without special tokens."""
+        if self._pretrained is None:
+            return np.frombuffer(text.encode(), dtype=np.uint8)
+        return np.asarray(self._pretrained(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=self.dtype)
+
+    def save(self, folder: Path) -> None:
+        """Write the files that AutoTokenizer.from_pretrained reads."""
+        pretrained = byte_tokenizer() if self._pretrained is None else self._pretrained
+        pretrained.save_pretrained(folder)
+
+
+def load_tokenizer(name: str) -> Tokenizer:
+    """Load the tokenizer that a manifest names: `bytes`, or a name or path for transformers.
+
+    Raises BadManifest if there is no such tokenizer, or if it knows no end of text.
+    """
+    if name == BYTES:
+        return Tokenizer(BYTES, NUM_BYTES, 0, None)
+    pretrained = _load_pretrained(name)
+    ends = [token for token in (pretrained.eos_token_id, pretrained.sep_token_id) if token is not None]
+    if not ends:
+        raise BadManifest(
+            f"the tokenizer {name!r} has no end-of-text token, so documents cannot be told apart",
+            hint="choose one with an eos or sep token, or `bytes`",
+        )
+    return Tokenizer(name, len(pretrained), ends[0], pretrained)
+
+
+def byte_tokenizer() -> PreTrainedTokenizerBase:
+    """Make the byte tokenizer in transformers' form: 256 tokens, the id of each is its byte."""
+    from tokenizers import Tokenizer as FastTokenizer
+    from tokenizers import decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    fast = FastTokenizer(models.BPE(vocab={symbol: byte for byte, symbol in enumerate(_byte_symbols())}, merges=[]))
+    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # type: ignore[assignment]
+    fast.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    return PreTrainedTokenizerFast(
+        tokenizer_object=fast, clean_up_tokenization_spaces=False, model_input_names=["input_ids", "attention_mask"]
+    )
+
+
+def _byte_symbols() -> list[str]:
+    """The printable character that GPT-2's byte-level tokenizers write for each byte: itself where it is printable, else one above 255."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)}
+    others = [byte for byte in range(NUM_BYTES) if byte not in printable]
+    return [chr(byte) if byte in printable else chr(NUM_BYTES + others.index(byte)) for byte in range(NUM_BYTES)]
+
+
+def _load_pretrained(name: str) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except Exception as error:  # what transformers raises depends on which file is missing or broken
+        raise BadManifest(
+            f"the tokenizer {name!r} cannot be loaded: {str(error).splitlines()[0]}",
+            hint="give a tokenizer's name on the Hugging Face hub, a folder with its files, or `bytes`",
+        ) from error
