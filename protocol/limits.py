@@ -45,8 +45,8 @@ TOKENS: Final = 1 << 53
 """The largest count that a float keeps exactly: token weights are computed in floats."""
 TRANSFER_BYTES: Final = 1 << 40
 """A tebibyte: above any model's state; the manifest's own sizes are checked beside it."""
-UNIX_SECONDS: Final = 1 << 40
-"""Far beyond any real date, small enough for every date function."""
+UNIX_SECONDS: Final = 253_402_300_799
+"""The end of the year 9999, where date functions end."""
 
 # ---- records ----
 RECORD_BYTES: Final = KIB

@@ -1,0 +1,239 @@
+"""The sections of a manifest: every key with its default (together: the demo job), its meaning and its legal values.
+
+Numbers are bounded here. Names of codecs, methods, models and tokenizers are only shaped here, because the peer layer knows the
+tables in which they are looked up. Local settings (device, folders, caps, ports) never belong here.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+
+from protocol import limits
+from protocol.errors import BadSettings
+from protocol.identity import PeerId
+
+DEMO_LLAMA: dict[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 344,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "vocab_size": 256,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": True,
+}
+_CONFIG_DEPTH = 4  # transformers configs nest two levels; deeper is only an attack on whoever walks it
+_LARGEST_INTEGER = (1 << 63) - 1
+
+
+def _label(text: str) -> str:
+    if not 1 <= len(text) <= 200 or not text.isprintable():
+        raise ValueError("should be 1 to 200 printable characters")
+    return text
+
+
+def _name(text: str) -> str:
+    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,31}", text):
+        raise ValueError("should be a name of up to 32 lower-case letters, digits, - and _")
+    return text
+
+
+def _architecture(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9._-]{0,64}", text):  # empty: the model comes from the hub
+        raise ValueError("should be a transformers model type, like llama or gpt2")
+    return text
+
+
+def _commit(text: str) -> str:
+    if not re.fullmatch(r"[0-9a-f]{40}", text):
+        raise ValueError("should be a full commit hash (40 hex digits); branches and tags can move")
+    return text
+
+
+def _peers(texts: tuple[str, ...]) -> tuple[str, ...]:
+    for text in texts:
+        try:
+            PeerId.from_text(text)
+        except BadSettings:
+            raise ValueError(f"{text[:64]!r} is not a peer id; `peer id` prints one") from None
+    if len(set(texts)) < len(texts):
+        raise ValueError("should name each peer once")
+    return texts
+
+
+Access = Literal["invite", "allowlist", "open"]
+Label = Annotated[str, AfterValidator(_label)]
+Name = Annotated[str, AfterValidator(_name)]
+Architecture = Annotated[str, AfterValidator(_architecture)]
+Commit = Annotated[str, AfterValidator(_commit)]
+Peers = Annotated[tuple[str, ...], AfterValidator(_peers), Field(strict=False)]  # TOML and JSON know lists only
+
+
+class Section(BaseModel):
+    """One table of a manifest: frozen, no unknown keys, no conversion between types, no infinities."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class RunSection(Section):
+    """What is trained, how long, and who may take part."""
+
+    name: Label = Field("demo", description="what people call the run")
+    protocol: int = Field(limits.PROTOCOL_VERSION, ge=1, le=limits.VERSIONS, description="version of the wire protocol")
+    seed: int = Field(0, ge=0, le=_LARGEST_INTEGER, description="everything random in the run follows from it")
+    total_steps: int = Field(800, ge=1, le=limits.STEPS, description="inner steps on the schedule clock; then the peers average and stop")
+    access: Access = Field("invite", description="who may take part: holders of an invite, the members listed below, or everybody")
+    issuers: Peers = Field((), max_length=limits.ISSUERS, description="peer ids whose invites count; `peer host` adds its own")
+    members: Peers = Field((), max_length=limits.MEMBERS, description="peer ids that may take part when access is allowlist")
+
+    @field_validator("members")
+    @classmethod
+    def _members_fit_access(cls, members: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        if members and info.data.get("access", "allowlist") != "allowlist":
+            raise ValueError('has a meaning only with access = "allowlist"')
+        return members
+
+
+class ModelSection(Section):
+    """What is trained: an architecture of transformers with new weights, or a model from the hub."""
+
+    architecture: Architecture = Field("llama", description="transformers model type; its weights start from the run's seed")
+    hub: Label | None = Field(None, description="instead of architecture and config: a model on the Hugging Face hub, org/name")
+    revision: Commit | None = Field(None, description="full commit hash of the hub model")
+    config: dict[str, Any] = Field(default_factory=lambda: dict(DEMO_LLAMA), description="fields of the architecture's transformers config")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_source(cls, given: object) -> object:
+        if not isinstance(given, dict):
+            return given
+        if given.get("hub") is None:
+            if given.get("revision") is not None:
+                raise ValueError("revision belongs to hub; give both, or neither")
+            if given.get("architecture", "llama") != "llama" and not given.get("config"):
+                raise ValueError("an architecture other than the default needs its config fields")
+            return given
+        if given.get("architecture") or given.get("config"):
+            raise ValueError("give either architecture and config, or hub and revision")
+        if given.get("revision") is None:
+            raise ValueError("hub needs a revision: the full commit hash (40 hex digits)")
+        return {**given, "architecture": "", "config": {}}
+
+    @field_validator("config")
+    @classmethod
+    def _plain_config(cls, config: dict[str, Any]) -> dict[str, Any]:
+        _need_plain(config, "config", _CONFIG_DEPTH)
+        return config
+
+
+class TokenizerSection(Section):
+    """How text becomes tokens."""
+
+    name: Label = Field("bytes", description="bytes, or a transformers tokenizer: org/name on the hub, or a path")
+
+
+class DataSection(Section):
+    """What text the peers train on."""
+
+    source: Literal["builtin", "text", "huggingface"] = Field(
+        "builtin", description="the standard library's sources, each peer's own --data, or a Hugging Face data set"
+    )
+    name: Label | None = Field(None, description="data set on the Hugging Face hub, org/name")
+    config: Label | None = Field(None, description="its configuration, when it has several")
+    split: Label = Field("train", description="its split")
+    revision: Commit | None = Field(None, description="full commit hash of the data set")
+    column: Label = Field("text", description="the column that holds the text")
+
+    @model_validator(mode="after")
+    def _name_fits_source(self) -> DataSection:
+        if self.source == "huggingface" and (self.name is None or self.revision is None):
+            raise ValueError('source = "huggingface" needs a name and a revision (full commit hash)')
+        if self.source != "huggingface" and (self.name or self.config or self.revision):
+            raise ValueError('name, config and revision have a meaning only with source = "huggingface"')
+        return self
+
+
+class InnerSection(Section):
+    """What each peer does between meetings."""
+
+    optimizer: Name = Field("adamw", description="inner optimizer")
+    learning_rate: float = Field(2e-3, gt=0, le=100, description="peak learning rate")
+    final_fraction: float = Field(0.1, ge=0, le=1, description="learning rate at the end of the run, as a share of the peak")
+    warmup_steps: int = Field(50, ge=0, le=limits.STEPS, description="steps of linear warm-up at the start of the run")
+    rewarm_steps: int = Field(20, ge=0, le=limits.STEPS, description="steps of warm-up of a peer that joins later")
+    beta1: float = Field(0.9, ge=0, lt=1, description="decay of AdamW's first moment")
+    beta2: float = Field(0.99, ge=0, lt=1, description="decay of AdamW's second moment")
+    weight_decay: float = Field(0.1, ge=0, le=100, description="AdamW's weight decay, on matrices only")
+    clip_norm: float = Field(1.0, gt=0, le=1e6, description="largest gradient norm")
+    batch_size: int = Field(8, ge=1, le=1 << 20, description="sequences per inner step")
+    sequence_length: int = Field(128, ge=2, le=1 << 24, description="tokens per sequence")
+
+
+class OuterSection(Section):
+    """How peers pull their weights together."""
+
+    method: Name = Field("noloco", description="outer method")
+    alpha: float = Field(0.5, ge=0, lt=1, description="momentum of the outer step")
+    beta: float = Field(0.7, gt=0, le=4, description="outer learning rate")
+    gamma: float = Field(0.7, description="pull towards the partner's slow weights; below 2(1 - alpha^2)")
+    inner_steps: int = Field(25, ge=1, le=limits.STEPS, description="mean number of inner steps between two meetings of a fragment")
+    no_partner: Literal["solo", "defer"] = Field("solo", description="when nobody answers: take the outer step alone, or wait")
+    deadline_s: float = Field(30.0, ge=1, le=3600, description="seconds to find a partner and meet")
+    max_clock_gap_steps: int = Field(
+        default_factory=lambda given: 8 * given["inner_steps"],
+        ge=1,
+        le=limits.STEPS,
+        description="partners whose clocks differ by more do not meet; 8 times inner_steps unless given",
+    )
+
+    @field_validator("gamma")
+    @classmethod
+    def _bounded_disagreement(cls, gamma: float, info: ValidationInfo) -> float:
+        alpha = info.data.get("alpha", 0.0)
+        bound = 2 * (1 - alpha**2) if info.data.get("method") == "noloco" else math.inf  # only NoLoCo pulls a pair together
+        if not 0 < gamma < bound:
+            raise ValueError(f"gamma must satisfy 0 < gamma < 2(1 - alpha^2), which is {bound:.4g} for alpha {alpha:g}")
+        return gamma
+
+
+class FragmentsSection(Section):
+    """How the model is cut into the parts that meet separately."""
+
+    blocks_per_fragment: int = Field(3, ge=1, le=limits.FRAGMENTS, description="transformer blocks in a fragment")
+
+
+class CodecSection(Section):
+    """How weights are coded on the wire."""
+
+    name: Name = Field("int8", description="codec of the large tensors; the small ones travel in fp32")
+
+
+def _need_plain(value: object, where: str, depth: int) -> None:
+    """Raise ValueError unless `value` is made of what TOML and JSON both write: finite numbers, text, truth values, lists, tables."""
+    match value:
+        case bool():
+            return
+        case str() if _is_unicode(value):
+            return
+        case int() if abs(value) <= _LARGEST_INTEGER:
+            return
+        case float() if math.isfinite(value):
+            return
+        case list() if depth:
+            for item in value:
+                _need_plain(item, where, depth - 1)
+        case dict() if depth:
+            for key, item in value.items():
+                _need_plain(key, where, 0)
+                _need_plain(item, f"{where}.{key}", depth - 1)
+        case _:
+            raise ValueError(f"{where} holds {ascii(value)[:40]}; legal are finite numbers, text, true, false, lists and tables")
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether text can be written as UTF-8: JSON can smuggle in half a character."""
+    return not any("\ud800" <= char <= "\udfff" for char in text)

@@ -1,0 +1,59 @@
+"""Writing a manifest as TOML, with a comment above every key. Reading is the standard library's `tomllib`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel
+
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def write_toml(title: str, model: BaseModel) -> str:
+    """Write a model whose fields are tables; the comments are the descriptions of their fields.
+
+    A field that is None becomes a comment; a field that is itself a table comes last in its section, under its own heading.
+    """
+    return "\n".join([f"# {title}", *(line for name in type(model).model_fields for line in _table(name, getattr(model, name)))]) + "\n"
+
+
+def _table(name: str, section: BaseModel) -> Iterator[str]:
+    yield from ("", f"[{name}]")
+    tables = []
+    for key, field in type(section).model_fields.items():
+        value = getattr(section, key)
+        if isinstance(value, dict):
+            tables.append((key, field.description, value))
+            continue
+        yield f"# {field.description}"
+        yield f"# {key} =" if value is None else f"{key} = {_value(value)}"
+    for key, description, table in tables:
+        if table:
+            yield from ("", f"# {description}", f"[{name}.{key}]")
+            yield from (f"{_key(item)} = {_value(value)}" for item, value in table.items())
+
+
+def _key(text: str) -> str:
+    return text if _BARE_KEY.fullmatch(text) else _text(text)
+
+
+def _value(value: Any) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return repr(value)
+        case str():
+            return _text(value)
+        case list() | tuple():
+            return f"[{', '.join(map(_value, value))}]"
+        case dict():
+            return f"{{{', '.join(f'{_key(key)} = {_value(item)}' for key, item in value.items())}}}"
+    raise TypeError(f"TOML has no {type(value).__name__}")
+
+
+def _text(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON's escapes are TOML's, but for DEL
