@@ -82,13 +82,15 @@ class Section(BaseModel):
 class RunSection(Section):
     """What is trained, how long, and who may take part."""
 
-    name: Label = Field("demo", description="what people call the run")
-    protocol: int = Field(limits.PROTOCOL_VERSION, ge=1, le=limits.VERSIONS, description="version of the wire protocol")
-    seed: int = Field(0, ge=0, le=_LARGEST_INTEGER, description="everything random in the run follows from it")
-    total_steps: int = Field(800, ge=1, le=limits.STEPS, description="inner steps on the schedule clock; then the peers average and stop")
-    access: Access = Field("invite", description="who may take part: holders of an invite, the members listed below, or everybody")
-    issuers: Peers = Field((), max_length=limits.ISSUERS, description="peer ids whose invites count; `peer host` adds its own")
-    members: Peers = Field((), max_length=limits.MEMBERS, description="peer ids that may take part when access is allowlist")
+    name: Label = Field(default="demo", description="what people call the run")
+    protocol: int = Field(default=limits.PROTOCOL_VERSION, ge=1, le=limits.VERSIONS, description="version of the wire protocol")
+    seed: int = Field(default=0, ge=0, le=_LARGEST_INTEGER, description="everything random in the run follows from it")
+    total_steps: int = Field(
+        default=800, ge=1, le=limits.STEPS, description="inner steps on the schedule clock; then the peers average and stop"
+    )
+    access: Access = Field(default="invite", description="who may take part: holders of an invite, the members listed below, or everybody")
+    issuers: Peers = Field(default=(), max_length=limits.ISSUERS, description="peer ids whose invites count; `peer host` adds its own")
+    members: Peers = Field(default=(), max_length=limits.MEMBERS, description="peer ids that may take part when access is allowlist")
 
     @field_validator("members")
     @classmethod
@@ -101,9 +103,9 @@ class RunSection(Section):
 class ModelSection(Section):
     """What is trained: an architecture of transformers with new weights, or a model from the hub."""
 
-    architecture: Architecture = Field("llama", description="transformers model type; its weights start from the run's seed")
-    hub: Label | None = Field(None, description="instead of architecture and config: a model on the Hugging Face hub, org/name")
-    revision: Commit | None = Field(None, description="full commit hash of the hub model")
+    architecture: Architecture = Field(default="llama", description="transformers model type; its weights start from the run's seed")
+    hub: Label | None = Field(default=None, description="instead of architecture and config: a model on the Hugging Face hub, org/name")
+    revision: Commit | None = Field(default=None, description="full commit hash of the hub model")
     config: dict[str, Any] = Field(default_factory=lambda: dict(DEMO_LLAMA), description="fields of the architecture's transformers config")
 
     @model_validator(mode="before")
@@ -133,20 +135,20 @@ class ModelSection(Section):
 class TokenizerSection(Section):
     """How text becomes tokens."""
 
-    name: Label = Field("bytes", description="bytes, or a transformers tokenizer: org/name on the hub, or a path")
+    name: Label = Field(default="bytes", description="bytes, or a transformers tokenizer: org/name on the hub, or a path")
 
 
 class DataSection(Section):
     """What text the peers train on."""
 
     source: Literal["builtin", "text", "huggingface"] = Field(
-        "builtin", description="the standard library's sources, each peer's own --data, or a Hugging Face data set"
+        default="builtin", description="the standard library's sources, each peer's own --data, or a Hugging Face data set"
     )
-    name: Label | None = Field(None, description="data set on the Hugging Face hub, org/name")
-    config: Label | None = Field(None, description="its configuration, when it has several")
-    split: Label = Field("train", description="its split")
-    revision: Commit | None = Field(None, description="full commit hash of the data set")
-    column: Label = Field("text", description="the column that holds the text")
+    name: Label | None = Field(default=None, description="data set on the Hugging Face hub, org/name")
+    config: Label | None = Field(default=None, description="its configuration, when it has several")
+    split: Label = Field(default="train", description="its split")
+    revision: Commit | None = Field(default=None, description="full commit hash of the data set")
+    column: Label = Field(default="text", description="the column that holds the text")
 
     @model_validator(mode="after")
     def _name_fits_source(self) -> DataSection:
@@ -160,29 +162,29 @@ class DataSection(Section):
 class InnerSection(Section):
     """What each peer does between meetings."""
 
-    optimizer: Name = Field("adamw", description="inner optimizer")
-    learning_rate: float = Field(2e-3, gt=0, le=100, description="peak learning rate")
-    final_fraction: float = Field(0.1, ge=0, le=1, description="learning rate at the end of the run, as a share of the peak")
-    warmup_steps: int = Field(50, ge=0, le=limits.STEPS, description="steps of linear warm-up at the start of the run")
-    rewarm_steps: int = Field(20, ge=0, le=limits.STEPS, description="steps of warm-up of a peer that joins later")
-    beta1: float = Field(0.9, ge=0, lt=1, description="decay of AdamW's first moment")
-    beta2: float = Field(0.99, ge=0, lt=1, description="decay of AdamW's second moment")
-    weight_decay: float = Field(0.1, ge=0, le=100, description="AdamW's weight decay, on matrices only")
-    clip_norm: float = Field(1.0, gt=0, le=1e6, description="largest gradient norm")
-    batch_size: int = Field(8, ge=1, le=1 << 20, description="sequences per inner step")
-    sequence_length: int = Field(128, ge=2, le=1 << 24, description="tokens per sequence")
+    optimizer: Name = Field(default="adamw", description="inner optimizer")
+    learning_rate: float = Field(default=2e-3, gt=0, le=100, description="peak learning rate")
+    final_fraction: float = Field(default=0.1, ge=0, le=1, description="learning rate at the end of the run, as a share of the peak")
+    warmup_steps: int = Field(default=50, ge=0, le=limits.STEPS, description="steps of linear warm-up at the start of the run")
+    rewarm_steps: int = Field(default=20, ge=0, le=limits.STEPS, description="steps of warm-up of a peer that joins later")
+    beta1: float = Field(default=0.9, ge=0, lt=1, description="decay of AdamW's first moment")
+    beta2: float = Field(default=0.99, ge=0, lt=1, description="decay of AdamW's second moment")
+    weight_decay: float = Field(default=0.1, ge=0, le=100, description="AdamW's weight decay, on matrices only")
+    clip_norm: float = Field(default=1.0, gt=0, le=1e6, description="largest gradient norm")
+    batch_size: int = Field(default=8, ge=1, le=1 << 20, description="sequences per inner step")
+    sequence_length: int = Field(default=128, ge=2, le=1 << 24, description="tokens per sequence")
 
 
 class OuterSection(Section):
     """How peers pull their weights together."""
 
-    method: Name = Field("noloco", description="outer method")
-    alpha: float = Field(0.5, ge=0, lt=1, description="momentum of the outer step")
-    beta: float = Field(0.7, gt=0, le=4, description="outer learning rate")
-    gamma: float = Field(0.7, description="pull towards the partner's slow weights; below 2(1 - alpha^2)")
-    inner_steps: int = Field(25, ge=1, le=limits.STEPS, description="mean number of inner steps between two meetings of a fragment")
-    no_partner: Literal["solo", "defer"] = Field("solo", description="when nobody answers: take the outer step alone, or wait")
-    deadline_s: float = Field(30.0, ge=1, le=3600, description="seconds to find a partner and meet")
+    method: Name = Field(default="noloco", description="outer method")
+    alpha: float = Field(default=0.5, ge=0, lt=1, description="momentum of the outer step")
+    beta: float = Field(default=0.7, gt=0, le=4, description="outer learning rate")
+    gamma: float = Field(default=0.7, description="pull towards the partner's slow weights; below 2(1 - alpha^2)")
+    inner_steps: int = Field(default=25, ge=1, le=limits.STEPS, description="mean number of inner steps between two meetings of a fragment")
+    no_partner: Literal["solo", "defer"] = Field(default="solo", description="when nobody answers: take the outer step alone, or wait")
+    deadline_s: float = Field(default=30.0, ge=1, le=3600, description="seconds to find a partner and meet")
     max_clock_gap_steps: int = Field(
         default_factory=lambda given: 8 * given["inner_steps"],
         ge=1,
@@ -203,13 +205,13 @@ class OuterSection(Section):
 class FragmentsSection(Section):
     """How the model is cut into the parts that meet separately."""
 
-    blocks_per_fragment: int = Field(3, ge=1, le=limits.FRAGMENTS, description="transformer blocks in a fragment")
+    blocks_per_fragment: int = Field(default=3, ge=1, le=limits.FRAGMENTS, description="transformer blocks in a fragment")
 
 
 class CodecSection(Section):
     """How weights are coded on the wire."""
 
-    name: Name = Field("int8", description="codec of the large tensors; the small ones travel in fp32")
+    name: Name = Field(default="int8", description="codec of the large tensors; the small ones travel in fp32")
 
 
 def _need_plain(value: object, where: str, depth: int) -> None:
