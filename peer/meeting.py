@@ -125,6 +125,11 @@ class Meeting:
         return self._greeting.partner_hello is None
 
     @property
+    def fragment(self) -> int:
+        """The fragment that is exchanged."""
+        return self._greeting.fragment
+
+    @property
     def partner_hello(self) -> Hello | None:
         """The partner's verified Hello, once it is here."""
         return self._partner.hello

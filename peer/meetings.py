@@ -22,7 +22,7 @@ from peer.meeting_events import Finish, Greeting, MeetingOver
 from peer.partners import AddressBook, Entry
 from protocol.errors import BadMessage, GossamerError, PeerMisbehaved, TransportError
 from protocol.identity import Identity, PeerId
-from protocol.messages import Credential, Decision, Hello, Outcome, Refusal, RefusalCode, Refused, Resolve
+from protocol.messages import Credential, Decision, Hello, Outcome, Phase, Refusal, RefusalCode, Refused, Resolve
 from protocol.records import MemberRecord
 from protocol.terms import RunTerms, check_hello
 from protocol.transport import Purpose, Stream, Transport
@@ -72,6 +72,7 @@ class Meetings:
 
     def __init__(self, membership: Membership, surroundings: Surroundings, tools: Tools) -> None:
         self.clock_steps = 0  # own schedule clock, as the trainer last told
+        self.stage = ask.Stage.TRAIN  # likewise
         self.open = True  # whether inbound meetings are answered
         self._membership = membership
         self._around = surroundings
@@ -87,21 +88,22 @@ class Meetings:
     def on_due(self, due: ask.Due) -> None:
         """Begin to search a partner for a fragment, unless a search for it goes on already."""
         if due.fragment not in self._searches:
-            search = asyncio.create_task(self._search(due), name=f"search {due.fragment}")
+            search = asyncio.create_task(self._search_or_solo(due), name=f"search {due.fragment}")
             self._searches[due.fragment] = search
             search.add_done_callback(lambda _: self._searches.pop(due.fragment, None))
 
-    async def _search(self, due: ask.Due) -> None:
+    async def _search_or_solo(self, due: ask.Due) -> None:
+        if not await self.search(due):
+            give_up = ask.Defer if self._membership.defer else ask.Solo
+            self._tools.link.tell(give_up(due.fragment))
+
+    async def search(self, due: ask.Due) -> bool:
+        """Find a partner for a fragment and meet it, within the run's deadline; False when nobody could be met."""
         try:
             async with asyncio.timeout(self._membership.deadline_s):
-                if await self._find(due):
-                    return
+                return await self._find(due)
         except TimeoutError:
-            pass
-        if due.stage is ask.Stage.FINISH:
-            return  # the node decides when the last averaging is over
-        give_up = ask.Defer if self._membership.defer else ask.Solo
-        self._tools.link.tell(give_up(due.fragment))
+            return False
 
     async def _find(self, due: ask.Due) -> bool:
         """Meet someone on the fragment; False when there is nobody at all."""
@@ -147,7 +149,7 @@ class Meetings:
             async with asyncio.timeout(FIRST_FRAME_S):
                 first = await stream.receive()
             if isinstance(first, Resolve):
-                await stream.send(await self._outcome(first))
+                await stream.send(await self._outcome(first, stream.partner))
             elif isinstance(first, Hello):
                 await self._answer_hello(stream, first)
             else:
@@ -169,6 +171,8 @@ class Meetings:
         check_hello(hello, membership.terms, membership.identity.peer_id, stream.partner, now_s, clock_steps=self.clock_steps)
         if not self.open:
             raise Refused(RefusalCode.LEAVING)
+        if hello.phase is Phase.FINISH and self.stage is ask.Stage.TRAIN:
+            raise Refused(RefusalCode.WRONG_PHASE)
         await self._make_room(hello.fragment, stream.partner)
         if self._num_inbound >= MAX_INBOUND:
             raise Refused(RefusalCode.BUSY, "in as many meetings as I allow")
@@ -189,9 +193,9 @@ class Meetings:
         active.driver.stop("our partner called at the same moment; its call stands")
         await active.over.wait()
 
-    async def _outcome(self, resolve: Resolve) -> Outcome:
+    async def _outcome(self, resolve: Resolve, partner: PeerId) -> Outcome:
         for active in list(self._active.values()):
-            if active.meeting.meeting_id == resolve.meeting_id:  # not decided yet: the partner's question decides it
+            if active.meeting.meeting_id == resolve.meeting_id and active.partner == partner:  # not decided yet: the partner's question decides it
                 active.driver.stop("the partner lost the stream")
                 await active.over.wait()
         failed_blocks = self._tools.journal.failed_blocks(resolve.meeting_id)
@@ -287,7 +291,7 @@ def _event(active: Active, finish: Finish, stream: Stream, seconds: float) -> Me
         fragment=active.meeting.fragment,
         outcome=finish.over.name.lower(),
         reason=finish.reason,
-        initiated=active.meeting.initiates,
+        lane=stream.lane,
         bytes_sent=stream.bytes_sent,
         bytes_received=stream.bytes_received,
         seconds=seconds,

@@ -68,6 +68,20 @@ class AddressBook:
             entry.addresses = (*entry.addresses, address)
         entry.seen_s = max(entry.seen_s, now_s)
 
+    def saw(self, peer_id: PeerId, now_s: float) -> None:
+        """Note that a peer has called us."""
+        if peer_id != self._me:
+            entry = self._entry(peer_id)
+            entry.seen_s = max(entry.seen_s, now_s)
+
+    def announced(self, now_s: float) -> list[Entry]:
+        """Return the live peers whose own record we hold."""
+        return [entry for entry in self.live(now_s) if entry.record]
+
+    def furthest_clock(self, now_s: float) -> int:
+        """Return the largest schedule clock among peers that we have met or whose record we hold."""
+        return max((entry.clock_steps for entry in self.live(now_s)), default=0)
+
     def met(self, peer_id: PeerId, now_s: float, clock_steps: int) -> None:
         """Note a completed meeting."""
         entry = self._entry(peer_id)

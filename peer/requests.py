@@ -202,10 +202,12 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where the trainer stands, about once a second."""
+    """Where the trainer stands, about once a second and whenever a node connects."""
 
     clock_steps: int
     stage: Stage
+    started: bool  # it trains, or has trained
+    done: bool = False  # it has saved the result and ends
 
 
 Request = Open | Prepare | Encode | Check | Apply | Clone | Drop | Solo | Defer | Start | Adopt | FinishDone

@@ -55,7 +55,8 @@ class Trainer:
 
     def run(self) -> None:
         """Train to the end of the run, or until asked to stop; save before returning."""
-        self._child.report("trainer", {"ready": True})
+        if self._started:
+            self._start()
         while not self._child.stop_requested() and not self._finish_done:
             self._boundary()
             if not self._started:
@@ -70,6 +71,8 @@ class Trainer:
         if self._started:
             self._saver.save(self._replica)
         self._watch.report(self._replica)
+        self._tell_node(done=True)
+        self._link.close()
 
     def _boundary(self) -> None:
         with self._watch.blocked():
@@ -78,6 +81,7 @@ class Trainer:
                 self._replica.outer.drop_all()
                 self._go_solo(self._replica.countdown.due())
             if self._link.connected and not self._was_connected:
+                self._tell_node()
                 self._announce(self._replica.countdown.due())
             self._was_connected = self._link.connected
             for request in requests:
@@ -86,7 +90,7 @@ class Trainer:
     def _answer(self, request: ask.Request) -> None:
         match request:
             case ask.Start():
-                self._started = True
+                self._start()
             case ask.FinishDone():
                 self._finish_done = self._replica.stage is Stage.FINISH
             case _:
@@ -94,8 +98,13 @@ class Trainer:
                 if reply is not None:
                     self._link.send(reply)
         if isinstance(request, ask.Adopt):
-            self._started = True
+            self._start()
         self._watch.count(request)
+
+    def _start(self) -> None:
+        self._started = True
+        self._child.report("trainer", {"state": "training", "reason": ""})
+        self._tell_node()
 
     def _inner_step(self) -> None:
         try:
@@ -139,10 +148,13 @@ class Trainer:
     def _housekeeping(self) -> None:
         if self._watch.is_time_to_tell():
             self._watch.report(self._replica)
-            self._link.send(ask.Progress(self._replica.clock_steps, self._replica.stage))
+            self._tell_node()
         if self._replica.own_steps % self._config.eval_interval_steps == 0:
             self._evaluate()
         self._saver.save_if_due(self._replica)
+
+    def _tell_node(self, *, done: bool = False) -> None:
+        self._link.send(ask.Progress(self._replica.clock_steps, self._replica.stage, self._started, done))
 
     def _evaluate(self) -> None:
         loss = held_out_loss(self._replica.model, self._saver.corpus, self._config.num_eval_batches)
@@ -153,7 +165,7 @@ class Trainer:
         """The schedule has run out: answer meetings until the node says that the last averaging is over."""
         if self._watch.is_time_to_tell():
             self._watch.report(self._replica)
-            self._link.send(ask.Progress(self._replica.clock_steps, self._replica.stage))
+            self._tell_node()
         if self._link.connected:
             self._watch.saw_node()
         if self._config.alone or self._watch.seconds_without_node() > LONELY_FINISH_S:
@@ -180,7 +192,7 @@ def build(child: Child) -> Trainer:
     home = Home(config.home)
     if config.num_threads:
         torch.set_num_threads(config.num_threads)
-    manifest = SignedManifest.from_bytes(home.manifest.read_bytes()).manifest
+    manifest = SignedManifest.from_bytes(home.manifest.read_bytes()).manifest()
     identity = Identity.load_or_create(home.identity)
     events = EventLog(home.events)
     device, _ = choose_device(config.device)

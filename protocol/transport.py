@@ -33,6 +33,11 @@ class Stream(Protocol):
         """The other end, as the lane proved it (not as it claims)."""
         ...
 
+    @property
+    def lane(self) -> str:
+        """How the partner is reached, for the status page: "libp2p", "memory", ..."""
+        ...
+
     async def send(self, message: Message) -> None:
         """Send one message; wait while the partner is slow to read.
 
