@@ -12,7 +12,6 @@ import hashlib
 import json
 import tomllib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Self
 
 from google.protobuf.message import DecodeError
@@ -96,7 +95,7 @@ class Manifest(Section):
     @property
     def run_id(self) -> bytes:
         """Return the name of the run on the wire: 32 bytes."""
-        return hashlib.sha256(b"gossamer/manifest/1\n" + self.canonical_bytes()).digest()
+        return _run_id(self.canonical_bytes())
 
     def with_host(self, host: PeerId) -> Self:
         """Return this manifest with its host among those who issue invites, or among the members of an allow list."""
@@ -138,7 +137,7 @@ class SignedManifest:
     @property
     def run_id(self) -> bytes:
         """Return the hash of the canonical bytes: 32 bytes."""
-        return hashlib.sha256(b"gossamer/manifest/1\n" + self.canonical).digest()
+        return _run_id(self.canonical)
 
     def manifest(self) -> Manifest:
         """Return the checked content. Raises BadManifest or WrongVersion."""
@@ -150,38 +149,39 @@ class SignedManifest:
         return wire.SerializeToString()
 
     @classmethod
-    def from_bytes(cls, data: bytes, expect: bytes) -> Self:
-        """Read a stranger's answer and check that it is the manifest with run id `expect`, and its host's signature.
+    def from_bytes(cls, data: bytes, expect: bytes | None = None) -> Self:
+        """Read a signed manifest and check its host's signature; what it says is checked by `manifest()`.
 
-        Raises BadContents or BadSignature: ask another peer. What the manifest says is checked by `manifest()`.
+        `expect` is the run id that a stranger's answer must have: raises BadContents or BadSignature, for another peer may do better.
+        Without it, the bytes are this peer's own file: raises BadManifest.
         """
+        try:
+            signed = cls._parsed(data)
+            if expect not in (None, signed.run_id):
+                raise BadContents("the manifest of another run")
+            signed.host.verify(signed.signature, _signed_bytes(signed.run_id, signed.host))
+        except PeerMisbehaved as error:
+            if expect is None:
+                raise BadManifest(
+                    f"the stored manifest is damaged: {error}", hint="remove it and join the run again with its invite"
+                ) from None
+            raise
+        return signed
+
+    @classmethod
+    def _parsed(cls, data: bytes) -> Self:
         if len(data) > limits.MANIFEST_BYTES:
             raise BadContents(f"a manifest of {len(data)} bytes; at most {limits.MANIFEST_BYTES} are read")
         wire = peer_pb2.SignedManifest()
         try:
             wire.ParseFromString(data)
-            signed = cls(wire.canonical, PeerId.from_bytes(wire.host), wire.signature)
+            return cls(wire.canonical, PeerId.from_bytes(wire.host), wire.signature)
         except (DecodeError, BadMessage):
             raise BadContents("not a signed manifest") from None
-        if signed.run_id != expect:
-            raise BadContents("the manifest of another run")
-        signed.host.verify(signed.signature, _signed_bytes(expect, signed.host))
-        return signed
 
-    @classmethod
-    def load(cls, path: Path, expect: bytes | None = None) -> Self:
-        """Read a manifest that this peer has stored. Raises BadManifest when it cannot be read, is damaged, or is not run `expect`'s."""
-        hint = "join the run again with its invite"
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise BadManifest(f"cannot read the manifest {path}: {error.strerror}", hint=hint) from error
-        wire = peer_pb2.SignedManifest()
-        try:
-            wire.ParseFromString(data)
-            return cls.from_bytes(data, hashlib.sha256(b"gossamer/manifest/1\n" + wire.canonical).digest() if expect is None else expect)
-        except (DecodeError, PeerMisbehaved) as error:
-            raise BadManifest(f"the manifest {path} is damaged or another run's: {error}", hint=hint) from error
+
+def _run_id(canonical: bytes) -> bytes:
+    return hashlib.sha256(b"gossamer/manifest/1\n" + canonical).digest()
 
 
 def _signed_bytes(run_id: bytes, host: PeerId) -> bytes:
