@@ -20,7 +20,7 @@ from protocol.errors import BadManifest, BadSettings
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-    from protocol.manifest import ModelSection
+    from protocol.sections import ModelSection
 
 # Older spellings that transformers still turns into rope_parameters itself.
 LEGACY_FIELDS = frozenset({"rope_theta", "rope_scaling"})
@@ -38,17 +38,17 @@ def build_model(section: ModelSection, seed: int) -> PreTrainedModel:
         else:
             model = _pretrained(auto_model, section)
     model.train()
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def model_config(section: ModelSection) -> PreTrainedConfig:
     """Make the transformers config. Raises BadManifest for an unknown architecture or field, naming its nearest neighbour."""
     with _transformers_says(_name(section)) as (auto_config, _):
         if section.hub is not None:
-            return auto_config.from_pretrained(section.hub, revision=section.revision)  # type: ignore[no-any-return]
+            return auto_config.from_pretrained(section.hub, revision=section.revision, trust_remote_code=False)
         config_class = type(auto_config.for_model(_known_architecture(section.architecture)))
         _refuse_unknown_fields(config_class, section.config)
-        return config_class(**section.config)  # type: ignore[no-any-return]
+        return config_class(**section.config)
 
 
 def parameter_shapes(section: ModelSection) -> dict[str, tuple[int, ...]]:
@@ -139,7 +139,13 @@ def _transformers_says(name: str) -> Iterator[tuple[Any, Any]]:
 
 def _pretrained(auto_model: Any, section: ModelSection) -> Any:
     model, report = auto_model.from_pretrained(
-        section.hub, revision=section.revision, attn_implementation="sdpa", dtype=torch.float32, output_loading_info=True
+        section.hub,
+        revision=section.revision,
+        attn_implementation="sdpa",
+        dtype=torch.float32,
+        output_loading_info=True,
+        trust_remote_code=False,
+        use_safetensors=True,  # never a pickle
     )
     if report["missing_keys"]:
         raise BadManifest(

@@ -72,8 +72,8 @@ def byte_tokenizer() -> PreTrainedTokenizerBase:
     from transformers import PreTrainedTokenizerFast
 
     fast = FastTokenizer(models.BPE(vocab={symbol: byte for byte, symbol in enumerate(_byte_symbols())}, merges=[]))
-    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # type: ignore[assignment]
-    fast.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    fast.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(
         tokenizer_object=fast, clean_up_tokenization_spaces=False, model_input_names=["input_ids", "attention_mask"]
     )
@@ -90,7 +90,7 @@ def _load_pretrained(name: str) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(name)
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # what transformers raises depends on which file is missing or broken
         raise BadManifest(
             f"the tokenizer {name!r} cannot be loaded: {str(error).splitlines()[0]}",
