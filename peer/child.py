@@ -1,7 +1,8 @@
 """The side of the supervisor's pipes that lives in a child process (node or trainer).
 
-Settings come as the first line of stdin; a later line, or its end, asks the child to stop. Reports leave on stdout, one JSON object a line, and never
-block: a supervisor that does not read costs it reports, not training. Nothing else may write to stdout, so it is moved away first.
+Settings come as the first line of stdin; a later line, or its end, asks the child to stop. Reports leave on stdout, one JSON object a
+line, and never block: a supervisor that does not read costs it reports, not training. Nothing else may write to stdout, so it is moved
+away first.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Child:
     def __init__(self) -> None:
         _die_with_parent()
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the supervisor decides
-        self.settings = ChildSettings.from_line(sys.stdin.buffer.raw.readline())  # type: ignore[attr-defined]
+        self.settings = ChildSettings.from_line(os.fdopen(0, "rb", buffering=0, closefd=False).readline())
         self._reports = os.dup(1)
         os.dup2(2, 1)
         os.set_blocking(self._reports, False)

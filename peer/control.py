@@ -53,7 +53,7 @@ def ask(home: Path, request: dict[str, Any], *, wait_s: float = ANSWER_S) -> dic
 
     Raises BadSettings when none runs there. Blocks for at most `wait_s`.
     """
-    nobody = BadSettings(f"no peer is running in {home}", hint="start one with `peer join INVITE` or `peer host`, or name its folder with --home")
+    nobody = BadSettings(f"no peer is running in {home}", hint="start one with `peer join` or `peer host`, or name its folder with --home")
     try:
         path = json.loads(Home(home).running.read_text())["control"]
     except (OSError, ValueError, KeyError) as error:
@@ -68,7 +68,8 @@ def ask(home: Path, request: dict[str, Any], *, wait_s: float = ANSWER_S) -> dic
     except (ConnectionError, FileNotFoundError) as error:
         raise nobody from error
     except (TimeoutError, ValueError) as error:
-        raise BadSettings(f"the peer in {home} does not answer", hint=f"see {Home(home).log}; if it hangs, stop its process and start it again") from error
+        hint = f"see {Home(home).log}; if it hangs, stop its process and start it again"
+        raise BadSettings(f"the peer in {home} does not answer", hint=hint) from error
 
 
 def _read_line(connection: socket.socket) -> bytes:

@@ -45,8 +45,8 @@ class Joining:
     async def take_over_weights(self, now_s: Callable[[], float], rng: random.Random, *, patience_s: float = PATIENCE_S) -> None:
         """Fetch a clone and have the trainer adopt it.
 
-        Waits as long as donors answer that they have not begun themselves. Raises SwarmUnreachable when none has answered for `patience_s`, RunRefusesUs
-        or WrongVersion when they do not want us.
+        Waits as long as donors answer that they have not begun themselves. Raises SwarmUnreachable when none has answered for
+        `patience_s`, RunRefusesUs or WrongVersion when they do not want us.
         """
         loop = asyncio.get_running_loop()
         heard_s = loop.time()

@@ -1,7 +1,7 @@
 """The journal: which meetings this peer decided to count, on disk before anything is applied.
 
-One JSON line per meeting, flushed to the disk before `commit` returns, so that a responder which lost the stream can still learn the decision
-after we were killed and restarted (`Resolve`). It keeps the last few thousand; older partners have long given up asking.
+One JSON line per meeting, flushed to the disk before `commit` returns, so that a responder which lost the stream can still learn the
+decision after we were killed and restarted (`Resolve`). It keeps the last few thousand; older partners have long given up asking.
 """
 
 from __future__ import annotations

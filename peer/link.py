@@ -1,8 +1,8 @@
 """The link between node and trainer: JSON lines over a Unix socket in the private runtime folder.
 
-The trainer listens and polls at its step boundaries; it never waits for the node. The node connects, again and again, so either may be restarted
-alone. Replies come in the order of the requests. When the link breaks, every request in flight fails on the node's side (`LinkLost`) and every open
-meeting is dropped on the trainer's.
+The trainer listens and polls at its step boundaries; it never waits for the node. The node connects, again and again, so either may be
+restarted alone. Replies come in the order of the requests. When the link breaks, every request in flight fails on the node's side
+(`LinkLost`) and every open meeting is dropped on the trainer's.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class NodeEnd:
             while line := await reader.readline():
                 record = ask.from_line(line)
                 if isinstance(record, _NOTICES):
-                    self._on_notice(record)  # type: ignore[arg-type]
+                    self._on_notice(record)
                 else:
                     self._answer(record)  # type: ignore[arg-type]
 

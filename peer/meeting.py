@@ -1,16 +1,16 @@
 """One meeting as a state machine: events in, commands out; no I/O, no clock, no tensors.
 
-Theory of operation. Both sides run the same machine; they differ in who greets first and who decides. A side walks through the stages below,
-and each stage has one thing it waits for from its own trainer or from its partner. The partner may be ahead: its frames are taken in as they
-come, in the only legal order, and `_advance` acts as soon as both halves of a stage are there.
+Theory of operation. Both sides run the same machine; they differ in who greets first and who decides. A side walks through the stages
+below, and each stage has one thing it waits for from its own trainer or from its partner. The partner may be ahead: its frames are
+taken in as they come, in the only legal order, and `_advance` acts as soon as both halves of a stage are there.
 
     OPENING -> GREETING -> PREPARING -> SKETCHING -> ENCODING -> COMMITTING -> EXCHANGING -> CHECKING -> JUDGING -> APPLYING -> OVER
                                       (sketching, encoding: only where the codec has a sketch)            \\-> IN_DOUBT -/
 
-The initiator decides: once it has the responder's verdict and its own the decision is journaled, told, and applied. Before that point every failure drops the meeting
-on both sides. A responder whose stream breaks between its verdict and the decision is IN_DOUBT and asks again (`Resolve`); what cannot be learnt
-before the deadline did not happen. So a side ends in the state before the meeting or after it, never between; only a decision that no
-retry could deliver counts for one side alone (the two generals' last message).
+The initiator decides: once it has the responder's verdict and its own the decision is journaled, told, and applied. Before that point
+every failure drops the meeting on both sides. A responder whose stream breaks between its verdict and the decision is IN_DOUBT and asks
+again (`Resolve`); what cannot be learnt before the deadline did not happen. So a side ends in the state before the meeting or after it,
+never between; only a decision that no retry could deliver counts for one side alone (the two generals' last message).
 
 Ideas from h11 (events, table, whose fault) and dask's worker state machine (commands, the story in the error).
 """
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum, auto
 
 from peer import requests as ask
@@ -42,11 +41,12 @@ from peer.meeting_events import (
     Started,
     Stopped,
     Store,
+    Tell,
     TrainerAnswered,
     TrainerGone,
-    Tell,
 )
-from protocol.errors import BadContents, BadMessage, PeerMisbehaved
+from peer.partner_side import PartnerSide
+from protocol.errors import BadMessage, PeerMisbehaved
 from protocol.messages import (
     Chunk,
     Commit,
@@ -81,29 +81,15 @@ class Stage(Enum):
     OVER = auto()
 
 
-_AWAITING_VERDICT = (Stage.EXCHANGING, Stage.CHECKING, Stage.JUDGING)
-
-
 class InvalidTransition(AssertionError):
     """An event that this machine cannot meet in its stage: our own bug. Carries the story so far."""
-
-
-@dataclass(slots=True)
-class _Partner:
-    """What the partner has shown so far."""
-
-    hello: Hello | None = None
-    sketch_bytes: int = 0
-    commitment: Commitment | None = None
-    payload_bytes: int = 0
-    verdict: Verdict | None = None
 
 
 class Meeting:
     """One side of one meeting.
 
-    `number` is the trainer link's name for it. Feed `handle` every event, in order, and carry out what it returns, in order, before the next event.
-    Not thread-safe; holds no resources.
+    `number` is the trainer link's name for it. Feed `handle` every event, in order, and carry out what it returns, in order, before the
+    next event. Not thread-safe; holds no resources.
     """
 
     def __init__(self, number: int, greeting: Greeting) -> None:
@@ -112,9 +98,7 @@ class Meeting:
         self.meeting_id = b""
         self.outcome: Finish | None = None
         self._greeting = greeting
-        self._terms = greeting.terms.fragments[greeting.fragment]
-        self._partner = _Partner()
-        self._payload_hash = hashlib.sha256()
+        self._partner = PartnerSide(greeting.terms.fragments[greeting.fragment])
         self._opened: ask.Opened | None = None
         self._own_failed = b""
         self._story: list[str] = []
@@ -182,7 +166,7 @@ class Meeting:
             case Stage.PREPARING, ask.SketchReady():
                 self.stage = Stage.SKETCHING
                 return [SendPart(Part.SKETCH), *self._advance()]
-            case (Stage.PREPARING | Stage.ENCODING), ask.PayloadReady(sha256=digest):
+            case ((Stage.PREPARING | Stage.ENCODING), ask.PayloadReady(sha256=digest)):
                 self.stage = Stage.COMMITTING
                 own = Commitment(self.meeting_id, bytes.fromhex(digest), b"").signed(self._greeting.identity)
                 return [Send(own), *self._advance()]
@@ -249,39 +233,17 @@ class Meeting:
         return [Tell(ask.Prepare(self.number, partner.tokens, partner.clock_steps, seed, stage))]
 
     def _on_chunk(self, chunk: Chunk) -> list[Command]:
-        partner = self._partner
-        if partner.hello is None:
-            raise BadMessage("bytes before a Hello")
-        if chunk.part is Part.SKETCH and partner.commitment is None:
-            done, limit = partner.sketch_bytes, self._terms.sketch_bytes
-            partner.sketch_bytes += len(chunk.data)
-        elif chunk.part is Part.PAYLOAD and partner.commitment is not None:
-            done, limit = partner.payload_bytes, self._terms.payload_bytes
-            partner.payload_bytes += len(chunk.data)
-            self._payload_hash.update(chunk.data)
-        else:
-            raise BadMessage(f"a chunk of {chunk.part.name} out of turn")
-        if chunk.offset != done or done + len(chunk.data) > limit:
-            raise BadMessage(f"{chunk.part.name}: {len(chunk.data)} bytes at {chunk.offset}; expected offset {done} of {limit}")
+        self._partner.take_chunk(chunk)
         return [Store(chunk.part, chunk.data), *self._advance()]
 
     def _on_commitment(self, commitment: Commitment) -> list[Command]:
-        partner = self._partner
-        if partner.hello is None or partner.commitment is not None or partner.sketch_bytes != self._terms.sketch_bytes:
-            raise BadMessage("a commitment out of turn")
-        if commitment.meeting_id != self.meeting_id:
-            raise BadMessage("a commitment of another meeting")
-        commitment.verify(partner.hello.sender)
-        partner.commitment = commitment
+        self._partner.take_commitment(commitment, self.meeting_id)
         return self._advance()
 
     def _on_verdict(self, verdict: Verdict) -> list[Command]:
-        partner = self._partner
-        if not self.initiates or self.stage not in _AWAITING_VERDICT or partner.verdict is not None:
-            raise BadMessage("a verdict out of turn")
-        if verdict.meeting_id != self.meeting_id or not self._is_bitmap(verdict.failed_blocks):
-            raise BadMessage("a verdict of another meeting, or of a wrong size")
-        partner.verdict = verdict
+        if not self.initiates:
+            raise BadMessage("a verdict from the side that decides")
+        self._partner.take_verdict(verdict, self.meeting_id)
         return self._advance()
 
     def _on_commit(self, commit: Commit) -> list[Command]:
@@ -298,16 +260,13 @@ class Meeting:
 
     def _advance(self) -> list[Command]:
         partner = self._partner
-        if self.stage is Stage.SKETCHING and partner.sketch_bytes == self._terms.sketch_bytes:
+        if self.stage is Stage.SKETCHING and partner.has_sketch:
             self.stage = Stage.ENCODING
             return [Tell(ask.Encode(self.number))]
         if self.stage is Stage.COMMITTING and partner.commitment is not None:
             self.stage = Stage.EXCHANGING
             return [SendPart(Part.PAYLOAD), *self._advance()]
-        if self.stage is Stage.EXCHANGING and partner.payload_bytes == self._terms.payload_bytes:
-            assert partner.commitment is not None
-            if self._payload_hash.digest() != partner.commitment.payload_sha256:
-                raise BadContents("the payload does not have the hash that was committed to")
+        if self.stage is Stage.EXCHANGING and partner.has_payload:
             self.stage = Stage.CHECKING
             return [Tell(ask.Check(self.number))]
         if self.stage is Stage.JUDGING and self.initiates and partner.verdict is not None:
@@ -315,12 +274,8 @@ class Meeting:
             return [*self._record(failed), Send(Commit(self.meeting_id, failed)), *self._apply(failed)]
         return []
 
-    def _is_bitmap(self, failed_blocks: bytes) -> bool:
-        return len(failed_blocks) in (0, (self._terms.num_blocks + 7) // 8)
-
     def _record(self, failed_blocks: bytes) -> list[Command]:
-        if not self._is_bitmap(failed_blocks):
-            raise BadMessage("a list of failed blocks of a wrong size")
+        self._partner.need_bitmap(failed_blocks)
         return [Journal(self.meeting_id, failed_blocks)]
 
     def _apply(self, failed_blocks: bytes) -> list[Command]:
@@ -361,9 +316,7 @@ class Meeting:
             return []  # it may count already: let it end by itself, or by its deadline
         return self._end(MeetingOver.FAILED, reason, say=Refusal(RefusalCode.LEAVING, reason[:200]))
 
-    def _end(
-        self, over: MeetingOver, reason: str, *, say: Refusal | None = None, refusal: RefusalCode | None = None
-    ) -> list[Command]:
+    def _end(self, over: MeetingOver, reason: str, *, say: Refusal | None = None, refusal: RefusalCode | None = None) -> list[Command]:
         commands: list[Command] = []
         if say is not None:
             commands.append(Send(say))
@@ -379,4 +332,3 @@ def _union(first: bytes, second: bytes) -> bytes:
     if not first or not second:
         return first or second
     return bytes(a | b for a, b in zip(first, second, strict=True))
-

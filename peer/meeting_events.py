@@ -195,7 +195,7 @@ class Greeting:
     def check_reply(self, hello: Hello, opened: Opened) -> Hello:
         """Check the responder's Hello and return our own that it answers. Raises Refused or PeerMisbehaved."""
         own = self.own_hello(opened.tokens, opened.clock_steps, opened.stage)
-        check_hello(hello, self.terms, me=self.identity.peer_id, partner=self.partner, own_hello=own, now_s=self.now_s())
+        check_hello(hello, self.terms, self.identity.peer_id, self.partner, self.now_s(), own_hello=own)
         return own
 
     def stage_of(self, initiator: Hello) -> Stage:

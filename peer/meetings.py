@@ -1,7 +1,8 @@
 """All meetings of one node: find a partner for each fragment that is due, answer those who ask, one meeting per fragment at a time.
 
-Each `Due` starts a search: choose a partner, hold a meeting, and on any failure choose the next, until the deadline; then the fragment takes a
-solo step (or waits on, where the manifest says `defer`). A meeting that somebody else began on the same fragment satisfies the search.
+Each `Due` starts a search: choose a partner, hold a meeting, and on any failure choose the next, until the deadline; then the fragment
+takes a solo step (or waits on, where the manifest says `defer`). A meeting that somebody else began on the same fragment satisfies the
+search.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import itertools
 import random
 import secrets
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -79,6 +81,7 @@ class Meetings:
         self._tools = tools
         self._numbers = itertools.count(1)
         self._active: dict[int, Active] = {}
+        self._completed: Counter[int] = Counter()
         self._searches: dict[int, asyncio.Task[None]] = {}
         self._outbound = asyncio.Semaphore(MAX_OUTBOUND)
         self._num_inbound = 0
@@ -98,48 +101,48 @@ class Meetings:
             self._tools.link.tell(give_up(due.fragment))
 
     async def search(self, due: ask.Due) -> bool:
-        """Find a partner for a fragment and meet it, within the run's deadline; False when nobody could be met."""
-        try:
-            async with asyncio.timeout(self._membership.deadline_s):
-                return await self._find(due)
-        except TimeoutError:
-            return False
+        """Find a partner for a fragment and meet it; False when nobody could be met.
 
-    async def _find(self, due: ask.Due) -> bool:
-        """Meet someone on the fragment; False when there is nobody at all."""
+        The run's deadline bounds the search; a meeting that has begun by then has its own.
+        """
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + self._membership.deadline_s
+        completed = self._completed[due.fragment]
         tried: set[PeerId] = set()
-        while True:
+        while loop.time() < until_s:
             if (active := self._active.get(due.fragment)) is not None:
                 await active.over.wait()
-                if active.meeting.outcome is not None and active.meeting.outcome.over is MeetingOver.COMPLETED:
-                    return True
-            now_s = self._around.now_s()
-            if not self._around.book.live(now_s):
-                return False
-            partner = self._around.book.choose(now_s, self._around.rng, exclude=tried)
-            if partner is None:
-                tried.clear()
             else:
-                tried.add(partner.peer_id)
-                finish = await self._initiate(partner, due.fragment)
-                if finish is not None and finish.over is MeetingOver.COMPLETED:
-                    return True
+                await self._try_next(due.fragment, tried)
+            if self._completed[due.fragment] > completed:
+                return True  # whoever began it
+            if not self._around.book.live(self._around.now_s()):
+                return False
             await asyncio.sleep(self._around.rng.uniform(*PAUSE_S))
+        return False
 
-    async def _initiate(self, partner: Entry, fragment: int) -> Finish | None:
+    async def _try_next(self, fragment: int, tried: set[PeerId]) -> None:
+        partner = self._around.book.choose(self._around.now_s(), self._around.rng, exclude=tried)
+        if partner is None:
+            tried.clear()
+            return
+        tried.add(partner.peer_id)
+        await self._initiate(partner, fragment)
+
+    async def _initiate(self, partner: Entry, fragment: int) -> None:
         async with self._outbound:
             if fragment in self._active:
-                return None
+                return
             try:
                 async with asyncio.timeout(CONNECT_S):
                     stream = await self._around.transport.connect(partner.peer_id, partner.addresses, Purpose.MEET)
             except (TransportError, TimeoutError):
                 self._around.book.failed(partner.peer_id, self._around.now_s())
-                return None
+                return
             if fragment in self._active:  # somebody called us meanwhile
                 await stream.close()
-                return None
-            return await self._hold(stream, fragment, None)
+                return
+            await self._hold(stream, fragment, None)
 
     # ------------------------------------------------------------------ answering
 
@@ -195,7 +198,9 @@ class Meetings:
 
     async def _outcome(self, resolve: Resolve, partner: PeerId) -> Outcome:
         for active in list(self._active.values()):
-            if active.meeting.meeting_id == resolve.meeting_id and active.partner == partner:  # not decided yet: the partner's question decides it
+            if (
+                active.meeting.meeting_id == resolve.meeting_id and active.partner == partner
+            ):  # not decided yet: the partner's question decides it
                 active.driver.stop("the partner lost the stream")
                 await active.over.wait()
         failed_blocks = self._tools.journal.failed_blocks(resolve.meeting_id)
@@ -205,7 +210,7 @@ class Meetings:
 
     # ------------------------------------------------------------------ both
 
-    async def _hold(self, stream: Stream, fragment: int, hello: Hello | None) -> Finish:
+    async def _hold(self, stream: Stream, fragment: int, hello: Hello | None) -> None:
         membership, around = self._membership, self._around
         greeting = Greeting(
             identity=membership.identity,
@@ -229,7 +234,6 @@ class Meetings:
             del self._active[fragment]
             active.over.set()
         self._note(active, finish, stream, asyncio.get_running_loop().time() - started_s)
-        return finish
 
     def _note(self, active: Active, finish: Finish, stream: Stream, seconds: float) -> None:
         book, now_s, hello = self._around.book, self._around.now_s(), active.meeting.partner_hello
@@ -237,6 +241,7 @@ class Meetings:
             self._learn(record, now_s)
         if finish.over is MeetingOver.COMPLETED and hello is not None:
             book.met(active.partner, now_s, hello.clock_steps)
+            self._completed[active.meeting.fragment] += 1
         elif finish.over is MeetingOver.MISBEHAVED:
             book.ban(active.partner, now_s)
         elif finish.refusal is RefusalCode.LEAVING:

@@ -1,8 +1,8 @@
 """The node: everything of a peer that is network and not tensor, as loops in one task group.
 
-It announces the peer and looks for others, gets a joiner its weights, finds a partner for every fragment that is due, answers those who ask, and
-sees the run to its end. It knows its surroundings through `Transport`, `Directory` and `TrainerLink` only, so the simulator runs this very class.
-The process around it: peer/node_process.py.
+It announces the peer and looks for others, gets a joiner its weights, finds a partner for every fragment that is due, answers those who
+ask, and sees the run to its end. It knows its surroundings through `Transport`, `Directory` and `TrainerLink` only, so the simulator
+runs this very class. The process around it: peer/node_process.py.
 """
 
 from __future__ import annotations
@@ -72,6 +72,8 @@ class Node:
         self._settings = settings
         self._report = report
         self._progress: ask.Progress | None = None
+        self._told = asyncio.Event()  # the trainer has said where it stands
+        self._trainer_done = asyncio.Event()
         self._sequence = 0
         self._counts = {"completed": 0, "refused": 0, "failed": 0}
         self._bytes = {"sent": 0, "received": 0}
@@ -90,9 +92,7 @@ class Node:
     def donor(self, manifest: bytes) -> Donor:
         """Make the part that serves manifest and state."""
         membership, tools = self._membership, self._tools
-        return Donor(
-            membership.identity, membership.terms, manifest, tools.link, tools.payloads, self._world.now_s, self._has_started
-        )
+        return Donor(membership.identity, membership.terms, manifest, tools.link, tools.payloads, self._world.now_s, self._has_started)
 
     async def run(self) -> None:
         """Run until cancelled, or until the run is over and the trainer told so. Raises what cannot be mended here."""
@@ -102,7 +102,7 @@ class Node:
             await self._finishing.wanted.wait()
             await self._finishing.run()
             self._tools.link.tell(ask.FinishDone())
-            await self._until_trainer_ends()
+            await self._trainer_done.wait()
             for loop in loops:
                 loop.cancel()
 
@@ -131,6 +131,9 @@ class Node:
             case ask.Progress():
                 self._progress = notice
                 self.meetings.clock_steps, self.meetings.stage = notice.clock_steps, notice.stage
+                self._told.set()
+                if notice.done:
+                    self._trainer_done.set()
                 if notice.stage is Stage.FINISH:
                     self._finishing.wanted.set()
 
@@ -142,9 +145,8 @@ class Node:
 
     async def _begin(self) -> None:
         """See that the trainer starts: it has a checkpoint, or is a founder with company enough, or takes over a donor's weights."""
-        while self._progress is None:
-            await asyncio.sleep(0.05)
-        if self._progress.started:
+        await self._told.wait()
+        if self._has_started():
             return
         await self._wait_for_company()
         if self._settings.is_founder:
@@ -156,10 +158,6 @@ class Node:
         while (seen := len(self.book.live(self._world.now_s()))) < self._settings.wait_for_peers:
             self._report({"state": "waiting", "reason": f"waiting for peers: {seen} seen, {self._settings.wait_for_peers} wanted"})
             await asyncio.sleep(LOOK_S[0] / 4)
-
-    async def _until_trainer_ends(self) -> None:
-        while self._progress is not None and not self._progress.done:
-            await asyncio.sleep(0.05)
 
     async def _catch_up(self) -> None:
         """A peer that comes back with an old checkpoint takes over a live one's weights rather than drag its partners back."""

@@ -1,7 +1,7 @@
 """The outer loop of one replica: slow weights, momentum and open meetings of every fragment, as the link's requests see them.
 
-Synchronous, on the trainer's thread and device. A fragment is in at most one meeting; while it is, its slow weights and momentum stand still and the
-inner steps go on in the fast weights. Every refusal to act leaves all state as it was.
+Synchronous, on the trainer's thread and device. A fragment is in at most one meeting; while it is, its slow weights and momentum stand
+still and the inner steps go on in the fast weights. Every refusal to act leaves all state as it was.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from optim import merge, noloco
-from optim.codecs import Encoded, Gap
+from optim.codecs import Gap
 from optim.fragment_codec import FragmentCodec, FragmentEncoded
 from optim.fragments import gather, scatter
 from optim.noloco import FINISH, OuterSettings

@@ -1,9 +1,9 @@
 """Who this peer may meet: the address book, and the choice of the next partner.
 
-The directory, the partners themselves (acquaintances in a Hello) and the last session's file all feed the book; none of them is trusted for more
-than "somebody with this key may be at this address". The choice is uniform over the peers that are live, not resting after a failure and not
-banned, and avoids meeting the same one twice in a row where there is another: random pairs are what NoLoCo's mixing needs
-(`optim/noloco.py`), a fixed rotation diverges. Time and randomness are arguments; nothing here waits.
+The directory, the partners themselves (acquaintances in a Hello) and the last session's file all feed the book; none of them is trusted
+for more than "somebody with this key may be at this address". The choice is uniform over the peers that are live, not resting after a
+failure and not banned, and avoids meeting the same one twice in a row where there is another: random pairs are what NoLoCo's mixing
+needs (`optim/noloco.py`), a fixed rotation diverges. Time and randomness are arguments; nothing here waits.
 """
 
 from __future__ import annotations

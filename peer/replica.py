@@ -1,7 +1,8 @@
 """One replica of the model in training: inner steps, outer loop, schedule clock, and all that a checkpoint must hold.
 
-Synchronous and single-threaded, with no process, socket or clock of its own: the trainer process drives it, and so do the simulator and the tests.
-Everything random follows from (run seed, peer id, step), so a replica restored from its state goes on bit for bit on the CPU.
+Synchronous and single-threaded, with no process, socket or clock of its own: the trainer process drives it, and so do the simulator and
+the tests. Everything random follows from (run seed, peer id, step), so a replica restored from its state goes on bit for bit on the
+CPU.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ class Replica:
                 return self._clone(request)
             case ask.Drop(meeting):
                 self.outer.drop(meeting)
-            case ask.Solo(fragment):
+            case ask.Solo(fragment) if fragment in self.countdown.due():
                 self.outer.solo(fragment, self.stage)
             case ask.Defer(fragment):
                 self.countdown.reset(fragment)

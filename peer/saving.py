@@ -26,12 +26,15 @@ class Saver:
 
     def save_if_due(self, replica: Replica) -> None:
         """Save when enough steps or seconds have passed."""
-        steps = replica.own_steps - self._saved_step
-        if steps >= self._config.checkpoint_interval_steps or time.monotonic() - self._saved_s >= self._config.checkpoint_interval_s:
+        steps, seconds = replica.own_steps - self._saved_step, time.monotonic() - self._saved_s
+        if steps >= self._config.checkpoint_interval_steps or seconds >= self._config.checkpoint_interval_s:
             self.save(replica)
 
     def save(self, replica: Replica) -> None:
-        """Save now. A disk that refuses costs this checkpoint, not the training: the earlier ones are untouched, and the event log says so."""
+        """Save now.
+
+        A disk that refuses costs this checkpoint, not the training: the earlier ones are untouched, and the event log says so.
+        """
         started_s = time.monotonic()
         contents = CheckpointContents(replica.manifest.run_id, replica.own_steps, replica.tensors(), replica.state())
         self._saved_s, self._saved_step = started_s, replica.own_steps
@@ -50,5 +53,6 @@ class Saver:
         try:
             replica.restore(loaded.contents.tensors, loaded.contents.state)
         except (KeyError, ValueError, RuntimeError) as error:
-            raise BadSettings(f"the checkpoint {loaded.path} does not fit the model: {error}", hint="move it away, or use another --home") from error
+            reason = f"the checkpoint {loaded.path} does not fit the model: {error}"
+            raise BadSettings(reason, hint="move it away, or use another --home") from error
         self._saved_step = replica.own_steps

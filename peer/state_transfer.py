@@ -1,7 +1,8 @@
 """Taking the manifest, or a clone of the weights, from another peer, and giving them: the `Fetch` streams.
 
-A joiner asks one donor after another until one delivers whole: the header is signed over the joiner's own nonce, the size is the one that the
-manifest implies, the hash covers every byte. What arrives goes straight to a file, so a model larger than memory is no trouble here.
+A joiner asks one donor after another until one delivers whole: the header is signed over the joiner's own nonce, the size is the one
+that the manifest implies, the hash covers every byte. What arrives goes straight to a file, so a model larger than memory is no trouble
+here.
 """
 
 from __future__ import annotations

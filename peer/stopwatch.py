@@ -1,4 +1,5 @@
-"""Where the trainer's time goes: in inner steps, or blocked by synchronization at the boundaries between them. Reports it about once a second."""
+"""Where the trainer's time goes: in inner steps, or blocked by synchronization at the boundaries between them. Reports it about once a
+second."""
 
 from __future__ import annotations
 

@@ -193,8 +193,9 @@ class Supervisor:
 async def run_peer(config: PeerConfig, manifest: SignedManifest | None, invite: Invite | None, watch: Watch) -> Status:
     """Run one peer until its run ends, it is asked to leave, or it cannot go on.
 
-    A manifest makes it the run's host, an invite a member; with neither, it goes on with what its home folder holds. `watch` is called with the
-    live status after every change, on the event loop. Returns the last status. Raises GossamerError; KeyboardInterrupt after Ctrl-C.
+    A manifest makes it the run's host, an invite a member; with neither, it goes on with what its home folder holds. `watch` is called
+    with the live status after every change, on the event loop. Returns the last status. Raises GossamerError; KeyboardInterrupt after
+    Ctrl-C.
     """
     home = Home(config.home)
     home.create()
