@@ -17,12 +17,12 @@ from torch import Tensor
 from peer import token_store
 from peer.documents import GIVE_TEXT, HELD_OUT_SHARE, read_texts, standard_library, text_files
 from peer.token_store import Tokens
-from peer.windows import Draw, batch_starts, cut, even_starts
+from peer.windows import Draw, batch_starts, cut, held_out_batches
 from protocol.errors import BadSettings
 
 if TYPE_CHECKING:
     from peer.tokenizer import Tokenizer
-    from protocol.manifest import DataSection
+    from protocol.sections import DataSection
 
 
 class Corpus(Protocol):
@@ -74,9 +74,7 @@ class ResidentCorpus:
         """Do nothing: a mapped file goes with its array."""
 
 
-def load_corpus(
-    section: DataSection, tokenizer: Tokenizer, draw: Draw, path: Path | None, cache: Path
-) -> Corpus:
+def load_corpus(section: DataSection, tokenizer: Tokenizer, draw: Draw, path: Path | None, cache: Path) -> Corpus:
     """Load what the manifest's data section and the operator's `--data` path say; `cache` may be filled with tokens.
 
     Raises BadSettings if a path is missing or not wanted, or the text is not text or less than one batch.
@@ -86,9 +84,10 @@ def load_corpus(
     if path is not None and section.source != "text":
         raise BadSettings(f"this run's data is fixed ({section.source}), so --data has no place in it", hint="leave --data out")
     if section.source == "huggingface":
-        from peer.streamed import open_stream
+        from peer.document_stream import open_stream  # not before it is asked for: `datasets` takes long to import
+        from peer.streamed import StreamedCorpus
 
-        return open_stream(section, tokenizer, draw)
+        return StreamedCorpus(open_stream(section, draw), tokenizer, draw)
     if path is None:
         tokens, name = token_store.in_memory(standard_library(), tokenizer), "the standard library of this interpreter"
     else:
@@ -115,10 +114,3 @@ def balanced(tokens: Tokens, draw: Draw, name: str) -> Tokens:
     whole = np.concatenate([tokens.train, tokens.held_out])
     num_tail = max(draw.num_window_tokens, min(int(len(whole) * HELD_OUT_SHARE), len(whole) - draw.num_batch_tokens))
     return Tokens(whole[:-num_tail], whole[-num_tail:], tokens.bytes_per_token)
-
-
-def held_out_batches(held_out: np.ndarray[Any, Any], draw: Draw, num_batches: int) -> list[Tensor]:
-    """Cut `num_batches` batches out of a held-out text: int64[B, L+1] each, the same at every peer with this text."""
-    starts = even_starts(num_batches * draw.batch_size, draw.num_window_tokens, len(held_out))
-    windows = torch.from_numpy(cut(held_out, starts, draw.num_window_tokens))
-    return list(windows.split(draw.batch_size))

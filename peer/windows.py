@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 NUM_ROUNDS = 6  # a shuffle for training, not for secrecy
 U64 = npt.NDArray[np.uint64]
@@ -94,16 +96,22 @@ def _secrets(draw: Draw, number: int) -> tuple[int, ...]:
     return struct.unpack(f"<{NUM_ROUNDS + 1}Q", hashlib.blake2b(message, digest_size=8 * (NUM_ROUNDS + 1)).digest())
 
 
-def even_starts(num_windows: int, num_window_tokens: int, num_tokens: int) -> list[int]:
-    """Spread windows evenly over a text; they overlap where it is short."""
-    last = num_tokens - num_window_tokens
-    return [window * last // max(1, num_windows - 1) for window in range(num_windows)]
-
-
 def cut(
     tokens: npt.NDArray[Any],  # [num_tokens], any integer type
-    starts: npt.NDArray[np.int64] | list[int],  # [B]
+    starts: npt.NDArray[np.int64],  # [B]
     num_window_tokens: int,
 ) -> npt.NDArray[np.int64]:  # [B, num_window_tokens]
     """Copy windows out of a text."""
     return np.stack([tokens[start : start + num_window_tokens] for start in starts]).astype(np.int64)
+
+
+def held_out_batches(held_out: npt.NDArray[Any], draw: Draw, num_batches: int) -> list[Tensor]:
+    """Cut `num_batches` batches (int64[B, L+1]) out of a held-out text, spread evenly; they overlap where it is short.
+
+    The same at every peer with this text. It must hold at least one window.
+    """
+    num_windows = num_batches * draw.batch_size
+    last = len(held_out) - draw.num_window_tokens
+    starts = np.arange(num_windows, dtype=np.int64) * last // max(1, num_windows - 1)
+    windows = torch.from_numpy(cut(held_out, starts, draw.num_window_tokens))
+    return list(windows.reshape(num_batches, draw.batch_size, draw.num_window_tokens))
