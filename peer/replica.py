@@ -205,6 +205,7 @@ class Replica:
             "is_founder": self._is_founder,
             "countdown": self.countdown.state(),
             "outer": self.outer.state(),
+            "corpus": self._corpus.cursor(),
         }
 
     def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
@@ -221,6 +222,7 @@ class Replica:
         self._is_founder = state["is_founder"]
         self.countdown.restore(state["countdown"])
         self.outer.restore(state["outer"])
+        self._corpus.restore(state["corpus"])
 
     def _restore_adam(self, tensors: Mapping[str, Tensor]) -> None:
         for full, value in tensors.items():

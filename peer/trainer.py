@@ -28,6 +28,7 @@ from peer.requests import Stage
 from peer.saving import Saver
 from peer.stopwatch import Stopwatch
 from peer.tokenizer import load_tokenizer
+from peer.windows import Draw
 from protocol.errors import OperatorError
 from protocol.identity import Identity
 from protocol.manifest import SignedManifest
@@ -199,7 +200,9 @@ def build(child: Child) -> Trainer:
     tokenizer = load_tokenizer(manifest.tokenizer.name)
     model = build_model(manifest.model, manifest.run.seed)
     check_fit(model.config, tokenizer.vocab_size, manifest.inner.sequence_length)
-    corpus = load_corpus(manifest, tokenizer, config.data, identity.peer_id.raw, home.cache)
+    inner = manifest.inner
+    draw = Draw(manifest.run.seed, identity.peer_id.raw, inner.batch_size, inner.sequence_length)
+    corpus = load_corpus(manifest.data, tokenizer, draw, config.data, home.cache)
     payloads = PayloadFolder(child.settings.runtime / "payloads")
     payloads.clear()
     replica = Replica(manifest, model.to(device), corpus, payloads, peer_seed(manifest.run.seed, identity))
