@@ -1,0 +1,94 @@
+"""Two peers, an issuer, a run, and one signed sample of every message: what the tests of this folder share. All deterministic."""
+
+from __future__ import annotations
+
+import hashlib
+
+from protocol.identity import Identity
+from protocol.messages import (
+    Chunk,
+    Commit,
+    Commitment,
+    Committed,
+    Contents,
+    ContentsKind,
+    Credential,
+    Decision,
+    FetchRequest,
+    Hello,
+    Message,
+    Outcome,
+    Part,
+    Phase,
+    Refusal,
+    RefusalCode,
+    Resolve,
+    Verdict,
+)
+from protocol.records import MemberRecord
+from protocol.terms import FragmentTerms, RunTerms
+
+ALICE, BOB, ISSUER, MALLORY = (Identity(bytes([number]) * 32) for number in range(1, 5))
+RUN_ID = hashlib.sha256(b"the run").digest()
+OTHER_RUN_ID = hashlib.sha256(b"another run").digest()
+NONCE, PARTNER_NONCE = b"n" * 16, b"p" * 16
+MEETING_ID = b"m" * 16
+DIGEST = hashlib.sha256(b"payload").digest()
+NOW_S = 1_800_000_000
+ADDRESS = f"/ip4/203.0.113.5/tcp/4001/p2p/{ALICE.peer_id}"
+
+CREDENTIAL = Credential(ISSUER.peer_id, None, NOW_S + 3600, DIGEST).signed(ISSUER, RUN_ID)
+RECORD = MemberRecord(
+    run_id=RUN_ID,
+    peer_id=ALICE.peer_id,
+    addresses=("/ip4/203.0.113.5/tcp/4001",),
+    clock_steps=120,
+    finished=False,
+    sequence=7,
+    expires_s=NOW_S + 300,
+    credential=CREDENTIAL,
+).signed(ALICE)
+TERMS = RunTerms(
+    run_id=RUN_ID,
+    protocol_version=1,
+    codec_id=2,
+    fragments=(FragmentTerms(0, 1000, 0), FragmentTerms(64, 2000, 10)),
+    state_bytes=8000,
+    access="invite",
+    issuers=frozenset({ISSUER.peer_id}),
+    members=frozenset(),
+    max_clock_gap_steps=200,
+)
+UNSIGNED_HELLO = Hello(
+    protocol_version=1,
+    run_id=RUN_ID,
+    sender=ALICE.peer_id,
+    receiver=BOB.peer_id,
+    nonce=NONCE,
+    partner_nonce=b"",
+    fragment=1,
+    codec=2,
+    tokens=25_600,
+    clock_steps=120,
+    sketch_bytes=64,
+    payload_bytes=2000,
+    phase=Phase.TRAIN,
+    credential=CREDENTIAL,
+    acquaintances=(RECORD.to_bytes(),),
+)
+HELLO = UNSIGNED_HELLO.signed(ALICE)
+FETCH = FetchRequest(1, RUN_ID, ALICE.peer_id, BOB.peer_id, NONCE, ContentsKind.STATE, CREDENTIAL).signed(ALICE)
+
+MESSAGES: dict[str, Message] = {
+    "hello": HELLO,
+    "refusal": Refusal(RefusalCode.CLOCK_TOO_FAR, "300 steps apart"),
+    "chunk": Chunk(Part.PAYLOAD, 262144, b"some bytes"),
+    "commitment": Commitment(MEETING_ID, DIGEST).signed(ALICE),
+    "verdict": Verdict(MEETING_ID, b"\x05"),
+    "commit": Commit(MEETING_ID, b"\x07"),
+    "committed": Committed(MEETING_ID),
+    "resolve": Resolve(RUN_ID, MEETING_ID),
+    "outcome": Outcome(MEETING_ID, Decision.COMMITTED, b"\x07"),
+    "fetch_request": FETCH,
+    "contents": Contents(ContentsKind.STATE, 8000, DIGEST, 120).signed(BOB, FETCH),
+}

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from protocol.addresses import read_address
+from tests.protocol.samples import ADDRESS, ALICE, BOB
+
+RELAY = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ADDRESS,
+        f"/ip6/2001:db8::1/tcp/65535/p2p/{ALICE.peer_id}",
+        f"/dns4/peer.example.org/tcp/1/p2p/{ALICE.peer_id}",
+        f"/dns/localhost/tcp/4001/p2p/{ALICE.peer_id}",
+        f"/ip4/203.0.113.5/tcp/4001/p2p/{BOB.peer_id}/p2p-circuit/p2p/{ALICE.peer_id}",
+        f"/ip4/203.0.113.5/tcp/4001/p2p/{RELAY}/p2p-circuit/p2p/{ALICE.peer_id}",
+        f"/ip6/2001:db8:1111:1111:1111:1111:1111:1111/tcp/65535/p2p/{BOB.peer_id}/p2p-circuit/p2p/{ALICE.peer_id}",
+    ],
+)
+def test_addresses_of_a_peer_name_it(text: str) -> None:
+    assert read_address(text) == ALICE.peer_id
+
+
+@pytest.mark.parametrize(
+    "text", ["/ip4/203.0.113.5/tcp/4001", "/dns6/a.b/tcp/80", f"/ip4/203.0.113.5/tcp/4001/p2p/{BOB.peer_id}/p2p-circuit"]
+)
+def test_an_address_may_leave_its_peer_open(text: str) -> None:
+    assert read_address(text) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "203.0.113.5:4001",
+        "/ip4/203.0.113.5",
+        "/ip4/203.0.113.5/tcp/0",
+        "/ip4/203.0.113.5/tcp/65536",
+        "/ip4/203.0.113.5/tcp/99999",
+        "/ip4/203.0.113.5/tcp/-1",
+        "/ip4/203.0.113.5/udp/4001/quic-v1",
+        "/ip4/203.0.113.256/tcp/4001",
+        "/ip4/203.0.113.05/tcp/4001",
+        "/ip4/localhost/tcp/4001",
+        "/ip6/203.0.113.5/tcp/4001",
+        "/ip6/fe80::1%eth0/tcp/4001",
+        "/dns4/-bad.example/tcp/4001",
+        "/dns4/bad..example/tcp/4001",
+        "/dns4/bad example/tcp/4001",
+        "/unix/socket/tcp/4001",
+        ADDRESS + "\n",
+        ADDRESS + "/",
+        ADDRESS + "/p2p/" + str(BOB.peer_id),
+        " " + ADDRESS,
+        f"/ip4/203.0.113.5/tcp/4001/p2p/{RELAY}",
+        "/ip4/203.0.113.5/tcp/4001/p2p/12D3Koo",
+        "/dns4/" + "a" * 64 + "/tcp/4001",
+        "/dns4/" + "a." * 90 + "a/tcp/4001",
+    ],
+)
+def test_everything_else_is_refused_with_a_sentence(text: str) -> None:
+    with pytest.raises(ValueError, match="address|peer") as caught:
+        read_address(text)
+    assert len(str(caught.value)) < 300
+
+
+def test_random_text_raises_value_error_only() -> None:
+    generator = random.Random(3)
+    for _ in range(5000):
+        characters = list(ADDRESS)
+        for _ in range(generator.randint(1, 4)):
+            characters[generator.randrange(len(characters))] = chr(
+                generator.choice([generator.randrange(128), generator.randrange(0x10FFFF)])
+            )
+        try:
+            read_address("".join(characters))
+        except ValueError:
+            continue

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.errors import BadMessage, BadSettings, BadSignature
+from protocol.identity import Identity, PeerId, signable
+from tests.protocol.samples import ALICE, BOB
+
+fields = st.lists(st.binary(max_size=12) | st.integers(0, 2**64 - 1), max_size=4)
+
+# From the libp2p specification (peer-ids, "Test vectors"): an Ed25519 private key in libp2p's form.
+LIBP2P_PRIVATE_KEY = bytes.fromhex(
+    "080112407e0830617c4a7de83925dfb2694556b12936c477a0e1feb2e148ec9da60fee7d"
+    "1ed1e8fae2c4a144b8be8fd4b47bf3d3b34b871c3cacf6010f0e42d474fce27e"
+)
+LIBP2P_PUBLIC_KEY = bytes.fromhex("080112201ed1e8fae2c4a144b8be8fd4b47bf3d3b34b871c3cacf6010f0e42d474fce27e")
+
+
+def test_key_file_and_peer_id_have_libp2ps_form() -> None:
+    identity = Identity.from_bytes(LIBP2P_PRIVATE_KEY)
+    assert identity.to_bytes() == LIBP2P_PRIVATE_KEY
+    assert identity.peer_id.raw == b"\x00\x24" + LIBP2P_PUBLIC_KEY
+    assert str(identity.peer_id).startswith("12D3Koo")
+    assert len(str(identity.peer_id)) == 52
+
+
+def test_peer_id_survives_text_and_bytes() -> None:
+    for identity in (ALICE, BOB):
+        peer_id = identity.peer_id
+        assert PeerId.from_text(str(peer_id)) == peer_id
+        assert PeerId.from_bytes(peer_id.raw) == peer_id
+        assert str(peer_id).endswith(peer_id.short())
+        assert len(peer_id.short()) == 6
+
+
+def test_peer_ids_are_ordered_and_hashable() -> None:
+    both = {ALICE.peer_id, BOB.peer_id, PeerId.from_text(str(ALICE.peer_id))}
+    assert len(both) == 2
+    assert sorted(both) == sorted(both, key=lambda peer_id: peer_id.raw)
+
+
+@pytest.mark.parametrize("raw", [b"", ALICE.peer_id.raw[:-1], ALICE.peer_id.raw + b"x", b"\x01" + ALICE.peer_id.raw[1:]])
+def test_other_bytes_are_no_peer_id(raw: bytes) -> None:
+    with pytest.raises(BadMessage, match="peer id"):
+        PeerId.from_bytes(raw)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "12D3Koo", "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N", "0OIl", str(ALICE.peer_id)[:-1], "1" * 100_000, "12D3Koo\u00e9"],
+)
+def test_other_text_is_no_peer_id_and_the_hint_says_what_is(text: str) -> None:
+    with pytest.raises(BadSettings, match="is not a peer id") as caught:
+        PeerId.from_text(text)
+    assert "12D3Koo" in caught.value.hint
+    assert len(str(caught.value)) < 200
+
+
+def test_signature_holds_for_its_signer_and_bytes_only() -> None:
+    signature = ALICE.sign(b"words")
+    ALICE.peer_id.verify(signature, b"words")
+    for signer, forged, message in [
+        (BOB, signature, b"words"),
+        (ALICE, signature, b"other words"),
+        (ALICE, bytes(64), b"words"),
+        (ALICE, b"", b"words"),
+        (ALICE, signature + b"x", b"words"),
+    ]:
+        with pytest.raises(BadSignature):
+            signer.peer_id.verify(forged, message)
+
+
+def test_any_public_key_bytes_verify_nothing_and_raise_only_bad_signature() -> None:
+    generator = random.Random(5)
+    for _ in range(50):
+        with pytest.raises(BadSignature):
+            PeerId.from_public_key(generator.randbytes(32)).verify(generator.randbytes(64), b"words")
+
+
+@given(fields, fields)
+def test_no_two_tuples_share_bytes(one: list[bytes | int], other: list[bytes | int]) -> None:
+    if [field if isinstance(field, bytes) else field.to_bytes(8, "little") for field in one] != [
+        field if isinstance(field, bytes) else field.to_bytes(8, "little") for field in other
+    ]:
+        assert signable(b"kind", *one) != signable(b"kind", *other)
+    assert signable(b"kind", *one) != signable(b"other kind", *one)
+
+
+def test_moving_a_byte_across_a_field_border_changes_what_is_signed() -> None:
+    assert signable(b"kind", b"ab", b"c") != signable(b"kind", b"a", b"bc")
+    assert signable(b"kind", b"ab") != signable(b"kinda", b"b")
+    assert signable(b"kind", b"") != signable(b"kind")
+
+
+def test_new_key_file_is_private_and_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "home" / "identity.key"
+    identity = Identity.load_or_create(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.read_bytes() == identity.to_bytes()
+    assert Identity.load_or_create(path).peer_id == identity.peer_id
+    assert os.listdir(path.parent) == ["identity.key"]
+
+
+def test_two_new_identities_differ(tmp_path: Path) -> None:
+    assert Identity.load_or_create(tmp_path / "one").peer_id != Identity.load_or_create(tmp_path / "two").peer_id
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o644])
+def test_key_file_that_others_can_read_is_refused_with_the_remedy(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "identity.key"
+    Identity.load_or_create(path)
+    path.chmod(mode)
+    with pytest.raises(BadSettings, match="can be read by other users") as caught:
+        Identity.load_or_create(path)
+    assert caught.value.hint == f"chmod 600 {path}"
+    path.chmod(0o600)
+    Identity.load_or_create(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"not a key", ALICE.to_bytes()[:-1], ALICE.to_bytes() + b"x", ALICE.to_bytes()[:-32] + BOB.to_bytes()[-32:], bytes(68)],
+)
+def test_damaged_key_file_is_refused_and_left_alone(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "identity.key"
+    path.write_bytes(content)
+    path.chmod(0o600)
+    with pytest.raises(BadSettings, match="is not an identity file") as caught:
+        Identity.load_or_create(path)
+    assert caught.value.hint
+    assert path.read_bytes() == content
+
+
+def test_folder_in_place_of_a_key_file_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "identity.key"
+    folder.mkdir(mode=0o700)
+    with pytest.raises(BadSettings, match="cannot use the identity file"):
+        Identity.load_or_create(folder)
+
+
+def test_file_in_place_of_the_home_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "home").write_text("")
+    with pytest.raises(BadSettings, match="cannot use the identity file") as caught:
+        Identity.load_or_create(tmp_path / "home" / "identity.key")
+    assert "--home" in caught.value.hint
+
+
+def test_interrupted_write_leaves_no_key_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(BadSettings, match="No space left"):
+        Identity.load_or_create(tmp_path / "identity.key")
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_secret_is_never_shown() -> None:
+    assert repr(ALICE) == f"Identity({ALICE.peer_id})"
+    assert not hasattr(ALICE, "__dict__")

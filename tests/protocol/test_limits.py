@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from protocol import limits
+from protocol.errors import BadMessage
+
+
+def test_caps_fit_into_each_other() -> None:
+    assert limits.CHUNK_BYTES < limits.FRAME_BYTES
+    assert limits.ACQUAINTANCES * limits.RECORD_BYTES < limits.SMALL_FRAME_BYTES
+    assert limits.SMALL_FRAME_BYTES < limits.FRAME_BYTES
+    assert limits.RECORD_LIFETIME_S + 2 * limits.CLOCK_SKEW_S < limits.SHARD_PERIOD_S  # so a record in force is under two periods' keys
+    assert limits.MANIFEST_BYTES <= limits.CHUNK_BYTES
+
+
+def test_counts_stay_exact_where_they_are_used() -> None:
+    assert float(limits.TOKENS) == limits.TOKENS
+    assert datetime.fromtimestamp(limits.UNIX_SECONDS, UTC).year == 9999
+
+
+@pytest.mark.parametrize("value", [-1, 11])
+def test_need_count_names_what_is_wrong(value: int) -> None:
+    limits.need_count("steps", 0, 10)
+    limits.need_count("steps", 10, 10)
+    with pytest.raises(BadMessage, match=f"steps is {value}, outside 0 to 10"):
+        limits.need_count("steps", value, 10)
+
+
+def test_need_length_names_what_is_wrong() -> None:
+    limits.need_length("nonce", b"ab", 2)
+    with pytest.raises(BadMessage, match="nonce has 1 bytes, not 2"):
+        limits.need_length("nonce", b"a", 2)
+
+
+def test_a_signature_is_whole_or_not_there_yet() -> None:
+    limits.need_signature(b"")
+    limits.need_signature(bytes(64))
+    with pytest.raises(BadMessage, match="signature has 63 bytes"):
+        limits.need_signature(bytes(63))
