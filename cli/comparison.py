@@ -59,10 +59,10 @@ class Comparison:
         return f"The swarm of {self.peers} is not ahead: it is {-ahead:.3f} nats behind {other}."
 
     def _cost(self) -> str:
+        blocked = share_text(sum(self.blocked_seconds), sum(self.train_seconds))
         return (
-            f"Meetings: {meetings_text(self.meetings)}; {bytes_text(self.bytes_sent)} sent in all, "
-            f"{self.bits_per_param:.2f} bits per value; blocked by synchronization: {share_text(sum(self.blocked_seconds), sum(self.train_seconds))} of training time; "
-            f"{self.wall_seconds:.0f} s from start to end."
+            f"Meetings: {meetings_text(self.meetings)}. Sent: {bytes_text(self.bytes_sent)}, {self.bits_per_param:.2f} bits per value. "
+            f"Blocked by synchronization: {blocked} of training time. From start to end: {self.wall_seconds:.0f} s."
         )
 
 

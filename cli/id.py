@@ -11,7 +11,10 @@ from protocol.identity import Identity
 
 
 def identity(home: HomeFolder = DEFAULT_HOME, as_json: Json = False) -> None:
-    """Print this peer's id; make its key if there is none yet."""
+    """Print this peer's id.
+
+    Makes its key if there is none yet.
+    """
     folder = Home(home)
     is_new = not folder.identity.exists()
     folder.create()

@@ -1,4 +1,4 @@
-"""The options that several verbs share, so that each means the same everywhere."""
+"""The options that several verbs share, so that each means the same everywhere, and what they make together."""
 
 from __future__ import annotations
 
@@ -7,29 +7,54 @@ from typing import Annotated
 
 import typer
 
+from peer.config import PeerConfig, peer_config
+
 DEFAULT_HOME = Path("~/.gossamer")
+DEFAULT_LISTEN = "0.0.0.0"
 
 HomeFolder = Annotated[
     Path,
     typer.Option("--home", envvar="GOSSAMER_HOME", metavar="DIR", help="Folder of this peer: its key, checkpoints and logs."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on stdout; everything else goes to stderr.")]
+
 Data = Annotated[
-    Path | None, typer.Option("--data", metavar="PATH", help="Text file, or folder of text, to train on. Default: what the manifest says.")
+    Path | None,
+    typer.Option("--data", metavar="PATH", exists=True, help="Text file, or folder of text, to train on. Default: what the manifest says."),
 ]
-Device = Annotated[str, typer.Option("--device", metavar="NAME", help="Where to train: auto, cpu, cuda or cuda:N.")]
-Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="TCP port to listen on; 0 takes a free one.")]
+Device = Annotated[str, typer.Option("--device", metavar="NAME", help="Where to train: auto, cpu, mps, cuda or cuda:N.")]
+Threads = Annotated[int, typer.Option("--threads", metavar="N", min=0, help="Processor threads for training; 0 lets torch choose.")]
+Listen = Annotated[str, typer.Option("--listen", metavar="HOST", help="Address to listen on; 127.0.0.1 keeps the peer on this machine.")]
+Port = Annotated[int, typer.Option("--port", metavar="N", min=0, max=65535, help="TCP port to listen on; 0 takes a free one.")]
 Announce = Annotated[
     list[str] | None,
     typer.Option(
-        "--announce", metavar="MULTIADDR", help="Address that other peers can reach, for example /ip4/203.0.113.7/tcp/4001. May repeat."
+        "--announce",
+        metavar="MULTIADDR",
+        help="Address where others reach this peer, like /ip4/203.0.113.7/tcp/4001, in place of those found by listening. May repeat.",
     ),
 ]
-Lan = Annotated[bool, typer.Option("--lan", help="Also tell others the private addresses of this machine (peers on one local network).")]
-Threads = Annotated[int, typer.Option("--threads", min=0, help="CPU threads for training; 0 lets torch choose.")]
-Steps = Annotated[int | None, typer.Option("--steps", min=1, help="Inner steps that the run lasts.")]
-Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Seed of the first weights and of the order of the data.")]
-Codec = Annotated[
-    str | None, typer.Option("--codec", metavar="NAME", help="How peers pack what they exchange, for example fp32, bf16 or int8.")
+WaitForPeers = Annotated[
+    int, typer.Option("--wait-for-peers", metavar="N", min=0, help="Begin to train only when so many other peers are there.")
 ]
-Method = Annotated[str | None, typer.Option("--method", metavar="NAME", help="How the outer step is made; noloco is the default.")]
+
+Steps = Annotated[int | None, typer.Option("--steps", metavar="N", min=1, help="Inner steps that the run lasts.")]
+Seed = Annotated[int | None, typer.Option("--seed", metavar="N", min=0, help="Everything random in the run follows from it.")]
+Codec = Annotated[str | None, typer.Option("--codec", metavar="NAME", help="How peers pack what they exchange: fp32, bf16 or int8.")]
+Method = Annotated[str | None, typer.Option("--method", metavar="NAME", help="How peers pull their weights together: noloco.")]
+
+
+def settings(
+    home: Path, data: Path | None = None, device: str = "auto", threads: int = 0, *, listen: str, port: int, announce: list[str] | None
+) -> PeerConfig:
+    """Check the options that make up a peer's local settings. Raises BadSettings."""
+    values = {
+        "home": home.expanduser().absolute(),
+        "data": data.expanduser().absolute() if data else None,
+        "device": device,
+        "num_threads": threads,
+        "listen_host": listen,
+        "listen_port": port,
+        "announce": tuple(announce or ()),
+    }
+    return peer_config(values)

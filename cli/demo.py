@@ -1,0 +1,129 @@
+"""`peer demo`: a swarm of real peers on this machine, and one that trains alone for as many steps, side by side."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.comparison import Comparison, total_meetings
+from cli.local_swarm import POLL_S, LocalPeer, LocalSwarm, local_swarm
+from cli.manifests import changed, default_manifest
+from cli.options import Codec, Data, Json, Method, Seed
+from cli.screen import Screen, screen
+from peer.home import Home
+from protocol.manifest import Manifest
+
+NUM_STEPS = 400
+ON_THIS_MACHINE = ("--listen", "127.0.0.1", "--port", "0", "--device", "cpu", "--threads", "1")
+
+Peers = Annotated[int, typer.Option("--peers", metavar="N", min=2, max=64, help="Peers in the swarm, beside the one that trains alone.")]
+DemoSteps = Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Inner steps that the run lasts.")]
+KeptIn = Annotated[
+    Path | None, typer.Option("--home", metavar="DIR", help="Keep the peers' folders here. Default: a temporary folder, removed.")
+]
+
+
+def demo(
+    peers: Peers = 4,
+    steps: DemoSteps = NUM_STEPS,
+    data: Data = None,
+    seed: Seed = None,
+    codec: Codec = None,
+    method: Method = None,
+    home: KeptIn = None,
+    as_json: Json = False,
+) -> None:
+    """Watch a swarm of real peers train on this machine.
+
+    At the end, the held-out loss of each peer, of their average, and of one more peer that trained alone for as many steps.
+    """
+    manifest = changed(default_manifest(own_text=data is not None), steps=steps, seed=seed, codec=codec, method=method)
+    with demo_folder(home) as folder:
+        comparison = Demo(folder, manifest, peers, data).run()
+    print(json.dumps(comparison.to_json()) if as_json else comparison.sentences())
+
+
+@contextmanager
+def demo_folder(kept: Path | None) -> Iterator[Path]:
+    """Give the folder in which the peers live: the given one, or one that is removed at the end."""
+    if kept is not None:
+        folder = Home(kept)
+        folder.create()
+        yield folder.path
+        return
+    temporary = Path(tempfile.mkdtemp(prefix="gossamer-demo-"))
+    try:
+        yield temporary
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Demo:
+    """One demo: where its peers live, what they train, and how many they are."""
+
+    folder: Path
+    manifest: Manifest
+    num_peers: int
+    data: Path | None
+
+    def run(self) -> Comparison:
+        """Train the swarm and the lone peer at the same time, then compare them. Raises PeerDied, KeyboardInterrupt."""
+        started_s = time.monotonic()
+        with screen(sys.stderr) as drawn, local_swarm(self.folder) as swarm:
+            members, lone = self._start(swarm, drawn)
+            watch(swarm, drawn)
+            drawn.say("trained; measuring the held-out loss of each")
+        return self._compare(members, lone, started_s)
+
+    def _start(self, swarm: LocalSwarm, drawn: Screen) -> tuple[list[LocalPeer], LocalPeer]:
+        file = self.folder / "manifest.toml"
+        file.write_text(self.manifest.to_toml())
+        drawn.say(f"starting {self.num_peers} peers, and one that trains alone, in {self.folder}")
+        options = (*ON_THIS_MACHINE, *(("--data", str(self.data)) if self.data else ()))
+        others = str(self.num_peers - 1)
+        first = swarm.start("peer-1", ["host", str(file), *options, "--wait-for-peers", others])
+        lone = swarm.start("alone", ["host", str(file), *options, "--alone"])
+        invite = first.invite()
+        joiners = [swarm.start(f"peer-{number}", ["join", invite, *options]) for number in range(2, self.num_peers + 1)]
+        return [first, *joiners], lone
+
+    def _compare(self, members: Sequence[LocalPeer], lone: LocalPeer, started_s: float) -> Comparison:
+        from peer.evaluation import compare_homes  # torch: slow to import, and needed only now
+
+        losses = compare_homes([peer.home for peer in members], lone.home)
+        statuses = [peer.status for peer in members]
+        return Comparison(
+            peers=self.num_peers,
+            steps=self.manifest.run.total_steps,
+            params=int(statuses[0]["params"]),
+            eval_loss_start=losses.start,
+            eval_loss=losses.peers,
+            eval_loss_averaged=losses.averaged,
+            eval_loss_alone=losses.alone,
+            meetings=total_meetings(statuses),
+            bytes_sent=sum(int(status["bytes"]["sent"]) for status in statuses),
+            bits_per_param=float(statuses[0]["bits_per_param"]),
+            blocked_seconds=tuple(float(status["blocked_seconds"]) for status in statuses),
+            train_seconds=tuple(float(status["train_seconds"]) for status in statuses),
+            wall_seconds=time.monotonic() - started_s,
+        )
+
+
+def watch(swarm: LocalSwarm, drawn: Screen) -> None:
+    """Draw the status of each peer until all have ended. Raises PeerDied."""
+    while swarm.refresh():
+        for peer in swarm.peers:
+            if peer.status:
+                drawn.show(peer.name, peer.status)
+        time.sleep(POLL_S)

@@ -1,0 +1,115 @@
+"""`peer host`: be the first peer of a run, or go on as the one that was."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.manifests import changed, read_manifest
+from cli.options import (
+    DEFAULT_HOME,
+    DEFAULT_LISTEN,
+    Announce,
+    Codec,
+    Data,
+    Device,
+    HomeFolder,
+    Listen,
+    Method,
+    Port,
+    Seed,
+    Steps,
+    Threads,
+    WaitForPeers,
+    settings,
+)
+from cli.screen import Screen
+from cli.session import hold_session
+from peer.home import Home
+from peer.status import Status
+from protocol.errors import BadSettings
+from protocol.identity import Identity
+from protocol.invite import Invite
+from protocol.manifest import Manifest, SignedManifest
+
+INVITE_LIFETIME_S = 30 * 24 * 3600
+
+ManifestFile = Annotated[
+    Path | None,
+    typer.Argument(metavar="MANIFEST", help="What `peer init` wrote. Default: a small model on Python's own sources.", show_default=False),
+]
+Alone = Annotated[bool, typer.Option("--alone", help="Train without ever meeting anybody: a baseline to compare a swarm with.")]
+
+
+def host(
+    manifest: ManifestFile = None,
+    home: HomeFolder = DEFAULT_HOME,
+    data: Data = None,
+    device: Device = "auto",
+    threads: Threads = 0,
+    listen: Listen = DEFAULT_LISTEN,
+    port: Port = 0,
+    announce: Announce = None,
+    steps: Steps = None,
+    seed: Seed = None,
+    codec: Codec = None,
+    method: Method = None,
+    wait_for_peers: WaitForPeers = 0,
+    alone: Alone = False,
+) -> None:
+    """Start a run as its first peer.
+
+    Prints the invite for others as one line on stdout. In a home folder that holds a run of this peer, goes on with it.
+    """
+    config = settings(home, data, device, threads, listen=listen, port=port, announce=announce)
+    config = config.model_copy(update={"wait_for_peers": wait_for_peers, "alone": alone})
+    folder = Home(config.home)
+    folder.create()
+    identity = Identity.load_or_create(folder.identity)
+    wanted = changed(read_manifest(manifest, own_text=data is not None), steps=steps, seed=seed, codec=codec, method=method)
+    is_given = manifest is not None or (steps, seed, codec, method) != (None, None, None, None)
+    signed = run_to_host(folder, identity, wanted.with_host(identity.peer_id), must_match=is_given)
+    hold_session(config, signed, None, InviteLine(identity, signed))
+
+
+def run_to_host(folder: Home, identity: Identity, wanted: Manifest, *, must_match: bool) -> SignedManifest:
+    """Return the run that the home holds, else `wanted`, signed. Raises BadSettings where the home holds one that cannot be hosted.
+
+    With `must_match`, the operator has asked for `wanted` by name, so a home that holds another run is refused.
+    """
+    if not folder.manifest.exists():
+        return SignedManifest.sign(wanted, identity)
+    held = SignedManifest.from_bytes(folder.manifest.read_bytes())
+    if held.host != identity.peer_id:
+        raise BadSettings(
+            f"{folder.path} holds a run that this peer has joined, not one that it hosts",
+            hint="go on with `peer join`, or start a run in another folder with --home DIR",
+        )
+    if must_match and wanted.run_id != held.run_id:
+        raise BadSettings(
+            f"{folder.path} already holds another run, {held.run_id.hex()[:12]}",
+            hint="`peer host` without a manifest or changes goes on with it; --home DIR gives a new run its own folder",
+        )
+    return held
+
+
+class InviteLine:
+    """Prints the invite, once, as soon as the peer knows its addresses."""
+
+    def __init__(self, identity: Identity, signed: SignedManifest) -> None:
+        self._identity = identity
+        self._run_id = signed.run_id
+        self._printed = False
+
+    def __call__(self, status: Status, drawn: Screen) -> None:
+        """Look at a new status."""
+        if self._printed or not status.addresses:
+            return
+        self._printed = True
+        not_after_s = int(time.time()) + INVITE_LIFETIME_S
+        invite = Invite.issue(self._identity, self._run_id, tuple(status.addresses), None, not_after_s)
+        drawn.say("invite for others, good for 30 days: peer join INVITE, with this as INVITE")
+        drawn.data(invite.to_text())

@@ -1,0 +1,45 @@
+"""`peer init`: write a manifest, with every key explained, to edit before hosting."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.manifests import changed
+from cli.options import DEFAULT_HOME, Codec, HomeFolder, Method, Seed, Steps
+from peer.home import Home
+from protocol.errors import BadSettings
+from protocol.identity import Identity
+from protocol.manifest import Manifest
+
+ManifestFile = Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it.")]
+DEFAULT_FILE = Path("gossamer.toml")
+
+
+def init(
+    file: ManifestFile = DEFAULT_FILE,
+    home: HomeFolder = DEFAULT_HOME,
+    steps: Steps = None,
+    seed: Seed = None,
+    codec: Codec = None,
+    method: Method = None,
+) -> None:
+    """Write a manifest for a run of your own.
+
+    Every key is explained in it. This peer is the one that can invite others.
+    """
+    folder = Home(home)
+    folder.create()
+    peer_id = Identity.load_or_create(folder.identity).peer_id
+    manifest = changed(Manifest(), steps=steps, seed=seed, codec=codec, method=method).with_host(peer_id)
+    try:
+        with file.open("x", encoding="utf-8") as out:
+            out.write(manifest.to_toml())
+    except FileExistsError as error:
+        raise BadSettings(f"{file} is already there", hint="give another file name; a manifest is never overwritten") from error
+    except OSError as error:
+        raise BadSettings(f"cannot write {file}: {error.strerror}", hint="give another file name") from error
+    print(f"wrote {file}; edit it, then `peer host {file}`", file=sys.stderr)

@@ -1,0 +1,72 @@
+"""`peer invite`: write an invite for somebody, where the manifest lets this peer do so."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import time
+from typing import Annotated
+
+import typer
+
+from cli.options import DEFAULT_HOME, HomeFolder, Json
+from peer.control import ask
+from peer.home import Home
+from peer.partners import AddressBook
+from protocol.errors import BadSettings
+from protocol.identity import Identity, PeerId
+from protocol.invite import Invite
+from protocol.limits import INVITE_BOOTSTRAPS
+from protocol.manifest import SignedManifest
+
+SECONDS = {"m": 60, "h": 3600, "d": 24 * 3600}
+
+Subject = Annotated[
+    str | None, typer.Option("--for", metavar="PEERID", help="Who may use it; `peer id` prints it there. Default: whoever has it.")
+]
+Expires = Annotated[str, typer.Option("--expires", metavar="TIME", help="How long it is good, for example 90m, 12h or 30d.")]
+
+
+def invite(home: HomeFolder = DEFAULT_HOME, subject: Subject = None, expires: Expires = "30d", as_json: Json = False) -> None:
+    """Print an invite to the run of this peer.
+
+    It is one line on stdout.
+    """
+    folder = Home(home)
+    if not folder.manifest.exists():
+        raise BadSettings(f"{folder.path} holds no run to invite to", hint="`peer host` starts one; --home DIR names another folder")
+    signed = SignedManifest.from_bytes(folder.manifest.read_bytes())
+    identity = Identity.load_or_create(folder.identity)
+    if signed.manifest().run.access == "invite" and str(identity.peer_id) not in signed.manifest().run.issuers:
+        raise BadSettings(
+            "this peer may not write invites for its run", hint="ask one of the peers that the manifest lists under run.issuers"
+        )
+    not_after_s = int(time.time()) + lifetime_s(expires)
+    to = PeerId.from_text(subject) if subject else None
+    written = Invite.issue(identity, signed.run_id, known_addresses(folder, identity.peer_id), to, not_after_s).to_text()
+    print(json.dumps({"invite": written, "run_id": signed.run_id.hex(), "not_after_s": not_after_s}) if as_json else written)
+
+
+def lifetime_s(text: str) -> int:
+    """Read a length of time like 90m, 12h or 30d. Raises BadSettings."""
+    match = re.fullmatch(r"([1-9][0-9]{0,5})([mhd])", text)
+    if match is None:
+        raise BadSettings(f"--expires {text!r} is not a length of time", hint="write minutes, hours or days like 90m, 12h or 30d")
+    return int(match[1]) * SECONDS[match[2]]
+
+
+def known_addresses(folder: Home, me: PeerId) -> tuple[str, ...]:
+    """Return where newcomers may begin: this peer's own addresses if it runs, then those of peers that it has met.
+
+    Raises BadSettings if there are none.
+    """
+    addresses: list[str] = []
+    with contextlib.suppress(BadSettings):  # it does not run: those whom it has met must do
+        addresses += ask(folder.path, {"verb": "status"})["addresses"]
+    book = AddressBook(me)
+    book.load(folder.peers, time.time())
+    addresses += [address for entry in book.live(time.time()) for address in entry.addresses]
+    if not addresses:
+        raise BadSettings("no address is known where a newcomer could begin", hint="start this peer first, with `peer host` or `peer join`")
+    return tuple(dict.fromkeys(addresses))[:INVITE_BOOTSTRAPS]

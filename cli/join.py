@@ -1,0 +1,72 @@
+"""`peer join`: take part in a run with an invite, or go on with the run that the home folder holds."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from cli.options import DEFAULT_HOME, DEFAULT_LISTEN, Announce, Data, Device, HomeFolder, Listen, Port, Threads, settings
+from cli.session import hold_session
+from peer.home import Home
+from protocol.errors import BadInvite, BadSettings
+from protocol.identity import Identity
+from protocol.invite import Invite
+from protocol.manifest import SignedManifest
+
+InviteText = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="INVITE",
+        envvar="GOSSAMER_INVITE",
+        help="The word that begins with gossamer1. Without it, go on where this peer left off.",
+    ),
+]
+
+
+def join(
+    invite: InviteText = None,
+    home: HomeFolder = DEFAULT_HOME,
+    data: Data = None,
+    device: Device = "auto",
+    threads: Threads = 0,
+    listen: Listen = DEFAULT_LISTEN,
+    port: Port = 0,
+    announce: Announce = None,
+) -> None:
+    """Join a run and train in it.
+
+    Until the run ends, `peer leave`, or Ctrl-C.
+    """
+    config = settings(home, data, device, threads, listen=listen, port=port, announce=announce)
+    folder = Home(config.home)
+    if invite is None:
+        need_run(folder)
+        hold_session(config, None, None)
+    else:
+        read = Invite.from_text(invite)
+        need_same_run(folder, read.run_id)
+        folder.create()
+        read.check(Identity.load_or_create(folder.identity).peer_id, time.time())
+        hold_session(config, None, read)
+
+
+def need_run(folder: Home) -> None:
+    """Raise BadInvite unless the home holds a run to go on with."""
+    if not folder.manifest.exists() and not folder.invite.exists():
+        raise BadInvite(
+            f"no invite was given, and {folder.path} holds no run", hint="ask a member of the run for an invite: peer join gossamer1..."
+        )
+
+
+def need_same_run(folder: Home, run_id: bytes) -> None:
+    """Raise BadSettings if the home holds another run than the invite's."""
+    if not folder.manifest.exists():
+        return
+    held = SignedManifest.from_bytes(folder.manifest.read_bytes()).run_id
+    if held != run_id:
+        raise BadSettings(
+            f"{folder.path} already holds another run, {held.hex()[:12]}; the invite is for {run_id.hex()[:12]}",
+            hint="give the new run its own folder with --home DIR",
+        )

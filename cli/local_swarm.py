@@ -1,0 +1,122 @@
+"""Several real peers as child processes of this one: started, asked for their status, stopped.
+
+Each child is a whole `peer host` or `peer join` with its own home; nothing here knows what they do. They get a session of their own, so
+that Ctrl-C reaches only us and we stop them in order.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from peer.control import ask
+from protocol.errors import BadSettings, ExitCode, GossamerError
+
+STOP_S = 15.0  # a peer promises to be gone 10 s after SIGTERM
+INVITE_S = 60.0
+POLL_S = 0.2
+NUM_LOG_LINES = 15
+
+
+class PeerDied(GossamerError):
+    """A child ended before its run did."""
+
+
+class LocalPeer:
+    """One child process that is a peer. `status` keeps the last answer, so that it outlives the process."""
+
+    def __init__(self, name: str, home: Path, arguments: Sequence[str]) -> None:
+        self.name = name
+        self.home = home
+        self.status: dict[str, Any] = {}
+        home.mkdir(parents=True, exist_ok=True)
+        self._output = home / "stdout.txt"
+        self._log = home / "stderr.txt"
+        command = [sys.executable, "-m", "cli.main", *arguments, "--home", str(home)]
+        with self._output.open("wb") as output, self._log.open("wb") as log:
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=log, start_new_session=True)
+
+    def refresh(self) -> bool:
+        """Ask for the status; return whether the process still runs. Raises PeerDied if it ended badly."""
+        code = self._process.poll()
+        if code is None:
+            with suppress(BadSettings):  # not listening yet, or no longer
+                self.status = ask(self.home, {"verb": "status"})
+            return True
+        if code != ExitCode.DONE:
+            raise PeerDied(
+                f"{self.name} stopped with exit code {code}; it said last:\n{self._log_tail()}", hint=f"its folder is {self.home}"
+            )
+        return False
+
+    def invite(self) -> str:
+        """Wait for the line that `peer host` prints. Raises PeerDied if it ends before, or keeps silent for a minute."""
+        deadline_s = time.monotonic() + INVITE_S
+        while time.monotonic() < deadline_s:
+            line, newline, _ = self._output.read_text().partition("\n")
+            if newline:
+                return line
+            if not self.refresh():
+                break
+            time.sleep(POLL_S)
+        raise PeerDied(f"{self.name} printed no invite; it said last:\n{self._log_tail()}", hint=f"its folder is {self.home}")
+
+    def ask_to_stop(self) -> None:
+        """Send SIGTERM, which a peer takes as `peer leave`."""
+        if self._process.poll() is None:
+            self._process.terminate()
+
+    def wait_stopped(self) -> None:
+        """Wait until the process is gone, and end it and all of its children by force if it takes too long."""
+        try:
+            self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def _log_tail(self) -> str:
+        lines = self._log.read_text(errors="replace").splitlines()
+        return "\n".join(f"  {line}" for line in lines[-NUM_LOG_LINES:]) or "  nothing"
+
+
+class LocalSwarm:
+    """The children, in the order of their start."""
+
+    def __init__(self, folder: Path) -> None:
+        self.peers: list[LocalPeer] = []
+        self._folder = folder
+
+    def start(self, name: str, arguments: Sequence[str]) -> LocalPeer:
+        """Start `peer ARGUMENTS` with a home of its own."""
+        peer = LocalPeer(name, self._folder / name, arguments)
+        self.peers.append(peer)
+        return peer
+
+    def refresh(self) -> bool:
+        """Ask all for their status; return whether any still runs. Raises PeerDied."""
+        return any([peer.refresh() for peer in self.peers])
+
+    def stop(self) -> None:
+        """Stop all at the same time, and wait."""
+        for peer in self.peers:
+            peer.ask_to_stop()
+        for peer in self.peers:
+            peer.wait_stopped()
+
+
+@contextmanager
+def local_swarm(folder: Path) -> Iterator[LocalSwarm]:
+    """Give a swarm without peers; whatever was started in it is stopped at the end."""
+    swarm = LocalSwarm(folder)
+    try:
+        yield swarm
+    finally:
+        swarm.stop()

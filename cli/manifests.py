@@ -1,0 +1,40 @@
+"""Manifests as the command line makes them: read from a file or the default, with the changes that options ask for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from protocol.errors import BadManifest
+from protocol.manifest import Manifest
+
+
+def default_manifest(*, own_text: bool) -> Manifest:
+    """Return the small run of the demo: on text that each peer brings along, or on what every machine has."""
+    return Manifest.checked({"data": {"source": "text"}} if own_text else {})
+
+
+def read_manifest(path: Path | None, *, own_text: bool = False) -> Manifest:
+    """Return the manifest in a TOML file, or the default one. Raises BadManifest."""
+    if path is None:
+        return default_manifest(own_text=own_text)
+    try:
+        return Manifest.from_toml(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise BadManifest(f"cannot read the manifest {path}: {reason}", hint="`peer init FILE` writes one") from error
+
+
+def changed(
+    manifest: Manifest, *, steps: int | None = None, seed: int | None = None, codec: str | None = None, method: str | None = None
+) -> Manifest:
+    """Return the manifest with what was given in place of its own. Raises BadManifest where that cannot work."""
+    values = manifest.model_dump()
+    for section, key, value in (
+        ("run", "total_steps", steps),
+        ("run", "seed", seed),
+        ("codec", "name", codec),
+        ("outer", "method", method),
+    ):
+        if value is not None:
+            values[section][key] = value
+    return Manifest.checked(values)

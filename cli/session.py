@@ -1,0 +1,38 @@
+"""One peer that runs from this shell: its progress on stderr, until its run ends, it leaves, or it cannot go on."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+
+from cli.figures import loss_text
+from cli.screen import Screen, screen
+from peer.config import PeerConfig
+from peer.status import Status
+from peer.supervisor import run_peer
+from protocol.invite import Invite
+from protocol.manifest import SignedManifest
+
+Also = Callable[[Status, Screen], None]
+
+
+def hold_session(config: PeerConfig, manifest: SignedManifest | None, invite: Invite | None, also: Also | None = None) -> None:
+    """Run the peer, draw its status after each change, and call `also` with it. Raises what `run_peer` raises."""
+    with screen(sys.stderr) as drawn:
+
+        def watch(status: Status) -> None:
+            drawn.show(status.peer_id[-6:], status.to_json())
+            if also is not None:
+                also(status, drawn)
+
+        status = asyncio.run(run_peer(config, manifest, invite, watch))
+    print(farewell(status, config), file=sys.stderr)
+
+
+def farewell(status: Status, config: PeerConfig) -> str:
+    """Return the last sentence: how it ended, and what can be done next."""
+    figures = f"step {status.step} of {status.total_steps}, loss {loss_text(status.loss)}"
+    if status.state == "done":
+        return f"the run is over: {figures}\nhint: `peer export FOLDER --home {config.home}` writes the model"
+    return f"left the run: {figures}\nhint: the same command, or `peer join --home {config.home}`, goes on from here"

@@ -1,0 +1,65 @@
+"""`peer status`: what the running peer does, and why."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Annotated, Any
+
+import typer
+
+from cli.figures import Status, bytes_text, loss_text, meetings_text, share_text
+from cli.options import DEFAULT_HOME, HomeFolder, Json
+from cli.screen import screen
+from peer.control import ask
+from peer.home import Home
+from protocol.errors import BadSettings
+
+WATCH_EVERY_S = 1.0
+
+Watch = Annotated[bool, typer.Option("--watch", help="Keep showing it, until the peer stops or you press Ctrl-C.")]
+
+
+def status(home: HomeFolder = DEFAULT_HOME, as_json: Json = False, watch: Watch = False) -> None:
+    """Show what the running peer does, and why."""
+    if watch and as_json:
+        raise BadSettings("--watch and --json do not go together", hint="--json prints one object; call it as often as you like")
+    folder = Home(home)
+    if watch:
+        _watch(folder)
+        return
+    answer = ask(folder.path, {"verb": "status"})
+    print(json.dumps(answer) if as_json else description(answer))
+
+
+def _watch(folder: Home) -> None:
+    answer: dict[str, Any] = ask(folder.path, {"verb": "status"})
+    with screen(sys.stdout) as drawn:
+        while folder.running.exists():
+            drawn.show(answer["peer_id"][-6:], answer)
+            time.sleep(WATCH_EVERY_S)
+            answer = ask(folder.path, {"verb": "status"})
+
+
+def description(answer: Status) -> str:
+    """Return the status as a few lines for people."""
+    rows = {
+        "state": f"{answer['state']}" + (f": {answer['reason']}" if answer["reason"] else "") + f" (since {since_text(answer['since'])})",
+        "run": answer["run_id"],
+        "peer": answer["peer_id"],
+        "step": f"{answer['step']} of {answer['total_steps']}, {answer['tokens']} tokens, {answer['tokens_per_second']:.0f} tokens/s",
+        "loss": loss_text(answer["loss"]),
+        "peers seen": str(answer["peers_seen"]),
+        "meetings": meetings_text(answer["meetings"]),
+        "traffic": f"{bytes_text(answer['bytes']['sent'])} up, {bytes_text(answer['bytes']['received'])} down",
+        "blocked": f"{share_text(answer['blocked_seconds'], answer['train_seconds'])} of training time",
+        "addresses": ", ".join(answer["addresses"]) or "none known yet",
+        "version": answer["version"],
+    }
+    return "\n".join(f"{name:<11}{value}" for name, value in rows.items())
+
+
+def since_text(since_s: float) -> str:
+    """Return a moment (Unix seconds) as local clock time."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(since_s))

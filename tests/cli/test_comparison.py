@@ -1,0 +1,56 @@
+"""The closing statement says what was measured, whichever way it went."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cli.comparison import Comparison, total_meetings
+from tests.cli.test_figures import STATUS
+
+COMPARISON = Comparison(
+    peers=2,
+    steps=400,
+    params=800_000,
+    eval_loss_start=5.5,
+    eval_loss=(2.1, 2.2),
+    eval_loss_averaged=2.05,
+    eval_loss_alone=2.3,
+    meetings={"completed": 30, "solo": 1, "refused": 0, "failed": 0},
+    bytes_sent=12_000_000,
+    bits_per_param=8.06,
+    blocked_seconds=(0.5, 0.5),
+    train_seconds=(50.0, 50.0),
+    wall_seconds=90.4,
+)
+
+
+def test_json_has_the_documented_keys() -> None:
+    assert set(COMPARISON.to_json()) == {
+        "peers",
+        "steps",
+        "params",
+        "eval_loss_start",
+        "eval_loss",
+        "eval_loss_averaged",
+        "eval_loss_alone",
+        "meetings",
+        "bytes_sent",
+        "bits_per_param",
+        "blocked_seconds",
+        "train_seconds",
+        "wall_seconds",
+    }
+
+
+def test_statement_names_every_loss_and_who_is_ahead() -> None:
+    text = COMPARISON.sentences()
+    for wanted in ("5.500", "peer-1", "2.100", "peer-2", "2.200", "2.050", "2.300", "0.250 nats ahead", "30 (1 solo)", "12.0 MB", "1.0 %"):
+        assert wanted in text
+
+
+def test_statement_admits_a_lost_race() -> None:
+    assert "is not ahead: it is 0.100 nats behind" in replace(COMPARISON, eval_loss_averaged=2.4).sentences()
+
+
+def test_a_meeting_of_two_counts_once() -> None:
+    assert total_meetings([STATUS, STATUS]) == {"completed": 8, "solo": 2, "refused": 0, "failed": 4}

@@ -1,0 +1,85 @@
+"""`peer host`: which run it hosts, and the one line that others need."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from cli.host import InviteLine, run_to_host
+from cli.manifests import changed
+from cli.screen import PlainLines
+from peer.home import Home
+from peer.status import Status
+from protocol.errors import BadSettings
+from protocol.identity import Identity
+from protocol.invite import Invite
+from protocol.manifest import Manifest, SignedManifest
+from tests.cli.shell import Shell
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    folder = Home(tmp_path / "home")
+    folder.create()
+    return folder
+
+
+@pytest.fixture
+def identity(home: Home) -> Identity:
+    return Identity.load_or_create(home.identity)
+
+
+def own(identity: Identity, steps: int = 800) -> Manifest:
+    return changed(Manifest(), steps=steps).with_host(identity.peer_id)
+
+
+def test_an_empty_home_hosts_what_is_wanted(home: Home, identity: Identity) -> None:
+    signed = run_to_host(home, identity, own(identity, 55), must_match=True)
+    assert signed.manifest().run.total_steps == 55
+    assert signed.host == identity.peer_id
+
+
+def test_a_home_with_a_run_goes_on_with_it(home: Home, identity: Identity) -> None:
+    held = SignedManifest.sign(own(identity, 55), identity)
+    home.manifest.write_bytes(held.to_bytes())
+    assert run_to_host(home, identity, own(identity), must_match=False) == held
+    assert run_to_host(home, identity, own(identity, 55), must_match=True) == held
+
+
+def test_a_home_with_a_run_takes_no_other(home: Home, identity: Identity) -> None:
+    home.manifest.write_bytes(SignedManifest.sign(own(identity, 55), identity).to_bytes())
+    with pytest.raises(BadSettings, match="already holds another run") as caught:
+        run_to_host(home, identity, own(identity, 56), must_match=True)
+    assert "--home" in caught.value.hint
+
+
+def test_a_run_that_was_joined_is_not_hosted(home: Home, identity: Identity) -> None:
+    host = Identity(b"h" * 32)
+    home.manifest.write_bytes(SignedManifest.sign(own(host), host).to_bytes())
+    with pytest.raises(BadSettings, match="joined") as caught:
+        run_to_host(home, identity, own(identity), must_match=False)
+    assert "peer join" in caught.value.hint
+
+
+def test_the_invite_is_printed_once_and_alone(identity: Identity, capsys: pytest.CaptureFixture[str]) -> None:
+    signed = SignedManifest.sign(own(identity), identity)
+    line = InviteLine(identity, signed)
+    status = Status()
+    drawn = PlainLines(io.StringIO())
+    line(status, drawn)
+    assert capsys.readouterr().out == ""
+    status.addresses = [f"/ip4/127.0.0.1/tcp/4001/p2p/{identity.peer_id}"]
+    line(status, drawn)
+    line(status, drawn)
+    [text] = capsys.readouterr().out.splitlines()
+    invite = Invite.from_text(text)
+    assert (invite.run_id, invite.bootstraps) == (signed.run_id, tuple(status.addresses))
+
+
+def test_a_manifest_that_is_not_there_is_named(shell: Shell, tmp_path: Path) -> None:
+    said = shell("host", tmp_path / "none.toml")
+    assert said.code == 2
+    assert "none.toml" in said.complaint[0]
+    assert said.out == ""

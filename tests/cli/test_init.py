@@ -1,0 +1,46 @@
+"""`peer init`: what it writes can be hosted, and it overwrites nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from protocol.manifest import Manifest
+from tests.cli.shell import Shell
+
+
+def test_writes_the_default_run_with_this_peer_as_issuer(shell: Shell, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    said = shell("init", file)
+    assert said.code == 0
+    written = Manifest.from_toml(file.read_text())
+    assert written.run.issuers == (shell("id").out.strip(),)
+    assert written == Manifest.checked({"run": {"issuers": list(written.run.issuers)}})
+
+
+def test_options_change_the_manifest(shell: Shell, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    assert shell("init", file, "--steps", "77", "--seed", "5", "--codec", "bf16", "--method", "noloco").code == 0
+    written = Manifest.from_toml(file.read_text())
+    assert (written.run.total_steps, written.run.seed, written.codec.name, written.outer.method) == (77, 5, "bf16", "noloco")
+
+
+def test_a_manifest_is_never_overwritten(shell: Shell, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("mine")
+    said = shell("init", file)
+    assert said.code == 2
+    assert str(file) in said.complaint[0]
+    assert file.read_text() == "mine"
+
+
+def test_a_place_that_cannot_be_written_to_is_named(shell: Shell, tmp_path: Path) -> None:
+    said = shell("init", tmp_path / "missing" / "run.toml")
+    assert said.code == 2
+    assert "missing" in said.complaint[0]
+
+
+def test_a_value_that_cannot_work_is_named(shell: Shell, tmp_path: Path) -> None:
+    said = shell("init", tmp_path / "run.toml", "--codec", "No Such Codec")
+    assert said.code == 2
+    assert "codec" in said.complaint[0]
+    assert not (tmp_path / "run.toml").exists()

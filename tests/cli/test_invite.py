@@ -1,0 +1,97 @@
+"""`peer invite`: who may write one, for whom, for how long, and where it leads."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from cli.invite import lifetime_s
+from peer.home import Home
+from peer.partners import AddressBook
+from protocol.errors import BadSettings
+from protocol.identity import Identity, PeerId
+from protocol.invite import Invite
+from protocol.manifest import Manifest, SignedManifest
+from tests.cli.running import ADDRESS, Running
+from tests.cli.shell import Shell
+
+OTHER = Identity(b"o" * 32).peer_id
+
+
+@pytest.fixture
+def me(shell: Shell) -> PeerId:
+    """This peer, with a run that it hosts in its home."""
+    shell("id")
+    home = Home(shell.home)
+    identity = Identity.load_or_create(home.identity)
+    home.manifest.write_bytes(SignedManifest.sign(Manifest().with_host(identity.peer_id), identity).to_bytes())
+    return identity.peer_id
+
+
+def remember(home: Path, peer: PeerId) -> str:
+    book = AddressBook(Identity(b"n" * 32).peer_id)
+    address = f"{ADDRESS}/p2p/{peer}"
+    book.hint(peer, address, time.time())
+    book.save(Home(home).peers)
+    return address
+
+
+def test_a_running_peer_invites_to_itself(shell: Shell, me: PeerId) -> None:
+    peer = Running(shell)
+    peer.status.addresses = [f"{ADDRESS}/p2p/{me}"]
+    invite = Invite.from_text(peer.during(lambda: shell("invite")).out)
+    assert invite.bootstraps == tuple(peer.status.addresses)
+    assert invite.credential.subject is None
+    invite.check(OTHER, time.time() + 29 * 24 * 3600)
+
+
+def test_a_peer_at_rest_invites_to_those_whom_it_knows(shell: Shell, me: PeerId) -> None:
+    address = remember(shell.home, OTHER)
+    assert Invite.from_text(shell("invite").out).bootstraps == (address,)
+
+
+def test_an_invite_may_be_for_one_peer_and_short(shell: Shell, me: PeerId) -> None:
+    remember(shell.home, OTHER)
+    answer = json.loads(shell("invite", "--for", str(OTHER), "--expires", "90m", "--json").out)
+    invite = Invite.from_text(answer["invite"])
+    assert invite.credential.subject == OTHER
+    assert abs(invite.credential.not_after_s - time.time() - 90 * 60) < 60
+    assert answer["run_id"] == invite.run_id.hex()
+
+
+def test_only_issuers_invite(shell: Shell) -> None:
+    shell("id")
+    host = Identity(b"h" * 32)
+    Home(shell.home).manifest.write_bytes(SignedManifest.sign(Manifest().with_host(host.peer_id), host).to_bytes())
+    said = shell("invite")
+    assert said.code == 2
+    assert "run.issuers" in said.complaint[1]
+
+
+def test_without_a_run_there_is_nothing_to_invite_to(shell: Shell) -> None:
+    assert shell("invite").code == 2
+
+
+def test_without_an_address_nobody_could_come(shell: Shell, me: PeerId) -> None:
+    said = shell("invite")
+    assert said.code == 2
+    assert "no address" in said.complaint[0]
+
+
+def test_a_wrong_id_is_named(shell: Shell, me: PeerId) -> None:
+    remember(shell.home, OTHER)
+    assert "12D3Oops" in shell("invite", "--for", "12D3Oops").complaint[0]
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("1m", 60), ("12h", 43200), ("30d", 2592000)])
+def test_lengths_of_time(text: str, seconds: int) -> None:
+    assert lifetime_s(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "30", "0d", "-1d", "1y", "1.5h", "d"])
+def test_what_is_no_length_of_time(text: str) -> None:
+    with pytest.raises(BadSettings):
+        lifetime_s(text)

@@ -1,0 +1,65 @@
+"""`peer join`: every invite that cannot work is refused before anything starts, with a way out."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from peer.home import Home
+from protocol.identity import Identity, PeerId
+from protocol.invite import Invite
+from protocol.manifest import Manifest, SignedManifest
+from tests.cli.shell import Shell
+
+HOST = Identity(b"h" * 32)
+HOUR_S = 3600
+
+
+def invite(subject: PeerId | None = None, lifetime_s: int = HOUR_S) -> str:
+    bootstraps = (f"/ip4/127.0.0.1/tcp/4001/p2p/{HOST.peer_id}",)
+    return Invite.issue(HOST, b"r" * 32, bootstraps, subject, int(time.time()) + lifetime_s).to_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("hello", "starts with gossamer1"),
+        (invite()[:-20], "cut"),
+        (invite().replace("2", "3", 1), "mistyped"),
+        (invite(lifetime_s=-HOUR_S), "expired"),
+        (invite(subject=HOST.peer_id), "the invite is for"),
+    ],
+    ids=["no invite", "cut", "mistyped", "expired", "somebody else's"],
+)
+def test_a_bad_invite_is_refused_with_a_hint(text: str, complaint: str, shell: Shell) -> None:
+    said = shell("join", text)
+    assert said.code == 2
+    assert complaint in said.complaint[0]
+    assert said.complaint[1]
+
+
+def test_an_invite_of_another_release_is_a_version_mismatch(shell: Shell) -> None:
+    assert shell("join", invite().replace("gossamer1", "gossamer2")).code == 10
+
+
+def test_a_home_that_holds_another_run_is_left_alone(shell: Shell) -> None:
+    shell("id")
+    held = SignedManifest.sign(Manifest().with_host(HOST.peer_id), HOST).to_bytes()
+    Home(shell.home).manifest.write_bytes(held)
+    said = shell("join", invite())
+    assert said.code == 2
+    assert "already holds another run" in said.complaint[0]
+    assert Home(shell.home).manifest.read_bytes() == held
+
+
+def test_without_an_invite_there_must_be_a_run_to_go_on_with(shell: Shell) -> None:
+    said = shell("join")
+    assert said.code == 2
+    assert "holds no run" in said.complaint[0]
+
+
+def test_text_that_is_not_there_is_refused(shell: Shell) -> None:
+    said = shell("join", invite(), "--data", "/nonexistent/text")
+    assert said.code == 2
+    assert "/nonexistent/text" in said.complaint[0]

@@ -1,0 +1,65 @@
+"""Children of the demo: watched, reported when they die, and always stopped."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli.local_swarm import LocalPeer, LocalSwarm, PeerDied, local_swarm
+
+
+def wait_ended(peer: LocalPeer) -> None:
+    peer.wait_stopped()
+
+
+@pytest.fixture
+def sleeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each child be a program that would run for a minute, whatever it is told."""
+    script = tmp_path / "sleeper"
+    script.write_text("#!/bin/sh\nexec sleep 60\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+
+
+def test_a_child_that_ends_well_is_over(tmp_path: Path) -> None:
+    peer = LocalPeer("peer-1", tmp_path, ["id"])
+    wait_ended(peer)
+    assert not peer.refresh()
+    assert peer.status == {}
+
+
+def test_a_child_that_dies_is_reported_with_its_last_words(tmp_path: Path) -> None:
+    peer = LocalPeer("peer-2", tmp_path, ["join", "nonsense"])
+    wait_ended(peer)
+    with pytest.raises(PeerDied, match="peer-2 stopped with exit code 2") as caught:
+        peer.refresh()
+    assert "an invite starts with gossamer1" in str(caught.value)
+    assert str(tmp_path) in caught.value.hint
+
+
+def test_a_host_that_ends_without_an_invite_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(PeerDied, match="no-such.toml"):
+        LocalPeer("peer-1", tmp_path, ["host", "no-such.toml"]).invite()
+
+
+def test_everything_is_stopped_whatever_happens(tmp_path: Path, sleeper: None) -> None:
+    started: list[LocalSwarm] = []
+    with pytest.raises(KeyboardInterrupt), local_swarm(tmp_path) as swarm:
+        started.append(swarm)
+        swarm.start("peer-1", ["host"])
+        swarm.start("peer-2", ["join"])
+        assert swarm.refresh()
+        raise KeyboardInterrupt
+    assert len(started[0].peers) == 2  # that both are gone, the leak check at the end of each test sees
+
+
+def test_a_child_that_does_not_listen_is_ended_by_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "stubborn"
+    script.write_text("#!/bin/sh\ntrap '' TERM\necho ready\nwhile :; do sleep 1; done\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    monkeypatch.setattr("cli.local_swarm.STOP_S", 0.5)
+    with local_swarm(tmp_path) as swarm:
+        assert swarm.start("peer-1", ["host"]).invite() == "ready"

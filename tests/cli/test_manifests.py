@@ -1,0 +1,39 @@
+"""Manifests from files and options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cli.manifests import changed, default_manifest, read_manifest
+from protocol.errors import BadManifest
+from protocol.manifest import Manifest
+
+
+def test_no_file_means_the_default_run() -> None:
+    assert read_manifest(None) == Manifest()
+    assert default_manifest(own_text=True).data.source == "text"
+
+
+def test_nothing_given_changes_nothing() -> None:
+    assert changed(Manifest()).run_id == Manifest().run_id
+
+
+def test_each_change_makes_it_another_run() -> None:
+    changes = [changed(Manifest(), steps=9), changed(Manifest(), seed=9), changed(Manifest(), codec="fp32")]
+    assert len({manifest.run_id for manifest in (Manifest(), *changes)}) == 4
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"[run\n", b"[run]\ntotal_stepz = 5\n"])
+def test_a_file_that_is_no_manifest_is_refused_with_a_hint(content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_bytes(content)
+    with pytest.raises(BadManifest) as caught:
+        read_manifest(file)
+    assert caught.value.hint
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadManifest, match="run.toml: No such file"):
+        read_manifest(tmp_path / "run.toml")

@@ -1,0 +1,27 @@
+"""Options become checked local settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cli.options import settings
+from protocol.errors import BadSettings
+
+
+def test_options_become_settings(tmp_path: Path) -> None:
+    config = settings(tmp_path, tmp_path / "text", "cpu", 2, listen="127.0.0.1", port=4001, announce=["/ip4/203.0.113.7/tcp/4001"])
+    assert (config.home, config.data, config.num_threads, config.listen_port) == (tmp_path, tmp_path / "text", 2, 4001)
+    assert config.announce == ("/ip4/203.0.113.7/tcp/4001",)
+
+
+def test_home_may_begin_with_a_tilde(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert settings(Path("~/peer"), listen="0.0.0.0", port=0, announce=None).home == tmp_path / "peer"
+
+
+def test_a_device_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadSettings, match="device") as caught:
+        settings(tmp_path, device="abacus", listen="0.0.0.0", port=0, announce=None)
+    assert caught.value.hint

@@ -1,0 +1,45 @@
+"""`peer status`: everything that the contract names, in words and as JSON."""
+
+from __future__ import annotations
+
+import json
+
+from tests.cli.running import Running
+from tests.cli.shell import Shell
+
+KEYS = {"state", "reason", "since", "run_id", "peer_id", "step", "total_steps", "tokens", "loss", "peers_seen"}
+KEYS |= {"meetings", "bytes", "lane_counts", "version"}
+
+
+def test_json_is_one_object_with_the_documented_keys(shell: Shell) -> None:
+    said = Running(shell).during(lambda: shell("status", "--json"))
+    answer = json.loads(said.out)
+    assert said.code == 0
+    assert set(answer) >= KEYS
+    assert set(answer["meetings"]) == {"completed", "solo", "refused", "failed"}
+    assert set(answer["bytes"]) == {"sent", "received"}
+
+
+def test_words_give_the_reason_beside_the_state(shell: Shell) -> None:
+    peer = Running(shell)
+    peer.status.state, peer.status.reason = "waiting", "waiting for peers: 0 seen, 2 wanted"
+    said = peer.during(lambda: shell("status"))
+    assert "waiting: waiting for peers: 0 seen, 2 wanted (since " in said.out
+    assert peer.status.peer_id in said.out
+
+
+def test_watching_ends_with_the_peer(shell: Shell) -> None:
+    peer = Running(shell, stops_after=2)
+    said = peer.during(lambda: shell("status", "--watch"))
+    assert said.code == 0
+    assert [request["verb"] for request in peer.asked] == ["status", "status"]
+
+
+def test_nobody_runs(shell: Shell) -> None:
+    said = shell("status")
+    assert said.code == 2
+    assert "no peer is running" in said.complaint[0]
+
+
+def test_watch_and_json_do_not_go_together(shell: Shell) -> None:
+    assert shell("status", "--watch", "--json").code == 2
