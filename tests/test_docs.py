@@ -1,0 +1,94 @@
+"""The reference pages name everything that the code has, and every link in them leads somewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+import typer
+
+from cli.main import app
+from peer.events import KINDS
+from peer.home import Home
+from peer.status import Status
+from protocol.errors import ExitCode
+from protocol.manifest import Manifest
+from protocol.wire import peer_pb2
+
+ROOT = Path(__file__).parents[1]
+REFERENCE = ROOT / "docs" / "reference"
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+LINK = re.compile(r"\]\(([^)#]+)(#[^)]*)?\)")
+
+
+def section(page: str, title: str) -> str:
+    """Return the part of a reference page under a heading of the second level."""
+    _, found, rest = (REFERENCE / page).read_text().partition(f"\n## {title}\n")
+    assert found, f"{page} has no section {title}"
+    return rest.partition("\n## ")[0]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_link_leads_somewhere(page: Path) -> None:
+    targets = [match[1] for match in LINK.finditer(page.read_text()) if "://" not in match[1]]
+    missing = [target for target in targets if not (page.parent / target).exists()]
+    assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_page_can_be_found(page: Path) -> None:
+    """A page in a folder is named by that folder's README."""
+    if page.parent != ROOT and page.name != "README.md" and page.parent.name != "docs":
+        assert f"({page.name})" in (page.parent / "README.md").read_text()
+
+
+def test_every_verb_and_option_is_described() -> None:
+    group = typer.main.get_command(app)
+    for verb, command in group.commands.items():  # type: ignore[attr-defined]
+        text = section("cli.md", verb)
+        for parameter in command.params:
+            if parameter.name not in ("help", "home"):
+                assert f"`{parameter.opts[0] if parameter.param_type_name == 'option' else parameter.metavar}" in text
+
+
+def test_every_key_of_the_manifest_is_described_with_its_meaning() -> None:
+    for name, field in Manifest.model_fields.items():
+        text = section("manifest.md", f"[{name}]")
+        assert field.annotation is not None
+        for key, inner in field.annotation.model_fields.items():
+            assert re.search(rf"^\| `{key}` \| .* \| {re.escape(inner.description)} \|$", text, re.MULTILINE), f"{name}.{key}"
+
+
+def test_every_event_is_described() -> None:
+    for name, kind in KINDS.items():
+        text = section("events.md", name)
+        for field in dataclasses.fields(kind):
+            assert f"| `{field.name}` |" in text, f"{name}.{field.name}"
+
+
+def test_every_key_of_the_status_is_described() -> None:
+    text = (REFERENCE / "status.md").read_text()
+    for field in dataclasses.fields(Status):
+        assert f"| `{field.name}` |" in text
+
+
+def test_every_exit_code_is_described() -> None:
+    text = (REFERENCE / "exit-codes.md").read_text()
+    for code in ExitCode:
+        assert f"| {code.value} | `{code.name}` |" in text
+
+
+def test_every_refusal_is_described() -> None:
+    text = section("wire.md", "Refusal codes")
+    for name in peer_pb2.RefusalCode.keys():  # noqa: SIM118 - an enum wrapper, not a dict
+        if name != "REFUSAL_UNSPECIFIED":
+            assert f"| `{name.removeprefix('REFUSAL_')}` |" in text
+
+
+def test_everything_in_the_home_folder_is_described() -> None:
+    text = (REFERENCE / "home.md").read_text()
+    for place in vars(Home(Path("home"))).values():
+        if place.name != "home":
+            assert f"| `{place.name}" in text
