@@ -45,34 +45,29 @@ def _route_log() -> None:
 
 with contained_import():
     from hivemind import hivemind_cli
-    from hivemind.dht.node import DHTNode
+    from hivemind.dht.node import Blacklist, DHTNode
     from hivemind.dht.protocol import DHTProtocol
-    from hivemind.dht.routing import DHTID
-    from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
-    from hivemind.dht.validation import DHTRecord, RecordValidatorBase
+    from hivemind.dht.routing import DHTID, RoutingTable
     from hivemind.p2p import P2P, P2PContext, PeerID
-    from hivemind.p2p.p2p_daemon_bindings.control import P2PDaemonError
+    from hivemind.p2p.p2p_daemon_bindings.control import P2PDaemonError, P2PHandlerError
     from hivemind.p2p.p2p_daemon_bindings.p2pclient import Client
     from hivemind.p2p.p2p_daemon_bindings.utils import read_pbmsg_safe, write_pbmsg
     from hivemind.proto import dht_pb2, p2pd_pb2
-    from hivemind.utils import MSGPackSerializer
     from hivemind.utils.multiaddr import Multiaddr
 
 __all__ = [
     "DHTID",
     "P2P",
+    "Blacklist",
     "Client",
-    "DHTLocalStorage",
     "DHTNode",
     "DHTProtocol",
-    "DHTRecord",
-    "DictionaryDHTValue",
-    "MSGPackSerializer",
     "Multiaddr",
     "P2PContext",
     "P2PDaemonError",
+    "P2PHandlerError",
     "PeerID",
-    "RecordValidatorBase",
+    "RoutingTable",
     "contained_import",
     "dht_pb2",
     "hivemind_cli",

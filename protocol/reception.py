@@ -1,0 +1,118 @@
+"""The gRPC server of a peer: turns each inbound call whose caller is known into a stream for the handler.
+
+Calls come over loopback from `lanes.py`, which knows who is behind them; a caller that it does not know is turned away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+
+from protocol.admission import Admission, StreamCaps
+from protocol.errors import PeerMisbehaved, TransportError
+from protocol.grpc_lane import ACCEPTED, SERVER_OPTIONS, GrpcStream, service
+from protocol.identity import PeerId
+from protocol.refusals import Refused
+from protocol.transport import Purpose, StreamHandler
+
+log = logging.getLogger(__name__)
+
+FIRST_FRAME_S = 10.0
+HANDLERS_END_S = 2.0
+
+Context = grpc.aio.ServicerContext[bytes, bytes]
+
+
+class Register(Protocol):
+    """Who is behind a caller's address, and for one call only."""
+
+    def claim(self, caller: str) -> PeerId | None:
+        """Return the peer, or None for a stranger."""
+        ...
+
+    def release(self, caller: str) -> None:
+        """Tell that the call of a claimed caller is over."""
+        ...
+
+
+class Reception:
+    """Serves on a loopback port, from `open` to `close`."""
+
+    def __init__(self, handler: StreamHandler, caps: StreamCaps) -> None:
+        self._handler = handler
+        self._admission = Admission(caps)
+        self._handlers: set[asyncio.Task[Any]] = set()
+
+    async def open(self) -> int:
+        """Start the server; return its port. Calls are turned away until there is a register (`admit_from`)."""
+        self._register: Register | None = None
+        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._server.add_generic_rpc_handlers([service(self._serve)])
+        port = self._server.add_insecure_port("127.0.0.1:0")
+        await self._server.start()
+        return port
+
+    def admit_from(self, register: Register) -> None:
+        """Accept the callers in this register."""
+        self._register = register
+
+    async def close(self) -> None:
+        """End every stream; handlers get PeerGone, and a moment to act on it."""
+        await self._server.stop(None)
+        if self._handlers:
+            await asyncio.wait(self._handlers, timeout=HANDLERS_END_S)
+        for task in self._handlers:
+            task.cancel()
+        await asyncio.gather(*self._handlers, return_exceptions=True)
+
+    async def _serve(self, purpose: Purpose, context: Context) -> None:
+        caller = context.peer()
+        partner = self._register.claim(caller) if self._register else None
+        if self._register is None or partner is None:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "this port takes calls from its own tunnel only")
+        try:
+            if not self._admission.enter(partner, purpose):
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "as many streams are open as I allow")
+            try:
+                await self._converse(purpose, partner, context)
+            finally:
+                self._admission.leave(partner, purpose)
+        finally:
+            self._register.release(caller)
+
+    async def _converse(self, purpose: Purpose, partner: PeerId, context: Context) -> None:
+        """Live as long as the call: the context must not be touched afterwards."""
+        closed = asyncio.Event()
+        stream = GrpcStream(partner, context.read, context.write, closed.set)
+        await context.send_initial_metadata(ACCEPTED)
+        pump = asyncio.create_task(stream.pump(), name="inbound frames")
+        try:
+            async with asyncio.timeout(FIRST_FRAME_S):
+                await stream.arrived()
+            self._hand_over(purpose, stream)
+            await closed.wait()
+        except TimeoutError:
+            log.info("%s opened a stream and stayed silent", partner.short())
+        finally:
+            stream.end("the connection to the partner broke")
+            pump.cancel()
+            await asyncio.gather(pump, return_exceptions=True)
+
+    def _hand_over(self, purpose: Purpose, stream: GrpcStream) -> None:
+        task = asyncio.create_task(self._handle(purpose, stream), name=f"inbound {purpose.value}")
+        self._handlers.add(task)
+        task.add_done_callback(self._handlers.discard)
+
+    async def _handle(self, purpose: Purpose, stream: GrpcStream) -> None:
+        try:
+            await self._handler(purpose, stream)
+        except (TransportError, PeerMisbehaved, Refused) as error:
+            log.info("stream from %s: %s", stream.partner.short(), error)
+        except Exception:
+            log.exception("the handler of a stream from %s failed", stream.partner.short())
+        finally:
+            await stream.close()

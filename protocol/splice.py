@@ -1,0 +1,58 @@
+"""Bytes from one local socket to another and back, until either ends. Knows nothing of what they mean."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass
+
+Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+READ_BYTES = 256 * 1024
+FLUSH_S = 2.0
+
+
+@dataclass(slots=True)
+class Tally:
+    """Bytes that crossed a tunnel."""
+
+    sent: int = 0
+    received: int = 0
+
+
+async def splice(local: Pair, remote: Pair, tally: Tally) -> None:
+    """Copy both ways until one side ends or breaks, write out what was read by then, and close both.
+
+    Cancelling drops both at once. A slow reader on either side stops the other side's writer (back-pressure).
+    """
+
+    async def out() -> None:
+        while data := await local[0].read(READ_BYTES):
+            tally.sent += len(data)
+            remote[1].write(data)
+            await remote[1].drain()
+
+    async def back() -> None:
+        while data := await remote[0].read(READ_BYTES):
+            tally.received += len(data)
+            local[1].write(data)
+            await local[1].drain()
+
+    ways = [asyncio.create_task(out()), asyncio.create_task(back())]
+    try:
+        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.gather(_close(local[1]), _close(remote[1]))
+    finally:
+        for way in ways:
+            way.cancel()
+        for _, writer in (local, remote):
+            writer.transport.abort()
+        await asyncio.gather(*ways, return_exceptions=True)  # a broken connection ends the splice like a closed one
+
+
+async def _close(writer: asyncio.StreamWriter) -> None:
+    """Close after what was written has gone out, or after FLUSH_S."""
+    writer.close()
+    with suppress(OSError):  # a time-out too
+        async with asyncio.timeout(FLUSH_S):
+            await writer.wait_closed()
