@@ -78,9 +78,13 @@ class LocalPeer:
         try:
             self._process.wait(STOP_S)
         except subprocess.TimeoutExpired:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+            self.kill()
+
+    def kill(self) -> None:
+        """End the process and all of its children by force."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
 
     def _log_tail(self) -> str:
         lines = self._log.read_text(errors="replace").splitlines()
@@ -105,18 +109,39 @@ class LocalSwarm:
         return any([peer.refresh() for peer in self.peers])
 
     def stop(self) -> None:
-        """Stop all at the same time, and wait."""
+        """Stop all at the same time, and wait; a Ctrl-C while waiting ends them by force."""
         for peer in self.peers:
             peer.ask_to_stop()
-        for peer in self.peers:
-            peer.wait_stopped()
+        try:
+            for peer in self.peers:
+                peer.wait_stopped()
+        except KeyboardInterrupt:
+            for peer in self.peers:
+                peer.kill()
+            raise
 
 
 @contextmanager
 def local_swarm(folder: Path) -> Iterator[LocalSwarm]:
-    """Give a swarm without peers; whatever was started in it is stopped at the end."""
+    """Give a swarm without peers; whatever was started in it is stopped at the end, however it comes to that."""
     swarm = LocalSwarm(folder)
+    with _signals_interrupt():
+        try:
+            yield swarm
+        finally:
+            swarm.stop()
+
+
+@contextmanager
+def _signals_interrupt() -> Iterator[None]:
+    """Take SIGTERM and a closed terminal as Ctrl-C, so that the children are stopped then too."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
-        yield swarm
+        yield
     finally:
-        swarm.stop()
+        for number, handler in before.items():
+            signal.signal(number, handler)
