@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import pytest
+
+from protocol.errors import BadMessage, BadSignature
+from protocol.frames import from_frame, to_frame
+from protocol.invite import Invite
+from protocol.manifest import Manifest, SignedManifest
+from protocol.messages import Hello
+from protocol.records import MemberRecord
+from protocol.refusals import RefusalCode, Refused
+from protocol.terms import check_hello
+from tests.protocol.samples import ALICE, BOB, HELLO, ISSUER, MESSAGES, NOW_S, RECORD, RUN_ID, TERMS
+from tests.wire.golden import FOLDER, golden
+
+
+def stored(name: str) -> bytes:
+    return (FOLDER / name).read_bytes()
+
+
+def hello_in(name: str) -> Hello:
+    message = from_frame(stored(name))
+    assert isinstance(message, Hello)
+    return message
+
+
+def test_every_file_is_what_we_write_today() -> None:
+    assert {path.name for path in FOLDER.glob("*.bin")} == set(golden())
+    for name, content in golden().items():
+        assert stored(name) == content, f"the wire has changed: {name}; if that is meant, see golden.py"
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_every_message_is_read_back_from_its_file(name: str) -> None:
+    assert from_frame(stored(f"{name}.bin")) == MESSAGES[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("truncated_hello.bin", "not a Frame"),
+        ("oversize_hello.bin", "at most 8192 are read"),
+        ("two_bodies.bin", "says only"),
+        ("long_numbers.bin", "says only"),
+        ("short_nonce_hello.bin", "nonce has 15 bytes, not 16"),
+        ("unsigned_hello.bin", "without a signature"),
+    ],
+)
+def test_malformed_frames_are_refused(name: str, says: str) -> None:
+    with pytest.raises(BadMessage, match=says):
+        from_frame(stored(name))
+
+
+def test_hello_of_another_run_is_refused_as_such() -> None:
+    with pytest.raises(Refused) as caught:
+        check_hello(hello_in("wrong_run_hello.bin"), TERMS, BOB.peer_id, ALICE.peer_id, NOW_S)
+    assert caught.value.code is RefusalCode.WRONG_RUN
+
+
+def test_hello_with_a_changed_field_is_the_partners_fault() -> None:
+    with pytest.raises(BadSignature):
+        check_hello(hello_in("bad_signature_hello.bin"), TERMS, BOB.peer_id, ALICE.peer_id, NOW_S)
+
+
+def test_unknown_field_of_a_newer_peer_is_dropped() -> None:
+    hello = hello_in("unknown_field_hello.bin")
+    assert hello == HELLO
+    assert to_frame(hello) == stored("hello.bin")
+    check_hello(hello, TERMS, BOB.peer_id, ALICE.peer_id, NOW_S)
+
+
+def test_record_manifest_and_invite_are_read_back() -> None:
+    assert MemberRecord.from_bytes(stored("record.bin")) == RECORD
+    manifest = Manifest().with_host(ISSUER.peer_id)
+    assert SignedManifest.from_bytes(stored("manifest.bin"), manifest.run_id).manifest() == manifest
+    assert Invite.from_text(stored("invite.bin").decode("ascii")).run_id == RUN_ID
