@@ -9,11 +9,14 @@ import torch
 from optim.codecs.blockwise import Int8
 from optim.codecs.dense import Dense
 from optim.codecs.interface import Codec, Direct, Encoded, Gap, Packing
+from optim.codecs.modulo import Modulo
 
 PACKINGS: dict[str, Packing] = {
     packing.name: packing for packing in (Dense("fp32", 0, torch.float32), Dense("bf16", 1, torch.bfloat16), Int8())
 }
 CODECS: dict[str, Codec] = {packing.name: Direct(packing) for packing in PACKINGS.values()}
+# Half-widths of the windows in gap scales: docs/log.md has the table they were chosen from.
+CODECS |= {known.name: known for known in (Modulo(8, 16, 8.0), Modulo(6, 17, 7.0), Modulo(4, 18, 5.5), Modulo(3, 19, 5.0))}
 
 __all__ = ["CODECS", "PACKINGS", "Codec", "Direct", "Encoded", "Gap", "Packing", "codec", "codec_by_wire_id", "packing"]
 

@@ -1,0 +1,90 @@
+"""A randomized Hadamard rotation of blocks of 1024 values, and the randomness that two partners share.
+
+rotate(x) = H (signs * x) with H = H32 (x) H32 (Sylvester), not normalized: divide by 32 for a rotation. H is its own inverse up to
+1024, so `rotate` undone is signs * rotate_back(y) / 1024. It runs as two products with a 32 x 32 matrix per block (measured on one
+core: 4.5 GB/s, against 0.9 for ten butterfly stages and 0.3 for one 1024 x 1024 product). On integers the result is exact on every
+device as long as it stays below 2^24.
+Signs and dither come from SHAKE-128 of the shared seed, so they too are the same everywhere. Each block reads a window of one pool,
+STRIDE further than its neighbour's: blocks differ, at 1/64 of the random numbers. Idea: Moniqua (arXiv 2002.11787) over rotated
+blocks, as in the randomized Hadamard quantizers (e.g. arXiv 1611.00429).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+
+import torch
+from torch import Tensor
+
+BLOCK_VALUES = 1024
+SIDE = 32
+STRIDE = 16
+
+
+@cache
+def side_matrix(device: torch.device) -> Tensor:
+    """Return the 32 x 32 Sylvester-Hadamard matrix of +1 and -1 in f32."""
+    matrix = torch.ones(1, 1)
+    while len(matrix) < SIDE:
+        matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))
+    return matrix.to(device)
+
+
+def transform(rows: Tensor, scratch: Tensor) -> Tensor:
+    """Multiply each row of f32[blocks, 1024] by H, in place, through `scratch` of the same shape; return `rows`."""
+    side = side_matrix(rows.device)
+    squares = (len(rows), SIDE, SIDE)
+    torch.mm(rows.view(-1, SIDE), side, out=scratch.view(-1, SIDE))
+    torch.bmm(side.expand(squares), scratch.view(squares), out=rows.view(squares))
+    return rows
+
+
+def leading(rows: Tensor, count: int) -> Tensor:
+    """Return the first `count` <= 32 columns of `transform(rows)` without computing the others."""
+    return rows.view(-1, SIDE, SIDE).sum(1) @ side_matrix(rows.device)[:, :count]
+
+
+@contextmanager
+def exact_products() -> Iterator[None]:
+    """Keep f32 products in f32 inside: no TF32 or bf16, whatever the process allows elsewhere. Changes a process-wide setting meanwhile."""
+    settings = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined] # set at import, unseen by mypy
+    before = [setting.fp32_precision for setting in settings]
+    try:
+        for setting in settings:
+            setting.fp32_precision = "ieee"
+        yield
+    finally:
+        for setting, value in zip(settings, before, strict=True):
+            setting.fp32_precision = value
+
+
+def sign_pool(seed: int, num_blocks: int, device: torch.device) -> Tensor:
+    """Return the shared signs for so many blocks, +1 or -1 in f32; take each block's with `window`."""
+    count = _pool_size(num_blocks)
+    octets = _shared_bytes(b"signs", seed, -(-count // 8))
+    bits = (octets[:, None] >> torch.arange(8, dtype=torch.uint8)) & 1
+    return (1.0 - 2.0 * bits.view(-1)[:count].float()).to(device)
+
+
+def dither_pool(seed: int, num_blocks: int, device: torch.device) -> Tensor:
+    """Return the shared dither for so many blocks, uniform in (-1/2, 1/2) in f32; take each block's with `window`."""
+    count = _pool_size(num_blocks)
+    octets = _shared_bytes(b"dither", seed, 2 * count).view(-1, 2).float()
+    return ((octets[:, 0] + 256.0 * octets[:, 1] + 0.5) / 65536.0 - 0.5).to(device)
+
+
+def window(pool: Tensor, first_block: int, num_blocks: int) -> Tensor:
+    """Return f32[num_blocks, 1024]: each block's part of a pool, as an overlapping view that must not be written to."""
+    return pool.as_strided((num_blocks, BLOCK_VALUES), (STRIDE, 1), first_block * STRIDE)
+
+
+def _pool_size(num_blocks: int) -> int:
+    return num_blocks * STRIDE + BLOCK_VALUES - STRIDE
+
+
+def _shared_bytes(purpose: bytes, seed: int, count: int) -> Tensor:
+    digest = hashlib.shake_128(b"gossamer-modulo-" + purpose + seed.to_bytes(8, "little"))
+    return torch.frombuffer(bytearray(digest.digest(count)), dtype=torch.uint8)
