@@ -1,0 +1,245 @@
+"""The node process: a real network around `Node`. Started by the supervisor as `python -m peer.node_process`; holds no tensor.
+
+It finds the run (from the home folder, or the manifest from a peer that the invite names), then runs the node until the supervisor says
+stop. If p2pd dies, `Libp2pNode` rebuilds the network below us; if this process dies, the trainer trains on and the supervisor starts
+another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import sys
+import time
+import traceback
+
+import uvloop
+
+from optim.codecs import codec
+from peer.child import Child
+from peer.driver import Tools
+from peer.events import EventLog
+from peer.home import Home
+from peer.joining import as_final
+from peer.journal import Journal
+from peer.link import NodeEnd
+from peer.meetings import Membership
+from peer.model import parameter_shapes
+from peer.node import Node, NodeSettings, World
+from peer.partners import AddressBook
+from peer.payloads import PayloadFolder
+from peer.replica import fragment_codecs
+from peer.state_transfer import Asker
+from protocol.errors import GossamerError, PeerMisbehaved, SwarmUnreachable, TransportError
+from protocol.identity import Identity, PeerId
+from protocol.invite import Invite
+from protocol.libp2p import Libp2pNode, Libp2pSettings
+from protocol.manifest import Manifest, SignedManifest
+from protocol.messages import Refusal, RefusalCode, Refused
+from protocol.terms import FragmentTerms, RunTerms
+from protocol.transport import Purpose, Stream
+
+FIND_RUN_S = 60.0  # for the first answer of any bootstrap
+PAUSE_S = 1.0
+SAVE_BOOK_S = 30.0
+LEAVE_S = 3.0
+
+
+class Doorman:
+    """Takes inbound streams before there is a node to take them."""
+
+    def __init__(self) -> None:
+        self.node: Node | None = None
+        self.manifest = b""
+
+    async def answer(self, purpose: Purpose, stream: Stream) -> None:
+        """Pass a stream on, or refuse it while this peer is still finding its run."""
+        if self.node is not None:
+            await self.node.answer(purpose, stream, self.node.donor(self.manifest))
+            return
+        with contextlib.suppress(TransportError):
+            await stream.send(Refusal(RefusalCode.NOT_READY, "still joining"))
+        await stream.close()
+
+
+def run_terms(manifest: Manifest) -> RunTerms:
+    """Compute what the manifest and its model imply for the wire, without building the model."""
+    codecs = fragment_codecs(manifest, parameter_shapes(manifest.model))
+    fragments = tuple(FragmentTerms(c.sketch_bytes, c.payload_bytes, c.num_blocks) for c in codecs)
+    state_bytes = 8 * sum(c.fragment.numel for c in codecs)  # slow weights and momentum, fp32
+    return RunTerms.from_manifest(manifest, codec(manifest.codec.name).wire_id, fragments, state_bytes)
+
+
+class NodeProcess:
+    """Everything between the supervisor's pipes and the network."""
+
+    def __init__(self, child: Child) -> None:
+        self._child = child
+        self._config = child.settings.config
+        self._home = Home(self._config.home)
+        self._identity = Identity.load_or_create(self._home.identity)
+        self._invite = Invite.from_text(self._home.invite.read_text()) if self._home.invite.exists() else None
+        self._doorman = Doorman()
+
+    async def run(self) -> None:
+        """Run until the supervisor says stop. Raises GossamerError when the run cannot be found or does not want us."""
+        run_id = self._invite.run_id if self._invite else self._read_manifest().run_id
+        settings = Libp2pSettings(
+            identity_file=self._home.identity,
+            folder=self._child.settings.runtime / "net",
+            host=self._config.listen_host,
+            port=self._config.listen_port,
+            announce=self._config.announce,
+            run_id=run_id,
+            bootstraps=self._bootstraps(),
+        )
+        stopped = asyncio.create_task(self._until_stopped())
+        async with Libp2pNode(settings, self._doorman.answer) as network:
+            work = asyncio.create_task(self._work(network))
+            await asyncio.wait([stopped, work], return_when=asyncio.FIRST_COMPLETED)
+            stopped.cancel()
+            if self._doorman.node is not None:
+                await self._doorman.node.leave(LEAVE_S)
+            if not work.done():
+                work.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await work
+
+    async def _work(self, network: Libp2pNode) -> None:
+        signed = self._read_manifest() if self._home.manifest.exists() else await self._fetch_manifest(network)
+        manifest = signed.manifest()
+        self._child.report("node", {"manifest_ready": True, "run_id": signed.run_id.hex(), "total_steps": manifest.run.total_steps})
+        await self._serve(network, signed, manifest)
+
+    async def _serve(self, network: Libp2pNode, signed: SignedManifest, manifest: Manifest) -> None:
+        terms = run_terms(manifest)
+        credential = self._invite.credential if self._invite else None
+        membership = Membership(self._identity, terms, credential, manifest.outer.deadline_s, manifest.outer.no_partner == "defer")
+        world = World(network.transport, network.directory, lambda: network.addresses, time.time, random.Random())
+        notices: list[Node] = []
+        link = NodeEnd(self._child.settings.runtime, lambda notice: notices[0].on_notice(notice))
+        payloads = PayloadFolder(self._child.settings.runtime / "payloads")
+        tools = Tools(link, payloads, Journal(self._home.journal), lambda partner, meeting: notices[0].meetings.resolve(partner, meeting))
+        settings = NodeSettings(
+            state_bytes=terms.state_bytes,
+            max_clock_gap_steps=manifest.outer.max_clock_gap_steps,
+            total_steps=manifest.run.total_steps,
+            wait_for_peers=self._config.wait_for_peers,
+            told_to_start=self._child.settings.told_to_start,
+            is_founder=self._invite is None,
+        )
+        node = Node(membership, world, tools, settings, lambda fields: self._child.report("node", fields))
+        notices.append(node)
+        node.on_meeting(EventLog(self._home.events).append)
+        self._fill_book(node)
+        self._doorman.manifest, self._doorman.node = signed.to_bytes(), node
+        self._report_size(manifest)
+        async with asyncio.TaskGroup() as tasks:
+            background = [tasks.create_task(link.run()), tasks.create_task(self._save_book(node))]
+            await node.run()
+            for task in background:
+                task.cancel()
+
+    # ------------------------------------------------------------------ finding the run
+
+    def _read_manifest(self) -> SignedManifest:
+        return SignedManifest.from_bytes(self._home.manifest.read_bytes())
+
+    def _bootstraps(self) -> tuple[str, ...]:
+        """Return the ways into the swarm: the invite's, and the good peers of the last session."""
+        book = AddressBook(self._identity.peer_id)
+        book.load(self._home.peers, time.time())
+        known = [_full(address, entry.peer_id) for entry in book.live(time.time()) for address in entry.addresses]
+        return tuple(dict.fromkeys((*(self._invite.bootstraps if self._invite else ()), *known)))
+
+    async def _fetch_manifest(self, network: Libp2pNode) -> SignedManifest:
+        assert self._invite is not None
+        asker = Asker(self._identity, self._invite.run_id, self._invite.credential, network.transport)
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + FIND_RUN_S
+        reason = "no address in the invite"
+        while loop.time() < until_s:
+            for address in self._invite.bootstraps:
+                self._child.report("node", {"state": "joining", "reason": f"asking {address} for the run's manifest"})
+                try:
+                    return await self._fetch_from(asker, address)
+                except Refused as refusal:
+                    if (final := as_final(refusal)) is not None:
+                        raise final from refusal
+                    reason = str(refusal)
+                except (TransportError, PeerMisbehaved) as error:
+                    reason = f"{address}: {error}"
+            await asyncio.sleep(PAUSE_S)
+        raise SwarmUnreachable(
+            f"none of the invite's addresses gave the manifest in {FIND_RUN_S:.0f} s (last: {reason})",
+            hint="check that the host is running and that its address can be reached from here, then join again",
+        )
+
+    async def _fetch_from(self, asker: Asker, address: str) -> SignedManifest:
+        data = await asker.manifest(_peer_of(address), (address,))
+        signed = SignedManifest.from_bytes(data, expect=asker.run_id)
+        signed.manifest()  # readable by this build?
+        whole = self._home.manifest.with_suffix(".new")
+        whole.write_bytes(data)
+        whole.replace(self._home.manifest)
+        return signed
+
+    # ------------------------------------------------------------------ the rest
+
+    def _fill_book(self, node: Node) -> None:
+        now_s = time.time()
+        for address in self._invite.bootstraps if self._invite else ():
+            node.book.hint(_peer_of(address), address, now_s)
+        node.book.load(self._home.peers, now_s)
+
+    async def _save_book(self, node: Node) -> None:
+        while True:
+            await asyncio.sleep(SAVE_BOOK_S)
+            node.book.save(self._home.peers)
+
+    def _report_size(self, manifest: Manifest) -> None:
+        codecs = fragment_codecs(manifest, parameter_shapes(manifest.model))
+        params = sum(c.fragment.numel for c in codecs)
+        sent = sum(c.sketch_bytes + c.payload_bytes for c in codecs)
+        self._child.report("node", {"params": params, "bits_per_param": 8 * sent / params})
+
+    async def _until_stopped(self) -> None:
+        stopped = asyncio.Event()
+        asyncio.get_running_loop().add_reader(0, stopped.set)  # a line or the end of stdin: either asks us to stop
+        await stopped.wait()
+        asyncio.get_running_loop().remove_reader(0)
+
+
+def _full(address: str, peer_id: PeerId) -> str:
+    return address if "/p2p/" in address else f"{address}/p2p/{peer_id}"
+
+
+def _peer_of(address: str) -> PeerId:
+    return PeerId.from_text(address.rsplit("/p2p/", 1)[1])
+
+
+def main() -> int:
+    """Run the node process."""
+    child = Child()
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s", stream=sys.stderr)
+    try:
+        uvloop.run(NodeProcess(child).run())
+        return 0
+    except Exception as error:
+        first = _first(error)
+        if not isinstance(first, GossamerError):
+            traceback.print_exc()
+        return child.fail(first)
+
+
+def _first(error: BaseException) -> BaseException:
+    """Return the error inside task groups' groups."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+if __name__ == "__main__":
+    sys.exit(main())
