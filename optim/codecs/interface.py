@@ -144,8 +144,18 @@ def require_payload(payload: Tensor, num_bytes: int, name: str) -> None:
 
 def require_message(values: Tensor) -> None:
     """Raise ValueError unless `values` is flat f32, finite and at most MAX_MAGNITUDE."""
+    require_vector(values)
+    require_bounded(values)
+
+
+def require_vector(values: Tensor) -> None:
+    """Raise ValueError unless `values` is flat f32."""
     if values.dtype != torch.float32 or values.dim() != 1:
         raise ValueError(f"A message is a flat float32 tensor, not {values.dtype} of shape {tuple(values.shape)}.")
+
+
+def require_bounded(values: Tensor) -> None:
+    """Raise ValueError unless what one is about to send is finite and at most MAX_MAGNITUDE."""
     if not _bounded(values):
         raise ValueError("The message holds values that are not finite, or far too large to be weights.")
 

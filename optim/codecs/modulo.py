@@ -7,8 +7,8 @@ difference nearest to its own integer. Blocks whose difference did not fit the w
 After Moniqua (arXiv 2002.11787); sketch, rotation and checks are ours (design section 4). Only for messages of partners: the payload
 alone means nothing.
 
-Bits per value: b + (8 * 16 + 16) / 1024. Layout: sketch: fp16, 8 per block. Payload: all checks (16 bit), then all codes
-(optim/codecs/planes), little-endian; the last block is padded with zeros. The gap comes out bit for bit the same, but for its sign, on
+Bits per value: b + (8 * 16 + 16) / 1024. Layout: sketch: fp16, 8 per block. Payload: all codes (optim/codecs/planes), then
+all checks (16 bit), little-endian; the last block is padded with zeros. The gap comes out bit for bit the same, but for its sign, on
 both sides and on every device: scales are computed on the CPU in float64, element by element, and the rest is exact on integers.
 """
 
@@ -24,7 +24,7 @@ from torch.nn import functional
 from optim.codecs import checks, planes
 from optim.codecs.blockwise import blocks, num_blocks
 from optim.codecs.hadamard import BLOCK_VALUES, SIDE, dither_pool, exact_products, leading, sign_pool, transform, window
-from optim.codecs.interface import Encoded, Gap, aligned, require_message, require_payload
+from optim.codecs.interface import Encoded, Gap, aligned, require_bounded, require_payload, require_vector
 
 SKETCH_VALUES = 8
 NEIGHBOURS = 4
@@ -67,19 +67,22 @@ class Modulo:
         return self.num_blocks(num_values) * (2 + BLOCK_VALUES * self.bits // 8)
 
     def sketch(self, message: Tensor, seed: int) -> Tensor:
-        """Return the first 8 rotated values of each block, fp16, as bytes."""
-        require_message(message)
+        """Return the first 8 rotated values of each block, fp16, as bytes. A value that is not finite spoils all 8 of its block."""
+        require_vector(message)
         signs = sign_pool(seed, self.num_blocks(message.numel()), message.device)
-        values = torch.empty((self.num_blocks(message.numel()), SKETCH_VALUES), dtype=torch.float16, device=message.device)
+        values = torch.empty((self.num_blocks(message.numel()), SKETCH_VALUES), dtype=torch.float32, device=message.device)
         with exact_products():
             for first, rows in _slabs(message):
-                rotated = leading(rows * window(signs, first, len(rows)), SKETCH_VALUES) / SIDE
-                values[first : first + len(rows)] = rotated.clamp_(-FP16_LARGEST, FP16_LARGEST)
-        return values.view(-1).view(torch.uint8)
+                values[first : first + len(rows)] = leading(rows * window(signs, first, len(rows)), SKETCH_VALUES).div_(SIDE)
+        require_bounded(values)
+        return values.clamp_(-FP16_LARGEST, FP16_LARGEST).half().view(-1).view(torch.uint8)
 
     def encode(self, message: Tensor, seed: int, own_sketch: Tensor, partner_sketch: Tensor) -> ModuloEncoded:
-        """Return codes and checks, and what `gap` needs. Raises ValueError for a partner's sketch that is not finite or cut."""
-        require_message(message)
+        """Return codes and checks, and what `gap` needs; `own_sketch` must be this message's.
+
+        Raises ValueError for a sketch that is not finite or has another size.
+        """
+        require_vector(message)
         count, device = self.num_blocks(message.numel()), message.device
         steps = gap_steps(own_sketch, partner_sketch, count, 2.0 * self.kappa / 2**self.bits).to(device)
         signs, dither = sign_pool(seed, count, device), dither_pool(seed, count, device)
@@ -96,7 +99,7 @@ class Modulo:
                 integers = scaled.add_(ROUNDING).view(torch.int32)
                 checks.sums(integers, one.view(torch.int32), row_sums[first:last])
                 planes.pack(integers.bitwise_and_(2**self.bits - 1), self.bits, codes[first:last])
-        payload[: 2 * count].view(torch.int16).copy_(checks.transmitted(row_sums, self.bits))
+        payload[codes.numel() :].view(torch.int16).copy_(checks.transmitted(row_sums, self.bits))
         return ModuloEncoded(payload, message.numel(), row_sums, steps, signs)
 
     def gap(self, own: Encoded, partner_payload: Tensor) -> Gap:
@@ -104,9 +107,9 @@ class Modulo:
         if not isinstance(own, ModuloEncoded):
             raise TypeError("The gap of a modulo codec needs what its own encode returned.")
         require_payload(partner_payload, self.payload_bytes(own.num_values), self.name)
-        payload, count = partner_payload.to(own.payload.device), self.num_blocks(own.num_values)
-        partner_checks = aligned(payload[: 2 * count], 2).view(torch.int16).to(torch.int32)
+        payload, count = aligned(partner_payload.to(own.payload.device), 4), self.num_blocks(own.num_values)
         own_codes, partner_codes = self._codes(own.payload, count), self._codes(payload, count)
+        partner_checks = payload[own_codes.numel() :].view(torch.int16).to(torch.int32)
         values = torch.empty(own.num_values, dtype=torch.float32, device=payload.device)
         failed = torch.empty(count, dtype=torch.bool, device=payload.device)
         scratch = _scratch(count, payload.device)
@@ -121,7 +124,8 @@ class Modulo:
         return Gap(values, failed)
 
     def _codes(self, payload: Tensor, count: int) -> Tensor:
-        return payload[2 * count :].view(count, BLOCK_VALUES * self.bits // 8)
+        row_bytes = BLOCK_VALUES * self.bits // 8
+        return payload[: count * row_bytes].view(count, row_bytes)
 
     def _differences(self, own_codes: Tensor, partner_codes: Tensor, out: Tensor) -> None:
         """Write partner - own, the representative in [-2^(b-1), 2^(b-1)), as f32."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 PLANES = {8: (8,), 6: (4, 2), 4: (4,), 3: (2, 1)}
+EVERY_BYTE = 0x01010101
 
 
 def pack(codes: Tensor, bits: int, packed: Tensor) -> None:
@@ -25,7 +26,7 @@ def pack(codes: Tensor, bits: int, packed: Tensor) -> None:
 
 
 def unpack(packed: Tensor, bits: int) -> Tensor:
-    """Return the uint8[rows, n] codes that `pack` wrote."""
+    """Return the uint8[rows, n] codes that `pack` wrote; n must divide by 32 and `packed` start at a multiple of 4 bytes."""
     num_columns = packed.shape[1] * 8 // bits
     codes = torch.empty((len(packed), num_columns), dtype=torch.uint8, device=packed.device)
     column = 0
@@ -49,11 +50,12 @@ def _fold(plane: Tensor, plane_bits: int) -> Tensor:
 
 
 def _unfold(packed: Tensor, plane_bits: int, shift: int, codes: Tensor) -> None:
-    """Put one plane's bits in their place of every code."""
-    width = packed.shape[1]
+    """Put one plane's bits in their place of every code, four bytes at a time."""
+    words, width = packed.view(torch.int32), packed.shape[1]
+    mask = EVERY_BYTE * (2**plane_bits - 1)
     for group in range(8 // plane_bits):
-        part = codes[:, group * width : (group + 1) * width]
-        field = (packed >> (group * plane_bits)) & (2**plane_bits - 1)
+        part = codes[:, group * width : (group + 1) * width].view(torch.int32)
+        field = (words >> (group * plane_bits)) & mask if plane_bits < 8 else words
         if shift:
             part.bitwise_or_(field << shift)
         else:
