@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from peer import requests as ask
-from peer.driver import Tools
+from peer.driver import LinkLost, Tools
 from peer.partners import AddressBook, Entry
 from peer.state_transfer import Asker
-from protocol.errors import GossamerError, PeerMisbehaved, RunRefusesUs, SwarmUnreachable, TransportError, WrongVersion
+from protocol.errors import BadContents, GossamerError, PeerMisbehaved, RunRefusesUs, SwarmUnreachable, TransportError, WrongVersion
 from protocol.messages import RefusalCode, Refused
 
 PATIENCE_S = 60.0  # without any donor that answers at all
@@ -67,6 +67,9 @@ class Joining:
                     self.report({"state": "joining", "reason": f"{donor.peer_id.short()} sent bad weights: {error}"})
                 except TransportError as error:
                     self.report({"state": "joining", "reason": f"{donor.peer_id.short()} cannot be reached: {error}"})
+                except LinkLost:
+                    heard_s = loop.time()
+                    self.report({"state": "joining", "reason": "the trainer is being restarted"})
             await asyncio.sleep(PAUSE_S)
         raise SwarmUnreachable(
             f"no peer of the run answered for {patience_s:.0f} s",
@@ -88,7 +91,8 @@ class Joining:
 
         try:
             header = await self.asker.state(donor.peer_id, donor.addresses, self.state_bytes, keep)
-        except BaseException:
+            adopted = await self.tools.link.request(ask.Adopt(name, header.clock_steps))
+        finally:
             payloads.remove(name)
-            raise
-        self.tools.link.tell(ask.Adopt(name, header.clock_steps))
+        if isinstance(adopted, ask.Adopted) and not adopted.accepted:
+            raise BadContents(adopted.reason)

@@ -2,6 +2,7 @@
 
 It lives inside the peer's private runtime folder (memory-backed where the machine has room), so removing that folder removes all of it:
 no shared-memory segment can be left behind. Each file has one writer, and is complete before its name is told to the other side.
+A full disk raises OSError.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from peer.requests import File, payload_name
+from peer.requests import File, Writer, payload_name
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
@@ -30,18 +31,16 @@ class PayloadFolder:
         return self._folder / name
 
     def write(self, name: str, data: Buffer) -> None:
-        """Write a whole file."""
-        descriptor = os.open(self.path(name), os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
-        try:
-            view = memoryview(data).cast("B")
-            while view:
-                view = view[os.write(descriptor, view) :]
-        finally:
-            os.close(descriptor)
+        """Write a whole file. One of that name is replaced, not written over: whoever has mapped it keeps what it had."""
+        self.remove(name)
+        self._write(name, os.O_EXCL, data)
 
     def append(self, name: str, data: Buffer) -> None:
         """Add to the end of a file, which is made when missing."""
-        descriptor = os.open(self.path(name), os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
+        self._write(name, os.O_APPEND, data)
+
+    def _write(self, name: str, flag: int, data: Buffer) -> None:
+        descriptor = os.open(self.path(name), os.O_CREAT | os.O_WRONLY | flag, 0o600)
         try:
             view = memoryview(data).cast("B")
             while view:
@@ -50,10 +49,13 @@ class PayloadFolder:
             os.close(descriptor)
 
     def read(self, name: str) -> memoryview:
-        """Map a file for reading. The view stays valid after the file is removed; an empty or missing file gives an empty view."""
+        """Map a file. The view stays valid after the file is removed; an empty or missing file gives an empty view.
+
+        The mapping is private: writing to the view is legal (torch wants a writable buffer) and reaches nobody.
+        """
         with contextlib.suppress(FileNotFoundError), self.path(name).open("rb") as file:
             if os.fstat(file.fileno()).st_size:
-                return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+                return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
         return memoryview(b"")
 
     def size(self, name: str) -> int:
@@ -72,7 +74,8 @@ class PayloadFolder:
         for file in File:
             self.remove(payload_name(meeting, file))
 
-    def clear(self) -> None:
-        """Remove every file: at start, when nothing can be in flight."""
-        for path in self._folder.iterdir():
-            path.unlink(missing_ok=True)
+    def clear(self, writer: Writer) -> None:
+        """Remove every file that this writer has left: when it starts, nothing of its own can be in flight."""
+        for pattern in writer.value:
+            for path in self._folder.glob(pattern):
+                path.unlink(missing_ok=True)

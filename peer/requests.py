@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, get_args
 
 
 class Stage(Enum):
@@ -17,6 +17,13 @@ class Stage(Enum):
 
     TRAIN = "train"
     FINISH = "finish"
+
+
+class Writer(Enum):
+    """Which process writes a file of the payload folder, and clears it away when it starts anew."""
+
+    TRAINER = ("*.own-*", "clone-*")  # the names' patterns
+    NODE = ("*.partner-*", "adopt-*")
 
 
 class File(Enum):
@@ -80,9 +87,20 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class Clone:
-    """Write slow weights and momentum of every fragment to `name` in the payload folder. Answered by Cloned."""
+    """Write slow weights and momentum of every fragment to `name` in the payload folder. Answered by Cloned or CannotClone."""
 
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """Replace slow weights, momentum and clock by a donor's, which lie in `name` in the payload folder, and re-warm.
+
+    Answered by Adopted. Open meetings are dropped; a trainer that has not begun begins. Nothing changes when it is not accepted.
+    """
+
+    name: str
+    clock_steps: int
 
 
 # --------------------------------------------------------------------------- node to trainer, not answered
@@ -97,14 +115,20 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Solo:
-    """Take the outer step of a fragment alone: no partner was found in time."""
+    """Take the outer step of a fragment alone: no partner was found in time. Nothing happens unless it is still due.
+
+    While the fragment is in a meeting the step waits for its end, and is not taken if that meeting counts.
+    """
 
     fragment: int
 
 
 @dataclass(frozen=True, slots=True)
 class Defer:
-    """Count a fragment down again without an outer step: no partner was found in time, and the run says to wait for one."""
+    """Count a fragment down again without an outer step: no partner was found in time, and the run says to wait for one.
+
+    Nothing happens unless it is still due.
+    """
 
     fragment: int
 
@@ -112,14 +136,6 @@ class Defer:
 @dataclass(frozen=True, slots=True)
 class Start:
     """Begin to train from the run's initial weights."""
-
-
-@dataclass(frozen=True, slots=True)
-class Adopt:
-    """Replace slow weights, momentum and clock by a donor's, which lie in `name` in the payload folder, and re-warm."""
-
-    name: str
-    clock_steps: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +158,10 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """The fragment is in another meeting, or the meeting is not known (any more)."""
+    """The request was not carried out and changed nothing.
+
+    The fragment is in another meeting, the meeting is not known (any more), its bytes are unusable, or the folder is full.
+    """
 
     meeting: int
     reason: str
@@ -189,6 +208,23 @@ class Cloned:
     sha256: str  # hex
 
 
+@dataclass(frozen=True, slots=True)
+class CannotClone:
+    """There is no clone: the folder has no room for it."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """Whether the donor's state is ours now."""
+
+    name: str
+    accepted: bool
+    reason: str  # why not (the donor's fault: wrong size, or not finite), empty when accepted
+
+
 # --------------------------------------------------------------------------- trainer to node: unasked
 
 
@@ -210,18 +246,13 @@ class Progress:
     done: bool = False  # it has saved the result and ends
 
 
-Request = Open | Prepare | Encode | Check | Apply | Clone | Drop | Solo | Defer | Start | Adopt | FinishDone
-Reply = Opened | Unavailable | SketchReady | PayloadReady | Checked | Applied | Cloned
+MeetingRequest = Open | Prepare | Encode | Check | Apply
+Request = MeetingRequest | Clone | Adopt | Drop | Solo | Defer | Start | FinishDone
+Reply = Opened | Unavailable | SketchReady | PayloadReady | Checked | Applied | Cloned | CannotClone | Adopted
 Notice = Due | Progress
 Record = Request | Reply | Notice
 
-_RECORDS: dict[str, type[Any]] = {
-    record.__name__: record
-    for record in (
-        Open, Prepare, Encode, Check, Apply, Clone, Drop, Solo, Defer, Start, Adopt, FinishDone,
-        Opened, Unavailable, SketchReady, PayloadReady, Checked, Applied, Cloned, Due, Progress,
-    )
-}  # fmt: skip
+_RECORDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Record)}
 
 
 def to_line(record: Record) -> bytes:
@@ -232,9 +263,12 @@ def to_line(record: Record) -> bytes:
 
 def from_line(line: bytes) -> Record:
     """Read a record back. Both ends are our own processes, so anything unreadable is our fault: ValueError."""
-    fields = json.loads(line)
-    kind = _RECORDS[fields.pop("record")]
-    if "stage" in fields:
-        fields["stage"] = Stage(fields["stage"])
-    record: Record = kind(**fields)
+    try:
+        fields = json.loads(line)
+        kind = _RECORDS[fields.pop("record")]
+        if "stage" in fields:
+            fields["stage"] = Stage(fields["stage"])
+        record: Record = kind(**fields)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"not a record of the link: {line[:100]!r}") from error
     return record

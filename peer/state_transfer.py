@@ -147,7 +147,8 @@ class Donor:
         name = f"clone-{self._names}"
         try:
             cloned = await self.link.request(ask.Clone(name))
-            assert isinstance(cloned, ask.Cloned)
+            if not isinstance(cloned, ask.Cloned):
+                raise Refused(RefusalCode.NOT_READY, "no room for a clone now")
             await self._send(stream, request, self.payloads.read(name), bytes.fromhex(cloned.sha256), cloned.clock_steps)
         except LinkLost:
             raise Refused(RefusalCode.NOT_READY, "trainer restarting") from None
