@@ -31,6 +31,7 @@ from peer.node import Node, NodeSettings, World
 from peer.partners import AddressBook
 from peer.payloads import PayloadFolder
 from peer.replica import fragment_codecs
+from peer.requests import Writer
 from peer.state_transfer import Asker
 from protocol.errors import GossamerError, PeerMisbehaved, SwarmUnreachable, TransportError
 from protocol.identity import Identity, PeerId
@@ -115,12 +116,13 @@ class NodeProcess:
 
     async def _serve(self, network: Libp2pNode, signed: SignedManifest, manifest: Manifest) -> None:
         terms = run_terms(manifest)
-        credential = self._invite.credential if self._invite else None
+        credential = self._invite.credential_for(self._identity.peer_id) if self._invite else None
         membership = Membership(self._identity, terms, credential, manifest.outer.deadline_s, manifest.outer.no_partner == "defer")
         world = World(network.transport, network.directory, lambda: network.addresses, time.time, random.Random())
         notices: list[Node] = []
         link = NodeEnd(self._child.settings.runtime, lambda notice: notices[0].on_notice(notice))
         payloads = PayloadFolder(self._child.settings.runtime / "payloads")
+        payloads.clear(Writer.NODE)
         tools = Tools(link, payloads, Journal(self._home.journal), lambda partner, meeting: notices[0].meetings.resolve(partner, meeting))
         settings = NodeSettings(
             state_bytes=terms.state_bytes,
@@ -156,7 +158,8 @@ class NodeProcess:
 
     async def _fetch_manifest(self, network: Libp2pNode) -> SignedManifest:
         assert self._invite is not None
-        asker = Asker(self._identity, self._invite.run_id, self._invite.credential, network.transport)
+        credential = self._invite.credential_for(self._identity.peer_id)
+        asker = Asker(self._identity, self._invite.run_id, credential, network.transport)
         loop = asyncio.get_running_loop()
         until_s = loop.time() + FIND_RUN_S
         reason = "no address in the invite"

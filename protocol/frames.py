@@ -133,6 +133,7 @@ def _enum(kind: type[IntEnum]) -> Callable[[int], IntEnum]:
 _READ: Final[dict[str, Callable[[Any], object]]] = {
     "issuer": PeerId.from_bytes,
     "subject": lambda raw: PeerId.from_bytes(raw) if raw else None,
+    "bearer": lambda raw: PeerId.from_bytes(raw) if raw else None,
     "peer_id": PeerId.from_bytes,
     "sender": PeerId.from_bytes,
     "receiver": PeerId.from_bytes,
@@ -168,5 +169,5 @@ def _need_signed(message: Message) -> None:
     if getattr(message, "signature", None) == b"":
         raise BadMessage(f"a {type(message).__name__} without a signature")
     credential = getattr(message, "credential", None)
-    if credential is not None and not credential.signature:
-        raise BadMessage("a credential without a signature")
+    if credential is not None and not credential.is_complete:
+        raise BadMessage("a credential that lacks a signature")

@@ -17,13 +17,13 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from protocol.errors import BadMessage, BadSettings, BadSignature
+from protocol.limits import SEED_BYTES
 
 PEER_ID_BYTES = 38
 _PEER_ID_PREFIX = bytes.fromhex("002408011220")  # identity multihash of PublicKey{Type=Ed25519, Data=32 bytes}
 _PEER_ID_CHARS = 64  # 38 bytes take 52 characters; longer text is not worth decoding
 _KEY_FILE_PREFIX = bytes.fromhex("08011240")  # PrivateKey{Type=Ed25519, Data=64 bytes: seed, then public key}
-_SEED_BYTES = 32
-_KEY_FILE_BYTES = len(_KEY_FILE_PREFIX) + 2 * _SEED_BYTES
+_KEY_FILE_BYTES = len(_KEY_FILE_PREFIX) + 2 * SEED_BYTES
 
 
 def signable(context: bytes, *fields: bytes | int) -> bytes:
@@ -111,7 +111,7 @@ class Identity:
         """Read the content of a key file. Raises ValueError when it is not one, or its two halves do not belong together."""
         if len(content) != _KEY_FILE_BYTES or not content.startswith(_KEY_FILE_PREFIX):
             raise ValueError("not a libp2p Ed25519 key file")
-        seed_end = len(_KEY_FILE_PREFIX) + _SEED_BYTES
+        seed_end = len(_KEY_FILE_PREFIX) + SEED_BYTES
         identity = cls(content[len(_KEY_FILE_PREFIX) : seed_end])
         if identity.to_bytes() != content:
             raise ValueError("its public half belongs to another key")
@@ -126,7 +126,7 @@ class Identity:
         """
         try:
             if not path.exists():
-                _write_private(path, cls(os.urandom(_SEED_BYTES)).to_bytes())
+                _write_private(path, cls(os.urandom(SEED_BYTES)).to_bytes())
             return cls._load(path)
         except OSError as error:
             raise BadSettings(

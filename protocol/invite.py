@@ -3,8 +3,8 @@
     gossamer1 + base32(Invite message + first 4 bytes of its SHA-256), in lower case, without padding
 
 It survives being pasted: white space, line breaks, quotes and capitals do not matter, and the checksum tells a cut or mistyped
-text from a forged one. "gossamer1" cannot be part of the rest, for base32 has no digit 1. Not secret in an open run; in an invite run it
-is the membership itself, for whoever holds it or for the one peer that it names.
+text from a forged one. "gossamer1" cannot be part of the rest, for base32 has no digit 1. An invite for one named peer may be seen by
+anybody. One for whoever holds it carries the secret of its bearer key (`credential.py`): it is as secret as the run is private.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import base64
 import binascii
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final, Self
 
@@ -39,7 +39,8 @@ class Invite:
 
     run_id: bytes  # 32 bytes; the manifest that is fetched must have this hash
     bootstraps: tuple[str, ...]  # 1 to 8 multiaddrs that end in a peer id
-    credential: Credential  # signed over run, subject, date and addresses
+    credential: Credential  # as issued: over run, subject or bearer key, date and addresses
+    bearer_seed: bytes = field(default=b"", repr=False)  # the secret of the bearer key; empty when a subject is named
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.bootstraps) <= limits.INVITE_BOOTSTRAPS:
@@ -49,9 +50,19 @@ class Invite:
 
     @classmethod
     def issue(cls, identity: Identity, run_id: bytes, bootstraps: tuple[str, ...], subject: PeerId | None, not_after_s: int) -> Self:
-        """Write and sign an invite; `subject` None lets anybody use it. Raises BadInvite for addresses that cannot be."""
-        credential = Credential(identity.peer_id, subject, not_after_s, _digest(bootstraps)).signed(identity, run_id)
-        return cls(run_id, bootstraps, credential)
+        """Write and sign an invite; `subject` None lets whoever holds it use it. Raises BadInvite for addresses that cannot be.
+
+        The bearer key follows from the issuer's signature over what the invite says, which nobody else can make: no randomness is needed.
+        """
+        digest = _digest(bootstraps)
+        secret = identity.sign(signable(b"gossamer/bearer-seed/1", run_id, not_after_s, digest))
+        seed = b"" if subject else hashlib.sha256(secret).digest()
+        credential = Credential(identity.peer_id, subject, _bearer(seed), not_after_s, digest).signed(identity, run_id)
+        return cls(run_id, bootstraps, credential, seed)
+
+    def credential_for(self, holder: PeerId) -> Credential:
+        """Return what the holder of this invite shows to other peers: its credential, bound to `holder`."""
+        return self.credential.bound(Identity(self.bearer_seed), self.run_id, holder) if self.bearer_seed else self.credential
 
     def to_text(self) -> str:
         """Return the one line that people pass on."""
@@ -59,6 +70,7 @@ class Invite:
             run_id=self.run_id,
             issuer=self.credential.issuer.raw,
             subject=self.credential.subject.raw if self.credential.subject else b"",
+            bearer_seed=self.bearer_seed,
             not_after_s=self.credential.not_after_s,
             bootstraps=self.bootstraps,
             signature=self.credential.signature,
@@ -87,9 +99,10 @@ class Invite:
         limits.need_length("run_id", wire.run_id, limits.RUN_ID_BYTES)
         bootstraps = tuple(wire.bootstraps)
         issuer, subject = PeerId.from_bytes(wire.issuer), PeerId.from_bytes(wire.subject) if wire.subject else None
-        credential = Credential(issuer, subject, wire.not_after_s, _digest(bootstraps), wire.signature)
-        credential.verify(wire.run_id)
-        return cls(wire.run_id, bootstraps, credential)
+        bearer = _bearer(wire.bearer_seed)
+        credential = Credential(issuer, subject, bearer, wire.not_after_s, _digest(bootstraps), wire.signature)
+        credential.verify_issuer(wire.run_id)
+        return cls(wire.run_id, bootstraps, credential, wire.bearer_seed)
 
     def check(self, me: PeerId, now_s: float) -> None:
         """Raise BadInvite unless this invite is in force and `me` may use it."""
@@ -123,6 +136,13 @@ def _unchecked(text: str) -> bytes:
     if not payload or checksum != _checksum(payload):
         raise BadInvite("the invite is cut or mistyped: its checksum is wrong", hint=_COPY_AGAIN)
     return payload
+
+
+def _bearer(seed: bytes) -> PeerId | None:
+    if not seed:
+        return None
+    limits.need_length("bearer_seed", seed, limits.SEED_BYTES)
+    return Identity(seed).peer_id
 
 
 def _checksum(payload: bytes) -> bytes:

@@ -32,6 +32,7 @@ NONCE_BYTES: Final = 16
 RUN_ID_BYTES: Final = 32
 DIGEST_BYTES: Final = 32
 SIGNATURE_BYTES: Final = 64
+SEED_BYTES: Final = 32
 MEETING_ID_BYTES: Final = 16
 
 # ---- counts ----

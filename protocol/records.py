@@ -65,8 +65,8 @@ class MemberRecord:
 
     def to_bytes(self) -> bytes:
         """Return the record as it is stored. Raises BadMessage when it is not signed, or its addresses make it larger than 1 KiB."""
-        if not self.signature or (self.credential and not self.credential.signature):
-            raise BadMessage("a record or credential without a signature")
+        if not self.signature or (self.credential and not self.credential.is_complete):
+            raise BadMessage("a record or credential that lacks a signature")
         wire = peer_pb2.MemberRecord()
         fill(wire, self)
         data = wire.SerializeToString()

@@ -148,7 +148,7 @@ def _check_credential(peer: PeerId, credential: Credential | None, terms: RunTer
     if credential.not_after_s <= now_s:
         raise Refused(RefusalCode.NOT_INVITED, "an expired invite")
     try:
-        credential.verify(terms.run_id)
+        credential.verify(terms.run_id, peer)
     except BadSignature:
         raise Refused(RefusalCode.NOT_INVITED, "a forged invite") from None
 

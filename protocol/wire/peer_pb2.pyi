@@ -103,18 +103,22 @@ class Frame(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., commitment: _Optional[_Union[Commitment, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., resolve: _Optional[_Union[Resolve, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., fetch_request: _Optional[_Union[FetchRequest, _Mapping]] = ..., contents: _Optional[_Union[Contents, _Mapping]] = ...) -> None: ...
 
 class Credential(_message.Message):
-    __slots__ = ("issuer", "subject", "not_after_s", "bootstraps_sha256", "signature")
+    __slots__ = ("issuer", "subject", "bearer", "not_after_s", "bootstraps_sha256", "signature", "bearer_signature")
     ISSUER_FIELD_NUMBER: _ClassVar[int]
     SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    BEARER_FIELD_NUMBER: _ClassVar[int]
     NOT_AFTER_S_FIELD_NUMBER: _ClassVar[int]
     BOOTSTRAPS_SHA256_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    BEARER_SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     issuer: bytes
     subject: bytes
+    bearer: bytes
     not_after_s: int
     bootstraps_sha256: bytes
     signature: bytes
-    def __init__(self, issuer: _Optional[bytes] = ..., subject: _Optional[bytes] = ..., not_after_s: _Optional[int] = ..., bootstraps_sha256: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    bearer_signature: bytes
+    def __init__(self, issuer: _Optional[bytes] = ..., subject: _Optional[bytes] = ..., bearer: _Optional[bytes] = ..., not_after_s: _Optional[int] = ..., bootstraps_sha256: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., bearer_signature: _Optional[bytes] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_version", "run_id", "sender", "receiver", "nonce", "partner_nonce", "fragment", "codec", "tokens", "clock_steps", "sketch_bytes", "payload_bytes", "phase", "credential", "acquaintances", "signature")
@@ -277,20 +281,22 @@ class MemberRecord(_message.Message):
     def __init__(self, run_id: _Optional[bytes] = ..., peer_id: _Optional[bytes] = ..., addresses: _Optional[_Iterable[str]] = ..., clock_steps: _Optional[int] = ..., finished: _Optional[bool] = ..., sequence: _Optional[int] = ..., expires_s: _Optional[int] = ..., credential: _Optional[_Union[Credential, _Mapping]] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Invite(_message.Message):
-    __slots__ = ("run_id", "issuer", "subject", "not_after_s", "bootstraps", "signature")
+    __slots__ = ("run_id", "issuer", "subject", "bearer_seed", "not_after_s", "bootstraps", "signature")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ISSUER_FIELD_NUMBER: _ClassVar[int]
     SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    BEARER_SEED_FIELD_NUMBER: _ClassVar[int]
     NOT_AFTER_S_FIELD_NUMBER: _ClassVar[int]
     BOOTSTRAPS_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     run_id: bytes
     issuer: bytes
     subject: bytes
+    bearer_seed: bytes
     not_after_s: int
     bootstraps: _containers.RepeatedScalarFieldContainer[str]
     signature: bytes
-    def __init__(self, run_id: _Optional[bytes] = ..., issuer: _Optional[bytes] = ..., subject: _Optional[bytes] = ..., not_after_s: _Optional[int] = ..., bootstraps: _Optional[_Iterable[str]] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[bytes] = ..., issuer: _Optional[bytes] = ..., subject: _Optional[bytes] = ..., bearer_seed: _Optional[bytes] = ..., not_after_s: _Optional[int] = ..., bootstraps: _Optional[_Iterable[str]] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class SignedManifest(_message.Message):
     __slots__ = ("canonical", "host", "signature")

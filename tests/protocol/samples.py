@@ -37,7 +37,9 @@ DIGEST = hashlib.sha256(b"payload").digest()
 NOW_S = 1_800_000_000
 ADDRESS = f"/ip4/203.0.113.5/tcp/4001/p2p/{ALICE.peer_id}"
 
-CREDENTIAL = Credential(ISSUER.peer_id, None, NOW_S + 3600, DIGEST).signed(ISSUER, RUN_ID)
+BEARER = Identity(bytes([9]) * 32)
+ISSUED = Credential(ISSUER.peer_id, None, BEARER.peer_id, NOW_S + 3600, DIGEST).signed(ISSUER, RUN_ID)
+CREDENTIAL = ISSUED.bound(BEARER, RUN_ID, ALICE.peer_id)
 RECORD = MemberRecord(
     run_id=RUN_ID,
     peer_id=ALICE.peer_id,

@@ -34,7 +34,7 @@ from protocol.messages import (
 )
 from protocol.records import MemberRecord
 from protocol.wire import peer_pb2
-from tests.protocol.samples import CREDENTIAL, HELLO, MEETING_ID, MESSAGES
+from tests.protocol.samples import CREDENTIAL, HELLO, ISSUED, MEETING_ID, MESSAGES
 
 
 def exactly(num_bytes: int) -> st.SearchStrategy[bytes]:
@@ -48,7 +48,9 @@ STEPS = st.integers(0, limits.STEPS)
 SIZES = st.integers(0, limits.TRANSFER_BYTES)
 BITMAPS = st.binary(max_size=40)
 SECONDS = st.integers(0, limits.UNIX_SECONDS)
-CREDENTIALS = st.none() | st.builds(Credential, PEERS, st.none() | PEERS, SECONDS, exactly(32), SIGNATURES)
+NAMED = st.builds(Credential, PEERS, PEERS, st.none(), SECONDS, exactly(32), SIGNATURES)
+HELD = st.builds(Credential, PEERS, st.none(), PEERS, SECONDS, exactly(32), SIGNATURES, SIGNATURES)
+CREDENTIALS = st.none() | NAMED | HELD
 VERSIONS = st.integers(0, limits.VERSIONS)
 ANY_MESSAGE = st.one_of(
     st.builds(
@@ -180,9 +182,11 @@ def test_what_no_message_can_hold_is_refused(data: bytes, says: str) -> None:
 
 
 def test_unsigned_messages_are_not_sent() -> None:
-    for message in (replace(HELLO, signature=b""), replace(HELLO, credential=replace(CREDENTIAL, signature=b""))):
-        with pytest.raises(BadMessage, match="without a signature"):
-            to_frame(message)
+    with pytest.raises(BadMessage, match="a Hello without a signature"):
+        to_frame(replace(HELLO, signature=b""))
+    for incomplete in (ISSUED, replace(CREDENTIAL, signature=b"")):
+        with pytest.raises(BadMessage, match="a credential that lacks a signature"):
+            to_frame(replace(HELLO, credential=incomplete))
 
 
 def test_largest_chunk_is_read_and_a_larger_frame_is_not_parsed() -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from protocol import limits
-from protocol.errors import BadInvite, OperatorError, WrongVersion
+from protocol.errors import BadInvite, BadSignature, OperatorError, WrongVersion
 from protocol.identity import PeerId
 from protocol.invite import PREFIX, Invite
 from protocol.wire import peer_pb2
@@ -34,11 +34,38 @@ def test_an_invite_survives_its_text(invite: Invite) -> None:
     assert text == text.lower()
     assert text.isalnum()
     assert Invite.from_text(text) == invite
+    invite.credential_for(ALICE.peer_id).verify(RUN_ID, ALICE.peer_id)
     assert len(text) < 2 * limits.INVITE_CHARS / 3
 
 
 def test_a_usual_invite_is_short() -> None:
-    assert len(TEXT) < 400
+    assert len(TEXT) < 450
+
+
+def test_an_invite_for_anybody_makes_a_credential_that_is_good_for_its_holder_only() -> None:
+    credential = INVITE.credential_for(ALICE.peer_id)
+    credential.verify(RUN_ID, ALICE.peer_id)
+    with pytest.raises(BadSignature):
+        credential.verify(RUN_ID, BOB.peer_id)
+    assert INVITE.bearer_seed not in credential.fields()
+    assert INVITE.bearer_seed.hex() not in repr(INVITE) and repr(INVITE.bearer_seed) not in repr(INVITE)
+
+
+def test_an_invite_for_one_peer_holds_no_secret() -> None:
+    invite = issue(ALICE.peer_id)
+    assert invite.bearer_seed == b""
+    assert invite.credential_for(ALICE.peer_id) == invite.credential
+
+
+def test_bearer_keys_differ_between_invites_and_issuers() -> None:
+    others = [
+        INVITE,
+        issue(not_after_s=NOW_S + 1),
+        issue(bootstraps=(LONGEST,)),
+        Invite.issue(ISSUER, bytes(32), (ADDRESS,), None, NOW_S + 3600),
+    ]
+    others.append(Invite.issue(MALLORY, RUN_ID, (ADDRESS,), None, NOW_S + 3600))
+    assert len({invite.bearer_seed for invite in others}) == len(others)
 
 
 @pytest.mark.parametrize(
@@ -116,12 +143,12 @@ def set_field(name: str, value: object) -> Callable[[peer_pb2.Invite], None]:
     [
         set_field("run_id", bytes(32)),
         set_field("issuer", MALLORY.peer_id.raw),
-        set_field("subject", MALLORY.peer_id.raw),
+        set_field("bearer_seed", bytes(32)),
         set_field("not_after_s", NOW_S + 10**6),
         set_field("signature", bytes(64)),
         lambda wire: wire.bootstraps.append(f"/ip4/198.51.100.1/tcp/1/p2p/{MALLORY.peer_id}"),
     ],
-    ids=["run", "issuer", "subject", "date", "signature", "addresses"],
+    ids=["run", "issuer", "bearer", "date", "signature", "addresses"],
 )
 def test_a_forged_invite_is_refused(change: Callable[[peer_pb2.Invite], None]) -> None:
     with pytest.raises(BadInvite, match="not signed by the peer"):
@@ -129,7 +156,16 @@ def test_a_forged_invite_is_refused(change: Callable[[peer_pb2.Invite], None]) -
 
 
 @pytest.mark.parametrize(
-    "change", [set_field("run_id", b""), set_field("issuer", b"x"), set_field("signature", b"s"), set_field("not_after_s", 2**60)]
+    "change",
+    [
+        set_field("run_id", b""),
+        set_field("issuer", b"x"),
+        set_field("signature", b"s"),
+        set_field("not_after_s", 2**60),
+        set_field("bearer_seed", b""),
+        set_field("bearer_seed", b"s"),
+        set_field("subject", ALICE.peer_id.raw),
+    ],
 )
 def test_an_invite_that_makes_no_sense_is_refused(change: Callable[[peer_pb2.Invite], None]) -> None:
     with pytest.raises(BadInvite, match="makes no sense"):

@@ -101,10 +101,19 @@ def test_a_hello_signature_covers_every_field() -> None:
             replace(HELLO, **{field: value}).verify(ALICE.peer_id)
 
 
-@pytest.mark.parametrize("field", ["subject", "not_after_s", "bootstraps_sha256", "signature"])
-def test_a_hello_signature_covers_every_field_of_its_credential(field: str) -> None:
-    values: dict[str, Any] = {"subject": BOB.peer_id, "not_after_s": 1, "bootstraps_sha256": bytes(32), "signature": bytes(64)}
-    changed = replace(HELLO, credential=replace(CREDENTIAL, **{field: values[field]}))
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("issuer", BOB.peer_id),
+        ("bearer", BOB.peer_id),
+        ("not_after_s", 1),
+        ("bootstraps_sha256", bytes(32)),
+        ("signature", bytes(64)),
+        ("bearer_signature", bytes(64)),
+    ],
+)
+def test_a_hello_signature_covers_every_field_of_its_credential(field: str, value: Any) -> None:
+    changed = replace(HELLO, credential=replace(CREDENTIAL, **{field: value}))
     with pytest.raises(BadSignature):
         changed.verify(ALICE.peer_id)
 

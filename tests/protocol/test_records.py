@@ -11,7 +11,7 @@ from protocol.errors import BadMessage, BadSignature, PeerMisbehaved
 from protocol.identity import Identity
 from protocol.records import MemberRecord, announceable, lookup_keys, own_shard_key, shard_keys
 from protocol.wire import peer_pb2
-from tests.protocol.samples import ALICE, BOB, CREDENTIAL, ISSUER, NOW_S, OTHER_RUN_ID, RECORD, RUN_ID
+from tests.protocol.samples import ALICE, BOB, CREDENTIAL, ISSUED, ISSUER, NOW_S, OTHER_RUN_ID, RECORD, RUN_ID
 
 PLAIN = "/ip4/203.0.113.5/tcp/4001"
 LONGEST = [f"/ip6/2001:db8:1111:1111:1111:1111:1111:111{n}/tcp/65535/p2p/{BOB.peer_id}/p2p-circuit/p2p/{ALICE.peer_id}" for n in range(5)]
@@ -82,7 +82,7 @@ def test_only_a_later_record_of_the_same_peer_replaces() -> None:
 
 
 def test_what_is_announced_always_fits() -> None:
-    credential = replace(CREDENTIAL, subject=ALICE.peer_id, not_after_s=limits.UNIX_SECONDS).signed(ISSUER, RUN_ID)
+    credential = replace(CREDENTIAL, not_after_s=limits.UNIX_SECONDS).signed(ISSUER, RUN_ID)
     addresses = announceable(LONGEST, ALICE.peer_id)
     assert len(addresses) == limits.RECORD_ADDRESSES
     largest = MemberRecord(RUN_ID, ALICE.peer_id, addresses, limits.STEPS, True, limits.STEPS, limits.UNIX_SECONDS, credential).signed(
@@ -98,8 +98,9 @@ def test_own_id_doubles_and_nonsense_are_not_announced() -> None:
 
 
 def test_unsigned_and_oversize_records_are_not_stored() -> None:
-    with pytest.raises(BadMessage, match="without a signature"):
-        replace(RECORD, signature=b"").to_bytes()
+    for changed in (replace(RECORD, signature=b""), replace(RECORD, credential=ISSUED)):
+        with pytest.raises(BadMessage, match="lacks a signature"):
+            changed.to_bytes()
     with pytest.raises(BadMessage, match="size of a record"):
         replace(RECORD, addresses=tuple(LONGEST[:4])).signed(ALICE).to_bytes()
     with pytest.raises(BadMessage, match="size of a record"):

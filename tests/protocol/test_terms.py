@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from protocol.errors import BadMessage, BadSignature, GossamerError, PeerMisbehaved
-from protocol.identity import PeerId
+from protocol.identity import Identity, PeerId
 from protocol.manifest import Manifest
 from protocol.messages import Contents, ContentsKind, Credential, Hello, Phase
 from protocol.refusals import RefusalCode, Refused, refusal_code
@@ -24,11 +24,13 @@ from protocol.terms import (
 )
 from tests.protocol.samples import (
     ALICE,
+    BEARER,
     BOB,
     CREDENTIAL,
     DIGEST,
     FETCH,
     HELLO,
+    ISSUED,
     ISSUER,
     MALLORY,
     NONCE,
@@ -41,7 +43,15 @@ from tests.protocol.samples import (
     UNSIGNED_HELLO,
 )
 
-ANSWER = replace(UNSIGNED_HELLO, sender=BOB.peer_id, receiver=ALICE.peer_id, nonce=PARTNER_NONCE, partner_nonce=NONCE, clock_steps=130)
+ANSWER = replace(
+    UNSIGNED_HELLO,
+    sender=BOB.peer_id,
+    receiver=ALICE.peer_id,
+    nonce=PARTNER_NONCE,
+    partner_nonce=NONCE,
+    clock_steps=130,
+    credential=ISSUED.bound(BEARER, RUN_ID, BOB.peer_id),
+)
 
 
 def check(hello: Hello, terms: RunTerms = TERMS) -> None:
@@ -133,13 +143,14 @@ def test_another_version_is_told_before_its_signature_is_read() -> None:
     assert caught.value.code is RefusalCode.WRONG_VERSION
 
 
-def credential(issuer: Any = ISSUER, subject: PeerId | None = None, not_after_s: int = NOW_S + 1, run_id: bytes = RUN_ID) -> Credential:
-    return Credential(issuer.peer_id, subject, not_after_s, DIGEST).signed(issuer, run_id)
+def named(issuer: Identity = ISSUER, subject: PeerId = ALICE.peer_id, not_after_s: int = NOW_S + 1, run_id: bytes = RUN_ID) -> Credential:
+    return Credential(issuer.peer_id, subject, None, not_after_s, DIGEST).signed(issuer, run_id)
 
 
 def test_in_an_invite_run_holders_of_an_invite_and_issuers_take_part() -> None:
-    check_member(ALICE.peer_id, credential(), TERMS, NOW_S)
-    check_member(ALICE.peer_id, credential(subject=ALICE.peer_id), TERMS, NOW_S)
+    check_member(ALICE.peer_id, named(), TERMS, NOW_S)
+    check_member(ALICE.peer_id, CREDENTIAL, TERMS, NOW_S)
+    check_member(BOB.peer_id, ISSUED.bound(BEARER, RUN_ID, BOB.peer_id), TERMS, NOW_S)
     check_member(ISSUER.peer_id, None, TERMS, NOW_S)
 
 
@@ -147,12 +158,17 @@ def test_in_an_invite_run_holders_of_an_invite_and_issuers_take_part() -> None:
     ("shown", "says"),
     [
         (None, "no invite"),
-        (credential(issuer=MALLORY), "may not invite"),
-        (credential(subject=BOB.peer_id), "another peer"),
-        (credential(not_after_s=NOW_S), "expired"),
-        (credential(run_id=OTHER_RUN_ID), "forged"),
-        (replace(credential(), not_after_s=NOW_S + 9), "forged"),
-        (replace(credential(issuer=MALLORY), issuer=ISSUER.peer_id), "forged"),
+        (named(issuer=MALLORY), "may not invite"),
+        (named(subject=BOB.peer_id), "another peer"),
+        (named(not_after_s=NOW_S), "expired"),
+        (named(run_id=OTHER_RUN_ID), "forged"),
+        (replace(named(), not_after_s=NOW_S + 9), "forged"),
+        (replace(named(issuer=MALLORY), issuer=ISSUER.peer_id), "forged"),
+        (ISSUED, "forged"),
+        (ISSUED.bound(BEARER, RUN_ID, BOB.peer_id), "forged"),
+        (ISSUED.bound(BEARER, OTHER_RUN_ID, ALICE.peer_id), "forged"),
+        (ISSUED.bound(MALLORY, RUN_ID, ALICE.peer_id), "forged"),
+        (replace(ISSUED, bearer=MALLORY.peer_id).bound(MALLORY, RUN_ID, ALICE.peer_id), "forged"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -162,10 +178,18 @@ def test_in_an_invite_run_nobody_else_does(shown: Credential | None, says: str) 
     assert caught.value.code is RefusalCode.NOT_INVITED
 
 
+def test_a_credential_copied_from_a_record_or_hello_is_worth_nothing() -> None:
+    copied = RECORD.credential
+    assert copied == CREDENTIAL
+    stolen = replace(UNSIGNED_HELLO, sender=MALLORY.peer_id, credential=copied).signed(MALLORY)
+    with pytest.raises(Refused, match="forged"):
+        check_hello(stolen, TERMS, BOB.peer_id, MALLORY.peer_id, NOW_S)
+
+
 def test_an_allow_list_admits_its_members_only() -> None:
     terms = replace(TERMS, access="allowlist", members=frozenset({ALICE.peer_id}))
     check_member(ALICE.peer_id, None, terms, NOW_S)
-    for peer, shown in [(BOB.peer_id, None), (BOB.peer_id, credential()), (ISSUER.peer_id, None)]:
+    for peer, shown in [(BOB.peer_id, None), (BOB.peer_id, named()), (ISSUER.peer_id, None)]:
         with pytest.raises(Refused, match="not on the run's list"):
             check_member(peer, shown, terms, NOW_S)
 
