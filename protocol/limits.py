@@ -21,7 +21,7 @@ CHUNK_BYTES: Final = 256 * KIB
 FRAME_BYTES: Final = 512 * KIB
 """Refused before parsing, and gRPC's receive limit. Protobuf can blow a message up 36 times in memory (measured): 18 MiB here."""
 SMALL_FRAME_BYTES: Final = 8 * KIB
-"""Every frame but a chunk or a verdict: a Hello with a credential and two records needs about 2.6 KiB."""
+"""Every frame that carries neither data nor a bitmap: the largest Hello, with two of the largest records, takes 2.3 KiB."""
 REFUSAL_DETAIL_CHARS: Final = 200
 """One line in a log."""
 ACQUAINTANCES: Final = 2
@@ -37,7 +37,9 @@ MEETING_ID_BYTES: Final = 16
 
 # ---- counts ----
 VERSIONS: Final = 1 << 16
+"""The largest version number; a u32 on the wire, kept far from its end."""
 CODECS: Final = 1 << 16
+"""The largest wire id of a codec; likewise."""
 FRAGMENTS: Final = 1 << 16
 """More fragments than any model has blocks."""
 STEPS: Final = 1 << 48
@@ -51,7 +53,7 @@ UNIX_SECONDS: Final = 253_402_300_799
 
 # ---- records ----
 RECORD_BYTES: Final = KIB
-"""Four addresses and a credential fit; a DHT node that stores 512 records under each of 1024 keys stays at 512 MiB."""
+"""The largest that `announceable` addresses can make takes 917; a DHT node that stores 512 records under each of 1024 keys stays at 512 MiB."""
 RECORD_ADDRESSES: Final = 4
 """Public IPv4 and IPv6, and two relays."""
 RECORD_ADDRESS_CHARS: Final = 4 * 128
@@ -71,7 +73,7 @@ SHARD_PERIOD_S: Final = 600
 INVITE_BOOTSTRAPS: Final = 8
 """Several independent ways in; more would make the text unwieldy."""
 INVITE_CHARS: Final = 4 * KIB
-"""Eight of the longest addresses and a credential, in base32, are under 2700 characters; the rest is room for line breaks."""
+"""Eight of the longest addresses and a credential take 2633 characters; pasted white space does not count."""
 MANIFEST_BYTES: Final = 64 * KIB
 """An allow list of 512 members fits."""
 ISSUERS: Final = 16

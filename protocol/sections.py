@@ -69,7 +69,7 @@ Access = Literal["invite", "allowlist", "open"]
 Label = Annotated[str, AfterValidator(_label)]
 Name = Annotated[str, AfterValidator(_name)]
 Architecture = Annotated[str, AfterValidator(_architecture)]
-Commit = Annotated[str, AfterValidator(_commit)]
+CommitHash = Annotated[str, AfterValidator(_commit)]
 Peers = Annotated[tuple[str, ...], AfterValidator(_peers), Field(strict=False)]  # TOML and JSON know lists only
 
 
@@ -105,7 +105,7 @@ class ModelSection(Section):
 
     architecture: Architecture = Field(default="llama", description="transformers model type; its weights start from the run's seed")
     hub: Label | None = Field(default=None, description="instead of architecture and config: a model on the Hugging Face hub, org/name")
-    revision: Commit | None = Field(default=None, description="full commit hash of the hub model")
+    revision: CommitHash | None = Field(default=None, description="full commit hash of the hub model")
     config: dict[str, Any] = Field(default_factory=lambda: dict(DEMO_LLAMA), description="fields of the architecture's transformers config")
 
     @model_validator(mode="before")
@@ -147,7 +147,7 @@ class DataSection(Section):
     name: Label | None = Field(default=None, description="data set on the Hugging Face hub, org/name")
     config: Label | None = Field(default=None, description="its configuration, when it has several")
     split: Label = Field(default="train", description="its split")
-    revision: Commit | None = Field(default=None, description="full commit hash of the data set")
+    revision: CommitHash | None = Field(default=None, description="full commit hash of the data set")
     column: Label = Field(default="text", description="the column that holds the text")
 
     @model_validator(mode="after")
