@@ -53,7 +53,7 @@ UNIX_SECONDS: Final = 253_402_300_799
 
 # ---- records ----
 RECORD_BYTES: Final = KIB
-"""The largest that `announceable` addresses can make takes 917; a DHT node that stores 512 records under each of 1024 keys stays at 512 MiB."""
+"""The largest with `announceable` addresses takes 917; a DHT node that stores 512 under each of 1024 keys stays at 512 MiB."""
 RECORD_ADDRESSES: Final = 4
 """Public IPv4 and IPv6, and two relays."""
 RECORD_ADDRESS_CHARS: Final = 4 * 128
