@@ -119,6 +119,11 @@ class Daemon:
         """Return p2pd's exit code once it has died. Safe to cancel."""
         return await self._process.wait()
 
+    def kill(self) -> None:
+        """End the process at once, for tests and for one that hangs."""
+        if self._process.returncode is None:
+            self._process.kill()
+
     def _command(self) -> list[str]:
         settings = self._settings
         flags: dict[str, str | int] = {

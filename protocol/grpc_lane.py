@@ -10,6 +10,7 @@ one task reads for as long as the RPC lives, and nothing is written once the str
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
@@ -23,6 +24,9 @@ from protocol.identity import PeerId
 from protocol.inbox import Inbox
 from protocol.messages import Message
 from protocol.transport import Purpose
+
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # p2pd is started beside running calls; it never uses gRPC
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # a partner's going away is news for our log, not for stderr
 
 SERVICE: Final = "gossamer.v1.Peer"
 METADATA_BYTES: Final = 8 * 1024
@@ -67,16 +71,15 @@ Serve = Callable[[Purpose, grpc.aio.ServicerContext[bytes, bytes]], Awaitable[No
 class GrpcStream:
     """A `transport.Stream` over one RPC, the same on both sides.
 
-    `read` returns the next frame or None, `write` sends one; `on_close` is called once and ends the RPC in its own time.
+    `write` sends a frame; `on_close` is called once, with the stream, and ends the RPC in its own time. Whoever makes the stream runs
+    `pump` beside it.
     """
 
     lane = "libp2p"
 
-    def __init__(
-        self, partner: PeerId, read: Callable[[], Awaitable[Any]], write: Callable[[bytes], Awaitable[None]], on_close: Callable[[], None]
-    ) -> None:
+    def __init__(self, partner: PeerId, write: Callable[[bytes], Awaitable[None]], on_close: Callable[[GrpcStream], None]) -> None:
         self._partner = partner
-        self._read, self._write, self._on_close = read, write, on_close
+        self._write, self._on_close = write, on_close
         self._inbox = Inbox(FRAMES_AHEAD)
         self._closed = False
         self._bytes_sent = 0
@@ -126,7 +129,8 @@ class GrpcStream:
         self._inbox.close()
         if not self._closed:
             self._closed = True
-            self._on_close()
+            self._write = _nowhere  # the RPC is freed as soon as it has ended, whoever still holds this stream
+            self._on_close(self)
 
     def end(self, why: str) -> None:
         """Mark the stream as ended by the other side or by the lane: nothing is written any more."""
@@ -136,17 +140,21 @@ class GrpcStream:
         """Wait until the first frame is there, or the stream has ended."""
         await self._inbox.arrived()
 
-    async def pump(self) -> None:
-        """Read frames into the inbox until the stream ends. After `close` they are read and thrown away."""
+    async def pump(self, read: Callable[[], Awaitable[Any]]) -> None:
+        """Read frames into the inbox until `read` returns none. After `close` they are read and thrown away."""
         why = "the partner closed the stream"
         try:
-            while isinstance(frame := await self._read(), bytes):
+            while isinstance(frame := await read(), bytes):
                 self._inbox.put(frame)
                 await self._inbox.room()
         except BROKEN as error:
             why = _why(error)
         finally:
             self.end(why)
+
+
+async def _nowhere(frame: bytes) -> None:
+    raise asyncio.InvalidStateError("closed")
 
 
 def _why(error: BaseException) -> str:

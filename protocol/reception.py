@@ -6,22 +6,16 @@ Calls come over loopback from `lanes.py`, which knows who is behind them; a call
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import Any, Protocol
 
 import grpc
 import grpc.aio
 
-from protocol.admission import Admission, StreamCaps
-from protocol.errors import PeerMisbehaved, TransportError
 from protocol.grpc_lane import ACCEPTED, SERVER_OPTIONS, GrpcStream, service
 from protocol.identity import PeerId
-from protocol.refusals import Refused
+from protocol.inbound import Admission, StreamCaps, first_frame, handle
 from protocol.transport import Purpose, StreamHandler
 
-log = logging.getLogger(__name__)
-
-FIRST_FRAME_S = 10.0
 HANDLERS_END_S = 2.0
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
@@ -87,32 +81,19 @@ class Reception:
     async def _converse(self, purpose: Purpose, partner: PeerId, context: Context) -> None:
         """Live as long as the call: the context must not be touched afterwards."""
         closed = asyncio.Event()
-        stream = GrpcStream(partner, context.read, context.write, closed.set)
+        stream = GrpcStream(partner, context.write, lambda _: closed.set())
         await context.send_initial_metadata(ACCEPTED)
-        pump = asyncio.create_task(stream.pump(), name="inbound frames")
+        pump = asyncio.create_task(stream.pump(context.read), name="inbound frames")
         try:
-            async with asyncio.timeout(FIRST_FRAME_S):
-                await stream.arrived()
-            self._hand_over(purpose, stream)
-            await closed.wait()
-        except TimeoutError:
-            log.info("%s opened a stream and stayed silent", partner.short())
+            if await first_frame(stream):
+                self._hand_over(purpose, stream)
+                await closed.wait()
         finally:
             stream.end("the connection to the partner broke")
             pump.cancel()
             await asyncio.gather(pump, return_exceptions=True)
 
     def _hand_over(self, purpose: Purpose, stream: GrpcStream) -> None:
-        task = asyncio.create_task(self._handle(purpose, stream), name=f"inbound {purpose.value}")
+        task = asyncio.create_task(handle(self._handler, purpose, stream), name=f"inbound {purpose.value}")
         self._handlers.add(task)
         task.add_done_callback(self._handlers.discard)
-
-    async def _handle(self, purpose: Purpose, stream: GrpcStream) -> None:
-        try:
-            await self._handler(purpose, stream)
-        except (TransportError, PeerMisbehaved, Refused) as error:
-            log.info("stream from %s: %s", stream.partner.short(), error)
-        except Exception:
-            log.exception("the handler of a stream from %s failed", stream.partner.short())
-        finally:
-            await stream.close()

@@ -20,11 +20,11 @@ from typing import Any, Self
 import grpc
 import grpc.aio
 
-from protocol.admission import StreamCaps
 from protocol.control import BUFFER_BYTES, Control
 from protocol.errors import Unreachable
 from protocol.grpc_lane import ACCEPTED, BROKEN, CHANNEL_OPTIONS, LINGER_S, GrpcStream, method
 from protocol.identity import PeerId
+from protocol.inbound import StreamCaps
 from protocol.lanes import PROTOCOL, InboundLanes
 from protocol.reception import Reception
 from protocol.splice import Pair, Tally, splice
@@ -141,8 +141,8 @@ class TunnelTransport:
         return self._stream(partner, lane, call)
 
     def _stream(self, partner: PeerId, lane: _Lane, call: Any) -> GrpcStream:
-        stream = GrpcStream(partner, call.read, call.write, lambda: self._finish(stream))
-        self._open[stream] = lane, asyncio.create_task(stream.pump(), name="outbound frames")
+        stream = GrpcStream(partner, call.write, self._finish)
+        self._open[stream] = lane, asyncio.create_task(stream.pump(call.read), name="outbound frames")
         return stream
 
     def _finish(self, stream: GrpcStream) -> None:

@@ -1,0 +1,105 @@
+"""Two worlds for the same tests: peers over real p2pds on loopback, and peers in memory under virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import tempfile
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from protocol import virtual_time
+from protocol.daemon import Daemon, DaemonSettings
+from protocol.identity import Identity, PeerId
+from protocol.inbound import StreamCaps
+from protocol.memory import MemoryNetwork
+from protocol.memory_link import Link
+from protocol.messages import Chunk, Part
+from protocol.transport import StreamHandler, Transport
+from protocol.tunnel import TunnelTransport
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    peer_id: PeerId
+    transport: Transport
+    addresses: tuple[str, ...] = ()
+
+
+class World(Protocol):
+    async def peer(self, handler: StreamHandler, caps: StreamCaps | None = None) -> Peer: ...
+
+    async def kill(self, peer: Peer) -> None: ...
+
+
+def seeded(number: int) -> Identity:
+    return Identity(number.to_bytes(32, "little"))
+
+
+def chunk(number: int, num_bytes: int = 1) -> Chunk:
+    """A message that says its number."""
+    return Chunk(Part.PAYLOAD, number, number.to_bytes(4, "little") * (num_bytes // 4) or b"x")
+
+
+class MemoryWorld:
+    def __init__(self) -> None:
+        self._network = MemoryNetwork(seed=1, link=Link(latency_s=0.02, jitter_s=0.01, bytes_per_s=1e7))
+        self._num_peers = 0
+
+    async def __aenter__(self) -> MemoryWorld:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._network.close()
+
+    async def peer(self, handler: StreamHandler, caps: StreamCaps | None = None) -> Peer:
+        self._num_peers += 1
+        peer_id = seeded(self._num_peers).peer_id
+        return Peer(peer_id, self._network.transport(peer_id, handler, caps=caps))
+
+    async def kill(self, peer: Peer) -> None:
+        self._network.kill(peer.peer_id)
+
+
+class TunnelWorld:
+    def __init__(self) -> None:
+        self._stack = AsyncExitStack()
+        self._daemons: dict[PeerId, Daemon] = {}
+
+    async def __aenter__(self) -> TunnelWorld:
+        self._root = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def peer(self, handler: StreamHandler, caps: StreamCaps | None = None) -> Peer:
+        home = self._root / str(len(self._daemons))
+        Identity.load_or_create(home / "key")
+        daemon = await self._stack.enter_async_context(Daemon(DaemonSettings(home / "key", home / "run", "127.0.0.1")))
+        assert daemon.peer_id is not None
+        self._daemons[daemon.peer_id] = daemon
+        transport = await self._stack.enter_async_context(TunnelTransport(daemon.control, home / "run", handler, caps))
+        return Peer(daemon.peer_id, transport, daemon.addresses)
+
+    async def kill(self, peer: Peer) -> None:
+        self._daemons[peer.peer_id].kill()
+
+
+async def _inside(world: Any, test: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+    async with world:
+        await test(world)
+    left = [task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    assert not left, f"tasks left behind: {left}"
+
+
+def in_memory(test: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+    virtual_time.run(_inside(MemoryWorld(), test))
+
+
+def over_libp2p(test: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(_inside(TunnelWorld(), test))
+    gc.collect()  # gRPC's thread ends with its last object, and asyncio keeps some in cycles
