@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from optim.codecs.hadamard import dither_pool, exact_products, leading, side_matrix, sign_pool, transform, window
+
+CPU = torch.device("cpu")
+
+
+def slow_transform(values: list[float]) -> list[float]:
+    """The textbook butterfly."""
+    values = list(values)
+    stride = 1
+    while stride < len(values):
+        for start in range(0, len(values), 2 * stride):
+            for k in range(start, start + stride):
+                values[k], values[k + stride] = values[k] + values[k + stride], values[k] - values[k + stride]
+        stride *= 2
+    return values
+
+
+def test_it_is_the_walsh_hadamard_transform() -> None:
+    rows = torch.randint(-5, 6, (3, 1024)).float()
+    expected = torch.tensor([slow_transform(row) for row in rows.tolist()])
+    assert torch.equal(transform(rows.clone(), torch.empty_like(rows)), expected)
+    assert torch.equal(leading(rows, 8), expected[:, :8])
+
+
+def test_twice_is_1024_times_the_input_exactly_on_integers() -> None:
+    rows = torch.randint(-8, 8, (50, 1024)).float()
+    twice = transform(transform(rows.clone(), torch.empty_like(rows)), torch.empty_like(rows))
+    assert torch.equal(twice, 1024 * rows)
+
+
+def test_lengths_are_kept_and_a_spike_is_spread_evenly() -> None:
+    rows = torch.randn(10, 1024)
+    rotated = transform(rows.clone(), torch.empty_like(rows)) / 32
+    torch.testing.assert_close(rotated.norm(dim=1), rows.norm(dim=1))
+    spike = torch.zeros(1, 1024)
+    spike[0, 77] = 32.0
+    assert torch.equal(transform(spike.clone(), torch.empty_like(spike)).abs(), torch.full((1, 1024), 32.0))
+
+
+def test_signs_and_dither_are_shared_by_seed_and_differ_between_blocks() -> None:
+    signs, dither = sign_pool(5, 100, CPU), dither_pool(5, 100, CPU)
+    assert torch.equal(signs, sign_pool(5, 100, CPU))
+    assert not torch.equal(signs, sign_pool(6, 100, CPU))
+    rows = window(signs, 0, 100)
+    assert rows.shape == (100, 1024)
+    assert torch.equal(window(signs, 40, 7), rows[40:47])
+    assert set(signs.tolist()) == {1.0, -1.0}
+    products = rows @ rows.T / 1024
+    assert float((products - torch.eye(100)).abs().max()) < 0.2
+    assert abs(float(signs.mean())) < 0.1
+    assert abs(float(dither.mean())) < 0.05
+    assert float(dither.abs().max()) < 0.5
+    assert float(dither.square().mean()) == pytest.approx(1 / 12, rel=0.1)
+
+
+def test_shared_randomness_is_the_same_in_every_release() -> None:
+    assert sign_pool(1, 1, CPU)[:8].tolist() == [1, 1, -1, 1, -1, -1, 1, -1]
+    assert dither_pool(1, 1, CPU)[:3].tolist() == pytest.approx([-0.4225693, 0.207695, -0.3504562], abs=1e-7)
+
+
+def test_products_are_exact_even_where_the_process_allows_fast_ones() -> None:
+    matmul = torch.backends.mkldnn.matmul
+    before = matmul.fp32_precision
+    matmul.fp32_precision = "bf16"
+    try:
+        rows = torch.randint(-128, 128, (64, 1024)).float()
+        with exact_products():
+            twice = transform(transform(rows.clone(), torch.empty_like(rows)), torch.empty_like(rows))
+        assert matmul.fp32_precision == "bf16"
+    finally:
+        matmul.fp32_precision = before
+    assert float((twice - 1024 * rows).abs().max()) <= 1024 * 2**-10
+    assert len(side_matrix(CPU)) == 32
