@@ -33,13 +33,16 @@ from peer.payloads import PayloadFolder
 from peer.replica import fragment_codecs
 from peer.requests import Writer
 from peer.state_transfer import Asker
+from protocol.daemon import DaemonSettings
 from protocol.errors import GossamerError, PeerMisbehaved, SwarmUnreachable, TransportError
 from protocol.identity import Identity, PeerId
 from protocol.invite import Invite
-from protocol.libp2p import Libp2pNode, Libp2pSettings
+from protocol.libp2p import Libp2pNode
 from protocol.manifest import Manifest, SignedManifest
 from protocol.messages import Refusal, RefusalCode, Refused
-from protocol.terms import FragmentTerms, RunTerms
+from protocol.records import MemberRecord
+from protocol.shelf import RecordShelf
+from protocol.terms import FragmentTerms, RunTerms, check_member
 from protocol.transport import Purpose, Stream
 
 FIND_RUN_S = 60.0  # for the first answer of any bootstrap
@@ -54,6 +57,17 @@ class Doorman:
     def __init__(self) -> None:
         self.node: Node | None = None
         self.manifest = b""
+        self.terms: RunTerms | None = None
+
+    def is_member(self, record: MemberRecord) -> bool:
+        """Say whether the directory should hold a record: a member's, as soon as we know who is one."""
+        if self.terms is None:
+            return True
+        try:
+            check_member(record.peer_id, record.credential, self.terms, time.time())
+        except Refused:
+            return False
+        return True
 
     async def answer(self, purpose: Purpose, stream: Stream) -> None:
         """Pass a stream on, or refuse it while this peer is still finding its run."""
@@ -87,17 +101,16 @@ class NodeProcess:
     async def run(self) -> None:
         """Run until the supervisor says stop. Raises GossamerError when the run cannot be found or does not want us."""
         run_id = self._invite.run_id if self._invite else self._read_manifest().run_id
-        settings = Libp2pSettings(
+        settings = DaemonSettings(
             identity_file=self._home.identity,
             folder=self._child.settings.runtime / "net",
             host=self._config.listen_host,
             port=self._config.listen_port,
             announce=self._config.announce,
-            run_id=run_id,
-            bootstraps=self._bootstraps(),
         )
+        shelf = RecordShelf(run_id, self._doorman.is_member)
         stopped = asyncio.create_task(self._until_stopped())
-        async with Libp2pNode(settings, self._doorman.answer) as network:
+        async with Libp2pNode(settings, shelf, self._doorman.answer, self._bootstraps) as network:
             work = asyncio.create_task(self._work(network))
             await asyncio.wait([stopped, work], return_when=asyncio.FIRST_COMPLETED)
             stopped.cancel()
@@ -118,7 +131,7 @@ class NodeProcess:
         terms = run_terms(manifest)
         credential = self._invite.credential_for(self._identity.peer_id) if self._invite else None
         membership = Membership(self._identity, terms, credential, manifest.outer.deadline_s, manifest.outer.no_partner == "defer")
-        world = World(network.transport, network.directory, lambda: network.addresses, time.time, random.Random())
+        world = World(network, network, lambda: network.addresses, time.time, random.Random())
         notices: list[Node] = []
         link = NodeEnd(self._child.settings.runtime, lambda notice: notices[0].on_notice(notice))
         payloads = PayloadFolder(self._child.settings.runtime / "payloads")
@@ -136,6 +149,7 @@ class NodeProcess:
         notices.append(node)
         node.on_meeting(EventLog(self._home.events).append)
         self._fill_book(node)
+        self._doorman.terms = terms
         self._doorman.manifest, self._doorman.node = signed.to_bytes(), node
         self._report_size(manifest)
         async with asyncio.TaskGroup() as tasks:
@@ -159,7 +173,7 @@ class NodeProcess:
     async def _fetch_manifest(self, network: Libp2pNode) -> SignedManifest:
         assert self._invite is not None
         credential = self._invite.credential_for(self._identity.peer_id)
-        asker = Asker(self._identity, self._invite.run_id, credential, network.transport)
+        asker = Asker(self._identity, self._invite.run_id, credential, network)
         loop = asyncio.get_running_loop()
         until_s = loop.time() + FIND_RUN_S
         reason = "no address in the invite"

@@ -31,7 +31,7 @@ from protocol.manifest import SignedManifest
 RESTART_PAUSE_S = (0.5, 30.0)  # first and longest pause before a child is started again
 MAX_RESTARTS = 8  # of one child that never got going; then the fault is ours and restarting hides it
 HEALTHY_S = 60.0  # a child that lived so long starts from a clean slate
-LEAVE_S = {"peer.node": 5.0, "peer.trainer": 4.0}  # to end meetings, then to save, before they are killed; in this order
+LEAVE_S = {"peer.node_process": 5.0, "peer.trainer": 4.0}  # to end meetings, then to save, before they are killed; in this order
 PAYLOAD_BYTES = 64 << 20  # room wanted in the runtime folder before the model's size is known
 
 Watch = Callable[[Status], None]
@@ -70,7 +70,7 @@ class Supervisor:
             with self._signals():
                 work = [asyncio.create_task(self._keep("peer.trainer", settings, self._manifest_ready))]
                 if not self._config.alone:
-                    work.append(asyncio.create_task(self._keep("peer.node", settings, None)))
+                    work.append(asyncio.create_task(self._keep("peer.node_process", settings, None)))
                 try:
                     await self._until_over(work)
                 finally:
@@ -125,7 +125,7 @@ class Supervisor:
             await asyncio.sleep(min(RESTART_PAUSE_S[1], RESTART_PAUSE_S[0] * 2 ** (restarts - 1)))
 
     def _note_restart(self, module: str, exit: Exit, restarts: int) -> None:
-        kind = NodeRestarted if module == "peer.node" else TrainerRestarted
+        kind = NodeRestarted if module == "peer.node_process" else TrainerRestarted
         self._events.append(kind(exit.reason, restarts))
         self._enter(self.status.state, f"restarting the {module.removeprefix('peer.')}: {exit.reason}")
 
