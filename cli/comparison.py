@@ -12,16 +12,6 @@ MEETING_KINDS = ("completed", "solo", "refused", "failed")
 
 
 @dataclass(frozen=True, slots=True)
-class Losses:
-    """Held-out losses in nats per token."""
-
-    start: float
-    peers: tuple[float, ...]
-    averaged: float  # of the mean of the peers' weights
-    alone: float  # of the peer that trained by itself
-
-
-@dataclass(frozen=True, slots=True)
 class Comparison:
     """The figures of one demo; the names are the keys of `peer demo --json`."""
 

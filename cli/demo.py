@@ -101,7 +101,7 @@ class Demo:
     def _compare(self, members: Sequence[LocalPeer], lone: LocalPeer, started_s: float) -> Comparison:
         from peer.evaluation import compare_homes  # torch: slow to import, and needed only now
 
-        losses = compare_homes([peer.home for peer in members], lone.home)
+        losses = compare_homes([peer.home for peer in members], lone.home, self.data)
         statuses = [peer.status for peer in members]
         return Comparison(
             peers=self.num_peers,

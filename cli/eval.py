@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 from cli.options import DEFAULT_HOME, Data, HomeFolder, Json
 from peer.home import Home
@@ -15,5 +16,9 @@ def evaluate(home: HomeFolder = DEFAULT_HOME, data: Data = None, as_json: Json =
     """
     from peer.evaluation import evaluate_home  # torch: slow to import, and needed only now
 
-    result = evaluate_home(Home(home), data)
-    print(json.dumps(result) if as_json else result)
+    found = evaluate_home(Home(home), data)
+    if as_json:
+        print(json.dumps(asdict(found)))
+    else:
+        print(f"step {found.step}: held-out loss {found.loss:.4f} nats per token")
+        print(f"perplexity {found.perplexity:.3f} per token, {found.byte_perplexity:.3f} per byte, over {found.num_tokens} tokens")

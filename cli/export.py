@@ -11,15 +11,18 @@ import typer
 from cli.options import DEFAULT_HOME, HomeFolder
 from peer.home import Home
 
-Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to write it; made if it is not there.")]
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to write it: a new folder, an empty one, or an earlier export.")]
+Slow = Annotated[
+    bool, typer.Option("--slow", help="Write the slow weights in place of the fast ones; after the end of a run both are the same.")
+]
 
 
-def export(folder: Folder, home: HomeFolder = DEFAULT_HOME) -> None:
+def export(folder: Folder, home: HomeFolder = DEFAULT_HOME, slow: Slow = False) -> None:
     """Write the trained model as a Hugging Face folder.
 
-    It holds the newest checkpoint, in a form that transformers loads.
+    It holds the newest checkpoint, in a form that transformers loads, and a card that says where it comes from.
     """
     from peer.export import export_model  # torch: slow to import, and needed only now
 
-    export_model(Home(home), folder)
-    print(f"wrote {folder}", file=sys.stderr)
+    written = export_model(Home(home), folder, use_slow_weights=slow)
+    print(f"wrote {written}", file=sys.stderr)

@@ -18,6 +18,7 @@ from cli.figures import COLUMNS, Status, cells, line
 
 SHOW_EVERY_STEPS_SHARE = 0.1  # a plain line at least each tenth of the run
 SHOW_EVERY_S = 15.0  # and at least this often
+REASON_EVERY_S = 2.0  # a new reason for the same state, such as a percentage, at most this often
 
 
 class Screen(Protocol):
@@ -56,8 +57,11 @@ class PlainLines:
         before, shown_s = self._shown[name]
         if status["state"] != before["state"]:
             return True
+        waited_s = self._now_s() - shown_s
+        if status["reason"] != before["reason"]:
+            return waited_s >= REASON_EVERY_S
         steps = int(status["step"]) - int(before["step"])
-        return steps > 0 and (self._now_s() - shown_s >= SHOW_EVERY_S or steps >= SHOW_EVERY_STEPS_SHARE * int(status["total_steps"]))
+        return steps > 0 and (waited_s >= SHOW_EVERY_S or steps >= SHOW_EVERY_STEPS_SHARE * int(status["total_steps"]))
 
     def say(self, sentence: str) -> None:
         """Print the sentence on its own line."""

@@ -53,6 +53,15 @@ def test_plain_lines_report_slow_progress_by_the_clock() -> None:
     assert 3 <= len(shown_lines(out)) <= 5
 
 
+def test_plain_lines_report_new_reasons_but_not_each_percent() -> None:
+    out, clock = io.StringIO(), Clock()
+    lines = PlainLines(out, clock)
+    for tenth in range(50):
+        clock.now_s = tenth / 10
+        lines.show("peer-1", STATUS | {"state": "joining", "reason": f"downloading: {tenth} %"})
+    assert len(shown_lines(out)) == 3
+
+
 def test_plain_lines_are_chosen_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     with screen(io.StringIO()) as drawn:
         assert isinstance(drawn, PlainLines)

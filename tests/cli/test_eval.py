@@ -1,0 +1,13 @@
+"""`peer eval` where there is nothing to measure yet; the measuring itself is tested beside peer/evaluation.py and in tests/e2e."""
+
+from __future__ import annotations
+
+from tests.cli.shell import Shell
+
+
+def test_without_a_checkpoint_there_is_nothing_to_measure(shell: Shell) -> None:
+    shell("id")
+    said = shell("eval")
+    assert said.code == 2
+    assert str(shell.home) in said.complaint[0]
+    assert said.out == ""
