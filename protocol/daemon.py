@@ -14,10 +14,12 @@ import ipaddress
 import logging
 import os
 import platform
+import signal
 import socket
 import stat
 import sys
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -91,6 +93,12 @@ class Daemon:
         """The process id, for tests and diagnosis."""
         return self._process.pid
 
+    @property
+    def port(self) -> int:
+        """Where p2pd listens."""
+        ports = (address.partition("/tcp/")[2].split("/")[0] for address in self.addresses)
+        return self._settings.port or next((int(port) for port in ports if port), 0)
+
     async def __aenter__(self) -> Self:
         prepare_folder(self._settings.folder)
         check_port(self._settings.host, self._settings.port)
@@ -121,8 +129,7 @@ class Daemon:
 
     def kill(self) -> None:
         """End the process at once, for tests and for one that hangs."""
-        if self._process.returncode is None:
-            self._process.kill()
+        self._signal(signal.SIGKILL)
 
     def _command(self) -> list[str]:
         settings = self._settings
@@ -174,17 +181,22 @@ class Daemon:
         return TransportError(f"p2pd ended at once and said: {said}", hint="see the log; `peer doctor` checks the installation")
 
     async def _end(self) -> None:
-        if self._process.returncode is None:
-            self._process.terminate()
+        self._signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(END_S):
                 await self._process.wait()
         except TimeoutError:
-            self._process.kill()
+            self._signal(signal.SIGKILL)
             await self._process.wait()
         if self._drain is not None:
             await self._drain
         self._socket.unlink(missing_ok=True)
+
+    def _signal(self, number: signal.Signals) -> None:
+        """Send a signal. Not by Process.terminate: that polls first, and may take the exit status away from asyncio's watcher."""
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.kill(self._process.pid, number)
 
 
 def prepare_folder(folder: Path) -> None:

@@ -21,6 +21,7 @@ from protocol.shelf import RecordShelf
 
 NUM_HOLDERS = 10
 SEARCH_S = 6.0
+CLOSE_S = 2.0
 NEIGHBOURS_ASKED = 20  # for the nodes around our own place
 
 
@@ -42,7 +43,16 @@ class DhtDirectory:
         """End what is under way, and the connection it goes over. Others notice by themselves."""
         await self._p2p.close()
         if self._searches:  # they end at once: every call of theirs fails now
-            await asyncio.wait(self._searches)
+            await asyncio.wait(self._searches, timeout=CLOSE_S)
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the connection to p2pd has ended."""
+        return self._p2p.is_broken
+
+    def tidy(self) -> None:
+        """Free what hivemind forgets to free; call now and then."""
+        self._p2p.tidy()
 
     @property
     def num_neighbours(self) -> int:

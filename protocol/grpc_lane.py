@@ -12,21 +12,22 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # read at import; a partner's going away is news for our log, not for stderr
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # p2pd is started beside running calls; it never uses gRPC
 
 import grpc
 import grpc.aio
 
 from protocol import limits
-from protocol.errors import PeerGone
+from protocol.errors import PeerGone, Unreachable
 from protocol.frames import from_frame, to_frame
 from protocol.identity import PeerId
 from protocol.inbox import Inbox
 from protocol.messages import Message
 from protocol.transport import Purpose
-
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # p2pd is started beside running calls; it never uses gRPC
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # a partner's going away is news for our log, not for stderr
 
 SERVICE: Final = "gossamer.v1.Peer"
 METADATA_BYTES: Final = 8 * 1024
@@ -44,14 +45,14 @@ _COMMON: Final[list[tuple[str, int]]] = [
     ("grpc.keepalive_permit_without_calls", 0),
     ("grpc.http2.max_pings_without_data", 0),
 ]
-SERVER_OPTIONS: Final = [
+_SERVER: Final = [
     *_COMMON,
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ("grpc.server_handshake_timeout_ms", 2_000),
     ("grpc.max_concurrent_streams", 1),  # a lane is one stream
     ("grpc.so_reuseport", 0),
 ]
-CHANNEL_OPTIONS: Final = [
+_CHANNEL: Final = [
     *_COMMON,
     ("grpc.enable_retries", 0),
     ("grpc.enable_http_proxy", 0),
@@ -65,7 +66,8 @@ BROKEN: Final = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
 """What grpc.aio raises when a stream is over. Depending on when it finds out, it is any of these."""
 
 
-Serve = Callable[[Purpose, grpc.aio.ServicerContext[bytes, bytes]], Awaitable[None]]
+Context = grpc.aio.ServicerContext[bytes, bytes]
+Serve = Callable[[Purpose, Context], Awaitable[None]]
 
 
 class GrpcStream:
@@ -163,18 +165,42 @@ def _why(error: BaseException) -> str:
     return "the stream is over"
 
 
-def service(serve: Serve) -> grpc.GenericRpcHandler:
-    """Return the service, each of whose methods hands its purpose and context to `serve`."""
-
-    def handler(purpose: Purpose) -> grpc.RpcMethodHandler[bytes, bytes]:
-        async def run(_: object, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
-            await serve(purpose, context)
-
-        return grpc.stream_stream_rpc_method_handler(run)
-
-    return grpc.method_handlers_generic_handler(SERVICE, {purpose.value: handler(purpose) for purpose in Purpose})
+async def start_server(serve: Serve) -> tuple[grpc.aio.Server, int]:
+    """Start the service on a loopback port of its own choice; every call, with its purpose, goes to `serve`."""
+    server = grpc.aio.server(options=_SERVER)
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, {item.value: _method(item, serve) for item in Purpose})])
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    return server, port
 
 
-def method(purpose: Purpose) -> str:
-    """Return the path of the RPC for a purpose."""
-    return f"/{SERVICE}/{purpose.value}"
+def _method(purpose: Purpose, serve: Serve) -> grpc.RpcMethodHandler[bytes, bytes]:
+    async def run(_: object, context: Context) -> None:
+        await serve(purpose, context)
+
+    return grpc.stream_stream_rpc_method_handler(run)
+
+
+async def refuse_stranger(context: Context) -> NoReturn:
+    """End a call that came by no lane of ours."""
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "this port takes calls from its own tunnel only")
+
+
+async def refuse_another(context: Context) -> NoReturn:
+    """End a call that is one too many."""
+    await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "as many streams are open as I allow")
+
+
+def start_call(socket: Path, purpose: Purpose) -> tuple[grpc.aio.Channel, Any]:
+    """Connect to the service behind a Unix socket and start the call for a purpose; `accepted` tells how that went."""
+    channel = grpc.aio.insecure_channel(f"unix:{socket}", options=_CHANNEL)
+    return channel, channel.stream_stream(f"/{SERVICE}/{purpose.value}")()
+
+
+async def accepted(call: Any) -> None:
+    """Wait until the server has let the call in. Raises Unreachable."""
+    try:
+        if ACCEPTED[0] not in list(await call.initial_metadata()):
+            raise Unreachable(f"the partner turned the stream away: {await call.details()}")
+    except BROKEN as error:
+        raise Unreachable(_why(error)) from error

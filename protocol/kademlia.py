@@ -100,6 +100,11 @@ class AttachedP2P(P2P):  # type: ignore[misc]
         await self._ping_daemon()
         return self
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether nothing comes over the connection any more."""
+        return bool(self._client.control._read_task.done())
+
     def tidy(self) -> None:
         """Forget inbound calls that their callers cancelled; hivemind keeps them for ever."""
         tasks = self._client.control._handler_tasks

@@ -8,17 +8,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Protocol
 
-import grpc
-import grpc.aio
-
-from protocol.grpc_lane import ACCEPTED, SERVER_OPTIONS, GrpcStream, service
+from protocol.grpc_lane import ACCEPTED, Context, GrpcStream, refuse_another, refuse_stranger, start_server
 from protocol.identity import PeerId
 from protocol.inbound import Admission, StreamCaps, first_frame, handle
 from protocol.transport import Purpose, StreamHandler
 
 HANDLERS_END_S = 2.0
-
-Context = grpc.aio.ServicerContext[bytes, bytes]
 
 
 class Register(Protocol):
@@ -44,10 +39,7 @@ class Reception:
     async def open(self) -> int:
         """Start the server; return its port. Calls are turned away until there is a register (`admit_from`)."""
         self._register: Register | None = None
-        self._server = grpc.aio.server(options=SERVER_OPTIONS)
-        self._server.add_generic_rpc_handlers([service(self._serve)])
-        port = self._server.add_insecure_port("127.0.0.1:0")
-        await self._server.start()
+        self._server, port = await start_server(self._serve)
         return port
 
     def admit_from(self, register: Register) -> None:
@@ -67,10 +59,10 @@ class Reception:
         caller = context.peer()
         partner = self._register.claim(caller) if self._register else None
         if self._register is None or partner is None:
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "this port takes calls from its own tunnel only")
+            await refuse_stranger(context)
         try:
             if not self._admission.enter(partner, purpose):
-                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "as many streams are open as I allow")
+                await refuse_another(context)
             try:
                 await self._converse(purpose, partner, context)
             finally:

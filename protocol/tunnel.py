@@ -10,19 +10,15 @@ take those that others open.
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-import grpc
-import grpc.aio
-
 from protocol.control import BUFFER_BYTES, Control
 from protocol.errors import Unreachable
-from protocol.grpc_lane import ACCEPTED, BROKEN, CHANNEL_OPTIONS, LINGER_S, GrpcStream, method
+from protocol.grpc_lane import BROKEN, LINGER_S, GrpcStream, accepted, start_call
 from protocol.identity import PeerId
 from protocol.inbound import StreamCaps
 from protocol.lanes import PROTOCOL, InboundLanes
@@ -30,9 +26,8 @@ from protocol.reception import Reception
 from protocol.splice import Pair, Tally, splice
 from protocol.transport import Purpose, StreamHandler
 
-log = logging.getLogger(__name__)
-
 CLOSE_S = 1.0
+ACCEPT_S = 10.0
 
 
 class _Lane:
@@ -43,23 +38,27 @@ class _Lane:
         self._remote = remote
         self._tally = tally
         self._splice: asyncio.Task[None] | None = None
+        self._listener: asyncio.Server | None = None
+        self._channel: Any = None
+        self.call: Any = None
 
-    async def open(self, purpose: Purpose) -> Any:
+    async def open(self, purpose: Purpose) -> None:
         """Connect a channel to the libp2p stream, start the call and wait until the partner has accepted it. Raises Unreachable."""
         self._listener = await asyncio.start_unix_server(self._accept, self._socket, limit=BUFFER_BYTES)
-        self._channel = grpc.aio.insecure_channel(f"unix:{self._socket}", options=CHANNEL_OPTIONS)
-        self.call: Any = self._channel.stream_stream(method(purpose))()
-        metadata = await self.call.initial_metadata()
-        if ACCEPTED[0] not in list(metadata):
-            raise Unreachable(f"the partner turned the stream away: {await self.call.details()}")
-        return self.call
+        self._channel, self.call = start_call(self._socket, purpose)
+        try:
+            async with asyncio.timeout(ACCEPT_S):
+                await accepted(self.call)
+        except TimeoutError:
+            raise Unreachable(f"the partner did not answer within {ACCEPT_S:g} s") from None
 
     async def close(self) -> None:
         """Drop the call and everything below it, at once."""
         self._stop_listening()
-        with suppress(*BROKEN):
-            self.call.cancel()
-        await self._channel.close()
+        if self._channel is not None:
+            with suppress(*BROKEN):
+                self.call.cancel()
+            await self._channel.close()
         if self._splice is None:
             self._remote[1].transport.abort()
             return
@@ -75,33 +74,26 @@ class _Lane:
         self._splice = asyncio.create_task(splice((reader, writer), self._remote, self._tally), name="outbound lane")
 
     def _stop_listening(self) -> None:
-        self._listener.close()
+        if self._listener is not None:
+            self._listener.close()
         self._socket.unlink(missing_ok=True)
 
 
 class TunnelTransport:
     """Streams to and from other peers over one running p2pd. Use as `async with`; one event loop only.
 
-    Leaving it ends every stream: handlers and callers get PeerGone.
+    Leaving it ends every stream: handlers and callers get PeerGone. `tally` counts the bytes through p2pd, HTTP/2 framing included.
     """
 
-    def __init__(self, control: Control, folder: Path, handler: StreamHandler, caps: StreamCaps | None = None) -> None:
+    def __init__(
+        self, control: Control, folder: Path, handler: StreamHandler, caps: StreamCaps | None = None, tally: Tally | None = None
+    ) -> None:
         self._control = control
         self._folder = folder
-        self._tally = Tally()
+        self._tally = tally or Tally()
         self._reception = Reception(handler, caps or StreamCaps())
         self._tasks: set[asyncio.Task[None]] = set()  # closing lanes
         self._open: dict[GrpcStream, tuple[_Lane, asyncio.Task[None]]] = {}
-
-    @property
-    def tunnel_bytes_sent(self) -> int:
-        """Bytes given to p2pd so far, HTTP/2 framing included."""
-        return self._tally.sent
-
-    @property
-    def tunnel_bytes_received(self) -> int:
-        """Bytes taken from p2pd so far, HTTP/2 framing included."""
-        return self._tally.received
 
     async def __aenter__(self) -> Self:
         self._inbound = InboundLanes(await self._reception.open(), self._folder / "in.sock", self._tally)
@@ -132,17 +124,12 @@ class TunnelTransport:
         remote = await self._control.open_stream(partner, PROTOCOL)
         lane = _Lane(self._folder / f"lane-{secrets.token_hex(4)}.sock", remote, self._tally)
         try:
-            call = await lane.open(purpose)
-        except BaseException as error:
+            await lane.open(purpose)
+        except BaseException:
             await asyncio.shield(self._spawn(lane.close()))
-            if isinstance(error, BROKEN):
-                raise Unreachable(f"the stream to {partner.short()} broke before it began") from error
             raise
-        return self._stream(partner, lane, call)
-
-    def _stream(self, partner: PeerId, lane: _Lane, call: Any) -> GrpcStream:
-        stream = GrpcStream(partner, call.write, self._finish)
-        self._open[stream] = lane, asyncio.create_task(stream.pump(call.read), name="outbound frames")
+        stream = GrpcStream(partner, lane.call.write, self._finish)
+        self._open[stream] = lane, asyncio.create_task(stream.pump(lane.call.read), name="outbound frames")
         return stream
 
     def _finish(self, stream: GrpcStream) -> None:
