@@ -1,0 +1,121 @@
+"""Packings that keep the 64 largest of every 4096 values, at 2 bits each, for pseudo-gradients with error feedback.
+
+After SparseLoCo (arXiv 2508.15706), with the sizes of Covenant-72B (arXiv 2603.08163). Chunks are runs of the flat vector, the last one
+padded with zeros. Only positions cost: values take 2 bits, a sign and whether the magnitude is above the mean of those kept.
+topk:   positions as Elias-Fano, two bf16 levels per chunk; .1641 bit per value. Layout: levels (small, large) of all chunks, then per
+        chunk 64 bytes of positions and 16 of values (sign bit, magnitude bit; first value lowest).
+topk12: 12-bit positions, one table of four f32 levels and their shift for all chunks; .21875 bit per value + 20 bytes. Layout: table,
+        shift, then per chunk 96 bytes of positions and 16 of values. Bins as in the SparseLoCo reference code.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from optim.codecs import bits, positions
+from optim.codecs.blockwise import blocks, num_blocks
+from optim.codecs.interface import MAX_MAGNITUDE, aligned, require_message, require_payload
+from optim.codecs.lowbit import root_mean_square
+from optim.codecs.positions import CHUNK_VALUES, ELIAS_FANO_BYTES, KEPT, PLAIN_BYTES
+
+VALUE_BYTES = 2 * KEPT // 8
+TABLE_BYTES = 20
+
+
+class TopK:
+    """Elias-Fano positions; per chunk two levels, the means of the kept magnitudes up to and above their mean."""
+
+    name = "topk"
+    wire_id = 7
+
+    def payload_bytes(self, num_values: int) -> int:
+        """Return the payload's exact size."""
+        return num_blocks(num_values, CHUNK_VALUES) * (4 + ELIAS_FANO_BYTES + VALUE_BYTES)
+
+    def pack(self, values: Tensor) -> Tensor:
+        """Return levels, positions and codes."""
+        require_message(values)
+        places, kept = _keep(values)
+        magnitude = kept.abs()
+        large = magnitude > magnitude.mean(1, keepdim=True)
+        levels = torch.stack((_group_mean(magnitude, ~large), _group_mean(magnitude, large)), 1).bfloat16()
+        codes = (kept < 0).to(torch.uint8) + 2 * large.to(torch.uint8)
+        body = torch.cat((positions.pack_elias_fano(places), _pack_codes(codes)), 1)
+        return torch.cat((levels.view(-1).view(torch.uint8), body.view(-1)))
+
+    def unpack(self, payload: Tensor, num_values: int) -> Tensor:
+        """Return f32[num_values]; zero where nothing was kept."""
+        require_payload(payload, self.payload_bytes(num_values), self.name)
+        count = num_blocks(num_values, CHUNK_VALUES)
+        levels = aligned(payload[: 4 * count], 2).view(torch.bfloat16).view(count, 2).float()
+        _require_levels(levels, 0.0, self.name)
+        body = payload[4 * count :].view(count, ELIAS_FANO_BYTES + VALUE_BYTES)
+        places = positions.unpack_elias_fano(body[:, :ELIAS_FANO_BYTES])
+        codes = _unpack_codes(body[:, ELIAS_FANO_BYTES:])
+        return _spread(places, levels.gather(1, codes >> 1) * (1 - 2 * (codes & 1)), num_values)
+
+
+class TopK12:
+    """12-bit positions; one table of four levels for all, in bins of 1.5 standard deviations about the mean of what was kept."""
+
+    name = "topk12"
+    wire_id = 8
+
+    def payload_bytes(self, num_values: int) -> int:
+        """Return the payload's exact size."""
+        return TABLE_BYTES + num_blocks(num_values, CHUNK_VALUES) * (PLAIN_BYTES + VALUE_BYTES)
+
+    def pack(self, values: Tensor) -> Tensor:
+        """Return table, positions and codes."""
+        require_message(values)
+        places, kept = _keep(values)
+        shift = kept.mean() if kept.numel() else kept.new_zeros(())
+        centred = kept - shift
+        width = 1.5 * root_mean_square(centred.view(1, -1), kept.numel()) if kept.numel() else kept.new_ones(1)
+        codes = (centred / width.clamp(min=torch.finfo(torch.float32).tiny) + 2.0).round_().clamp_(0, 3).to(torch.uint8)
+        table = torch.cat([_group_mean(centred.view(1, -1), codes.view(1, -1) == code) for code in range(4)] + [shift.view(1)])
+        body = torch.cat((positions.pack_plain(places), _pack_codes(codes)), 1)
+        return torch.cat((table.view(torch.uint8), body.view(-1)))
+
+    def unpack(self, payload: Tensor, num_values: int) -> Tensor:
+        """Return f32[num_values]; zero where nothing was kept."""
+        require_payload(payload, self.payload_bytes(num_values), self.name)
+        table = aligned(payload[:TABLE_BYTES], 4).view(torch.float32)
+        _require_levels(table, -MAX_MAGNITUDE, self.name)
+        body = payload[TABLE_BYTES:].view(num_blocks(num_values, CHUNK_VALUES), PLAIN_BYTES + VALUE_BYTES)
+        places = positions.unpack_plain(body[:, :PLAIN_BYTES])
+        levels = table[:4] + table[4]
+        return _spread(places, levels[_unpack_codes(body[:, PLAIN_BYTES:])], num_values)
+
+
+def _keep(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return where the largest values of each chunk are, and what they are: int64 and f32 [chunks, 64]."""
+    chunks = blocks(values, CHUNK_VALUES)
+    places = positions.largest(chunks)
+    return places, chunks.gather(1, places)
+
+
+def _spread(places: Tensor, kept: Tensor, num_values: int) -> Tensor:
+    """Put the kept values back in their places among zeros; what lies in the padding is dropped."""
+    chunks = torch.zeros((len(places), CHUNK_VALUES), dtype=torch.float32, device=places.device)
+    return chunks.scatter_(1, places, kept).view(-1)[:num_values]
+
+
+def _group_mean(values: Tensor, members: Tensor) -> Tensor:
+    """Return each row's mean over its members; 0 where there are none."""
+    share = members.float() / members.sum(1, keepdim=True).clamp(min=1)
+    return (values * share).sum(1)
+
+
+def _pack_codes(codes: Tensor) -> Tensor:
+    return bits.pack(codes.view(-1), 2).view(-1, VALUE_BYTES)
+
+
+def _unpack_codes(packed: Tensor) -> Tensor:
+    return bits.unpack(packed.reshape(-1), 2, len(packed) * KEPT).view(-1, KEPT).long()
+
+
+def _require_levels(levels: Tensor, lowest: float, name: str) -> None:
+    if not bool(((levels >= lowest) & (levels <= MAX_MAGNITUDE)).all()):
+        raise ValueError(f"The {name} payload holds a level that is out of range or not finite.")
