@@ -1,0 +1,82 @@
+"""The merge gate: whether a partner's message is of a size that honest training explains. Sums and comparisons only; no tensor, no I/O.
+
+A gap (the partner's message minus one's own) is refused when it is not finite, or more than ten times as long as its yardstick: the
+largest of the usual accepted gap, one's own pseudo-gradients lately, and one's own momentum. The accepted gaps alone would be a poor
+yardstick: on the demo job they refuse honest partners whenever the learning rate warms up or two peers have just met (gaps of up to 30
+times their running mean). With one's own movement beside them, the longest honest gap was 2.4 times the yardstick with four equal peers and
+with one that joined half-way, 2.4 with peers of unequal speed, 3.7 after a peer had stood still for 150 of 400 steps and 4.0 after a
+partition of 150 of 400 steps. Before a peer's first outer step there is nothing to compare with and nothing to lose: then half
+the length of the weights is the limit (the longest honest one: a third).
+
+This stops scaled noise, overflow and other models' weights. It does not stop a patient liar who keeps to the usual size. The idea, with
+the factor ten, is from the norm tests of robust gossip (ClippedGossip, arXiv 2202.01545).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+LIMIT: Final = 10.0
+FIRST_LIMIT: Final = 0.5  # of the slow weights' length
+MEMORY: Final = 0.8  # share of the past in the running figures: about the last five meetings count
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Euclidean lengths of one's own vectors of a fragment at a meeting."""
+
+    pseudo_gradient: float
+    momentum: float
+    slow: float
+
+
+@dataclass(frozen=True, slots=True)
+class Usual:
+    """What a fragment's meetings looked like lately."""
+
+    gap: float = 0.0  # running mean of accepted gaps
+    pseudo_gradient: float = 0.0  # one's own: the running mean, or the last one if that was longer
+
+
+class MergeGate:
+    """Judge gaps, one yardstick per fragment."""
+
+    def __init__(self, num_fragments: int) -> None:
+        self._usual = [Usual()] * num_fragments
+
+    def judge(self, fragment: int, gap: float, own: Lengths) -> str:
+        """Return why a gap of this length must not be merged; empty if it may. Changes nothing."""
+        if not math.isfinite(gap):
+            return "the partner's message is not finite"
+        limit = self._limit(fragment, own)
+        return "" if gap <= limit else f"the partner's message is {gap:.3g} away from ours, more than {limit:.3g} can be honest"
+
+    def accept(self, fragment: int, gap: float, own: Lengths) -> None:
+        """Take note of a merged gap. One long gap moves the yardstick by little, so that it cannot open the gate for longer ones."""
+        usual = self._usual[fragment]
+        seen = min(gap, 2.0 * self._yardstick(fragment, own)) if usual.gap else gap
+        self._usual[fragment] = Usual(
+            MEMORY * usual.gap + (1.0 - MEMORY) * seen if usual.gap else seen,
+            max(own.pseudo_gradient, MEMORY * usual.pseudo_gradient + (1.0 - MEMORY) * own.pseudo_gradient),
+        )
+
+    def state(self) -> list[dict[str, float]]:
+        """Return what a checkpoint must hold: JSON-able."""
+        return [asdict(usual) for usual in self._usual]
+
+    def restore(self, state: list[Mapping[str, Any]]) -> None:
+        """Take over what `state` returned. Raises ValueError for another number of fragments."""
+        if len(state) != len(self._usual):
+            raise ValueError(f"A gate for {len(self._usual)} fragments cannot take over the state of {len(state)}.")
+        self._usual = [Usual(float(usual["gap"]), float(usual["pseudo_gradient"])) for usual in state]
+
+    def _limit(self, fragment: int, own: Lengths) -> float:
+        is_first = own.momentum == 0.0 and self._usual[fragment].gap == 0.0
+        return FIRST_LIMIT * own.slow if is_first else LIMIT * self._yardstick(fragment, own)
+
+    def _yardstick(self, fragment: int, own: Lengths) -> float:
+        usual = self._usual[fragment]
+        return max(usual.gap, usual.pseudo_gradient, own.pseudo_gradient, own.momentum)
