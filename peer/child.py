@@ -2,11 +2,12 @@
 
 Settings come as the first line of stdin; a later line, or its end, asks the child to stop. Reports leave on stdout, one JSON object a
 line, and never block: a supervisor that does not read costs it reports, not training. Nothing else may write to stdout, so it is moved
-away first.
+away first. Signals meant for the whole group (Ctrl-C, a closed terminal, a service manager's SIGTERM) are the supervisor's to decide on.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -18,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from peer.config import PeerConfig
-from protocol.errors import ExitCode, GossamerError
+from protocol.errors import ExitCode, GossamerError, OperatorError
 
 _PR_SET_PDEATHSIG = 1
 _UNSENT_BYTES = 1 << 16  # reports kept while the supervisor does not read; newer ones are dropped beyond
+_LAST_WORDS_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +49,16 @@ class ChildSettings:
 
 
 class Child:
-    """Pipes to the supervisor. Make it before anything prints."""
+    """Pipes to the supervisor. Make it before anything prints. Ends the process if the supervisor stops before it has said anything."""
 
     def __init__(self) -> None:
         _die_with_parent()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the supervisor decides
-        self.settings = ChildSettings.from_line(os.fdopen(0, "rb", buffering=0, closefd=False).readline())
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, _leave_it_to_the_supervisor)  # not SIG_IGN: our own children would inherit that
+        line = os.fdopen(0, "rb", buffering=0, closefd=False).readline()
+        if not line.endswith(b"\n"):
+            sys.exit(ExitCode.DONE)
+        self.settings = ChildSettings.from_line(line)
         self._reports = os.dup(1)
         os.dup2(2, 1)
         os.set_blocking(self._reports, False)
@@ -62,12 +68,10 @@ class Child:
     def report(self, kind: str, fields: dict[str, Any]) -> None:
         """Send a report, or drop it when the supervisor has stopped reading."""
         if len(self._unsent) < _UNSENT_BYTES:
-            self._unsent += json.dumps({"kind": kind, **fields}).encode() + b"\n"
-        try:
+            self._unsent += _line(kind, fields)
+        with contextlib.suppress(OSError):  # full, or the supervisor is gone: then stdin has ended too
             while self._unsent:
                 self._unsent = self._unsent[os.write(self._reports, self._unsent) :]
-        except OSError:
-            return  # full, or the supervisor is gone: then stdin has ended too
 
     def stop_requested(self) -> bool:
         """Tell whether the supervisor asked us to stop, or is gone. Returns at once."""
@@ -76,16 +80,34 @@ class Child:
         return self._stopping
 
     def fail(self, error: BaseException) -> int:
-        """Report what ended this process and return its exit code."""
-        known = isinstance(error, GossamerError)
-        code = error.exit_code if isinstance(error, GossamerError) else ExitCode.OUR_FAULT
-        hint = error.hint if isinstance(error, GossamerError) else ""
-        message = str(error) if known else f"{type(error).__name__}: {error}"
-        self.report("failed", {"error": message, "hint": hint, "exit_code": int(code)})
-        return int(code)
+        """Report what ended this process, waiting a little for the supervisor to read, and return the exit code."""
+        known = error if isinstance(error, GossamerError) else None
+        code = int(known.exit_code if known else ExitCode.OUR_FAULT)
+        words = {
+            "error": str(error) if known else f"{type(error).__name__}: {error}",
+            "hint": known.hint if known else "",
+            "exit_code": code,
+            "final": isinstance(error, OperatorError),  # the operator must act: another try would end the same way
+        }
+        self._unsent += _line("failed", words)
+        with contextlib.suppress(OSError):
+            while self._unsent and select.select([], [self._reports], [], _LAST_WORDS_S)[1]:
+                self._unsent = self._unsent[os.write(self._reports, self._unsent) :]
+        return code
+
+
+def _line(kind: str, fields: dict[str, Any]) -> bytes:
+    return json.dumps({"kind": kind, **fields}).encode() + b"\n"
+
+
+def _leave_it_to_the_supervisor(_number: int, _frame: object) -> None:
+    return
 
 
 def _die_with_parent() -> None:
-    """Have the kernel end this process when the supervisor dies, however it dies (Linux; elsewhere the end of stdin does)."""
+    """Have the kernel end this process when the supervisor dies, however it dies (Linux; elsewhere the end of stdin does).
+
+    Not left to the end of stdin alone: the next peer on this home may start at once, and two trainers must not share it.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -2,13 +2,15 @@
 
 The trainer listens and polls at its step boundaries; it never waits for the node. The node connects, again and again, so either may be
 restarted alone. Replies come in the order of the requests. When the link breaks, every request in flight fails on the node's side
-(`LinkLost`) and every open meeting is dropped on the trainer's.
+(`LinkLost`) and every open meeting is dropped on the trainer's. A side that says what cannot be understood, or does not read, is hung up
+on: to both ends that is the same as the other's death.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import select
 import socket
 from collections import deque
@@ -22,29 +24,39 @@ from peer.driver import LinkLost
 SOCKET_NAME = "trainer.sock"
 RECONNECT_S = 0.2
 LINE_BYTES = 1 << 20  # the longest line: a bitmap of failed blocks in hex
+UNSENT_BYTES = 1 << 20  # kept for a node that does not read, beside what the socket holds; then it is hung up on
 _RECEIVE_BYTES = 1 << 16
 
+_REQUESTS = get_args(ask.Request)
 _NOTICES = get_args(ask.Notice)
+
+log = logging.getLogger(__name__)
 
 
 class TrainerEnd:
-    """The trainer's side: one listening socket, at most one node. Everything returns at once but `wait`."""
+    """The trainer's side: one listening socket, at most one node. Everything returns at once but `wait`.
+
+    `session` numbers the nodes that came; it is 0 while none is there. One that differs from the last means that all which the former
+    node had begun has ended.
+    """
 
     def __init__(self, folder: Path) -> None:
         path = folder / SOCKET_NAME
         path.unlink(missing_ok=True)
+        self._path = path
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))
         self._listener.listen(1)
         self._listener.setblocking(False)
         self._node: socket.socket | None = None
+        self._num_sessions = 0
         self._received = bytearray()
         self._unsent = bytearray()
 
     @property
-    def connected(self) -> bool:
-        """Whether a node is there."""
-        return self._node is not None
+    def session(self) -> int:
+        """Return the number of the node that is there, 0 for none."""
+        return self._num_sessions if self._node is not None else 0
 
     def poll(self) -> list[ask.Request]:
         """Return the requests that came since the last call; accept a node that knocks."""
@@ -52,9 +64,7 @@ class TrainerEnd:
             self._accept()
         self._receive()
         self._flush()
-        *lines, rest = bytes(self._received).split(b"\n")
-        self._received = bytearray(rest)
-        return [ask.from_line(line) for line in lines]  # type: ignore[misc]  # the node sends requests only
+        return self._requests() if self._received else []
 
     def send(self, record: ask.Reply | ask.Notice) -> None:
         """Send a record, or keep it until the socket takes it; nothing happens when no node is there."""
@@ -64,23 +74,25 @@ class TrainerEnd:
 
     def wait(self, seconds: float) -> None:
         """Wait until the node says something or `seconds` pass: only for a trainer that has nothing to train."""
-        select.select([self._node or self._listener], [], [], seconds)
+        poll = select.poll()
+        poll.register(self._node or self._listener, select.POLLIN)
+        poll.poll(seconds * 1000)
 
     def close(self) -> None:
         """Close both sockets and remove the file."""
         self._hang_up()
-        with contextlib.suppress(OSError):
-            Path(self._listener.getsockname()).unlink(missing_ok=True)
+        self._path.unlink(missing_ok=True)
         self._listener.close()
 
     def _accept(self) -> None:
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(BlockingIOError, ConnectionError):
             self._node, _ = self._listener.accept()
             self._node.setblocking(False)
+            self._num_sessions += 1
 
     def _receive(self) -> None:
         try:
-            while self._node is not None:
+            while self._node is not None and len(self._received) <= LINE_BYTES:
                 data = self._node.recv(_RECEIVE_BYTES)
                 if not data:
                     self._hang_up()
@@ -95,16 +107,39 @@ class TrainerEnd:
             while self._node is not None and self._unsent:
                 del self._unsent[: self._node.send(self._unsent)]
         except BlockingIOError:
-            return
+            if len(self._unsent) > UNSENT_BYTES:
+                self._hang_up("the node does not read")
         except OSError:
             self._hang_up()
 
-    def _hang_up(self) -> None:
+    def _requests(self) -> list[ask.Request]:
+        *lines, rest = bytes(self._received).split(b"\n")
+        self._received = bytearray(rest)
+        if len(rest) > LINE_BYTES:
+            self._hang_up("the node sent a line without end")
+            return []
+        try:
+            return [_request(line) for line in lines]
+        except ValueError as error:
+            self._hang_up(str(error))
+            return []
+
+    def _hang_up(self, reason: str = "") -> None:
+        if reason:
+            log.warning("link to the node closed: %s", reason)
         if self._node is not None:
             self._node.close()
         self._node = None
         self._received.clear()
         self._unsent.clear()
+
+
+def _request(line: bytes) -> ask.Request:
+    record = ask.from_line(line)
+    if not isinstance(record, _REQUESTS):
+        raise ValueError(f"the node does not send a {type(record).__name__}")
+    request: ask.Request = record
+    return request
 
 
 class NodeEnd:
@@ -127,7 +162,10 @@ class NodeEnd:
         await self._up.wait()
 
     async def request(self, request: ask.Request) -> ask.Reply:
-        """Ask, and wait for the reply of the trainer's next step boundary. Cancel-safe. Raises LinkLost."""
+        """Ask, and wait for the reply of the trainer's next step boundary. Cancel-safe: a reply that comes later is passed over.
+
+        Raises LinkLost.
+        """
         if self._writer is None:
             raise LinkLost("the trainer is not there")
         reply: asyncio.Future[ask.Reply] = asyncio.get_running_loop().create_future()
@@ -153,15 +191,28 @@ class NodeEnd:
                 await self._read(reader)
             finally:
                 self._hang_up()
+            await asyncio.sleep(RECONNECT_S)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        with contextlib.suppress(ConnectionError):
-            while line := await reader.readline():
-                record = ask.from_line(line)
-                if isinstance(record, _NOTICES):
-                    self._on_notice(record)
-                else:
-                    self._answer(record)  # type: ignore[arg-type]
+        while (line := await self._line(reader)) is not None:
+            if isinstance(line, _NOTICES):
+                self._on_notice(line)
+            elif self._waiting:
+                self._answer(line)  # type: ignore[arg-type]  # the trainer sends replies and notices only
+            else:
+                log.warning("link to the trainer closed: a %s that nobody asked for", type(line).__name__)
+                return
+
+    async def _line(self, reader: asyncio.StreamReader) -> ask.Record | None:
+        """Return the next record; None when there will be none."""
+        try:
+            line = await reader.readline()
+            return ask.from_line(line) if line.endswith(b"\n") else None  # half a line: the trainer died in the middle of it
+        except ConnectionError:
+            return None
+        except ValueError as error:
+            log.warning("link to the trainer closed: %s", error)
+            return None
 
     def _answer(self, reply: ask.Reply) -> None:
         waiting = self._waiting.popleft()

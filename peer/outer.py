@@ -7,9 +7,11 @@ still and the inner steps go on in the fast weights. Every refusal to act leaves
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,8 +21,9 @@ from optim.codecs import Gap
 from optim.fragment_codec import FragmentCodec, FragmentEncoded
 from optim.fragments import gather, scatter
 from optim.noloco import FINISH, OuterSettings
+from peer import bitmaps
 from peer import requests as ask
-from peer.gate import MergeGate
+from peer.gate import Lengths, MergeGate
 from peer.payloads import PayloadFolder
 from peer.requests import File, Stage, payload_name
 
@@ -51,7 +54,9 @@ class OpenMeeting:
     settings: OuterSettings | None = None
     message: Tensor | None = None
     encoded: FragmentEncoded | None = None
-    gap: Gap | None = None
+    gap: Gap | None = None  # of a partner's payload that was accepted
+    gap_length: float = 0.0
+    own: Lengths | None = None
 
 
 class OuterLoop:
@@ -83,17 +88,60 @@ class OuterLoop:
         for fragment in self.fragments:
             fragment.tokens += num_tokens
 
-    def open(self, request: ask.Open, clock_steps: int, stage: Stage) -> ask.Opened | ask.Unavailable:
+    # ------------------------------------------------------------------ meetings
+
+    def answer(self, request: ask.MeetingRequest, clock_steps: int, stage: Stage) -> ask.Reply:
+        """Carry out one step of a meeting. What cannot be carried out is answered by Unavailable and changes nothing."""
+        try:
+            match request:
+                case ask.Open():
+                    return self._open(request, clock_steps, stage)
+                case ask.Prepare():
+                    return self._prepare(request)
+                case ask.Encode():
+                    return self._encode(request.meeting)
+                case ask.Check():
+                    return self._check(request.meeting)
+                case ask.Apply():
+                    return self._apply(request)
+        except (ValueError, OSError) as error:  # bytes that no honest partner sends; a full disk
+            return ask.Unavailable(request.meeting, str(error))
+
+    def drop(self, number: int) -> int | None:
+        """Forget a meeting that does not count, and return its fragment; None when there is no such meeting."""
+        return self._forget(number) if number in self._meetings else None
+
+    def drop_all(self) -> None:
+        """Forget every meeting: none can be decided any more."""
+        for number in list(self._meetings):
+            self._forget(number)
+
+    def solo(self, fragment: int, stage: Stage) -> bool:
+        """Take the outer step of a fragment alone; False (and nothing done) while it is in a meeting."""
+        state = self.fragments[fragment]
+        if state.meeting is not None:
+            return False
+        settings = FINISH if stage is Stage.FINISH else self._settings
+        fast = gather(state.codec.fragment, self._parameters)
+        slow, momentum = noloco.solo_step(state.slow, state.momentum, fast, settings)
+        self._replace(state, slow, momentum, fast)
+        state.tokens = 0
+        self._on_outer_step(fragment, 0)
+        return True
+
+    def _open(self, request: ask.Open, clock_steps: int, stage: Stage) -> ask.Reply:
         """Lock the fragment and snapshot its fast weights."""
         state = self.fragments[request.fragment]
         if state.meeting is not None:
             return ask.Unavailable(request.meeting, "the fragment is in another meeting")
-        state.meeting = request.meeting
+        if request.meeting in self._meetings:
+            return ask.Unavailable(request.meeting, "this meeting is open already")
         snapshot = gather(state.codec.fragment, self._parameters)
         self._meetings[request.meeting] = OpenMeeting(request.fragment, snapshot, state.tokens)
+        state.meeting = request.meeting
         return ask.Opened(request.meeting, state.tokens, clock_steps, stage)
 
-    def prepare(self, request: ask.Prepare) -> ask.Reply:
+    def _prepare(self, request: ask.Prepare) -> ask.Reply:
         """Form the message u; write the sketch, or the payload where the codec has no sketch."""
         meeting = self._meetings.get(request.meeting)
         if meeting is None:
@@ -106,87 +154,61 @@ class OuterLoop:
         meeting.partner_clock_steps = request.partner_clock_steps
         meeting.message = noloco.message(state.slow, meeting.snapshot, meeting.weight, meeting.settings)
         if not state.codec.sketch_bytes:
-            return self._encode(request.meeting, meeting)
+            return self._encode(request.meeting)
         self._write(request.meeting, File.OWN_SKETCH, state.codec.sketch(meeting.message, meeting.seed))
         return ask.SketchReady(request.meeting)
 
-    def encode(self, request: ask.Encode) -> ask.Reply:
+    def _encode(self, number: int) -> ask.Reply:
         """Encode the message against both sketches."""
-        meeting = self._meetings.get(request.meeting)
+        meeting = self._meetings.get(number)
         if meeting is None or meeting.message is None:
-            return _unknown(request.meeting)
-        return self._encode(request.meeting, meeting)
-
-    def _encode(self, number: int, meeting: OpenMeeting) -> ask.Reply:
-        assert meeting.message is not None
+            return _unknown(number)
         codec = self.fragments[meeting.fragment].codec
         own, partner = self._read(number, File.OWN_SKETCH), self._read(number, File.PARTNER_SKETCH)
-        try:
-            meeting.encoded = codec.encode(meeting.message, meeting.seed, own, partner)
-        except ValueError as error:
-            return ask.Unavailable(number, str(error))
-        digest = self._write(number, File.OWN_PAYLOAD, meeting.encoded.payload)
-        meeting.message = None
+        encoded = codec.encode(meeting.message, meeting.seed, own, partner)
+        digest = self._write(number, File.OWN_PAYLOAD, encoded.payload)
+        meeting.encoded, meeting.message = encoded, None
         return ask.PayloadReady(number, digest)
 
-    def check(self, request: ask.Check) -> ask.Reply:
-        """Decode the partner's payload and judge it."""
-        meeting = self._meetings.get(request.meeting)
+    def _check(self, number: int) -> ask.Reply:
+        """Decode the partner's payload and judge it; what is not accepted cannot be applied."""
+        meeting = self._meetings.get(number)
         if meeting is None or meeting.encoded is None:
-            return _unknown(request.meeting)
+            return _unknown(number)
         state = self.fragments[meeting.fragment]
         try:
-            meeting.gap = state.codec.gap(meeting.encoded, self._read(request.meeting, File.PARTNER_PAYLOAD))
+            gap = state.codec.gap(meeting.encoded, self._read(number, File.PARTNER_PAYLOAD))
         except ValueError as error:
-            return ask.Checked(request.meeting, False, str(error), "")
-        reason = self._gate.judge(meeting.fragment, float(meeting.gap.values.norm()), float((meeting.snapshot - state.slow).norm()))
-        return ask.Checked(request.meeting, not reason, reason, _bitmap(meeting.gap.failed))
+            return ask.Checked(number, False, str(error), "")
+        gap_length, own = _length(gap.values), _lengths(state, meeting.snapshot)
+        reason = self._gate.judge(meeting.fragment, gap_length, own)
+        if reason:
+            return ask.Checked(number, False, reason, "")
+        meeting.gap, meeting.gap_length, meeting.own = gap, gap_length, own
+        return ask.Checked(number, True, "", bitmaps.pack(gap.failed))
 
-    def apply(self, request: ask.Apply) -> ask.Reply:
+    def _apply(self, request: ask.Apply) -> ask.Reply:
         """Take the outer step of a meeting that counts, once per meeting id."""
         if request.meeting_id in self.applied:
+            self.drop(request.meeting)
             return ask.Applied(request.meeting)
         meeting = self._meetings.get(request.meeting)
-        if meeting is None or meeting.gap is None or meeting.settings is None:
+        if meeting is None or meeting.gap is None or meeting.own is None or meeting.settings is None:
             return _unknown(request.meeting)
-        state = self.fragments[meeting.fragment]
-        failed = state.codec.failed_values(_from_bitmap(request.failed_blocks, meeting.gap.failed))
+        state, gap = self.fragments[meeting.fragment], meeting.gap
+        failed = state.codec.failed_values(bitmaps.unpack(request.failed_blocks, state.codec.num_blocks, gap.failed.device))
         slow, momentum = noloco.pair_step(
-            state.slow, state.momentum, meeting.snapshot, meeting.weight, meeting.gap.values, meeting.settings, failed
+            state.slow, state.momentum, meeting.snapshot, meeting.weight, gap.values, meeting.settings, failed
         )
-        self._gate.accept(meeting.fragment, float(meeting.gap.values.norm()))
-        self._replace(meeting.fragment, slow, momentum, meeting.snapshot)
+        self._gate.accept(meeting.fragment, meeting.gap_length, meeting.own)
+        self._replace(state, slow, momentum, meeting.snapshot)
         state.tokens -= meeting.tokens
         self._remember(request.meeting_id)
         self._forget(request.meeting)
         self._on_outer_step(meeting.fragment, meeting.partner_clock_steps)
         return ask.Applied(request.meeting)
 
-    def drop(self, number: int) -> None:
-        """Forget a meeting that does not count."""
-        if number in self._meetings:
-            self._forget(number)
-
-    def drop_all(self) -> None:
-        """Forget every meeting: the link broke, so none can be decided any more."""
-        for number in list(self._meetings):
-            self._forget(number)
-
-    def solo(self, fragment: int, stage: Stage) -> bool:
-        """Take the outer step of a fragment alone; False (and nothing done) while it is in a meeting."""
-        state = self.fragments[fragment]
-        if state.meeting is not None:
-            return False
-        settings = FINISH if stage is Stage.FINISH else self._settings
-        fast = gather(state.codec.fragment, self._parameters)
-        slow, momentum = noloco.solo_step(state.slow, state.momentum, fast, settings)
-        self._replace(fragment, slow, momentum, fast)
-        state.tokens = 0
-        self._on_outer_step(fragment, 0)
-        return True
-
-    def _replace(self, fragment: int, slow: Tensor, momentum: Tensor, snapshot: Tensor) -> None:
-        state = self.fragments[fragment]
+    def _replace(self, state: FragmentState, slow: Tensor, momentum: Tensor, snapshot: Tensor) -> None:
         fast = gather(state.codec.fragment, self._parameters)
         scatter(state.codec.fragment, merge.additive(slow, fast, snapshot), self._parameters)
         state.slow, state.momentum = slow, momentum
@@ -196,59 +218,47 @@ class OuterLoop:
         while len(self.applied) > JOURNALED:
             self.applied.popitem(last=False)
 
-    def _forget(self, number: int) -> None:
-        self.fragments[self._meetings.pop(number).fragment].meeting = None
+    def _forget(self, number: int) -> int:
+        fragment = self._meetings.pop(number).fragment
+        self.fragments[fragment].meeting = None
         for file in (File.OWN_SKETCH, File.OWN_PAYLOAD):
             self._payloads.remove(payload_name(number, file))
+        return fragment
 
     def _write(self, number: int, file: File, data: Tensor) -> str:
-        array = data.cpu().numpy()
-        self._payloads.write(payload_name(number, file), array)
-        return hashlib.sha256(array).hexdigest()
+        content = data.cpu().numpy().data
+        self._payloads.write(payload_name(number, file), content)
+        return hashlib.sha256(content).hexdigest()
 
     def _read(self, number: int, file: File) -> Tensor:
         data = self._payloads.read(payload_name(number, file))
         device = self.fragments[0].slow.device
         if not data:
             return torch.empty(0, dtype=torch.uint8, device=device)
-        return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
+        return torch.frombuffer(data, dtype=torch.uint8).to(device)
 
-    def state(self) -> dict[str, object]:
-        """Return what a checkpoint must hold beside the tensors: JSON-able."""
+    # ------------------------------------------------------------------ checkpoints
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold beside the tensors: JSON-able. Open meetings are not part of it."""
         return {"tokens": [f.tokens for f in self.fragments], "applied": list(self.applied), "gate": self._gate.state()}
 
-    def restore(self, state: Mapping[str, object]) -> None:
+    def restore(self, state: Mapping[str, Any]) -> None:
         """Take over what `state` returned; the tensors are the caller's to copy into `fragments`."""
-        for fragment, tokens in zip(self.fragments, _list(state["tokens"]), strict=True):
-            fragment.tokens = int(str(tokens))
-        self.applied = OrderedDict((str(meeting_id), None) for meeting_id in _list(state["applied"]))
-        gate = state["gate"]
-        assert isinstance(gate, dict)
-        self._gate.restore(gate)
+        for fragment, tokens in zip(self.fragments, state["tokens"], strict=True):
+            fragment.tokens = tokens
+        self.applied = OrderedDict.fromkeys(state["applied"])
+        self._gate.restore(state["gate"])
 
 
-def _list(value: object) -> list[object]:
-    assert isinstance(value, list)
-    return value
+def _length(values: Tensor) -> float:
+    length = float(values.norm())
+    return length if math.isfinite(length) else float(values.double().norm())  # the square of a legal value can overflow f32
+
+
+def _lengths(state: FragmentState, snapshot: Tensor) -> Lengths:
+    return Lengths(_length(snapshot - state.slow), _length(state.momentum), _length(state.slow))
 
 
 def _unknown(number: int) -> ask.Unavailable:
     return ask.Unavailable(number, "no such meeting here: the trainer or the link was restarted")
-
-
-def _bitmap(failed: Tensor) -> str:
-    """Pack bool[num_blocks] into hex, lowest bit first; empty when none failed."""
-    if not bool(failed.any()):
-        return ""
-    bits = torch.nn.functional.pad(failed.to(torch.uint8), (0, -failed.numel() % 8)).view(-1, 8)
-    weights = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=failed.device)
-    return bytes((bits * weights).sum(1).to(torch.uint8).cpu().tolist()).hex()
-
-
-def _from_bitmap(text: str, like: Tensor) -> Tensor:
-    """Unpack hex into bool[num_blocks] on the device of `like`."""
-    if not text:
-        return torch.zeros_like(like)
-    packed = torch.tensor(list(bytes.fromhex(text)), dtype=torch.uint8)
-    bits = (packed.unsqueeze(1) >> torch.arange(8, dtype=torch.uint8)) & 1
-    return bits.flatten()[: like.numel()].to(device=like.device, dtype=torch.bool)

@@ -8,7 +8,7 @@ CPU.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,10 +72,13 @@ class Replica:
         self.own_steps = 0
         self.tokens = 0
         self.alone = False  # plain inner training: no fragment is ever due
-        self._corpus = corpus
+        self.on_solo: Callable[[int, str], None] = lambda fragment, reason: None  # told of each outer step without a partner
+        self.corpus = corpus
         self._payloads = payloads
         self._joined = (0, 0)  # clock and own steps when weights were last taken over from a donor
         self._is_founder = True
+        self._seed = peer_seed
+        self._solo_later: set[int] = set()  # fragments to go solo when their meeting has come to nothing
         self._settings = inner_settings(manifest)
         self.parameters: dict[str, Tensor] = dict(model.named_parameters())
         codecs = fragment_codecs(manifest, {name: tuple(p.shape) for name, p in self.parameters.items()})
@@ -90,15 +93,20 @@ class Replica:
         return Stage.TRAIN if self.clock_steps < self.manifest.run.total_steps else Stage.FINISH
 
     def inner_step(self) -> InnerStep:
-        """Train on this peer's next batch. Raises FloatingPointError, with no weight changed, when the loss or a gradient is not finite."""
-        batch = self._corpus.batch(self.own_steps).to(self.outer.fragments[0].slow.device)
+        """Train on this peer's next batch.
+
+        Seeds torch's generators (dropout draws from them) with the step's own seed. Raises FloatingPointError, with no weight changed, when
+        the loss or a gradient is not finite.
+        """
+        batch = self.corpus.batch(self.own_steps).to(self.outer.fragments[0].slow.device)
+        torch.manual_seed(step_seed(self._seed, self.own_steps))
         rate = learning_rate(self.clock_steps, self._steps_since_join(), self._settings)
         set_learning_rate(self.optimizer, rate)
         self.optimizer.zero_grad(set_to_none=True)
         loss = next_token_loss(self.model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.manifest.inner.clip_norm)
-        if not bool(torch.isfinite(norm)) or not bool(torch.isfinite(loss)):
+        if not bool(torch.isfinite(norm + loss.detach())):
             raise FloatingPointError(f"inner step {self.own_steps}: loss {float(loss)}, gradient norm {float(norm)}")
         self.optimizer.step()
         num_tokens = batch.shape[0] * (batch.shape[1] - 1)
@@ -117,31 +125,57 @@ class Replica:
         return [] if self.alone else self.countdown.tick()
 
     def handle(self, request: ask.Request) -> ask.Reply | None:
-        """Carry out a request of the node; call at a step boundary."""
+        """Carry out a request of the node; call at a step boundary. Start and FinishDone are the trainer's own affair."""
         match request:
-            case ask.Open():
-                return self.outer.open(request, self.clock_steps, self.stage)
-            case ask.Prepare():
-                return self.outer.prepare(request)
-            case ask.Encode():
-                return self.outer.encode(request)
-            case ask.Check():
-                return self.outer.check(request)
-            case ask.Apply():
-                return self.outer.apply(request)
             case ask.Clone():
                 return self._clone(request)
-            case ask.Drop(meeting):
-                self.outer.drop(meeting)
-            case ask.Solo(fragment) if fragment in self.countdown.due():
-                self.outer.solo(fragment, self.stage)
-            case ask.Defer(fragment):
-                self.countdown.reset(fragment)
             case ask.Adopt():
-                self._adopt(request)
+                return self._adopt(request)
+            case ask.Drop(meeting):
+                self._drop(meeting)
+            case ask.Solo(fragment):
+                self._solo_if_due(fragment)
+            case ask.Defer(fragment) if fragment in self.countdown.due():
+                self.countdown.reset(fragment)
+            case ask.Open() | ask.Prepare() | ask.Encode() | ask.Check() | ask.Apply():
+                return self.outer.answer(request, self.clock_steps, self.stage)
         return None
 
+    def lose_node(self) -> None:
+        """The node is gone, and with it all that it had begun: drop every meeting."""
+        self.outer.drop_all()
+        self._solo_later.clear()
+
+    def go_alone(self, fragment: int, reason: str) -> None:
+        """Settle a due fragment without a partner: a solo step, or none where the run says to wait for partners."""
+        if self.manifest.outer.no_partner == "defer":
+            self.countdown.reset(fragment)
+        else:
+            self._solo(fragment, reason)
+
+    def end_alone(self) -> None:
+        """Take the last averaging's step alone, whatever is open: slow weights become the fast ones."""
+        self.lose_node()
+        for fragment in range(len(self.outer.fragments)):
+            self.outer.solo(fragment, Stage.FINISH)
+
+    def _solo(self, fragment: int, reason: str) -> None:
+        if self.outer.solo(fragment, self.stage):
+            self.on_solo(fragment, reason)
+        else:
+            self._solo_later.add(fragment)
+
+    def _solo_if_due(self, fragment: int) -> None:
+        if fragment in self.countdown.due():
+            self._solo(fragment, "no partner answered in time")
+
+    def _drop(self, meeting: int) -> None:
+        fragment = self.outer.drop(meeting)
+        if fragment in self._solo_later:
+            self._solo_if_due(fragment)
+
     def _on_outer_step(self, fragment: int, partner_clock_steps: int) -> None:
+        self._solo_later.discard(fragment)
         self.countdown.reset(fragment)
         start_clock, start_steps = self._joined
         bound = start_clock + CLOCK_FACTOR * (self.own_steps - start_steps)
@@ -152,23 +186,30 @@ class Replica:
 
     # ------------------------------------------------------------------ taking over another peer's state
 
-    def _clone(self, request: ask.Clone) -> ask.Cloned:
+    def _clone(self, request: ask.Clone) -> ask.Cloned | ask.CannotClone:
         digest = hashlib.sha256()
-        self._payloads.write(request.name, b"")
-        for fragment in self.outer.fragments:
-            for tensor in (fragment.slow, fragment.momentum):
-                array = tensor.cpu().numpy()
-                digest.update(array)
-                self._payloads.append(request.name, array)
+        try:
+            self._payloads.write(request.name, b"")
+            for fragment in self.outer.fragments:
+                for tensor in (fragment.slow, fragment.momentum):
+                    content = tensor.cpu().numpy().data
+                    digest.update(content)
+                    self._payloads.append(request.name, content)
+        except OSError as error:
+            self._payloads.remove(request.name)
+            return ask.CannotClone(request.name, f"the clone could not be written: {error.strerror}")
         return ask.Cloned(request.name, self.clock_steps, digest.hexdigest())
 
-    def _adopt(self, request: ask.Adopt) -> None:
-        """Take over slow weights, momentum and clock; the node has checked size and hash, and that every value is finite."""
+    def _adopt(self, request: ask.Adopt) -> ask.Adopted:
+        """Take over slow weights, momentum and clock, or leave all as it is."""
         data = self._payloads.read(request.name)
-        flat = torch.frombuffer(bytearray(data), dtype=torch.float32)
+        num_values = 2 * sum(fragment.slow.numel() for fragment in self.outer.fragments)
+        if len(data) != 4 * num_values:
+            return ask.Adopted(request.name, False, f"the clone has {len(data)} bytes, this model's has {4 * num_values}")
+        flat = torch.frombuffer(data, dtype=torch.float32)
         if not bool(torch.isfinite(flat).all()):
-            return
-        self.outer.drop_all()
+            return ask.Adopted(request.name, False, "the clone holds values that are not finite")
+        self.lose_node()
         for fragment in self.outer.fragments:
             numel = fragment.slow.numel()
             fragment.slow.copy_(flat[:numel])
@@ -177,10 +218,10 @@ class Replica:
             scatter(fragment.codec.fragment, fragment.slow, self.parameters)
             fragment.tokens = 0
         self.optimizer.state.clear()
-        self.clock_steps = max(request.clock_steps, self.clock_steps)
+        self.clock_steps = max(self.clock_steps, min(request.clock_steps, self.manifest.run.total_steps))
         self._is_founder = False
         self._joined = (self.clock_steps, self.own_steps)
-        self._payloads.remove(request.name)
+        return ask.Adopted(request.name, True, "")
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -205,7 +246,7 @@ class Replica:
             "is_founder": self._is_founder,
             "countdown": self.countdown.state(),
             "outer": self.outer.state(),
-            "corpus": self._corpus.cursor(),
+            "corpus": self.corpus.cursor(),
         }
 
     def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
@@ -222,11 +263,18 @@ class Replica:
         self._is_founder = state["is_founder"]
         self.countdown.restore(state["countdown"])
         self.outer.restore(state["outer"])
-        self._corpus.restore(state["corpus"])
+        self.corpus.restore(state["corpus"])
 
     def _restore_adam(self, tensors: Mapping[str, Tensor]) -> None:
+        """AdamW keeps its count of steps on the CPU and the moments beside the parameter."""
+        self.optimizer.state.clear()
         for full, value in tensors.items():
             if full.startswith("adam/"):
                 _, key, name = full.split("/", 2)
                 parameter = self.parameters[name]
-                self.optimizer.state[parameter][key] = value.to(parameter.device if value.dim() else "cpu").clone()
+                self.optimizer.state[parameter][key] = value.to("cpu" if key == "step" else parameter.device, copy=True)
+
+
+def step_seed(peer_seed: int, own_steps: int) -> int:
+    """Derive the seed of what is drawn at random in one inner step."""
+    return int.from_bytes(hashlib.sha256(f"{peer_seed}/{own_steps}".encode()).digest()[:8], "little") >> 1

@@ -6,7 +6,6 @@ import time
 
 from peer.checkpoint import CheckpointContents, Loaded, save
 from peer.config import PeerConfig
-from peer.data import Corpus
 from peer.events import CheckpointFailed, CheckpointRejected, CheckpointSaved, EventLog
 from peer.home import Home
 from peer.replica import Replica
@@ -16,19 +15,19 @@ from protocol.errors import BadSettings, GossamerError
 class Saver:
     """Save a replica every so many steps or seconds, whichever comes first."""
 
-    def __init__(self, home: Home, config: PeerConfig, corpus: Corpus, events: EventLog) -> None:
-        self.corpus = corpus
+    def __init__(self, home: Home, config: PeerConfig, events: EventLog) -> None:
+        self.has_checkpoint = False  # of this run, written or restored by us
+        self.trouble = ""  # what is wrong with the checkpoints, in words
         self._home = home
         self._config = config
         self._events = events
         self._saved_s = time.monotonic()
         self._saved_step = 0
 
-    def save_if_due(self, replica: Replica) -> None:
-        """Save when enough steps or seconds have passed."""
+    def is_due(self, replica: Replica) -> bool:
+        """Tell whether enough steps or seconds have passed since the last checkpoint."""
         steps, seconds = replica.own_steps - self._saved_step, time.monotonic() - self._saved_s
-        if steps >= self._config.checkpoint_interval_steps or seconds >= self._config.checkpoint_interval_s:
-            self.save(replica)
+        return steps >= self._config.checkpoint_interval_steps or seconds >= self._config.checkpoint_interval_s
 
     def save(self, replica: Replica) -> None:
         """Save now.
@@ -37,14 +36,16 @@ class Saver:
         """
         started_s = time.monotonic()
         contents = CheckpointContents(replica.manifest.run_id, replica.own_steps, replica.tensors(), replica.state())
-        self._saved_s, self._saved_step = started_s, replica.own_steps
         try:
             path = save(self._home.checkpoints, contents)
         except GossamerError as error:
-            self._events.append(CheckpointFailed(replica.own_steps, str(error)))
-            return
-        num_bytes = sum(file.stat().st_size for file in path.iterdir())
-        self._events.append(CheckpointSaved(replica.own_steps, str(path), num_bytes, time.monotonic() - started_s))
+            self.trouble = str(error)
+            self._events.append(CheckpointFailed(replica.own_steps, self.trouble))
+        else:
+            self.has_checkpoint, self.trouble = True, ""
+            num_bytes = sum(file.stat().st_size for file in path.iterdir())
+            self._events.append(CheckpointSaved(replica.own_steps, str(path), num_bytes, time.monotonic() - started_s))
+        self._saved_s, self._saved_step = time.monotonic(), replica.own_steps
 
     def restore(self, replica: Replica, loaded: Loaded) -> None:
         """Take over a checkpoint. Raises BadSettings when it is of another model than the manifest's."""
@@ -56,3 +57,7 @@ class Saver:
             reason = f"the checkpoint {loaded.path} does not fit the model: {error}"
             raise BadSettings(reason, hint="move it away, or use another --home") from error
         self._saved_step = replica.own_steps
+        self.has_checkpoint = True
+        if loaded.rejected:
+            damaged = ", ".join(f"{path.name} ({reason})" for path, reason in loaded.rejected)
+            self.trouble = f"went back to checkpoint {loaded.path.name}: damaged are {damaged}"

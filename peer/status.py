@@ -12,7 +12,7 @@ VERSION = "0.1.0"
 class Status:
     """A peer's state, with the reason for it. Times are Unix seconds; counts are since this start of the peer unless named otherwise."""
 
-    state: str = "starting"  # starting joining waiting training finishing paused leaving done failed
+    state: str = "starting"  # starting joining waiting training finishing leaving left done failed
     reason: str = ""
     since: float = 0.0
     run_id: str = ""
@@ -24,7 +24,7 @@ class Status:
     loss: float | None = None  # nats per token, mean of the last second of training
     eval_loss: float | None = None
     tokens_per_second: float = 0.0
-    train_seconds: float = 0.0  # from the first inner step to the last, all inclusive
+    train_seconds: float = 0.0  # in inner steps, and blocked between them; of this life of the trainer process
     blocked_seconds: float = 0.0  # of these, spent on synchronization at step boundaries
     peers_seen: int = 0
     meetings: dict[str, int] = field(default_factory=lambda: {"completed": 0, "solo": 0, "refused": 0, "failed": 0})
@@ -49,9 +49,8 @@ class Status:
 
     def enter(self, state: str, reason: str, now_s: float) -> bool:
         """Change state; True when state or reason are new. `since` moves with the state only."""
-        if (state, reason) == (self.state, self.reason):
-            return False
-        if state != self.state:
+        is_new = (state, reason) != (self.state, self.reason) or not self.since
+        if state != self.state or not self.since:
             self.since = now_s
         self.state, self.reason = state, reason
-        return True
+        return is_new

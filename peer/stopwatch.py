@@ -1,5 +1,7 @@
-"""Where the trainer's time goes: in inner steps, or blocked by synchronization at the boundaries between them. Reports it about once a
-second."""
+"""Where the trainer's time goes: in inner steps, or blocked by synchronization at the boundaries between them.
+
+Tells the supervisor about once a second, and the event log as often while there are steps to tell of.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from peer import requests as ask
 from peer.events import EventLog, SoloStep, StepDone
 from peer.replica import InnerStep, Replica
 
@@ -24,11 +25,10 @@ class Stopwatch:
         self._train_s = 0.0
         self._blocked_s = 0.0
         self._solo = 0
-        self._losses: list[float] = []
+        self._losses: list[float] = []  # since the last report, like the next two
         self._learning_rate = 0.0
-        self._tokens = 0  # since the last report
+        self._tokens = 0
         self._told_s = time.monotonic()
-        self._node_s = time.monotonic()
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
@@ -41,7 +41,10 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def blocked(self) -> Iterator[None]:
-        """Count the time inside as blocked by synchronization, and as part of training."""
+        """Count the time inside as blocked by synchronization, and as part of training.
+
+        What is started on a device must be finished inside, or the next inner step pays for it unseen.
+        """
         start_s = time.perf_counter()
         try:
             yield
@@ -51,29 +54,16 @@ class Stopwatch:
                 self._blocked_s += spent_s
                 self._train_s += spent_s
 
-    def step(self, replica: Replica, step: InnerStep) -> None:
+    def step(self, step: InnerStep) -> None:
         """Note an inner step."""
         self._losses.append(step.loss)
         self._learning_rate = step.learning_rate
         self._tokens += step.num_tokens
 
-    def count(self, request: ask.Request) -> None:
-        """Note a request that was carried out."""
-        if isinstance(request, ask.Solo):
-            self.solo(request.fragment, "no partner answered in time")
-
     def solo(self, fragment: int, reason: str) -> None:
         """Note an outer step without a partner."""
         self._solo += 1
         self._events.append(SoloStep(fragment, reason))
-
-    def saw_node(self) -> None:
-        """Note that the node is there."""
-        self._node_s = time.monotonic()
-
-    def seconds_without_node(self) -> float:
-        """Return how long the node has been away, as far as `saw_node` was told."""
-        return time.monotonic() - self._node_s
 
     def is_time_to_tell(self) -> bool:
         """Tell whether the last report is old enough for another."""
@@ -90,13 +80,14 @@ class Stopwatch:
             "train_seconds": self._train_s,
             "blocked_seconds": self._blocked_s,
             "solo": self._solo,
+            "tokens_per_second": self._tokens / passed_s,
         }
         if self._losses:
-            mean_loss = sum(self._losses) / len(self._losses)
-            status |= {"loss": mean_loss, "tokens_per_second": self._tokens / passed_s}
+            loss = sum(self._losses) / len(self._losses)
+            status["loss"] = loss
             self._events.append(
                 StepDone(
-                    replica.own_steps, replica.clock_steps, replica.tokens, mean_loss, self._learning_rate,
+                    replica.own_steps, replica.clock_steps, replica.tokens, loss, self._learning_rate,
                     self._tokens / passed_s, self._train_s, self._blocked_s,
                 )
             )  # fmt: skip

@@ -11,12 +11,14 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from peer import control
 from peer.child import ChildSettings
+from peer.condition import Condition, Said, trouble
 from peer.config import PeerConfig
 from peer.events import EventLog, NodeRestarted, StateChanged, TrainerRestarted
 from peer.home import Home
@@ -28,11 +30,15 @@ from protocol.identity import Identity
 from protocol.invite import Invite
 from protocol.manifest import SignedManifest
 
+NODE, TRAINER = "peer.node_process", "peer.trainer"
 RESTART_PAUSE_S = (0.5, 30.0)  # first and longest pause before a child is started again
-MAX_RESTARTS = 8  # of one child that never got going; then the fault is ours and restarting hides it
+MAX_RESTARTS = 8  # of one child in a row, none of which got going; then the fault is ours and restarting hides it
 HEALTHY_S = 60.0  # a child that lived so long starts from a clean slate
-LEAVE_S = {"peer.node_process": 5.0, "peer.trainer": 4.0}  # to end meetings, then to save, before they are killed; in this order
+LEAVE_S = {NODE: 5.0, TRAINER: 4.0}  # to end meetings, then to save, before they are killed; in this order
 PAYLOAD_BYTES = 64 << 20  # room wanted in the runtime folder before the model's size is known
+LOOK_S = 1.0  # between two looks at whether the trainer has fallen silent
+NEVER_AGAIN = {ExitCode.REFUSED_BY_RUN, ExitCode.VERSION_MISMATCH}  # what ends a node for good even beside a trainer that trains
+ASKED = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "its terminal was closed"}
 
 Watch = Callable[[Status], None]
 
@@ -50,13 +56,16 @@ class Supervisor:
 
     def __init__(self, config: PeerConfig, watch: Watch) -> None:
         self.status = Status()
+        self.interrupted = False  # by Ctrl-C
         self._config = config
         self._home = Home(config.home)
         self._watch = watch
         self._events = EventLog(self._home.events)
+        self._condition = Condition(config.alone)
+        self._has_trained = False
         self._leaving = asyncio.Event()
+        self._leave_reason = ""
         self._manifest_ready = asyncio.Event()
-        self.interrupted = False  # by Ctrl-C
         self._children: dict[str, ChildProcess] = {}
 
     async def run(self, runtime: Path) -> None:
@@ -65,40 +74,54 @@ class Supervisor:
         settings = ChildSettings(self._config, runtime, told_to_start, os.getpid())
         if self._home.manifest.exists():
             self._manifest_ready.set()
-        self._enter("starting", "")
+        self._describe()
         async with control.serving(self._home, runtime, self._answer):
             with self._signals():
-                work = [asyncio.create_task(self._keep("peer.trainer", settings, self._manifest_ready))]
+                looking = asyncio.create_task(self._look())
+                work = [asyncio.create_task(self._keep(TRAINER, settings, self._manifest_ready))]
                 if not self._config.alone:
-                    work.append(asyncio.create_task(self._keep("peer.node_process", settings, None)))
+                    work.append(asyncio.create_task(self._keep(NODE, settings, None)))
                 try:
                     await self._until_over(work)
                 finally:
-                    await self._stop(work)
+                    await self._stop([*work, looking])
+                    self._events.close()
 
     async def _until_over(self, work: list[asyncio.Task[None]]) -> None:
         trainer = work[0]
         leaving = asyncio.create_task(self._leaving.wait())
+        pending: set[asyncio.Task[Any]] = {leaving, *work}
         try:
-            done, _ = await asyncio.wait([*work, leaving], return_when=asyncio.FIRST_COMPLETED)
-            for task in done - {leaving}:
-                task.result()  # raises what ended it
-            if trainer in done:
-                self._enter("done", "the run is over")
+            while not trainer.done() and not leaving.done():
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()  # raises what ended it
+        except GossamerError as error:
+            self._end("failed", str(error))
+            raise
         finally:
             leaving.cancel()
 
     async def _stop(self, work: list[asyncio.Task[None]]) -> None:
-        if self._leaving.is_set():
-            self._enter("leaving", "asked to")
+        """End the node, which ends its meetings, then the trainer, which saves."""
+        is_leaving = not work[0].done() and self._condition.ending is None
+        if work[0].done() and self._condition.ending is None:
+            self._end("done", "the run is over")
         for task in work:
             task.cancel()  # no more restarts
         await asyncio.gather(*work, return_exceptions=True)
-        for module, grace_s in LEAVE_S.items():
-            if module in self._children:
-                await self._children[module].stop(grace_s)
-        if self._leaving.is_set():
-            self._enter("left", "saved and gone")
+        if is_leaving:
+            self._end("leaving", f"{self._leave_reason}: ending meetings")
+        await self._stop_child(NODE)
+        if is_leaving:
+            self._end("leaving", f"{self._leave_reason}: saving")
+        exit = await self._stop_child(TRAINER)
+        if is_leaving:
+            is_saved = exit is not None and exit.code == 0
+            self._end("left", "saved and gone" if is_saved else "gone; the trainer did not save in time, so its last checkpoint counts")
+
+    async def _stop_child(self, module: str) -> Exit | None:
+        return await self._children[module].stop(LEAVE_S[module]) if module in self._children else None
 
     # ------------------------------------------------------------------ children
 
@@ -106,8 +129,7 @@ class Supervisor:
         """Start a child again whenever it dies. Returns when it ended as it should; raises ChildFailed."""
         restarts = 0
         while True:
-            child = ChildProcess(module, self._home.log, self._on_report)
-            self._children[module] = child
+            child = self._children[module] = ChildProcess(module, self._home.log, partial(self._on_report, module))
             await child.start()
             if when is not None:
                 await when.wait()
@@ -116,78 +138,101 @@ class Supervisor:
             exit = await child.wait()
             if exit.code == 0:
                 return
-            if exit.failure is not None and exit.failure["exit_code"] != ExitCode.OUR_FAULT:
-                raise ChildFailed(exit.failure["error"], hint=exit.failure["hint"], exit_code=exit.failure["exit_code"])
             restarts = 1 if time.monotonic() - started_s > HEALTHY_S else restarts + 1
-            if restarts > MAX_RESTARTS:
-                raise ChildFailed(f"{module} failed {restarts} times: {exit.reason}", hint=f"see {self._home.log}", exit_code=1)
-            self._note_restart(module, exit, restarts)
-            await asyncio.sleep(min(RESTART_PAUSE_S[1], RESTART_PAUSE_S[0] * 2 ** (restarts - 1)))
+            self._give_up(module, exit, restarts)
+            pause_s = min(RESTART_PAUSE_S[1], RESTART_PAUSE_S[0] * 2 ** (restarts - 1))
+            self._note_restart(module, exit, restarts, pause_s)
+            await asyncio.sleep(pause_s)
 
-    def _note_restart(self, module: str, exit: Exit, restarts: int) -> None:
-        kind = NodeRestarted if module == "peer.node_process" else TrainerRestarted
+    def _give_up(self, module: str, exit: Exit, restarts: int) -> None:
+        """Raise ChildFailed where another start would not help; a trainer that trains outlives almost any trouble of its node."""
+        trains_on = module == NODE and self._has_trained
+        if exit.failure is not None and exit.failure.final and not (trains_on and exit.code not in NEVER_AGAIN):
+            raise ChildFailed(exit.failure.error, hint=exit.failure.hint, exit_code=exit.failure.exit_code)
+        if restarts > MAX_RESTARTS and not trains_on:
+            raise ChildFailed(f"{module} failed {restarts} times: {exit.reason}", hint=f"see {self._home.log}", exit_code=1)
+
+    def _note_restart(self, module: str, exit: Exit, restarts: int, pause_s: float) -> None:
+        kind = NodeRestarted if module == NODE else TrainerRestarted
         self._events.append(kind(exit.reason, restarts))
-        self._enter(self.status.state, f"restarting the {module.removeprefix('peer.')}: {exit.reason}")
+        said = Said(trouble=trouble(module, exit.reason, pause_s))
+        if module == NODE:
+            self._condition.node = said
+        else:
+            self._condition.trainer = said
+        self._describe()
 
-    def _on_report(self, report: dict[str, Any]) -> None:
-        kind = report.pop("kind")
-        if kind == "failed":
-            return
+    def _on_report(self, module: str, report: dict[str, Any]) -> None:
         if report.pop("manifest_ready", False):
             self._manifest_ready.set()
-        if "solo" in report:
-            self.status.meetings["solo"] = report.pop("solo")
-        self.status.meetings.update(report.pop("meetings", {}))
         state, reason = report.pop("state", None), report.pop("reason", "")
-        for skipped in ("ready", "build_seconds", "finished"):
-            report.pop(skipped, None)
+        if module == TRAINER:
+            self._condition.heard_s = time.monotonic()
+            if state is not None:
+                self._condition.trainer_says(state, reason)
+                self._has_trained |= self._condition.trains
+        elif state is not None or self._condition.node.trouble:
+            self._condition.node_says(state or "", reason)
+        for name, count in (report.pop("meetings", {}) | ({"solo": report.pop("solo")} if "solo" in report else {})).items():
+            self.status.meetings[name] = count
         self.status.update(report)
-        if state is not None and not self._leaving.is_set():
-            self._enter(state, reason)
-        else:
-            self._watch(self.status)
+        self._describe()
 
-    # ------------------------------------------------------------------ asking and leaving
+    # ------------------------------------------------------------------ telling
 
-    def leave(self) -> None:
-        """Finish or drop the current meetings, save, announce, and end."""
-        self._leaving.set()
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self._describe()
+
+    def _end(self, state: str, reason: str) -> None:
+        self._condition.ending = (state, reason)
+        self._describe()
+
+    def _describe(self) -> None:
+        """Bring the status up to date and show it."""
+        state, reason = self._condition.describe(self.status.peers_seen, time.monotonic())
+        if self.status.enter(state, reason, time.time()):
+            self._events.append(StateChanged(state, reason))
+        self._watch(self.status)
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         match request.get("verb"):
             case "status":
                 return self.status.to_json()
             case "leave":
-                self.leave()
+                self.leave("asked to leave")
                 return {"leaving": True}
             case verb:
                 return {"error": f"there is no verb {verb!r}"}
 
+    # ------------------------------------------------------------------ leaving
+
+    def leave(self, reason: str) -> None:
+        """Finish or drop the current meetings, save, announce, and end."""
+        self._leave_reason = self._leave_reason or reason
+        self._leaving.set()
+
     @contextlib.contextmanager
-    def _signals(self) -> Any:
-        """The first SIGTERM or Ctrl-C leaves cleanly, a second one ends at once."""
+    def _signals(self) -> Iterator[None]:
+        """The first SIGTERM, Ctrl-C or closed terminal leaves cleanly; a second one does not wait for meetings and checkpoints."""
         loop = asyncio.get_running_loop()
-
-        def on_signal(number: int) -> None:
-            if self._leaving.is_set():
-                for child in self._children.values():
-                    child.kill()
-                os._exit(ExitCode.INTERRUPTED)
-            self.interrupted = number == signal.SIGINT
-            self.leave()
-
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, on_signal, number)
+        numbers = [number for number in ASKED if signal.getsignal(number) is not signal.SIG_IGN]  # nohup means it
+        for number in numbers:
+            loop.add_signal_handler(number, self._on_signal, number)
         try:
             yield
         finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in numbers:
                 loop.remove_signal_handler(number)
 
-    def _enter(self, state: str, reason: str) -> None:
-        if self.status.enter(state, reason, time.time()):
-            self._events.append(StateChanged(state, reason))
-        self._watch(self.status)
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self._leaving.is_set():
+            self.interrupted = True
+            for child in self._children.values():
+                child.kill()
+        self.interrupted |= number == signal.SIGINT
+        self.leave(ASKED[number])
 
 
 async def run_peer(config: PeerConfig, manifest: SignedManifest | None, invite: Invite | None, watch: Watch) -> Status:
@@ -202,12 +247,18 @@ async def run_peer(config: PeerConfig, manifest: SignedManifest | None, invite: 
     with home.locked(), runtime_folder(PAYLOAD_BYTES) as runtime:
         identity = Identity.load_or_create(home.identity)
         if manifest is not None:
-            home.manifest.write_bytes(manifest.to_bytes())
+            _write(home.manifest, manifest.to_bytes())
         if invite is not None:
-            home.invite.write_text(invite.to_text() + "\n")
+            _write(home.invite, invite.to_text().encode() + b"\n")
         supervisor = Supervisor(config, watch)
         supervisor.status.peer_id = str(identity.peer_id)
         await supervisor.run(runtime)
         if supervisor.interrupted:
             raise KeyboardInterrupt
         return supervisor.status
+
+
+def _write(path: Path, content: bytes) -> None:
+    whole = path.with_suffix(".new")
+    whole.write_bytes(content)
+    whole.replace(path)

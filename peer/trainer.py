@@ -16,7 +16,7 @@ import torch
 from peer import requests as ask
 from peer.checkpoint import load_latest
 from peer.child import Child
-from peer.data import load_corpus
+from peer.data import Corpus, load_corpus
 from peer.evaluation import held_out_loss
 from peer.events import EvalDone, EventLog
 from peer.home import Home
@@ -24,18 +24,19 @@ from peer.link import TrainerEnd
 from peer.model import build_model, check_fit, choose_device
 from peer.payloads import PayloadFolder
 from peer.replica import Replica
-from peer.requests import Stage
+from peer.requests import Stage, Writer
 from peer.saving import Saver
 from peer.stopwatch import Stopwatch
 from peer.tokenizer import load_tokenizer
 from peer.windows import Draw
-from protocol.errors import OperatorError
+from protocol.errors import GossamerError, OperatorError
 from protocol.identity import Identity
-from protocol.manifest import SignedManifest
+from protocol.manifest import Manifest, SignedManifest
 
 IDLE_S = 0.05  # how long a trainer that has nothing to train waits for the node at a time
 LONELY_FINISH_S = 60.0  # without a node for so long, the last averaging is given up
 MAX_BAD_BATCHES = 10  # in a row, before the run itself must be at fault
+NO_NODE = "no node to find a partner"
 
 
 class Trainer:
@@ -48,45 +49,63 @@ class Trainer:
         self._link = link
         self._saver = saver
         self._events = events
+        self._device = replica.outer.fragments[0].slow.device
         self._watch = Stopwatch(events, child.report)
-        self._was_connected = False
-        self._started = replica.own_steps > 0 or not child.settings.told_to_start
+        self._started = saver.has_checkpoint or not child.settings.told_to_start
+        self._session = 0  # of the link, at the last boundary
+        self._alone_since_s = time.monotonic()  # without a node
         self._finish_done = False
         self._bad_batches = 0
+        self._said = ("", "")
+        replica.on_solo = self._watch.solo
 
     def run(self) -> None:
         """Train to the end of the run, or until asked to stop; save before returning."""
-        if self._started:
-            self._start()
+        try:
+            self._say("ready", "")
+            if self._started:
+                self._start()
+            self._train()
+            self._end()
+        except OperatorError:  # raised between two steps only, so nothing is half done
+            self._saver.save(self._replica)
+            raise
+        finally:
+            self._link.close()
+            self._replica.corpus.close()
+
+    def _train(self) -> None:
         while not self._child.stop_requested() and not self._finish_done:
-            self._boundary()
             if not self._started:
+                self._boundary()
                 self._link.wait(IDLE_S)
             elif self._replica.stage is Stage.FINISH:
+                self._boundary()
                 self._idle_at_the_end()
             else:
+                with self._watch.blocked():
+                    self._boundary()
                 self._inner_step()
                 self._housekeeping()
-        if self._finish_done:
-            self._finish()
-        if self._started:
-            self._saver.save(self._replica)
-        self._watch.report(self._replica)
-        self._tell_node(done=True)
-        self._link.close()
+
+    # ------------------------------------------------------------------ the node
 
     def _boundary(self) -> None:
-        with self._watch.blocked():
-            requests = self._link.poll()
-            if self._was_connected and not self._link.connected:
-                self._replica.outer.drop_all()
-                self._go_solo(self._replica.countdown.due())
-            if self._link.connected and not self._was_connected:
-                self._tell_node()
-                self._announce(self._replica.countdown.due())
-            self._was_connected = self._link.connected
-            for request in requests:
-                self._answer(request)
+        requests = self._link.poll()
+        if self._link.session != self._session:
+            self._change_node()
+        for request in requests:
+            self._answer(request)
+        if requests:
+            self._settle()
+
+    def _change_node(self) -> None:
+        """The node came, went, or is another one; whatever the former one had begun has ended."""
+        self._replica.lose_node()
+        self._session = self._link.session
+        self._alone_since_s = time.monotonic()
+        self._tell_node()
+        self._announce(self._replica.countdown.due())
 
     def _answer(self, request: ask.Request) -> None:
         match request:
@@ -98,13 +117,33 @@ class Trainer:
                 reply = self._replica.handle(request)
                 if reply is not None:
                     self._link.send(reply)
-        if isinstance(request, ask.Adopt):
-            self._start()
-        self._watch.count(request)
+                if isinstance(reply, ask.Adopted) and reply.accepted:
+                    self._saver.save(self._replica)
+                    self._start()
+
+    def _announce(self, due: list[int]) -> None:
+        for fragment in due:
+            if self._link.session:
+                self._link.send(ask.Due(fragment, self._replica.stage))
+            else:
+                self._replica.go_alone(fragment, NO_NODE)
+
+    def _tell_node(self, *, done: bool = False) -> None:
+        self._link.send(ask.Progress(self._replica.clock_steps, self._replica.stage, self._started, done))
+
+    def _settle(self) -> None:
+        """Wait for what a GPU still does for the node, so that it counts as blocked and not as training."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    # ------------------------------------------------------------------ training
 
     def _start(self) -> None:
+        """Begin, or go on; who has begun has a checkpoint, so that a restart does not ask for the word again."""
         self._started = True
-        self._child.report("trainer", {"state": "training", "reason": ""})
+        if not self._saver.has_checkpoint:
+            self._saver.save(self._replica)
+        self._say("training", self._saver.trouble)
         self._tell_node()
 
     def _inner_step(self) -> None:
@@ -115,36 +154,21 @@ class Trainer:
             self._pass_over(error)
             return
         self._bad_batches = 0
-        self._watch.step(self._replica, step)
+        self._watch.step(step)
         due = self._replica.newly_due()
         if due:
             with self._watch.blocked():
                 self._announce(due)
-
-    def _announce(self, due: list[int]) -> None:
-        if not self._link.connected:
-            self._go_solo(due)
-            return
-        for fragment in due:
-            self._link.send(ask.Due(fragment, self._replica.stage))
-
-    def _go_solo(self, due: list[int]) -> None:
-        """Take outer steps without a node to ask: alone, or not at all where the run says to wait for partners."""
-        for fragment in due:
-            if self._replica.manifest.outer.no_partner == "defer":
-                self._replica.countdown.reset(fragment)
-            else:
-                self._replica.outer.solo(fragment, self._replica.stage)
-                self._watch.solo(fragment, "no node to find a partner")
+                self._settle()
 
     def _pass_over(self, error: FloatingPointError) -> None:
         self._bad_batches += 1
+        self._replica.skip_batch()
         if self._bad_batches >= MAX_BAD_BATCHES:
             raise OperatorError(
-                f"{MAX_BAD_BATCHES} batches in a row gave no finite loss ({error})",
+                f"{MAX_BAD_BATCHES} batches in a row gave no finite loss (the last: {error})",
                 hint="the weights before them are saved; lower [inner] learning_rate in the manifest, or check the text",
             )
-        self._replica.skip_batch()
 
     def _housekeeping(self) -> None:
         if self._watch.is_time_to_tell():
@@ -152,34 +176,43 @@ class Trainer:
             self._tell_node()
         if self._replica.own_steps % self._config.eval_interval_steps == 0:
             self._evaluate()
-        self._saver.save_if_due(self._replica)
-
-    def _tell_node(self, *, done: bool = False) -> None:
-        self._link.send(ask.Progress(self._replica.clock_steps, self._replica.stage, self._started, done))
+        if self._saver.is_due(self._replica):
+            self._saver.save(self._replica)
+            self._say("training", self._saver.trouble)
 
     def _evaluate(self) -> None:
-        loss = held_out_loss(self._replica.model, self._saver.corpus, self._config.num_eval_batches)
+        loss = held_out_loss(self._replica.model, self._replica.corpus, self._config.num_eval_batches)
         self._events.append(EvalDone(self._replica.own_steps, loss, self._config.num_eval_batches))
         self._child.report("trainer", {"eval_loss": loss})
 
+    def _say(self, state: str, reason: str) -> None:
+        if (state, reason) != self._said:
+            self._said = (state, reason)
+            self._child.report("trainer", {"state": state, "reason": reason})
+
+    # ------------------------------------------------------------------ the end
+
     def _idle_at_the_end(self) -> None:
         """The schedule has run out: answer meetings until the node says that the last averaging is over."""
+        self._say("finishing", "the schedule has run out: averaging with the others")
         if self._watch.is_time_to_tell():
             self._watch.report(self._replica)
             self._tell_node()
-        if self._link.connected:
-            self._watch.saw_node()
-        if self._config.alone or self._watch.seconds_without_node() > LONELY_FINISH_S:
+        is_lonely = not self._session and time.monotonic() - self._alone_since_s > LONELY_FINISH_S
+        if self._config.alone or is_lonely:
             self._finish_done = True
         else:
             self._link.wait(IDLE_S)
 
-    def _finish(self) -> None:
-        self._replica.outer.drop_all()
-        for fragment in range(len(self._replica.outer.fragments)):
-            self._replica.outer.solo(fragment, Stage.FINISH)
-        self._evaluate()
-        self._child.report("trainer", {"finished": True})
+    def _end(self) -> None:
+        if self._finish_done:
+            self._replica.end_alone()
+            self._evaluate()
+        if self._started:
+            self._saver.save(self._replica)
+        self._watch.report(self._replica)
+        if self._finish_done:
+            self._tell_node(done=True)
 
 
 def peer_seed(run_seed: int, identity: Identity) -> int:
@@ -187,44 +220,61 @@ def peer_seed(run_seed: int, identity: Identity) -> int:
     return int.from_bytes(hashlib.sha256(run_seed.to_bytes(8, "little") + identity.peer_id.raw).digest()[:6], "little")
 
 
+def build_replica(child: Child, home: Home, manifest: Manifest) -> Replica:
+    """Build the model with its initial weights, and its text. Raises OperatorError for what cannot be."""
+    config, inner, identity = child.settings.config, manifest.inner, Identity.load_or_create(home.identity)
+    device, _ = choose_device(config.device)
+    tokenizer = load_tokenizer(manifest.tokenizer.name)
+    model = build_model(manifest.model, manifest.run.seed)
+    check_fit(model.config, tokenizer.vocab_size, inner.sequence_length)
+    draw = Draw(manifest.run.seed, identity.peer_id.raw, inner.batch_size, inner.sequence_length)
+    corpus: Corpus = load_corpus(manifest.data, tokenizer, draw, config.data, home.cache)
+    payloads = PayloadFolder(child.settings.runtime / "payloads")
+    payloads.clear(Writer.TRAINER)
+    replica = Replica(manifest, model.to(device), corpus, payloads, peer_seed(manifest.run.seed, identity))
+    replica.alone = config.alone
+    return replica
+
+
 def build(child: Child) -> Trainer:
-    """Put the trainer together: manifest, text, model, checkpoint."""
+    """Put the trainer together, from its checkpoint where there is one."""
     config = child.settings.config
     home = Home(config.home)
     if config.num_threads:
         torch.set_num_threads(config.num_threads)
     manifest = SignedManifest.from_bytes(home.manifest.read_bytes()).manifest()
-    identity = Identity.load_or_create(home.identity)
     events = EventLog(home.events)
-    device, _ = choose_device(config.device)
-    tokenizer = load_tokenizer(manifest.tokenizer.name)
-    model = build_model(manifest.model, manifest.run.seed)
-    check_fit(model.config, tokenizer.vocab_size, manifest.inner.sequence_length)
-    inner = manifest.inner
-    draw = Draw(manifest.run.seed, identity.peer_id.raw, inner.batch_size, inner.sequence_length)
-    corpus = load_corpus(manifest.data, tokenizer, draw, config.data, home.cache)
-    payloads = PayloadFolder(child.settings.runtime / "payloads")
-    payloads.clear()
-    replica = Replica(manifest, model.to(device), corpus, payloads, peer_seed(manifest.run.seed, identity))
-    replica.alone = config.alone
-    saver = Saver(home, config, corpus, events)
+    replica = build_replica(child, home, manifest)
+    saver = Saver(home, config, events)
     loaded = load_latest(home.checkpoints, manifest.run_id)
     if loaded is not None:
         saver.restore(replica, loaded)
+    child.report("trainer", describe(replica))
     return Trainer(child, replica, TrainerEnd(child.settings.runtime), saver, events)
+
+
+def describe(replica: Replica) -> dict[str, object]:
+    """Say what is trained, for the status."""
+    codecs = [fragment.codec for fragment in replica.outer.fragments]
+    params = sum(codec.fragment.numel for codec in codecs)
+    sent = sum(codec.sketch_bytes + codec.payload_bytes for codec in codecs)
+    return {
+        "run_id": replica.manifest.run_id.hex(),
+        "total_steps": replica.manifest.run.total_steps,
+        "params": params,
+        "bits_per_param": 8 * sent / params,
+    }
 
 
 def main() -> int:
     """Run the trainer process."""
     child = Child()
     try:
-        started_s = time.monotonic()
-        trainer = build(child)
-        child.report("trainer", {"build_seconds": time.monotonic() - started_s})
-        trainer.run()
+        build(child).run()
         return 0
     except Exception as error:
-        traceback.print_exc()
+        if not isinstance(error, GossamerError):
+            traceback.print_exc()
         return child.fail(error)
 
 

@@ -1,0 +1,310 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peer import link
+from peer import requests as ask
+from peer.driver import LinkLost
+from peer.link import SOCKET_NAME, NodeEnd, TrainerEnd
+from peer.requests import Stage
+from tests.peer.waiting import eventually
+
+PROGRESS = ask.Progress(5, Stage.TRAIN, True)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="link-") as name:  # pytest's own paths are too long for a socket
+        yield Path(name)
+
+
+class Pair:
+    """Both ends in one loop: the trainer's is polled by the test, as a trainer does between steps."""
+
+    def __init__(self, folder: Path) -> None:
+        self.notices: list[ask.Notice] = []
+        self.trainer = TrainerEnd(folder)
+        self.node = NodeEnd(folder, self.notices.append)
+        self.asked: list[ask.Request] = []
+
+    def poll(self) -> list[ask.Request]:
+        self.asked += self.trainer.poll()
+        return self.asked
+
+    async def requests(self, number: int) -> list[ask.Request]:
+        await eventually(lambda: len(self.poll()) >= number, f"{number} requests")
+        return self.asked
+
+
+@contextlib.asynccontextmanager
+async def connected(folder: Path) -> AsyncIterator[Pair]:
+    pair = Pair(folder)
+    running = asyncio.create_task(pair.node.run())
+    try:
+        await eventually(lambda: pair.poll() or (pair.trainer.session and pair.node.connected), "connection")
+        yield pair
+    finally:
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+        pair.trainer.close()
+
+
+def run(test: Callable[[Pair], Coroutine[Any, Any, None]], folder: Path) -> None:
+    async def inside() -> None:
+        async with asyncio.timeout(30), connected(folder) as pair:
+            await test(pair)
+
+    asyncio.run(inside())
+
+
+def raw_node(folder: Path) -> socket.socket:
+    node = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    node.connect(str(folder / SOCKET_NAME))
+    return node
+
+
+def test_replies_come_in_the_order_of_the_requests(folder: Path) -> None:
+    async def test(pair: Pair) -> None:
+        waiting = [asyncio.create_task(pair.node.request(ask.Open(number, 0))) for number in range(20)]
+        for request in await pair.requests(20):
+            assert isinstance(request, ask.Open)
+            pair.trainer.send(ask.Opened(request.meeting, 10 * request.meeting, 1, Stage.TRAIN))
+        replies = await asyncio.gather(*waiting)
+        assert replies == [ask.Opened(number, 10 * number, 1, Stage.TRAIN) for number in range(20)]
+
+    run(test, folder)
+
+
+def test_notices_come_between_replies(folder: Path) -> None:
+    async def test(pair: Pair) -> None:
+        waiting = asyncio.create_task(pair.node.request(ask.Check(1)))
+        await pair.requests(1)
+        pair.trainer.send(ask.Due(2, Stage.TRAIN))
+        pair.trainer.send(ask.Checked(1, True, "", ""))
+        pair.trainer.send(PROGRESS)
+        assert await waiting == ask.Checked(1, True, "", "")
+        await eventually(lambda: pair.notices == [ask.Due(2, Stage.TRAIN), PROGRESS], "notices")
+
+    run(test, folder)
+
+
+def test_what_has_no_reply_keeps_its_place(folder: Path) -> None:
+    async def test(pair: Pair) -> None:
+        pair.node.tell(ask.Drop(1))
+        waiting = asyncio.create_task(pair.node.request(ask.Open(2, 0)))
+        await asyncio.sleep(0)
+        pair.node.tell(ask.Solo(0))
+        assert await pair.requests(3) == [ask.Drop(1), ask.Open(2, 0), ask.Solo(0)]
+        pair.trainer.send(ask.Unavailable(2, "busy"))
+        assert await waiting == ask.Unavailable(2, "busy")
+
+    run(test, folder)
+
+
+def test_a_cancelled_request_does_not_take_anothers_reply(folder: Path) -> None:
+    async def test(pair: Pair) -> None:
+        first = asyncio.create_task(pair.node.request(ask.Check(1)))
+        second = asyncio.create_task(pair.node.request(ask.Check(2)))
+        await pair.requests(2)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        pair.trainer.send(ask.Checked(1, False, "no", ""))
+        pair.trainer.send(ask.Checked(2, True, "", ""))
+        assert await second == ask.Checked(2, True, "", "")
+
+    run(test, folder)
+
+
+def test_the_trainer_going_away_fails_every_request(folder: Path) -> None:
+    async def test(pair: Pair) -> None:
+        waiting = [asyncio.create_task(pair.node.request(ask.Check(number))) for number in range(3)]
+        await pair.requests(3)
+        pair.trainer.close()
+        for request in waiting:
+            with pytest.raises(LinkLost):
+                await request
+        assert not pair.node.connected
+        with pytest.raises(LinkLost):
+            await pair.node.request(ask.Check(9))
+        pair.node.tell(ask.Drop(9))  # nobody hears it
+
+    run(test, folder)
+
+
+def test_the_node_finds_the_next_trainer(folder: Path) -> None:
+    async def test(pair: Pair) -> None:
+        pair.trainer.close()
+        await eventually(lambda: not pair.node.connected, "loss")
+        pair.trainer = TrainerEnd(folder)
+        pair.trainer.send(PROGRESS)  # to nobody
+        await pair.node.wait_connected()
+        waiting = asyncio.create_task(pair.node.request(ask.Open(1, 0)))
+        assert await pair.requests(1) == [ask.Open(1, 0)]
+        pair.trainer.send(ask.Unavailable(1, "just started"))
+        assert await waiting == ask.Unavailable(1, "just started")
+        assert not pair.notices
+
+    run(test, folder)
+
+
+def test_a_socket_left_by_a_killed_trainer_is_taken_over(folder: Path) -> None:
+    dead = TrainerEnd(folder)
+    TrainerEnd(folder).close()
+    dead.close()
+
+
+def test_each_node_is_a_session_of_its_own(folder: Path) -> None:
+    trainer = TrainerEnd(folder)
+    assert trainer.poll() == []
+    assert trainer.session == 0
+    first = raw_node(folder)
+    first.sendall(ask.to_line(ask.Open(1, 0)))
+    assert trainer.poll() == [ask.Open(1, 0)]
+    assert trainer.session == 1
+    first.close()
+    second = raw_node(folder)  # before the trainer looks again
+    second.sendall(ask.to_line(ask.Open(1, 1)))
+    trainer.send(PROGRESS)  # the trainer notices by writing, and nobody may take the newcomer for the dead one
+    assert trainer.session == 0
+    assert trainer.poll() == [ask.Open(1, 1)]
+    assert trainer.session == 2
+    second.close()
+    trainer.close()
+
+
+def test_what_a_dead_node_asked_is_not_carried_out(folder: Path) -> None:
+    trainer = TrainerEnd(folder)
+    node = raw_node(folder)
+    trainer.poll()
+    node.sendall(ask.to_line(ask.Open(1, 0)))
+    node.close()
+    assert trainer.poll() == []
+    assert trainer.session == 0
+    trainer.close()
+
+
+def test_a_line_may_come_in_pieces(folder: Path) -> None:
+    trainer = TrainerEnd(folder)
+    node = raw_node(folder)
+    line = ask.to_line(ask.Apply(3, "ab" * 16, "")) + ask.to_line(ask.Drop(4))
+    for index in range(len(line) - 1):
+        node.sendall(line[index : index + 1])
+        assert trainer.poll() == ([ask.Apply(3, "ab" * 16, "")] if line[index : index + 1] == b"\n" else [])
+    node.sendall(line[-1:])
+    assert trainer.poll() == [ask.Drop(4)]
+    node.close()
+    trainer.close()
+
+
+@pytest.mark.parametrize("line", [b"not json\n", b"[]\n", b'{"record":"Fire"}\n', b'{"record":"Open"}\n', ask.to_line(PROGRESS)])
+def test_the_trainer_hangs_up_on_nonsense(folder: Path, line: bytes) -> None:
+    trainer = TrainerEnd(folder)
+    node = raw_node(folder)
+    node.sendall(line)
+    assert trainer.poll() == []
+    assert trainer.session == 0
+    assert node.recv(10) == b""
+    node.close()
+    trainer.close()
+
+
+def test_a_line_without_end_is_not_collected(folder: Path) -> None:
+    trainer = TrainerEnd(folder)
+    node = raw_node(folder)
+    node.setblocking(False)
+    trainer.poll()
+    sent = 0
+    while trainer.session:
+        with contextlib.suppress(BlockingIOError):
+            sent += node.send(b"x" * 65536)
+        assert trainer.poll() == []
+        assert sent < 4 * link.LINE_BYTES
+    node.close()
+    trainer.close()
+
+
+def test_a_node_that_never_reads_costs_bounded_memory_and_no_time(folder: Path) -> None:
+    trainer = TrainerEnd(folder)
+    node = raw_node(folder)
+    trainer.poll()
+    sent = 0
+    while trainer.session:
+        trainer.send(PROGRESS)  # returns at once, or this test never ends
+        sent += len(ask.to_line(PROGRESS))
+        assert sent < 8 * link.UNSENT_BYTES
+    assert sent > link.UNSENT_BYTES
+    node.close()
+    trainer.close()
+
+
+def test_what_the_socket_does_not_take_is_sent_later_and_whole(folder: Path) -> None:
+    trainer = TrainerEnd(folder)
+    node = raw_node(folder)
+    trainer.poll()
+    records = [ask.Unavailable(number, "x" * 1000) for number in range(600)]  # more than the socket holds
+    for record in records:
+        trainer.send(record)
+    assert trainer.session
+    node.settimeout(0.0)
+    received = b""
+    while received.count(b"\n") < len(records):
+        trainer.poll()
+        with contextlib.suppress(BlockingIOError):
+            received += node.recv(1 << 20)
+    assert [ask.from_line(line) for line in received.splitlines()] == records
+    node.close()
+    trainer.close()
+
+
+@pytest.mark.parametrize("said", [b"garbage\n", b"x" * (link.LINE_BYTES + 2), ask.to_line(ask.Applied(1)), b'{"record":"Dru'])
+def test_the_node_leaves_a_trainer_that_makes_no_sense_and_comes_back(folder: Path, said: bytes) -> None:
+    async def test() -> None:
+        came: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
+        server = await asyncio.start_unix_server(lambda _, writer: came.put_nowait(writer), path=str(folder / SOCKET_NAME))
+        node = NodeEnd(folder, lambda _: None)
+        running = asyncio.create_task(node.run())
+        first = await came.get()
+        first.write(said)
+        if said.endswith(b"u"):
+            first.close()  # the trainer died in the middle of a line
+        again = await came.get()
+        assert not running.done()
+        running.cancel()
+        for writer in (first, again):
+            writer.close()
+        server.close()
+        await server.wait_closed()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+
+    async def bounded() -> None:
+        async with asyncio.timeout(20):
+            await test()
+
+    asyncio.run(bounded())
+
+
+def test_waiting_ends_when_the_node_speaks(folder: Path) -> None:
+    trainer = TrainerEnd(folder)
+    trainer.wait(0.0)
+    node = raw_node(folder)
+    trainer.wait(60.0)  # returns at once: somebody knocks
+    trainer.poll()
+    node.sendall(ask.to_line(ask.Start()))
+    trainer.wait(60.0)
+    assert trainer.poll() == [ask.Start()]
+    node.close()
+    trainer.wait(60.0)
+    trainer.poll()
+    assert trainer.session == 0
+    trainer.close()
