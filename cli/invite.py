@@ -27,8 +27,15 @@ Subject = Annotated[
 ]
 Expires = Annotated[str, typer.Option("--expires", metavar="TIME", help="How long it is good, for example 90m, 12h or 30d.")]
 
+Also = Annotated[
+    list[str] | None,
+    typer.Option("--also", metavar="MULTIADDR", help="Another address where newcomers may begin, such as a seed's. May repeat."),
+]
 
-def invite(home: HomeFolder = DEFAULT_HOME, subject: Subject = None, expires: Expires = "30d", as_json: Json = False) -> None:
+
+def invite(
+    home: HomeFolder = DEFAULT_HOME, subject: Subject = None, expires: Expires = "30d", also: Also = None, as_json: Json = False
+) -> None:
     """Print an invite to the run of this peer.
 
     It is one line on stdout.
@@ -44,7 +51,8 @@ def invite(home: HomeFolder = DEFAULT_HOME, subject: Subject = None, expires: Ex
         )
     not_after_s = int(time.time()) + lifetime_s(expires)
     to = PeerId.from_text(subject) if subject else None
-    written = Invite.issue(identity, signed.run_id, known_addresses(folder, identity.peer_id), to, not_after_s).to_text()
+    addresses = known_addresses(folder, identity.peer_id, tuple(also or ()))
+    written = Invite.issue(identity, signed.run_id, addresses, to, not_after_s).to_text()
     print(json.dumps({"invite": written, "run_id": signed.run_id.hex(), "not_after_s": not_after_s}) if as_json else written)
 
 
@@ -56,12 +64,12 @@ def lifetime_s(text: str) -> int:
     return int(match[1]) * SECONDS[match[2]]
 
 
-def known_addresses(folder: Home, me: PeerId) -> tuple[str, ...]:
-    """Return where newcomers may begin: this peer's own addresses if it runs, then those of peers that it has met.
+def known_addresses(folder: Home, me: PeerId, given: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Return where newcomers may begin: the given addresses, this peer's own if it runs, then those of peers that it has met.
 
     Raises BadSettings if there are none.
     """
-    addresses: list[str] = []
+    addresses = list(given)
     with contextlib.suppress(BadSettings):  # it does not run: those whom it has met must do
         addresses += ask(folder.path, {"verb": "status"})["addresses"]
     book = AddressBook(me)

@@ -41,15 +41,21 @@ def join(
     """
     config = settings(home, data, device, threads, listen=listen, port=port, announce=announce)
     folder = Home(config.home)
-    if invite is None:
+    read = read_invite(folder, invite)
+    if read is None:
         need_run(folder)
-        hold_session(config, None, None)
-    else:
-        read = Invite.from_text(invite)
-        need_same_run(folder, read.run_id)
-        folder.create()
-        read.check(Identity.load_or_create(folder.identity).peer_id, time.time())
-        hold_session(config, None, read)
+    hold_session(config, None, read)
+
+
+def read_invite(folder: Home, text: str | None) -> Invite | None:
+    """Read and check the invite, if there is one. Raises BadInvite, or BadSettings where the home holds another run."""
+    if text is None:
+        return None
+    invite = Invite.from_text(text)
+    need_same_run(folder, invite.run_id)
+    folder.create()
+    invite.check(Identity.load_or_create(folder.identity).peer_id, time.time())
+    return invite
 
 
 def need_run(folder: Home) -> None:

@@ -35,7 +35,7 @@ def remember(home: Path, peer: PeerId) -> str:
     book = AddressBook(Identity(b"n" * 32).peer_id)
     address = f"{ADDRESS}/p2p/{peer}"
     book.hint(peer, address, time.time())
-    book.save(Home(home).peers)
+    book.save(Home(home).peers, time.time())
     return address
 
 
@@ -51,6 +51,13 @@ def test_a_running_peer_invites_to_itself(shell: Shell, me: PeerId) -> None:
 def test_a_peer_at_rest_invites_to_those_whom_it_knows(shell: Shell, me: PeerId) -> None:
     address = remember(shell.home, OTHER)
     assert Invite.from_text(shell("invite").out).bootstraps == (address,)
+
+
+def test_an_invite_may_lead_to_a_seed_as_well(shell: Shell, me: PeerId) -> None:
+    seed = f"/dns4/seed.example.org/tcp/4001/p2p/{Identity(b's' * 32).peer_id}"
+    known = remember(shell.home, OTHER)
+    assert Invite.from_text(shell("invite", "--also", seed).out).bootstraps == (seed, known)
+    assert shell("invite", "--also", "seed.example.org:4001").code == 2
 
 
 def test_an_invite_may_be_for_one_peer_and_short(shell: Shell, me: PeerId) -> None:

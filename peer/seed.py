@@ -1,0 +1,203 @@
+"""A seed: a node of a run's directory that trains nothing, so that newcomers find somebody at an address that stays.
+
+It holds records of the run's members and gives the manifest to newcomers; the weights they get from a member. Asked to meet, it refuses.
+Unlike a peer it is one process, with hivemind in it: there is no training here to protect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from peer import control
+from peer import requests as ask
+from peer.config import PeerConfig
+from peer.driver import LinkLost
+from peer.finding import find_manifest, store_manifest
+from peer.home import Home
+from peer.payloads import PayloadFolder
+from peer.runtime import runtime_folder
+from peer.state_transfer import Asker, Donor
+from peer.status import Status
+from protocol.daemon import DaemonSettings
+from protocol.errors import BadSettings, TransportError, Unreachable
+from protocol.identity import Identity
+from protocol.invite import Invite
+from protocol.libp2p import Libp2pNode
+from protocol.manifest import SignedManifest
+from protocol.messages import Refusal, RefusalCode
+from protocol.records import MemberRecord
+from protocol.refusals import Refused
+from protocol.shelf import RecordShelf
+from protocol.terms import RunTerms, check_member
+from protocol.transport import Purpose, Stream, Transport
+
+LOOK_S = 1.0
+
+Watch = Callable[[Status], None]
+
+
+class NoTrainer:
+    """The link to a trainer that does not exist."""
+
+    async def request(self, request: ask.Request) -> ask.Reply:
+        """Raise LinkLost."""
+        raise LinkLost
+
+    def tell(self, request: ask.Request) -> None:
+        """Do nothing: nobody is there."""
+
+
+class Seed:
+    """What a seed answers. Before it knows the manifest it asks others to come back later."""
+
+    def __init__(self, identity: Identity, payloads: PayloadFolder) -> None:
+        self._identity = identity
+        self._payloads = payloads
+        self._donor: Donor | None = None
+
+    def learn(self, signed: SignedManifest) -> None:
+        """Serve this manifest, and only its members, from now on."""
+        terms = RunTerms.from_manifest(signed.manifest(), codec_id=0, fragments=(), state_bytes=0)  # of the sizes it needs none
+        self._donor = Donor(self._identity, terms, signed.to_bytes(), NoTrainer(), self._payloads, time.time, lambda: False)
+
+    def is_member(self, record: MemberRecord) -> bool:
+        """Say whether the directory should hold a record."""
+        if self._donor is None:
+            return True
+        try:
+            check_member(record.peer_id, record.credential, self._donor.terms, time.time())
+        except Refused:
+            return False
+        return True
+
+    async def answer(self, purpose: Purpose, stream: Stream) -> None:
+        """Serve an inbound stream and close it."""
+        if purpose is Purpose.FETCH and self._donor is not None:
+            await self._donor.answer(stream)
+            return
+        with contextlib.suppress(TransportError):
+            await stream.send(Refusal(RefusalCode.NOT_READY, "I show newcomers the way; I do not train"))
+        await stream.close()
+
+
+async def run_seed(config: PeerConfig, invite: Invite | None, watch: Watch) -> Status:
+    """Take part in the directory of a run until asked to leave, by `peer leave`, SIGTERM or Ctrl-C.
+
+    The run is the invite's, or the one that the home holds. `watch` is called with the live status about once a second. Raises
+    GossamerError; KeyboardInterrupt after Ctrl-C.
+    """
+    home = Home(config.home)
+    home.create()
+    with home.locked(), runtime_folder(0) as runtime:
+        identity = Identity.load_or_create(home.identity)
+        session = _Session(config, home, identity, watch)
+        async with control.serving(home, runtime, session.answer):
+            with session.signals():
+                await session.run(runtime, invite)
+        if session.interrupted:
+            raise KeyboardInterrupt
+        return session.status
+
+
+class _Session:
+    """One run of a seed, from start to leave."""
+
+    def __init__(self, config: PeerConfig, home: Home, identity: Identity, watch: Watch) -> None:
+        self.status = Status(state="starting", since=time.time(), peer_id=str(identity.peer_id))
+        self.interrupted = False
+        self._config = config
+        self._home = home
+        self._identity = identity
+        self._watch = watch
+        self._leaving = asyncio.Event()
+
+    async def run(self, runtime: Path, invite: Invite | None) -> None:
+        """Serve until asked to leave."""
+        seed = Seed(self._identity, PayloadFolder(runtime / "payloads"))
+        run_id = invite.run_id if invite else self._held().run_id
+        settings = DaemonSettings(
+            self._home.identity, runtime / "net", self._config.listen_host, self._config.listen_port, self._config.announce
+        )
+        ways_in = invite.bootstraps if invite else ()
+        async with Libp2pNode(settings, RecordShelf(run_id, seed.is_member), seed.answer, lambda: ways_in) as network:
+            leaving = asyncio.create_task(self._leaving.wait())
+            work = asyncio.create_task(self._serve(network, seed, invite))
+            try:
+                await asyncio.wait([leaving, work], return_when=asyncio.FIRST_COMPLETED)
+                if work.done():
+                    work.result()  # raises why it could not go on
+            finally:
+                leaving.cancel()
+                work.cancel()
+                await asyncio.gather(leaving, work, return_exceptions=True)
+        self._enter("left", "asked to")
+
+    async def _serve(self, network: Libp2pNode, seed: Seed, invite: Invite | None) -> None:
+        signed = await self._manifest(network, invite)
+        seed.learn(signed)
+        self.status.run_id = signed.run_id.hex()
+        self.status.total_steps = signed.manifest().run.total_steps
+        while True:
+            connected = await _num_connected(network)
+            self.status.peers_seen, self.status.addresses = connected, list(network.addresses)
+            self._enter("seeding", f"{connected} connected")
+            await asyncio.sleep(LOOK_S)
+
+    async def _manifest(self, transport: Transport, invite: Invite | None) -> SignedManifest:
+        if self._home.manifest.exists() or invite is None:
+            return self._held()
+        credential = invite.credential_for(self._identity.peer_id)
+        asker = Asker(self._identity, invite.run_id, credential, transport)
+        signed = await find_manifest(asker, invite.bootstraps, lambda reason: self._enter("joining", reason))
+        store_manifest(self._home, signed)
+        return signed
+
+    def _held(self) -> SignedManifest:
+        if not self._home.manifest.exists():
+            raise BadSettings(f"{self._home.path} holds no run to be a seed of", hint="give an invite: peer bootstrap gossamer1...")
+        return SignedManifest.from_bytes(self._home.manifest.read_bytes())
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Answer the control socket."""
+        match request.get("verb"):
+            case "status":
+                return self.status.to_json()
+            case "leave":
+                self._leaving.set()
+                return {"leaving": True}
+            case verb:
+                return {"error": f"a seed knows no verb {verb!r}"}
+
+    @contextlib.contextmanager
+    def signals(self) -> Iterator[None]:
+        """Leave on SIGTERM and Ctrl-C while the body runs."""
+        loop = asyncio.get_running_loop()
+
+        def on_signal(number: int) -> None:
+            self.interrupted = number == signal.SIGINT
+            self._leaving.set()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, on_signal, number)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+    def _enter(self, state: str, reason: str) -> None:
+        self.status.enter(state, reason, time.time())
+        self._watch(self.status)
+
+
+async def _num_connected(network: Libp2pNode) -> int:
+    try:
+        return len(await network.connected())
+    except Unreachable:  # p2pd is restarting
+        return 0

@@ -1,0 +1,18 @@
+"""`peer bootstrap` where it must refuse; what a seed answers is tested beside peer/seed.py."""
+
+from __future__ import annotations
+
+from tests.cli.shell import Shell
+
+
+def test_without_a_run_there_is_nothing_to_be_a_seed_of(shell: Shell) -> None:
+    said = shell("bootstrap")
+    assert said.code == 2
+    assert "holds no run" in said.complaint[0]
+    assert "peer bootstrap gossamer1" in said.complaint[1]
+
+
+def test_a_bad_invite_is_refused(shell: Shell) -> None:
+    said = shell("bootstrap", "hello")
+    assert said.code == 2
+    assert "starts with gossamer1" in said.complaint[0]
