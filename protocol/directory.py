@@ -85,7 +85,7 @@ class DhtDirectory:
 
     async def members(self) -> list[MemberRecord]:
         """Return the verified, unexpired records that can be found now, and those seen before."""
-        await self._nearest(self._shelf.keys(), NUM_HOLDERS)
+        await self._nearest(self._shelf.key_ids(), NUM_HOLDERS)
         return self._shelf.records()
 
     async def _nearest(self, keys: Iterable[bytes], num_nodes: int) -> dict[bytes, list[PeerID]]:

@@ -51,7 +51,7 @@ class RecordShelf:
         """The run whose records these are (32 bytes)."""
         return self._run_id
 
-    def keys(self) -> tuple[bytes, ...]:
+    def key_ids(self) -> tuple[bytes, ...]:
         """Return the ids of every key under which a record in force may lie."""
         return tuple(key_id(key) for key in lookup_keys(self._run_id, self._now()))
 
@@ -109,7 +109,7 @@ class RecordShelf:
 
     def _shelf(self, key: bytes) -> dict[PeerId, _Held]:
         if key not in self._keys:
-            current = set(self.keys())
+            current = set(self.key_ids())
             self._keys = {kept: shelf for kept, shelf in self._keys.items() if kept in current}
             self._keys[key] = {}
         return self._keys[key]

@@ -17,9 +17,9 @@ from protocol.identity import Identity, PeerId
 from protocol.inbound import StreamCaps
 from protocol.memory import MemoryNetwork
 from protocol.memory_link import Link
-from protocol.messages import Chunk, Part
 from protocol.transport import StreamHandler, Transport
 from protocol.tunnel import TunnelTransport
+from tests.protocol.peers import seeded
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +29,14 @@ class Peer:
     addresses: tuple[str, ...] = ()
 
 
+Scenario = Callable[["World"], Coroutine[Any, Any, None]]
+Play = Callable[[Scenario], None]
+
+
 class World(Protocol):
     async def peer(self, handler: StreamHandler, caps: StreamCaps | None = None) -> Peer: ...
 
     async def kill(self, peer: Peer) -> None: ...
-
-
-def seeded(number: int) -> Identity:
-    return Identity(number.to_bytes(32, "little"))
-
-
-def chunk(number: int, num_bytes: int = 1) -> Chunk:
-    """A message that says its number."""
-    return Chunk(Part.PAYLOAD, number, number.to_bytes(4, "little") * (num_bytes // 4) or b"x")
 
 
 class MemoryWorld:
@@ -89,17 +84,17 @@ class TunnelWorld:
         self._daemons[peer.peer_id].kill()
 
 
-async def _inside(world: Any, test: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+async def _inside(world: Any, test: Scenario) -> None:
     async with world:
         await test(world)
     left = [task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()]
     assert not left, f"tasks left behind: {left}"
 
 
-def in_memory(test: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+def in_memory(test: Scenario) -> None:
     virtual_time.run(_inside(MemoryWorld(), test))
 
 
-def over_libp2p(test: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+def over_libp2p(test: Scenario) -> None:
     asyncio.run(_inside(TunnelWorld(), test))
     gc.collect()  # gRPC's thread ends with its last object, and asyncio keeps some in cycles

@@ -1,0 +1,44 @@
+"""Peers and messages by number, for tests that need many."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.errors import PeerGone
+from protocol.identity import Identity
+from protocol.messages import Chunk, Part
+from protocol.transport import Purpose, Stream
+
+
+def seeded(number: int) -> Identity:
+    return Identity(number.to_bytes(32, "little"))
+
+
+def chunk(number: int, num_bytes: int = 1) -> Chunk:
+    """A message that says its number."""
+    return Chunk(Part.PAYLOAD, number, number.to_bytes(4, "little") * (num_bytes // 4) or b"x")
+
+
+async def number_of(stream: Stream) -> int:
+    """Receive such a message; return its number."""
+    message = await stream.receive()
+    assert isinstance(message, Chunk)
+    return message.offset
+
+
+async def nobody(purpose: Purpose, stream: Stream) -> None:
+    raise AssertionError("nobody calls this peer")
+
+
+async def echo(purpose: Purpose, stream: Stream) -> None:
+    """Send back what comes until the partner leaves."""
+    while True:
+        await stream.send(await stream.receive())
+
+
+async def expect_over(stream: Stream) -> None:
+    """Check that nothing more can be received or sent."""
+    with pytest.raises(PeerGone):
+        await stream.receive()
+    with pytest.raises(PeerGone):
+        await stream.send(chunk(0))
