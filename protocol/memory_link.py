@@ -86,11 +86,11 @@ class Way:
 
     def send(self, num_bytes: int, arrive: Callable[[], None]) -> None:
         """Call `arrive` when so many bytes have crossed; what was sent before arrives before."""
-        now = asyncio.get_running_loop().time()
-        left_s = max(now, self._sender.sends_at_s) + num_bytes / self._sender.link.bytes_per_s
-        self._sender.sends_at_s = left_s
-        taken_s = max(left_s, self._receiver.receives_at_s + num_bytes / self._receiver.link.bytes_per_s)
-        self._receiver.receives_at_s = taken_s
+        sender, receiver = self._sender, self._receiver
+        began_s = max(asyncio.get_running_loop().time(), sender.sends_at_s)
+        sender.sends_at_s = began_s + num_bytes / sender.link.bytes_per_s
+        taken_s = max(began_s, receiver.receives_at_s) + num_bytes / receiver.link.bytes_per_s
+        taken_s = receiver.receives_at_s = max(sender.sends_at_s, taken_s)
         self._last_arrival_s = max(self._last_arrival_s, taken_s + self.delay_s())
         self._timers.append((asyncio.get_running_loop().call_at(self._last_arrival_s, self._arrive), arrive))
 
