@@ -68,6 +68,7 @@ def _block_starts(draw: Draw, block: int, num_steps: int, num_tokens: int) -> np
         here = passes == number
         windows = permuted(positions[here] % np.uint64(num_windows), num_windows, keys)
         starts[here] = windows.astype(np.int64) * draw.sequence_length + shift % (spare + 1)
+    starts.setflags(write=False)
     return starts.reshape(num_steps, draw.batch_size)
 
 
