@@ -1,0 +1,84 @@
+"""A meeting by hand: two trainers' sides, each with its own payload folder, and the bytes carried between them as two nodes would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from peer import requests as ask
+from peer.payloads import PayloadFolder
+from peer.requests import File, Stage, payload_name
+
+
+@dataclass(frozen=True)
+class Side:
+    """One trainer: who answers its requests, and where its bytes lie."""
+
+    answer: Callable[[ask.MeetingRequest], ask.Reply]
+    payloads: PayloadFolder
+
+    def put(self, number: int, file: File, data: bytes) -> None:
+        self.payloads.write(payload_name(number, file), data)
+
+    def get(self, number: int, file: File) -> bytes:
+        return bytes(self.payloads.read(payload_name(number, file)))
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What the two sides of a meeting agree on."""
+
+    fragment: int = 0
+    number: int = 1
+    seed: int = 7
+    stage: Stage = Stage.TRAIN
+    name: str = "ab" * 16
+
+
+def opened(side: Side, terms: Terms) -> ask.Opened:
+    reply = side.answer(ask.Open(terms.number, terms.fragment))
+    assert isinstance(reply, ask.Opened), reply
+    return reply
+
+
+def exchange(sides: tuple[Side, Side], terms: Terms) -> tuple[ask.Opened, ask.Opened]:
+    """Open on both sides and carry everything up to the payloads across."""
+    both = opened(sides[0], terms), opened(sides[1], terms)
+    prepare(sides, terms, both)
+    carry(sides, terms.number, File.OWN_PAYLOAD, File.PARTNER_PAYLOAD)
+    return both
+
+
+def prepare(sides: tuple[Side, Side], terms: Terms, both: tuple[ask.Opened, ask.Opened]) -> None:
+    replies = [
+        side.answer(ask.Prepare(terms.number, partner.tokens, partner.clock_steps, terms.seed, terms.stage))
+        for side, partner in zip(sides, reversed(both), strict=True)
+    ]
+    if all(isinstance(reply, ask.SketchReady) for reply in replies):
+        carry(sides, terms.number, File.OWN_SKETCH, File.PARTNER_SKETCH)
+        replies = [side.answer(ask.Encode(terms.number)) for side in sides]
+    assert all(isinstance(reply, ask.PayloadReady) for reply in replies), replies
+
+
+def carry(sides: tuple[Side, Side], number: int, own: File, partner: File) -> None:
+    for giver, taker in (sides, sides[::-1]):
+        taker.put(number, partner, giver.get(number, own))
+
+
+def checked(side: Side, number: int) -> ask.Checked:
+    reply = side.answer(ask.Check(number))
+    assert isinstance(reply, ask.Checked), reply
+    return reply
+
+
+def decide(sides: tuple[Side, Side], terms: Terms, failed_blocks: str = "") -> None:
+    for side in sides:
+        verdict = checked(side, terms.number)
+        assert verdict.accepted, verdict.reason
+        assert side.answer(ask.Apply(terms.number, terms.name, failed_blocks)) == ask.Applied(terms.number)
+
+
+def meet(sides: tuple[Side, Side], terms: Terms, failed_blocks: str = "") -> None:
+    """Hold a whole meeting; `failed_blocks` is the union that both sides agreed on."""
+    exchange(sides, terms)
+    decide(sides, terms, failed_blocks)
