@@ -15,7 +15,7 @@ from pathlib import Path
 from protocol.control import BUFFER_BYTES, Control, stream_opener
 from protocol.errors import BadMessage
 from protocol.identity import PeerId
-from protocol.splice import Pair, Tally, splice
+from protocol.splice import Pair, Tally, drop, splice
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class InboundLanes:
                 raise BadMessage(f"too many lanes from {partner.short()}")
         except (OSError, EOFError, BadMessage) as error:
             log.debug("inbound stream refused: %s", error)
-            remote[1].transport.abort()
+            drop(remote[1])
             return
         self._partners[partner] += 1
         try:
@@ -103,7 +103,7 @@ class InboundLanes:
         finally:
             self._partners[partner] -= 1
             self._partners += Counter()  # drop what stands at zero
-            remote[1].transport.abort()
+            drop(remote[1])
 
     async def _connect(self, partner: PeerId, remote: Pair) -> None:
         """Carry a lane to the server, its port registered from before the connection until after its end."""

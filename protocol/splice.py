@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from dataclasses import dataclass
 
 Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -46,13 +45,25 @@ async def splice(local: Pair, remote: Pair, tally: Tally) -> None:
         for way in ways:
             way.cancel()
         for _, writer in (local, remote):
-            writer.transport.abort()
+            drop(writer)
         await asyncio.gather(*ways, return_exceptions=True)  # a broken connection ends the splice like a closed one
 
 
+def drop(writer: asyncio.StreamWriter) -> None:
+    """Close at once, unless closing has begun. (To abort a transport that has just closed raises in CPython 3.11.)"""
+    if not writer.is_closing():
+        writer.transport.abort()
+
+
 async def _close(writer: asyncio.StreamWriter) -> None:
-    """Close after what was written has gone out, or after FLUSH_S."""
+    """Close after what was written has gone out, or after FLUSH_S; at once when cancelled."""
     writer.close()
-    with suppress(OSError):  # a time-out too
+    try:
         async with asyncio.timeout(FLUSH_S):
             await writer.wait_closed()
+    except (TimeoutError, asyncio.CancelledError) as error:
+        writer.transport.abort()
+        if isinstance(error, asyncio.CancelledError):
+            raise
+    except OSError:  # it broke, and so is closed
+        pass

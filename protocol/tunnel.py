@@ -23,7 +23,7 @@ from protocol.identity import PeerId
 from protocol.inbound import StreamCaps
 from protocol.lanes import PROTOCOL, InboundLanes
 from protocol.reception import Reception
-from protocol.splice import Pair, Tally, splice
+from protocol.splice import Pair, Tally, drop, splice
 from protocol.transport import Purpose, StreamHandler
 
 CLOSE_S = 1.0
@@ -60,7 +60,7 @@ class _Lane:
                 self.call.cancel()
             await self._channel.close()
         if self._splice is None:
-            self._remote[1].transport.abort()
+            drop(self._remote[1])
             return
         self._splice.cancel()
         await asyncio.gather(self._splice, return_exceptions=True)
@@ -68,7 +68,7 @@ class _Lane:
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Take the channel's connection, the only one there will be."""
         if self._splice is not None:
-            writer.transport.abort()
+            drop(writer)
             return
         self._stop_listening()
         self._splice = asyncio.create_task(splice((reader, writer), self._remote, self._tally), name="outbound lane")

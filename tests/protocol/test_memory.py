@@ -33,9 +33,9 @@ def test_a_peer_dies_at_the_kth_message_it_sends(is_delivered: bool) -> None:
         a, _ = pair(network)
         network.kill_at(B.peer_id, sent=3, is_delivered=is_delivered)
         stream = await a.connect(B.peer_id, (), Purpose.MEET)
-        for number in range(5):
+        for number in range(3):
             await stream.send(chunk(number))
-            await asyncio.sleep(1)
+            await asyncio.sleep(0.15)  # the third is on its way back when its sender dies
         heard = []
         with pytest.raises(PeerGone):
             while True:
@@ -45,8 +45,7 @@ def test_a_peer_dies_at_the_kth_message_it_sends(is_delivered: bool) -> None:
         assert not network.is_up(B.peer_id)
         await network.close()
 
-    with pytest.raises(PeerGone):  # A, too, finds out while it still sends
-        run(main())
+    run(main())
 
 
 def test_a_peer_dies_when_its_kth_message_arrives() -> None:
