@@ -39,54 +39,44 @@ def transmitted(row_sums: Tensor, bits: int) -> Tensor:
     return (row_sums >> bits) & (MODULUS - 1)
 
 
-def mend(differences: Tensor, own_sums: Tensor, partner_checks: Tensor, bits: int) -> Tensor:
-    """Mend f32[rows, 1024] whole differences partner - own in place and return which rows cannot be: bool[rows], equal on both sides.
+def shifts(differences: Tensor, own_sums: Tensor, partner_checks: Tensor, bits: int) -> Tensor:
+    """Return how far each row's sum is from the partner's, in windows, modulo 2^16: int32[rows] in [0, 2^16).
 
-    Differences lie in [-2^(b-1), 2^(b-1)); `own_sums` are from `sums`, `partner_checks` from `transmitted`, as received. Rows that
-    cannot be mended are set to zero.
+    `differences` are whole numbers partner - own in [-2^(b-1), 2^(b-1)), f32[rows, 1024]; `own_sums` come from `sums`,
+    `partner_checks` from `transmitted`, as received.
     """
-    shifts = _shifts(differences, own_sums, partner_checks, bits)
-    tied = differences.amin(1) == -(2.0 ** (bits - 1)) if len(differences) else shifts != 0
-    suspects = ((shifts != 0) | tied).nonzero().view(-1)
-    failed = torch.zeros(len(differences), dtype=torch.bool, device=differences.device)
-    if len(suspects):
-        rows, good = _mend_rows(differences[suspects], shifts[suspects], bits)
-        differences[suspects] = torch.where(good[:, None], rows, 0.0)
-        failed[suspects] = ~good
-    return failed
-
-
-def _shifts(differences: Tensor, own_sums: Tensor, partner_checks: Tensor, bits: int) -> Tensor:
-    """Return how far each row's sum is from the partner's, in windows, modulo 2^16: int32 in [0, 2^16)."""
     # Two 8-bit digits of the weights: the products' sums stay below 2^24, where f32 is exact.
-    products = (differences @ _digits(differences.device)).to(torch.int32)
-    decoded = own_sums + products[:, 0] + 256 * products[:, 1]
-    return (partner_checks - (decoded >> bits)) & (MODULUS - 1)
+    digits = (_digits(differences.device) @ differences.t()).to(torch.int32)
+    decoded = own_sums + digits[0] + 256 * digits[1]
+    return (partner_checks - (decoded >> bits)).bitwise_and_(MODULUS - 1)
 
 
-def _mend_rows(rows: Tensor, shifts: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """Move the one value that a row's shift names by one window, in place; return the rows and which of them are good."""
+def mend(differences: Tensor, row_shifts: Tensor, bits: int) -> Tensor:
+    """Move the one value that a row's shift names by one window, in place; return which rows are good: bool[rows].
+
+    For rows that have a shift or hold -2^(b-1). Both sides come to the same answer.
+    """
     half = 2.0 ** (bits - 1)
-    num_ties = (rows == -half).sum(1)
+    num_ties = (differences == -half).sum(1)
     # What really is a small difference looks like a hump within the window; two unrelated messages fill it evenly.
-    hump = rows.square().mean(1) < half * half / 6
-    named = _columns(rows.device)[shifts.long()]
+    hump = differences.square().mean(1) < half * half / 6
+    named = _columns(differences.device)[row_shifts.long()]
     column, direction = (named.abs() - 1).clamp_(min=0), torch.sign(named)
-    index = torch.arange(len(rows), device=rows.device)
-    value = rows[index, column]
+    index = torch.arange(len(differences), device=differences.device)
+    value = differences[index, column]
     # The named value must lie near the edge that it fell over from, and be the row's only tie if there is one.
     mended = (named != 0) & (direction * value <= -half / 2) & (num_ties == (value == -half))
-    rows[index, column] = value + torch.where(mended, direction * 2.0 * half, 0.0)
-    clean = (shifts == 0) & (num_ties == 1)
-    return rows, hump & (mended | clean)
+    differences[index, column] = value + torch.where(mended, direction * 2.0 * half, 0.0)
+    clean = (row_shifts == 0) & (num_ties == 1)
+    return hump & (mended | clean)
 
 
 @cache
 def _digits(device: torch.device) -> Tensor:
-    """Return the weights as low (-128..127) and high digits: f32[1024, 2]."""
+    """Return the weights as low (-128..127) and high digits: f32[2, 1024]."""
     whole = weights(torch.device("cpu"))
     low = ((whole + 128) & 255) - 128
-    return torch.stack((low, (whole - low) >> 8), 1).float().to(device)
+    return torch.stack((low, (whole - low) >> 8)).float().to(device)
 
 
 @cache

@@ -98,7 +98,7 @@ class Modulo:
                 scaled = torch.addcmul(window(dither, first, len(rows)), one, (1.0 / (SIDE * steps[first:last]))[:, None], out=two)
                 integers = scaled.add_(ROUNDING).view(torch.int32)
                 checks.sums(integers, one.view(torch.int32), row_sums[first:last])
-                planes.pack(integers.bitwise_and_(2**self.bits - 1), self.bits, codes[first:last])
+                planes.pack(integers.bitwise_and_(2**self.bits - 1).to(torch.uint8), self.bits, codes[first:last])
         payload[codes.numel() :].view(torch.int16).copy_(checks.transmitted(row_sums, self.bits))
         return ModuloEncoded(payload, message.numel(), row_sums, steps, signs)
 
@@ -110,28 +110,39 @@ class Modulo:
         payload, count = aligned(partner_payload.to(own.payload.device), 4), self.num_blocks(own.num_values)
         own_codes, partner_codes = self._codes(own.payload, count), self._codes(payload, count)
         partner_checks = payload[own_codes.numel() :].view(torch.int16).to(torch.int32)
-        values = torch.empty(own.num_values, dtype=torch.float32, device=payload.device)
-        failed = torch.empty(count, dtype=torch.bool, device=payload.device)
+        values = torch.empty((count, BLOCK_VALUES), dtype=torch.float32, device=payload.device)
+        shifts = torch.empty(count, dtype=torch.int32, device=payload.device)
+        tied = torch.empty(count, dtype=torch.bool, device=payload.device)
         scratch = _scratch(count, payload.device)
         with exact_products():
             for first in range(0, count, _slab_blocks(payload.device)):
                 rows = slice(first, min(count, first + _slab_blocks(payload.device)))
                 one, two = scratch[0, : rows.stop - first], scratch[1, : rows.stop - first]
-                self._differences(own_codes[rows], partner_codes[rows], one)
-                failed[rows] = checks.mend(one, own.sums[rows], partner_checks[rows], self.bits)
+                tied[rows] = planes.difference(partner_codes[rows], own_codes[rows], self.bits, one)
+                shifts[rows] = checks.shifts(one, own.sums[rows], partner_checks[rows], self.bits)
                 transform(one, two).mul_((own.steps[rows] / SIDE)[:, None])
-                _write(one, window(own.signs, first, len(one)), values, first)
-        return Gap(values, failed)
+                torch.mul(one, window(own.signs, first, len(one)), out=values[rows])
+            suspects = (tied | (shifts != 0)).nonzero().view(-1)
+            good = self._mend(suspects, own, own_codes, partner_codes, shifts, values)
+        failed = torch.zeros(count, dtype=torch.bool, device=payload.device)
+        failed[suspects] = ~good
+        return Gap(values.view(-1)[: own.num_values], failed)
+
+    def _mend(
+        self, suspects: Tensor, own: ModuloEncoded, own_codes: Tensor, partner_codes: Tensor, shifts: Tensor, values: Tensor
+    ) -> Tensor:
+        """Decode the suspect blocks again, mended, or set them to zero; return which are good."""
+        differences = torch.empty((len(suspects), BLOCK_VALUES), dtype=torch.float32, device=values.device)
+        planes.difference(partner_codes[suspects], own_codes[suspects], self.bits, differences)
+        good = checks.mend(differences, shifts[suspects], self.bits)
+        transform(differences, torch.empty_like(differences)).mul_((own.steps[suspects] / SIDE)[:, None])
+        signs = window(own.signs, 0, len(values))[suspects]
+        values[suspects] = torch.where(good[:, None], differences.mul_(signs), 0.0)
+        return good
 
     def _codes(self, payload: Tensor, count: int) -> Tensor:
         row_bytes = BLOCK_VALUES * self.bits // 8
         return payload[: count * row_bytes].view(count, row_bytes)
-
-    def _differences(self, own_codes: Tensor, partner_codes: Tensor, out: Tensor) -> None:
-        """Write partner - own, the representative in [-2^(b-1), 2^(b-1)), as f32."""
-        half = 2 ** (self.bits - 1)
-        wrapped = planes.unpack(partner_codes, self.bits).sub_(planes.unpack(own_codes, self.bits)).add_(half)
-        out.copy_(wrapped.bitwise_and_(2**self.bits - 1)).sub_(half)
 
 
 def gap_steps(own_sketch: Tensor, partner_sketch: Tensor, count: int, steps_per_sigma: float) -> Tensor:
@@ -188,12 +199,3 @@ def _slabs(message: Tensor) -> Iterator[tuple[int, Tensor]]:
 def _scratch(count: int, device: torch.device) -> Tensor:
     """Return two buffers for the longest slab."""
     return torch.empty((2, min(count, _slab_blocks(device)), BLOCK_VALUES), dtype=torch.float32, device=device)
-
-
-def _write(rows: Tensor, signs: Tensor, values: Tensor, first: int) -> None:
-    """Put rows, with their signs, in their place of the flat values; the last row may reach beyond the end."""
-    place = values[first * BLOCK_VALUES : (first + len(rows)) * BLOCK_VALUES]
-    if place.numel() == rows.numel():
-        torch.mul(rows, signs, out=place.view_as(rows))
-    else:
-        place.copy_((rows * signs).view(-1)[: place.numel()])

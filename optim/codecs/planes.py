@@ -1,7 +1,8 @@
 """Codes of 3, 4, 6 or 8 bits packed into bytes, row by row, with no arithmetic across rows.
 
 A code is cut into planes of 8, 4, 2 or 1 bits (6 = 4 + 2, 3 = 2 + 1). In a plane, byte c of a row holds column c in its lowest bits,
-then column c + width, c + 2*width, ...: neighbours in a row never share a byte, so packing is a few operations on contiguous halves.
+then column c + width, c + 2*width, ...: neighbours in a row never share a byte, so everything runs on contiguous runs of four bytes at
+a time. Rows must be multiples of 32 codes and begin at multiples of 4 bytes.
 """
 
 from __future__ import annotations
@@ -14,49 +15,83 @@ EVERY_BYTE = 0x01010101
 
 
 def pack(codes: Tensor, bits: int, packed: Tensor) -> None:
-    """Write int32[rows, n] codes in [0, 2^bits) into uint8[rows, n * bits / 8]; n must divide by 8. `codes` is left alone."""
-    column = 0
-    shift = 0
+    """Write uint8[rows, n] codes in [0, 2^bits) into uint8[rows, n * bits / 8]."""
+    words, target = codes.view(torch.int32), packed.view(torch.int32)
+    column = shift = 0
     for plane_bits in PLANES[bits]:
-        plane = codes if plane_bits == bits else (codes >> shift) & (2**plane_bits - 1)
+        plane = words if plane_bits == bits else (words >> shift) & _mask(plane_bits)
         folded = _fold(plane, plane_bits)
-        packed[:, column : column + folded.shape[1]].copy_(folded)
+        target[:, column : column + folded.shape[1]] = folded
         column += folded.shape[1]
         shift += plane_bits
 
 
 def unpack(packed: Tensor, bits: int) -> Tensor:
-    """Return the uint8[rows, n] codes that `pack` wrote; n must divide by 32 and `packed` start at a multiple of 4 bytes."""
+    """Return the uint8[rows, n] codes that `pack` wrote."""
     num_columns = packed.shape[1] * 8 // bits
-    codes = torch.empty((len(packed), num_columns), dtype=torch.uint8, device=packed.device)
-    column = 0
-    shift = 0
+    codes = torch.zeros((len(packed), num_columns), dtype=torch.uint8, device=packed.device)
+    words, target = packed.view(torch.int32), codes.view(torch.int32)
+    column = shift = 0
     for plane_bits in PLANES[bits]:
-        width = num_columns * plane_bits // 8
-        _unfold(packed[:, column : column + width], plane_bits, shift, codes)
+        width = target.shape[1] * plane_bits // 8
+        for group, field in enumerate(_fields(words[:, column : column + width], plane_bits)):
+            target[:, group * width : (group + 1) * width].bitwise_or_(field << shift)
         column += width
         shift += plane_bits
     return codes
 
 
-def _fold(plane: Tensor, plane_bits: int) -> Tensor:
-    """Add halves onto each other, shifted, until a byte is full."""
+def difference(minuend: Tensor, subtrahend: Tensor, bits: int, out: Tensor) -> Tensor:
+    """Write minuend - subtrahend of two packings, the representative in [-2^(b-1), 2^(b-1)), as f32[rows, n].
+
+    Returns bool[rows]: which rows hold -2^(b-1) itself, the one representative whose negative is another.
+    """
+    half = 1 << (bits - 1)
+    if len(PLANES[bits]) > 1:
+        wrapped = unpack(minuend, bits).sub_(unpack(subtrahend, bits)).add_(half).bitwise_and_(2 * half - 1)
+        torch.sub(out.copy_(wrapped), half, out=out)
+        return wrapped.amin(1) == 0
+    words = _packed_difference(minuend.view(torch.int32), subtrahend.view(torch.int32), _signed(half * _ones(bits)))
+    tied = torch.zeros(len(out), dtype=torch.bool, device=out.device)
+    width = 4 * words.shape[1]
+    for group, field in enumerate(_fields(words, bits)):
+        wrapped = field.view(torch.uint8)
+        out[:, group * width : (group + 1) * width].copy_(wrapped)
+        tied |= wrapped.amin(1) == 0
+    out.sub_(half)
+    return tied
+
+
+def _packed_difference(minuend: Tensor, subtrahend: Tensor, tops: int) -> Tensor:
+    """Subtract field by field without borrowing between fields, plus half a field's range; `tops` holds every field's highest bit."""
+    return ((minuend | tops) - (subtrahend & ~tops)).bitwise_xor_((minuend ^ subtrahend) & tops)
+
+
+def _fields(words: Tensor, plane_bits: int) -> list[Tensor]:
+    """Return the groups of a plane, each code in a byte of its own."""
+    if plane_bits == 8:
+        return [words]
+    return [(words >> (group * plane_bits)) & _mask(plane_bits) for group in range(8 // plane_bits)]
+
+
+def _fold(words: Tensor, plane_bits: int) -> Tensor:
+    """Lay halves of each row over each other, shifted, until every byte is full."""
     shift = 8
     while shift > plane_bits:
         shift //= 2
-        half = plane.shape[1] // 2
-        plane = torch.add(plane[:, :half], plane[:, half:], alpha=2**shift)
-    return plane
+        half = words.shape[1] // 2
+        words = words[:, :half] | (words[:, half:] << shift)
+    return words
 
 
-def _unfold(packed: Tensor, plane_bits: int, shift: int, codes: Tensor) -> None:
-    """Put one plane's bits in their place of every code, four bytes at a time."""
-    words, width = packed.view(torch.int32), packed.shape[1]
-    mask = EVERY_BYTE * (2**plane_bits - 1)
-    for group in range(8 // plane_bits):
-        part = codes[:, group * width : (group + 1) * width].view(torch.int32)
-        field = (words >> (group * plane_bits)) & mask if plane_bits < 8 else words
-        if shift:
-            part.bitwise_or_(field << shift)
-        else:
-            part.copy_(field)
+def _mask(plane_bits: int) -> int:
+    return EVERY_BYTE * ((1 << plane_bits) - 1)
+
+
+def _ones(bits: int) -> int:
+    """Return a word with the lowest bit of every field set."""
+    return 0xFFFFFFFF // ((1 << bits) - 1)
+
+
+def _signed(word: int) -> int:
+    return word - 2**32 if word >= 2**31 else word

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from optim.codecs.checks import mend, sums, transmitted, weights
+from optim.codecs.checks import mend, shifts, sums, transmitted, weights
 
 CPU = torch.device("cpu")
 BITS = [8, 6, 4, 3]
@@ -24,8 +24,12 @@ def sides(true: Tensor, bits: int, seed: int = 0) -> tuple[tuple[Tensor, Tensor]
     for me in (0, 1):
         half = 2 ** (bits - 1)
         seen = ((integers[1 - me] - integers[me] + half) % 2**bits - half).float()
-        failed = mend(seen, row_sums[me], transmitted(row_sums[1 - me], bits), bits)
-        results.append((seen, failed))
+        moved = shifts(seen, row_sums[me], transmitted(row_sums[1 - me], bits), bits)
+        suspect = (moved != 0) | (seen == -half).any(1)
+        rows = seen[suspect]
+        good = mend(rows, moved[suspect], bits)
+        seen[suspect] = torch.where(good[:, None], rows, 0.0)
+        results.append((seen, suspect.masked_scatter(suspect, ~good)))
     return results[0], results[1]
 
 
