@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # read at import; a partner's going away is news for our log, not for stderr
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # read at import; what strangers can provoke is for our log, not for stderr
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # p2pd is started beside running calls; it never uses gRPC
 
 import grpc
