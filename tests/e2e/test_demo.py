@@ -1,0 +1,46 @@
+"""The demo as a user runs it: a process of its own, real peers, real network on loopback."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.peer.waiting import wait_until
+
+DEMO = [sys.executable, "-m", "cli.main", "demo", "--peers", "2"]
+
+
+@pytest.mark.timeout(180)
+def test_a_short_demo_prints_one_object_with_every_figure(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*DEMO, "--steps", "60", "--seed", "1", "--json", "--home", str(tmp_path)], capture_output=True, text=True, timeout=170
+    )
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert (figures["peers"], figures["steps"]) == (2, 60)
+    assert len(figures["eval_loss"]) == len(figures["blocked_seconds"]) == len(figures["train_seconds"]) == 2
+    assert figures["meetings"]["completed"] > 0
+    assert figures["bytes_sent"] > 0
+    assert 8 < figures["bits_per_param"] < 9
+    assert max(*figures["eval_loss"], figures["eval_loss_averaged"], figures["eval_loss_alone"]) < figures["eval_loss_start"] - 1
+    assert "peer-1" in done.stderr
+    assert "alone" in done.stderr
+
+
+@pytest.mark.timeout(120)
+def test_ctrl_c_stops_everything(tmp_path: Path) -> None:
+    with (tmp_path / "stderr").open("wb") as log:
+        demo = subprocess.Popen([*DEMO, "--steps", "100000", "--home", str(tmp_path / "peers")], stdout=subprocess.DEVNULL, stderr=log)
+    try:
+        wait_until(lambda: "training" in (tmp_path / "stderr").read_text(), "training peer")
+        demo.send_signal(signal.SIGINT)
+        assert demo.wait(60) == 130
+    finally:
+        demo.kill()
+        demo.wait()
+    assert not list((tmp_path / "peers").glob("*/running.json"))

@@ -1,0 +1,86 @@
+"""The README's three shells: a host and two that join, the host killed and back, one leaves, one is stopped; then export and eval."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cli.local_swarm import LocalPeer, LocalSwarm, local_swarm
+from tests.peer.waiting import wait_until
+
+LOCAL = ("--listen", "127.0.0.1", "--threads", "1", "--device", "cpu")
+MANIFEST = """
+[run]
+total_steps = 100000
+[outer]
+inner_steps = 8
+deadline_s = 5.0
+"""
+
+
+@pytest.fixture
+def swarm(tmp_path: Path) -> Iterator[LocalSwarm]:
+    with local_swarm(tmp_path) as started:
+        yield started
+
+
+def completed(peer: LocalPeer) -> int:
+    peer.refresh()
+    return int(peer.status["meetings"]["completed"]) if peer.status else 0
+
+
+def steps(peer: LocalPeer) -> int:
+    peer.refresh()
+    return int(peer.status["own_steps"]) if peer.status else 0
+
+
+def peer_command(home: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "cli.main", *arguments, "--home", str(home)], capture_output=True, text=True, timeout=60, check=True
+    )
+    return done.stdout
+
+
+@pytest.mark.timeout(240)
+def test_a_swarm_outlives_its_host_and_takes_it_back(swarm: LocalSwarm, tmp_path: Path) -> None:
+    manifest = tmp_path / "run.toml"
+    manifest.write_text(MANIFEST)
+    first = swarm.start("first", ["host", str(manifest), *LOCAL])
+    invite = first.invite()
+    second, third = (swarm.start(name, ["join", invite, *LOCAL]) for name in ("second", "third"))
+    for peer in (first, second, third):
+        wait_until(lambda peer=peer: completed(peer) > 0, f"meeting of {peer.name}", 60)
+
+    checkpoint = wait_until(lambda: next((first.home / "checkpoints").glob("step-*"), None), "checkpoint of the host", 60)
+    running = json.loads((first.home / "running.json").read_text())
+    family = [psutil.Process(running["pid"]), *psutil.Process(running["pid"]).children(recursive=True)]
+    os.kill(running["pid"], signal.SIGKILL)
+    first.kill()
+    assert not psutil.wait_procs(family, timeout=10)[1], "something of the killed host lives on"
+    swarm.peers.remove(first)
+
+    before = completed(second)
+    wait_until(lambda: completed(second) > before + 2, "meeting without the host", 60)
+    back = swarm.start("first", ["host", *LOCAL])
+    wait_until(lambda: steps(back) >= int(checkpoint.name.removeprefix("step-")[:8]), "host going on from its checkpoint", 60)
+    wait_until(lambda: completed(back) > 0, "meeting with the host that is back", 60)
+
+    runtime = Path(json.loads((second.home / "running.json").read_text())["control"]).parent
+    peer_command(second.home, "leave")
+    wait_until(lambda: not second.refresh(), "clean leave", 15)  # refresh raises unless the exit code is 0
+    assert not runtime.exists()
+    third.ask_to_stop()
+    wait_until(lambda: not third.refresh(), "clean stop on SIGTERM", 15)
+
+    figures = json.loads(peer_command(third.home, "eval", "--json"))
+    assert 0 < figures["loss"] < 5
+    peer_command(third.home, "export", str(tmp_path / "model"))
+    assert (tmp_path / "model" / "config.json").is_file()
