@@ -1,4 +1,4 @@
-"""Carry out one meeting: feed the machine what the stream, the trainer and the clock say, and do what it asks.
+"""Carry out one meeting: feed the machine what the stream, the trainer, the disk and the clock say, and do what it asks.
 
 The only place where a `Meeting` touches the world. One writer task keeps frames and bulk parts in the order in which the machine asked for
 them; one reader task takes frames in, at most a few ahead of the machine, so that a fast partner waits instead of filling our memory.
@@ -20,12 +20,11 @@ from peer.requests import File, payload_name
 from protocol.errors import PeerMisbehaved, TransportError
 from protocol.identity import PeerId
 from protocol.limits import CHUNK_BYTES
-from protocol.messages import Chunk, Message, Outcome, Part
+from protocol.messages import Chunk, Message, Outcome, Part, RefusalCode
 from protocol.transport import Stream
 
 FRAMES_AHEAD = 16  # frames taken from a partner before the machine has met them: 4 MiB at most
 FLUSH_S = 2.0  # time for the last frames to leave before the stream is closed
-DOUBT_S = 20.0  # how long a responder asks for a decision that it did not see
 
 _OWN_FILES = {Part.SKETCH: File.OWN_SKETCH, Part.PAYLOAD: File.OWN_PAYLOAD}
 _PARTNER_FILES = {Part.SKETCH: File.PARTNER_SKETCH, Part.PAYLOAD: File.PARTNER_PAYLOAD}
@@ -36,7 +35,10 @@ class LinkLost(Exception):
 
 
 class TrainerLink(Protocol):
-    """The node's side of the link to its trainer."""
+    """The node's side of the link to its trainer.
+
+    Whatever is asked and told reaches the trainer in the order in which it was begun.
+    """
 
     async def request(self, request: ask.Request) -> ask.Reply:
         """Ask, and wait for the reply of the next step boundary. Raises LinkLost."""
@@ -54,81 +56,110 @@ class Tools:
     link: TrainerLink
     payloads: PayloadFolder
     journal: Journal
-    resolve: Callable[[PeerId, bytes], Awaitable[Outcome]]  # asks a partner what it decided, until it answers
+
+
+Resolve = Callable[[PeerId, bytes], Awaitable[Outcome]]
+"""Asks a partner what it decided about a meeting, until it answers."""
 
 
 class Driver:
     """Hold one meeting over one stream. Make one per meeting, call `hold` once."""
 
-    def __init__(self, meeting: Meeting, stream: Stream, tools: Tools, deadline_s: float) -> None:
+    def __init__(self, meeting: Meeting, stream: Stream, tools: Tools, resolve: Resolve, deadline_s: float) -> None:
         self._meeting = meeting
         self._stream = stream
         self._tools = tools
+        self._resolve = resolve
         self._deadline_s = deadline_s
-        self._events: asyncio.Queue[on.Event] = asyncio.Queue()
+        self._events: asyncio.Queue[on.Event | BaseException] = asyncio.Queue()
         self._outgoing: asyncio.Queue[Message | Part | None] = asyncio.Queue()
         self._frames_ahead = asyncio.Semaphore(FRAMES_AHEAD)
+        self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def stop(self, reason: str) -> None:
-        """Ask the meeting to end; one that may already count is left to end by itself."""
-        self._events.put_nowait(on.Stopped(reason))
+    def stop(self, reason: str, code: RefusalCode) -> None:
+        """Ask the meeting to end and tell the partner `code`; one that may already count is left to end by itself."""
+        self._events.put_nowait(on.Stopped(reason, code))
 
     async def hold(self) -> on.Finish:
         """Run the meeting to its end, close the stream, and return how it ended.
 
-        Cancel-safe: a cancelled meeting that was not yet decided is dropped on this side, and its stream closed.
+        Cancel-safe: a meeting that was not yet decided is dropped on this side, a decided one is applied; the stream is closed. Raises
+        what is our own bug.
         """
-        timer = asyncio.get_running_loop().call_later(self._deadline_s, self._events.put_nowait, on.DeadlinePassed())
-        writer = self._spawn(self._write())
-        self._spawn(self._read())
-        self._events.put_nowait(on.Started())
         try:
+            self._allow(self._deadline_s)
+            writer = self._spawn(self._write())
+            self._spawn(self._read())
+            self._events.put_nowait(on.Started())
             finish = await self._run()
             self._outgoing.put_nowait(None)
             await asyncio.wait([writer], timeout=FLUSH_S)
             return finish
         finally:
-            timer.cancel()
+            self._let_go()
             await self._clean_up()
 
     async def _run(self) -> on.Finish:
         while True:
             event = await self._events.get()
+            if isinstance(event, BaseException):
+                raise event
             if isinstance(event, on.PartnerSent):
                 self._frames_ahead.release()
             for command in self._meeting.handle(event):
                 if isinstance(command, on.Finish):
                     return command
-                self._carry_out(command)
+                await self._carry_out(command)
 
-    def _carry_out(self, command: on.Command) -> None:
-        meeting, tools = self._meeting, self._tools
+    async def _carry_out(self, command: on.Command) -> None:
         match command:
             case on.Send(message):
                 self._outgoing.put_nowait(message)
             case on.SendPart(part):
                 self._outgoing.put_nowait(part)
             case on.Store(part, data):
-                tools.payloads.append(payload_name(meeting.number, _PARTNER_FILES[part]), data)
+                self._store(part, data)
             case on.Tell(request):
                 self._spawn(self._ask_trainer(request))
+                await asyncio.sleep(0)  # it is on its way before anything else happens: a Drop must follow it, an Apply precede the Commit
             case on.Journal(meeting_id, failed_blocks):
-                tools.journal.commit(meeting_id, failed_blocks)
+                self._record(meeting_id, failed_blocks)
+            case on.Allow(seconds):
+                self._allow(seconds)
             case on.AskAgain(meeting_id):
-                asyncio.get_running_loop().call_later(DOUBT_S, self._events.put_nowait, on.DeadlinePassed())
                 self._spawn(self._ask_again(meeting_id))
             case on.Drop():
-                tools.link.tell(ask.Drop(meeting.number))
+                self._tools.link.tell(ask.Drop(self._meeting.number))
 
-    async def _ask_trainer(self, request: ask.Request) -> None:
+    def _store(self, part: Part, data: bytes) -> None:
+        try:
+            self._tools.payloads.append(payload_name(self._meeting.number, _PARTNER_FILES[part]), data)
+        except OSError as error:
+            self.stop(f"cannot store what the partner sends: {error.strerror}", RefusalCode.NOT_READY)
+
+    def _record(self, meeting_id: bytes, failed_blocks: bytes) -> None:
+        try:
+            self._tools.journal.commit(meeting_id, failed_blocks)
+            self._events.put_nowait(on.Journaled())
+        except OSError as error:
+            self._events.put_nowait(on.NotJournaled(error.strerror or str(error)))
+
+    def _allow(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._events.put_nowait, on.DeadlinePassed())
+
+    # ------------------------------------------------------------------ what goes on at the same time
+
+    async def _ask_trainer(self, request: ask.MeetingRequest) -> None:
         try:
             self._events.put_nowait(on.TrainerAnswered(await self._tools.link.request(request)))
         except LinkLost:
             self._events.put_nowait(on.TrainerGone())
 
     async def _ask_again(self, meeting_id: bytes) -> None:
-        self._events.put_nowait(on.Resolved(await self._tools.resolve(self._stream.partner, meeting_id)))
+        self._events.put_nowait(on.Resolved(await self._resolve(self._stream.partner, meeting_id)))
 
     async def _read(self) -> None:
         try:
@@ -153,20 +184,36 @@ class Driver:
     async def _write_part(self, part: Part) -> None:
         data = self._tools.payloads.read(payload_name(self._meeting.number, _OWN_FILES[part]))
         for offset in range(0, len(data), CHUNK_BYTES):
+            if self._meeting.outcome is not None:
+                return  # what follows is a Refusal
             await self._stream.send(Chunk(part, offset, bytes(data[offset : offset + CHUNK_BYTES])))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
         return task
 
-    async def _clean_up(self) -> None:
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (bug := task.exception()) is not None:
+            self._events.put_nowait(bug)
+
+    # ------------------------------------------------------------------ ending
+
+    def _let_go(self) -> None:
+        """Do at once all that must be done, whatever happens to the rest of the cleaning up."""
+        if self._timer is not None:
+            self._timer.cancel()
         if self._meeting.outcome is None:
             self._tools.link.tell(ask.Drop(self._meeting.number))
+        self._tools.payloads.remove_meeting(self._meeting.number)
+
+    async def _clean_up(self) -> None:
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await self._stream.close()
-        self._tools.payloads.remove_meeting(self._meeting.number)
+        try:
+            await asyncio.gather(*tasks, return_exceptions=True)
+        finally:
+            await self._stream.close()

@@ -1,28 +1,34 @@
 """The end of a run: the peers average their fast weights in pairs until they agree, so that any of them holds the result.
 
-Each fragment takes a few meetings at gamma 1, alpha 0 (optim.noloco.FINISH), with whoever has reached the end too. Each one halves
-the pair's difference to nothing, so the spread over the swarm falls by about half per meeting; what is left after the deadline is left.
+Each fragment meets at gamma 1, alpha 0 (optim.noloco.FINISH) with whoever has reached the end too. A meeting takes the pair's difference
+away, so a round of meetings leaves about half of the variance. Rounds count anew whenever somebody else has reached the end: those who
+came first would otherwise agree among themselves and be gone before the others come. What is left when the time is up is left.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
-from peer import requests as ask
-from peer.meetings import Meetings
-from peer.requests import Stage
+from peer.partners import AddressBook
+from peer.presence import RECORD_S
+from peer.searching import Searches
+from protocol.identity import PeerId
 
-ROUNDS = 4
-WAIT_S = 45.0  # for partners that are still training, and for all rounds together
+ROUNDS = 6  # per fragment: a sixty-fourth of the variance, an eighth of the spread
+WAIT_S = 60.0  # for partners that are still training, and for all rounds together
 LINGER_S = 1.5  # for partners that are one meeting behind
+PAUSE_S = 1.0  # between two looks at whether the others have come
 
 
 class Finishing:
     """Drive the last averaging. `wanted` is set when the trainer has reached the end of the schedule."""
 
-    def __init__(self, meetings: Meetings, num_fragments: int) -> None:
+    def __init__(self, searches: Searches, book: AddressBook, num_fragments: int) -> None:
         self.wanted = asyncio.Event()
-        self._meetings = meetings
+        self._searches = searches
+        self._book = book
+        self._company: set[PeerId] = set()  # who has reached the end
         self._left = dict.fromkeys(range(num_fragments), ROUNDS)
 
     def completed(self, fragment: int) -> None:
@@ -30,14 +36,29 @@ class Finishing:
         self._left[fragment] -= 1
 
     async def run(self) -> None:
-        """Meet until every fragment has had its rounds, or nobody is left, or the time is up."""
-        try:
-            async with asyncio.timeout(WAIT_S):
-                await asyncio.gather(*(self._finish(fragment) for fragment in self._left))
-                await asyncio.sleep(LINGER_S)
-        except TimeoutError:
-            return
+        """Meet until every fragment has had its rounds and nobody is waited for, or the time is up."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as tasks:
+                for fragment in self._left:
+                    tasks.create_task(self._finish(fragment))
+        if self._company:
+            await asyncio.sleep(LINGER_S)
 
     async def _finish(self, fragment: int) -> None:
-        while self._left[fragment] > 0 and await self._meetings.search(ask.Due(fragment, Stage.FINISH)):
-            pass
+        while True:
+            somebody_trains = self._count_company()
+            if self._left[fragment] > 0 and await self._searches.search(fragment):
+                continue
+            if not somebody_trains and not self._count_company():
+                return
+            await asyncio.sleep(PAUSE_S)
+
+    def _count_company(self) -> bool:
+        """Begin the rounds anew when somebody has come to the end; tell whether anybody within reach still trains."""
+        now_s = asyncio.get_running_loop().time()
+        known = [entry for entry in self._book.live(now_s) if not entry.failures]
+        company = {entry.peer_id for entry in known if entry.finished}
+        if not company <= self._company:
+            self._company |= company
+            self._left = dict.fromkeys(self._left, ROUNDS)
+        return any(entry.record is not None and not entry.finished and now_s - entry.seen_s < RECORD_S for entry in known)

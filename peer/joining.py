@@ -1,22 +1,36 @@
-"""How a joiner gets its weights: from one live donor after another, until one delivers."""
+"""How a peer gets another's weights: a joiner when it starts, a straggler when it has fallen too far behind.
+
+It asks one live donor after another until one delivers. A donor's weights cannot be checked against anybody else's, for no two peers have
+the same; what can be checked is size, hash, that every number is finite, and that the clock is not behind what most others announce.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import random
+import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from peer import requests as ask
 from peer.driver import LinkLost, Tools
 from peer.partners import AddressBook, Entry
 from peer.state_transfer import Asker
-from protocol.errors import BadContents, GossamerError, PeerMisbehaved, RunRefusesUs, SwarmUnreachable, TransportError, WrongVersion
-from protocol.messages import RefusalCode, Refused
+from protocol.errors import (
+    BadContents,
+    BadMessage,
+    GossamerError,
+    PeerMisbehaved,
+    RunRefusesUs,
+    SwarmUnreachable,
+    TransportError,
+    WrongVersion,
+)
+from protocol.messages import Contents, RefusalCode, Refused
 
 PATIENCE_S = 60.0  # without any donor that answers at all
-PAUSE_S = 1.0
+PAUSE_S = 1.0  # between two rounds of asking everybody
+ROUNDS_TO_BELIEVE = 3  # in which every donor that answers does not want us: a single one must not send us away
 
 _FINAL = {
     RefusalCode.NOT_INVITED: RunRefusesUs,
@@ -25,74 +39,117 @@ _FINAL = {
 }
 
 
+class NoUse(GossamerError):
+    """A donor's weights would not help us; nobody's fault."""
+
+
 def as_final(refusal: Refused) -> GossamerError | None:
     """Return the operator's error behind a refusal that no retry can change, or None."""
     kind = _FINAL.get(refusal.code)
     return kind(str(refusal), hint=refusal.hint) if kind else None
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which clone is of use."""
+
+    state_bytes: int
+    earliest_clock_steps: int
+    total_steps: int
+
+    def check(self, header: Contents) -> None:
+        """Raise BadMessage for a clone that cannot be, NoUse for one that is too old, before any of its bytes come."""
+        if header.total_bytes != self.state_bytes:
+            raise BadMessage(f"a clone of {header.total_bytes} bytes; the manifest implies {self.state_bytes}")
+        if header.clock_steps > self.total_steps:
+            raise BadMessage(f"a clock of {header.clock_steps} steps in a run of {self.total_steps}")
+        if header.clock_steps < self.earliest_clock_steps:
+            raise NoUse(f"its clock shows {header.clock_steps} steps, others are at {self.earliest_clock_steps} or more")
+
+
 class Joining:
     """Take over a donor's slow weights, momentum and clock."""
 
-    asker: Asker
-    book: AddressBook
-    tools: Tools
-    state_bytes: int
-    report: Callable[[dict[str, Any]], None]
-    _names: int = field(default=0)
+    def __init__(self, asker: Asker, book: AddressBook, tools: Tools, report: Callable[[dict[str, Any]], None]) -> None:
+        self._asker = asker
+        self._book = book
+        self._tools = tools
+        self._report = report
+        self._names = itertools.count(1)
 
-    async def take_over_weights(self, now_s: Callable[[], float], rng: random.Random, *, patience_s: float = PATIENCE_S) -> None:
-        """Fetch a clone and have the trainer adopt it.
+    async def take_over(self, wanted: Callable[[], Wanted], shuffle: Callable[[list[Entry]], None]) -> None:
+        """Fetch a clone and have the trainer adopt it; ask everybody again and again until that is done.
 
         Waits as long as donors answer that they have not begun themselves. Raises SwarmUnreachable when none has answered for
-        `patience_s`, RunRefusesUs or WrongVersion when they do not want us.
+        PATIENCE_S, RunRefusesUs or WrongVersion when all that answer do not want us.
         """
         loop = asyncio.get_running_loop()
-        heard_s = loop.time()
-        while loop.time() - heard_s < patience_s:
-            donors = self.book.live(now_s())
-            rng.shuffle(donors)
-            for donor in donors:
-                try:
-                    await self._take_from(donor)
-                    return
-                except Refused as refusal:
-                    heard_s = loop.time()
-                    if (final := as_final(refusal)) is not None:
-                        raise final from refusal
-                    self.report({"state": "joining", "reason": f"{donor.peer_id.short()} cannot give its weights yet: {refusal}"})
-                except PeerMisbehaved as error:
-                    self.book.ban(donor.peer_id, now_s())
-                    self.report({"state": "joining", "reason": f"{donor.peer_id.short()} sent bad weights: {error}"})
-                except TransportError as error:
-                    self.report({"state": "joining", "reason": f"{donor.peer_id.short()} cannot be reached: {error}"})
-                except LinkLost:
-                    heard_s = loop.time()
-                    self.report({"state": "joining", "reason": "the trainer is being restarted"})
+        heard_s, num_unwanted = loop.time(), 0
+        while loop.time() - heard_s < PATIENCE_S:
+            answers = await self.ask_everybody(wanted(), shuffle)
+            if answers is None:
+                return
+            final = _unanimous(answers)
+            num_unwanted = num_unwanted + 1 if final else 0
+            if final is not None and num_unwanted >= ROUNDS_TO_BELIEVE:
+                raise final
+            if answers:
+                heard_s = loop.time()
             await asyncio.sleep(PAUSE_S)
         raise SwarmUnreachable(
-            f"no peer of the run answered for {patience_s:.0f} s",
+            f"no peer of the run answered for {PATIENCE_S:.0f} s",
             hint="check that the host is running and that its address in the invite can be reached from here, then join again",
         )
 
-    async def _take_from(self, donor: Entry) -> None:
-        payloads = self.tools.payloads
-        self._names += 1
-        name = f"adopt-{self._names}"
-        done = 0
+    async def ask_everybody(self, wanted: Wanted, shuffle: Callable[[list[Entry]], None]) -> list[GossamerError] | None:
+        """Ask every live peer once, in random order. Return None once a clone is adopted, else what those that answered said."""
+        donors = self._book.live(asyncio.get_running_loop().time())
+        shuffle(donors)
+        answers = []
+        for donor in donors:
+            error = await self._try(donor, wanted)
+            if error is None:
+                return None
+            self._report({"state": "joining", "reason": f"{donor.peer_id.short()} cannot give its weights: {error}"})
+            if not isinstance(error, TransportError):
+                answers.append(error)
+        return answers
+
+    async def _try(self, donor: Entry, wanted: Wanted) -> GossamerError | None:
+        try:
+            await self._take_from(donor, wanted)
+        except PeerMisbehaved as error:
+            self._book.ban(donor.peer_id, asyncio.get_running_loop().time())
+            return error
+        except LinkLost:
+            return NoUse("our own trainer is being restarted")
+        except OSError as error:
+            return NoUse(f"no room for them here: {error.strerror}")
+        except GossamerError as error:
+            return error
+        return None
+
+    async def _take_from(self, donor: Entry, wanted: Wanted) -> None:
+        name, done, told = f"adopt-{next(self._names)}", 0, -1
 
         def keep(data: bytes) -> None:
-            nonlocal done
-            payloads.append(name, data)
+            nonlocal done, told
+            self._tools.payloads.append(name, data)
             done += len(data)
-            percent = 100 * done // self.state_bytes
-            self.report({"state": "joining", "reason": f"downloading weights from {donor.peer_id.short()}: {percent} %"})
+            if (percent := 100 * done // wanted.state_bytes) > told:
+                told = percent
+                self._report({"state": "joining", "reason": f"downloading weights from {donor.peer_id.short()}: {percent} %"})
 
         try:
-            header = await self.asker.state(donor.peer_id, donor.addresses, self.state_bytes, keep)
-            adopted = await self.tools.link.request(ask.Adopt(name, header.clock_steps))
+            header = await self._asker.state(donor.peer_id, donor.addresses, wanted.check, keep)
+            adopted = await self._tools.link.request(ask.Adopt(name, header.clock_steps))
         finally:
-            payloads.remove(name)
+            self._tools.payloads.remove(name)
         if isinstance(adopted, ask.Adopted) and not adopted.accepted:
             raise BadContents(adopted.reason)
+
+
+def _unanimous(answers: list[GossamerError]) -> GossamerError | None:
+    """Return the final error behind what everybody said, None unless all of it is final."""
+    finals = [as_final(answer) if isinstance(answer, Refused) else None for answer in answers]
+    return finals[0] if finals and None not in finals else None

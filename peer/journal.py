@@ -6,55 +6,96 @@ decision after we were killed and restarted (`Resolve`). It keeps the last few t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
 
-KEPT = 4096
+KEPT = 4096  # meetings; the file holds at most twice as many
 
 
 class Journal:
     """Decisions by meeting id. One process writes; not thread-safe."""
 
     def __init__(self, path: Path) -> None:
+        """Open the journal, or begin one. Raises OSError."""
         self._path = path
-        self._committed: dict[bytes, bytes] = {}
-        if path.exists():
-            self._load()
-        self._descriptor = os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
+        self._committed = _read(path)
+        self._num_lines = 0
+        self._descriptor = -1
+        self._rewrite()
 
     def commit(self, meeting_id: bytes, failed_blocks: bytes) -> None:
-        """Record that a meeting counts; durable when this returns. A second call for the same meeting changes nothing."""
+        """Record that a meeting counts; durable when this returns. A second call for the same meeting changes nothing.
+
+        Raises OSError, with nothing recorded.
+        """
         if meeting_id in self._committed:
             return
+        self._append(_line(meeting_id, failed_blocks))
         self._committed[meeting_id] = failed_blocks
-        os.write(self._descriptor, _line(meeting_id, failed_blocks))
-        os.fdatasync(self._descriptor)
+        self._num_lines += 1
+        while len(self._committed) > KEPT:
+            del self._committed[next(iter(self._committed))]
+        if self._num_lines >= 2 * KEPT:
+            with contextlib.suppress(OSError):  # the long file does as well, and is shortened another time
+                self._rewrite()
 
     def failed_blocks(self, meeting_id: bytes) -> bytes | None:
-        """Return the failed blocks of a meeting that counts, None for one that was never committed here."""
+        """Return the failed blocks of a meeting that counts, None for one that was never committed here (or long ago)."""
         return self._committed.get(meeting_id)
 
     def close(self) -> None:
         """Close the file."""
         os.close(self._descriptor)
 
-    def _load(self) -> None:
-        for line in self._path.read_bytes().splitlines()[-KEPT:]:
-            try:
-                entry = json.loads(line)
-                self._committed[bytes.fromhex(entry["meeting"])] = bytes.fromhex(entry["failed_blocks"])
-            except (ValueError, KeyError, TypeError):
-                continue  # a line torn by a power cut: its meeting was not yet applied
-        self._rewrite()
+    def _append(self, line: bytes) -> None:
+        end = os.fstat(self._descriptor).st_size
+        try:
+            if os.write(self._descriptor, line) != len(line):
+                raise OSError(0, "a line of the journal was cut short")
+            os.fdatasync(self._descriptor)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, end)  # or the next line would be joined to what is left of this one
+            raise
 
     def _rewrite(self) -> None:
+        """Write what is kept to a new file, which takes the place of the old one whole or not at all."""
         whole = self._path.with_suffix(".new")
-        with whole.open("wb") as file:
-            file.writelines(_line(meeting_id, failed) for meeting_id, failed in self._committed.items())
-            file.flush()
-            os.fsync(file.fileno())
-        whole.replace(self._path)
+        descriptor = os.open(whole, os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_WRONLY, 0o600)
+        try:
+            lines = [_line(meeting_id, failed) for meeting_id, failed in self._committed.items()]
+            with open(descriptor, "wb", closefd=False) as file:
+                file.writelines(lines)
+            os.fsync(descriptor)
+            whole.replace(self._path)
+            _sync_folder(self._path.parent)
+        except OSError:
+            os.close(descriptor)
+            raise
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor, self._num_lines = descriptor, len(lines)
+
+
+def _read(path: Path) -> dict[bytes, bytes]:
+    committed: dict[bytes, bytes] = {}
+    if path.exists():
+        for line in path.read_bytes().splitlines()[-KEPT:]:
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # torn by a power cut: its meeting was not yet applied
+                entry = json.loads(line)
+                committed[bytes.fromhex(entry["meeting"])] = bytes.fromhex(entry["failed_blocks"])
+    return committed
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the new name durable too: lines added to a file that a power cut takes away again would be lost."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _line(meeting_id: bytes, failed_blocks: bytes) -> bytes:

@@ -1,22 +1,38 @@
-"""What a meeting machine takes in and what it asks for: every event and every command, in one small file.
-
-`Greeting` is what a side knows before the meeting begins: enough to write its own Hello and to check the partner's.
-"""
+"""The words of the meeting machine: its stages, what it takes in (events) and what it asks for (commands)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from peer.requests import Opened, Reply, Request, Stage
+from peer.requests import MeetingRequest, Reply
 from protocol.errors import PeerMisbehaved
-from protocol.identity import Identity, PeerId
-from protocol.messages import Credential, Hello, Message, Outcome, Part, Phase, RefusalCode
-from protocol.terms import RunTerms, check_hello
+from protocol.messages import Message, Outcome, Part, RefusalCode
 
-_PHASES = {Stage.TRAIN: Phase.TRAIN, Stage.FINISH: Phase.FINISH}
-_STAGES = {phase: stage for stage, phase in _PHASES.items()}
+# --------------------------------------------------------------------------- stages
+
+
+class Stage(Enum):
+    """Where a side of a meeting stands."""
+
+    OPENING = auto()  # own trainer snapshots the fragment
+    GREETING = auto()  # own Hello is out (initiator only)
+    PREPARING = auto()  # own trainer forms the message
+    SKETCHING = auto()  # own sketch is out, the partner's is not complete
+    ENCODING = auto()  # own trainer encodes against the partner's sketch
+    COMMITTING = auto()  # own commitment is out, the partner's is not here
+    EXCHANGING = auto()  # own payload is out, the partner's is not complete
+    CHECKING = auto()  # own trainer decodes and judges
+    JUDGING = auto()  # own verdict is known; the other side's, or the decision, is not
+    IN_DOUBT = auto()  # responder only: the stream broke before the decision came
+    RECORDING = auto()  # it counts; own disk writes it down
+    APPLYING = auto()  # own trainer takes the outer step
+    CONFIRMING = auto()  # initiator only: the outer step is taken, the partner has not said that it knows
+    OVER = auto()
+
+
+DECIDED = frozenset({Stage.RECORDING, Stage.APPLYING, Stage.CONFIRMING})
+TRAINERS_TURN = frozenset({Stage.OPENING, Stage.PREPARING, Stage.ENCODING, Stage.CHECKING})
 
 # --------------------------------------------------------------------------- events
 
@@ -54,14 +70,26 @@ class PartnerBroke:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """The partner told what it decided (answer to AskAgain)."""
+    """The partner told what it decided: the answer to AskAgain."""
 
     outcome: Outcome
 
 
 @dataclass(frozen=True, slots=True)
+class Journaled:
+    """The decision is on the disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotJournaled:
+    """The disk did not take the decision."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class DeadlinePassed:
-    """The meeting has taken as long as it may."""
+    """The time that was last allowed is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,21 +99,25 @@ class TrainerGone:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """Own operator leaves, or the node gives way."""
+    """Our own side wants no more of it."""
 
     reason: str
+    code: RefusalCode  # what the partner is told
 
 
-Event = Started | TrainerAnswered | PartnerSent | PartnerGone | PartnerBroke | Resolved | DeadlinePassed | TrainerGone | Stopped
+Event = (
+    Started | TrainerAnswered | PartnerSent | PartnerGone | PartnerBroke | Resolved | Journaled | NotJournaled | DeadlinePassed
+    | TrainerGone | Stopped
+)  # fmt: skip
 
 # --------------------------------------------------------------------------- commands
 
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Ask own trainer; its reply comes back as TrainerAnswered."""
+    """Ask own trainer; its reply comes back as TrainerAnswered, or TrainerGone does."""
 
-    request: Request
+    request: MeetingRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +129,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class SendPart:
-    """Send the file of own sketch or payload as chunks, beside whatever else goes on."""
+    """Send the file of own sketch or payload as chunks."""
 
     part: Part
 
@@ -112,7 +144,7 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """Write to disk that the meeting counts, before anything that follows."""
+    """Write to disk that the meeting counts; Journaled or NotJournaled comes back."""
 
     meeting_id: bytes
     failed_blocks: bytes
@@ -126,6 +158,13 @@ class AskAgain:
 
 
 @dataclass(frozen=True, slots=True)
+class Allow:
+    """Have DeadlinePassed come after this time instead of when it was to come."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Drop:
     """Tell own trainer to forget the meeting."""
 
@@ -133,12 +172,13 @@ class Drop:
 class MeetingOver(Enum):
     """How a meeting ended."""
 
-    COMPLETED = auto()
+    COMPLETED = auto()  # it counts
     BUSY = auto()  # one of the two is in another meeting
     REFUSED = auto()  # by the partner, or its terms by us
     GATED = auto()  # the partner's message failed our merge gate
     MISBEHAVED = auto()  # the partner broke the rules
-    FAILED = auto()  # network, deadline, own trainer
+    FAILED = auto()  # the network's fault, or the partner's
+    ABANDONED = auto()  # for a reason of our own: leaving, trainer or disk in trouble
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,54 +190,4 @@ class Finish:
     refusal: RefusalCode | None = None  # the partner's code, when it refused
 
 
-Command = Tell | Send | SendPart | Store | Journal | AskAgain | Drop | Finish
-
-# --------------------------------------------------------------------------- what is known before
-
-
-@dataclass(frozen=True, slots=True)
-class Greeting:
-    """What a side knows before its meeting begins."""
-
-    identity: Identity
-    partner: PeerId  # as the lane proved it
-    terms: RunTerms
-    fragment: int
-    nonce: bytes  # 16 fresh random bytes
-    partner_hello: Hello | None  # verified; None on the initiator's side
-    credential: Credential | None
-    acquaintances: tuple[bytes, ...]
-    now_s: Callable[[], float]  # Unix time, for expiry of credentials
-
-    def own_hello(self, tokens: int, clock_steps: int, stage: Stage) -> Hello:
-        """Write and sign this side's Hello."""
-        fragment = self.terms.fragments[self.fragment]
-        hello = Hello(
-            protocol_version=self.terms.protocol_version,
-            run_id=self.terms.run_id,
-            sender=self.identity.peer_id,
-            receiver=self.partner,
-            nonce=self.nonce,
-            partner_nonce=b"" if self.partner_hello is None else self.partner_hello.nonce,
-            fragment=self.fragment,
-            codec=self.terms.codec_id,
-            tokens=tokens,
-            clock_steps=clock_steps,
-            sketch_bytes=fragment.sketch_bytes,
-            payload_bytes=fragment.payload_bytes,
-            phase=_PHASES[stage] if self.partner_hello is None else self.partner_hello.phase,
-            credential=self.credential,
-            acquaintances=self.acquaintances,
-            signature=b"",
-        )
-        return hello.signed(self.identity)
-
-    def check_reply(self, hello: Hello, opened: Opened) -> Hello:
-        """Check the responder's Hello and return our own that it answers. Raises Refused or PeerMisbehaved."""
-        own = self.own_hello(opened.tokens, opened.clock_steps, opened.stage)
-        check_hello(hello, self.terms, self.identity.peer_id, self.partner, self.now_s(), own_hello=own)
-        return own
-
-    def stage_of(self, initiator: Hello) -> Stage:
-        """Return the stage that the initiator's Hello asks for; both sides use it."""
-        return _STAGES[initiator.phase]
+Command = Tell | Send | SendPart | Store | Journal | AskAgain | Allow | Drop | Finish

@@ -1,8 +1,6 @@
-"""All meetings of one node: find a partner for each fragment that is due, answer those who ask, one meeting per fragment at a time.
+"""The meetings of one node: at most one per fragment at a time, begun by us or by the partner, with what each teaches the address book.
 
-Each `Due` starts a search: choose a partner, hold a meeting, and on any failure choose the next, until the deadline; then the fragment
-takes a solo step (or waits on, where the manifest says `defer`). A meeting that somebody else began on the same fragment satisfies the
-search.
+Who is asked when a fragment is due: peer/searching.py. How a single meeting goes: peer/meeting.py.
 """
 
 from __future__ import annotations
@@ -10,52 +8,35 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-import secrets
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 
 from peer import requests as ask
 from peer.driver import Driver, Tools
 from peer.events import MeetingDone
+from peer.greeting import Greeting
+from peer.greeting import Membership as Membership
+from peer.hearsay import Hearsay
+from peer.lessons import learn_from, meeting_done
 from peer.meeting import Meeting
-from peer.meeting import Stage as MeetingStage
-from peer.meeting_events import Finish, Greeting, MeetingOver
+from peer.meeting_events import Finish, MeetingOver
+from peer.meeting_events import Stage as MeetingStage
 from peer.partners import AddressBook, Entry
-from protocol.errors import BadMessage, GossamerError, PeerMisbehaved, TransportError
-from protocol.identity import Identity, PeerId
-from protocol.messages import Credential, Decision, Hello, Outcome, Phase, Refusal, RefusalCode, Refused, Resolve
-from protocol.records import MemberRecord
-from protocol.terms import RunTerms, check_hello
+from peer.resolving import Resolver
+from protocol.errors import BadMessage, PeerMisbehaved, TransportError
+from protocol.identity import PeerId
+from protocol.limits import ACQUAINTANCES, REFUSAL_DETAIL_CHARS
+from protocol.messages import Decision, Hello, Outcome, Phase, Refusal, RefusalCode, Refused, Resolve
+from protocol.terms import check_hello
 from protocol.transport import Purpose, Stream, Transport
 
 CONNECT_S = 15.0
 FIRST_FRAME_S = 10.0
-MAX_INBOUND = 2
+SAY_S = 2.0  # for a refusal to leave
+MAX_INBOUND = 2  # at once; of one partner: 1
 MAX_OUTBOUND = 2
-PAUSE_S = (0.05, 0.4)  # between two tries, so that two peers that called each other do not do it again in step
-RESOLVE_PAUSE_S = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class Membership:
-    """Who we are in this run, and by whose word."""
-
-    identity: Identity
-    terms: RunTerms
-    credential: Credential | None
-    deadline_s: float
-    defer: bool  # without a partner: wait on instead of a solo step
-
-
-@dataclass(slots=True)
-class Active:
-    """A meeting in progress."""
-
-    meeting: Meeting
-    driver: Driver
-    partner: PeerId
-    over: asyncio.Event
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,85 +45,135 @@ class Surroundings:
 
     transport: Transport
     book: AddressBook
+    hearsay: Hearsay
     now_s: Callable[[], float]  # Unix time
     rng: random.Random
-    report: Callable[[MeetingDone], None]
+    report: Callable[[Meeting, MeetingDone], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Active:
+    """A meeting in progress."""
+
+    meeting: Meeting
+    driver: Driver
+    stream: Stream
+    over: asyncio.Event
+
+    @property
+    def partner(self) -> PeerId:
+        """The other side."""
+        return self.stream.partner
 
 
 class Meetings:
-    """The meetings of one node. Every method belongs to the node's event loop."""
+    """Hold meetings and answer those who ask. Every method belongs to the node's event loop."""
 
     def __init__(self, membership: Membership, surroundings: Surroundings, tools: Tools) -> None:
         self.clock_steps = 0  # own schedule clock, as the trainer last told
         self.stage = ask.Stage.TRAIN  # likewise
-        self.open = True  # whether inbound meetings are answered
+        self.rng = surroundings.rng
+        self.deadline_s = membership.deadline_s
         self._membership = membership
         self._around = surroundings
         self._tools = tools
-        self._numbers = itertools.count(1)
+        self._resolver = Resolver(surroundings.transport, surroundings.book, membership.terms.run_id)
+        self._numbers = itertools.count(self.rng.getrandbits(48))  # another node's of the same trainer, before us, had others
         self._active: dict[int, Active] = {}
         self._completed: Counter[int] = Counter()
-        self._searches: dict[int, asyncio.Task[None]] = {}
-        self._outbound = asyncio.Semaphore(MAX_OUTBOUND)
-        self._num_inbound = 0
+        self._num_outbound = 0
+        self._inbound: set[PeerId] = set()
+        self._closed: RefusalCode | None = RefusalCode.NOT_READY
+        self._opened = asyncio.Event()
 
-    # ------------------------------------------------------------------ searching
+    # ------------------------------------------------------------------ open or not
 
-    def on_due(self, due: ask.Due) -> None:
-        """Begin to search a partner for a fragment, unless a search for it goes on already."""
-        if due.fragment not in self._searches:
-            search = asyncio.create_task(self._search_or_solo(due), name=f"search {due.fragment}")
-            self._searches[due.fragment] = search
-            search.add_done_callback(lambda _: self._searches.pop(due.fragment, None))
+    def open(self) -> None:
+        """Meet from now on, unless we leave."""
+        if self._closed is not RefusalCode.LEAVING:
+            self._closed = None
+            self._opened.set()
 
-    async def _search_or_solo(self, due: ask.Due) -> None:
-        if not await self.search(due):
-            give_up = ask.Defer if self._membership.defer else ask.Solo
-            self._tools.link.tell(give_up(due.fragment))
+    def pause(self) -> None:
+        """Begin nothing and refuse everybody until `open`; what is in progress goes on."""
+        if self._closed is not RefusalCode.LEAVING:
+            self._closed = RefusalCode.NOT_READY
+            self._opened.clear()
 
-    async def search(self, due: ask.Due) -> bool:
-        """Find a partner for a fragment and meet it; False when nobody could be met.
+    async def wait_open(self) -> None:
+        """Wait until meetings may begin."""
+        await self._opened.wait()
 
-        The run's deadline bounds the search; a meeting that has begun by then has its own.
-        """
-        loop = asyncio.get_running_loop()
-        until_s = loop.time() + self._membership.deadline_s
-        completed = self._completed[due.fragment]
-        tried: set[PeerId] = set()
-        while loop.time() < until_s:
-            if (active := self._active.get(due.fragment)) is not None:
-                await active.over.wait()
-            else:
-                await self._try_next(due.fragment, tried)
-            if self._completed[due.fragment] > completed:
-                return True  # whoever began it
-            if not self._around.book.live(self._around.now_s()):
-                return False
-            await asyncio.sleep(self._around.rng.uniform(*PAUSE_S))
-        return False
+    async def end(self, reason: str, code: RefusalCode) -> None:
+        """Drop what may be dropped of the meetings in progress, and wait for the end of all."""
+        for active in list(self._active.values()):
+            active.driver.stop(reason, code)
+        for active in list(self._active.values()):
+            await active.over.wait()
 
-    async def _try_next(self, fragment: int, tried: set[PeerId]) -> None:
-        partner = self._around.book.choose(self._around.now_s(), self._around.rng, exclude=tried)
+    async def close(self, grace_s: float) -> None:
+        """Begin nothing any more, and finish or drop what is in progress within `grace_s`."""
+        self._closed = RefusalCode.LEAVING
+        self._opened.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await self.end("leaving", RefusalCode.LEAVING)
+
+    # ------------------------------------------------------------------ what a search asks
+
+    def num_completed(self, fragment: int) -> int:
+        """Return how many meetings on a fragment have counted so far."""
+        return self._completed[fragment]
+
+    def is_decided(self, fragment: int) -> bool:
+        """Tell whether a meeting on a fragment is in progress that counts already."""
+        return fragment in self._active and self._active[fragment].meeting.is_decided
+
+    async def wait_over(self, fragment: int) -> bool:
+        """Wait for the end of the meeting in progress on a fragment; False at once when there is none."""
+        active = self._active.get(fragment)
+        if active is not None:
+            await active.over.wait()
+        return active is not None
+
+    def soonest_s(self) -> float | None:
+        """Return when somebody can be asked (loop time), None when nobody is known."""
+        return self._around.book.soonest_s(_loop_s())
+
+    def tell_trainer(self, request: ask.Solo | ask.Defer) -> None:
+        """Pass on what a search came to."""
+        self._tools.link.tell(request)
+
+    async def try_next(self, fragment: int, tried: set[PeerId]) -> Finish | None:
+        """Choose a partner that is not in `tried`, add it there, and meet it; None when that did not come to a meeting."""
+        if self._num_outbound >= MAX_OUTBOUND:
+            return None
+        partner = self._choose(tried)
         if partner is None:
             tried.clear()
-            return
+            return None
         tried.add(partner.peer_id)
-        await self._initiate(partner, fragment)
+        self._num_outbound += 1
+        try:
+            return await self._initiate(partner, fragment)
+        finally:
+            self._num_outbound -= 1
 
-    async def _initiate(self, partner: Entry, fragment: int) -> None:
-        async with self._outbound:
-            if fragment in self._active:
-                return
-            try:
-                async with asyncio.timeout(CONNECT_S):
-                    stream = await self._around.transport.connect(partner.peer_id, partner.addresses, Purpose.MEET)
-            except (TransportError, TimeoutError):
-                self._around.book.failed(partner.peer_id, self._around.now_s())
-                return
-            if fragment in self._active:  # somebody called us meanwhile
-                await stream.close()
-                return
-            await self._hold(stream, fragment, None)
+    def _choose(self, tried: Collection[PeerId]) -> Entry | None:
+        called = {active.partner for active in self._active.values() if active.meeting.initiates}
+        return self._around.book.choose(_loop_s(), self.rng, exclude={*tried, *called})
+
+    async def _initiate(self, partner: Entry, fragment: int) -> Finish | None:
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                stream = await self._around.transport.connect(partner.peer_id, partner.addresses, Purpose.MEET)
+        except (TransportError, TimeoutError):
+            self._around.book.failed(partner.peer_id, _loop_s())
+            return None
+        if fragment in self._active or self._closed is not None:  # somebody called us meanwhile, or we leave
+            await stream.close()
+            return None
+        return await self._hold(stream, fragment, None)
 
     # ------------------------------------------------------------------ answering
 
@@ -151,160 +182,104 @@ class Meetings:
         try:
             async with asyncio.timeout(FIRST_FRAME_S):
                 first = await stream.receive()
-            if isinstance(first, Resolve):
-                await stream.send(await self._outcome(first, stream.partner))
-            elif isinstance(first, Hello):
-                await self._answer_hello(stream, first)
-            else:
-                raise BadMessage(f"a meeting begins with a Hello, not with {type(first).__name__}")
+            match first:
+                case Hello():
+                    await self._answer_hello(stream, first)
+                case Resolve():
+                    await say(stream, await self._outcome(first, stream.partner))
+                case Refusal():
+                    return  # it has changed its mind
+                case _:
+                    raise BadMessage(f"a meeting begins with a Hello, not with a {type(first).__name__}")
         except Refused as refusal:
-            await _say(stream, Refusal(refusal.code, refusal.detail[:200]))
+            await say(stream, Refusal(refusal.code, refusal.detail[:REFUSAL_DETAIL_CHARS]))
         except PeerMisbehaved as error:
-            self._around.book.ban(stream.partner, self._around.now_s())
-            await _say(stream, Refusal(RefusalCode.BAD_MESSAGE, str(error)[:200]))
+            self._around.book.ban(stream.partner, _loop_s())
+            await say(stream, Refusal(RefusalCode.BAD_MESSAGE, str(error)[:REFUSAL_DETAIL_CHARS]))
         except (TransportError, TimeoutError):
             return
         finally:
             await stream.close()
 
     async def _answer_hello(self, stream: Stream, hello: Hello) -> None:
-        membership, now_s = self._membership, self._around.now_s()
-        if self._around.book.is_banned(stream.partner, now_s):
+        membership, partner = self._membership, stream.partner
+        if self._around.book.is_banned(partner, _loop_s()):
             raise Refused(RefusalCode.NOT_INVITED, "banned for breaking the rules")
-        check_hello(hello, membership.terms, membership.identity.peer_id, stream.partner, now_s, clock_steps=self.clock_steps)
-        if not self.open:
-            raise Refused(RefusalCode.LEAVING)
+        own_clock = self.clock_steps if self._closed is None else None
+        check_hello(hello, membership.terms, membership.identity.peer_id, partner, self._around.now_s(), clock_steps=own_clock)
+        self._around.book.saw(partner, _loop_s())
         if hello.phase is Phase.FINISH and self.stage is ask.Stage.TRAIN:
-            raise Refused(RefusalCode.WRONG_PHASE)
-        await self._make_room(hello.fragment, stream.partner)
-        if self._num_inbound >= MAX_INBOUND:
+            raise Refused(RefusalCode.WRONG_PHASE, "still training")
+        await self._make_room(hello.fragment, partner)
+        if len(self._inbound) >= MAX_INBOUND or partner in self._inbound:
             raise Refused(RefusalCode.BUSY, "in as many meetings as I allow")
-        self._num_inbound += 1
+        self._inbound.add(partner)
         try:
             await self._hold(stream, hello.fragment, hello)
         finally:
-            self._num_inbound -= 1
+            self._inbound.discard(partner)
 
     async def _make_room(self, fragment: int, partner: PeerId) -> None:
         """Two peers that called each other at once: the call of the smaller id stands. Anybody else finds us busy."""
-        active = self._active.get(fragment)
-        if active is None:
-            return
-        early = active.meeting.initiates and active.meeting.stage in (MeetingStage.OPENING, MeetingStage.GREETING)
-        if not early or active.partner != partner or partner.raw > self._membership.identity.peer_id.raw:
-            raise Refused(RefusalCode.BUSY, "in another meeting on this fragment")
-        active.driver.stop("our partner called at the same moment; its call stands")
-        await active.over.wait()
+        while self._closed is None and (active := self._active.get(fragment)) is not None:
+            early = active.meeting.stage in (MeetingStage.OPENING, MeetingStage.GREETING) and active.meeting.initiates
+            if not early or active.partner != partner or partner > self._membership.identity.peer_id:
+                raise Refused(RefusalCode.BUSY, "in another meeting on this fragment")
+            active.driver.stop("our partner called at the same moment; its call stands", RefusalCode.BUSY)
+            await active.over.wait()
+        if self._closed is not None:
+            raise Refused(self._closed)
 
     async def _outcome(self, resolve: Resolve, partner: PeerId) -> Outcome:
+        """Say what we decided. What is not decided yet is decided by the question: its asker cannot hear of a decision that comes later."""
+        if resolve.run_id != self._membership.terms.run_id:
+            raise Refused(RefusalCode.WRONG_RUN)
         for active in list(self._active.values()):
-            if (
-                active.meeting.meeting_id == resolve.meeting_id and active.partner == partner
-            ):  # not decided yet: the partner's question decides it
-                active.driver.stop("the partner lost the stream")
+            if active.meeting.pairing.meeting_id == resolve.meeting_id and active.partner == partner and not active.meeting.is_decided:
+                active.driver.stop("the partner lost the stream", RefusalCode.TOO_SLOW)
                 await active.over.wait()
         failed_blocks = self._tools.journal.failed_blocks(resolve.meeting_id)
         if failed_blocks is None:
-            return Outcome(resolve.meeting_id, Decision.DROPPED, b"")
+            return Outcome(resolve.meeting_id, Decision.DROPPED)
         return Outcome(resolve.meeting_id, Decision.COMMITTED, failed_blocks)
 
     # ------------------------------------------------------------------ both
 
-    async def _hold(self, stream: Stream, fragment: int, hello: Hello | None) -> None:
-        membership, around = self._membership, self._around
+    async def _hold(self, stream: Stream, fragment: int, hello: Hello | None) -> Finish:
+        around = self._around
         greeting = Greeting(
-            identity=membership.identity,
+            membership=self._membership,
             partner=stream.partner,
-            terms=membership.terms,
             fragment=fragment,
-            nonce=secrets.token_bytes(16),
+            nonce=self.rng.randbytes(16),
+            now_s=around.now_s(),
             partner_hello=hello,
-            credential=membership.credential,
-            acquaintances=around.book.acquaintances(stream.partner, around.now_s(), around.rng, 1),
-            now_s=around.now_s,
+            acquaintances=around.book.acquaintances(stream.partner, _loop_s(), self.rng, ACQUAINTANCES),
         )
         meeting = Meeting(next(self._numbers), greeting)
-        driver = Driver(meeting, stream, self._tools, membership.deadline_s)
-        active = Active(meeting, driver, stream.partner, asyncio.Event())
-        self._active[fragment] = active
-        started_s = asyncio.get_running_loop().time()
+        driver = Driver(meeting, stream, self._tools, self._resolver.ask, self.deadline_s)
+        active = self._active[fragment] = Active(meeting, driver, stream, asyncio.Event())
+        started_s = _loop_s()
         try:
             finish = await driver.hold()
+            self._completed[fragment] += finish.over is MeetingOver.COMPLETED
         finally:
             del self._active[fragment]
             active.over.set()
-        self._note(active, finish, stream, asyncio.get_running_loop().time() - started_s)
-
-    def _note(self, active: Active, finish: Finish, stream: Stream, seconds: float) -> None:
-        book, now_s, hello = self._around.book, self._around.now_s(), active.meeting.partner_hello
-        for record in hello.acquaintances if hello else ():
-            self._learn(record, now_s)
-        if finish.over is MeetingOver.COMPLETED and hello is not None:
-            book.met(active.partner, now_s, hello.clock_steps)
-            self._completed[active.meeting.fragment] += 1
-        elif finish.over is MeetingOver.MISBEHAVED:
-            book.ban(active.partner, now_s)
-        elif finish.refusal is RefusalCode.LEAVING:
-            book.leaves(active.partner, now_s)
-        elif finish.over in (MeetingOver.REFUSED, MeetingOver.GATED) or (finish.over is MeetingOver.FAILED and active.meeting.initiates):
-            book.failed(active.partner, now_s)
-        self._around.report(_event(active, finish, stream, seconds))
-
-    def _learn(self, raw: bytes, now_s: float) -> None:
-        try:
-            record = MemberRecord.from_bytes(raw)
-            record.verify(self._membership.terms.run_id, now_s)
-        except GossamerError:
-            return  # a hint that is not true costs the one who passed it on nothing: it may have been deceived itself
-        self._around.book.learn(record, now_s)
-
-    async def close(self, grace_s: float) -> None:
-        """Finish or drop what is in progress within `grace_s`, and start nothing new."""
-        self.open = False
-        for search in list(self._searches.values()):
-            if not any(active.meeting.initiates for active in self._active.values()):
-                search.cancel()
-        for active in list(self._active.values()):
-            active.driver.stop("leaving")
-        waits = [asyncio.create_task(active.over.wait()) for active in self._active.values()]
-        if waits:
-            await asyncio.wait(waits, timeout=grace_s)
-        for task in (*waits, *self._searches.values()):
-            task.cancel()
-        await asyncio.gather(*waits, *self._searches.values(), return_exceptions=True)
-
-    async def resolve(self, partner: PeerId, meeting_id: bytes) -> Outcome:
-        """Ask a partner what it decided, again and again, until it answers. Bounded by the caller's cancellation."""
-        while True:
-            try:
-                stream = await self._around.transport.connect(partner, self._around.book.addresses(partner), Purpose.MEET)
-                try:
-                    await stream.send(Resolve(self._membership.terms.run_id, meeting_id))
-                    answer = await stream.receive()
-                finally:
-                    await stream.close()
-                if isinstance(answer, Outcome):
-                    return answer
-            except (TransportError, PeerMisbehaved):
-                pass
-            await asyncio.sleep(RESOLVE_PAUSE_S)
+        for record in meeting.partner_hello.acquaintances if meeting.partner_hello else ():
+            around.hearsay.take_bytes(record)
+        learn_from(around.book, meeting, finish, stream, _loop_s())
+        around.report(meeting, meeting_done(meeting, finish, stream, _loop_s() - started_s))
+        return finish
 
 
-def _event(active: Active, finish: Finish, stream: Stream, seconds: float) -> MeetingDone:
-    return MeetingDone(
-        partner=str(active.partner),
-        fragment=active.meeting.fragment,
-        outcome=finish.over.name.lower(),
-        reason=finish.reason,
-        lane=stream.lane,
-        bytes_sent=stream.bytes_sent,
-        bytes_received=stream.bytes_received,
-        seconds=seconds,
-    )
+def _loop_s() -> float:
+    """Return the loop's time, in which the book reckons."""
+    return asyncio.get_running_loop().time()
 
 
-async def _say(stream: Stream, refusal: Refusal) -> None:
-    try:
-        await stream.send(refusal)
-    except TransportError:
-        return
+async def say(stream: Stream, message: Refusal | Outcome) -> None:
+    """Send a last message, if the partner takes it."""
+    with suppress(TransportError, TimeoutError):
+        async with asyncio.timeout(SAY_S):
+            await stream.send(message)

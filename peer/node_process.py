@@ -131,12 +131,12 @@ class NodeProcess:
         terms = run_terms(manifest)
         credential = self._invite.credential_for(self._identity.peer_id) if self._invite else None
         membership = Membership(self._identity, terms, credential, manifest.outer.deadline_s, manifest.outer.no_partner == "defer")
-        world = World(network, network, lambda: network.addresses, time.time, random.Random())
+        world = World(network, network, lambda: network.addresses, time.time, random.SystemRandom())
         notices: list[Node] = []
         link = NodeEnd(self._child.settings.runtime, lambda notice: notices[0].on_notice(notice))
         payloads = PayloadFolder(self._child.settings.runtime / "payloads")
         payloads.clear(Writer.NODE)
-        tools = Tools(link, payloads, Journal(self._home.journal), lambda partner, meeting: notices[0].meetings.resolve(partner, meeting))
+        tools = Tools(link, payloads, Journal(self._home.journal))
         settings = NodeSettings(
             state_bytes=terms.state_bytes,
             max_clock_gap_steps=manifest.outer.max_clock_gap_steps,
@@ -206,7 +206,7 @@ class NodeProcess:
     # ------------------------------------------------------------------ the rest
 
     def _fill_book(self, node: Node) -> None:
-        now_s = time.time()
+        now_s = asyncio.get_running_loop().time()
         for address in self._invite.bootstraps if self._invite else ():
             node.book.hint(_peer_of(address), address, now_s)
         node.book.load(self._home.peers, now_s)
@@ -214,7 +214,8 @@ class NodeProcess:
     async def _save_book(self, node: Node) -> None:
         while True:
             await asyncio.sleep(SAVE_BOOK_S)
-            node.book.save(self._home.peers)
+            with contextlib.suppress(OSError):  # a full disk; the book is written again soon
+                node.book.save(self._home.peers, asyncio.get_running_loop().time())
 
     def _report_size(self, manifest: Manifest) -> None:
         codecs = fragment_codecs(manifest, parameter_shapes(manifest.model))

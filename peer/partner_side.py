@@ -32,12 +32,8 @@ class PartnerSide:
 
     @property
     def has_payload(self) -> bool:
-        """Whether the whole payload is here. Raises BadContents when it is not the one that was committed to."""
-        if self._payload_bytes != self.terms.payload_bytes:
-            return False
-        if self.commitment is None or self._payload.digest() != self.commitment.payload_sha256:
-            raise BadContents("the payload does not have the hash that was committed to")
-        return True
+        """Whether the whole payload is here; it was checked against the commitment when its last byte came."""
+        return self._payload_bytes == self.terms.payload_bytes
 
     def take_chunk(self, chunk: Chunk) -> None:
         """Count a chunk of the sketch (before the commitment) or of the payload (after it)."""
@@ -50,6 +46,8 @@ class PartnerSide:
             _need_next(chunk, self._payload_bytes, self.terms.payload_bytes)
             self._payload_bytes += len(chunk.data)
             self._payload.update(chunk.data)
+            if self.has_payload and self._payload.digest() != self.commitment.payload_sha256:
+                raise BadContents("the payload does not have the hash that was committed to")
         else:
             raise BadMessage(f"a chunk of the {chunk.part.name.lower()} out of turn")
 
@@ -64,17 +62,26 @@ class PartnerSide:
 
     def take_verdict(self, verdict: Verdict, meeting_id: bytes) -> None:
         """Note that the partner accepts our payload."""
-        if not self.has_payload or self.verdict is not None:
+        if self.commitment is None or not self.has_payload or self.verdict is not None:
             raise BadMessage("a verdict out of turn")
         if verdict.meeting_id != meeting_id:
             raise BadMessage("a verdict of another meeting")
         self.need_bitmap(verdict.failed_blocks)
         self.verdict = verdict
 
-    def need_bitmap(self, failed_blocks: bytes) -> None:
-        """Raise BadMessage unless this can be a bitmap of this fragment's blocks."""
+    def need_bitmap(self, failed_blocks: bytes, own: bytes = b"") -> None:
+        """Raise BadMessage unless this can be a bitmap of this fragment's blocks, with every block of `own` (empty: none) in it."""
         if len(failed_blocks) not in (0, (self.terms.num_blocks + 7) // 8):
             raise BadMessage(f"a list of failed blocks of {len(failed_blocks)} bytes for {self.terms.num_blocks} blocks")
+        if any(ours & ~theirs for ours, theirs in zip(own, failed_blocks or bytes(len(own)), strict=False)):
+            raise BadMessage("a decision that leaves out blocks which failed here")
+
+
+def union(first: bytes, second: bytes) -> bytes:
+    """Unite two bitmaps of one fragment; an empty one stands for none."""
+    if not first or not second:
+        return first or second
+    return bytes(a | b for a, b in zip(first, second, strict=True))
 
 
 def _need_next(chunk: Chunk, done: int, limit: int) -> None:

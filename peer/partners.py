@@ -1,28 +1,36 @@
 """Who this peer may meet: the address book, and the choice of the next partner.
 
 The directory, the partners themselves (acquaintances in a Hello) and the last session's file all feed the book; none of them is trusted
-for more than "somebody with this key may be at this address". The choice is uniform over the peers that are live, not resting after a
-failure and not banned, and avoids meeting the same one twice in a row where there is another: random pairs are what NoLoCo's mixing
-needs (`optim/noloco.py`), a fixed rotation diverges. Time and randomness are arguments; nothing here waits.
+for more than "somebody with this key may be at this address", and only a later word of the same peer replaces an earlier one. The choice
+is uniform over the peers that are live, not resting after a failure and not banned, and in a large enough swarm passes over those met
+last: random pairs are what NoLoCo's mixing needs (`optim/noloco.py`), a fixed rotation diverges.
+
+Randomness is an argument, and so is time: `now_s` is a clock that only goes forward (the event loop's), so that a clock set back by hand
+lets nobody rest for hours. Nothing here waits. Sizes are bounded, whoever calls.
 """
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 
-from protocol.errors import BadMessage
+from protocol.errors import GossamerError
 from protocol.identity import PeerId
 from protocol.records import MemberRecord
 
+MAX_ENTRIES = 1024  # a random part of a larger swarm mixes as well as all of it
+MAX_BANS = 1024
+MAX_HINTS = 8  # addresses of one peer
 KEPT = 64  # good peers remembered on disk
 REST_S = 1.0  # after the first failure; doubles up to
 REST_MAX_S = 60.0
 BAN_S = 24 * 3600.0
 FORGET_S = 900.0  # a peer that nobody has announced for so long is not tried any more
+AVOIDED = 3  # partners met last that are passed over, where there are enough others
 
 
 @dataclass(slots=True)
@@ -32,13 +40,16 @@ class Entry:
     peer_id: PeerId
     addresses: tuple[str, ...] = ()
     clock_steps: int = 0
+    finished: bool = False  # it has said that it only averages
     seen_s: float = 0.0  # when it was last announced or met
     failures: int = 0  # in a row
     rests_until_s: float = 0.0
-    banned_until_s: float = 0.0
     meetings: int = 0  # completed with it
-    lane: str = ""  # how it was last reached
-    record: bytes = field(default=b"", repr=False)  # its signed record, to pass on
+    record: MemberRecord | None = None  # its latest word, to pass on
+
+    def is_newer(self, record: MemberRecord) -> bool:
+        """Tell whether this record says more than the one we hold."""
+        return self.record is None or record.supersedes(self.record)
 
 
 class AddressBook:
@@ -47,83 +58,108 @@ class AddressBook:
     def __init__(self, me: PeerId) -> None:
         self._me = me
         self._entries: dict[PeerId, Entry] = {}
-        self._last: PeerId | None = None
+        self._banned_until_s: dict[PeerId, float] = {}
+        self._last: deque[PeerId] = deque(maxlen=AVOIDED)
+
+    # ------------------------------------------------------------------ what is learnt
+
+    def is_news(self, record: MemberRecord) -> bool:
+        """Tell whether a record is worth checking: another peer's, and later than the one that is held."""
+        entry = self._entries.get(record.peer_id)
+        return record.peer_id != self._me and (entry is None or entry.is_newer(record))
 
     def learn(self, record: MemberRecord, now_s: float) -> None:
-        """Take in a verified record; an older one than we hold changes nothing."""
-        if record.peer_id == self._me:
+        """Take in a verified record; one that is no later than the one we hold changes nothing."""
+        if not self.is_news(record):
             return
-        entry = self._entry(record.peer_id)
+        entry = self._entry(record.peer_id, now_s)
         entry.addresses = record.addresses or entry.addresses
-        entry.clock_steps = max(entry.clock_steps, record.clock_steps)
+        entry.clock_steps = record.clock_steps
+        entry.finished = record.finished
         entry.seen_s = now_s
-        entry.record = record.to_bytes()
+        entry.record = record
 
     def hint(self, peer_id: PeerId, address: str, now_s: float) -> None:
-        """Take in an address from an invite or a command line."""
+        """Take in an address from an invite, a command line or the last session."""
         if peer_id == self._me:
             return
-        entry = self._entry(peer_id)
+        entry = self._entry(peer_id, now_s)
         if address not in entry.addresses:
-            entry.addresses = (*entry.addresses, address)
+            entry.addresses = (*entry.addresses, address)[-MAX_HINTS:]
         entry.seen_s = max(entry.seen_s, now_s)
 
     def saw(self, peer_id: PeerId, now_s: float) -> None:
-        """Note that a peer has called us."""
+        """Note that a member of the run has called us."""
         if peer_id != self._me:
-            entry = self._entry(peer_id)
+            entry = self._entry(peer_id, now_s)
             entry.seen_s = max(entry.seen_s, now_s)
 
-    def announced(self, now_s: float) -> list[Entry]:
-        """Return the live peers whose own record we hold."""
-        return [entry for entry in self.live(now_s) if entry.record]
-
-    def furthest_clock(self, now_s: float) -> int:
-        """Return the largest schedule clock among peers that we have met or whose record we hold."""
-        return max((entry.clock_steps for entry in self.live(now_s)), default=0)
-
-    def met(self, peer_id: PeerId, now_s: float, clock_steps: int) -> None:
-        """Note a completed meeting."""
-        entry = self._entry(peer_id)
+    def met(self, peer_id: PeerId, now_s: float, clock_steps: int, *, finished: bool = False) -> None:
+        """Note a completed meeting, and how far the partner was: its clock, and whether it only averages."""
+        entry = self._entry(peer_id, now_s)
+        entry.finished = entry.finished or finished
         entry.meetings += 1
-        entry.clock_steps = max(entry.clock_steps, clock_steps)
+        entry.clock_steps = clock_steps
         entry.seen_s = now_s
         entry.failures = 0
         entry.rests_until_s = 0.0
-        self._last = peer_id
+        self._last.append(peer_id)
 
     def failed(self, peer_id: PeerId, now_s: float) -> None:
         """Let a peer rest after a failure that may be the network's; longer each time."""
-        entry = self._entry(peer_id)
-        entry.rests_until_s = now_s + min(REST_MAX_S, REST_S * 2**entry.failures)
+        entry = self._entry(peer_id, now_s)
+        entry.rests_until_s = now_s + min(REST_MAX_S, REST_S * 2 ** min(entry.failures, 16))
         entry.failures += 1
+
+    def not_now(self, peer_id: PeerId, now_s: float) -> None:
+        """Let a peer rest a moment that said it cannot meet yet."""
+        entry = self._entry(peer_id, now_s)
+        entry.rests_until_s = max(entry.rests_until_s, now_s + REST_S)
 
     def leaves(self, peer_id: PeerId, now_s: float) -> None:
         """Stop asking a peer that says it is leaving, until it announces itself again."""
-        entry = self._entry(peer_id)
+        entry = self._entry(peer_id, now_s)
         entry.seen_s = min(entry.seen_s, now_s - FORGET_S)
 
     def ban(self, peer_id: PeerId, now_s: float) -> None:
         """Do not meet a peer that broke the rules for a day."""
-        self._entry(peer_id).banned_until_s = now_s + BAN_S
+        self._banned_until_s[peer_id] = now_s + BAN_S
+        while len(self._banned_until_s) > MAX_BANS:
+            del self._banned_until_s[min(self._banned_until_s, key=lambda banned: self._banned_until_s[banned])]
+
+    # ------------------------------------------------------------------ what is asked
 
     def is_banned(self, peer_id: PeerId, now_s: float) -> bool:
         """Tell whether a peer is banned now."""
-        entry = self._entries.get(peer_id)
-        return entry is not None and entry.banned_until_s > now_s
+        return self._banned_until_s.get(peer_id, now_s) > now_s
 
     def live(self, now_s: float) -> list[Entry]:
-        """Return the peers that may be met, resting ones included, in order of id."""
-        return sorted(
-            (entry for entry in self._entries.values() if entry.banned_until_s <= now_s and now_s - entry.seen_s < FORGET_S),
-            key=lambda entry: entry.peer_id,
-        )
+        """Return the peers that may be met, resting ones included, in the order in which they were first heard of."""
+        return [entry for entry in self._entries.values() if self._is_live(entry, now_s)]
+
+    def announced(self, now_s: float) -> list[Entry]:
+        """Return the live peers whose own record we hold."""
+        return [entry for entry in self.live(now_s) if entry.record is not None]
+
+    def typical_clock(self, now_s: float) -> int:
+        """Return the schedule clock that half of the known live peers have reached, 0 when none is known.
+
+        No furthest clock: a single peer that lies about its own could send everybody after it.
+        """
+        clocks = sorted(entry.clock_steps for entry in self.live(now_s) if entry.record is not None or entry.meetings)
+        return clocks[len(clocks) // 2] if clocks else 0
 
     def choose(self, now_s: float, rng: random.Random, *, exclude: Collection[PeerId] = ()) -> Entry | None:
         """Choose the next partner, or None when nobody can be asked now."""
         ready = [entry for entry in self.live(now_s) if entry.rests_until_s <= now_s and entry.peer_id not in exclude]
-        fresh = [entry for entry in ready if entry.peer_id != self._last]
+        num_avoided = min(AVOIDED, (len(ready) - 1) // 2)
+        avoided = list(self._last)[-num_avoided:] if num_avoided > 0 else []
+        fresh = [entry for entry in ready if entry.peer_id not in avoided]
         return rng.choice(fresh or ready) if ready else None
+
+    def soonest_s(self, now_s: float) -> float | None:
+        """Return when the first of the live peers can be asked; None when there is none."""
+        return min((max(now_s, entry.rests_until_s) for entry in self.live(now_s)), default=None)
 
     def addresses(self, peer_id: PeerId) -> tuple[str, ...]:
         """Return the known addresses of a peer."""
@@ -132,37 +168,47 @@ class AddressBook:
 
     def acquaintances(self, partner: PeerId, now_s: float, rng: random.Random, num: int) -> tuple[bytes, ...]:
         """Choose signed records of other live peers to pass on to a partner."""
-        others = [entry.record for entry in self.live(now_s) if entry.record and entry.peer_id != partner and entry.failures == 0]
-        return tuple(rng.sample(others, min(num, len(others))))
+        others = [entry.record for entry in self.announced(now_s) if entry.peer_id != partner and not entry.failures]
+        return tuple(record.to_bytes() for record in rng.sample(others, min(num, len(others))) if record)
 
-    def save(self, path: Path) -> None:
-        """Write the best peers to disk, atomically."""
-        best = sorted(self._entries.values(), key=lambda entry: (-entry.meetings, -entry.seen_s))[:KEPT]
-        lines = [
-            {"peer": str(e.peer_id), "addresses": e.addresses, "meetings": e.meetings, "banned_until_s": e.banned_until_s}
-            for e in best
-            if e.addresses
+    # ------------------------------------------------------------------ on disk
+
+    def save(self, path: Path, now_s: float) -> None:
+        """Write the best peers and the bans to disk, atomically. Raises OSError, with the old file untouched."""
+        best = sorted(self._entries.values(), key=lambda entry: (-entry.meetings, -entry.seen_s))
+        known = [
+            {"peer": str(e.peer_id), "addresses": list(e.addresses)} for e in best if e.addresses and not self.is_banned(e.peer_id, now_s)
         ]
+        bans = [{"peer": str(peer), "banned_for_s": until_s - now_s} for peer, until_s in self._banned_until_s.items() if until_s > now_s]
         whole = path.with_suffix(".new")
-        whole.write_text(json.dumps(lines, indent=1))
+        whole.write_text(json.dumps({"known": known[:KEPT], "banned": bans}, indent=1))
         whole.replace(path)
 
     def load(self, path: Path, now_s: float) -> None:
-        """Add the peers of the last session. An unreadable file is the same as none: it only holds hints."""
+        """Add the peers of the last session, and what was left of the bans then. An unreadable file is like none: it only holds hints."""
         try:
-            lines = json.loads(path.read_text())
-            for line in lines:
-                self._restore(line, now_s)
-        except (OSError, ValueError, KeyError, TypeError, BadMessage):
+            content = json.loads(path.read_text())
+            for line in content["known"]:
+                for address in line["addresses"]:
+                    self.hint(PeerId.from_text(line["peer"]), str(address), now_s)
+            for line in content["banned"]:
+                self._banned_until_s[PeerId.from_text(line["peer"])] = now_s + min(BAN_S, float(line["banned_for_s"]))
+        except (OSError, ValueError, KeyError, TypeError, GossamerError):
             return
 
-    def _restore(self, line: dict[str, object], now_s: float) -> None:
-        addresses = line["addresses"]
-        if isinstance(addresses, Iterable):
-            for address in addresses:
-                self.hint(PeerId.from_text(str(line["peer"])), str(address), now_s)
-        entry = self._entry(PeerId.from_text(str(line["peer"])))
-        entry.banned_until_s = float(str(line["banned_until_s"]))
+    # ------------------------------------------------------------------ bounds
 
-    def _entry(self, peer_id: PeerId) -> Entry:
-        return self._entries.setdefault(peer_id, Entry(peer_id))
+    def _is_live(self, entry: Entry, now_s: float) -> bool:
+        return now_s - entry.seen_s < FORGET_S and not self.is_banned(entry.peer_id, now_s)
+
+    def _entry(self, peer_id: PeerId, now_s: float) -> Entry:
+        entry = self._entries.get(peer_id)
+        if entry is None:
+            if len(self._entries) >= MAX_ENTRIES:
+                self._forget_one(now_s)
+            entry = self._entries[peer_id] = Entry(peer_id, seen_s=-FORGET_S)
+        return entry
+
+    def _forget_one(self, now_s: float) -> None:
+        worst = max(self._entries.values(), key=lambda e: (not self._is_live(e, now_s), e.failures, -e.meetings, now_s - e.seen_s))
+        del self._entries[worst.peer_id]
