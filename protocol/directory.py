@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Self
 
 from protocol.engine import PeerID
-from protocol.errors import BadMessage, TransportError
+from protocol.errors import BadMessage, TransportError, Unreachable
 from protocol.identity import PeerId
 from protocol.kademlia import AttachedP2P, RecordNode
 from protocol.records import MemberRecord
@@ -74,6 +74,7 @@ class DhtDirectory:
         key, data = self._shelf.own_key(record.peer_id), record.to_bytes()
         if not self._shelf.offer(key, data):
             raise BadMessage("the record is out of date, not ours to publish, or not signed", hint="check this machine's clock")
+        self._need_connection()
         known = self.num_neighbours
         nearest = (await self._nearest([key], NUM_HOLDERS))[key]
         held = await asyncio.gather(*(self._node.protocol.call_store(peer, key, data) for peer in nearest))
@@ -84,9 +85,14 @@ class DhtDirectory:
             )
 
     async def members(self) -> list[MemberRecord]:
-        """Return the verified, unexpired records that can be found now, and those seen before."""
+        """Return the verified, unexpired records that can be found now, and those seen before. Raises Unreachable when p2pd is gone."""
+        self._need_connection()
         await self._nearest(self._shelf.key_ids(), NUM_HOLDERS)
         return self._shelf.records()
+
+    def _need_connection(self) -> None:
+        if self.is_broken:
+            raise Unreachable("the connection to p2pd has ended")
 
     async def _nearest(self, keys: Iterable[bytes], num_nodes: int) -> dict[bytes, list[PeerID]]:
         """Search in a task of its own: it ends by itself in SEARCH_S, while hivemind's search leaks tasks when it is cancelled."""
