@@ -106,7 +106,8 @@ class Replica:
         loss = next_token_loss(self.model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.manifest.inner.clip_norm)
-        if not bool(torch.isfinite(norm + loss.detach())):
+        loss = loss.detach()
+        if not bool(torch.isfinite(norm + loss)):
             raise FloatingPointError(f"inner step {self.own_steps}: loss {float(loss)}, gradient norm {float(norm)}")
         self.optimizer.step()
         num_tokens = batch.shape[0] * (batch.shape[1] - 1)
@@ -114,7 +115,7 @@ class Replica:
         self.clock_steps += 1
         self.tokens += num_tokens
         self.outer.count_tokens(num_tokens)
-        return InnerStep(float(loss.detach()), rate, num_tokens)
+        return InnerStep(float(loss), rate, num_tokens)
 
     def skip_batch(self) -> None:
         """Pass over the next batch: it made the loss not finite."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from peer import requests as ask
 from peer.payloads import PayloadFolder
+from peer.replica import Replica
 from peer.requests import File, Stage, payload_name
 
 
@@ -22,6 +24,15 @@ class Side:
 
     def get(self, number: int, file: File) -> bytes:
         return bytes(self.payloads.read(payload_name(number, file)))
+
+
+def replica_side(replica: Replica, folder: Path) -> Side:
+    def answer(request: ask.MeetingRequest) -> ask.Reply:
+        reply = replica.handle(request)
+        assert reply is not None
+        return reply
+
+    return Side(answer, PayloadFolder(folder))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,68 @@
+"""A model and a text small enough to train in a test: three fragments, some milliseconds a step."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from peer.data import ResidentCorpus
+from peer.model import build_model
+from peer.payloads import PayloadFolder
+from peer.replica import Replica
+from peer.token_store import Tokens
+from peer.windows import Draw
+from protocol.manifest import Manifest
+
+LLAMA: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+    "max_position_embeddings": 32,
+    "tie_word_embeddings": True,
+}
+
+
+def small_manifest(**sections: dict[str, Any]) -> Manifest:
+    """The small job; a section's keys given here replace the defaults below."""
+    given: dict[str, dict[str, Any]] = {
+        "run": {"total_steps": 60, "access": "open"},
+        "model": {"config": LLAMA},
+        "inner": {"batch_size": 2, "sequence_length": 16, "warmup_steps": 5, "rewarm_steps": 10},
+        "outer": {"inner_steps": 6},
+        "fragments": {"blocks_per_fragment": 1},
+        "codec": {"name": "int8"},
+    }
+    for name, keys in sections.items():
+        given[name] = given.get(name, {}) | keys
+    return Manifest.checked(given)
+
+
+def small_corpus(manifest: Manifest, peer: bytes = b"me") -> ResidentCorpus:
+    """Repeating text with some noise: a small model learns it, slowly."""
+    draws = np.random.default_rng(3)
+    text = np.frombuffer(b"the quick brown fox jumps over the lazy dog; " * 200, dtype=np.uint8).copy()
+    text[draws.integers(0, len(text), 900)] = draws.integers(0, 256, 900)
+    inner = manifest.inner
+    return ResidentCorpus(Tokens(text[:8000], text[8000:], 1.0), Draw(0, peer, inner.batch_size, inner.sequence_length))
+
+
+def small_replica(folder: Path, manifest: Manifest, peer: bytes = b"me") -> Replica:
+    """A replica at its start, as the trainer process builds it; its payloads lie in `folder`."""
+    model = build_model(manifest.model, manifest.run.seed)
+    return Replica(manifest, model, small_corpus(manifest, peer), PayloadFolder(folder), int.from_bytes(peer, "little"))
+
+
+def fingerprint(replica: Replica) -> str:
+    """Hash all that a checkpoint holds."""
+    digest = hashlib.sha256(json.dumps(replica.state(), sort_keys=True).encode())
+    for name, tensor in sorted(replica.tensors().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
