@@ -19,24 +19,32 @@ from torch import Tensor
 class OuterSettings:
     """The outer step's momentum (alpha), step size (beta) and pull towards the partner (gamma).
 
-    Raises ValueError outside the range where disagreement between peers stays bounded.
+    With `average_momentum` (unpublished, noloco.md 2.14) partners average their momentum too, which allows more of it. Raises ValueError
+    outside the range where disagreement between peers stays bounded.
     """
 
     alpha: float = 0.5
     beta: float = 0.7
     gamma: float = 0.7
+    average_momentum: bool = False
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.alpha < 1.0:
             raise ValueError(f"alpha must satisfy 0 <= alpha < 1, and is {self.alpha}.")
         if not (self.beta > 0.0 and math.isfinite(self.beta)):
             raise ValueError(f"beta must be positive and finite, and is {self.beta}.")
-        limit = 2.0 * (1.0 - self.alpha**2)
+        formula, limit = self._gamma_limit()
         if not 0.0 < self.gamma < limit:
             raise ValueError(
-                f"gamma must satisfy 0 < gamma < 2(1 - alpha^2) = {limit:.4g} at alpha {self.alpha:g}, and is {self.gamma:g}: "
+                f"gamma must satisfy 0 < gamma < {formula} = {limit:.4g} at alpha {self.alpha:g}, and is {self.gamma:g}: "
                 "outside, the peers' weights drift apart without bound."
             )
+
+    def _gamma_limit(self) -> tuple[str, float]:
+        """Return the exact mean-square bound for random pairs (noloco.md 1.3; for averaged momentum by the same recursion)."""
+        if self.average_momentum:
+            return "2(2 - alpha^2)/(2 + alpha)", 2.0 * (2.0 - self.alpha**2) / (2.0 + self.alpha)
+        return "2(1 - alpha^2)", 2.0 * (1.0 - self.alpha**2)
 
 
 FINISH = OuterSettings(alpha=0.0, beta=1.0, gamma=1.0)
@@ -54,13 +62,19 @@ def token_weight(own_tokens: int, partner_tokens: int) -> float:
     return own_tokens / total if total else 0.5
 
 
-def message(slow: Tensor, fast: Tensor, weight: float, settings: OuterSettings) -> Tensor:
-    """Return the one tensor that a meeting sends: u = gamma*phi - 2*beta*w*(phi - theta).
+def message(slow: Tensor, fast: Tensor, weight: float, settings: OuterSettings, momentum: Tensor | None = None) -> Tensor:
+    """Return the one tensor that a meeting sends: u = gamma*phi - 2*beta*w*(phi - theta), plus alpha*delta if momentum is averaged.
 
-    slow = phi, fast = theta (the snapshot), weight = w. The result is new and belongs to the caller.
+    slow = phi, fast = theta (the snapshot), weight = w, momentum = delta (needed only where the settings average it; else not looked at).
+    The result is new and belongs to the caller. Raises ValueError when the momentum is missing.
     """
     fast_share = 2.0 * settings.beta * weight
-    return torch.mul(slow, settings.gamma - fast_share).add_(fast, alpha=fast_share)
+    sent = torch.mul(slow, settings.gamma - fast_share).add_(fast, alpha=fast_share)
+    if not settings.average_momentum:
+        return sent
+    if momentum is None:
+        raise ValueError("A message that averages momentum needs the momentum.")
+    return sent.add_(momentum, alpha=settings.alpha)
 
 
 def pair_step(

@@ -48,8 +48,8 @@ def test_one_tensor_equals_the_papers_two(settings: OuterSettings) -> None:
     state = replicas(2, 50)
     slow, momentum = meet(*state, (0.5, 0.5), settings)
     columns = [oracle(*state, column) for column in range(50)]
-    two = [reference.noloco_two_tensor(column, *astuple(settings)) for column in columns]
-    one = [reference.noloco_one_tensor(column, *astuple(settings)) for column in columns]
+    two = [reference.noloco_two_tensor(column, *astuple(settings)[:3]) for column in columns]
+    one = [reference.noloco_one_tensor(column, *astuple(settings)[:3]) for column in columns]
     assert all(a.phi == pytest.approx(b.phi, abs=1e-14) for a, b in zip(itertools.chain(*one), itertools.chain(*two), strict=True))
     assert_matches(slow, momentum, two)
 
@@ -69,7 +69,7 @@ def test_token_weights_match_the_oracle(settings: OuterSettings, tokens: tuple[i
     state = replicas(2, 20, seed=1)
     weights = (token_weight(*tokens), token_weight(*tokens[::-1]))
     slow, momentum = meet(*state, weights, settings)
-    expected = [reference.noloco_token_weighted(*oracle(*state, column), tokens, *astuple(settings)) for column in range(20)]
+    expected = [reference.noloco_token_weighted(*oracle(*state, column), tokens, *astuple(settings)[:3]) for column in range(20)]
     assert_matches(slow, momentum, expected)
 
 
@@ -160,3 +160,24 @@ def test_token_weights() -> None:
     assert token_weight(5, 0) + token_weight(0, 5) == 1.0
     with pytest.raises(ValueError, match="negative"):
         token_weight(-1, 4)
+
+
+def test_averaged_momentum_matches_the_oracle() -> None:
+    slow, momentum, fast = replicas(2, 30, seed=4)
+    settings = OuterSettings(0.9, 0.7, 0.35, average_momentum=True)
+    u = [message(slow[k], fast[k], 0.5, settings, momentum[k]) for k in (0, 1)]
+    steps = [pair_step(slow[k], momentum[k], fast[k], 0.5, u[1 - k] - u[k], settings) for k in (0, 1)]
+    new_slow, new_momentum = (torch.stack(parts) for parts in zip(*steps, strict=True))
+    expected = [reference.noloco_momentum_averaged(*oracle(slow, momentum, fast, column), 0.9, 0.7, 0.35) for column in range(30)]
+    assert_matches(new_slow, new_momentum, expected)
+
+
+def test_averaged_momentum_has_a_bound_of_its_own() -> None:
+    OuterSettings(0.9, 0.7, 0.8, average_momentum=True)
+    with pytest.raises(ValueError, match=r"2\(2 - alpha\^2\)/\(2 \+ alpha\) = 0\.8207"):
+        OuterSettings(0.9, 0.7, 0.83, average_momentum=True)
+
+
+def test_averaged_momentum_needs_the_momentum() -> None:
+    with pytest.raises(ValueError, match="needs the momentum"):
+        message(torch.zeros(3), torch.zeros(3), 0.5, OuterSettings(average_momentum=True))

@@ -31,7 +31,7 @@ class Population:
 
     def round(self, settings: OuterSettings | SimpleNamespace) -> None:
         fast = self.slow + torch.randn(self.slow.shape, generator=self.generator)
-        u = message(self.slow, fast, 0.5, settings)
+        u = message(self.slow, fast, 0.5, settings, self.momentum)
         order = torch.randperm(len(u), generator=self.generator)
         partner = torch.empty_like(order)
         half = len(order) // 2
@@ -66,10 +66,22 @@ def test_variance_of_a_large_population(alpha: float, gamma: float, expected: fl
     assert measured == pytest.approx(expected, rel=0.02)
 
 
-@pytest.mark.parametrize(("alpha", "gamma", "bounded"), [(0.5, 1.45, True), (0.5, 1.55, False), (0.9, 0.35, True), (0.9, 0.5, False)])
-def test_divergence_bounds(alpha: float, gamma: float, bounded: bool) -> None:
+@pytest.mark.parametrize(("alpha", "gamma", "expected"), [(0.9, 0.35, 2.7), (0.5, 0.7, 0.93)])
+def test_variance_with_averaged_momentum(alpha: float, gamma: float, expected: float) -> None:
+    settings = OuterSettings(alpha, 0.7, gamma, average_momentum=True)
+    assert stationary_variance(64, settings, values=256, rounds=1000) == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "gamma", "average_momentum", "bounded"),
+    [
+        *((0.5, 1.45, False, True), (0.5, 1.55, False, False), (0.9, 0.35, False, True), (0.9, 0.5, False, False)),
+        *((0.9, 0.80, True, True), (0.9, 0.87, True, False), (0.5, 1.37, True, True), (0.5, 1.45, True, False)),
+    ],
+)
+def test_divergence_bounds(alpha: float, gamma: float, average_momentum: bool, bounded: bool) -> None:
     # The settings type refuses the unstable ones, so the formulas are fed from outside it.
-    settings = SimpleNamespace(alpha=alpha, beta=0.7, gamma=gamma)
+    settings = SimpleNamespace(alpha=alpha, beta=0.7, gamma=gamma, average_momentum=average_momentum)
     population = Population.start(512, 64)
     for _ in range(1000):
         population.round(settings)

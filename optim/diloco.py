@@ -1,0 +1,102 @@
+"""DiLoCo's outer step for a whole group: everybody averages pseudo-gradients and takes the same step.
+
+DiLoCo (arXiv 2311.08105), in its Nesterov form and in the heavy-ball form that the NoLoCo paper compares with; SparseLoCo's plain step is
+momentum 0. Options: outer learning rate by group size (arXiv 2503.09799), the clip and penalty of CO2 (arXiv 2401.16265), eager updates
+(arXiv 2502.12996). A pseudo-gradient is slow - fast, as everywhere. Pure functions on f32 tensors of one shape; results are new tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class DiLoCoSettings:
+    """The outer optimizer: SGD with momentum.
+
+    `clip` bounds each momentum value to so many root mean squares of the mean pseudo-gradient (infinite: no clip); `staleness_penalty`
+    divides a pseudo-gradient that arrived late (1: none). Raises ValueError for values that cannot train.
+    """
+
+    learning_rate: float = 0.7
+    momentum: float = 0.9
+    nesterov: bool = True
+    clip: float = math.inf
+    staleness_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (self.learning_rate > 0.0 and math.isfinite(self.learning_rate)):
+            raise ValueError(f"The outer learning rate must be positive and finite, and is {self.learning_rate}.")
+        if not 0.0 <= self.momentum < 1.0:
+            raise ValueError(f"The outer momentum must satisfy 0 <= momentum < 1, and is {self.momentum}.")
+        if not (self.clip > 0.0 and self.staleness_penalty >= 1.0):
+            raise ValueError("clip must be positive and staleness_penalty at least 1.")
+
+
+NESTEROV = DiLoCoSettings()
+HEAVY_BALL = DiLoCoSettings(momentum=0.3, nesterov=False)
+PLAIN = DiLoCoSettings(learning_rate=1.0, momentum=0.0, nesterov=False)
+
+
+def learning_rate_for(group_size: int) -> float:
+    """Return the outer learning rate that was best for so many peers (arXiv 2503.09799, Nesterov 0.9): 0.4, 0.6, 0.6 or 0.8."""
+    if group_size < 1:
+        raise ValueError(f"A group has at least one peer, not {group_size}.")
+    return 0.4 if group_size == 1 else 0.6 if group_size < 8 else 0.8
+
+
+def mean_gradient(decoded: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    """Return the weighted mean of what everybody decoded, accumulated in f32 in the given order.
+
+    Every peer must pass the same tensors (its own decoded too) in the same order, by peer id, to end with the same bits. Weights are
+    token counts, or ones. Raises ValueError for no tensors, another number of weights, or weights that are negative or all zero.
+    """
+    total = sum(weights)
+    if not decoded or len(decoded) != len(weights) or min(weights) < 0 or not total > 0:
+        raise ValueError("A mean needs one non-negative weight per pseudo-gradient, and not all zero.")
+    mean = torch.zeros_like(decoded[0])
+    for gradient, weight in zip(decoded, weights, strict=True):
+        mean.add_(gradient, alpha=weight / total)
+    return mean
+
+
+def contributor_mean(decoded: Sequence[Tensor]) -> Tensor:
+    """Return the mean per value over the peers that sent one, for sparse codecs (as SparseLoCo's code does; its paper divides by all).
+
+    Accumulated in the given order, like `mean_gradient`. Raises ValueError for no tensors.
+    """
+    if not decoded:
+        raise ValueError("A mean needs at least one pseudo-gradient.")
+    total, senders = torch.zeros_like(decoded[0]), torch.zeros_like(decoded[0])
+    for gradient in decoded:
+        total.add_(gradient)
+        senders.add_(gradient != 0)
+    return total.div_(senders.clamp_(min=1.0))
+
+
+def outer_step(slow: Tensor, momentum: Tensor, gradient: Tensor, settings: DiLoCoSettings) -> tuple[Tensor, Tensor]:
+    """Take the group's outer step and return (new slow weights, new momentum), both new tensors.
+
+    v' = mu*v + Delta; phi' = phi - eta*(Delta + mu*v') for Nesterov, phi - eta*v' for heavy-ball, as torch.optim.SGD does.
+    slow = phi, momentum = v, gradient = Delta (mean of slow - fast).
+    """
+    weighed = gradient / settings.staleness_penalty
+    new_momentum = torch.mul(momentum, settings.momentum).add_(weighed)
+    if math.isfinite(settings.clip):
+        bound = settings.clip * float(weighed.square().mean().sqrt())
+        new_momentum.clamp_(-bound, bound)
+    descent = weighed.add_(new_momentum, alpha=settings.momentum) if settings.nesterov else new_momentum
+    return torch.sub(slow, descent, alpha=settings.learning_rate), new_momentum
+
+
+def eager_gradient(late_mean: Tensor, own_late: Tensor, own_now: Tensor, group_size: int) -> Tensor:
+    """Return the pseudo-gradient to step with while the group's is still on its way: the last full mean with one's own part renewed.
+
+    `late_mean` is the mean of the round before, `own_late` one's own part of it (decoded), `own_now` this round's (decoded).
+    """
+    return torch.sub(own_now, own_late).div_(group_size).add_(late_mean)
