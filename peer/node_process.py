@@ -47,7 +47,7 @@ from protocol.transport import Purpose, Stream
 
 FIND_RUN_S = 60.0  # for the first answer of any bootstrap
 PAUSE_S = 1.0
-SAVE_BOOK_S = 30.0
+SAVE_BOOK_S = 2.0  # a peer that is killed early must still find its way back
 LEAVE_S = 3.0
 
 
