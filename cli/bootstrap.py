@@ -7,6 +7,7 @@ import sys
 
 from cli.join import InviteText, read_invite
 from cli.options import DEFAULT_HOME, DEFAULT_LISTEN, Announce, HomeFolder, Listen, Port, settings
+from cli.ports import keep_port
 from cli.screen import screen
 from peer.config import PeerConfig
 from peer.home import Home
@@ -15,7 +16,11 @@ from protocol.invite import Invite
 
 
 def bootstrap(
-    invite: InviteText = None, home: HomeFolder = DEFAULT_HOME, listen: Listen = DEFAULT_LISTEN, port: Port = 0, announce: Announce = None
+    invite: InviteText = None,
+    home: HomeFolder = DEFAULT_HOME,
+    listen: Listen = DEFAULT_LISTEN,
+    port: Port = None,
+    announce: Announce = None,
 ) -> None:
     """Show newcomers of a run the way, without training.
 
@@ -33,6 +38,7 @@ def hold_seed(config: PeerConfig, invite: Invite | None) -> None:
         printed: set[str] = set()
 
         def watch(status: Status) -> None:
+            keep_port(config, status.addresses)
             for address in status.addresses:
                 if address not in printed:
                     printed.add(address)

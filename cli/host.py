@@ -51,7 +51,7 @@ def host(
     device: Device = "auto",
     threads: Threads = 0,
     listen: Listen = DEFAULT_LISTEN,
-    port: Port = 0,
+    port: Port = None,
     announce: Announce = None,
     steps: Steps = None,
     seed: Seed = None,

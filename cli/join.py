@@ -32,7 +32,7 @@ def join(
     device: Device = "auto",
     threads: Threads = 0,
     listen: Listen = DEFAULT_LISTEN,
-    port: Port = 0,
+    port: Port = None,
     announce: Announce = None,
 ) -> None:
     """Join a run and train in it.

@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
+from cli.ports import usual_port
 from peer.config import PeerConfig, peer_config
+from peer.home import Home
 
 DEFAULT_HOME = Path("~/.gossamer")
 DEFAULT_LISTEN = "0.0.0.0"
@@ -25,7 +27,16 @@ Data = Annotated[
 Device = Annotated[str, typer.Option("--device", metavar="NAME", help="Where to train: auto, cpu, mps, cuda or cuda:N.")]
 Threads = Annotated[int, typer.Option("--threads", metavar="N", min=0, help="Processor threads for training; 0 lets torch choose.")]
 Listen = Annotated[str, typer.Option("--listen", metavar="HOST", help="Address to listen on; 127.0.0.1 keeps the peer on this machine.")]
-Port = Annotated[int, typer.Option("--port", metavar="N", min=0, max=65535, help="TCP port to listen on; 0 takes a free one.")]
+Port = Annotated[
+    int | None,
+    typer.Option(
+        "--port",
+        metavar="N",
+        min=0,
+        max=65535,
+        help="TCP port to listen on; 0 takes any free one. Default: that of last time if it is free, so that old invites still lead here.",
+    ),
+]
 Announce = Annotated[
     list[str] | None,
     typer.Option(
@@ -45,16 +56,24 @@ Method = Annotated[str | None, typer.Option("--method", metavar="NAME", help="Ho
 
 
 def settings(
-    home: Path, data: Path | None = None, device: str = "auto", threads: int = 0, *, listen: str, port: int, announce: list[str] | None
+    home: Path,
+    data: Path | None = None,
+    device: str = "auto",
+    threads: int = 0,
+    *,
+    listen: str,
+    port: int | None,
+    announce: list[str] | None,
 ) -> PeerConfig:
     """Check the options that make up a peer's local settings. Raises BadSettings."""
+    home = home.expanduser().absolute()
     values = {
-        "home": home.expanduser().absolute(),
+        "home": home,
         "data": data.expanduser().absolute() if data else None,
         "device": device,
         "num_threads": threads,
         "listen_host": listen,
-        "listen_port": port,
+        "listen_port": usual_port(Home(home), listen) if port is None else port,
         "announce": tuple(announce or ()),
     }
     return peer_config(values)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 
 from cli.figures import loss_text
+from cli.ports import keep_port
 from cli.screen import Screen, screen
 from peer.config import PeerConfig
 from peer.status import Status
@@ -23,6 +24,7 @@ def hold_session(config: PeerConfig, manifest: SignedManifest | None, invite: In
 
         def watch(status: Status) -> None:
             drawn.show(status.peer_id[-6:], status.to_json())
+            keep_port(config, status.addresses)
             if also is not None:
                 also(status, drawn)
 

@@ -1,0 +1,41 @@
+"""The port that a peer listened on last time: taken again, so that its old invites and its partners' address books still lead to it."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+from collections.abc import Sequence
+
+from peer.config import PeerConfig
+from peer.home import Home
+
+FILE = "port"
+_TCP = re.compile(r"/tcp/(\d+)")
+
+
+def usual_port(home: Home, listen: str) -> int:
+    """Return the port of last time if it is free now, else 0: any free one."""
+    try:
+        port = int((home.path / FILE).read_text())
+    except (OSError, ValueError):
+        return 0
+    return port if _is_free(listen, port) else 0
+
+
+def keep_port(config: PeerConfig, addresses: Sequence[str]) -> None:
+    """Remember the port in a peer's own addresses. Announced ones and a relay's say nothing about it."""
+    own = [match[1] for address in addresses if "p2p-circuit" not in address and (match := _TCP.search(address))]
+    file = config.home / FILE
+    if own and not config.announce and (not file.exists() or file.read_text() != own[0]):
+        with contextlib.suppress(OSError):  # a full disk: the next start takes another port, nothing worse
+            file.write_text(own[0])
+
+
+def _is_free(listen: str, port: int) -> bool:
+    family = socket.AF_INET6 if ":" in listen else socket.AF_INET
+    with contextlib.suppress(OSError, OverflowError), socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((listen, port))
+        return True
+    return False
