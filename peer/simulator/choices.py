@@ -1,0 +1,115 @@
+"""Settings by name, as people give them on the command line, and the scenarios that they make of a manifest.
+
+A name is a key of the manifest's sections `inner`, `outer` or `fragments`, a property of the scenario, or `codec`, `method`, `steps`,
+`seed`. What nobody chose is what the method's paper says, then the manifest's default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from itertools import product
+from typing import Any, Final
+
+from optim.codecs import CODECS
+from peer.simulator.methods import method
+from peer.simulator.names import known
+from peer.simulator.replicas import OPTIMIZERS
+from peer.simulator.scenario import Scenario
+from protocol.errors import BadSettings
+from protocol.manifest import Manifest
+
+Choices = Mapping[str, Any]
+
+# Name on the command line: section and key of the manifest.
+MANIFEST_NAMES: Final[dict[str, tuple[str, str]]] = {
+    **{key: (section, key) for section in ("inner", "outer", "fragments") for key in Manifest.model_fields[section].annotation.model_fields},  # type: ignore[union-attr]
+    "codec": ("codec", "name"),
+    "method": ("outer", "method"),
+    "steps": ("run", "total_steps"),
+    "seed": ("run", "seed"),
+}
+# Name on the command line: field of the scenario.
+NUMBERS: Final = ("drop_out", "skew", "keep_local", "feedback", "clip", "staleness_penalty")
+SAME_NAMES: Final = ("speeds", "matching", "token_weights", *NUMBERS)
+SCENARIO_NAMES: Final[dict[str, str]] = {
+    "peers": "num_peers",
+    "delay": "delay_steps",
+    **{name: name for name in SAME_NAMES},
+}
+
+
+def scenario(base: Manifest, choices: Choices) -> Scenario:
+    """Return the scenario of a manifest with choices made. Raises BadSettings or BadManifest for what cannot be."""
+    chosen = method(str(choices.get("method", base.outer.method)))
+    defaults = chosen.defaults(int(choices.get("peers", Scenario.num_peers)))
+    tables = base.model_dump(exclude_unset=True)
+    for name, (section, key) in MANIFEST_NAMES.items():
+        if name in choices:
+            tables.setdefault(section, {})[key] = choices[name]
+        elif name in defaults:
+            tables.setdefault(section, {}).setdefault(key, defaults[name])
+    manifest = Manifest.checked(tables)
+    known(manifest.codec.name, CODECS, "codec")
+    known(manifest.inner.optimizer, OPTIMIZERS, "inner optimizer")
+    mine = {**defaults, **choices}
+    made = Scenario(manifest, **{field: mine[name] for name, field in SCENARIO_NAMES.items() if name in mine})
+    chosen.train(made, 1)  # settings that the method refuses are refused now, not after the model is built
+    return made
+
+
+def grid(base: Manifest, choices: Choices, axes: Sequence[tuple[str, Sequence[Any]]]) -> list[tuple[dict[str, Any], Scenario]]:
+    """Return every combination of the axes' values, and its scenario; raises as `scenario` does, before anything has run."""
+    points = [dict(zip([name for name, _ in axes], values, strict=True)) for values in product(*(values for _, values in axes))]
+    return [(point, scenario(base, {**choices, **point})) for point in points]
+
+
+def setting(text: str) -> tuple[str, Any]:
+    """Read NAME=VALUE. Raises BadSettings."""
+    name, values = axis(text)
+    if len(values) != 1:
+        raise BadSettings(f"{text!r} gives {name} {len(values)} values", hint="use --sweep to try several")
+    return name, values[0]
+
+
+def axis(text: str) -> tuple[str, list[Any]]:
+    """Read NAME=VALUE,VALUE,... Raises BadSettings."""
+    name, found, values = text.partition("=")
+    if not found or not all(value.strip() for value in values.split(",")):
+        raise BadSettings(f"{text!r} is not of the form NAME=VALUE", hint="for example learning_rate=4e-3")
+    known(name, [*MANIFEST_NAMES, *SCENARIO_NAMES], "setting")
+    return name, [value(name, part.strip()) for part in values.split(",")]
+
+
+def value(name: str, text: str) -> Any:
+    """Read one setting's value. Raises BadSettings for one of the scenario's that it cannot be; the manifest checks its own."""
+    if name in MANIFEST_NAMES:
+        return _plain(text)
+    read, kind = READERS[name]
+    try:
+        return read(text)
+    except (KeyError, ValueError, ZeroDivisionError):
+        raise BadSettings(f"{name} is {text!r}; it should be {kind}", hint="`peer simulate --help` says what each option takes") from None
+
+
+def _plain(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _speeds(text: str) -> tuple[Fraction, ...]:
+    return tuple(Fraction(part.strip()) for part in text.replace(":", ",").split(","))
+
+
+READERS: Final[dict[str, tuple[Callable[[str], Any], str]]] = {
+    "peers": (int, "a whole number"),
+    "speeds": (_speeds, "numbers with : or , between them, like 4:1"),
+    "delay": (Fraction, "a number"),
+    "matching": (str, "text"),
+    "token_weights": ({"true": True, "false": False}.__getitem__, "true or false"),
+    **{name: (float, "a number") for name in NUMBERS},
+}

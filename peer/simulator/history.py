@@ -1,0 +1,55 @@
+"""What a simulation found out: its curve and its result, as numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+JSON_KEYS: Final = (
+    *("method", "codec", "peers", "steps", "tokens", "eval_loss", "eval_loss_averaged"),
+    *("weight_std", "meetings", "bits_per_param", "wall_seconds"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The swarm at one time of its training."""
+
+    steps: float  # virtual time, in steps at mean speed
+    tokens: int  # over all peers
+    sent_bytes: float  # per peer
+    train_loss: float  # nats per token, mean over all inner steps since the point before
+    weight_std: float
+    eval_loss: float | None  # mean over the replicas; None where it was not asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One simulation's outcome; the first names are the keys of `peer simulate --json`."""
+
+    method: str
+    codec: str
+    peers: int
+    steps: int  # mean inner steps per peer
+    tokens: int  # trained on, over all peers
+    eval_loss: tuple[float, ...]  # held-out loss of each peer's weights, nats per token
+    eval_loss_averaged: float  # of the mean of the peers' weights
+    weight_std: float  # of the peers' weights about their mean, root mean square
+    meetings: int  # meetings of pairs, or exchanges of the whole group, that counted
+    bits_per_param: float  # what a peer sends when everything is exchanged once
+    wall_seconds: float
+    solo: int  # outer steps without a partner
+    dropped: int  # meetings that counted for neither side
+    sent_bytes: float  # per peer
+    virtual_steps: float  # how long it took, in steps at mean speed
+    train_seconds: float
+    curve: tuple[Point, ...]
+
+    @property
+    def eval_loss_mean(self) -> float:
+        """Return the mean of the peers' held-out losses."""
+        return sum(self.eval_loss) / len(self.eval_loss)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that `--json` prints."""
+        return {key: getattr(self, key) for key in JSON_KEYS}

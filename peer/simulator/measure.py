@@ -1,0 +1,49 @@
+"""What is measured of replicas: held-out losses, their mean weights, and how far apart they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from peer.evaluation import HeldOut, held_out_loss
+from peer.simulator.replicas import Replica
+
+
+def mean_weights(replicas: Sequence[Replica]) -> Tensor:
+    """Return the mean of the replicas' fast weights: a new flat vector."""
+    total = replicas[0].weights.clone()
+    for replica in replicas[1:]:
+        total.add_(replica.weights)
+    return total.div_(len(replicas))
+
+
+def weight_std(replicas: Sequence[Replica]) -> float:
+    """Return the root mean square distance of the replicas' fast weights from their mean (NoLoCo, Figure 3B, not normalized)."""
+    mean = mean_weights(replicas)
+    squares = sum(float(torch.linalg.vector_norm(replica.weights - mean, dtype=torch.float64)) ** 2 for replica in replicas)
+    return float((squares / (len(replicas) * mean.numel())) ** 0.5)
+
+
+def losses(replicas: Sequence[Replica], held_out: HeldOut, num_batches: int) -> list[float]:
+    """Return each replica's held-out loss, nats per token."""
+    return [held_out_loss(replica.model, held_out, num_batches) for replica in replicas]
+
+
+def averaged_loss(replicas: Sequence[Replica], held_out: HeldOut, num_batches: int) -> float:
+    """Return the held-out loss of the replicas' mean weights, nats per token."""
+    with _holding(replicas[0], mean_weights(replicas)):
+        return held_out_loss(replicas[0].model, held_out, num_batches)
+
+
+@contextmanager
+def _holding(replica: Replica, weights: Tensor) -> Iterator[None]:
+    """Put other weights into a replica for a while."""
+    own = replica.weights.clone()
+    replica.weights.copy_(weights)
+    try:
+        yield
+    finally:
+        replica.weights.copy_(own)

@@ -1,0 +1,110 @@
+"""The methods by name: how each trains a population, what it needs to keep, and the settings its paper gives it.
+
+In all of them `alpha` is the outer momentum and `beta` the outer learning rate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
+from typing import Any, Final
+
+from optim.diloco import DiLoCoSettings, learning_rate_for, mean_gradient
+from optim.streaming import StreamingSchedule
+from peer.simulator.eager import train_eagerly
+from peer.simulator.gossip import gossip, train_alone
+from peer.simulator.group import GroupRule, Mean, every_coordinate, train_group
+from peer.simulator.lockstep import data_parallel
+from peer.simulator.names import known
+from peer.simulator.population import Population, Size
+from peer.simulator.rules import PairRule, averaged_rule, noloco_rule, slowmo_rule
+from peer.simulator.scenario import Scenario
+from protocol.errors import BadSettings
+
+Train = Callable[[Population], Iterator[Fraction]]
+Defaults = Callable[[int], Mapping[str, Any]]  # by the number of peers
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A row of the table."""
+
+    train: Callable[[Scenario, int], Train]  # for a scenario and a number of fragments; raises BadSettings
+    defaults: Defaults  # for what neither the manifest nor the command line sets
+    own_vectors: int = 0  # kept per replica beside the inner optimizer
+    common_vectors: int = 0
+    one_replica: bool = False
+    fastest_clock: bool = False  # peers tell each other their schedule clocks, so that all follow the fastest
+    own_length: bool = False  # each peer's schedule is as long as its own training
+
+    def size(self, scenario: Scenario) -> Size:
+        """Return what a scenario needs with this method."""
+        return Size(1 if self.one_replica else scenario.num_peers, self.own_vectors, self.common_vectors)
+
+    def schedules(self, scenario: Scenario) -> list[Fraction]:
+        """Return the rate at which each replica's learning rate follows its schedule."""
+        rates = [rate if self.own_length else Fraction(1) for rate in scenario.rates]
+        rates = [max(scenario.rates) if self.fastest_clock else rate for rate in rates]
+        return rates[:1] if self.one_replica else rates
+
+
+def pairs(rule: Callable[[Scenario], PairRule], **defaults: Any) -> Method:
+    """Make a method of pairs."""
+    return Method(lambda scenario, _: partial(gossip, rule=rule(scenario)), lambda _: defaults, own_vectors=2, fastest_clock=True)
+
+
+def group(*, nesterov: bool, mean: Mean = mean_gradient, **defaults: Any) -> Method:
+    """Make a method in which a group exchanges everything at once and waits."""
+
+    def rule(scenario: Scenario, num_fragments: int) -> Train:
+        everything = tuple(range(num_fragments))
+        schedule = StreamingSchedule(1, scenario.manifest.outer.inner_steps, 0)
+        return partial(train_group, rule=GroupRule(schedule, (everything,), _outer(scenario, nesterov=nesterov), mean=mean))
+
+    return Method(rule, lambda _: defaults, common_vectors=2)
+
+
+def _streaming(scenario: Scenario, num_fragments: int) -> Train:
+    inner_steps, overlap_steps = scenario.manifest.outer.inner_steps, math.ceil(scenario.delay_steps)
+    try:
+        schedule = StreamingSchedule(num_fragments, inner_steps, overlap_steps)
+    except ValueError as error:
+        raise BadSettings(str(error), hint="lower --delay or raise --inner-steps") from None
+    parts = tuple((fragment,) for fragment in range(num_fragments))
+    return partial(train_group, rule=GroupRule(schedule, parts, _outer(scenario, nesterov=True), keep=scenario.keep_local))
+
+
+def _streaming_defaults(num_peers: int) -> Mapping[str, Any]:
+    return {"alpha": 0.9, "beta": learning_rate_for(num_peers), "codec": "e3m0", "delay": Fraction(1)}
+
+
+def _outer(scenario: Scenario, *, nesterov: bool) -> DiLoCoSettings:
+    outer = scenario.manifest.outer
+    return DiLoCoSettings(outer.beta, outer.alpha, nesterov, scenario.clip, scenario.staleness_penalty)
+
+
+METHODS: Final[dict[str, Method]] = {
+    "noloco": pairs(noloco_rule),
+    "noloco-averaged": pairs(averaged_rule),
+    "slowmo": pairs(slowmo_rule),
+    "diloco": group(nesterov=True, alpha=0.9, beta=0.7, codec="fp32"),
+    "diloco-heavy-ball": group(nesterov=False, alpha=0.3, beta=0.7, codec="fp32"),
+    "diloco-eager": Method(
+        lambda scenario, _: partial(train_eagerly, settings=_outer(scenario, nesterov=True)),
+        lambda _: {"alpha": 0.9, "beta": 0.7, "codec": "fp32"},
+        own_vectors=3,
+        common_vectors=1,
+    ),
+    "sparseloco": group(nesterov=False, mean=every_coordinate, alpha=0.0, beta=1.0, codec="topk"),
+    "streaming": Method(_streaming, _streaming_defaults, common_vectors=3),
+    "ddp": Method(lambda scenario, _: data_parallel, lambda _: {"codec": "fp32"}, common_vectors=1, one_replica=True),
+    "local": Method(lambda scenario, _: train_alone, lambda _: {"codec": "fp32"}, own_length=True),
+}
+
+
+def method(name: str) -> Method:
+    """Return the method of that name. Raises BadSettings that names the nearest ones."""
+    return METHODS[known(name, METHODS, "method")]

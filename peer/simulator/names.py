@@ -1,0 +1,17 @@
+"""Names that people type: looked up in a table, or answered with the nearest ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+from protocol.errors import BadSettings
+
+
+def known(name: str, names: Iterable[str], kind: str) -> str:
+    """Return the name. Raises BadSettings, with the nearest names, when it is not one of them."""
+    table = list(names)
+    if name in table:
+        return name
+    near = get_close_matches(name, table, n=3, cutoff=0.4) or table
+    raise BadSettings(f"there is no {kind} named {name!r}", hint=f"did you mean {', '.join(near)}?")

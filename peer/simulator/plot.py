@@ -1,0 +1,55 @@
+"""Curves of simulations as a picture: loss against tokens and against bytes sent, and how far apart the peers are.
+
+Needs matplotlib, which nothing else here needs: install the extra `plot`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from peer.simulator.history import Point, Result
+from protocol.errors import BadSettings
+
+
+def need_plot(path: Path) -> None:
+    """Raise BadSettings when a picture could not be written there: before a long training, not after it."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise BadSettings("--plot needs matplotlib, which is not installed", hint="pip install 'gossamer-peer[plot]'")
+    if not path.absolute().parent.is_dir():
+        raise BadSettings(f"the folder of {path} is not there", hint="make it first, or give another --plot FILE.png")
+    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise BadSettings(f"{path} is not a picture that can be written", hint="end its name in .png, .svg or .pdf")
+
+
+def plot(results: Mapping[str, Result], path: Path) -> None:
+    """Draw the curves of each result under its name. Raises BadSettings when the file cannot be written."""
+    from matplotlib.figure import Figure  # no pyplot: no windows, no global state
+
+    figure = Figure(figsize=(13, 4.2), layout="constrained")
+    by_tokens, by_bytes, spread = figure.subplots(1, 3)
+    for name, result in results.items():
+        losses = [_loss(point) for point in result.curve]
+        by_tokens.plot([point.tokens for point in result.curve], losses, label=name)
+        by_bytes.plot([point.sent_bytes / 1e6 for point in result.curve], losses, label=name)
+        spread.plot([point.steps for point in result.curve], [point.weight_std for point in result.curve], label=name)
+    _label(by_tokens, "tokens, all peers", "held-out loss, nats per token")
+    _label(by_bytes, "MB sent per peer", "held-out loss, nats per token")
+    _label(spread, "steps at mean speed", "spread of the weights (rms)")
+    by_tokens.legend()
+    try:
+        figure.savefig(path)
+    except OSError as error:
+        raise BadSettings(f"{path} cannot be written: {error.strerror}", hint="give another --plot FILE.png") from error
+
+
+def _loss(point: Point) -> float:
+    return point.train_loss if point.eval_loss is None else point.eval_loss
+
+
+def _label(axes: Any, horizontal: str, vertical: str) -> None:
+    axes.set_xlabel(horizontal)
+    axes.set_ylabel(vertical)
+    axes.grid(alpha=0.3)

@@ -1,0 +1,140 @@
+"""The replicas of a simulation: each one's fast weights lie in one flat vector, fragment after fragment, of which its model is a view.
+
+So a fragment is a slice, to be read and written without gathering, and the mean over replicas is a mean of vectors. Inner steps are
+those of a real peer (peer/replica.py). Not here: slow weights and outer steps.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from transformers import PreTrainedModel
+
+from optim.fragment_codec import FragmentCodec
+from optim.inner import InnerSettings, build_adamw, learning_rate, set_learning_rate
+from optim.muon import build_muon
+from peer.model import next_token_loss
+from peer.replica import CLOCK_FACTOR, fragment_codecs
+from peer.simulator.texts import Batches
+from protocol.errors import OperatorError
+from protocol.manifest import Manifest
+
+
+OPTIMIZERS: Final[dict[str, Callable[[Iterable[tuple[str, Tensor]], InnerSettings], Optimizer]]] = {
+    "adamw": build_adamw,
+    "muon": build_muon,
+}
+
+
+class Diverged(OperatorError):
+    """The loss or a gradient is not finite any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the fragments lie in a flat vector of all weights, and how each is coded."""
+
+    codecs: tuple[FragmentCodec, ...]
+    slices: tuple[slice, ...]
+
+    @property
+    def numel(self) -> int:
+        """Return how many values the flat vector has."""
+        return self.slices[-1].stop  # type: ignore[no-any-return] # slice has no element type
+
+    @property
+    def bits_per_value(self) -> float:
+        """Return what one exchange of everything sends one way, per value."""
+        return 8.0 * self.exchange_bytes / self.numel
+
+    @property
+    def exchange_bytes(self) -> int:
+        """Return what one exchange of everything sends one way."""
+        return sum(codec.sketch_bytes + codec.payload_bytes for codec in self.codecs)
+
+    def place(self, parameters: Mapping[str, Tensor], flat: Tensor) -> None:
+        """Make the parameters views of the flat vector, with their values kept."""
+        for codec, part in zip(self.codecs, self.slices, strict=True):
+            pieces = codec.fragment.pieces
+            for piece, values in zip(pieces, flat[part].split([piece.numel for piece in pieces]), strict=True):
+                parameter = parameters[piece.name]
+                parameter.data = values.view(parameter.shape).copy_(parameter.data)
+
+
+def lay_out(manifest: Manifest, shapes: Mapping[str, tuple[int, ...]]) -> Layout:
+    """Cut a model of these parameter shapes into fragments as its manifest says."""
+    codecs = fragment_codecs(manifest, shapes)
+    ends = accumulate((codec.fragment.numel for codec in codecs), initial=0)
+    return Layout(codecs, tuple(slice(start, stop) for start, stop in pairwise(ends)))
+
+
+@dataclass(frozen=True, slots=True)
+class Inner:
+    """How a replica takes its inner steps."""
+
+    settings: InnerSettings
+    optimizer: str  # a name of OPTIMIZERS
+    clip_norm: float
+
+
+class Replica:
+    """One peer's model in training. `weights` (f32, flat) are its fast weights and the model's own storage."""
+
+    def __init__(self, number: int, model: PreTrainedModel, layout: Layout, batches: Batches, inner: Inner) -> None:
+        self.number = number
+        self.model = model
+        self.own_steps = 0
+        self.clock_steps = 0
+        self.losses: list[float] = []  # of the inner steps since somebody last took them
+        self.parameters: dict[str, Tensor] = dict(model.named_parameters())
+        self._batches = batches
+        self._inner = inner
+        self.weights = torch.empty(layout.numel, device=model.device)
+        layout.place(self.parameters, self.weights)
+        self._optimizer = OPTIMIZERS[inner.optimizer](self.parameters.items(), inner.settings)
+
+    def inner_step(self) -> None:
+        """Train on this peer's next batch. Raises Diverged."""
+        self.add_gradient(self._batches, self.own_steps)
+        self.apply_gradient()
+
+    def add_gradient(self, batches: Batches, step: int) -> None:
+        """Add the gradient of a batch to the parameters' gradients."""
+        loss = next_token_loss(self.model, batches.batch(step).to(self.weights.device))
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.losses.append(float(loss.detach()))
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Return the parameters' gradients by name: the live ones. Call it after `add_gradient`."""
+        return {name: parameter.grad for name, parameter in self.parameters.items() if parameter.grad is not None}
+
+    def apply_gradient(self) -> None:
+        """Clip the gradient, take the inner optimizer's step, and let go of the gradient. Raises Diverged."""
+        set_learning_rate(self._optimizer, learning_rate(self.clock_steps, self.clock_steps, self._inner.settings))
+        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters.values(), self._inner.clip_norm))
+        if not norm < float("inf"):
+            raise Diverged(
+                f"peer {self.number} diverged at its inner step {self.own_steps}: loss {self.losses[-1]:.3g}, gradient norm {norm:.3g}",
+                hint="lower learning_rate, or the outer step (beta, alpha)",
+            )
+        self._optimizer.step()
+        self._optimizer.zero_grad()  # N replicas need one gradient at a time
+        self.own_steps += 1
+        self.clock_steps += 1
+
+    def hear_clock(self, partner_clock_steps: int) -> None:
+        """Advance the schedule clock to a partner's, never faster than a bounded factor over one's own steps; as a real peer does."""
+        bound = min(CLOCK_FACTOR * self.own_steps, self._inner.settings.total_steps)
+        self.clock_steps = max(self.clock_steps, min(partner_clock_steps, bound))
+
+
+def replicate(model: PreTrainedModel, count: int) -> list[PreTrainedModel]:
+    """Return `count` models with equal weights; the given one is the first."""
+    return [model, *(copy.deepcopy(model) for _ in range(count - 1))]
