@@ -7,6 +7,7 @@ Never waits for the network: with no node at the other end of the link it trains
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 import time
 import traceback
@@ -62,9 +63,10 @@ class Trainer:
     def run(self) -> None:
         """Train to the end of the run, or until asked to stop; save before returning."""
         try:
-            self._say("ready", "")
             if self._started:
                 self._start()
+            else:
+                self._say("ready", "")
             self._train()
             self._end()
         except OperatorError:  # raised between two steps only, so nothing is half done
@@ -194,15 +196,15 @@ class Trainer:
 
     def _idle_at_the_end(self) -> None:
         """The schedule has run out: answer meetings until the node says that the last averaging is over."""
+        is_lonely = not self._session and time.monotonic() - self._alone_since_s > LONELY_FINISH_S
+        if self._config.alone or is_lonely:
+            self._finish_done = True
+            return
         self._say("finishing", "the schedule has run out: averaging with the others")
         if self._watch.is_time_to_tell():
             self._watch.report(self._replica)
             self._tell_node()
-        is_lonely = not self._session and time.monotonic() - self._alone_since_s > LONELY_FINISH_S
-        if self._config.alone or is_lonely:
-            self._finish_done = True
-        else:
-            self._link.wait(IDLE_S)
+        self._link.wait(IDLE_S)
 
     def _end(self) -> None:
         if self._finish_done:
@@ -279,4 +281,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_code = main()
+    sys.stderr.flush()
+    os._exit(exit_code)  # all is saved and closed; taking torch down would cost another second or two
