@@ -1,0 +1,239 @@
+"""Two meeting machines back to back, without any I/O: what one sends is what the other gets, in the order that the test chooses.
+
+Each seat has a trainer that replies by script, a disk, and a line to the other seat that can be cut. Nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from dataclasses import dataclass, field
+
+from peer import meeting_events as on
+from peer import requests as ask
+from peer.greeting import Greeting, Membership
+from peer.meeting import Meeting
+from peer.meeting_events import Finish, MeetingOver, Stage
+from peer.requests import Stage as RunStage
+from protocol.identity import Identity
+from protocol.messages import Chunk, Decision, Hello, Message, Outcome, Part, RefusalCode
+from protocol.terms import FragmentTerms, RunTerms
+
+SEEDS = (b"\x01" * 32, b"\x02" * 32)
+RUN_ID = hashlib.sha256(b"the run").digest()
+PLAIN, SKETCHED = 0, 1  # fragments: without a sketch stage, and with one
+TERMS = RunTerms(
+    run_id=RUN_ID,
+    protocol_version=1,
+    codec_id=16,
+    fragments=(FragmentTerms(0, 1000, 0), FragmentTerms(64, 900, 20)),
+    state_bytes=800,
+    access="open",
+    issuers=frozenset(),
+    members=frozenset(),
+    max_clock_gap_steps=200,
+)
+CHUNK_BYTES = 400
+NOW_S = 1_800_000_000.0
+
+
+def membership(identity: Identity) -> Membership:
+    return Membership(identity, TERMS, None, deadline_s=30.0, defer=False)
+
+
+@dataclass
+class Trainer:
+    """Replies by script; `replies` holds what differs from the ordinary."""
+
+    name: bytes
+    fragment: int
+    tokens: int = 640
+    clock_steps: int = 100
+    stage: RunStage = RunStage.TRAIN
+    failed_blocks: str = ""
+    replies: dict[type, ask.Reply] = field(default_factory=dict)
+    asked: list[ask.Request] = field(default_factory=list)
+    applied: list[str] = field(default_factory=list)
+
+    def payload(self, part: Part) -> bytes:
+        sizes = TERMS.fragments[self.fragment]
+        num_bytes = sizes.sketch_bytes if part is Part.SKETCH else sizes.payload_bytes
+        return (self.name * num_bytes)[:num_bytes]
+
+    def reply(self, request: ask.Request) -> ask.Reply:
+        self.asked.append(request)
+        if type(request) in self.replies:
+            return self.replies[type(request)]
+        match request:
+            case ask.Open(number):
+                return ask.Opened(number, self.tokens, self.clock_steps, self.stage)
+            case ask.Prepare(number) if TERMS.fragments[self.fragment].sketch_bytes:
+                return ask.SketchReady(number)
+            case ask.Prepare(number) | ask.Encode(number):
+                return ask.PayloadReady(number, hashlib.sha256(self.payload(Part.PAYLOAD)).hexdigest())
+            case ask.Check(number):
+                return ask.Checked(number, True, "", self.failed_blocks)
+            case ask.Apply(number, meeting_id):
+                self.applied.append(meeting_id)
+                return ask.Applied(number)
+        raise AssertionError(request)
+
+
+class Seat:
+    """One side: the machine, its trainer, its disk, what waits for it, and what it was told to do."""
+
+    def __init__(self, number: int, greeting: Greeting, trainer: Trainer) -> None:
+        self.meeting = Meeting(number, greeting)
+        self.trainer = trainer
+        self.trainer_is_there = True
+        self.disk_is_full = False
+        self.waiting: deque[on.Event] = deque([on.Started()])  # own events that have not been fed yet
+        self.incoming: deque[Message] = deque()  # what the line has not delivered yet
+        self.line_is_cut = False
+        self.other: Seat | None = None
+        self.journal: dict[bytes, bytes] = {}
+        self.stored: dict[Part, bytes] = {Part.SKETCH: b"", Part.PAYLOAD: b""}
+        self.sent: list[Message] = []
+        self.commands: list[on.Command] = []
+        self.asks_again = False
+        self.num_drops = 0
+        self.finish: Finish | None = None
+
+    def feed(self, event: on.Event) -> list[on.Command]:
+        """Give the machine one event and carry out what it asks for."""
+        commands = self.meeting.handle(event)
+        self.commands += commands
+        for command in commands:
+            assert self.finish is None, "a command after the end"
+            self._carry_out(command)
+        return commands
+
+    def hear(self) -> None:
+        """Deliver the next message from the partner."""
+        self.feed(on.PartnerSent(self.incoming.popleft()))
+
+    def _carry_out(self, command: on.Command) -> None:
+        match command:
+            case on.Tell(request):
+                told = on.TrainerAnswered(self.trainer.reply(request)) if self.trainer_is_there else on.TrainerGone()
+                self.waiting.append(told)
+            case on.Send(message):
+                self._send(message)
+            case on.SendPart(part):
+                data = self.trainer.payload(part)
+                for offset in range(0, len(data), CHUNK_BYTES):
+                    self._send(Chunk(part, offset, data[offset : offset + CHUNK_BYTES]))
+            case on.Store(part, data):
+                self.stored[part] += data
+            case on.Journal(meeting_id, failed_blocks):
+                if self.disk_is_full:
+                    self.waiting.append(on.NotJournaled("no space left"))
+                else:
+                    self.journal[meeting_id] = failed_blocks
+                    self.waiting.append(on.Journaled())
+            case on.AskAgain():
+                self.asks_again = True
+            case on.Drop():
+                self.num_drops += 1
+            case Finish():
+                self.finish = command
+            case on.Allow(seconds):
+                assert seconds > 0
+
+    def _send(self, message: Message) -> None:
+        self.sent.append(message)
+        if self.other is not None and not self.line_is_cut:
+            self.other.incoming.append(message)
+
+    def outcome(self, meeting_id: bytes) -> Outcome:
+        """Answer a partner that asks again, as a node does."""
+        if self.meeting.pairing.meeting_id == meeting_id and not self.meeting.is_decided and self.finish is None:
+            self.feed(on.Stopped("the partner lost the stream", RefusalCode.TOO_SLOW))
+        failed_blocks = self.journal.get(meeting_id)
+        if failed_blocks is None:
+            return Outcome(meeting_id, Decision.DROPPED)
+        return Outcome(meeting_id, Decision.COMMITTED, failed_blocks)
+
+    @property
+    def over(self) -> MeetingOver:
+        assert self.finish is not None
+        return self.finish.over
+
+    @property
+    def stage(self) -> Stage:
+        return self.meeting.stage
+
+
+class Table:
+    """Both seats. The responder's machine exists once the initiator's Hello has arrived."""
+
+    def __init__(self, fragment: int = PLAIN, *, trainers: tuple[Trainer, Trainer] | None = None) -> None:
+        self.fragment = fragment
+        self.identities = (Identity(SEEDS[0]), Identity(SEEDS[1]))
+        self.trainers = trainers or (Trainer(b"a", fragment), Trainer(b"b", fragment))
+        greeting = Greeting(membership(self.identities[0]), self.identities[1].peer_id, fragment, b"n" * 16, NOW_S)
+        self.initiator = Seat(1, greeting, self.trainers[0])
+        self.responder: Seat | None = None
+
+    def greet(self) -> Seat:
+        """Run the initiator up to its Hello, and seat the responder with it."""
+        while not self.initiator.sent:
+            self.initiator.feed(self.initiator.waiting.popleft())
+        hello = self.initiator.sent[0]
+        assert isinstance(hello, Hello)
+        me, partner = self.identities[1], self.identities[0].peer_id
+        self.responder = Seat(2, Greeting(membership(me), partner, self.fragment, b"p" * 16, NOW_S, hello), self.trainers[1])
+        self.initiator.other, self.responder.other = self.responder, self.initiator
+        return self.responder
+
+    def seats(self) -> tuple[Seat, Seat]:
+        return self.initiator, self.responder or self.greet()
+
+    def run(self, *, until: Stage | None = None) -> tuple[Seat, Seat]:
+        """Let everything happen in turn until nothing is left to happen, or the responder is in this stage."""
+        seats = self.seats()
+        while any(seat.waiting or seat.incoming for seat in seats):
+            for seat in seats:
+                if until is not None and seats[1].stage is until:
+                    return seats
+                if seat.waiting:
+                    seat.feed(seat.waiting.popleft())
+                elif seat.incoming:
+                    seat.hear()
+        return seats
+
+
+def alone(stage: Stage, fragment: int = SKETCHED, *, initiates: bool = True) -> Seat:
+    """Return one side of a meeting in this stage, cut off from its partner: the test is the partner now."""
+    table = Table(fragment)
+    if initiates and stage in (Stage.OPENING, Stage.GREETING):
+        while table.initiator.stage is not stage:
+            table.initiator.feed(table.initiator.waiting.popleft())
+        return table.initiator
+    table.greet()
+    seat = table.seats()[0 if initiates else 1]
+    _walk(table, seat, stage)
+    seat.waiting.clear()
+    seat.incoming.clear()
+    seat.other = None
+    seat.sent.clear()
+    return seat
+
+
+def _walk(table: Table, seat: Seat, stage: Stage) -> None:
+    """Step the seat alone as far as it can go before its partner is needed, so that it passes through every stage."""
+    other = table.seats()[1] if seat is table.initiator else table.initiator
+    for _ in range(1000):
+        if seat.stage is stage:
+            return
+        if seat.stage is Stage.JUDGING and stage is Stage.IN_DOUBT:
+            seat.feed(on.PartnerGone())
+        elif seat.waiting:
+            seat.feed(seat.waiting.popleft())
+        elif seat.incoming:
+            seat.hear()
+        elif other.waiting:
+            other.feed(other.waiting.popleft())
+        elif other.incoming:
+            other.hear()
+    raise AssertionError(f"never in {stage}")
