@@ -1,0 +1,126 @@
+"""How fast the codecs are, beside a plain memory copy in the same run, and what they lose.
+
+    python -m benchmarks.codecs [--values N] [--threads T] [--device cuda] [--spread S] [NAME ...]
+
+Speed is GB of f32 input per second, the best of several runs: `sketch`, `encode` and `gap` (decoding both sides' payloads and taking the
+difference). `noise` is the squared error of the gap over the squared gap, for messages of deviation 0.02 that differ by `spread` of that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from optim.codecs import CODECS, Codec, Direct, bits, codec
+from optim.codecs.blockwise import blocks, num_blocks, read_scales
+
+
+class PlainInt4:
+    """The yardstick: 4-bit codes against the largest magnitude of blocks of 128, and nothing else."""
+
+    name = "int4 (yardstick)"
+    wire_id = -1
+
+    def payload_bytes(self, num_values: int) -> int:
+        """Return the payload's exact size."""
+        return 2 * num_blocks(num_values, 128) + bits.num_bytes(num_values, 4)
+
+    def pack(self, values: Tensor) -> Tensor:
+        """Return scales and codes; takes whole blocks only."""
+        rows = blocks(values, 128)
+        scales = rows.abs().amax(1).bfloat16()
+        codes = (rows * (7.0 / scales.float().clamp(min=1e-30))[:, None]).round_().add_(8.0).to(torch.uint8)
+        return torch.cat((scales.view(torch.uint8), bits.pack(codes.view(-1), 4)))
+
+    def unpack(self, payload: Tensor, num_values: int) -> Tensor:
+        """Return f32[num_values]."""
+        count = num_blocks(num_values, 128)
+        scales = read_scales(payload, count, self.name).mul_(1.0 / 7.0)
+        codes = bits.unpack(payload[2 * count :], 4, num_values)
+        return codes.float().sub_(8.0).view(-1, 128).mul_(scales[:, None]).view(-1)
+
+
+def best_seconds(work: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """Return the shortest of several runs, after one to warm up."""
+    times = []
+    for _ in range(repeats + 1):
+        _wait(device)
+        start = time.perf_counter()
+        work()
+        _wait(device)
+        times.append(time.perf_counter() - start)
+    return min(times[1:])
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def measure(coder: Codec, pair: tuple[Tensor, Tensor], repeats: int) -> dict[str, float]:
+    """Return GB/s per stage, bits per value, noise and the share of failed blocks."""
+    own, partner = pair
+    num_values, device = own.numel(), own.device
+    sketches = coder.sketch(own, 1), coder.sketch(partner, 1)
+    encoded = coder.encode(own, 1, *sketches)
+    payload = coder.encode(partner, 1, *sketches[::-1]).payload
+    gap = coder.gap(encoded, payload)
+    error = (gap.values - (partner - own)).double().square().sum() / (partner - own).double().square().sum()
+    stages: dict[str, Callable[[], object]] = {
+        "sketch": lambda: coder.sketch(own, 1),
+        "encode": lambda: coder.encode(own, 1, *sketches),
+        "gap": lambda: coder.gap(encoded, payload),
+    }
+    speeds = {name: 4e-9 * num_values / best_seconds(work, device, repeats) for name, work in stages.items()}
+    if not coder.sketch_bytes(num_values):
+        del speeds["sketch"]
+    sent = coder.sketch_bytes(num_values) + coder.payload_bytes(num_values)
+    failed = float(gap.failed.float().mean()) if gap.failed.numel() else 0.0
+    return {**speeds, "bits": 8.0 * sent / num_values, "noise": float(error), "failed": failed}
+
+
+def copies(values: Tensor, repeats: int) -> tuple[float, float]:
+    """Return the GB/s of a copy into memory in use, and into memory just asked for."""
+    target = torch.empty_like(values)
+    gigabytes = 4e-9 * values.numel()
+    used = gigabytes / best_seconds(lambda: target.copy_(values), values.device, repeats)
+    return used, gigabytes / best_seconds(values.clone, values.device, repeats)
+
+
+def main() -> None:
+    """Print one line per codec."""
+    options = argparse.ArgumentParser(description="Speed and loss of the codecs.")
+    options.add_argument("names", nargs="*", help="codecs; all without")
+    options.add_argument("--values", type=int, default=2**24)
+    options.add_argument("--threads", type=int, default=0, help="0: what torch chooses")
+    options.add_argument("--device", default="cpu")
+    options.add_argument("--spread", type=float, default=0.1)
+    options.add_argument("--repeats", type=int, default=7)
+    chosen = options.parse_args()
+    if chosen.threads:
+        torch.set_num_threads(chosen.threads)
+    generator = torch.Generator().manual_seed(0)
+    own = 0.02 * torch.randn(chosen.values, generator=generator)
+    partner = own + 0.02 * chosen.spread * torch.randn(chosen.values, generator=generator)
+    pair = own.to(chosen.device), partner.to(chosen.device)
+    used, fresh = copies(pair[0], chosen.repeats)
+    print(f"{chosen.values} values on {chosen.device}, {torch.get_num_threads()} threads, gap {chosen.spread:g} of the weights")
+    print(f"memory copy: {used:.2f} GB/s into memory in use, {fresh:.2f} GB/s into fresh memory")
+    print(f"{'codec':18}{'bits/value':>11}{'sketch':>9}{'encode':>9}{'gap':>9}  GB/s{'encode/copy':>13}{'noise':>11}{'failed':>9}")
+    coders: list[Codec] = [codec(name) for name in chosen.names or CODECS]
+    for coder in [*coders, Direct(PlainInt4())]:
+        row = measure(coder, pair, chosen.repeats)
+        sketch = f"{row['sketch']:.2f}" if "sketch" in row else "-"
+        print(
+            f"{coder.name:18}{row['bits']:11.4f}{sketch:>9}{row['encode']:9.2f}{row['gap']:9.2f}      {row['encode'] / used:13.3f}"
+            f"{row['noise']:11.2e}{row['failed']:9.3%}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
