@@ -55,8 +55,8 @@ def ask(home: Path, request: dict[str, Any], *, wait_s: float = ANSWER_S) -> dic
     """
     nobody = BadSettings(f"no peer is running in {home}", hint="start one with `peer join` or `peer host`, or name its folder with --home")
     try:
-        path = json.loads(Home(home).running.read_text())["control"]
-    except (OSError, ValueError, KeyError) as error:
+        path = str(json.loads(Home(home).running.read_text())["control"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise nobody from error
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -65,11 +65,11 @@ def ask(home: Path, request: dict[str, Any], *, wait_s: float = ANSWER_S) -> dic
             connection.sendall(json.dumps(request).encode() + b"\n")
             answer: dict[str, Any] = json.loads(_read_line(connection))
             return answer
-    except (ConnectionError, FileNotFoundError) as error:
-        raise nobody from error
     except (TimeoutError, ValueError) as error:
         hint = f"see {Home(home).log}; if it hangs, stop its process and start it again"
         raise BadSettings(f"the peer in {home} does not answer", hint=hint) from error
+    except OSError as error:  # it was killed: nobody listens at the socket that it left
+        raise nobody from error
 
 
 def _read_line(connection: socket.socket) -> bytes:
