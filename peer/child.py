@@ -16,7 +16,7 @@ import signal
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from peer.config import PeerConfig
 from protocol.errors import ExitCode, GossamerError, OperatorError
@@ -48,6 +48,20 @@ class ChildSettings:
         return cls(config=config, runtime=Path(fields.pop("runtime")), **fields)
 
 
+class Supervised(Protocol):
+    """What a trainer needs of its supervisor."""
+
+    @property
+    def settings(self) -> ChildSettings:
+        """Return what the supervisor handed over."""
+
+    def report(self, kind: str, fields: dict[str, Any]) -> None:
+        """Send a report. Returns at once."""
+
+    def stop_requested(self) -> bool:
+        """Tell whether to stop. Returns at once."""
+
+
 class Child:
     """Pipes to the supervisor. Make it before anything prints. Ends the process if the supervisor stops before it has said anything."""
 
@@ -58,12 +72,17 @@ class Child:
         line = os.fdopen(0, "rb", buffering=0, closefd=False).readline()
         if not line.endswith(b"\n"):
             sys.exit(ExitCode.DONE)
-        self.settings = ChildSettings.from_line(line)
+        self._settings = ChildSettings.from_line(line)
         self._reports = os.dup(1)
         os.dup2(2, 1)
         os.set_blocking(self._reports, False)
         self._unsent = b""
         self._stopping = False
+
+    @property
+    def settings(self) -> ChildSettings:
+        """Return what the supervisor handed over."""
+        return self._settings
 
     def report(self, kind: str, fields: dict[str, Any]) -> None:
         """Send a report, or drop it when the supervisor has stopped reading."""

@@ -16,7 +16,7 @@ import torch
 
 from peer import requests as ask
 from peer.checkpoint import load_latest
-from peer.child import Child
+from peer.child import Child, Supervised
 from peer.data import Corpus, load_corpus
 from peer.evaluation import held_out_loss
 from peer.events import EvalDone, EventLog
@@ -43,7 +43,7 @@ NO_NODE = "no node to find a partner"
 class Trainer:
     """Drive a replica until its run ends or the supervisor says stop."""
 
-    def __init__(self, child: Child, replica: Replica, link: TrainerEnd, saver: Saver, events: EventLog) -> None:
+    def __init__(self, child: Supervised, replica: Replica, link: TrainerEnd, saver: Saver, events: EventLog) -> None:
         self._child = child
         self._config = child.settings.config
         self._replica = replica
@@ -222,7 +222,7 @@ def peer_seed(run_seed: int, identity: Identity) -> int:
     return int.from_bytes(hashlib.sha256(run_seed.to_bytes(8, "little") + identity.peer_id.raw).digest()[:6], "little")
 
 
-def build_replica(child: Child, home: Home, manifest: Manifest) -> Replica:
+def build_replica(child: Supervised, home: Home, manifest: Manifest) -> Replica:
     """Build the model with its initial weights, and its text. Raises OperatorError for what cannot be."""
     config, inner, identity = child.settings.config, manifest.inner, Identity.load_or_create(home.identity)
     device, _ = choose_device(config.device)
@@ -238,7 +238,7 @@ def build_replica(child: Child, home: Home, manifest: Manifest) -> Replica:
     return replica
 
 
-def build(child: Child) -> Trainer:
+def build(child: Supervised) -> Trainer:
     """Put the trainer together, from its checkpoint where there is one."""
     config = child.settings.config
     home = Home(config.home)

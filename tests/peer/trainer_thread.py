@@ -1,0 +1,131 @@
+"""A whole trainer in a thread of the test, which plays its supervisor and, over the real link, its node."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+import threading
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from peer import requests as ask
+from peer.child import ChildSettings
+from peer.config import PeerConfig
+from peer.events import EventLog, read_events
+from peer.home import Home
+from peer.link import NodeEnd, TrainerEnd
+from peer.payloads import PayloadFolder
+from peer.replica import Replica
+from peer.saving import Saver
+from peer.trainer import Trainer
+from protocol.manifest import Manifest
+from tests.peer.small import small_replica
+from tests.peer.waiting import eventually
+
+
+@dataclass
+class Supervision:
+    """The supervisor's side, as a trainer sees it."""
+
+    settings: ChildSettings
+    reports: list[dict[str, Any]] = field(default_factory=list)
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def report(self, kind: str, fields: dict[str, Any]) -> None:
+        self.reports.append(fields)
+
+    def stop_requested(self) -> bool:
+        return self.stop.is_set()
+
+    def states(self) -> list[tuple[str, str]]:
+        return [(report["state"], report["reason"]) for report in self.reports if "state" in report]
+
+
+class Node:
+    """The node's side of the link, with what it was told."""
+
+    def __init__(self, runtime: Path) -> None:
+        self.notices: list[ask.Notice] = []
+        self.end = NodeEnd(runtime, self.notices.append)
+        self.payloads = PayloadFolder(runtime / "payloads")
+        self._running = asyncio.create_task(self.end.run())
+
+    async def gone(self) -> None:
+        self._running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._running
+
+    def dues(self) -> list[ask.Due]:
+        return [notice for notice in self.notices if isinstance(notice, ask.Due)]
+
+    def progress(self) -> list[ask.Progress]:
+        return [notice for notice in self.notices if isinstance(notice, ask.Progress)]
+
+
+class RunningTrainer:
+    """A trainer thread; `replica` may be looked at from outside once the thread has ended."""
+
+    def __init__(self, folder: Path, runtime: Path, manifest: Manifest, told_to_start: bool, **config: Any) -> None:
+        self.home = Home(folder / "home")
+        self.home.create()
+        self.runtime = runtime
+        self.config = PeerConfig(home=self.home.path, **config)
+        self.supervision = Supervision(ChildSettings(self.config, runtime, told_to_start, 0))
+        self.replica: Replica = small_replica(runtime / "payloads", manifest)
+        self.replica.alone = self.config.alone
+        events = EventLog(self.home.events)
+        self.saver = Saver(self.home, self.config, events)
+        self.trainer = Trainer(self.supervision, self.replica, TrainerEnd(runtime), self.saver, events)
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.trainer.run()
+        except BaseException as error:
+            self.error = error
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread.is_alive()
+
+    def events(self, kind: type) -> list[Any]:
+        return [entry.event for entry in read_events(self.home.events) if isinstance(entry.event, kind)]
+
+    async def ended(self) -> None:
+        await eventually(lambda: not self.is_running, "end of the trainer")
+        if self.error is not None:
+            raise self.error
+
+    async def stopped(self) -> None:
+        self.supervision.stop.set()
+        await self.ended()
+
+
+@contextlib.asynccontextmanager
+async def trainer(folder: Path, manifest: Manifest, *, told_to_start: bool = False, **config: Any) -> AsyncIterator[RunningTrainer]:
+    with tempfile.TemporaryDirectory(prefix="trainer-") as runtime:
+        running = RunningTrainer(folder, Path(runtime), manifest, told_to_start, **config)
+        running.start()
+        try:
+            async with asyncio.timeout(50):
+                yield running
+        finally:
+            running.supervision.stop.set()
+            await eventually(lambda: not running.is_running, "end of the trainer")
+
+
+@contextlib.asynccontextmanager
+async def node(running: RunningTrainer) -> AsyncIterator[Node]:
+    one = Node(running.runtime)
+    try:
+        await one.end.wait_connected()
+        yield one
+    finally:
+        await one.gone()
