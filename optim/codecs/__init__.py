@@ -17,7 +17,7 @@ _DENSE = (Dense("fp32", 0, torch.float32), Dense("bf16", 1, torch.bfloat16))
 PACKINGS: dict[str, Packing] = {packing.name: packing for packing in (*_DENSE, Int8(), NF4, E3M0(), Q2, SIGN1, TopK(), TopK12())}
 CODECS: dict[str, Codec] = {packing.name: Direct(packing) for packing in PACKINGS.values()}
 # Half-widths of the windows in gap scales: docs/log.md has the table they were chosen from.
-CODECS |= {known.name: known for known in (Modulo(8, 16, 8.0), Modulo(6, 17, 7.0), Modulo(4, 18, 5.5), Modulo(3, 19, 5.0))}
+CODECS |= {known.name: known for known in (Modulo(8, 16, 8.0), Modulo(6, 17, 7.0), Modulo(4, 18, 5.5), Modulo(3, 19, 5.5))}
 
 __all__ = ["CODECS", "PACKINGS", "Codec", "Direct", "Encoded", "Gap", "Packing", "codec", "codec_by_wire_id", "packing"]
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from optim.codecs import Gap, codec
+from optim.codecs.hadamard import side_matrix, sign_pool, window
 from optim.codecs.modulo import Modulo, gap_steps
 
 NAMES = ["modulo8", "modulo6", "modulo4", "modulo3"]
@@ -184,6 +185,26 @@ def test_another_codecs_encoding_is_refused() -> None:
     u = torch.randn(1024)
     with pytest.raises(TypeError, match="own encode"):
         modulo("modulo4").gap(plain.encode(u, 1, u[:0], u[:0]), torch.zeros(514, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_gap_has_the_same_bits_however_it_is_computed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything up to one last product is exact, so slabs, threads and devices cannot differ."""
+    coder = modulo(name)
+    first, second = near_pair(1024 * 40, 2e-3)
+    sketches = coder.sketch(first, 1), coder.sketch(second, 1)
+    one, two = coder.encode(first, 1, *sketches), coder.encode(second, 1, *sketches[::-1])
+    gap = coder.gap(one, two.payload)
+    monkeypatch.setattr("optim.codecs.modulo.CPU_SLAB_BLOCKS", 3)
+    assert torch.equal(coder.gap(one, two.payload).values, gap.values)
+    # Undone by hand in float64: signs, then the exact transform, must give whole multiples of the step.
+    signs = window(sign_pool(1, 40, torch.device("cpu")), 0, 40).double()
+    side = side_matrix(torch.device("cpu")).double()
+    rows = (gap.values.view(40, 1024).double() * signs / (one.steps / 32)[:, None].double()).view(40, 32, 32)
+    whole = (side @ rows @ side).view(40, 1024)[~gap.failed] / 1024
+    assert float((whole - whole.round()).abs().max()) < 1e-3 * 2**coder.bits
+    again = (side @ whole.round().view(-1, 32, 32) @ side).view(-1, 1024).float() * (one.steps / 32)[~gap.failed, None]
+    assert torch.equal(again * signs.float()[~gap.failed], gap.values.view(40, 1024)[~gap.failed])
 
 
 def test_the_wire_does_not_change_between_releases() -> None:
