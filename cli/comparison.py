@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cli.figures import Status, bytes_text, loss_text, meetings_text, share_text
-
-MEETING_KINDS = ("completed", "solo", "refused", "failed")
+from cli.figures import MEETING_KINDS, Status, bytes_text, loss_text, meetings_text, share_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,9 @@ from typing import Any
 
 Status = Mapping[str, Any]  # the object of `peer status --json`
 
-COLUMNS = ("peer", "state", "step", "loss", "tokens/s", "meetings", "up", "down", "blocked")
+MEETING_KINDS = ("completed", "solo", "refused", "failed")
+COLUMNS = ("peer", "state", "step", "loss", "tok/s", "meetings", "up", "down", "blocked")
+LEGEND = "meetings: completed/solo/refused/failed; blocked: share of training time"
 
 
 def cells(name: str, status: Status) -> tuple[str, ...]:
@@ -19,7 +21,7 @@ def cells(name: str, status: Status) -> tuple[str, ...]:
         f"{status['step']}/{status['total_steps']}",
         loss_text(status["loss"]),
         f"{status['tokens_per_second']:.0f}",
-        meetings_text(status["meetings"]),
+        "/".join(str(status["meetings"][kind]) for kind in MEETING_KINDS),
         bytes_text(traffic["sent"]),
         bytes_text(traffic["received"]),
         share_text(status["blocked_seconds"], status["train_seconds"]),
@@ -30,8 +32,9 @@ def line(name: str, status: Status) -> str:
     """Return everything on one plain line, with the reason for the state at its end."""
     texts = dict(zip(COLUMNS, cells(name, status), strict=True))
     return (
-        f"{texts['peer']}: {texts['state']}, step {texts['step']}, loss {texts['loss']}, {texts['tokens/s']} tokens/s, "
-        f"meetings {texts['meetings']}, up {texts['up']}, down {texts['down']}, blocked {texts['blocked']}" + _because(status)
+        f"{name}: {texts['state']}, step {texts['step']}, loss {texts['loss']}, {texts['tok/s']} tokens/s, "
+        f"meetings {meetings_text(status['meetings'])}, up {texts['up']}, down {texts['down']}, blocked {texts['blocked']}"
+        + _because(status)
     )
 
 
@@ -41,7 +44,7 @@ def _because(status: Status) -> str:
 
 def meetings_text(meetings: Mapping[str, int]) -> str:
     """Return the number of completed meetings, then what else happened, where it did."""
-    others = ", ".join(f"{meetings[kind]} {kind}" for kind in ("solo", "refused", "failed") if meetings[kind])
+    others = ", ".join(f"{meetings[kind]} {kind}" for kind in MEETING_KINDS[1:] if meetings[kind])
     return f"{meetings['completed']} ({others})" if others else str(meetings["completed"])
 
 

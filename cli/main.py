@@ -22,6 +22,7 @@ from cli.invite import invite
 from cli.join import join
 from cli.leave import leave
 from cli.report import report_failure
+from cli.simulate import simulate
 from cli.status import status
 from peer.status import VERSION
 from protocol.errors import ExitCode
@@ -43,6 +44,7 @@ app.command("status")(status)
 app.command("leave")(leave)
 app.command("export")(export)
 app.command("eval")(evaluate)
+app.command("simulate")(simulate)
 app.command("id")(identity)
 
 

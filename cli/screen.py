@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from cli.figures import COLUMNS, Status, cells, line
+from cli.figures import COLUMNS, LEGEND, Status, cells, line
 
 SHOW_EVERY_STEPS_SHARE = 0.1  # a plain line at least each tenth of the run
 SHOW_EVERY_S = 15.0  # and at least this often
@@ -102,7 +102,7 @@ class LiveTable:
         for name, status in self._statuses.items():
             table.add_row(*(Text(cell) for cell in cells(name, status)))
         reasons = [Text(f"{name}: {status['reason']}") for name, status in self._statuses.items() if status["reason"]]
-        return Group(table, *reasons)
+        return Group(table, *reasons, Text(LEGEND, style="dim"))
 
 
 @contextmanager

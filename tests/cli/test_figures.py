@@ -29,8 +29,8 @@ def test_every_column_gets_its_cell() -> None:
         "state": "training",
         "step": "120/400",
         "loss": "2.346",
-        "tokens/s": "1523",
-        "meetings": "8 (1 solo, 2 failed)",
+        "tok/s": "1523",
+        "meetings": "8/1/0/2",
         "up": "1.2 MB",
         "down": "999 B",
         "blocked": "0.5 %",
@@ -38,6 +38,7 @@ def test_every_column_gets_its_cell() -> None:
 
 
 def test_line_ends_with_the_reason_where_there_is_one() -> None:
+    assert "meetings 8 (1 solo, 2 failed)" in line("peer-1", STATUS)
     assert line("peer-1", STATUS).endswith("blocked 0.5 %")
     assert line("peer-1", STATUS | {"reason": "no partner answered"}).endswith("blocked 0.5 % (no partner answered)")
 

@@ -1,0 +1,79 @@
+"""What simulations found out, for people and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cli.figures import bytes_text, loss_text, share_text
+from peer.simulator.history import Result, Row, value_text
+
+COLUMNS = ("mean loss", "average", "spread", "bits", "sent", "meetings", "seconds")
+
+
+def rows_text(rows: Sequence[Row], *, as_json: bool) -> str:
+    """Return what to print of one simulation, or of a sweep."""
+    single = rows[0].result if not rows[0].point else None
+    if single:
+        return json.dumps(single.to_json()) if as_json else result_text(single)
+    return json.dumps({"sweep": [row_json(row) for row in rows]}) if as_json else sweep_text(rows)
+
+
+def result_text(result: Result) -> str:
+    """Return the closing statement of one simulation."""
+    low, high = min(result.eval_loss), max(result.eval_loss)
+    others = "".join(f", {count} {word}" for count, word in ((result.solo, "alone"), (result.dropped, "dropped")) if count)
+    rate = result.tokens / result.train_seconds
+    return (
+        "held-out loss, nats per token\n"
+        f"  mean of {result.peers} peers         {loss_text(result.eval_loss_mean)} ({loss_text(low)} to {loss_text(high)})\n"
+        f"  average of their weights {loss_text(result.eval_loss_averaged)}\n\n"
+        f"{result.method} with {result.codec}: {result.meetings} exchanges{others}; {result.bits_per_param:.2f} bits per value, "
+        f"{bytes_text(result.sent_bytes)} sent per peer. Spread of the weights: {result.weight_std:.2e}.\n"
+        f"{result.tokens} tokens, {result.virtual_steps:g} steps of virtual time. "
+        f"Training took {result.train_seconds:.1f} s ({rate:.0f} tokens/s), everything {result.wall_seconds:.1f} s."
+    )
+
+
+def sweep_text(rows: Sequence[Row]) -> str:
+    """Return a table of all simulations, the best average first."""
+    names = list(rows[0].point)
+    ordered = sorted(rows, key=lambda row: row.result.eval_loss_averaged if row.result else float("inf"))
+    table = [(*names, *COLUMNS), *(_cells(row) for row in ordered)]
+    widths = [max(len(line[column]) for line in table if column < len(line)) for column in range(len(table[0]))]
+    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=False)) for line in table)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    point = tuple(value_text(value) for value in row.point.values())
+    if row.result is None:
+        return (*point, "diverged")
+    result = row.result
+    return (
+        *point,
+        f"{result.eval_loss_mean:.4f}",
+        f"{result.eval_loss_averaged:.4f}",
+        f"{result.weight_std:.2e}",
+        f"{result.bits_per_param:.2f}",
+        bytes_text(result.sent_bytes),
+        str(result.meetings),
+        f"{result.wall_seconds:.1f}",
+    )
+
+
+def row_json(row: Row) -> dict[str, Any]:
+    """Return one simulation of a sweep as an object: its settings, and its result or what broke."""
+    settings = {name: value if isinstance(value, int | float) else value_text(value) for name, value in row.point.items()}
+    return {"settings": settings, **(row.result.to_json() if row.result else {"diverged": row.failure})}
+
+
+def network_text(found: Mapping[str, Any]) -> str:
+    """Return what `--network` found out as a few lines."""
+    sync, shares, slower = found["sync_seconds"], found["compute_utilization_by_method"], found["barrier_slowdown"]
+    lines = [f"one exchange of {found['params']:.3g} parameters between {found['peers']} peers, {found['bits_per_param']:.2f} bits each"]
+    lines += [f"  {name:<14}{sync[key]:10.2f} s" for key, name in (("gossip", "meeting"), ("ring", "ring"), ("tree", "tree"))]
+    lines += [f"time left for computing, exchanging every {found['inner_steps']} steps (ddp: every step)"]
+    lines += [f"  {name:<14}{share_text(share, 1.0):>10}" for name, share in shares.items()]
+    lines += ["time that uneven steps take, waiting for others, over what they take by themselves"]
+    return "\n".join([*lines, *(f"  {name:<14}{slower[name]:10.2f}" for name in ("group", "pairs"))])
