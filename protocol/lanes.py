@@ -57,7 +57,11 @@ class InboundLanes:
         """Listen where p2pd connects for each inbound stream, and tell it so. Raises Unreachable when p2pd has gone."""
         self._listener.unlink(missing_ok=True)
         self._server = await asyncio.start_unix_server(self._accept, self._listener, limit=BUFFER_BYTES)
-        await control.receive_streams(PROTOCOL, self._listener)
+        try:
+            await control.receive_streams(PROTOCOL, self._listener)
+        except BaseException:
+            await self.close()
+            raise
 
     async def close(self) -> None:
         """Drop every lane."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Protocol
 
-from protocol.grpc_lane import ACCEPTED, Context, GrpcStream, refuse_another, refuse_stranger, start_server
+from protocol.grpc_lane import ACCEPTED, BROKEN, Context, GrpcStream, refuse_another, refuse_stranger, start_server
 from protocol.identity import PeerId
 from protocol.inbound import Admission, StreamCaps, first_frame, handle
 from protocol.transport import Purpose, StreamHandler
@@ -74,7 +74,10 @@ class Reception:
         """Live as long as the call: the context must not be touched afterwards."""
         closed = asyncio.Event()
         stream = GrpcStream(partner, context.write, lambda _: closed.set())
-        await context.send_initial_metadata(ACCEPTED)
+        try:
+            await context.send_initial_metadata(ACCEPTED)
+        except BROKEN:  # the caller has gone already
+            return
         pump = asyncio.create_task(stream.pump(context.read), name="inbound frames")
         try:
             if await first_frame(stream):

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import tempfile
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 
 from protocol import limits
 from protocol.errors import PeerGone, Unreachable
-from protocol.grpc_lane import ACCEPTED, SERVICE, Context, GrpcStream, accepted, refuse_another, start_call, start_server
+from protocol.grpc_lane import ACCEPTED, BROKEN, SERVICE, Context, GrpcStream, accepted, refuse_another, start_call, start_server
 from protocol.splice import Tally, splice
 from protocol.transport import Purpose
 from tests.protocol.peers import chunk, number_of, seeded
@@ -27,9 +28,10 @@ async def serve(purpose: Purpose, context: Context) -> None:
     """Echo frames, whatever they are; turn FETCH away."""
     if purpose is Purpose.FETCH:
         await refuse_another(context)
-    await context.send_initial_metadata(ACCEPTED)
-    while isinstance(frame := await context.read(), bytes):
-        await context.write(frame)
+    with suppress(*BROKEN):
+        await context.send_initial_metadata(ACCEPTED)
+        while isinstance(frame := await context.read(), bytes):
+            await context.write(frame)
 
 
 def play(test: Callable[[Path, int], Coroutine[Any, Any, None]]) -> None:

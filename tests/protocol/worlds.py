@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import uvloop
+
 from protocol import virtual_time
 from protocol.daemon import Daemon, DaemonSettings
 from protocol.identity import Identity, PeerId
@@ -96,5 +98,6 @@ def in_memory(test: Scenario) -> None:
 
 
 def over_libp2p(test: Scenario) -> None:
-    asyncio.run(_inside(TunnelWorld(), test))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as in the node process; test_libp2p.py runs on asyncio's own
+        runner.run(_inside(TunnelWorld(), test))
     gc.collect()  # gRPC's thread ends with its last object, and asyncio keeps some in cycles
