@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 SILENT_S = 15.0  # a trainer speaks about once a second, so after this long it is worth a word
 BUSY = ("training", "finishing")
-WORDS = {"peer.trainer": "trainer", "peer.node_process": "node"}
+MEANWHILE = {"trainer": "it goes on from its last checkpoint", "node": "training goes on without it"}
 
 
 @dataclass(slots=True)
@@ -70,8 +70,6 @@ class Condition:
         return "" if peers_seen else "no other peer in sight"
 
 
-def trouble(module: str, reason: str, pause_s: float) -> str:
-    """Say that a process of the peer is down and will be started again."""
-    name = WORDS[module]
-    meanwhile = "it goes on from its last checkpoint" if name == "trainer" else "training goes on without it"
-    return f"the {name} ended ({reason}); starting it again in {pause_s:.0f} s, {meanwhile}"
+def trouble(name: str, reason: str, pause_s: float) -> str:
+    """Say that the trainer or the node is down and will be started again."""
+    return f"the {name} ended ({reason}); starting it again in {pause_s:.1f} s, {MEANWHILE[name]}"

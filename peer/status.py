@@ -24,7 +24,7 @@ class Status:
     loss: float | None = None  # nats per token, mean of the last second of training
     eval_loss: float | None = None
     tokens_per_second: float = 0.0
-    train_seconds: float = 0.0  # in inner steps, and blocked between them; of this life of the trainer process
+    train_seconds: float = 0.0  # in inner steps, and blocked between them
     blocked_seconds: float = 0.0  # of these, spent on synchronization at step boundaries
     peers_seen: int = 0
     meetings: dict[str, int] = field(default_factory=lambda: {"completed": 0, "solo": 0, "refused": 0, "failed": 0})

@@ -79,7 +79,7 @@ class Stopwatch:
             "tokens": replica.tokens,
             "train_seconds": self._train_s,
             "blocked_seconds": self._blocked_s,
-            "solo": self._solo,
+            "meetings": {"solo": self._solo},
             "tokens_per_second": self._tokens / passed_s,
         }
         if self._losses:

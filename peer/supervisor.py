@@ -11,9 +11,10 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from peer import control
@@ -25,12 +26,14 @@ from peer.home import Home
 from peer.process import ChildProcess, Exit
 from peer.runtime import runtime_folder
 from peer.status import Status
+from peer.tally import Tally
 from protocol.errors import ExitCode, GossamerError
 from protocol.identity import Identity
 from protocol.invite import Invite
 from protocol.manifest import SignedManifest
 
-NODE, TRAINER = "peer.node_process", "peer.trainer"
+NODE, TRAINER = "node", "trainer"
+PROGRAMS = {NODE: "peer.node_process", TRAINER: "peer.trainer"}  # python -m
 RESTART_PAUSE_S = (0.5, 30.0)  # first and longest pause before a child is started again
 MAX_RESTARTS = 8  # of one child in a row, none of which got going; then the fault is ours and restarting hides it
 HEALTHY_S = 60.0  # a child that lived so long starts from a clean slate
@@ -39,6 +42,7 @@ PAYLOAD_BYTES = 64 << 20  # room wanted in the runtime folder before the model's
 LOOK_S = 1.0  # between two looks at whether the trainer has fallen silent
 NEVER_AGAIN = {ExitCode.REFUSED_BY_RUN, ExitCode.VERSION_MISMATCH}  # what ends a node for good even beside a trainer that trains
 ASKED = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "its terminal was closed"}
+COUNTED, TIMED = ("meetings", "bytes", "lane_counts"), {"train_seconds", "blocked_seconds"}  # added up over a process's lives
 
 Watch = Callable[[Status], None]
 
@@ -54,12 +58,13 @@ class ChildFailed(GossamerError):
 class Supervisor:
     """One peer on this machine. Make one, `run` it once."""
 
-    def __init__(self, config: PeerConfig, watch: Watch) -> None:
+    def __init__(self, config: PeerConfig, watch: Watch, programs: Mapping[str, str] = MappingProxyType(PROGRAMS)) -> None:
         self.status = Status()
         self.interrupted = False  # by Ctrl-C
         self._config = config
         self._home = Home(config.home)
         self._watch = watch
+        self._programs = programs
         self._events = EventLog(self._home.events)
         self._condition = Condition(config.alone)
         self._has_trained = False
@@ -67,6 +72,7 @@ class Supervisor:
         self._leave_reason = ""
         self._manifest_ready = asyncio.Event()
         self._children: dict[str, ChildProcess] = {}
+        self._tallies = {name: Tally() for name in programs}
 
     async def run(self, runtime: Path) -> None:
         """Run the peer until its run ends or it is asked to leave. Raises GossamerError when it cannot go on."""
@@ -120,16 +126,16 @@ class Supervisor:
             is_saved = exit is not None and exit.code == 0
             self._end("left", "saved and gone" if is_saved else "gone; the trainer did not save in time, so its last checkpoint counts")
 
-    async def _stop_child(self, module: str) -> Exit | None:
-        return await self._children[module].stop(LEAVE_S[module]) if module in self._children else None
+    async def _stop_child(self, name: str) -> Exit | None:
+        return await self._children[name].stop(LEAVE_S[name]) if name in self._children else None
 
     # ------------------------------------------------------------------ children
 
-    async def _keep(self, module: str, settings: ChildSettings, when: asyncio.Event | None) -> None:
+    async def _keep(self, name: str, settings: ChildSettings, when: asyncio.Event | None) -> None:
         """Start a child again whenever it dies. Returns when it ended as it should; raises ChildFailed."""
         restarts = 0
         while True:
-            child = self._children[module] = ChildProcess(module, self._home.log, partial(self._on_report, module))
+            child = self._children[name] = ChildProcess(self._programs[name], self._home.log, partial(self._on_report, name))
             await child.start()
             if when is not None:
                 await when.wait()
@@ -139,42 +145,48 @@ class Supervisor:
             if exit.code == 0:
                 return
             restarts = 1 if time.monotonic() - started_s > HEALTHY_S else restarts + 1
-            self._give_up(module, exit, restarts)
+            self._give_up(name, exit, restarts)
             pause_s = min(RESTART_PAUSE_S[1], RESTART_PAUSE_S[0] * 2 ** (restarts - 1))
-            self._note_restart(module, exit, restarts, pause_s)
+            self._note_restart(name, exit, restarts, pause_s)
             await asyncio.sleep(pause_s)
 
-    def _give_up(self, module: str, exit: Exit, restarts: int) -> None:
+    def _give_up(self, name: str, exit: Exit, restarts: int) -> None:
         """Raise ChildFailed where another start would not help; a trainer that trains outlives almost any trouble of its node."""
-        trains_on = module == NODE and self._has_trained
+        trains_on = name == NODE and self._has_trained
         if exit.failure is not None and exit.failure.final and not (trains_on and exit.code not in NEVER_AGAIN):
             raise ChildFailed(exit.failure.error, hint=exit.failure.hint, exit_code=exit.failure.exit_code)
         if restarts > MAX_RESTARTS and not trains_on:
-            raise ChildFailed(f"{module} failed {restarts} times: {exit.reason}", hint=f"see {self._home.log}", exit_code=1)
+            raise ChildFailed(f"the {name} failed {restarts} times: {exit.reason}", hint=f"see {self._home.log}", exit_code=1)
 
-    def _note_restart(self, module: str, exit: Exit, restarts: int, pause_s: float) -> None:
-        kind = NodeRestarted if module == NODE else TrainerRestarted
-        self._events.append(kind(exit.reason, restarts))
-        said = Said(trouble=trouble(module, exit.reason, pause_s))
-        if module == NODE:
+    def _note_restart(self, name: str, exit: Exit, restarts: int, pause_s: float) -> None:
+        event = NodeRestarted if name == NODE else TrainerRestarted
+        self._events.append(event(exit.reason, restarts))
+        self._tallies[name].begin_life()
+        said = Said(trouble=trouble(name, exit.reason, pause_s))
+        if name == NODE:
             self._condition.node = said
         else:
             self._condition.trainer = said
         self._describe()
 
-    def _on_report(self, module: str, report: dict[str, Any]) -> None:
+    def _on_report(self, name: str, report: dict[str, Any]) -> None:
         if report.pop("manifest_ready", False):
             self._manifest_ready.set()
         state, reason = report.pop("state", None), report.pop("reason", "")
-        if module == TRAINER:
+        if name == TRAINER:
             self._condition.heard_s = time.monotonic()
             if state is not None:
                 self._condition.trainer_says(state, reason)
                 self._has_trained |= self._condition.trains
         elif state is not None or self._condition.node.trouble:
             self._condition.node_says(state or "", reason)
-        for name, count in (report.pop("meetings", {}) | ({"solo": report.pop("solo")} if "solo" in report else {})).items():
-            self.status.meetings[name] = count
+        tally = self._tallies[name]
+        for field in COUNTED:
+            counts = getattr(self.status, field)
+            for kind, count in report.pop(field, {}).items():
+                counts[kind] = tally.total(f"{field} {kind}", count)
+        for field in TIMED & report.keys():
+            report[field] = tally.total(field, report[field])
         self.status.update(report)
         self._describe()
 
@@ -194,7 +206,10 @@ class Supervisor:
         state, reason = self._condition.describe(self.status.peers_seen, time.monotonic())
         if self.status.enter(state, reason, time.time()):
             self._events.append(StateChanged(state, reason))
-        self._watch(self.status)
+        try:
+            self._watch(self.status)
+        except OSError:  # the terminal or pipe that we draw on was closed: no reason to stop
+            self._watch = lambda _: None
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         match request.get("verb"):

@@ -51,7 +51,7 @@ def test_before_the_network_is_up() -> None:
 
 def test_training_goes_on_without_the_node() -> None:
     condition = training()
-    condition.node = Said(trouble=trouble("peer.node_process", "killed by SIGKILL", 0.5))
+    condition.node = Said(trouble=trouble("node", "killed by SIGKILL", 0.5))
     state, reason = condition.describe(3, 100.0)
     assert state == "training"
     assert "node ended (killed by SIGKILL)" in reason
@@ -74,11 +74,11 @@ def test_the_trainers_own_remark_is_shown() -> None:
 def test_a_trainer_that_is_down_is_said_to_be() -> None:
     condition = training()
     assert condition.trains
-    condition.trainer = Said(trouble=trouble("peer.trainer", "killed by SIGKILL", 2.0))
+    condition.trainer = Said(trouble=trouble("trainer", "killed by SIGKILL", 2.0))
     assert not condition.trains
     state, reason = condition.describe(1, 100.0)
     assert state == "starting"
-    assert "starting it again in 2 s" in reason
+    assert "starting it again in 2.0 s" in reason
     assert "from its last checkpoint" in reason
     condition.trainer_says("training", "")
     assert condition.describe(1, 100.0) == ("training", "")

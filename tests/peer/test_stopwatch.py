@@ -73,5 +73,5 @@ def test_a_report_is_of_the_time_since_the_last(told: Told) -> None:
 
 def test_solo_steps_are_counted_and_logged(told: Told) -> None:
     told.watch.solo(2, "no partner answered in time")
-    assert told.report()["solo"] == 1
+    assert told.report()["meetings"] == {"solo": 1}
     assert [entry.event for entry in read_events(told.path)] == [SoloStep(2, "no partner answered in time")]

@@ -35,7 +35,7 @@ def test_alone_it_trains_to_the_end_and_saves(tmp_path: Path) -> None:
             assert [event.step for event in running.events(EvalDone)] == [10, 20, 30, 30]
             assert running.supervision.states() == [("training", "")]
             last = running.supervision.reports[-1]
-            assert (last["step"], last["own_steps"], last["solo"]) == (30, 30, 0)
+            assert (last["step"], last["own_steps"], last["meetings"]) == (30, 30, {"solo": 0})
             assert last["train_seconds"] > last["blocked_seconds"] >= 0
             loaded = load_latest(running.home.checkpoints, SHORT.run_id)
             assert loaded is not None and loaded.contents.step == 30
@@ -52,7 +52,7 @@ def test_without_a_node_it_trains_and_goes_solo(tmp_path: Path, monkeypatch: pyt
             solos = running.events(SoloStep)
             assert len(solos) >= 6
             assert {solo.reason for solo in solos} == {"no node to find a partner"}
-            assert running.supervision.reports[-1]["solo"] == len(solos)
+            assert running.supervision.reports[-1]["meetings"] == {"solo": len(solos)}
 
     run(test())
 
