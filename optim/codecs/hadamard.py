@@ -76,9 +76,9 @@ def dither_pool(seed: int, num_blocks: int, device: torch.device) -> Tensor:
     return ((octets[:, 0] + 256.0 * octets[:, 1] + 0.5) / 65536.0 - 0.5).to(device)
 
 
-def window(pool: Tensor, first_block: int, num_blocks: int) -> Tensor:
-    """Return f32[num_blocks, 1024]: each block's part of a pool, as an overlapping view that must not be written to."""
-    return pool.as_strided((num_blocks, BLOCK_VALUES), (STRIDE, 1), first_block * STRIDE)
+def window(pool: Tensor, part: slice) -> Tensor:
+    """Return f32[blocks, 1024]: some blocks' parts of a pool, as an overlapping view that must not be written to."""
+    return pool.as_strided((part.stop - part.start, BLOCK_VALUES), (STRIDE, 1), part.start * STRIDE)
 
 
 def _pool_size(num_blocks: int) -> int:

@@ -46,9 +46,9 @@ def test_signs_and_dither_are_shared_by_seed_and_differ_between_blocks() -> None
     signs, dither = sign_pool(5, 100, CPU), dither_pool(5, 100, CPU)
     assert torch.equal(signs, sign_pool(5, 100, CPU))
     assert not torch.equal(signs, sign_pool(6, 100, CPU))
-    rows = window(signs, 0, 100)
+    rows = window(signs, slice(0, 100))
     assert rows.shape == (100, 1024)
-    assert torch.equal(window(signs, 40, 7), rows[40:47])
+    assert torch.equal(window(signs, slice(40, 47)), rows[40:47])
     assert set(signs.tolist()) == {1.0, -1.0}
     products = rows @ rows.T / 1024
     assert float((products - torch.eye(100)).abs().max()) < 0.2

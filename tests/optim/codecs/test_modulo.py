@@ -8,7 +8,8 @@ from torch import Tensor
 
 from optim.codecs import Gap, codec
 from optim.codecs.hadamard import side_matrix, sign_pool, window
-from optim.codecs.modulo import Modulo, gap_steps
+from optim.codecs.modulo import Modulo
+from optim.codecs.sketches import gap_steps
 
 NAMES = ["modulo8", "modulo6", "modulo4", "modulo3"]
 
@@ -198,7 +199,7 @@ def test_the_gap_has_the_same_bits_however_it_is_computed(name: str, monkeypatch
     monkeypatch.setattr("optim.codecs.modulo.CPU_SLAB_BLOCKS", 3)
     assert torch.equal(coder.gap(one, two.payload).values, gap.values)
     # Undone by hand in float64: signs, then the exact transform, must give whole multiples of the step.
-    signs = window(sign_pool(1, 40, torch.device("cpu")), 0, 40).double()
+    signs = window(sign_pool(1, 40, torch.device("cpu")), slice(0, 40)).double()
     side = side_matrix(torch.device("cpu")).double()
     rows = (gap.values.view(40, 1024).double() * signs / (one.steps / 32)[:, None].double()).view(40, 32, 32)
     whole = (side @ rows @ side).view(40, 1024)[~gap.failed] / 1024
