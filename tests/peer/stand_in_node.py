@@ -1,0 +1,10 @@
+"""The stand-in for the node: `python -m tests.peer.stand_in_node`."""
+
+from __future__ import annotations
+
+import sys
+
+from tests.peer.stand_ins import main
+
+if __name__ == "__main__":
+    sys.exit(main("node"))
