@@ -44,6 +44,7 @@ from protocol.shelf import RECORDS_PER_KEY, RecordShelf, split_answer
 log = logging.getLogger(__name__)
 
 KEYS_PER_FIND = 64
+KEY_BYTES = DHTID.HASH_NBYTES
 NEIGHBOURS_PER_KEY = 20
 ANSWER_BYTES = MESSAGE_BYTES // 2
 CALLS_PER_S = 20.0
@@ -176,8 +177,8 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
     async def rpc_find(self, request: dht_pb2.FindRequest, context: P2PContext) -> dht_pb2.FindResponse:
         """Return what is held under each key, and whom to ask next."""
         self._meet_caller(request.peer, context.remote_id)
-        if not 1 <= len(request.keys) <= KEYS_PER_FIND:
-            raise BadMessage(f"{len(request.keys)} keys at once")
+        if not 1 <= len(request.keys) <= KEYS_PER_FIND or any(len(key) != KEY_BYTES for key in request.keys):
+            raise BadMessage(f"{len(request.keys)} keys at once, or keys of a wrong length")
         caller = place_of(context.remote_id)
         max_bytes = ANSWER_BYTES // len(request.keys)
         return dht_pb2.FindResponse(results=[self._found(key, caller, max_bytes) for key in request.keys], peer=self.node_info)

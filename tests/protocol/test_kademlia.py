@@ -53,10 +53,10 @@ def test_what_is_no_record_is_not_stored() -> None:
         store(one, [], [])
 
 
-def test_a_find_asks_for_a_bounded_number_of_keys() -> None:
-    for num_keys in (0, kademlia.KEYS_PER_FIND + 1):
+def test_a_find_asks_for_a_bounded_number_of_true_keys() -> None:
+    for keys in ([], [bytes(20)] * (kademlia.KEYS_PER_FIND + 1), [b""], [bytes(20), bytes(200_000)]):
         with pytest.raises(BadMessage):
-            asyncio.run(node().rpc_find(dht_pb2.FindRequest(keys=[bytes(20)] * num_keys), CONTEXT))
+            asyncio.run(node().rpc_find(dht_pb2.FindRequest(keys=keys), CONTEXT))
 
 
 def test_the_longest_answer_fits_a_message() -> None:
