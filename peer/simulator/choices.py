@@ -15,15 +15,17 @@ from optim.codecs import CODECS
 from peer.simulator.methods import method
 from peer.simulator.names import known
 from peer.simulator.replicas import OPTIMIZERS
-from peer.simulator.scenario import Scenario
+from peer.simulator.scenario import NUM_PEERS, Scenario
 from protocol.errors import BadSettings
 from protocol.manifest import Manifest
+from protocol.sections import FragmentsSection, InnerSection, OuterSection, Section
 
 Choices = Mapping[str, Any]
 
 # Name on the command line: section and key of the manifest.
+SECTIONS: Final[dict[str, type[Section]]] = {"inner": InnerSection, "outer": OuterSection, "fragments": FragmentsSection}
 MANIFEST_NAMES: Final[dict[str, tuple[str, str]]] = {
-    **{key: (section, key) for section in ("inner", "outer", "fragments") for key in Manifest.model_fields[section].annotation.model_fields},  # type: ignore[union-attr]
+    **{key: (name, key) for name, section in SECTIONS.items() for key in section.model_fields},
     "codec": ("codec", "name"),
     "method": ("outer", "method"),
     "steps": ("run", "total_steps"),
@@ -42,7 +44,7 @@ SCENARIO_NAMES: Final[dict[str, str]] = {
 def scenario(base: Manifest, choices: Choices) -> Scenario:
     """Return the scenario of a manifest with choices made. Raises BadSettings or BadManifest for what cannot be."""
     chosen = method(str(choices.get("method", base.outer.method)))
-    defaults = chosen.defaults(int(choices.get("peers", Scenario.num_peers)))
+    defaults = chosen.defaults(int(choices.get("peers", NUM_PEERS)))
     tables = base.model_dump(exclude_unset=True)
     for name, (section, key) in MANIFEST_NAMES.items():
         if name in choices:

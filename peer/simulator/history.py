@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -53,3 +54,26 @@ class Result:
     def to_json(self) -> dict[str, Any]:
         """Return the object that `--json` prints."""
         return {key: getattr(self, key) for key in JSON_KEYS}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One simulation of a sweep: its point on the grid, and its result or what broke."""
+
+    point: Mapping[str, Any]
+    result: Result | None
+    failure: str = ""
+
+    @property
+    def name(self) -> str:
+        """Return the point in short."""
+        if not self.point and self.result:
+            return self.result.method
+        return ", ".join(f"{name} {value_text(value)}" for name, value in self.point.items())
+
+
+def value_text(value: Any) -> str:
+    """Return a setting's value as people write it."""
+    if isinstance(value, tuple):
+        return ":".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)

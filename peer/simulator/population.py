@@ -59,9 +59,7 @@ class Population:
     traffic: Traffic = field(default_factory=Traffic)
 
 
-def populate(
-    scenario: Scenario, tokenizer: Tokenizer, texts: Texts, device: torch.device, schedules: Sequence[Fraction]
-) -> Population:
+def populate(scenario: Scenario, tokenizer: Tokenizer, texts: Texts, device: torch.device, schedules: Sequence[Fraction]) -> Population:
     """Build a replica per entry of `schedules`, the rate at which its learning rate's schedule runs; all with the initial weights.
 
     Raises BadManifest for a model that cannot be.

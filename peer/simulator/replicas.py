@@ -26,7 +26,6 @@ from peer.simulator.texts import Batches
 from protocol.errors import OperatorError
 from protocol.manifest import Manifest
 
-
 OPTIMIZERS: Final[dict[str, Callable[[Iterable[tuple[str, Tensor]], InnerSettings], Optimizer]]] = {
     "adamw": build_adamw,
     "muon": build_muon,
@@ -63,7 +62,7 @@ class Layout:
         """Make the parameters views of the flat vector, with their values kept."""
         for codec, part in zip(self.codecs, self.slices, strict=True):
             pieces = codec.fragment.pieces
-            for piece, values in zip(pieces, flat[part].split([piece.numel for piece in pieces]), strict=True):
+            for piece, values in zip(pieces, torch.split(flat[part], [piece.numel for piece in pieces]), strict=True):
                 parameter = parameters[piece.name]
                 parameter.data = values.view(parameter.shape).copy_(parameter.data)
 

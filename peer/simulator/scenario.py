@@ -12,6 +12,7 @@ from peer.replica import inner_settings
 from protocol.errors import BadSettings
 from protocol.manifest import Manifest
 
+NUM_PEERS: Final = 8
 ON_DEMAND: Final = "on-demand"
 SCHEDULED: Final = "scheduled"
 
@@ -25,7 +26,7 @@ class Scenario:
     """
 
     manifest: Manifest
-    num_peers: int = 8
+    num_peers: int = NUM_PEERS
     speeds: tuple[Fraction, ...] = (Fraction(1),)  # relative step rates, repeated until every peer has one
     delay_steps: Fraction = Fraction(0)  # how long an exchange takes, in units of virtual time
     matching: str = ON_DEMAND
