@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cli.ports import usual_port
+from cli.ports import need_port, usual_port
 from peer.config import PeerConfig, peer_config
 from peer.home import Home
 
@@ -67,13 +67,16 @@ def settings(
 ) -> PeerConfig:
     """Check the options that make up a peer's local settings. Raises BadSettings."""
     home = home.expanduser().absolute()
+    if port is None:
+        port = usual_port(Home(home), listen)
+    need_port(listen, port)
     values = {
         "home": home,
         "data": data.expanduser().absolute() if data else None,
         "device": device,
         "num_threads": threads,
         "listen_host": listen,
-        "listen_port": usual_port(Home(home), listen) if port is None else port,
+        "listen_port": port,
         "announce": tuple(announce or ()),
     }
     return peer_config(values)

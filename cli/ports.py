@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from peer.config import PeerConfig
 from peer.home import Home
+from protocol.errors import BadSettings
 
 FILE = "port"
 _TCP = re.compile(r"/tcp/(\d+)")
@@ -32,10 +33,27 @@ def keep_port(config: PeerConfig, addresses: Sequence[str]) -> None:
             file.write_text(own[0])
 
 
+def need_port(listen: str, port: int) -> None:
+    """Raise BadSettings where nobody could listen on this port (0: any) of this address now."""
+    try:
+        _try(listen, port)
+    except (OSError, OverflowError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "there is no such port"
+        raise BadSettings(
+            f"cannot listen on {listen}, port {port}: {(reason or str(error)).lower()}",
+            hint="choose another with --port, or leave it out; `peer status` tells whether a peer of yours already runs",
+        ) from error
+
+
 def _is_free(listen: str, port: int) -> bool:
-    family = socket.AF_INET6 if ":" in listen else socket.AF_INET
-    with contextlib.suppress(OSError, OverflowError), socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind((listen, port))
+    with contextlib.suppress(OSError, OverflowError):
+        _try(listen, port)
         return True
     return False
+
+
+def _try(listen: str, port: int) -> None:
+    family = socket.AF_INET6 if ":" in listen else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((listen, port))

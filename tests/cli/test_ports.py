@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from cli.ports import keep_port, usual_port
+from cli.ports import keep_port, need_port, usual_port
 from peer.config import PeerConfig
 from peer.home import Home
+from protocol.errors import BadSettings
 
 ADDRESSES = ["/ip4/127.0.0.1/tcp/{port}/p2p/12D3Koo"]
 
@@ -36,6 +37,21 @@ def test_a_port_that_is_taken_is_left_alone(tmp_path: Path) -> None:
         other.listen()
         keep_port(PeerConfig(home=tmp_path), [f"/ip4/127.0.0.1/tcp/{other.getsockname()[1]}"])
         assert usual_port(Home(tmp_path), "127.0.0.1") == 0
+
+
+def test_a_busy_port_is_refused_with_a_hint() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        with pytest.raises(BadSettings, match="in use") as caught:
+            need_port("127.0.0.1", other.getsockname()[1])
+    assert "--port" in caught.value.hint
+
+
+@pytest.mark.parametrize("listen", ["192.0.2.1", "not an address", "::ffff:ffff:1"])
+def test_an_address_of_another_machine_is_refused(listen: str) -> None:
+    with pytest.raises(BadSettings, match="cannot listen"):
+        need_port(listen, 0)
 
 
 def test_a_peer_that_is_not_up_yet_forgets_nothing(tmp_path: Path) -> None:

@@ -1,0 +1,54 @@
+"""Text that cannot be trained on, and a home that is taken: one clear line with a hint, exit code 2, nothing left behind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from peer.home import Home
+
+
+def host(home: Path, *arguments: str) -> tuple[int, list[str]]:
+    command = [sys.executable, "-m", "cli.main", "host", "--alone", "--threads", "1", "--home", str(home), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50)
+    assert done.stdout == ""
+    return done.returncode, done.stderr.splitlines()
+
+
+def nothing(folder: Path) -> None:
+    """Leave the folder empty."""
+
+
+def noise(folder: Path) -> None:
+    (folder / "noise.txt").write_bytes(bytes(range(256)) * 100)
+
+
+def one_line(folder: Path) -> None:
+    (folder / "short.txt").write_text("hello\n")
+
+
+@pytest.mark.parametrize(("fill", "complaint"), [(nothing, "holds no files"), (noise, "not UTF-8"), (one_line, "one batch")])
+def test_text_that_cannot_be_trained_on(fill: Callable[[Path], None], complaint: str, tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.mkdir()
+    fill(text)
+    code, said = host(tmp_path / "home", "--data", str(text))
+    assert code == 2
+    assert said[-2].startswith("error: ")
+    assert complaint in said[-2]
+    assert said[-1].startswith("hint: ")
+    assert not Home(tmp_path / "home").running.exists()
+
+
+def test_the_same_identity_does_not_run_twice(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.create()
+    with home.locked():
+        code, said = host(tmp_path)
+    assert code == 2
+    assert "already runs" in said[-2]
+    assert "peer leave" in said[-1]
