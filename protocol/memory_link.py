@@ -110,6 +110,8 @@ class Way:
         self._moved.set()
 
     def _arrive(self) -> None:
+        if not self._timers:
+            return  # lost in this very moment
         _, arrive = self._timers.popleft()  # the first, for timers of one moment fire in any order
         if self._is_cut:
             self._parked.append(arrive)
