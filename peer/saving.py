@@ -17,12 +17,18 @@ class Saver:
 
     def __init__(self, home: Home, config: PeerConfig, events: EventLog) -> None:
         self.has_checkpoint = False  # of this run, written or restored by us
-        self.trouble = ""  # what is wrong with the checkpoints, in words
+        self._trouble = ""  # why the last one could not be saved
+        self._passed_over = ""  # what was damaged when this process began
         self._home = home
         self._config = config
         self._events = events
         self._saved_s = time.monotonic()
         self._saved_step = 0
+
+    @property
+    def trouble(self) -> str:
+        """Return what is, or was at the start, wrong with the checkpoints, in words; empty if nothing."""
+        return self._trouble or self._passed_over
 
     def is_due(self, replica: Replica) -> bool:
         """Tell whether enough steps or seconds have passed since the last checkpoint."""
@@ -39,10 +45,10 @@ class Saver:
         try:
             path = save(self._home.checkpoints, contents)
         except GossamerError as error:
-            self.trouble = str(error)
-            self._events.append(CheckpointFailed(replica.own_steps, self.trouble))
+            self._trouble = str(error)
+            self._events.append(CheckpointFailed(replica.own_steps, self._trouble))
         else:
-            self.has_checkpoint, self.trouble = True, ""
+            self.has_checkpoint, self._trouble = True, ""
             num_bytes = sum(file.stat().st_size for file in path.iterdir())
             self._events.append(CheckpointSaved(replica.own_steps, str(path), num_bytes, time.monotonic() - started_s))
         self._saved_s, self._saved_step = time.monotonic(), replica.own_steps
@@ -60,4 +66,4 @@ class Saver:
         self.has_checkpoint = True
         if loaded.rejected:
             damaged = ", ".join(f"{path.name} ({reason})" for path, reason in loaded.rejected)
-            self.trouble = f"went back to checkpoint {loaded.path.name}: damaged are {damaged}"
+            self._passed_over = f"went back to checkpoint {loaded.path.name}: damaged are {damaged}"

@@ -1,0 +1,40 @@
+"""One whole peer as a process of its own: `python -m tests.peer.peer_program HOME SETTINGS`, SETTINGS being local settings as JSON.
+
+Writes each new state as a line on stdout, ends with the error and its hint on stderr, and with the exit code of the `peer` command.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+from peer.config import peer_config
+from peer.status import Status
+from peer.supervisor import run_peer
+from protocol.errors import ExitCode, GossamerError
+
+
+def main() -> int:
+    said = ("", "")
+
+    def watch(status: Status) -> None:
+        nonlocal said
+        if said != (said := (status.state, status.reason)):
+            sys.stdout.write(f"{status.state}: {status.reason}\n")
+            sys.stdout.flush()
+
+    try:
+        config = peer_config({"home": Path(sys.argv[1]), **json.loads(sys.argv[2])})
+        asyncio.run(run_peer(config, None, None, watch))
+    except GossamerError as error:
+        sys.stderr.write(f"error: {error}\nhint: {error.hint}\n")
+        return int(error.exit_code)
+    except KeyboardInterrupt:
+        return int(ExitCode.INTERRUPTED)
+    return int(ExitCode.DONE)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
