@@ -49,16 +49,28 @@ def leading(rows: Tensor, count: int) -> Tensor:
 
 @contextmanager
 def exact_products() -> Iterator[None]:
-    """Keep f32 products in f32 inside: no TF32 or bf16, whatever the process allows elsewhere. Changes a process-wide setting meanwhile."""
-    settings = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined] # set at import, unseen by mypy
-    before = [setting.fp32_precision for setting in settings]
+    """Keep f32 products in f32 inside: no TF32 or bf16, whatever the process allows elsewhere. Changes process-wide settings meanwhile."""
+    details = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined] # set at import, unseen by mypy
+    before, overall = [detail.fp32_precision for detail in details], _overall_precision()
     try:
-        for setting in settings:
-            setting.fp32_precision = "ieee"
+        if overall:  # torch refuses a mix of its two ways to say this, so a process that uses the old one is answered in it
+            torch.set_float32_matmul_precision("highest")
+        for detail in details:
+            detail.fp32_precision = "ieee"
         yield
     finally:
-        for setting, value in zip(settings, before, strict=True):
-            setting.fp32_precision = value
+        if overall:
+            torch.set_float32_matmul_precision(overall)
+        for detail, value in zip(details, before, strict=True):
+            detail.fp32_precision = value
+
+
+def _overall_precision() -> str:
+    """Return the precision that was set for all products at once; empty when it was set for some kinds only."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return ""
 
 
 def sign_pool(seed: int, num_blocks: int, device: torch.device) -> Tensor:

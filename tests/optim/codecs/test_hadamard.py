@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
-from optim.codecs.hadamard import dither_pool, exact_products, leading, side_matrix, sign_pool, transform, window
+from optim.codecs.hadamard import dither_pool, exact_products, leading, sign_pool, transform, window
 
 CPU = torch.device("cpu")
 
@@ -63,16 +65,32 @@ def test_shared_randomness_is_the_same_in_every_release() -> None:
     assert dither_pool(1, 1, CPU)[:3].tolist() == pytest.approx([-0.4225693, 0.207695, -0.3504562], abs=1e-7)
 
 
-def test_products_are_exact_even_where_the_process_allows_fast_ones() -> None:
-    matmul = torch.backends.mkldnn.matmul
-    before = matmul.fp32_precision
-    matmul.fp32_precision = "bf16"
-    try:
-        rows = torch.randint(-128, 128, (64, 1024)).float()
-        with exact_products():
-            twice = transform(transform(rows.clone(), torch.empty_like(rows)), torch.empty_like(rows))
-        assert matmul.fp32_precision == "bf16"
-    finally:
-        matmul.fp32_precision = before
-    assert float((twice - 1024 * rows).abs().max()) <= 1024 * 2**-10
-    assert len(side_matrix(CPU)) == 32
+@pytest.fixture
+def matmul_settings() -> Iterator[None]:
+    """Give the process-wide settings back as they were."""
+    details = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+    before = [detail.fp32_precision for detail in details]
+    yield
+    torch.set_float32_matmul_precision("highest")
+    for detail, value in zip(details, before, strict=True):
+        detail.fp32_precision = value
+
+
+@pytest.mark.parametrize("by_kind", [False, True])
+@pytest.mark.usefixtures("matmul_settings")
+def test_products_are_exact_even_where_the_process_allows_fast_ones(by_kind: bool) -> None:
+    details = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+    if by_kind:
+        details[0].fp32_precision, details[1].fp32_precision = "tf32", "bf16"
+    else:
+        torch.set_float32_matmul_precision("medium")
+    before = [detail.fp32_precision for detail in details]
+    rows = torch.randint(-8, 8, (64, 1024)).float()
+    with exact_products():
+        assert [detail.fp32_precision for detail in details] == ["ieee", "ieee"]
+        once = transform(rows.clone(), torch.empty_like(rows))
+    assert [detail.fp32_precision for detail in details] == before
+    with exact_products():
+        assert torch.equal(transform(once.clone(), torch.empty_like(once)) / 1024, rows)
+    if not by_kind:
+        assert torch.get_float32_matmul_precision() == "medium"
