@@ -18,6 +18,7 @@ import traceback
 import uvloop
 
 from optim.codecs import codec
+from peer.abilities import need_abilities
 from peer.child import Child
 from peer.driver import Tools
 from peer.events import EventLog
@@ -80,7 +81,8 @@ class Doorman:
 
 
 def run_terms(manifest: Manifest) -> RunTerms:
-    """Compute what the manifest and its model imply for the wire, without building the model."""
+    """Compute what the manifest and its model imply for the wire, without building the model. Raises BadManifest."""
+    need_abilities(manifest)
     codecs = fragment_codecs(manifest, parameter_shapes(manifest.model))
     fragments = tuple(FragmentTerms(c.sketch_bytes, c.payload_bytes, c.num_blocks) for c in codecs)
     state_bytes = 8 * sum(c.fragment.numel for c in codecs)  # slow weights and momentum, fp32

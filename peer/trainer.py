@@ -15,6 +15,7 @@ import traceback
 import torch
 
 from peer import requests as ask
+from peer.abilities import need_abilities
 from peer.checkpoint import load_latest
 from peer.child import Child, Supervised
 from peer.data import Corpus, load_corpus
@@ -224,6 +225,7 @@ def peer_seed(run_seed: int, identity: Identity) -> int:
 
 def build_replica(child: Supervised, home: Home, manifest: Manifest) -> Replica:
     """Build the model with its initial weights, and its text. Raises OperatorError for what cannot be."""
+    need_abilities(manifest)
     config, inner, identity = child.settings.config, manifest.inner, Identity.load_or_create(home.identity)
     device, _ = choose_device(config.device)
     tokenizer = load_tokenizer(manifest.tokenizer.name)

@@ -1,0 +1,31 @@
+"""What a peer can carry out of what a manifest may name: outer methods, inner optimizers, codecs.
+
+A manifest only shapes these names, for another release may know more of them. What is not known here is refused, never replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Final
+
+from optim.codecs import CODECS
+from protocol.errors import BadManifest
+from protocol.manifest import Manifest
+
+METHODS: Final = ("noloco",)
+OPTIMIZERS: Final = ("adamw",)
+
+
+def need_abilities(manifest: Manifest) -> None:
+    """Raise BadManifest, with the nearest names, for the first name that means nothing to this build."""
+    _need("outer.method", manifest.outer.method, METHODS)
+    _need("inner.optimizer", manifest.inner.optimizer, OPTIMIZERS)
+    _need("codec.name", manifest.codec.name, CODECS)
+
+
+def _need(key: str, name: str, known: Iterable[str]) -> None:
+    names = list(known)
+    if name not in names:
+        near = get_close_matches(name, names, n=3, cutoff=0.4) or names
+        raise BadManifest(f'{key} = "{name}" means nothing to this build', hint=f"did you mean {', '.join(near)}?")
