@@ -23,7 +23,7 @@ from cli.screen import Screen, screen
 from peer.home import Home
 from protocol.manifest import Manifest
 
-NUM_STEPS = 400
+NUM_STEPS = 800
 ON_THIS_MACHINE = ("--listen", "127.0.0.1", "--port", "0", "--device", "cpu", "--threads", "1")
 
 Peers = Annotated[int, typer.Option("--peers", metavar="N", min=2, max=64, help="Peers in the swarm, beside the one that trains alone.")]

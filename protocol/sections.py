@@ -86,7 +86,7 @@ class RunSection(Section):
     protocol: int = Field(default=limits.PROTOCOL_VERSION, ge=1, le=limits.VERSIONS, description="version of the wire protocol")
     seed: int = Field(default=0, ge=0, le=_LARGEST_INTEGER, description="everything random in the run follows from it")
     total_steps: int = Field(
-        default=800, ge=1, le=limits.STEPS, description="inner steps on the schedule clock; then the peers average and stop"
+        default=5000, ge=1, le=limits.STEPS, description="inner steps on the schedule clock; then the peers average and stop"
     )
     access: Access = Field(default="invite", description="who may take part: holders of an invite, the members listed below, or everybody")
     issuers: Peers = Field(default=(), max_length=limits.ISSUERS, description="peer ids whose invites count; `peer host` adds its own")
@@ -163,7 +163,7 @@ class InnerSection(Section):
     """What each peer does between meetings."""
 
     optimizer: Name = Field(default="adamw", description="inner optimizer")
-    learning_rate: float = Field(default=2e-3, gt=0, le=100, description="peak learning rate")
+    learning_rate: float = Field(default=1.5e-3, gt=0, le=100, description="peak learning rate")
     final_fraction: float = Field(default=0.1, ge=0, le=1, description="learning rate at the end of the run, as a share of the peak")
     warmup_steps: int = Field(default=50, ge=0, le=limits.STEPS, description="steps of linear warm-up at the start of the run")
     rewarm_steps: int = Field(default=20, ge=0, le=limits.STEPS, description="steps of warm-up of a peer that joins later")
@@ -171,7 +171,7 @@ class InnerSection(Section):
     beta2: float = Field(default=0.99, ge=0, lt=1, description="decay of AdamW's second moment")
     weight_decay: float = Field(default=0.1, ge=0, le=100, description="AdamW's weight decay, on matrices only")
     clip_norm: float = Field(default=1.0, gt=0, le=1e6, description="largest gradient norm")
-    batch_size: int = Field(default=8, ge=1, le=1 << 20, description="sequences per inner step")
+    batch_size: int = Field(default=4, ge=1, le=1 << 20, description="sequences per inner step")
     sequence_length: int = Field(default=128, ge=2, le=1 << 24, description="tokens per sequence")
 
 
