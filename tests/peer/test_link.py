@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
@@ -64,12 +63,6 @@ def run(test: Callable[[Pair], Coroutine[Any, Any, None]], folder: Path) -> None
             await test(pair)
 
     asyncio.run(inside())
-
-
-def raw_node(folder: Path) -> socket.socket:
-    node = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    node.connect(str(folder / SOCKET_NAME))
-    return node
 
 
 def test_replies_come_in_the_order_of_the_requests(folder: Path) -> None:
@@ -157,115 +150,6 @@ def test_the_node_finds_the_next_trainer(folder: Path) -> None:
     run(test, folder)
 
 
-def test_a_socket_left_by_a_killed_trainer_is_taken_over(folder: Path) -> None:
-    dead = TrainerEnd(folder)
-    TrainerEnd(folder).close()
-    dead.close()
-
-
-def test_each_node_is_a_session_of_its_own(folder: Path) -> None:
-    trainer = TrainerEnd(folder)
-    assert trainer.poll() == []
-    assert trainer.session == 0
-    first = raw_node(folder)
-    first.sendall(ask.to_line(ask.Open(1, 0)))
-    assert trainer.poll() == [ask.Open(1, 0)]
-    assert trainer.session == 1
-    first.close()
-    second = raw_node(folder)  # before the trainer looks again
-    second.sendall(ask.to_line(ask.Open(1, 1)))
-    trainer.send(PROGRESS)  # the trainer notices by writing, and nobody may take the newcomer for the dead one
-    assert trainer.session == 0
-    assert trainer.poll() == [ask.Open(1, 1)]
-    assert trainer.session == 2
-    second.close()
-    trainer.close()
-
-
-def test_what_a_dead_node_asked_is_not_carried_out(folder: Path) -> None:
-    trainer = TrainerEnd(folder)
-    node = raw_node(folder)
-    trainer.poll()
-    node.sendall(ask.to_line(ask.Open(1, 0)))
-    node.close()
-    assert trainer.poll() == []
-    assert trainer.session == 0
-    trainer.close()
-
-
-def test_a_line_may_come_in_pieces(folder: Path) -> None:
-    trainer = TrainerEnd(folder)
-    node = raw_node(folder)
-    line = ask.to_line(ask.Apply(3, "ab" * 16, "")) + ask.to_line(ask.Drop(4))
-    for index in range(len(line) - 1):
-        node.sendall(line[index : index + 1])
-        assert trainer.poll() == ([ask.Apply(3, "ab" * 16, "")] if line[index : index + 1] == b"\n" else [])
-    node.sendall(line[-1:])
-    assert trainer.poll() == [ask.Drop(4)]
-    node.close()
-    trainer.close()
-
-
-@pytest.mark.parametrize("line", [b"not json\n", b"[]\n", b'{"record":"Fire"}\n', b'{"record":"Open"}\n', ask.to_line(PROGRESS)])
-def test_the_trainer_hangs_up_on_nonsense(folder: Path, line: bytes) -> None:
-    trainer = TrainerEnd(folder)
-    node = raw_node(folder)
-    node.sendall(line)
-    assert trainer.poll() == []
-    assert trainer.session == 0
-    assert node.recv(10) == b""
-    node.close()
-    trainer.close()
-
-
-def test_a_line_without_end_is_not_collected(folder: Path) -> None:
-    trainer = TrainerEnd(folder)
-    node = raw_node(folder)
-    node.setblocking(False)
-    trainer.poll()
-    sent = 0
-    while trainer.session:
-        with contextlib.suppress(BlockingIOError):
-            sent += node.send(b"x" * 65536)
-        assert trainer.poll() == []
-        assert sent < 4 * link.LINE_BYTES
-    node.close()
-    trainer.close()
-
-
-def test_a_node_that_never_reads_costs_bounded_memory_and_no_time(folder: Path) -> None:
-    trainer = TrainerEnd(folder)
-    node = raw_node(folder)
-    trainer.poll()
-    sent = 0
-    while trainer.session:
-        trainer.send(PROGRESS)  # returns at once, or this test never ends
-        sent += len(ask.to_line(PROGRESS))
-        assert sent < 8 * link.UNSENT_BYTES
-    assert sent > link.UNSENT_BYTES
-    node.close()
-    trainer.close()
-
-
-def test_what_the_socket_does_not_take_is_sent_later_and_whole(folder: Path) -> None:
-    trainer = TrainerEnd(folder)
-    node = raw_node(folder)
-    trainer.poll()
-    records = [ask.Unavailable(number, "x" * 1000) for number in range(600)]  # more than the socket holds
-    for record in records:
-        trainer.send(record)
-    assert trainer.session
-    node.settimeout(0.0)
-    received = b""
-    while received.count(b"\n") < len(records):
-        trainer.poll()
-        with contextlib.suppress(BlockingIOError):
-            received += node.recv(1 << 20)
-    assert [ask.from_line(line) for line in received.splitlines()] == records
-    node.close()
-    trainer.close()
-
-
 @pytest.mark.parametrize("said", [b"garbage\n", b"x" * (link.LINE_BYTES + 2), ask.to_line(ask.Applied(1)), b'{"record":"Dru'])
 def test_the_node_leaves_a_trainer_that_makes_no_sense_and_comes_back(folder: Path, said: bytes) -> None:
     async def test() -> None:
@@ -292,19 +176,3 @@ def test_the_node_leaves_a_trainer_that_makes_no_sense_and_comes_back(folder: Pa
             await test()
 
     asyncio.run(bounded())
-
-
-def test_waiting_ends_when_the_node_speaks(folder: Path) -> None:
-    trainer = TrainerEnd(folder)
-    trainer.wait(0.0)
-    node = raw_node(folder)
-    trainer.wait(60.0)  # returns at once: somebody knocks
-    trainer.poll()
-    node.sendall(ask.to_line(ask.Start()))
-    trainer.wait(60.0)
-    assert trainer.poll() == [ask.Start()]
-    node.close()
-    trainer.wait(60.0)
-    trainer.poll()
-    assert trainer.session == 0
-    trainer.close()
