@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,14 +67,18 @@ class Wanted:
             raise NoUse(f"its clock shows {header.clock_steps} steps, others are at {self.earliest_clock_steps} or more")
 
 
+async def _nothing() -> None:
+    """There is nothing in the way of a joiner's weights."""
+
+
 class Joining:
     """Take over a donor's slow weights, momentum and clock."""
 
     def __init__(self, asker: Asker, book: AddressBook, tools: Tools, report: Callable[[dict[str, Any]], None]) -> None:
         self._asker = asker
-        self._book = book
-        self._tools = tools
-        self._report = report
+        self.book = book
+        self.tools = tools
+        self.report = report
         self._names = itertools.count(1)
 
     async def take_over(self, wanted: Callable[[], Wanted], shuffle: Callable[[list[Entry]], None]) -> None:
@@ -101,25 +105,30 @@ class Joining:
             hint="check that the host is running and that its address in the invite can be reached from here, then join again",
         )
 
-    async def ask_everybody(self, wanted: Wanted, shuffle: Callable[[list[Entry]], None]) -> list[GossamerError] | None:
-        """Ask every live peer once, in random order. Return None once a clone is adopted, else what those that answered said."""
-        donors = self._book.live(asyncio.get_running_loop().time())
+    async def ask_everybody(
+        self, wanted: Wanted, shuffle: Callable[[list[Entry]], None], make_way: Callable[[], Awaitable[None]] = _nothing
+    ) -> list[GossamerError] | None:
+        """Ask every live peer once, in random order. Return None once a clone is adopted, else what those that answered said.
+
+        `make_way` is awaited when a clone is here, before the trainer is told.
+        """
+        donors = self.book.live(asyncio.get_running_loop().time())
         shuffle(donors)
         answers = []
         for donor in donors:
-            error = await self._try(donor, wanted)
+            error = await self._try(donor, wanted, make_way)
             if error is None:
                 return None
-            self._report({"state": "joining", "reason": f"{donor.peer_id.short()} cannot give its weights: {error}"})
+            self.report({"state": "joining", "reason": f"{donor.peer_id.short()} cannot give its weights: {error}"})
             if not isinstance(error, TransportError):
                 answers.append(error)
         return answers
 
-    async def _try(self, donor: Entry, wanted: Wanted) -> GossamerError | None:
+    async def _try(self, donor: Entry, wanted: Wanted, make_way: Callable[[], Awaitable[None]]) -> GossamerError | None:
         try:
-            await self._take_from(donor, wanted)
+            await self._take_from(donor, wanted, make_way)
         except PeerMisbehaved as error:
-            self._book.ban(donor.peer_id, asyncio.get_running_loop().time())
+            self.book.ban(donor.peer_id, asyncio.get_running_loop().time())
             return error
         except LinkLost:
             return NoUse("our own trainer is being restarted")
@@ -129,22 +138,23 @@ class Joining:
             return error
         return None
 
-    async def _take_from(self, donor: Entry, wanted: Wanted) -> None:
+    async def _take_from(self, donor: Entry, wanted: Wanted, make_way: Callable[[], Awaitable[None]]) -> None:
         name, done, told = f"adopt-{next(self._names)}", 0, -1
 
         def keep(data: bytes) -> None:
             nonlocal done, told
-            self._tools.payloads.append(name, data)
+            self.tools.payloads.append(name, data)
             done += len(data)
             if (percent := 100 * done // wanted.state_bytes) > told:
                 told = percent
-                self._report({"state": "joining", "reason": f"downloading weights from {donor.peer_id.short()}: {percent} %"})
+                self.report({"state": "joining", "reason": f"downloading weights from {donor.peer_id.short()}: {percent} %"})
 
         try:
             header = await self._asker.state(donor.peer_id, donor.addresses, wanted.check, keep)
-            adopted = await self._tools.link.request(ask.Adopt(name, header.clock_steps))
+            await make_way()
+            adopted = await self.tools.link.request(ask.Adopt(name, header.clock_steps))
         finally:
-            self._tools.payloads.remove(name)
+            self.tools.payloads.remove(name)
         if isinstance(adopted, ask.Adopted) and not adopted.accepted:
             raise BadContents(adopted.reason)
 

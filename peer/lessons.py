@@ -24,7 +24,9 @@ def learn_from(book: AddressBook, meeting: Meeting, finish: Finish, stream: Stre
             book.leaves(partner, now_s)
         case Finish(refusal=code) if code in _NOT_YET:
             book.not_now(partner, now_s)
-        case Finish(over=MeetingOver.REFUSED | MeetingOver.GATED | MeetingOver.FAILED):
+        case Finish(over=MeetingOver.REFUSED | MeetingOver.GATED):
+            book.refused(partner, now_s)
+        case Finish(over=MeetingOver.FAILED):
             book.failed(partner, now_s)
 
 

@@ -30,6 +30,7 @@ from peer.meeting_events import DECIDED, TRAINERS_TURN, Command, Finish, Meeting
 from peer.partner_side import PartnerSide, union
 from peer.settlement import InvalidTransition, Settlement
 from protocol.errors import BadMessage, PeerMisbehaved
+from protocol.identity import PeerId
 from protocol.limits import REFUSAL_DETAIL_CHARS
 from protocol.messages import (
     Chunk,
@@ -83,6 +84,11 @@ class Meeting:
     def fragment(self) -> int:
         """The fragment that is exchanged."""
         return self._greeting.fragment
+
+    @property
+    def partner(self) -> PeerId:
+        """The other side."""
+        return self._greeting.partner
 
     @property
     def partner_hello(self) -> Hello | None:

@@ -29,7 +29,7 @@ from protocol.errors import BadMessage, PeerMisbehaved, TransportError
 from protocol.identity import PeerId
 from protocol.limits import ACQUAINTANCES, REFUSAL_DETAIL_CHARS
 from protocol.messages import Decision, Hello, Outcome, Phase, Refusal, RefusalCode, Refused, Resolve
-from protocol.terms import check_hello
+from protocol.terms import check_clock, check_hello
 from protocol.transport import Purpose, Stream, Transport
 
 CONNECT_S = 15.0
@@ -57,13 +57,7 @@ class Active:
 
     meeting: Meeting
     driver: Driver
-    stream: Stream
     over: asyncio.Event
-
-    @property
-    def partner(self) -> PeerId:
-        """The other side."""
-        return self.stream.partner
 
 
 class Meetings:
@@ -160,7 +154,7 @@ class Meetings:
             self._num_outbound -= 1
 
     def _choose(self, tried: Collection[PeerId]) -> Entry | None:
-        called = {active.partner for active in self._active.values() if active.meeting.initiates}
+        called = {active.meeting.partner for active in self._active.values() if active.meeting.initiates}
         return self._around.book.choose(_loop_s(), self.rng, exclude={*tried, *called})
 
     async def _initiate(self, partner: Entry, fragment: int) -> Finish | None:
@@ -205,9 +199,11 @@ class Meetings:
         membership, partner = self._membership, stream.partner
         if self._around.book.is_banned(partner, _loop_s()):
             raise Refused(RefusalCode.NOT_INVITED, "banned for breaking the rules")
-        own_clock = self.clock_steps if self._closed is None else None
-        check_hello(hello, membership.terms, membership.identity.peer_id, partner, self._around.now_s(), clock_steps=own_clock)
-        self._around.book.saw(partner, _loop_s())
+        check_hello(hello, membership.terms, membership.identity.peer_id, partner, self._around.now_s())
+        self._around.book.saw(partner, _loop_s(), hello.clock_steps)
+        if self._closed is not None:
+            raise Refused(self._closed)
+        check_clock(hello.clock_steps, self.clock_steps, membership.terms)
         if hello.phase is Phase.FINISH and self.stage is ask.Stage.TRAIN:
             raise Refused(RefusalCode.WRONG_PHASE, "still training")
         await self._make_room(hello.fragment, partner)
@@ -223,7 +219,7 @@ class Meetings:
         """Two peers that called each other at once: the call of the smaller id stands. Anybody else finds us busy."""
         while self._closed is None and (active := self._active.get(fragment)) is not None:
             early = active.meeting.stage in (MeetingStage.OPENING, MeetingStage.GREETING) and active.meeting.initiates
-            if not early or active.partner != partner or partner > self._membership.identity.peer_id:
+            if not early or active.meeting.partner != partner or partner > self._membership.identity.peer_id:
                 raise Refused(RefusalCode.BUSY, "in another meeting on this fragment")
             active.driver.stop("our partner called at the same moment; its call stands", RefusalCode.BUSY)
             await active.over.wait()
@@ -235,7 +231,11 @@ class Meetings:
         if resolve.run_id != self._membership.terms.run_id:
             raise Refused(RefusalCode.WRONG_RUN)
         for active in list(self._active.values()):
-            if active.meeting.pairing.meeting_id == resolve.meeting_id and active.partner == partner and not active.meeting.is_decided:
+            if (
+                active.meeting.pairing.meeting_id == resolve.meeting_id
+                and active.meeting.partner == partner
+                and not active.meeting.is_decided
+            ):
                 active.driver.stop("the partner lost the stream", RefusalCode.TOO_SLOW)
                 await active.over.wait()
         failed_blocks = self._tools.journal.failed_blocks(resolve.meeting_id)
@@ -258,7 +258,7 @@ class Meetings:
         )
         meeting = Meeting(next(self._numbers), greeting)
         driver = Driver(meeting, stream, self._tools, self._resolver.ask, self.deadline_s)
-        active = self._active[fragment] = Active(meeting, driver, stream, asyncio.Event())
+        active = self._active[fragment] = Active(meeting, driver, asyncio.Event())
         started_s = _loop_s()
         try:
             finish = await driver.hold()

@@ -26,8 +26,9 @@ MAX_ENTRIES = 1024  # a random part of a larger swarm mixes as well as all of it
 MAX_BANS = 1024
 MAX_HINTS = 8  # addresses of one peer
 KEPT = 64  # good peers remembered on disk
-REST_S = 1.0  # after the first failure; doubles up to
-REST_MAX_S = 60.0
+REST_S = 1.0  # after the first failure or refusal; doubles up to
+REST_FAILED_S = 60.0  # for a peer that cannot be reached or breaks off
+REST_REFUSED_S = 8.0  # for one that answers, but will not meet
 BAN_S = 24 * 3600.0
 FORGET_S = 900.0  # a peer that nobody has announced for so long is not tried any more
 AVOIDED = 3  # partners met last that are passed over, where there are enough others
@@ -42,7 +43,8 @@ class Entry:
     clock_steps: int = 0
     finished: bool = False  # it has said that it only averages
     seen_s: float = 0.0  # when it was last announced or met
-    failures: int = 0  # in a row
+    failures: int = 0  # in a row: could not be reached, or broke off
+    refusals: int = 0  # in a row: answered, but did not meet
     rests_until_s: float = 0.0
     meetings: int = 0  # completed with it
     record: MemberRecord | None = None  # its latest word, to pass on
@@ -88,11 +90,12 @@ class AddressBook:
             entry.addresses = (*entry.addresses, address)[-MAX_HINTS:]
         entry.seen_s = max(entry.seen_s, now_s)
 
-    def saw(self, peer_id: PeerId, now_s: float) -> None:
-        """Note that a member of the run has called us."""
+    def saw(self, peer_id: PeerId, now_s: float, clock_steps: int) -> None:
+        """Note that a member of the run has called us, and its clock."""
         if peer_id != self._me:
             entry = self._entry(peer_id, now_s)
             entry.seen_s = max(entry.seen_s, now_s)
+            entry.clock_steps = clock_steps
 
     def met(self, peer_id: PeerId, now_s: float, clock_steps: int, *, finished: bool = False) -> None:
         """Note a completed meeting, and how far the partner was: its clock, and whether it only averages."""
@@ -101,20 +104,33 @@ class AddressBook:
         entry.meetings += 1
         entry.clock_steps = clock_steps
         entry.seen_s = now_s
-        entry.failures = 0
-        entry.rests_until_s = 0.0
+        entry.failures = entry.refusals = 0
+        entry.rests_until_s = now_s
         self._last.append(peer_id)
 
     def failed(self, peer_id: PeerId, now_s: float) -> None:
         """Let a peer rest after a failure that may be the network's; longer each time."""
         entry = self._entry(peer_id, now_s)
-        entry.rests_until_s = now_s + min(REST_MAX_S, REST_S * 2 ** min(entry.failures, 16))
+        entry.rests_until_s = now_s + min(REST_FAILED_S, REST_S * 2 ** min(entry.failures, 16))
         entry.failures += 1
+
+    def refused(self, peer_id: PeerId, now_s: float) -> None:
+        """Let a peer rest with which there was no agreement; longer each time, but it is there, and either side may change."""
+        entry = self._entry(peer_id, now_s)
+        entry.rests_until_s = now_s + min(REST_REFUSED_S, REST_S * 2 ** min(entry.refusals, 16))
+        entry.failures = 0
+        entry.refusals += 1
 
     def not_now(self, peer_id: PeerId, now_s: float) -> None:
         """Let a peer rest a moment that said it cannot meet yet."""
         entry = self._entry(peer_id, now_s)
         entry.rests_until_s = max(entry.rests_until_s, now_s + REST_S)
+
+    def forget_refusals(self, now_s: float) -> None:
+        """Ask everybody anew who would not meet us: we have other weights now."""
+        for entry in self._entries.values():
+            if entry.refusals:
+                entry.refusals, entry.rests_until_s = 0, now_s
 
     def leaves(self, peer_id: PeerId, now_s: float) -> None:
         """Stop asking a peer that says it is leaving, until it announces itself again."""
@@ -146,7 +162,7 @@ class AddressBook:
 
         No furthest clock: a single peer that lies about its own could send everybody after it.
         """
-        clocks = sorted(entry.clock_steps for entry in self.live(now_s) if entry.record is not None or entry.meetings)
+        clocks = sorted(entry.clock_steps for entry in self.live(now_s) if entry.record is not None or entry.clock_steps)
         return clocks[len(clocks) // 2] if clocks else 0
 
     def choose(self, now_s: float, rng: random.Random, *, exclude: Collection[PeerId] = ()) -> Entry | None:

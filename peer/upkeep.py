@@ -1,0 +1,154 @@
+"""Upkeep: see that the trainer begins, and that it stays with the others.
+
+A founder starts from the run's initial weights, anybody else from a donor's. Later a peer takes over a live one's weights, rather than
+drag its partners back, when it comes back with an old checkpoint, when it is too slow for the others' clock, or when nobody wants to meet
+what has become of its own (after a partition, say). What others say of their clocks only makes us ask; the donor's own signed word, and
+that half of the known peers are about there, decide.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from dataclasses import dataclass
+
+from peer import requests as ask
+from peer.joining import Joining, Wanted
+from peer.meeting_events import Finish, MeetingOver
+from peer.meetings import Meetings
+from peer.requests import Stage
+from protocol.identity import PeerId
+from protocol.messages import RefusalCode
+
+LOOK_S = 10.0  # between two looks at whether we have fallen behind
+FIRST_LOOK_S = 3.0  # for the directory to tell a founder that its run goes on already
+START_S = 60.0  # for the trainer to begin once it was told
+COMPANY_S = 0.5  # between two looks at whether there are peers enough to begin with
+OUTCAST = 6  # meetings in a row that failed for our clock, or for the gate, without one that counted
+MANY = 3  # partners at the gate: so many that even a donor no further than we are will do
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """What the operator and the run say of this node."""
+
+    state_bytes: int  # of a clone of the weights
+    max_clock_gap_steps: int
+    total_steps: int
+    wait_for_peers: int
+    told_to_start: bool  # the trainer waits for our word
+    is_founder: bool  # nobody to clone from: a waiting founder starts from the initial weights
+
+
+class Upkeep:
+    """The trainer's standing, as far as the node sees to it. `has_looked` is set once the directory was asked."""
+
+    def __init__(self, settings: NodeSettings, joining: Joining, meetings: Meetings, has_looked: asyncio.Event, rng: random.Random) -> None:
+        self.started = asyncio.Event()  # the trainer trains
+        self._settings = settings
+        self._joining = joining
+        self._meetings = meetings
+        self._has_looked = has_looked
+        self._rng = rng
+        self._told = asyncio.Event()  # the trainer has said where it stands
+        self._is_taking_over = False
+        self._num_too_far = 0  # in a row, without a meeting that counted
+        self._gated: list[PeerId] = []  # likewise: whose gate, or at ours
+
+    def on_progress(self, progress: ask.Progress) -> None:
+        """Take in where the trainer stands."""
+        self._told.set()
+        if progress.started:
+            self.started.set()
+        else:
+            self.started.clear()
+        self._open_or_pause()
+
+    def on_meeting(self, partner: PeerId, finish: Finish) -> None:
+        """Take in how a meeting ended."""
+        if finish.over is MeetingOver.COMPLETED:
+            self._forget_outcasts()
+        elif finish.refusal is RefusalCode.CLOCK_TOO_FAR:
+            self._num_too_far += 1
+        elif finish.over is MeetingOver.GATED or finish.refusal is RefusalCode.GATE:
+            self._gated.append(partner)
+
+    async def run(self) -> None:
+        """See to it until cancelled. Raises what Joining raises when a trainer that waits for weights cannot get any."""
+        while True:
+            await self._told.wait()
+            if not self.started.is_set():
+                await self._begin()
+            elif self._meetings.stage is Stage.TRAIN and (steps := self._steps_to_catch_up()):
+                await self._catch_up(steps)
+            await asyncio.sleep(LOOK_S if self.started.is_set() else COMPANY_S)
+
+    def _open_or_pause(self) -> None:
+        if self.started.is_set() and not self._is_taking_over:
+            self._meetings.open()
+        else:
+            self._meetings.pause()
+
+    # ------------------------------------------------------------------ to begin with
+
+    async def _begin(self) -> None:
+        await self._wait_for_company()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_LOOK_S):
+                await self._has_looked.wait()
+        if self._settings.is_founder and not self._typical_clock():
+            self._joining.tools.link.tell(ask.Start())
+        else:
+            await self._joining.take_over(lambda: self._wanted(0), self._rng.shuffle)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(START_S):
+                await self.started.wait()
+
+    async def _wait_for_company(self) -> None:
+        wanted = self._settings.wait_for_peers
+        while (seen := len(self._joining.book.live(_loop_s()))) < wanted:
+            self._joining.report({"state": "waiting", "reason": f"waiting for peers: {seen} seen, {wanted} wanted"})
+            await asyncio.sleep(COMPANY_S)
+
+    # ------------------------------------------------------------------ to stay with the others
+
+    def _typical_clock(self) -> int:
+        return self._joining.book.typical_clock(_loop_s())
+
+    def _steps_to_catch_up(self) -> int:
+        """Return how far ahead of us a donor must be, for its weights to be better than ours; 0 when ours are good enough."""
+        gap_steps, own = self._settings.max_clock_gap_steps, self._meetings.clock_steps
+        if self._num_too_far >= OUTCAST:
+            return gap_steps + 1  # otherwise it is the others who are behind
+        is_far_behind = self._typical_clock() - own > gap_steps
+        return 1 if is_far_behind or len(self._gated) >= OUTCAST else 0
+
+    async def _catch_up(self, steps: int) -> None:
+        wanted = self._wanted(0 if len(set(self._gated)) >= MANY else self._meetings.clock_steps + steps)
+        self._forget_outcasts()
+        try:
+            if await self._joining.ask_everybody(wanted, self._rng.shuffle, self._make_way) is None:
+                self._joining.book.forget_refusals(_loop_s())
+        finally:
+            self._is_taking_over = False
+            self._open_or_pause()
+
+    async def _make_way(self) -> None:
+        """End the meetings before other weights take the place of those that they are about."""
+        self._is_taking_over = True
+        self._open_or_pause()
+        await self._meetings.end("taking over newer weights", RefusalCode.NOT_READY)
+
+    def _forget_outcasts(self) -> None:
+        self._num_too_far = 0
+        self._gated.clear()
+
+    def _wanted(self, at_least_steps: int) -> Wanted:
+        settings = self._settings
+        earliest_steps = max(at_least_steps, self._typical_clock() - settings.max_clock_gap_steps)
+        return Wanted(settings.state_bytes, min(settings.total_steps, earliest_steps), settings.total_steps)
+
+
+def _loop_s() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,77 @@
+"""A partner is killed at every message of a meeting, on either side: both end before the meeting or after it, and go on."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.swarm.trials import LATE_S, QUICK_S, Death, Result, deaths, one_sided, trial, undisturbed
+
+CODECS = ["int8", "modulo4"]  # without and with a sketch stage
+WITH_COMPANY = 5  # every so manyth trial goes on with a third peer
+
+
+def check(codec: str, death: Death, result: Result) -> None:
+    post = undisturbed(codec).after
+    for index in (0, 1):
+        assert result.after[index] in (result.before[index], post[index]), f"between: {death}"
+        if index == death.victim and death.what != "node":
+            assert result.after[index] == result.before[index]  # back from its checkpoint
+        else:
+            assert (result.after[index] == post[index]) == result.decided[index], f"state and journal differ: {death}"
+    assert result.at_death in (result.before[death.victim], post[death.victim]), f"died in between: {death}"
+    assert result.at_death == result.before[death.victim] or result.decided[death.victim]
+    assert result.decided[0] or not result.decided[1], f"the responder counts what the initiator did not decide: {death}"
+
+
+def play(codec: str, found: list[Death]) -> list[Result]:
+    results = []
+    for number, death in enumerate(found):
+        result = trial(codec, death, goes_on=number % WITH_COMPANY == 0)
+        check(codec, death, result)
+        results.append(result)
+    assert len(found) >= 19
+    return results
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("what", ["peer", "node"])
+def test_initiator_dies_and_is_soon_back(codec: str, what: str) -> None:
+    """Its journal answers for it, so the two never differ."""
+    assert not one_sided(play(codec, deaths(codec, 0, what=what, back_s=QUICK_S)))
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("what", ["peer", "node"])
+def test_initiator_dies_and_comes_back_when_nobody_asks_any_more(codec: str, what: str) -> None:
+    """Only the one death that takes the decision with it leaves them different."""
+    found = deaths(codec, 0, what=what, back_s=LATE_S)
+    results = play(codec, found)
+    assert one_sided(results) == {(True, False): 1}
+    lost = next(death for death, result in zip(found, results, strict=True) if result.decided == (True, False))
+    assert lost.sent == undisturbed(codec).num_messages[0][0] and not lost.is_delivered, "not the Commit that was lost"
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("what", ["peer", "node"])
+def test_responder_dies(codec: str, what: str) -> None:
+    """Only a responder that dies between its verdict and the decision cannot be told."""
+    found = deaths(codec, 1, what=what, back_s=QUICK_S)
+    results = play(codec, found)
+    assert one_sided(results) == {(True, False): 2}
+    num_sent, num_received = undisturbed(codec).num_messages[1]
+    for death, result in zip(found, results, strict=True):
+        if result.decided == (True, False):
+            assert (death.sent == num_sent - 1 and death.is_delivered) or death.received == num_received, death
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("what", ["trainer", "peer"])
+def test_trainer_dies_after_each_request(codec: str, victim: int, what: str) -> None:
+    """Before the decision nothing counts; after it, only the trainer that died has lost it."""
+    num_handled = undisturbed(codec).num_handled[victim]
+    found = [Death(victim, handled=k, what=what) for k in range(1, num_handled + 1)]
+    for death in found:
+        result = trial(codec, death, goes_on=True)
+        check(codec, death, result)
+        assert result.decided == ((True, True) if death.handled == num_handled else (False, False))

@@ -1,0 +1,83 @@
+"""A model of two layers whose step takes a millisecond, its manifest, and its text: what the peers of a test swarm train."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from optim.codecs import codec
+from peer.data import ResidentCorpus
+from peer.payloads import PayloadFolder
+from peer.replica import Replica, fragment_codecs
+from peer.token_store import Tokens
+from peer.windows import Draw
+from protocol.manifest import Manifest
+from protocol.terms import FragmentTerms, RunTerms
+
+VOCABULARY = 32
+WIDTH = 64  # so that each layer's matrix has just the 4096 values that go through the codec
+
+
+class TinyModel(nn.Module):
+    """Embedding, two residual layers, the embedding again: three fragments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        draws = torch.Generator().manual_seed(0)
+        self.embedding = nn.Parameter(torch.randn(VOCABULARY, WIDTH, generator=draws) * 0.3)
+        self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(2)])
+        for parameter in self.layers.parameters():
+            parameter.data = torch.randn(parameter.shape, generator=draws) * 0.05
+
+    def forward(self, input_ids: Tensor, use_cache: bool = False) -> SimpleNamespace:
+        hidden = self.embedding[input_ids]
+        for layer in self.layers:
+            hidden = hidden + torch.tanh(layer(hidden))
+        return SimpleNamespace(logits=hidden @ self.embedding.T)
+
+
+@functools.cache
+def _initial() -> TinyModel:
+    return TinyModel()
+
+
+def tiny_manifest(**sections: dict[str, Any]) -> Manifest:
+    """The tiny job; a section's keys given here replace the defaults below."""
+    given: dict[str, dict[str, Any]] = {
+        "run": {"total_steps": 1000, "access": "open"},
+        "inner": {"batch_size": 2, "sequence_length": 8, "warmup_steps": 5, "rewarm_steps": 5, "learning_rate": 0.004},
+        "outer": {"inner_steps": 10, "deadline_s": 10.0, "max_clock_gap_steps": 60},
+        "fragments": {"blocks_per_fragment": 1},
+        "codec": {"name": "int8"},
+    }
+    for name, keys in sections.items():
+        given[name] = given.get(name, {}) | keys
+    return Manifest.checked(given)
+
+
+def tiny_terms(manifest: Manifest) -> RunTerms:
+    codecs = fragment_codecs(manifest, {name: tuple(p.shape) for name, p in _initial().named_parameters()})
+    fragments = tuple(FragmentTerms(c.sketch_bytes, c.payload_bytes, c.num_blocks) for c in codecs)
+    state_bytes = 8 * sum(c.fragment.numel for c in codecs)
+    return RunTerms.from_manifest(manifest, codec(manifest.codec.name).wire_id, fragments, state_bytes)
+
+
+@functools.cache
+def _tokens() -> Tokens:
+    """A noisy walk over the vocabulary: there is something to learn, and always something left."""
+    draws = np.random.default_rng(5)
+    walk = (np.cumsum(draws.integers(1, 4, 6000)) % VOCABULARY).astype(np.uint8)
+    return Tokens(walk[:5000], walk[5000:], 1.0)
+
+
+def tiny_replica(manifest: Manifest, payloads: PayloadFolder, peer: bytes) -> Replica:
+    """A replica at its start, with the same initial weights for every peer and a text order of its own."""
+    draw = Draw(manifest.run.seed, peer, manifest.inner.batch_size, manifest.inner.sequence_length)
+    model: Any = copy.deepcopy(_initial())
+    return Replica(manifest, model, ResidentCorpus(_tokens(), draw), payloads, int.from_bytes(peer[-6:], "little"))

@@ -1,0 +1,270 @@
+"""Whole swarms in one process and in virtual time: the real node and the real replica of every peer, with only network and process faked.
+
+A seed decides everything: who is asked, what is delayed, which bytes are drawn as nonces. Peers can be killed (whole, or only their node or
+trainer), restarted from what is on their disk, partitioned, or made to misbehave.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from peer.driver import Tools
+from peer.events import MeetingDone
+from peer.greeting import Membership
+from peer.journal import Journal
+from peer.node import Node, NodeSettings
+from peer.payloads import PayloadFolder
+from peer.presence import World
+from peer.requests import Writer
+from protocol import virtual_time
+from protocol.identity import Identity, PeerId
+from protocol.manifest import Manifest, SignedManifest
+from protocol.memory import MemoryNetwork
+from protocol.memory_link import Link as Wire
+from protocol.messages import Credential
+from protocol.terms import RunTerms
+from protocol.transport import Purpose, Stream, Transport
+from tests.peer.small import fingerprint
+from tests.swarm.tiny import tiny_manifest, tiny_replica, tiny_terms
+from tests.swarm.trainer import Checkpoint, Link, Trainer
+
+
+@dataclass(frozen=True)
+class Habits:
+    """What is special about one peer."""
+
+    step_s: float = 0.1
+    told_to_start: bool = False  # waits to be told, as joiners do
+    is_founder: bool = True
+    wait_for_peers: int = 0
+    credential: Credential | None = None
+
+
+class Peer:
+    """One peer: what is on its disk outlives it, the rest is made anew at each start."""
+
+    def __init__(self, swarm: Swarm, number: int, habits: Habits) -> None:
+        self.swarm = swarm
+        self.identity = Identity(number.to_bytes(4, "little") * 8)
+        self.habits = habits
+        self.checkpoint: Checkpoint | None = None
+        self.meetings: list[MeetingDone] = []
+        self.said: list[dict[str, Any]] = []
+        self.failure: BaseException | None = None
+        self.is_done = False
+        self._folder = swarm.folder / f"peer-{number}"
+        self._payloads = PayloadFolder(self._folder / "payloads")
+        self._num_starts = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._node_tasks: set[asyncio.Task[None]] = set()
+        self.trainer = self._new_trainer()
+
+    @property
+    def peer_id(self) -> PeerId:
+        return self.identity.peer_id
+
+    @property
+    def hash(self) -> str:
+        """Hash all that a checkpoint holds."""
+        return fingerprint(self.trainer.replica)
+
+    @property
+    def fast(self) -> Tensor:
+        return torch.cat([parameter.detach().flatten() for parameter in self.trainer.replica.parameters.values()])
+
+    @property
+    def slow(self) -> Tensor:
+        return torch.cat([fragment.slow for fragment in self.trainer.replica.outer.fragments])
+
+    @property
+    def clock(self) -> int:
+        return self.trainer.replica.clock_steps
+
+    def outcomes(self) -> Counter[str]:
+        return Counter(done.outcome for done in self.meetings)
+
+    def partners(self) -> Counter[str]:
+        return Counter(done.partner for done in self.meetings if done.outcome == "completed")
+
+    # ---- life ----
+
+    def start(self) -> Peer:
+        """Start trainer and node from what is on the disk."""
+        self.start_trainer()
+        self.start_node()
+        return self
+
+    def start_trainer(self) -> None:
+        if self._num_starts:
+            self.trainer = self._new_trainer()
+        self._num_starts += 1
+        self._run(self.trainer.run(), self._tasks)
+
+    def start_node(self) -> None:
+        swarm = self.swarm
+        self.transport: Transport = swarm.network.transport(self.peer_id, self._answer)
+        self._payloads.clear(Writer.NODE)
+        self.journal = Journal(self._folder / "journal")
+        self.link = Link(lambda notice: self.node.on_notice(notice))
+        rng = random.Random(f"{swarm.seed}/{self.peer_id}/{self._num_starts}")
+        directory = swarm.network.directory(self.peer_id)
+        world = World(swarm.wrap(self, self.transport), directory, lambda: ("/ip4/192.0.2.1/tcp/4001",), swarm.network.now_s, rng)
+        outer = swarm.manifest.outer
+        membership = Membership(self.identity, swarm.terms, self.habits.credential, outer.deadline_s, outer.no_partner == "defer")
+        settings = NodeSettings(
+            swarm.terms.state_bytes,
+            outer.max_clock_gap_steps,
+            swarm.manifest.run.total_steps,
+            self.habits.wait_for_peers,
+            self.habits.told_to_start,
+            self.habits.is_founder,
+        )
+        self.node = Node(membership, world, Tools(self.link, self._payloads, self.journal), settings, self.said.append)
+        self.node.on_meeting(self.meetings.append)
+        self.trainer.connect(self.link)
+        self._run(self._serve(), self._node_tasks)
+
+    def kill(self) -> None:
+        """kill -9 of the whole peer; its replica stays to be looked at."""
+        self.swarm.network.kill(self.peer_id)
+
+    def kill_trainer(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        self.link.cut()
+        self.trainer.link = None
+
+    def restart_trainer(self) -> None:
+        """Start the trainer from its checkpoint; the node finds it again."""
+        self.start_trainer()
+        self.link.is_up = True
+        self.link.asked.clear()
+        self.trainer.connect(self.link)
+
+    def died(self) -> None:
+        """The network has taken this peer down: end what runs, at once."""
+        spares_trainer = self.swarm.kills_nodes_only
+        for task in [*self._node_tasks, *([] if spares_trainer else self._tasks)]:
+            task.cancel()
+        if spares_trainer:
+            self.trainer.disconnect()
+        self.link.is_up = False
+        self.journal.close()
+
+    def save(self) -> None:
+        self.checkpoint = self.trainer.save()
+
+    async def leave(self, grace_s: float = 3.0) -> None:
+        await self.node.leave(grace_s)
+        self.kill()
+
+    def _new_trainer(self) -> Trainer:
+        self._payloads.clear(Writer.TRAINER)
+        replica = tiny_replica(self.swarm.manifest, self._payloads, self.peer_id.raw)
+        if self.checkpoint is not None:
+            replica.restore(self.checkpoint.tensors, self.checkpoint.state)
+        return Trainer(replica, self.habits.step_s, started=self.checkpoint is not None or not self.habits.told_to_start)
+
+    async def _serve(self) -> None:
+        try:
+            await self.node.run()
+            self.is_done = True
+        except Exception as error:
+            self.failure = error
+
+    async def _answer(self, purpose: Purpose, stream: Stream) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._node_tasks.add(task)
+        try:
+            await self.node.answer(purpose, stream, self.node.donor(self.swarm.signed))
+        finally:
+            self._node_tasks.discard(task)
+
+    def _run(self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
+        task = asyncio.create_task(work)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+
+@dataclass
+class Swarm:
+    """Peers on one network. `wrap` may put a test's own transport before a peer's."""
+
+    folder: Path
+    seed: int = 0
+    manifest: Manifest = field(default_factory=tiny_manifest)
+    wire: Wire = field(default_factory=lambda: Wire(latency_s=0.02, jitter_s=0.01, bytes_per_s=1e6))
+    wrap: Callable[[Peer, Transport], Transport] = lambda peer, transport: transport
+    kills_nodes_only: bool = False
+    peers: list[Peer] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.network = MemoryNetwork(self.seed, self.wire)
+        self.network.on_death(self._on_death)
+        self.terms: RunTerms = tiny_terms(self.manifest)
+        self.signed = SignedManifest.sign(self.manifest, Identity(b"h" * 32)).to_bytes()
+
+    def add(self, habits: Habits | None = None, **special: Any) -> Peer:
+        """Make a peer that is not started yet."""
+        peer = Peer(self, len(self.peers) + 1, replace(habits or Habits(), **special))
+        self.peers.append(peer)
+        return peer
+
+    def start(self, num_peers: int, **special: Any) -> list[Peer]:
+        return [self.add(**special).start() for _ in range(num_peers)]
+
+    def spread(self, peers: list[Peer] | None = None) -> float:
+        """Return how far apart the slow weights are: their standard deviation over the peers, as a length."""
+        slow = torch.stack([peer.slow for peer in peers or self.peers])
+        return float((slow - slow.mean(0)).square().mean(0).sum().sqrt())
+
+    async def until(self, condition: Callable[[], object], within_s: float = 120.0) -> None:
+        """Let virtual time pass until something holds; fail when it does not in time."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + within_s
+        while not condition():
+            self.check()
+            assert loop.time() < until_s, "it did not come to pass"
+            await asyncio.sleep(0.05)
+
+    def check(self) -> None:
+        for peer in self.peers:
+            if peer.failure is not None:
+                raise peer.failure
+
+    async def close(self) -> None:
+        for peer in self.peers:
+            peer.kill()
+            peer.kill_trainer()
+        await self.network.close()
+        await asyncio.sleep(0)
+        await asyncio.sleep(5.0)  # what was cancelled cleans up
+        left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        assert not left, f"tasks left behind: {left}"
+
+    def _on_death(self, peer_id: PeerId) -> None:
+        for peer in self.peers:
+            if peer.peer_id == peer_id:
+                peer.died()
+
+
+def play(swarm: Swarm, story: Callable[[Swarm], Awaitable[None]]) -> None:
+    """Let a story happen in virtual time, and see that it leaves nothing behind."""
+
+    async def inside() -> None:
+        await story(swarm)
+        swarm.check()
+        await swarm.close()
+
+    torch.set_num_threads(1)
+    virtual_time.run(inside())
