@@ -15,6 +15,7 @@ from torch import Tensor
 from optim.codecs import PACKINGS
 from optim.codecs.feedback import Feedback
 from optim.fragment_codec import FragmentCodec
+from peer.simulator.replicas import coding
 
 # What the codecs' sources use: 2503.09799 none from 4 bits up, 1-bit Adam 1, SparseLoCo 0.95.
 FEEDBACK_DECAY: Final = {"q2": 1.0, "sign1": 1.0, "topk": 0.95, "topk12": 0.95}
@@ -36,7 +37,11 @@ class Channel:
         return self._codec.sketch_bytes + self._codec.payload_bytes
 
     def send(self, values: Tensor, seed: int) -> Tensor:
-        """Return what everybody decodes of f32[numel] values, as a new tensor."""
+        """Return what everybody decodes of f32[numel] values, as a new tensor. Raises Diverged for values that cannot be sent."""
+        with coding("a group of peers"):
+            return self._decoded(values, seed)
+
+    def _decoded(self, values: Tensor, seed: int) -> Tensor:
         if self._feedback is not None:
             _, decoded = self._feedback.pack(values[: self._num_coded])
             return torch.cat((decoded, values[self._num_coded :]))

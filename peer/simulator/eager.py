@@ -17,7 +17,6 @@ from peer.simulator.channel import Channel
 from peer.simulator.lockstep import slowest_step, steps_together
 from peer.simulator.population import Population
 from peer.simulator.replicas import Replica
-from protocol.errors import BadSettings
 
 
 @dataclass(slots=True)
@@ -32,13 +31,11 @@ class Member:
 
 
 def train_eagerly(population: Population, settings: DiLoCoSettings) -> Iterator[Fraction]:
-    """Let a group train with eager updates; yield the time after each step. Raises BadSettings with drop-outs: a round needs everybody."""
-    if population.scenario.drop_out:
-        raise BadSettings("eager updates need the same peers in every round", hint="leave --drop-out out, or choose another --method")
+    """Let a group train with eager updates, the same peers in every round; yield the time after each step."""
     members = [_member(population, replica) for replica in population.replicas]
-    for step, present in steps_together(population):
-        for peer in present:
-            members[peer].replica.inner_step()
+    for step, _ in steps_together(population):
+        for member in members:
+            member.replica.inner_step()
         if step % population.scenario.manifest.outer.inner_steps == 0:
             _round(population, members, settings, step)
         yield step * slowest_step(population)

@@ -1,7 +1,7 @@
 """Methods of pairs: peers step at their own rates and meet two by two (NoLoCo), or never (`local`).
 
 Each instant of virtual time: the peers whose inner step ends open and apply the meetings that wait for them, then new meetings begin.
-A meeting counts for both sides or for neither: when a peer goes away before either has applied it, both drop it.
+A meeting counts for both sides or for neither: when a peer goes away before it is decided, both drop it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from random import Random
 from peer.simulator.matching import Matcher, matcher
 from peer.simulator.pair import Outer, Pair
 from peer.simulator.population import Population
+from peer.simulator.replicas import coding
 from peer.simulator.rules import PairRule
 from peer.simulator.timeline import step_ends
 
@@ -100,7 +101,8 @@ class Gossip:
                 self._finish_alone(peer, fragment)
 
     def _exchange(self, meeting: Pair, now: Fraction) -> None:
-        meeting.exchange(self._rule, token_weights=self._population.scenario.token_weights)
+        with coding("a pair of peers"):
+            meeting.exchange(self._rule, token_weights=self._population.scenario.token_weights)
         meeting.ready = now + self._population.scenario.delay_steps
         codec = self._population.layout.codecs[meeting.fragment]
         self._population.traffic.sent(2 * (codec.sketch_bytes + codec.payload_bytes))
@@ -118,10 +120,10 @@ class Gossip:
         self._matcher.done(peer, fragment)
 
     def _leave(self, peer: int) -> None:
-        """Go away: drop the meetings that nobody has applied; those that the partner has are applied on the return."""
+        """Go away, and drop the meetings under way: no partner has applied one of them, or this peer just would have too."""
         self._away.add(peer)
         for meeting in [meeting for (member, _), meeting in self._meetings.items() if member == peer]:
-            if not any(side.applied for side in meeting.sides.values()):
-                for outer in meeting.members:
-                    del self._meetings[outer.replica.number, meeting.fragment]
-                self._population.traffic.dropped += 1
+            assert not any(side.applied for side in meeting.sides.values())
+            for outer in meeting.members:
+                del self._meetings[outer.replica.number, meeting.fragment]
+            self._population.traffic.dropped += 1

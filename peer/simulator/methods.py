@@ -81,6 +81,12 @@ def _streaming_defaults(num_peers: int) -> Mapping[str, Any]:
     return {"alpha": 0.9, "beta": learning_rate_for(num_peers), "codec": "e3m0", "delay": Fraction(1)}
 
 
+def _eager(scenario: Scenario, num_fragments: int) -> Train:
+    if scenario.drop_out:
+        raise BadSettings("eager updates need the same peers in every round", hint="leave --drop-out out, or choose another --method")
+    return partial(train_eagerly, settings=_outer(scenario, nesterov=True))
+
+
 def _outer(scenario: Scenario, *, nesterov: bool) -> DiLoCoSettings:
     outer = scenario.manifest.outer
     return DiLoCoSettings(outer.beta, outer.alpha, nesterov, scenario.clip, scenario.staleness_penalty)
@@ -93,7 +99,7 @@ METHODS: Final[dict[str, Method]] = {
     "diloco": group(nesterov=True, alpha=0.9, beta=0.7, codec="fp32"),
     "diloco-heavy-ball": group(nesterov=False, alpha=0.3, beta=0.7, codec="fp32"),
     "diloco-eager": Method(
-        lambda scenario, _: partial(train_eagerly, settings=_outer(scenario, nesterov=True)),
+        _eager,
         lambda _: {"alpha": 0.9, "beta": 0.7, "codec": "fp32"},
         own_vectors=3,
         common_vectors=1,

@@ -28,7 +28,7 @@ def plot(results: Mapping[str, Result], path: Path) -> None:
     """Draw the curves of each result under its name. Raises BadSettings when the file cannot be written."""
     from matplotlib.figure import Figure  # no pyplot: no windows, no global state
 
-    figure = Figure(figsize=(13, 4.2), layout="constrained")
+    figure = Figure(figsize=(13, 4.8), layout="constrained")
     by_tokens, by_bytes, spread = figure.subplots(1, 3)
     for name, result in results.items():
         losses = [_loss(point) for point in result.curve]
@@ -38,7 +38,9 @@ def plot(results: Mapping[str, Result], path: Path) -> None:
     _label(by_tokens, "tokens, all peers", "held-out loss, nats per token")
     _label(by_bytes, "MB sent per peer", "held-out loss, nats per token")
     _label(spread, "steps at mean speed", "spread of the weights (rms)")
-    by_tokens.legend()
+    for axes in (by_tokens, by_bytes):
+        axes.set_ylim(top=1.05 * max(_loss(result.curve[0]) for result in results.values()))  # what diverged must not hide the rest
+    figure.legend(*by_tokens.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     try:
         figure.savefig(path)
     except OSError as error:

@@ -90,7 +90,7 @@ def need_memory(scenario: Scenario, device: torch.device, size: Size) -> None:
     if size.num_replicas * each + shared > free:
         fits = max(0, (free - shared) // each)
         raise BadSettings(
-            f"{size.num_replicas} replicas of {num_values / 1e6:.1f} M parameters need about "
+            f"{size.num_replicas} replicas of {num_values} parameters need about "
             f"{(size.num_replicas * each + shared) / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free",
             hint=f"--peers {fits} would fit" if fits else "choose a smaller model or a machine with more memory",
         )

@@ -7,7 +7,8 @@ those of a real peer (peer/replica.py). Not here: slow weights and outer steps.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Final
@@ -32,8 +33,20 @@ OPTIMIZERS: Final[dict[str, Callable[[Iterable[tuple[str, Tensor]], InnerSetting
 }
 
 
+COOLER: Final = "lower learning_rate, or the outer step (beta, alpha)"
+
+
 class Diverged(OperatorError):
     """The loss or a gradient is not finite any more."""
+
+
+@contextmanager
+def coding(what: str) -> Iterator[None]:
+    """Turn a codec's refusal of values that are no weights any more into Diverged."""
+    try:
+        yield
+    except ValueError as error:
+        raise Diverged(f"{what} diverged: {error}", hint=COOLER) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +134,7 @@ class Replica:
         if not norm < float("inf"):
             raise Diverged(
                 f"peer {self.number} diverged at its inner step {self.own_steps}: loss {self.losses[-1]:.3g}, gradient norm {norm:.3g}",
-                hint="lower learning_rate, or the outer step (beta, alpha)",
+                hint=COOLER,
             )
         self._optimizer.step()
         self._optimizer.zero_grad()  # N replicas need one gradient at a time

@@ -1,0 +1,53 @@
+"""What the simulation itself costs: the rate of 8 replicas beside one replica trained eight times as long.
+
+    python -m benchmarks.simulate_rate [--peers N] [--steps S] [--rounds R] [--threads T] [--codec NAME] [--method NAME]
+
+Tokens per second of training (measurements left out), the default model and text, the two by turns; the target is 80 %. Other work on
+the machine makes it noise, so the median over the rounds counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from pathlib import Path
+
+import torch
+
+from peer.simulator.choices import scenario
+from peer.simulator.training import Place, simulate
+from protocol.manifest import Manifest
+
+
+def rate(place: Place, **choices: object) -> float:
+    """Return the tokens per second of one training."""
+    result = simulate(scenario(Manifest(), choices), place, lambda progress: None)
+    return result.tokens / result.train_seconds
+
+
+def main() -> None:
+    """Print both rates and their ratio."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--peers", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=25)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--method", default="noloco")
+    parser.add_argument("--codec", default="modulo4")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    swarm = {"method": given.method, "codec": given.codec, "peers": given.peers, "steps": given.steps}
+    alone = {"method": "local", "peers": 1, "steps": given.peers * given.steps}
+    ratios = []
+    with tempfile.TemporaryDirectory() as folder:
+        place = Place(Path(folder), device="cpu", num_eval_batches=1)
+        for number in range(given.rounds):
+            together, single = rate(place, **swarm), rate(place, **alone)
+            ratios.append(together / single)
+            print(f"round {number + 1}: {given.peers} replicas {together:8.0f} tokens/s, one {single:8.0f} tokens/s, {ratios[-1]:6.1%}")
+    print(f"{given.method} with {given.codec}: median {statistics.median(ratios):.1%} (target 80 %)")
+
+
+if __name__ == "__main__":
+    main()

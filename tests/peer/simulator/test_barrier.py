@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from peer.simulator.barrier import group_slowdown, pair_slowdown, waiting
+
+
+def random() -> np.random.Generator:
+    return np.random.default_rng(2)
+
+
+@pytest.mark.parametrize(("num_peers", "inner_steps", "ratio"), [(16, 100, 1.07), (64, 100, 1.11), (256, 100, 1.15), (256, 10, 1.50)])
+def test_groups_wait_longer_than_pairs_as_in_the_paper(num_peers: int, inner_steps: int, ratio: float) -> None:
+    """The first three: NoLoCo's Figure 5B as re-simulated in noloco.md 1.9; the last is this model's own, for short rounds."""
+    assert waiting(num_peers, inner_steps, 60, random()).ratio == pytest.approx(ratio, abs=0.02)
+
+
+def test_nobody_waits_for_nobody() -> None:
+    assert group_slowdown(1, 10, 5, random()) == 1.0
+    assert pair_slowdown(1, 10, 5, random()) == 1.0
+
+
+def test_two_peers_are_a_group() -> None:
+    assert pair_slowdown(2, 10, 400, random()) == pytest.approx(group_slowdown(2, 10, 400, random()), rel=0.03)
+
+
+def test_a_large_swarm_is_quick_to_simulate() -> None:
+    found = waiting(100_000, 5, 10, random())
+    assert found.group > 2.0 > 1.5 > found.pairs > 1.0

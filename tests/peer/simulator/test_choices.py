@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from peer.simulator.choices import axis, grid, scenario, setting, value
+from peer.simulator.methods import METHODS
+from protocol.errors import BadManifest, BadSettings
+from protocol.manifest import Manifest
+
+BASE = Manifest()
+
+
+def test_names_reach_the_manifest_and_the_scenario() -> None:
+    made = scenario(BASE, {"learning_rate": 5e-3, "alpha": 0.3, "codec": "nf4", "steps": 40, "peers": 3, "skew": 0.5})
+    assert (made.manifest.inner.learning_rate, made.manifest.outer.alpha, made.manifest.codec.name) == (5e-3, 0.3, "nf4")
+    assert (made.num_steps, made.num_peers, made.skew) == (40, 3, 0.5)
+
+
+def test_defaults_that_depend_on_a_choice_follow_it() -> None:
+    assert scenario(BASE, {"inner_steps": 5}).manifest.outer.max_clock_gap_steps == 40
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_each_method_has_settings_that_work(name: str) -> None:
+    assert scenario(BASE, {"method": name}).manifest.outer.method == name
+
+
+def test_what_nobody_chose_is_as_in_the_methods_paper() -> None:
+    outer = scenario(BASE, {"method": "diloco"}).manifest.outer
+    assert (outer.alpha, outer.beta) == (0.9, 0.7)
+    streaming = scenario(BASE, {"method": "streaming", "peers": 2})
+    assert (streaming.manifest.codec.name, streaming.delay_steps, streaming.manifest.outer.beta) == ("e3m0", 1, 0.6)
+
+
+def test_what_a_manifest_or_a_choice_says_stands() -> None:
+    written = Manifest.checked({"outer": {"method": "diloco", "alpha": 0.8}, "codec": {"name": "bf16"}})
+    made = scenario(written, {"beta": 0.5})
+    assert (made.manifest.outer.alpha, made.manifest.outer.beta, made.manifest.codec.name) == (0.8, 0.5, "bf16")
+
+
+@pytest.mark.parametrize(
+    ("choices", "says", "hint"),
+    [
+        ({"method": "nolco"}, "no method named 'nolco'", "noloco"),
+        ({"codec": "modul4"}, "no codec named 'modul4'", "modulo4"),
+        ({"optimizer": "muno"}, "no inner optimizer named 'muno'", "muon"),
+        ({"gamma": 1.6}, r"0 < gamma < 2\(1 - alpha\^2\)", ""),
+        ({"method": "noloco-averaged", "gamma": 1.6}, r"0 < gamma < 2\(2 - alpha\^2\)/\(2 \+ alpha\)", "gamma"),
+        ({"method": "slowmo", "alpha": 0.95}, "gamma must satisfy", "gamma"),
+        ({"method": "streaming", "delay": Fraction(25)}, "overlap_steps < inner_steps", "--delay"),
+        ({"method": "diloco-eager", "drop_out": 0.1}, "the same peers in every round", "--drop-out"),
+        ({"learning_rate": -1.0}, "inner.learning_rate", ""),
+        ({"drop_out": 2.0}, "drop_out must satisfy", "--help"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_runs(choices: dict[str, Any], says: str, hint: str) -> None:
+    with pytest.raises((BadSettings, BadManifest), match=says) as caught:
+        scenario(BASE, choices)
+    assert hint in caught.value.hint
+
+
+def test_a_grid_has_every_combination() -> None:
+    points = grid(BASE, {"peers": 2}, [axis("learning_rate=1e-3,2e-3"), axis("inner_steps=5,25,50")])
+    assert [point for point, _ in points][:2] == [{"learning_rate": 1e-3, "inner_steps": 5}, {"learning_rate": 1e-3, "inner_steps": 25}]
+    assert len(points) == 6
+    assert all(made.manifest.outer.inner_steps == point["inner_steps"] and made.num_peers == 2 for point, made in points)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("learning_rate", "1e-3", 1e-3),
+        ("inner_steps", "5", 5),
+        ("codec", "nf4", "nf4"),
+        ("speeds", "4:1", (Fraction(4), Fraction(1))),
+        ("delay", "0.1", Fraction(1, 10)),
+        ("token_weights", "false", False),
+        ("drop_out", "0.25", 0.25),
+        ("peers", "3", 3),
+    ],
+)
+def test_values_are_read_by_their_names(name: str, text: str, expected: object) -> None:
+    assert value(name, text) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["gama=1", "alpha", "alpha=", "alpha=1,,2", "peers=x", "speeds=4:", "speeds=1/0", "token_weights=1", "delay=soon"]
+)
+def test_what_cannot_be_read_is_refused(text: str) -> None:
+    with pytest.raises(BadSettings) as caught:
+        axis(text)
+    assert caught.value.hint
+
+
+def test_a_setting_has_one_value() -> None:
+    assert setting("alpha=0.3") == ("alpha", 0.3)
+    with pytest.raises(BadSettings, match="2 values"):
+        setting("alpha=0.3,0.5")
