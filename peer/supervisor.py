@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -67,6 +68,7 @@ class Supervisor:
         self._programs = programs
         self._events = EventLog(self._home.events)
         self._condition = Condition(config.alone)
+        self._logged = ("", "")
         self._has_trained = False
         self._leaving = asyncio.Event()
         self._leave_reason = ""
@@ -123,8 +125,14 @@ class Supervisor:
             self._end("leaving", f"{self._leave_reason}: saving")
         exit = await self._stop_child(TRAINER)
         if is_leaving:
-            is_saved = exit is not None and exit.code == 0
-            self._end("left", "saved and gone" if is_saved else "gone; the trainer did not save in time, so its last checkpoint counts")
+            self._end("left", self._farewell(exit))
+
+    def _farewell(self, trainer: Exit | None) -> str:
+        if not self._has_trained:
+            return "gone before training began"
+        if trainer is not None and trainer.code == 0:
+            return "saved and gone"
+        return "gone; the trainer did not save in time, so its last checkpoint counts"
 
     async def _stop_child(self, name: str) -> Exit | None:
         return await self._children[name].stop(LEAVE_S[name]) if name in self._children else None
@@ -204,7 +212,9 @@ class Supervisor:
     def _describe(self) -> None:
         """Bring the status up to date and show it."""
         state, reason = self._condition.describe(self.status.peers_seen, time.monotonic())
-        if self.status.enter(state, reason, time.time()):
+        wording = (state, re.sub(r"[0-9]+", "#", reason))  # a percentage that grows is no news
+        if self.status.enter(state, reason, time.time()) and wording != self._logged:
+            self._logged = wording
             self._events.append(StateChanged(state, reason))
         try:
             self._watch(self.status)

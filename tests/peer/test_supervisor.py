@@ -127,7 +127,7 @@ def test_leaving_while_the_children_start(tmp_path: Path) -> None:
             await eventually(lambda: running.supervisor._children, "first child")
             running.supervisor.leave("changed my mind")
             await work
-            assert running.status.state == "left"
+            assert (running.status.state, running.status.reason) == ("left", "gone before training began")
 
     run(test())
 
@@ -158,5 +158,17 @@ def test_a_screen_that_was_closed_does_not_stop_the_peer(tmp_path: Path) -> None
             await until_training(running)
             assert drawn == [1]
             assert not work.done()
+
+    run(test())
+
+
+def test_growing_figures_are_shown_but_not_logged_one_by_one(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with peer(tmp_path, wait_for_peers=1) as (running, _):
+            await eventually(lambda: running.status.step == 7, "the trainer's word")
+            for percent in range(0, 101, 5):
+                running.supervisor._on_report("node", {"state": "joining", "reason": f"downloading weights: {percent} %"})
+                assert running.status.reason == f"downloading weights: {percent} %"
+            assert [state for state in running.states() if state[0] == "joining"] == [("joining", "downloading weights: 0 %")]
 
     run(test())
