@@ -1,7 +1,7 @@
 """Settings by name, as people give them on the command line, and the scenarios that they make of a manifest.
 
 A name is a key of the manifest's sections `inner`, `outer` or `fragments`, a property of the scenario, or `codec`, `method`, `steps`,
-`seed`. What nobody chose is what the method's paper says, then the manifest's default.
+`seed`. What nobody chose is what the method's paper says.
 """
 
 from __future__ import annotations
@@ -42,20 +42,25 @@ SCENARIO_NAMES: Final[dict[str, str]] = {
 
 
 def scenario(base: Manifest, choices: Choices) -> Scenario:
-    """Return the scenario of a manifest with choices made. Raises BadSettings or BadManifest for what cannot be."""
-    chosen = method(str(choices.get("method", base.outer.method)))
+    """Return the scenario of a manifest with choices made. Raises BadSettings or BadManifest for what cannot be.
+
+    A method other than the manifest's brings its own settings along: those written there were meant for another.
+    """
+    name = str(choices.get("method", base.outer.method))
+    chosen = method(name)
     defaults = chosen.defaults(int(choices.get("peers", NUM_PEERS)))
     tables = base.model_dump(exclude_unset=True)
-    for name, (section, key) in MANIFEST_NAMES.items():
-        if name in choices:
-            tables.setdefault(section, {})[key] = choices[name]
-        elif name in defaults:
-            tables.setdefault(section, {}).setdefault(key, defaults[name])
+    for known_name, (section, key) in MANIFEST_NAMES.items():
+        table = tables.setdefault(section, {})
+        if known_name in choices:
+            table[key] = choices[known_name]
+        elif known_name in defaults and (name != base.outer.method or key not in table):
+            table[key] = defaults[known_name]
     manifest = Manifest.checked(tables)
     known(manifest.codec.name, CODECS, "codec")
     known(manifest.inner.optimizer, OPTIMIZERS, "inner optimizer")
     mine = {**defaults, **choices}
-    made = Scenario(manifest, **{field: mine[name] for name, field in SCENARIO_NAMES.items() if name in mine})
+    made = Scenario(manifest, **{field: mine[key] for key, field in SCENARIO_NAMES.items() if key in mine})
     chosen.train(made, 1)  # settings that the method refuses are refused now, not after the model is built
     return made
 

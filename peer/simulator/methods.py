@@ -44,6 +44,11 @@ class Method:
         """Return what a scenario needs with this method."""
         return Size(1 if self.one_replica else scenario.num_peers, self.own_vectors, self.common_vectors)
 
+    def num_steps(self, scenario: Scenario) -> int:
+        """Return how many inner steps all peers take together when nobody drops out."""
+        at_own_rate = self.fastest_clock or self.own_length
+        return sum(math.floor(scenario.num_steps * (rate if at_own_rate else 1)) for rate in scenario.rates)
+
     def schedules(self, scenario: Scenario) -> list[Fraction]:
         """Return the rate at which each replica's learning rate follows its schedule."""
         rates = [rate if self.own_length else Fraction(1) for rate in scenario.rates]

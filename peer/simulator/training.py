@@ -65,7 +65,7 @@ def simulate(scenario: Scenario, place: Place, watch: Watch) -> Result:
             torch.manual_seed(scenario.seed)
             population = populate(scenario, tokenizer, texts, device, chosen.schedules(scenario))
             trained_s = time.monotonic()
-            recorder = Recorder(population, place, watch)
+            recorder = Recorder(population, place, watch, chosen.num_steps(scenario))
             train = chosen.train(scenario, len(population.layout.codecs))
             for now in train(population):
                 recorder.after(now)
@@ -78,12 +78,12 @@ def simulate(scenario: Scenario, place: Place, watch: Watch) -> Result:
 class Recorder:
     """Follows a population in training and measures it now and then."""
 
-    def __init__(self, population: Population, place: Place, watch: Watch) -> None:
+    def __init__(self, population: Population, place: Place, watch: Watch, total_steps: int) -> None:
         self._population = population
         self._place = place
         self._watch = watch
         self._num_steps = 0  # inner steps, over all peers
-        self._total_steps = population.scenario.num_steps * population.scenario.num_peers
+        self._total_steps = total_steps
         self._losses: list[float] = []  # since the point before
         self._curve: list[Point] = []
         self._now = Fraction(0)

@@ -41,6 +41,13 @@ def test_what_a_manifest_or_a_choice_says_stands() -> None:
     assert (made.manifest.outer.alpha, made.manifest.outer.beta, made.manifest.codec.name) == (0.8, 0.5, "bf16")
 
 
+def test_another_method_brings_its_own_settings() -> None:
+    written = Manifest.from_toml(Manifest().to_toml())  # every key is written out
+    made = scenario(written, {"method": "diloco"})
+    assert (made.manifest.outer.alpha, made.manifest.codec.name) == (0.9, "fp32")
+    assert scenario(written, {}).manifest == written
+
+
 @pytest.mark.parametrize(
     ("choices", "says", "hint"),
     [

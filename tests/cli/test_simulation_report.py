@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import json
+
+from cli.simulation_report import network_text, result_text, rows_text, sweep_text
+from peer.simulator.history import JSON_KEYS, Row
+from tests.peer.simulator.results import result
+
+ROWS = [
+    Row({"learning_rate": 1e-3, "codec": "nf4"}, result(eval_loss_averaged=2.5)),
+    Row({"learning_rate": 9.0, "codec": "nf4"}, None, "peer 0 diverged"),
+    Row({"learning_rate": 4e-3, "codec": "nf4"}, result(eval_loss_averaged=2.0)),
+]
+NETWORK = {
+    "peers": 8,
+    "sync_seconds": {"gossip": 1.5, "ring": 20.0, "tree": 30.25},
+    "compute_utilization": 0.75,
+    "compute_utilization_by_method": {"ddp": 0.01, "diloco": 0.5, "streaming": 1.0, "gossip": 0.75},
+    "barrier_slowdown": {"group": 1.5, "pairs": 1.2},
+    "bits_per_param": 4.14,
+    "params": 1.25e8,
+    "inner_steps": 25,
+}
+
+
+def test_one_result_is_told_in_sentences() -> None:
+    text = result_text(result())
+    assert "mean of 2 peers" in text
+    assert "2.125 (2.000 to 2.250)" in text
+    assert "noloco with modulo4: 12 exchanges, 1 alone; 4.14 bits per value, 2.5 MB sent per peer" in text
+    assert "5000 tokens, 50 steps of virtual time" in text
+    assert "dropped" not in text
+
+
+def test_a_sweep_is_a_table_with_the_best_first() -> None:
+    lines = sweep_text(ROWS).splitlines()
+    assert lines[0].split()[:2] == ["learning_rate", "codec"]
+    assert [line.split()[0] for line in lines[1:]] == ["0.004", "0.001", "9.0"]
+    assert lines[3].split()[-1] == "diverged"
+    assert len({len(line) for line in lines[:3]}) == 1
+
+
+def test_json_is_one_object_with_the_keys_of_the_contract() -> None:
+    single = json.loads(rows_text([Row({}, result())], as_json=True))
+    assert list(single) == list(JSON_KEYS)
+    swept = json.loads(rows_text(ROWS, as_json=True))["sweep"]
+    assert swept[0]["settings"] == {"learning_rate": 1e-3, "codec": "nf4"}
+    assert set(swept[0]) == {"settings", *JSON_KEYS}
+    assert swept[1] == {"settings": {"learning_rate": 9.0, "codec": "nf4"}, "diverged": "peer 0 diverged"}
+
+
+def test_for_people_one_result_is_sentences_and_more_are_a_table() -> None:
+    assert rows_text([Row({}, result())], as_json=False) == result_text(result())
+    assert rows_text(ROWS, as_json=False) == sweep_text(ROWS)
+
+
+def test_a_network_is_told_in_lines() -> None:
+    text = network_text(NETWORK)
+    assert "1.25e+08 parameters between 8 peers, 4.14 bits each" in text
+    assert "30.25 s" in text
+    assert "75.0 %" in text
