@@ -42,11 +42,11 @@ class StepDone:
     step: int  # own inner steps so far
     clock_steps: int  # the schedule's clock
     tokens: int  # trained by this peer so far
-    loss: float  # nats per token of the last batch
+    loss: float  # nats per token, the mean since the previous StepDone
     learning_rate: float
     tokens_per_second: float  # since the previous StepDone
-    train_s: float  # in inner steps so far
-    blocked_s: float  # in work for meetings so far: the trainer could not make inner steps
+    train_s: float  # in inner steps so far, and blocked between them
+    blocked_s: float  # of these, in work for meetings: the trainer could not make inner steps
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,7 +104,7 @@ class OuterLoop:
                     return self._check(request.meeting)
                 case ask.Apply():
                     return self._apply(request)
-        except (ValueError, OSError) as error:  # bytes that no honest partner sends; a full disk
+        except (ValueError, OSError, torch.OutOfMemoryError) as error:  # bytes that no honest partner sends; a full disk or device
             return ask.Unavailable(request.meeting, str(error))
 
     def drop(self, number: int) -> int | None:

@@ -139,6 +139,10 @@ class Supervisor:
 
     # ------------------------------------------------------------------ children
 
+    def pid(self, name: str) -> int:
+        """Return a child's process id, for benchmarks and diagnosis. Raises KeyError for one that was not started yet."""
+        return self._children[name].pid or 0
+
     async def _keep(self, name: str, settings: ChildSettings, when: asyncio.Event | None) -> None:
         """Start a child again whenever it dies. Returns when it ended as it should; raises ChildFailed."""
         restarts = 0
