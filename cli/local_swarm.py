@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from cli.leash import leashed
 from peer.control import ask
 from protocol.errors import BadSettings, ExitCode, GossamerError
 
@@ -41,7 +42,9 @@ class LocalPeer:
         self._log = home / "stderr.txt"
         command = [sys.executable, "-m", "cli.main", *arguments, "--home", str(home)]
         with self._output.open("wb") as output, self._log.open("wb") as log:
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=log, start_new_session=True)
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=log, start_new_session=True, env=os.environ | leashed()
+            )
 
     def refresh(self) -> bool:
         """Ask for the status; return whether the process still runs. Raises PeerDied if it ended badly."""

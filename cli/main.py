@@ -20,6 +20,7 @@ from cli.id import identity
 from cli.init import init
 from cli.invite import invite
 from cli.join import join
+from cli.leash import follow_parent
 from cli.leave import leave
 from cli.report import report_failure
 from cli.simulate import simulate
@@ -76,6 +77,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> int:
     """Run the console script."""
+    follow_parent()
     return run(sys.argv[1:])
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.peer.waiting import wait_until
@@ -32,15 +33,18 @@ def test_a_short_demo_prints_one_object_with_every_figure(tmp_path: Path) -> Non
     assert "alone" in done.stderr
 
 
-@pytest.mark.timeout(120)
-def test_ctrl_c_stops_everything(tmp_path: Path) -> None:
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)], ids=["Ctrl-C", "kill -9"])
+def test_nothing_outlives_the_demo(number: signal.Signals, code: int, tmp_path: Path) -> None:
     with (tmp_path / "stderr").open("wb") as log:
         demo = subprocess.Popen([*DEMO, "--steps", "100000", "--home", str(tmp_path / "peers")], stdout=subprocess.DEVNULL, stderr=log)
     try:
-        wait_until(lambda: "training" in (tmp_path / "stderr").read_text(), "training peer")
-        demo.send_signal(signal.SIGINT)
-        assert demo.wait(60) == 130
+        wait_until(lambda: "alone: training" in (tmp_path / "stderr").read_text(), "training peer", 90)
+        family = psutil.Process(demo.pid).children(recursive=True)
+        demo.send_signal(number)
+        assert demo.wait(60) == code
+        assert not psutil.wait_procs(family, timeout=60)[1]
     finally:
-        demo.kill()
+        demo.send_signal(signal.SIGINT)
         demo.wait()
     assert not list((tmp_path / "peers").glob("*/running.json"))
