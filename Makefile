@@ -26,7 +26,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $(STAMP)
 
 demo: $(STAMP)
-	$(BIN)/peer demo --peers $(PEERS) $(if $(STEPS),--steps $(STEPS))
+	$(BIN)/peer demo --peers $(PEERS) --steps $(STEPS)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest

@@ -18,7 +18,7 @@ import typer
 from cli.comparison import Comparison, total_meetings
 from cli.local_swarm import POLL_S, LocalPeer, LocalSwarm, local_swarm
 from cli.manifests import changed, default_manifest
-from cli.options import Codec, Data, Json, Method, Seed, Steps
+from cli.options import Codec, Data, Json, Method, Seed
 from cli.screen import Screen, screen
 from peer.home import Home
 from protocol.manifest import Manifest
@@ -26,6 +26,7 @@ from protocol.manifest import Manifest
 NUM_STEPS = 800
 ON_THIS_MACHINE = ("--listen", "127.0.0.1", "--port", "0", "--device", "cpu", "--threads", "1")
 
+DemoSteps = Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Inner steps that the run lasts.")]
 Peers = Annotated[int, typer.Option("--peers", metavar="N", min=2, max=64, help="Peers in the swarm, beside the one that trains alone.")]
 KeptIn = Annotated[
     Path | None, typer.Option("--home", metavar="DIR", help="Keep the peers' folders here. Default: a temporary folder, removed.")
@@ -34,7 +35,7 @@ KeptIn = Annotated[
 
 def demo(
     peers: Peers = 4,
-    steps: Steps = None,
+    steps: DemoSteps = NUM_STEPS,
     data: Data = None,
     seed: Seed = None,
     codec: Codec = None,
