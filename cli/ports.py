@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import re
 import socket
 from collections.abc import Sequence
@@ -34,7 +35,13 @@ def keep_port(config: PeerConfig, addresses: Sequence[str]) -> None:
 
 
 def need_port(listen: str, port: int) -> None:
-    """Raise BadSettings where nobody could listen on this port (0: any) of this address now."""
+    """Raise BadSettings where nobody could listen on this port (0: any) of this IP address now."""
+    try:
+        ipaddress.ip_address(listen)
+    except ValueError as error:
+        raise BadSettings(
+            f"{listen!r} is not an IP address to listen on", hint="0.0.0.0 for everybody, 127.0.0.1 for this machine only"
+        ) from error
     try:
         _try(listen, port)
     except (OSError, OverflowError) as error:
