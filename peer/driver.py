@@ -65,12 +65,11 @@ Resolve = Callable[[PeerId, bytes], Awaitable[Outcome]]
 class Driver:
     """Hold one meeting over one stream. Make one per meeting, call `hold` once."""
 
-    def __init__(self, meeting: Meeting, stream: Stream, tools: Tools, resolve: Resolve, deadline_s: float) -> None:
+    def __init__(self, meeting: Meeting, stream: Stream, tools: Tools, resolve: Resolve) -> None:
         self._meeting = meeting
         self._stream = stream
         self._tools = tools
         self._resolve = resolve
-        self._deadline_s = deadline_s
         self._events: asyncio.Queue[on.Event | BaseException] = asyncio.Queue()
         self._outgoing: asyncio.Queue[Message | Part | None] = asyncio.Queue()
         self._frames_ahead = asyncio.Semaphore(FRAMES_AHEAD)
@@ -88,7 +87,6 @@ class Driver:
         what is our own bug.
         """
         try:
-            self._allow(self._deadline_s)
             writer = self._spawn(self._write())
             self._spawn(self._read())
             self._events.put_nowait(on.Started())

@@ -47,6 +47,7 @@ from protocol.messages import (
     Verdict,
 )
 
+GREETING_SHARE = 1 / 3  # of the deadline: a partner that says nothing at all leaves time for another
 DOUBT_S = 20.0  # how long a responder asks for a decision that it did not see
 STORY_EVENTS = 64
 
@@ -63,6 +64,7 @@ class Meeting:
         self.outcome: Finish | None = None
         self.pairing = Pairing(b"", 0, ask.Stage.TRAIN)  # until both Hellos are there
         self._greeting = greeting
+        self._deadline_s = greeting.membership.deadline_s
         self._partner = PartnerSide(greeting.fragment_terms)
         self._own_hello: Hello | None = None
         self._own_failed = b""  # bitmap
@@ -129,7 +131,7 @@ class Meeting:
     def _on_event(self, event: on.Event) -> list[Command]:
         match event:
             case on.Started() if self.stage is Stage.OPENING:
-                return [on.Tell(ask.Open(self.number, self.fragment))]
+                return [on.Allow(self._deadline_s), on.Tell(ask.Open(self.number, self.fragment))]
             case on.TrainerAnswered(reply):
                 return self._on_trainer(reply)
             case on.TrainerGone():
@@ -184,7 +186,7 @@ class Meeting:
         if partner is not None:
             return [on.Send(own), *self._pair(partner, pairing(partner, own))]
         self._stage = Stage.GREETING
-        return [on.Send(own)]
+        return [on.Send(own), on.Allow(GREETING_SHARE * self._deadline_s)]
 
     # ------------------------------------------------------------------ partner
 
@@ -215,7 +217,8 @@ class Meeting:
         self._partner.hello = partner
         self.pairing = pair
         self._stage = Stage.PREPARING
-        return [on.Tell(ask.Prepare(self.number, partner.tokens, partner.clock_steps, pair.seed, pair.stage))]
+        prepare = ask.Prepare(self.number, partner.tokens, partner.clock_steps, pair.seed, pair.stage)
+        return [on.Allow(self._deadline_s), on.Tell(prepare)]
 
     def _on_chunk(self, chunk: Chunk) -> list[Command]:
         self._partner.take_chunk(chunk)

@@ -257,7 +257,7 @@ class Meetings:
             acquaintances=around.book.acquaintances(stream.partner, _loop_s(), self.rng, ACQUAINTANCES),
         )
         meeting = Meeting(next(self._numbers), greeting)
-        driver = Driver(meeting, stream, self._tools, self._resolver.ask, self.deadline_s)
+        driver = Driver(meeting, stream, self._tools, self._resolver.ask)
         active = self._active[fragment] = Active(meeting, driver, asyncio.Event())
         started_s = _loop_s()
         try:

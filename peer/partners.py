@@ -30,6 +30,7 @@ REST_S = 1.0  # after the first failure or refusal; doubles up to
 REST_FAILED_S = 60.0  # for a peer that cannot be reached or breaks off
 REST_REFUSED_S = 8.0  # for one that answers, but will not meet
 BAN_S = 24 * 3600.0
+SILENCE_S = 40.0  # a peer that announces itself after so long was cut off, and is worth a try at once
 FORGET_S = 900.0  # a peer that nobody has announced for so long is not tried any more
 AVOIDED = 3  # partners met last that are passed over, where there are enough others
 
@@ -52,6 +53,10 @@ class Entry:
     def is_newer(self, record: MemberRecord) -> bool:
         """Tell whether this record says more than the one we hold."""
         return self.record is None or record.supersedes(self.record)
+
+    def is_back(self, now_s: float) -> None:
+        """Forget that it could not be reached."""
+        self.failures, self.rests_until_s = 0, min(self.rests_until_s, now_s)
 
 
 class AddressBook:
@@ -78,6 +83,8 @@ class AddressBook:
         entry.addresses = record.addresses or entry.addresses
         entry.clock_steps = record.clock_steps
         entry.finished = record.finished
+        if now_s - entry.seen_s > SILENCE_S:
+            entry.is_back(now_s)
         entry.seen_s = now_s
         entry.record = record
 
@@ -94,6 +101,8 @@ class AddressBook:
         """Note that a member of the run has called us, and its clock."""
         if peer_id != self._me:
             entry = self._entry(peer_id, now_s)
+            if entry.failures:
+                entry.is_back(now_s)
             entry.seen_s = max(entry.seen_s, now_s)
             entry.clock_steps = clock_steps
 

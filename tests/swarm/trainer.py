@@ -70,6 +70,7 @@ class Trainer:
     handled: list[ask.Request] = field(default_factory=list)
     applied: Counter[str] = field(default_factory=Counter)  # outer steps really taken, by meeting id
     on_handled: Callable[[ask.Request], None] = lambda _: None
+    spoil: Callable[[ask.Reply], ask.Reply] = lambda reply: reply  # what a dishonest one makes of its replies
     finish_done: bool = False
 
     def __post_init__(self) -> None:
@@ -114,6 +115,7 @@ class Trainer:
             reply = self._answer(request)
             self.handled.append(request)
             self.on_handled(request)
+            reply = None if reply is None else self.spoil(reply)
             assert (reply is None) == isinstance(request, NO_REPLY)
             if waiting is None or waiting.done() or reply is None:
                 continue

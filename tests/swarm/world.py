@@ -42,7 +42,7 @@ from tests.swarm.trainer import Checkpoint, Link, Trainer
 class Habits:
     """What is special about one peer."""
 
-    step_s: float = 0.1
+    step_s: float = 0.25
     told_to_start: bool = False  # waits to be told, as joiners do
     is_founder: bool = True
     wait_for_peers: int = 0
@@ -62,7 +62,7 @@ class Peer:
         self.failure: BaseException | None = None
         self.is_done = False
         self._folder = swarm.folder / f"peer-{number}"
-        self._payloads = PayloadFolder(self._folder / "payloads")
+        self.payloads = PayloadFolder(self._folder / "payloads")
         self._num_starts = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._node_tasks: set[asyncio.Task[None]] = set()
@@ -112,7 +112,7 @@ class Peer:
     def start_node(self) -> None:
         swarm = self.swarm
         self.transport: Transport = swarm.network.transport(self.peer_id, self._answer)
-        self._payloads.clear(Writer.NODE)
+        self.payloads.clear(Writer.NODE)
         self.journal = Journal(self._folder / "journal")
         self.link = Link(lambda notice: self.node.on_notice(notice))
         rng = random.Random(f"{swarm.seed}/{self.peer_id}/{self._num_starts}")
@@ -128,7 +128,7 @@ class Peer:
             self.habits.told_to_start,
             self.habits.is_founder,
         )
-        self.node = Node(membership, world, Tools(self.link, self._payloads, self.journal), settings, self.said.append)
+        self.node = Node(membership, world, Tools(self.link, self.payloads, self.journal), settings, self.said.append)
         self.node.on_meeting(self.meetings.append)
         self.trainer.connect(self.link)
         self._run(self._serve(), self._node_tasks)
@@ -168,8 +168,8 @@ class Peer:
         self.kill()
 
     def _new_trainer(self) -> Trainer:
-        self._payloads.clear(Writer.TRAINER)
-        replica = tiny_replica(self.swarm.manifest, self._payloads, self.peer_id.raw)
+        self.payloads.clear(Writer.TRAINER)
+        replica = tiny_replica(self.swarm.manifest, self.payloads, self.peer_id.raw)
         if self.checkpoint is not None:
             replica.restore(self.checkpoint.tensors, self.checkpoint.state)
         return Trainer(replica, self.habits.step_s, started=self.checkpoint is not None or not self.habits.told_to_start)
