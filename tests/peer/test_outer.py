@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from optim.codecs import CODECS, codec
-from optim.codecs.hadamard import sign_pool, transform, window
 from optim.fragment_codec import FragmentCodec
 from optim.fragments import Fragment, Piece, gather
 from optim.noloco import OuterSettings
@@ -175,16 +174,20 @@ def test_failed_blocks_are_taken_alone_on_both_sides(tmp_path: Path) -> None:
         assert_at(peer, [s if is_failed else m for is_failed, m, s in zip(values, met, solo, strict=True)], NAMES["modulo8"])
 
 
-def test_a_block_that_cannot_be_decoded_is_reported_by_both(tmp_path: Path) -> None:
+def test_a_block_that_one_side_cannot_decode_is_reported_and_taken_alone_by_both(tmp_path: Path) -> None:
     peers = pair(tmp_path, "modulo4")
-    spikes = torch.zeros(1, 1024)
-    spikes[0, [500, 700]] = 1.0  # where the sketch does not look, after the rotation: they leave the window unannounced
-    signs = window(sign_pool(Terms().seed, 5, torch.device("cpu")), 1, 1)
-    peers[0].parameters["matrix"][1024:2048] += (signs * transform(spikes, torch.empty(1, 1024)))[0]
+    wanted = [[reference.solo(replica, SETTINGS.alpha, SETTINGS.beta) for replica in peer.oracle()] for peer in peers]
     exchange(sides(peers), Terms())
+    payload = bytearray(peers[0].side.get(1, File.PARTNER_PAYLOAD))
+    for place in range(512, 1024, 40):  # codes of the second block, two a byte
+        payload[place] ^= 0xFF
+    peers[0].side.put(1, File.PARTNER_PAYLOAD, bytes(payload))
     verdicts = [checked(peer.side, 1) for peer in peers]
-    assert verdicts[0].failed_blocks == verdicts[1].failed_blocks
-    assert bitmaps.unpack(verdicts[0].failed_blocks, 5, torch.device("cpu"))[1]
+    assert [verdict.failed_blocks for verdict in verdicts] == ["02", ""]
+    for peer, want in zip(peers, wanted, strict=True):
+        assert peer.side.answer(ask.Apply(1, "ab" * 16, "02")) == ask.Applied(1)
+        alone = torch.tensor([replica.phi for replica in want[1024:2048]])
+        assert torch.allclose(peer.loop.fragments[0].slow[1024:2048], alone, atol=2e-7)
 
 
 def garbage(honest: bytes) -> bytes:

@@ -114,7 +114,7 @@ def test_a_trainer_that_does_not_stop_is_killed_and_said_so(tmp_path: Path, monk
             started_s = time.monotonic()
             running.supervisor.leave("asked to leave")
             await work
-            assert time.monotonic() - started_s < 5.0
+            assert time.monotonic() - started_s < 10.0
             assert running.status.state == "left"
             assert "did not save in time" in running.status.reason
 
