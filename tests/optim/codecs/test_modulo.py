@@ -9,7 +9,6 @@ from torch import Tensor
 from optim.codecs import Gap, codec
 from optim.codecs.hadamard import side_matrix, sign_pool, window
 from optim.codecs.modulo import Modulo
-from optim.codecs.sketches import gap_steps
 
 NAMES = ["modulo8", "modulo6", "modulo4", "modulo3"]
 
@@ -156,21 +155,6 @@ def test_a_huge_sketch_widens_only_its_neighbourhood() -> None:
     gap = coder.gap(coder.encode(first, 1, sketches[0], hostile.view(torch.uint8)), coder.encode(second, 1, *sketches[::-1]).payload)
     assert bool(torch.isfinite(gap.values).all())
     assert noise(Gap(gap.values[1024 * 6 :], gap.failed[6:]), (second - first)[1024 * 6 :]) < 0.1
-
-
-def test_zero_sketches_give_a_usable_step() -> None:
-    nothing = torch.zeros(32, dtype=torch.uint8)
-    steps = gap_steps(nothing, nothing, 2, 0.5)
-    assert bool((steps > 0).all())
-    assert bool(torch.isfinite(1.0 / steps).all())
-
-
-def test_both_sides_compute_the_same_steps() -> None:
-    generator = torch.Generator().manual_seed(0)
-    sketches = [(torch.randn(8000, generator=generator) * scale).half().view(torch.uint8) for scale in (1e-3, 1e4)]
-    one, two = gap_steps(*sketches, 1000, 0.6875), gap_steps(*sketches[::-1], 1000, 0.6875)
-    assert torch.equal(one, two)
-    assert bool(torch.isfinite(one).all())
 
 
 def test_the_last_block_may_be_short() -> None:

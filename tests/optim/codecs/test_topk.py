@@ -4,34 +4,11 @@ import pytest
 import torch
 
 from optim.codecs import packing
-from optim.codecs.positions import largest, pack_elias_fano, pack_plain, unpack_elias_fano, unpack_plain
 
 
 def test_bits_per_value() -> None:
     assert packing("topk").payload_bytes(4096 * 100) * 8 / 409_600 == 672 / 4096
     assert packing("topk12").payload_bytes(4096 * 100) * 8 / 409_600 == pytest.approx(0.21875, abs=5e-4)
-
-
-def random_positions(chunks: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(0)
-    return torch.rand(chunks, 4096, generator=generator).argsort(1)[:, :64].sort(1).values
-
-
-@pytest.mark.parametrize(("pack", "unpack", "size"), [(pack_elias_fano, unpack_elias_fano, 64), (pack_plain, unpack_plain, 96)])
-def test_positions_round_trip(pack, unpack, size: int) -> None:  # type: ignore[no-untyped-def]
-    ends = torch.stack((torch.arange(64), torch.arange(4032, 4096), torch.arange(64) * 65))
-    positions = torch.cat((random_positions(200), ends))
-    packed = pack(positions)
-    assert packed.shape == (203, size)
-    assert torch.equal(unpack(packed), positions)
-
-
-def test_the_largest_magnitudes_win_and_ties_go_to_the_front() -> None:
-    chunk = torch.zeros(1, 4096)
-    assert largest(chunk)[0].tolist() == list(range(64))
-    chunk[0, 4000:4063] = -5.0
-    chunk[0, [9, 4, 7]] = 1.0
-    assert largest(chunk)[0].tolist() == [4, *range(4000, 4063)]
 
 
 @pytest.mark.parametrize("name", ["topk", "topk12"])
