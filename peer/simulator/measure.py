@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-import torch
 from torch import Tensor
 
 from peer.evaluation import HeldOut, held_out_loss
@@ -23,8 +23,8 @@ def mean_weights(replicas: Sequence[Replica]) -> Tensor:
 def weight_std(replicas: Sequence[Replica]) -> float:
     """Return the root mean square distance of the replicas' fast weights from their mean (NoLoCo, Figure 3B, not normalized)."""
     mean = mean_weights(replicas)
-    squares = sum(float(torch.linalg.vector_norm(replica.weights - mean, dtype=torch.float64)) ** 2 for replica in replicas)
-    return float((squares / (len(replicas) * mean.numel())) ** 0.5)
+    squares = [float((replica.weights - mean).square_().mean()) for replica in replicas]
+    return math.sqrt(math.fsum(squares) / len(squares))
 
 
 def losses(replicas: Sequence[Replica], held_out: HeldOut, num_batches: int) -> list[float]:
