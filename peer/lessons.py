@@ -5,7 +5,7 @@ from __future__ import annotations
 from peer.events import MeetingDone
 from peer.meeting import Meeting
 from peer.meeting_events import Finish, MeetingOver
-from peer.partners import AddressBook
+from peer.partners import REST_FAILED_S, AddressBook
 from protocol.messages import Phase, RefusalCode
 from protocol.transport import Stream
 
@@ -24,7 +24,9 @@ def learn_from(book: AddressBook, meeting: Meeting, finish: Finish, stream: Stre
             book.leaves(partner, now_s)
         case Finish(refusal=code) if code in _NOT_YET:
             book.not_now(partner, now_s)
-        case Finish(over=MeetingOver.REFUSED | MeetingOver.GATED):
+        case Finish(over=MeetingOver.GATED):
+            book.refused(partner, now_s, REST_FAILED_S)
+        case Finish(over=MeetingOver.REFUSED):
             book.refused(partner, now_s)
         case Finish(over=MeetingOver.FAILED):
             book.failed(partner, now_s)

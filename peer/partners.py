@@ -27,7 +27,7 @@ MAX_BANS = 1024
 MAX_HINTS = 8  # addresses of one peer
 KEPT = 64  # good peers remembered on disk
 REST_S = 1.0  # after the first failure or refusal; doubles up to
-REST_FAILED_S = 60.0  # for a peer that cannot be reached or breaks off
+REST_FAILED_S = 60.0  # for a peer that cannot be reached, breaks off, or sends what our gate rejects
 REST_REFUSED_S = 8.0  # for one that answers, but will not meet
 BAN_S = 24 * 3600.0
 SILENCE_S = 40.0  # a peer that announces itself after so long was cut off, and is worth a try at once
@@ -123,10 +123,10 @@ class AddressBook:
         entry.rests_until_s = now_s + min(REST_FAILED_S, REST_S * 2 ** min(entry.failures, 16))
         entry.failures += 1
 
-    def refused(self, peer_id: PeerId, now_s: float) -> None:
+    def refused(self, peer_id: PeerId, now_s: float, most_s: float = REST_REFUSED_S) -> None:
         """Let a peer rest with which there was no agreement; longer each time, but it is there, and either side may change."""
         entry = self._entry(peer_id, now_s)
-        entry.rests_until_s = now_s + min(REST_REFUSED_S, REST_S * 2 ** min(entry.refusals, 16))
+        entry.rests_until_s = now_s + min(most_s, REST_S * 2 ** min(entry.refusals, 16))
         entry.failures = 0
         entry.refusals += 1
 

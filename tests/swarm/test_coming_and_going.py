@@ -1,0 +1,293 @@
+"""Joining late, starting together, finishing, and leaving."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import torch
+
+from peer.requests import Stage
+from protocol.errors import RunRefusesUs, SwarmUnreachable
+from protocol.identity import Identity
+from protocol.memory_link import Link as Wire
+from protocol.messages import Refusal, RefusalCode
+from protocol.transport import Purpose, Stream
+from tests.swarm.tiny import tiny_manifest
+from tests.swarm.world import Peer, Swarm, play
+
+QUIET = tiny_manifest(run={"total_steps": 100_000})
+JOINER = {"told_to_start": True, "is_founder": False}
+
+
+def completed(peer: Peer) -> int:
+    return peer.outcomes()["completed"]
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def adopted(joiner: Peer, donor: Peer) -> bool:
+    """Tell whether the joiner has just taken over this donor's weights and momentum."""
+    pairs = zip(joiner.trainer.replica.outer.fragments, donor.trainer.replica.outer.fragments, strict=True)
+    return all(torch.equal(own.slow, theirs.slow) and torch.equal(own.momentum, theirs.momentum) for own, theirs in pairs)
+
+
+def group(error: BaseException | None) -> BaseException | None:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+# --------------------------------------------------------------------------- joining
+
+
+def test_a_late_joiner_clones_weights_momentum_and_clock_and_warms_up_again(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        elders = swarm.start(2)
+        await swarm.until(lambda: all(completed(peer) >= 4 for peer in elders))
+        for peer in elders:
+            peer.trainer.frozen = True
+        await asyncio.sleep(12.0)
+        joiner = swarm.add(**JOINER)
+        joiner.trainer.frozen = True
+        joiner.start()
+        assert joiner.node.meetings._closed is RefusalCode.NOT_READY
+        await swarm.until(lambda: joiner.trainer.started)
+        assert any(adopted(joiner, donor) and joiner.clock == donor.clock for donor in elders)
+        assert torch.equal(joiner.fast, torch.cat([p.detach().flatten() for p in joiner.trainer.replica.parameters.values()]))
+        rates = [peer.trainer.replica._steps_since_join() for peer in (joiner, elders[0])]
+        assert rates[0] == 0 < rates[1], "its learning rate starts low again"
+        for peer in swarm.peers:
+            peer.trainer.frozen = False
+        await swarm.until(lambda: len(joiner.partners()) == 2)
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def test_a_joiner_meets_nobody_before_it_has_weights(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        elder = swarm.add().start()
+        await swarm.until(lambda: elder.trainer.replica.own_steps >= 10)
+        swarm.network.kill_at(elder.peer_id, sent=10_000)
+        joiner = swarm.add(**JOINER).start()
+        swarm.network.refuse(elder.peer_id)
+        elder.node.book.hint(joiner.peer_id, "/ip4/192.0.2.1/tcp/4001", now())
+        await asyncio.sleep(20.0)
+        assert not joiner.trainer.started and not joiner.meetings
+        assert elder.outcomes()["refused"] >= 1
+        swarm.network.refuse(elder.peer_id, False)
+        await swarm.until(lambda: completed(joiner) >= 2)
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def test_a_donor_dies_in_the_middle_and_the_next_one_is_asked(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        elders = swarm.start(3)
+        await swarm.until(lambda: all(completed(peer) >= 2 for peer in elders))
+        for peer in elders:
+            peer.trainer.frozen = True
+        await asyncio.sleep(12.0)
+        for peer in elders[:2]:
+            swarm.network.kill_at(peer.peer_id, sent=swarm.network._lines[peer.peer_id].num_sent + 2)
+        joiner = swarm.add(**JOINER).start()
+        joiner.trainer.frozen = True
+        await swarm.until(lambda: joiner.trainer.started)
+        assert adopted(joiner, elders[2]) or not all(swarm.network.is_up(peer.peer_id) for peer in elders[:2])
+        await asyncio.sleep(1.0)
+        assert not list(joiner.payloads.path("x").parent.glob("adopt-*")), "half a clone is left behind"
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def test_a_joiner_waits_for_donors_that_have_not_begun(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        host = swarm.add(told_to_start=True, wait_for_peers=2).start()
+        joiners = [swarm.add(**JOINER).start()]
+        await asyncio.sleep(100.0)
+        assert not host.trainer.started and not joiners[0].trainer.started and joiners[0].failure is None
+        assert any("waiting for peers: 1 seen, 2 wanted" in said.get("reason", "") for said in host.said)
+        joiners.append(swarm.add(**JOINER).start())
+        await swarm.until(lambda: all(peer.trainer.started for peer in swarm.peers), within_s=30.0)
+        await swarm.until(lambda: all(completed(peer) >= 2 for peer in swarm.peers))
+        assert max(peer.clock for peer in swarm.peers) - min(peer.clock for peer in swarm.peers) < 60
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def test_a_founder_that_lost_its_disk_takes_over_the_run_that_goes_on(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        founder = swarm.add(told_to_start=True).start()
+        await swarm.until(lambda: founder.trainer.started)
+        rest = [swarm.add(**JOINER).start() for _ in range(2)]
+        await swarm.until(lambda: all(completed(peer) >= 3 for peer in swarm.peers))
+        founder.kill()
+        await asyncio.sleep(25.0)
+        founder.start()  # without a checkpoint
+        await swarm.until(lambda: founder.trainer.started)
+        assert founder.clock >= min(peer.clock for peer in rest) - 20
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def test_nobody_to_join_is_told_after_a_minute(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        joiner = swarm.add(**JOINER).start()
+        await asyncio.sleep(55.0)
+        assert joiner.failure is None
+        await asyncio.sleep(20.0)
+        failure = group(joiner.failure)
+        assert isinstance(failure, SwarmUnreachable) and failure.hint
+        joiner.failure = None
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+async def unfriendly(purpose: Purpose, stream: Stream) -> None:
+    await stream.receive()
+    await stream.send(Refusal(RefusalCode.NOT_INVITED, "go away"))
+    await stream.close()
+
+
+@pytest.mark.parametrize("num_friends", [0, 1])
+def test_only_when_nobody_wants_it_a_joiner_gives_up(tmp_path: Path, num_friends: int) -> None:
+    async def story(swarm: Swarm) -> None:
+        friends = swarm.start(num_friends)
+        await asyncio.sleep(1.0)
+        strangers = [Identity(bytes([99, number] * 16)) for number in range(2)]
+        for stranger in strangers:
+            swarm.network.transport(stranger.peer_id, unfriendly)
+        joiner = swarm.add(**JOINER).start()
+        for other in (*friends, *strangers):
+            joiner.node.book.hint(other.peer_id, "/ip4/192.0.2.1/tcp/4001", now())
+        await asyncio.sleep(15.0)
+        if friends:
+            assert joiner.trainer.started
+        else:
+            assert isinstance(group(joiner.failure), RunRefusesUs)
+            joiner.failure = None
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+# --------------------------------------------------------------------------- clocks
+
+
+def test_clocks_too_far_apart_are_refused_and_the_straggler_catches_up(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        elders = swarm.start(3)
+        straggler = elders[2]
+        await swarm.until(lambda: all(completed(peer) >= 2 for peer in elders))
+        straggler.save()
+        straggler.kill()
+        await asyncio.sleep(45.0)
+        behind = elders[0].clock - straggler.checkpoint.state["clock_steps"]
+        assert behind > 60 + 30
+        straggler.start()
+        count, applied = completed(straggler), [peer.trainer.applied.total() for peer in elders[:2]]
+        await swarm.until(lambda: straggler.clock > elders[0].clock - 30, within_s=30.0)
+        assert completed(straggler) == count, "it met somebody with old weights"
+        await swarm.until(lambda: len(straggler.partners()) == 2 and completed(straggler) >= count + 4)
+        assert all(peer.trainer.applied.total() > before for peer, before in zip(elders, applied, strict=False))
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def test_a_peer_too_slow_for_the_others_clock_is_not_shut_out(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        fast = swarm.start(2, step_s=0.2)
+        slow = swarm.add(step_s=2.0).start()
+        await asyncio.sleep(100.0)
+        recent = [done for done in slow.meetings[-6:] if done.outcome == "completed"]
+        assert recent, "nobody meets it any more"
+        assert slow.clock > fast[0].clock - 2 * 60
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+# --------------------------------------------------------------------------- the end
+
+
+@pytest.mark.parametrize("speeds", [(0.25, 0.25, 0.25, 0.25), (0.15, 0.2, 0.3, 0.6)])
+def test_finishing_leaves_all_peers_with_nearly_equal_weights(tmp_path: Path, speeds: tuple[float, ...]) -> None:
+    async def story(swarm: Swarm) -> None:
+        peers = [swarm.add(step_s=step_s).start() for step_s in speeds]
+        await swarm.until(lambda: peers[0].trainer.replica.stage is Stage.FINISH)
+        apart = max(float((peer.fast - peers[0].fast).norm()) for peer in peers)
+        await swarm.until(lambda: all(peer.is_done for peer in peers), within_s=150.0)
+        assert max(float((peer.fast - peers[0].fast).norm()) for peer in peers) < 0.1 * apart
+        for peer in peers:
+            assert torch.equal(peer.slow, torch.cat([f.slow for f in peer.trainer.replica.outer.fragments]))
+            assert peer.clock == 60 and peer.trainer.replica.stage is Stage.FINISH
+
+    play(Swarm(tmp_path, manifest=tiny_manifest(run={"total_steps": 60})), story)
+
+
+def test_the_last_one_alone_finishes_too(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        peer = swarm.add().start()
+        await swarm.until(lambda: peer.is_done, within_s=40.0)
+        assert not peer.partners()
+
+    play(Swarm(tmp_path, manifest=tiny_manifest(run={"total_steps": 20})), story)
+
+
+def test_a_peer_that_dies_at_the_end_keeps_nobody_for_ever(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        peers = swarm.start(3)
+        await swarm.until(lambda: peers[0].clock >= 25)
+        peers[2].kill()
+        await swarm.until(lambda: all(peer.is_done for peer in peers[:2]), within_s=120.0)
+
+    play(Swarm(tmp_path, manifest=tiny_manifest(run={"total_steps": 40})), story)
+
+
+def test_the_trainer_restarts_at_the_end_and_still_hears_that_it_is_over(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        peer = swarm.add().start()
+        await swarm.until(lambda: peer.node._standing.finished)
+        peer.save()
+        peer.kill_trainer()  # the word that it is over goes nowhere
+        await swarm.until(lambda: peer.node._is_over, within_s=90.0)
+        peer.restart_trainer()
+        await swarm.until(lambda: peer.is_done, within_s=10.0)
+
+    play(Swarm(tmp_path, manifest=tiny_manifest(run={"total_steps": 20})), story)
+
+
+# --------------------------------------------------------------------------- leaving
+
+
+@pytest.mark.parametrize("bytes_per_s", [1e6, 2e3, 200.0])
+def test_leaving_finishes_or_drops_within_the_grace_time(tmp_path: Path, bytes_per_s: float) -> None:
+    async def story(swarm: Swarm) -> None:
+        a, b, c = swarm.start(3)
+        await swarm.until(lambda: bool(a.node.meetings._active), within_s=60.0)
+        began_s = now()
+        await a.leave(3.0)
+        assert now() - began_s < 3.0 + 1.5
+        await asyncio.sleep(35.0)
+        for peer in (a, b, c):
+            assert max(peer.trainer.applied.values(), default=1) == 1
+            assert peer.trainer.replica.outer.fragments[0].meeting is None or peer is not a
+        assert not b.node.meetings._active or all(active.meeting.partner != a.peer_id for active in b.node.meetings._active.values())
+        met_since = [done for peer in (b, c) for done in peer.meetings[-4:] if done.partner == str(a.peer_id)]
+        assert not met_since or bytes_per_s < 1e6
+
+    play(Swarm(tmp_path, manifest=QUIET, wire=Wire(latency_s=0.05, bytes_per_s=bytes_per_s)), story)
+
+
+def test_who_leaves_is_not_asked_again(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        a, b, c = swarm.start(3)
+        await swarm.until(lambda: all(completed(peer) >= 2 for peer in swarm.peers))
+        await a.node.leave(3.0)
+        await asyncio.sleep(25.0)
+        for peer in (b, c):
+            assert a.peer_id not in [entry.peer_id for entry in peer.node.book.live(now())]
+        assert not a.node.meetings._active
+
+    play(Swarm(tmp_path, manifest=QUIET), story)

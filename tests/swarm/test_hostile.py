@@ -1,0 +1,204 @@
+"""Partners and callers that lie, shout, or say nothing: refused, banned where they broke the rules, and the next one is met."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from protocol.errors import PeerGone
+from protocol.memory import MemoryStream
+from protocol.messages import Chunk, Commit, Decision, Hello, Outcome, Part, Refusal, RefusalCode, Resolve
+from protocol.transport import Purpose, Stream
+from tests.swarm.mallory import MALLORY, hello_to, nobody, spoil_payload
+from tests.swarm.tiny import tiny_manifest
+from tests.swarm.world import Swarm, play
+
+QUIET = tiny_manifest(run={"total_steps": 100_000})
+Trick = Callable[[Stream], Awaitable[None]]
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+# --------------------------------------------------------------------------- a partner that is called
+
+
+async def says_nothing(stream: Stream) -> None:
+    await stream.receive()
+    await asyncio.sleep(100.0)
+
+
+async def sends_garbage(stream: Stream) -> None:
+    assert isinstance(stream, MemoryStream)
+    await stream.receive()
+    await stream.send_frame(b"\xff" * 40)
+    await asyncio.sleep(100.0)
+
+
+async def sends_bytes_nobody_asked_for(stream: Stream) -> None:
+    await stream.receive()
+    await stream.send(Chunk(Part.PAYLOAD, 0, b"x" * 200_000))
+    await asyncio.sleep(100.0)
+
+
+async def repeats_our_hello(stream: Stream) -> None:
+    await stream.send(await stream.receive())
+    await asyncio.sleep(100.0)
+
+
+async def decides_for_us(stream: Stream) -> None:
+    await stream.receive()
+    await stream.send(Commit(b"m" * 16))
+    await asyncio.sleep(100.0)
+
+
+async def hangs_up(stream: Stream) -> None:
+    await stream.receive()
+
+
+async def refuses(stream: Stream) -> None:
+    await stream.receive()
+    await stream.send(Refusal(RefusalCode.CLOCK_TOO_FAR, "\x1b[2J not printable"))
+
+
+TRICKS: list[tuple[Trick, bool]] = [
+    (says_nothing, False),
+    (sends_garbage, True),
+    (sends_bytes_nobody_asked_for, True),
+    (repeats_our_hello, True),
+    (decides_for_us, True),
+    (hangs_up, False),
+    (refuses, False),
+]
+
+
+@pytest.mark.parametrize(("trick", "is_bad"), TRICKS, ids=lambda value: value.__name__ if callable(value) else "")
+def test_a_bad_partner_is_dropped_and_the_next_one_is_met(tmp_path: Path, trick: Trick, is_bad: bool) -> None:
+    async def play_trick(purpose: Purpose, stream: Stream) -> None:
+        await trick(stream)
+
+    async def story(swarm: Swarm) -> None:
+        a, b = swarm.start(2)
+        for peer in (a, b):
+            peer.trainer.frozen = True
+        swarm.network.transport(MALLORY.peer_id, play_trick)
+        await asyncio.sleep(1.0)
+        a.node.book.hint(MALLORY.peer_id, "/ip4/192.0.2.66/tcp/1", now())
+        a.node.book.hint(b.peer_id, "/ip4/192.0.2.1/tcp/4001", now())
+        a.node.book.not_now(b.peer_id, now())
+        assert await a.node.searches.search(0)
+        await asyncio.sleep(5.0)
+        assert [done.partner for done in a.meetings] == [str(MALLORY.peer_id), str(b.peer_id)]
+        assert a.node.book.is_banned(MALLORY.peer_id, now()) == is_bad
+        assert (a.meetings[0].outcome == "misbehaved") == is_bad
+        assert all(char.isprintable() for char in a.meetings[0].reason)
+        assert all(fragment.meeting is None for fragment in a.trainer.replica.outer.fragments)
+        assert not list(a.payloads.path("x").parent.iterdir()), "files are left behind"
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+# --------------------------------------------------------------------------- a partner that calls
+
+
+@pytest.mark.parametrize("is_bad", [True, False])
+def test_what_a_bad_caller_says_first(tmp_path: Path, is_bad: bool) -> None:
+    async def story(swarm: Swarm) -> None:
+        (victim,) = swarm.start(1)
+        await asyncio.sleep(1.0)
+        good = hello_to(swarm, victim.peer_id)
+        bad = [
+            b"\xff" * 100,
+            replace(good, receiver=MALLORY.peer_id, signature=b"").signed(MALLORY),  # caught on its way to another
+            replace(good, tokens=5),  # not what was signed
+            replace(good, sender=victim.peer_id),
+            Chunk(Part.PAYLOAD, 0, b"x"),
+            replace(good, partner_nonce=b"x" * 16, signature=b"").signed(MALLORY),
+        ]
+        strange = [
+            Refusal(RefusalCode.BUSY),
+            Resolve(swarm.terms.run_id, b"m" * 16),
+            Resolve(b"r" * 32, b"m" * 16),
+            replace(good, protocol_version=2, signature=b"").signed(MALLORY),
+            replace(good, run_id=b"r" * 32, signature=b"").signed(MALLORY),
+            replace(good, payload_bytes=7, signature=b"").signed(MALLORY),
+            replace(good, fragment=9, signature=b"").signed(MALLORY),
+            replace(good, clock_steps=10_000, signature=b"").signed(MALLORY),
+        ]
+        transport = swarm.network.transport(MALLORY.peer_id, nobody)
+        for message in bad if is_bad else strange:
+            victim.node.book._banned_until_s.clear()
+            stream = await transport.connect(victim.peer_id, (), Purpose.MEET)
+            if isinstance(message, bytes):
+                await stream.send_frame(message)
+            else:
+                await stream.send(message)
+            await expect_no(stream, message)
+            assert victim.node.book.is_banned(MALLORY.peer_id, now()) == is_bad, message
+        assert not victim.meetings and all(f.meeting is None for f in victim.trainer.replica.outer.fragments)
+        victim.node.book.ban(MALLORY.peer_id, now())
+        for purpose in Purpose:
+            stream = await transport.connect(victim.peer_id, (), purpose)
+            await stream.send(good)
+            answer = await stream.receive()
+            assert isinstance(answer, Refusal) and answer.code is RefusalCode.NOT_INVITED
+
+    async def expect_no(stream: MemoryStream, message: object) -> None:
+        if isinstance(message, Refusal):
+            with pytest.raises(PeerGone):
+                await stream.receive()
+            return
+        answer = await stream.receive()
+        if isinstance(message, Resolve) and message.run_id != b"r" * 32:
+            assert answer == Outcome(message.meeting_id, Decision.DROPPED)
+        else:
+            assert isinstance(answer, Refusal)
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def test_one_caller_cannot_take_all_places(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        (a,) = swarm.start(1)
+        await asyncio.sleep(1.0)
+        transport = swarm.network.transport(MALLORY.peer_id, nobody)
+        answers = []
+        for fragment in (0, 1):
+            stream = await transport.connect(a.peer_id, (), Purpose.MEET)
+            terms = swarm.terms.fragments[fragment]
+            hello = replace(hello_to(swarm, a.peer_id), fragment=fragment, payload_bytes=terms.payload_bytes, signature=b"")
+            await stream.send(replace(hello, clock_steps=a.clock).signed(MALLORY))
+            answers.append(await stream.receive())
+        assert isinstance(answers[0], Hello) and isinstance(answers[1], Refusal) and answers[1].code is RefusalCode.BUSY
+        swarm.start(1)
+        await swarm.until(lambda: a.outcomes()["completed"] >= 3, within_s=30.0)
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+# --------------------------------------------------------------------------- dishonest trainers behind an honest node
+
+
+@pytest.mark.parametrize(
+    ("nan", "rehash", "cut", "outcome"),
+    [(True, True, 0, "gated"), (False, False, 0, "misbehaved"), (False, True, 4, "failed")],
+    ids=["not finite", "another hash", "too few bytes"],
+)
+def test_a_dishonest_trainer_harms_nobody(tmp_path: Path, nan: bool, rehash: bool, cut: int, outcome: str) -> None:
+    async def story(swarm: Swarm) -> None:
+        bad, *good = swarm.start(3)
+        spoil_payload(bad, nan=nan, rehash=rehash, cut=cut)
+        await swarm.until(lambda: all(peer.outcomes()[outcome] for peer in good), within_s=60.0)
+        await swarm.until(lambda: all(peer.outcomes()["completed"] >= 5 for peer in good))
+        for peer in good:
+            assert not peer.partners()[str(bad.peer_id)] and bool(peer.fast.isfinite().all())
+            assert peer.node.book.is_banned(bad.peer_id, now()) == bool(peer.outcomes()["misbehaved"])
+            assert peer.outcomes()["misbehaved"] <= 2
+        assert not bad.partners()
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
