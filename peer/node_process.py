@@ -22,8 +22,8 @@ from peer.abilities import need_abilities
 from peer.child import Child
 from peer.driver import Tools
 from peer.events import EventLog
+from peer.finding import find_manifest, store_manifest
 from peer.home import Home
-from peer.joining import as_final
 from peer.journal import Journal
 from peer.link import NodeEnd
 from peer.meetings import Membership
@@ -35,7 +35,7 @@ from peer.replica import fragment_codecs
 from peer.requests import Writer
 from peer.state_transfer import Asker
 from protocol.daemon import DaemonSettings
-from protocol.errors import GossamerError, PeerMisbehaved, SwarmUnreachable, TransportError
+from protocol.errors import GossamerError, TransportError
 from protocol.identity import Identity, PeerId
 from protocol.invite import Invite
 from protocol.libp2p import Libp2pNode
@@ -46,8 +46,6 @@ from protocol.shelf import RecordShelf
 from protocol.terms import FragmentTerms, RunTerms, check_member
 from protocol.transport import Purpose, Stream
 
-FIND_RUN_S = 60.0  # for the first answer of any bootstrap
-PAUSE_S = 1.0
 SAVE_BOOK_S = 2.0  # a peer that is killed early must still find its way back
 LEAVE_S = 3.0
 
@@ -176,34 +174,12 @@ class NodeProcess:
         assert self._invite is not None
         credential = self._invite.credential_for(self._identity.peer_id)
         asker = Asker(self._identity, self._invite.run_id, credential, network)
-        loop = asyncio.get_running_loop()
-        until_s = loop.time() + FIND_RUN_S
-        reason = "no address in the invite"
-        while loop.time() < until_s:
-            for address in self._invite.bootstraps:
-                self._child.report("node", {"state": "joining", "reason": f"asking {address} for the run's manifest"})
-                try:
-                    return await self._fetch_from(asker, address)
-                except Refused as refusal:
-                    if (final := as_final(refusal)) is not None:
-                        raise final from refusal
-                    reason = str(refusal)
-                except (TransportError, PeerMisbehaved) as error:
-                    reason = f"{address}: {error}"
-            await asyncio.sleep(PAUSE_S)
-        raise SwarmUnreachable(
-            f"none of the invite's addresses gave the manifest in {FIND_RUN_S:.0f} s (last: {reason})",
-            hint="check that the host is running and that its address can be reached from here, then join again",
-        )
-
-    async def _fetch_from(self, asker: Asker, address: str) -> SignedManifest:
-        data = await asker.manifest(_peer_of(address), (address,))
-        signed = SignedManifest.from_bytes(data, expect=asker.run_id)
-        signed.manifest()  # readable by this build?
-        whole = self._home.manifest.with_suffix(".new")
-        whole.write_bytes(data)
-        whole.replace(self._home.manifest)
+        signed = await find_manifest(asker, self._invite.bootstraps, lambda reason: self._say("joining", reason))
+        store_manifest(self._home, signed)
         return signed
+
+    def _say(self, state: str, reason: str) -> None:
+        self._child.report("node", {"state": state, "reason": reason})
 
     # ------------------------------------------------------------------ the rest
 
