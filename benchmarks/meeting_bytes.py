@@ -1,0 +1,93 @@
+"""What a meeting moves beside what its codec says: the overhead of greeting, hashes, signatures, framing and HTTP/2.
+
+    python -m benchmarks.meeting_bytes [--codec NAME] [--steps N]
+
+Two real peers of the demo job on this machine. `codec` is sketch and payload of a fragment, one way, as the codec's table says;
+`stream` is what the peer's frames of completed meetings came to (their events say), `tunnel` adds the HTTP/2 framing of as many bytes
+through a real libp2p tunnel between two nodes. The target is less than 2 % above `codec`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from peer.events import MeetingDone, read_events
+from peer.home import Home
+from peer.node_process import run_terms
+from protocol.daemon import DaemonSettings
+from protocol.identity import Identity
+from protocol.libp2p import Libp2pNode
+from protocol.limits import CHUNK_BYTES
+from protocol.manifest import SignedManifest
+from protocol.messages import Chunk, Part
+from protocol.shelf import RecordShelf
+from protocol.transport import Purpose, Stream
+
+
+def meetings(folder: Path, codec: str, steps: int) -> dict[int, tuple[int, list[int]]]:
+    """Run the demo; return for each fragment the codec's bytes and those of each completed meeting, one way."""
+    command = [sys.executable, "-m", "cli.main", "demo", "--peers", "2", "--codec", codec, "--steps", str(steps), "--home", str(folder)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    home = Home(folder / "peer-1")
+    terms = run_terms(SignedManifest.from_bytes(home.manifest.read_bytes()).manifest())
+    found = {number: (f.sketch_bytes + f.payload_bytes, list[int]()) for number, f in enumerate(terms.fragments)}
+    for entry in read_events(home.events):
+        if isinstance(entry.event, MeetingDone) and entry.event.outcome == "completed":
+            found[entry.event.fragment][1].append(entry.event.bytes_sent)
+    return found
+
+
+async def tunnel_overhead(num_bytes: int, folder: Path) -> int:
+    """Send this many bytes in chunks from one node to another; return what went into the tunnel beyond the frames."""
+    done = asyncio.Event()
+
+    async def drain(purpose: Purpose, stream: Stream) -> None:
+        received = 0
+        while received < num_bytes:
+            message = await stream.receive()
+            assert isinstance(message, Chunk)
+            received += len(message.data)
+        done.set()
+
+    async with Libp2pNode(_settings(folder, "a"), RecordShelf(bytes(32)), drain) as receiver, \
+            Libp2pNode(_settings(folder, "b"), RecordShelf(bytes(32)), drain) as sender:  # fmt: skip
+        stream = await sender.connect(receiver.peer_id, receiver.addresses, Purpose.MEET)
+        for offset in range(0, num_bytes, CHUNK_BYTES):
+            await stream.send(Chunk(Part.PAYLOAD, offset, bytes(min(CHUNK_BYTES, num_bytes - offset))))
+        await done.wait()
+        await stream.close()
+        return sender.tally.sent - stream.bytes_sent
+
+
+def _settings(folder: Path, name: str) -> DaemonSettings:
+    key = folder / f"{name}.key"
+    Identity.load_or_create(key)
+    return DaemonSettings(identity_file=key, folder=folder / name, host="127.0.0.1")
+
+
+def main() -> None:
+    """Print a row per fragment."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--codec", default="int8")
+    parser.add_argument("--steps", type=int, default=120)
+    given = parser.parse_args()
+    print(f"{'fragment':<10}{'meetings':>9}{'codec':>10}{'stream':>10}{'tunnel':>10}{'overhead':>10}")
+    with tempfile.TemporaryDirectory(prefix="mb-") as temporary:
+        folder = Path(temporary)
+        total_codec = total_tunnel = 0
+        for number, (wanted, sent) in meetings(folder / "demo", given.codec, given.steps).items():
+            stream = round(statistics.mean(sent))
+            tunnel = stream + asyncio.run(tunnel_overhead(wanted, folder))
+            print(f"{number:<10}{len(sent):>9}{wanted:>10}{stream:>10}{tunnel:>10}{tunnel / wanted - 1:>10.2%}")
+            total_codec, total_tunnel = total_codec + wanted * len(sent), total_tunnel + tunnel * len(sent)
+        print(f"{'all':<49}{total_tunnel / total_codec - 1:>10.2%}")
+
+
+if __name__ == "__main__":
+    main()
