@@ -70,13 +70,13 @@ class Journal:
                 file.writelines(lines)
             os.fsync(descriptor)
             whole.replace(self._path)
-            _sync_folder(self._path.parent)
         except OSError:
             os.close(descriptor)
             raise
         if self._descriptor >= 0:
             os.close(self._descriptor)
-        self._descriptor, self._num_lines = descriptor, len(lines)
+        self._descriptor, self._num_lines = descriptor, len(lines)  # it has the name now, whatever happens to the folder
+        _sync_folder(self._path.parent)
 
 
 def _read(path: Path) -> dict[bytes, bytes]:
