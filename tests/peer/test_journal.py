@@ -118,14 +118,14 @@ def test_a_shortening_that_fails_halfway_loses_no_later_decision(tmp_path: Path,
     journal = Journal(path)
     flush, num_calls = os.fsync, 0
 
-    def only_files(descriptor: int) -> None:
+    def failing(descriptor: int) -> None:
         nonlocal num_calls
         num_calls += 1
-        if num_calls % 2 == 0:  # the file first, then its folder
+        if num_calls >= 2:  # the new file was flushed, its folder is not, and so it stays
             raise OSError(5, "input/output error")
         flush(descriptor)
 
-    monkeypatch.setattr(os, "fsync", only_files)
+    monkeypatch.setattr(os, "fsync", failing)
     for number in range(9):
         journal.commit(name(number), b"\x09")
     monkeypatch.setattr(os, "fsync", flush)
