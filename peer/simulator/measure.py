@@ -13,11 +13,12 @@ from peer.simulator.replicas import Replica
 
 
 def mean_weights(replicas: Sequence[Replica]) -> Tensor:
-    """Return the mean of the replicas' fast weights: a new flat vector."""
-    total = replicas[0].weights.clone()
+    """Return the mean of the replicas' fast weights: a new flat vector, exactly theirs when all are equal."""
+    first = replicas[0].weights
+    away = first.new_zeros(first.shape)
     for replica in replicas[1:]:
-        total.add_(replica.weights)
-    return total.div_(len(replicas))
+        away.add_(replica.weights - first)
+    return away.div_(len(replicas)).add_(first)
 
 
 def weight_std(replicas: Sequence[Replica]) -> float:

@@ -17,6 +17,12 @@ def test_the_mean_and_the_distance_from_it() -> None:
     assert weight_std(replicas[:1]) == 0.0
 
 
+def test_equal_replicas_are_their_mean_exactly() -> None:
+    replicas = small_population(small_scenario(peers=3)).replicas
+    assert weight_std(replicas) == 0.0
+    assert torch.equal(mean_weights(replicas), replicas[1].weights)
+
+
 def test_the_average_is_measured_without_touching_a_replica() -> None:
     population = small_population(small_scenario(peers=2))
     one, two = population.replicas
