@@ -1,0 +1,145 @@
+"""Clones and manifests over `Fetch` streams: whole and checked, or refused, or the donor's fault."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from peer.state_transfer import FRAME_S, MAX_CLONES, Asker
+from protocol.errors import BadContents, BadMessage, BadSignature, DeadlineExceeded, PeerMisbehaved
+from protocol.identity import Identity
+from protocol.messages import Chunk, Contents, ContentsKind, FetchRequest, Part, RefusalCode, Refused
+from protocol.transport import Purpose, Stream
+from tests.swarm.mallory import MALLORY, nobody
+from tests.swarm.tiny import tiny_manifest
+from tests.swarm.world import Swarm, play
+
+QUIET = tiny_manifest(run={"total_steps": 100_000})
+DATA = b"weights!" * 100
+
+
+def asker(swarm: Swarm, number: int = 0) -> Asker:
+    identity = Identity(bytes([200 + number]) * 32)
+    return Asker(identity, swarm.terms.run_id, None, swarm.network.transport(identity.peer_id, nobody))
+
+
+def anything(header: Contents) -> None:
+    """Any header will do."""
+
+
+def test_a_clone_arrives_whole_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        (donor,) = swarm.start(1)
+        await swarm.until(lambda: donor.clock >= 5)
+        donor.trainer.frozen = True
+        pieces: list[bytes] = []
+        header = await asker(swarm).state(donor.peer_id, (), anything, pieces.append)
+        data = b"".join(pieces)
+        assert header.total_bytes == len(data) == swarm.terms.state_bytes
+        assert header.sha256 == hashlib.sha256(data).digest() and header.clock_steps == donor.clock
+        assert donor.slow.numpy().tobytes()[:64] in data
+        await asyncio.sleep(1.0)
+        assert not list(donor.payloads.path("x").parent.glob("clone-*"))
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def test_a_donor_that_has_not_begun_gives_its_manifest_and_no_weights(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        donor = swarm.add(told_to_start=True, wait_for_peers=5).start()
+        await asyncio.sleep(2.0)
+        newcomer = asker(swarm)
+        assert await newcomer.manifest(donor.peer_id, ()) == swarm.signed
+        with pytest.raises(Refused) as refusal:
+            await newcomer.state(donor.peer_id, (), anything, lambda _: None)
+        assert refusal.value.code is RefusalCode.NOT_READY
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def test_only_so_many_clones_are_served_at_once(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        (donor,) = swarm.start(1)
+        await asyncio.sleep(1.0)
+        askers = [asker(swarm, number) for number in range(MAX_CLONES + 1)]
+        ends = await asyncio.gather(*(a.state(donor.peer_id, (), anything, lambda _: None) for a in askers), return_exceptions=True)
+        refusals = [end for end in ends if isinstance(end, Refused)]
+        assert [refusal.code for refusal in refusals] == [RefusalCode.BUSY]
+        assert sum(isinstance(end, Contents) for end in ends) == MAX_CLONES
+        await askers[0].state(donor.peer_id, (), anything, lambda _: None)  # a place is free again
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+async def another_hash(stream: Stream, request: FetchRequest, header: Contents) -> None:
+    await stream.send(replace(header, sha256=b"h" * 32, signature=b"").signed(MALLORY, request))
+    await stream.send(Chunk(Part.CONTENTS, 0, DATA))
+
+
+async def more_than_announced(stream: Stream, request: FetchRequest, header: Contents) -> None:
+    await stream.send(header)
+    await stream.send(Chunk(Part.CONTENTS, 0, DATA + b"!"))
+
+
+async def with_a_hole(stream: Stream, request: FetchRequest, header: Contents) -> None:
+    await stream.send(header)
+    await stream.send(Chunk(Part.CONTENTS, 8, DATA[8:]))
+
+
+async def of_an_earlier_request(stream: Stream, request: FetchRequest, header: Contents) -> None:
+    await stream.send(replace(header, signature=b"").signed(MALLORY, replace(request, nonce=b"o" * 16)))
+
+
+async def another_kind(stream: Stream, request: FetchRequest, header: Contents) -> None:
+    await stream.send(replace(header, kind=ContentsKind.MANIFEST, signature=b"").signed(MALLORY, request))
+
+
+LIES = [
+    (another_hash, BadContents),
+    (more_than_announced, BadMessage),
+    (with_a_hole, BadMessage),
+    (of_an_earlier_request, BadSignature),
+    (another_kind, BadMessage),
+]
+
+
+def liar(lie: Callable[[Stream, FetchRequest, Contents], Awaitable[None]]) -> Callable[[Purpose, Stream], Awaitable[None]]:
+    async def answer(purpose: Purpose, stream: Stream) -> None:
+        request = await stream.receive()
+        assert isinstance(request, FetchRequest)
+        header = Contents(ContentsKind.STATE, len(DATA), hashlib.sha256(DATA).digest(), 7).signed(MALLORY, request)
+        await lie(stream, request, header)
+        await asyncio.sleep(100.0)
+
+    return answer
+
+
+@pytest.mark.parametrize(("lie", "fault"), LIES, ids=lambda value: value.__name__)
+def test_bytes_that_are_not_what_was_promised_are_the_donors_fault(
+    tmp_path: Path, lie: Callable[[Stream, FetchRequest, Contents], Awaitable[None]], fault: type[PeerMisbehaved]
+) -> None:
+    async def story(swarm: Swarm) -> None:
+        swarm.network.transport(MALLORY.peer_id, liar(lie))
+        with pytest.raises(fault):
+            await asyncio.wait_for(asker(swarm).state(MALLORY.peer_id, (), anything, lambda _: None), 10.0)
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def test_a_donor_that_falls_silent_is_given_up(tmp_path: Path) -> None:
+    async def silent(stream: Stream, request: FetchRequest, header: Contents) -> None:
+        await stream.send(header)
+
+    async def story(swarm: Swarm) -> None:
+        swarm.network.transport(MALLORY.peer_id, liar(silent))
+        began_s = asyncio.get_running_loop().time()
+        with pytest.raises(DeadlineExceeded):
+            await asker(swarm).state(MALLORY.peer_id, (), anything, lambda _: None)
+        assert asyncio.get_running_loop().time() - began_s < FRAME_S + 1.0
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
