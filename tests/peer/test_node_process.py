@@ -1,0 +1,66 @@
+"""Around the node: the sizes that the manifest implies, and who is let in before there is a node. The process itself: tests/e2e."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from peer.node_process import Doorman, run_terms
+from peer.payloads import PayloadFolder
+from peer.requests import Clone
+from protocol import virtual_time
+from protocol.identity import Identity
+from protocol.manifest import Manifest
+from protocol.memory import EPOCH_S, MemoryNetwork
+from protocol.messages import Refusal, RefusalCode
+from protocol.records import MemberRecord
+from protocol.transport import Purpose
+from tests.peer.small import small_manifest, small_replica
+from tests.swarm.mallory import nobody
+
+HOST, GUEST = Identity(b"h" * 32), Identity(b"g" * 32)
+
+
+def record(who: Identity, run_id: bytes) -> MemberRecord:
+    return MemberRecord(run_id, who.peer_id, ("/ip4/192.0.2.1/tcp/1",), 0, False, 1, int(EPOCH_S) + 90).signed(who)
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8", "modulo4"])
+def test_the_terms_are_what_a_replica_of_this_manifest_sends(tmp_path: Path, codec: str) -> None:
+    manifest = small_manifest(codec={"name": codec})
+    terms, replica = run_terms(manifest), small_replica(tmp_path, manifest)
+    sizes = [(f.codec.sketch_bytes, f.codec.payload_bytes, f.codec.num_blocks) for f in replica.outer.fragments]
+    assert [(f.sketch_bytes, f.payload_bytes, f.num_blocks) for f in terms.fragments] == sizes
+    replica.handle(Clone("clone-1"))
+    assert PayloadFolder(tmp_path).size("clone-1") == terms.state_bytes
+
+
+def test_the_default_manifest_implies_a_whole_model_in_fragments() -> None:
+    terms = run_terms(Manifest().with_host(HOST.peer_id))
+    assert len(terms.fragments) > 1 and all(fragment.payload_bytes > 0 for fragment in terms.fragments)
+    assert terms.state_bytes > 2 * sum(fragment.payload_bytes for fragment in terms.fragments), "what is sent is smaller than what is held"
+
+
+@pytest.mark.parametrize("purpose", list(Purpose))
+def test_who_calls_before_there_is_a_node_is_told_to_come_back(purpose: Purpose) -> None:
+    async def story() -> None:
+        network = MemoryNetwork()
+        network.transport(HOST.peer_id, Doorman().answer)
+        stream = await network.transport(GUEST.peer_id, nobody).connect(HOST.peer_id, (), purpose)
+        await stream.send(Refusal(RefusalCode.BUSY))
+        answer = await stream.receive()
+        assert isinstance(answer, Refusal) and answer.code is RefusalCode.NOT_READY
+        await stream.close()
+        await network.close()
+
+    virtual_time.run(story())
+
+
+def test_the_directory_holds_members_only_once_it_is_known_who_is_one() -> None:
+    doorman = Doorman()
+    manifest = small_manifest(run={"access": "allowlist", "members": [str(GUEST.peer_id)]})
+    terms = run_terms(manifest)
+    assert doorman.is_member(record(HOST, terms.run_id)), "before that, everybody may be one"
+    doorman.terms = terms
+    assert doorman.is_member(record(GUEST, terms.run_id)) and not doorman.is_member(record(HOST, terms.run_id))
