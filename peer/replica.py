@@ -219,7 +219,7 @@ class Replica:
             scatter(fragment.codec.fragment, fragment.slow, self.parameters)
             fragment.tokens = 0
         self.optimizer.state.clear()
-        self.clock_steps = max(self.clock_steps, min(request.clock_steps, self.manifest.run.total_steps))
+        self.clock_steps = min(request.clock_steps, self.manifest.run.total_steps)  # back, too: the weights are no further
         self._is_founder = False
         self._joined = (self.clock_steps, self.own_steps)
         return ask.Adopted(request.name, True, "")

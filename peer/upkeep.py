@@ -1,9 +1,9 @@
 """Upkeep: see that the trainer begins, and that it stays with the others.
 
 A founder starts from the run's initial weights, anybody else from a donor's. Later a peer takes over a live one's weights, rather than
-drag its partners back, when it comes back with an old checkpoint, when it is too slow for the others' clock, or when nobody wants to meet
-what has become of its own (after a partition, say). What others say of their clocks only makes us ask; the donor's own signed word, and
-that half of the known peers are about there, decide.
+drag its partners back, when it comes back with an old checkpoint, when it is too slow for the others' clock, when it is alone far ahead
+(the others came back with old checkpoints), or when nobody wants to meet what has become of its own (after a partition, say). What others
+say of their clocks only makes us ask; the donor's own signed word, and that half of the known peers are about there, decide.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ START_S = 60.0  # for the trainer to begin once it was told
 COMPANY_S = 0.5  # between two looks at whether there are peers enough to begin with
 OUTCAST = 6  # meetings in a row that failed for our clock, or for the gate, without one that counted
 MANY = 3  # partners at the gate: so many that even a donor no further than we are will do
+STEP_BACK_S = 60.0  # shut out for so long, far ahead of the others: they would have caught up if they could
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class Upkeep:
         self._is_taking_over = False
         self._num_too_far = 0  # in a row, without a meeting that counted
         self._gated: list[PeerId] = []  # likewise: whose gate, or at ours
+        self._met_s = 0.0  # when the last meeting counted
 
     def on_progress(self, progress: ask.Progress) -> None:
         """Take in where the trainer stands."""
@@ -68,6 +70,7 @@ class Upkeep:
     def on_meeting(self, partner: PeerId, finish: Finish) -> None:
         """Take in how a meeting ended."""
         if finish.over is MeetingOver.COMPLETED:
+            self._met_s = _loop_s()
             self._forget_outcasts()
         elif finish.refusal is RefusalCode.CLOCK_TOO_FAR:
             self._num_too_far += 1
@@ -80,8 +83,8 @@ class Upkeep:
             await self._told.wait()
             if not self.started.is_set():
                 await self._begin()
-            elif self._meetings.stage is Stage.TRAIN and (steps := self._steps_to_catch_up()):
-                await self._catch_up(steps)
+            elif self._meetings.stage is Stage.TRAIN and (earliest_steps := self._useful_clock()) is not None:
+                await self._catch_up(earliest_steps)
             await asyncio.sleep(LOOK_S if self.started.is_set() else COMPANY_S)
 
     def _open_or_pause(self) -> None:
@@ -100,7 +103,9 @@ class Upkeep:
         if self._settings.is_founder and not self._typical_clock():
             self._joining.tools.link.tell(ask.Start())
         else:
-            await self._joining.take_over(lambda: self._wanted(0), self._rng.shuffle)
+            await self._joining.take_over(
+                lambda: self._wanted(self._typical_clock() - self._settings.max_clock_gap_steps), self._rng.shuffle
+            )
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(START_S):
                 await self.started.wait()
@@ -116,19 +121,22 @@ class Upkeep:
     def _typical_clock(self) -> int:
         return self._joining.book.typical_clock(_loop_s())
 
-    def _steps_to_catch_up(self) -> int:
-        """Return how far ahead of us a donor must be, for its weights to be better than ours; 0 when ours are good enough."""
-        gap_steps, own = self._settings.max_clock_gap_steps, self._meetings.clock_steps
+    def _useful_clock(self) -> int | None:
+        """Return how far a donor must be, for its weights to be of more use than ours; None when ours are good enough."""
+        own, typical, gap_steps = self._meetings.clock_steps, self._typical_clock(), self._settings.max_clock_gap_steps
+        if typical - own > gap_steps:
+            return max(own + 1, typical - gap_steps)
         if self._num_too_far >= OUTCAST:
-            return gap_steps + 1  # otherwise it is the others who are behind
-        is_far_behind = self._typical_clock() - own > gap_steps
-        return 1 if is_far_behind or len(self._gated) >= OUTCAST else 0
+            is_shut_out = own - typical > gap_steps and _loop_s() - self._met_s > STEP_BACK_S
+            return typical - gap_steps if is_shut_out else own + gap_steps + 1  # the directory may not know yet how far the others are
+        if len(self._gated) >= OUTCAST:
+            return typical - gap_steps if len(set(self._gated)) >= MANY else own + 1
+        return None
 
-    async def _catch_up(self, steps: int) -> None:
-        wanted = self._wanted(0 if len(set(self._gated)) >= MANY else self._meetings.clock_steps + steps)
-        self._forget_outcasts()
+    async def _catch_up(self, earliest_steps: int) -> None:
         try:
-            if await self._joining.ask_everybody(wanted, self._rng.shuffle, self._make_way) is None:
+            if await self._joining.ask_everybody(self._wanted(earliest_steps), self._rng.shuffle, self._make_way) is None:
+                self._forget_outcasts()
                 self._joining.book.forget_refusals(_loop_s())
         finally:
             self._is_taking_over = False
@@ -144,10 +152,9 @@ class Upkeep:
         self._num_too_far = 0
         self._gated.clear()
 
-    def _wanted(self, at_least_steps: int) -> Wanted:
-        settings = self._settings
-        earliest_steps = max(at_least_steps, self._typical_clock() - settings.max_clock_gap_steps)
-        return Wanted(settings.state_bytes, min(settings.total_steps, earliest_steps), settings.total_steps)
+    def _wanted(self, earliest_steps: int) -> Wanted:
+        total_steps = self._settings.total_steps
+        return Wanted(self._settings.state_bytes, max(0, min(total_steps, earliest_steps)), total_steps)
 
 
 def _loop_s() -> float:

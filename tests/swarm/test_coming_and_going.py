@@ -173,41 +173,6 @@ def test_only_when_nobody_wants_it_a_joiner_gives_up(tmp_path: Path, num_friends
     play(Swarm(tmp_path, manifest=QUIET), story)
 
 
-# --------------------------------------------------------------------------- clocks
-
-
-def test_clocks_too_far_apart_are_refused_and_the_straggler_catches_up(tmp_path: Path) -> None:
-    async def story(swarm: Swarm) -> None:
-        elders = swarm.start(3)
-        straggler = elders[2]
-        await swarm.until(lambda: all(completed(peer) >= 2 for peer in elders))
-        straggler.save()
-        straggler.kill()
-        await asyncio.sleep(45.0)
-        behind = elders[0].clock - straggler.checkpoint.state["clock_steps"]
-        assert behind > 60 + 30
-        straggler.start()
-        count, applied = completed(straggler), [peer.trainer.applied.total() for peer in elders[:2]]
-        await swarm.until(lambda: straggler.clock > elders[0].clock - 30, within_s=30.0)
-        assert completed(straggler) == count, "it met somebody with old weights"
-        await swarm.until(lambda: len(straggler.partners()) == 2 and completed(straggler) >= count + 4)
-        assert all(peer.trainer.applied.total() > before for peer, before in zip(elders, applied, strict=False))
-
-    play(Swarm(tmp_path, manifest=QUIET), story)
-
-
-def test_a_peer_too_slow_for_the_others_clock_is_not_shut_out(tmp_path: Path) -> None:
-    async def story(swarm: Swarm) -> None:
-        fast = swarm.start(2, step_s=0.2)
-        slow = swarm.add(step_s=2.0).start()
-        await asyncio.sleep(100.0)
-        recent = [done for done in slow.meetings[-6:] if done.outcome == "completed"]
-        assert recent, "nobody meets it any more"
-        assert slow.clock > fast[0].clock - 2 * 60
-
-    play(Swarm(tmp_path, manifest=QUIET), story)
-
-
 # --------------------------------------------------------------------------- the end
 
 

@@ -1,0 +1,86 @@
+"""Schedule clocks: who is too far apart to meet finds the way back, and nobody is shut out for ever."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from tests.swarm.tiny import tiny_manifest
+from tests.swarm.world import Peer, Swarm, play
+
+QUIET = tiny_manifest(run={"total_steps": 100_000})
+
+
+def completed(peer: Peer) -> int:
+    return peer.outcomes()["completed"]
+
+
+def test_clocks_too_far_apart_are_refused_and_the_straggler_catches_up(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        elders = swarm.start(3)
+        straggler = elders[2]
+        await swarm.until(lambda: all(completed(peer) >= 2 for peer in elders))
+        straggler.save()
+        straggler.kill()
+        await asyncio.sleep(45.0)
+        behind = elders[0].clock - straggler.checkpoint.state["clock_steps"]
+        assert behind > 60 + 30
+        straggler.start()
+        count, applied = completed(straggler), [peer.trainer.applied.total() for peer in elders[:2]]
+        await swarm.until(lambda: straggler.clock > elders[0].clock - 30, within_s=30.0)
+        assert completed(straggler) == count, "it met somebody with old weights"
+        await swarm.until(lambda: len(straggler.partners()) == 2 and completed(straggler) >= count + 4)
+        assert all(peer.trainer.applied.total() > before for peer, before in zip(elders, applied, strict=False))
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def test_a_peer_too_slow_for_the_others_clock_is_not_shut_out(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        fast = swarm.start(2, step_s=0.2)
+        slow = swarm.add(step_s=2.0).start()
+        await asyncio.sleep(100.0)
+        recent = [done for done in slow.meetings[-6:] if done.outcome == "completed"]
+        assert recent, "nobody meets it any more"
+        assert slow.clock > fast[0].clock - 2 * 60
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def test_a_peer_alone_far_ahead_comes_back_to_the_others(tmp_path: Path) -> None:
+    """All others came back with old checkpoints: half of the swarm is where the swarm is."""
+
+    async def story(swarm: Swarm) -> None:
+        peers = swarm.start(4)
+        await swarm.until(lambda: all(completed(peer) >= 2 for peer in peers))
+        for peer in peers[1:]:
+            peer.save()
+            peer.kill()
+        await asyncio.sleep(25.0)
+        for peer in peers[1:]:
+            peer.start()
+        ahead = peers[0]
+        assert ahead.clock - peers[1].clock > 60 + 30
+        count = completed(ahead)
+        await swarm.until(lambda: completed(ahead) >= count + 3, within_s=120.0)
+        assert abs(ahead.clock - peers[1].clock) < 60
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def test_of_two_peers_the_one_behind_moves_and_they_do_not_change_places(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        a, b = swarm.start(2)
+        await swarm.until(lambda: completed(b) >= 2)
+        b.save()
+        b.kill()
+        await asyncio.sleep(25.0)
+        behind = a.clock - b.checkpoint.state["clock_steps"] if b.checkpoint else 0
+        assert behind > 60 + 30
+        steps = a.clock
+        b.start()
+        count = completed(b)
+        await swarm.until(lambda: completed(b) >= count + 3, within_s=60.0)
+        assert min(a.clock, b.clock) > steps
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
