@@ -1,0 +1,103 @@
+"""From the decision on: recorded, applied, told, in this order, and nothing that the partner does takes the outer step back."""
+
+from __future__ import annotations
+
+import pytest
+
+from peer import meeting_events as on
+from peer import requests as ask
+from peer.meeting_events import Finish, MeetingOver, Stage
+from peer.settlement import CONFIRM_S, NOT_CONFIRMED, InvalidTransition, Settlement
+from protocol.errors import BadMessage
+from protocol.messages import Commit, Committed, Refusal, RefusalCode
+
+MEETING_ID = b"m" * 16
+COMMIT = Commit(MEETING_ID, b"\x05")
+APPLY = on.Tell(ask.Apply(3, MEETING_ID.hex(), "05"))
+APPLIED = on.TrainerAnswered(ask.Applied(3))
+CONFIRMED = on.PartnerSent(Committed(MEETING_ID))
+LAST_WORDS = [
+    on.PartnerGone(),
+    on.PartnerBroke(BadMessage("noise")),
+    on.PartnerSent(Refusal(RefusalCode.LEAVING)),
+    on.PartnerSent(Committed(b"x" * 16)),
+    on.DeadlinePassed(),
+    on.Stopped("leaving", RefusalCode.LEAVING),
+]
+
+
+def settled(initiates: bool, *events: on.Event) -> tuple[Settlement, list[on.Command]]:
+    settlement = Settlement(3, COMMIT, initiates)
+    commands = settlement.begin()
+    for event in events:
+        commands = settlement.handle(event)
+    return settlement, commands
+
+
+@pytest.mark.parametrize("initiates", [True, False])
+def test_it_is_on_disk_before_the_trainer_and_the_trainer_before_the_partner(initiates: bool) -> None:
+    _, commands = settled(initiates)
+    assert commands == [on.Journal(MEETING_ID, b"\x05")]
+    settlement, commands = settled(initiates, on.Journaled())
+    assert commands == [APPLY, on.Send(COMMIT if initiates else Committed(MEETING_ID))]
+    assert settlement.stage is Stage.APPLYING
+
+
+def test_a_responder_is_done_when_it_has_applied() -> None:
+    _, commands = settled(False, on.Journaled(), APPLIED)
+    assert commands == [Finish(MeetingOver.COMPLETED, "")]
+
+
+def test_an_initiator_waits_a_while_to_hear_that_the_partner_knows() -> None:
+    settlement, commands = settled(True, on.Journaled(), APPLIED)
+    assert commands == [on.Allow(CONFIRM_S)] and settlement.stage is Stage.CONFIRMING
+    assert settlement.handle(CONFIRMED) == [Finish(MeetingOver.COMPLETED, "")]
+    _, commands = settled(True, on.Journaled(), CONFIRMED, APPLIED)
+    assert commands == [Finish(MeetingOver.COMPLETED, "")]
+
+
+@pytest.mark.parametrize("event", LAST_WORDS, ids=repr)
+def test_it_counts_whatever_comes_instead_of_the_confirmation(event: on.Event) -> None:
+    _, commands = settled(True, on.Journaled(), APPLIED, event)
+    assert commands == [Finish(MeetingOver.COMPLETED, NOT_CONFIRMED)]
+
+
+@pytest.mark.parametrize("initiates", [True, False])
+@pytest.mark.parametrize("event", LAST_WORDS, ids=repr)
+def test_nothing_takes_the_outer_step_back_before_it_is_applied(event: on.Event, initiates: bool) -> None:
+    for before in ((), (on.Journaled(),)):
+        settlement, commands = settled(initiates, *before, event)
+        assert commands == []
+        rest = [on.Journaled(), APPLIED][len(before) :]
+        told = [command for later in rest for command in settlement.handle(later)]
+        assert before or told[0] == APPLY
+        assert isinstance(told[-1], Finish | on.Allow)
+        assert not any(isinstance(command, on.Drop) for command in told)
+
+
+def test_a_partner_that_is_gone_is_not_waited_for() -> None:
+    _, commands = settled(True, on.Journaled(), on.PartnerGone(), APPLIED)
+    assert commands == [Finish(MeetingOver.COMPLETED, NOT_CONFIRMED)]
+
+
+def test_an_initiator_that_cannot_record_drops_and_a_responder_applies() -> None:
+    _, commands = settled(True, on.NotJournaled("no space left"))
+    refusal, drop, finish = commands
+    assert isinstance(refusal, on.Send) and isinstance(refusal.message, Refusal) and drop == on.Drop()
+    assert isinstance(finish, Finish) and finish.over is MeetingOver.ABANDONED and "no space left" in finish.reason
+    _, commands = settled(False, on.NotJournaled("no space left"))  # the initiator's journal is the one that is asked
+    assert commands[0] == APPLY
+
+
+@pytest.mark.parametrize("event", [on.TrainerGone(), on.TrainerAnswered(ask.Unavailable(3, "restarted"))], ids=repr)
+def test_a_trainer_that_dies_before_it_applied_loses_the_step_here(event: on.Event) -> None:
+    _, commands = settled(True, on.Journaled(), event)
+    assert commands[0] == on.Drop() and isinstance(commands[1], Finish) and commands[1].over is MeetingOver.ABANDONED
+    settlement, _ = settled(True, on.Journaled(), APPLIED)
+    assert settlement.handle(on.TrainerGone()) == []  # it has applied already
+
+
+@pytest.mark.parametrize("event", [on.Started(), APPLIED], ids=repr)
+def test_what_cannot_happen_is_our_own_bug(event: on.Event) -> None:
+    with pytest.raises(InvalidTransition):
+        settled(True, event)
