@@ -16,7 +16,8 @@ def test_the_card_names_where_the_model_comes_from(tmp_path: Path) -> None:
     manifest = tiny_manifest()
     trained = load_trained(trained_home(tmp_path, manifest, fast_seed=2))
     card = model_card(trained, [met("12D3KooWa"), Entry(2.0, EvalDone(30, 2.25, 8)), Entry(3.0, EvalDone(40, 2.125, 8))], "fast")
-    for fact in (manifest.run_id.hex(), "42 of 800 steps", "40 inner steps, 1000 tokens", "2.1250 nats", "`12D3KooWa`", "int8", "| fast |"):
+    steps = f"42 of {manifest.run.total_steps} steps"
+    for fact in (manifest.run_id.hex(), steps, "40 inner steps, 1000 tokens", "2.1250 nats", "`12D3KooWa`", "int8", "| fast |"):
         assert fact in card
     assert card.startswith("---\nlibrary_name: transformers\n")
 
