@@ -50,6 +50,7 @@ class TrainerEnd:
         self._listener.setblocking(False)
         self._node: socket.socket | None = None
         self._num_sessions = 0
+        self._has_ended = False  # the node has hung up; there may be something left that it said
         self._received = bytearray()
         self._unsent = bytearray()
 
@@ -59,12 +60,18 @@ class TrainerEnd:
         return self._num_sessions if self._node is not None else 0
 
     def poll(self) -> list[ask.Request]:
-        """Return the requests that came since the last call; accept a node that knocks."""
+        """Return the requests that came since the last call; accept a node that knocks.
+
+        What a node said before it died is still returned, and the session ends only at the call after: its partners may count on it.
+        """
         if self._node is None:
             self._accept()
         self._receive()
         self._flush()
-        return self._requests() if self._received else []
+        requests = self._requests() if self._received else []
+        if self._has_ended and not requests:
+            self._hang_up()
+        return requests
 
     def send(self, record: ask.Reply | ask.Notice) -> None:
         """Send a record, or keep it until the socket takes it; nothing happens when no node is there."""
@@ -94,13 +101,14 @@ class TrainerEnd:
         try:
             while self._node is not None and len(self._received) <= LINE_BYTES:
                 data = self._node.recv(_RECEIVE_BYTES)
-                if not data:
-                    self._hang_up()
                 self._received += data
+                if not data:
+                    self._has_ended = True
+                    return
         except BlockingIOError:
             return
         except OSError:
-            self._hang_up()
+            self._has_ended = True
 
     def _flush(self) -> None:
         try:
@@ -110,7 +118,7 @@ class TrainerEnd:
             if len(self._unsent) > UNSENT_BYTES:
                 self._hang_up("the node does not read")
         except OSError:
-            self._hang_up()
+            self._unsent.clear()  # nobody hears it; what the node said last is still to be read
 
     def _requests(self) -> list[ask.Request]:
         *lines, rest = bytes(self._received).split(b"\n")
@@ -130,6 +138,7 @@ class TrainerEnd:
         if self._node is not None:
             self._node.close()
         self._node = None
+        self._has_ended = False
         self._received.clear()
         self._unsent.clear()
 

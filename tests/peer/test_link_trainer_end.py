@@ -47,7 +47,8 @@ def test_each_node_is_a_session_of_its_own(folder: Path) -> None:
     first.close()
     second = raw_node(folder)  # before the trainer looks again
     second.sendall(ask.to_line(ask.Open(1, 1)))
-    trainer.send(PROGRESS)  # the trainer notices by writing, and nobody may take the newcomer for the dead one
+    trainer.send(PROGRESS)  # goes nowhere, and nobody may take the newcomer for the dead one
+    assert trainer.poll() == []
     assert trainer.session == 0
     assert trainer.poll() == [ask.Open(1, 1)]
     assert trainer.session == 2
@@ -55,12 +56,21 @@ def test_each_node_is_a_session_of_its_own(folder: Path) -> None:
     trainer.close()
 
 
-def test_what_a_dead_node_asked_is_not_carried_out(folder: Path) -> None:
+@pytest.mark.parametrize("trainer_writes", [False, True])
+def test_what_a_node_said_before_it_died_is_heard(folder: Path, trainer_writes: bool) -> None:
+    """Its partner may hold the Commit that goes with this Apply."""
     trainer = TrainerEnd(folder)
     node = raw_node(folder)
     trainer.poll()
-    node.sendall(ask.to_line(ask.Open(1, 0)))
+    apply = ask.Apply(1, "ab" * 16, "")
+    node.sendall(ask.to_line(apply) + b'{"record":"Op')
     node.close()
+    if trainer_writes:
+        for _ in range(3):
+            trainer.send(PROGRESS)
+    assert trainer.poll() == [apply]
+    assert trainer.session == 1, "what it had begun must not be dropped before"
+    trainer.send(PROGRESS)
     assert trainer.poll() == []
     assert trainer.session == 0
     trainer.close()
