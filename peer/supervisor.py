@@ -289,5 +289,6 @@ async def run_peer(config: PeerConfig, manifest: SignedManifest | None, invite: 
 
 def _write(path: Path, content: bytes) -> None:
     whole = path.with_suffix(".new")
+    whole.touch(mode=0o600)  # an invite is a secret
     whole.write_bytes(content)
     whole.replace(path)
