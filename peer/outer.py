@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ from peer.gate import Lengths, MergeGate
 from peer.payloads import PayloadFolder
 from peer.requests import File, Stage, payload_name
 
+SLAB_VALUES = 1 << 15  # 128 KiB: what one operation leaves in the processor's cache, the next one finds there
 JOURNALED = 256  # meetings remembered as applied; the node never asks for an older one again
 
 
@@ -123,8 +124,7 @@ class OuterLoop:
             return False
         settings = FINISH if stage is Stage.FINISH else self._settings
         fast = gather(state.codec.fragment, self._parameters)
-        slow, momentum = noloco.solo_step(state.slow, state.momentum, fast, settings)
-        self._replace(state, slow, momentum, fast)
+        self._step(state, fast, lambda part: noloco.solo_step(state.slow[part], state.momentum[part], fast[part], settings))
         state.tokens = 0
         self._on_outer_step(fragment, 0)
         return True
@@ -195,22 +195,29 @@ class OuterLoop:
         meeting = self._meetings.get(request.meeting)
         if meeting is None or meeting.gap is None or meeting.own is None or meeting.settings is None:
             return _unknown(request.meeting)
-        state, gap = self.fragments[meeting.fragment], meeting.gap
+        state, settings, gap, fast = self.fragments[meeting.fragment], meeting.settings, meeting.gap, meeting.snapshot
         failed = state.codec.failed_values(bitmaps.unpack(request.failed_blocks, state.codec.num_blocks, gap.failed.device))
-        slow, momentum = noloco.pair_step(
-            state.slow, state.momentum, meeting.snapshot, meeting.weight, gap.values, meeting.settings, failed
-        )
+
+        def step(part: slice) -> tuple[Tensor, Tensor]:
+            alone = None if failed is None else failed[part]
+            return noloco.pair_step(state.slow[part], state.momentum[part], fast[part], meeting.weight, gap.values[part], settings, alone)
+
+        self._step(state, fast, step)
         self._gate.accept(meeting.fragment, meeting.gap_length, meeting.own)
-        self._replace(state, slow, momentum, meeting.snapshot)
         state.tokens -= meeting.tokens
         self._remember(request.meeting_id)
         self._forget(request.meeting)
         self._on_outer_step(meeting.fragment, meeting.partner_clock_steps)
         return ask.Applied(request.meeting)
 
-    def _replace(self, state: FragmentState, slow: Tensor, momentum: Tensor, snapshot: Tensor) -> None:
+    def _step(self, state: FragmentState, snapshot: Tensor, step: Callable[[slice], tuple[Tensor, Tensor]]) -> None:
+        """Take an outer step and merge it into the fast weights, slab by slab; all or nothing, for the last write allocates nothing."""
+        slow, momentum = torch.empty_like(state.slow), torch.empty_like(state.momentum)
         fast = gather(state.codec.fragment, self._parameters)
-        scatter(state.codec.fragment, merge.additive(slow, fast, snapshot), self._parameters)
+        for part in _slabs(slow):
+            slow[part], momentum[part] = step(part)
+            fast[part] = merge.additive(slow[part], fast[part], snapshot[part])
+        scatter(state.codec.fragment, fast, self._parameters)
         state.slow, state.momentum = slow, momentum
 
     def _remember(self, meeting_id: str) -> None:
@@ -254,6 +261,11 @@ class OuterLoop:
 def _length(values: Tensor) -> float:
     length = float(values.norm())
     return length if math.isfinite(length) else float(values.double().norm())  # the square of a legal value can overflow f32
+
+
+def _slabs(values: Tensor) -> Iterator[slice]:
+    size = SLAB_VALUES if values.device.type == "cpu" else values.numel()
+    return (slice(start, start + size) for start in range(0, values.numel(), size))
 
 
 def _lengths(state: FragmentState, snapshot: Tensor) -> Lengths:
