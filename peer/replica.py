@@ -99,7 +99,7 @@ class Replica:
         the loss or a gradient is not finite.
         """
         batch = self.corpus.batch(self.own_steps).to(self.outer.fragments[0].slow.device)
-        torch.manual_seed(step_seed(self._seed, self.own_steps))
+        _seed_generators(batch.device, step_seed(self._seed, self.own_steps))
         rate = learning_rate(self.clock_steps, self._steps_since_join(), self._settings)
         set_learning_rate(self.optimizer, rate)
         self.optimizer.zero_grad(set_to_none=True)
@@ -274,6 +274,15 @@ class Replica:
                 _, key, name = full.split("/", 2)
                 parameter = self.parameters[name]
                 self.optimizer.state[parameter][key] = value.to("cpu" if key == "step" else parameter.device, copy=True)
+
+
+def _seed_generators(device: torch.device, seed: int) -> None:
+    """Seed the generators that an inner step draws from. torch.manual_seed asks every backend, the absent ones too: a millisecond."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+    elif device.type == "mps":
+        torch.mps.manual_seed(seed)
 
 
 def step_seed(peer_seed: int, own_steps: int) -> int:
