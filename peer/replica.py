@@ -277,7 +277,7 @@ class Replica:
 
 
 def _seed_generators(device: torch.device, seed: int) -> None:
-    """Seed the generators that an inner step draws from. torch.manual_seed asks every backend, the absent ones too: a millisecond."""
+    """Seed the generators that an inner step draws from; torch.manual_seed writes down a stack trace for every backend that is absent."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
