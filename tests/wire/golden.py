@@ -42,9 +42,14 @@ def golden() -> dict[str, bytes]:
         "unknown_field_hello.bin": hello + padding(5),
         # other formats
         "record.bin": RECORD.to_bytes(),
-        "manifest.bin": SignedManifest.sign(Manifest().with_host(ISSUER.peer_id), ISSUER).to_bytes(),
+        "manifest.bin": SignedManifest.sign(manifest(), ISSUER).to_bytes(),
         "invite.bin": Invite.issue(ISSUER, RUN_ID, (ADDRESS,), None, NOW_S + 3600).to_text().encode("ascii"),
     }
+
+
+def manifest() -> Manifest:
+    """Return a manifest that depends on no default."""
+    return Manifest.from_toml((FOLDER / "manifest.toml").read_text())
 
 
 def padding(num_bytes: int) -> bytes:

@@ -5,13 +5,13 @@ import pytest
 from protocol.errors import BadMessage, BadSignature
 from protocol.frames import from_frame, to_frame
 from protocol.invite import Invite
-from protocol.manifest import Manifest, SignedManifest
+from protocol.manifest import SignedManifest
 from protocol.messages import Hello
 from protocol.records import MemberRecord
 from protocol.refusals import RefusalCode, Refused
 from protocol.terms import check_hello
-from tests.protocol.samples import ALICE, BOB, HELLO, ISSUER, MESSAGES, NOW_S, RECORD, RUN_ID, TERMS
-from tests.wire.golden import FOLDER, golden
+from tests.protocol.samples import ALICE, BOB, HELLO, MESSAGES, NOW_S, RECORD, RUN_ID, TERMS
+from tests.wire.golden import FOLDER, golden, manifest
 
 
 def stored(name: str) -> bytes:
@@ -71,6 +71,5 @@ def test_unknown_field_of_a_newer_peer_is_dropped() -> None:
 
 def test_record_manifest_and_invite_are_read_back() -> None:
     assert MemberRecord.from_bytes(stored("record.bin")) == RECORD
-    manifest = Manifest().with_host(ISSUER.peer_id)
-    assert SignedManifest.from_bytes(stored("manifest.bin"), manifest.run_id).manifest() == manifest
+    assert SignedManifest.from_bytes(stored("manifest.bin"), manifest().run_id).manifest() == manifest()
     assert Invite.from_text(stored("invite.bin").decode("ascii")).run_id == RUN_ID
