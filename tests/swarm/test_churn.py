@@ -21,13 +21,12 @@ def healthy(peer: Peer) -> bool:
     return all(fragment.meeting is None or fragment.meeting in known for fragment in peer.trainer.replica.outer.fragments)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-@pytest.mark.parametrize("nodes_only", [False, True])
-def test_random_deaths(tmp_path: Path, seed: int, nodes_only: bool) -> None:
+@pytest.mark.parametrize(("nodes_only", "seed"), [(False, 1), (True, 2)])
+def test_random_deaths(tmp_path: Path, nodes_only: bool, seed: int) -> None:
     async def story(swarm: Swarm) -> None:
         draws = random.Random(seed)
         swarm.kills_nodes_only = nodes_only
-        peers = swarm.start(5)
+        peers = swarm.start(4)
         for peer in peers:
             peer.save()
         await swarm.until(lambda: all(peer.outcomes()["completed"] >= 1 for peer in peers))
@@ -51,7 +50,7 @@ def test_random_deaths(tmp_path: Path, seed: int, nodes_only: bool) -> None:
     play(Swarm(tmp_path, seed=seed, manifest=QUIET), story)
 
 
-@pytest.mark.parametrize("seed", [3, 4])
+@pytest.mark.parametrize("seed", [3])
 def test_flapping_partitions_on_a_bad_line(tmp_path: Path, seed: int) -> None:
     """Cut for a second or for longer than keep-alive bears, into ever other halves."""
 

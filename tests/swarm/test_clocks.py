@@ -39,7 +39,7 @@ def test_a_peer_too_slow_for_the_others_clock_is_not_shut_out(tmp_path: Path) ->
     async def story(swarm: Swarm) -> None:
         fast = swarm.start(2, step_s=0.2)
         slow = swarm.add(step_s=2.0).start()
-        await asyncio.sleep(100.0)
+        await asyncio.sleep(70.0)
         recent = [done for done in slow.meetings[-6:] if done.outcome == "completed"]
         assert recent, "nobody meets it any more"
         assert slow.clock > fast[0].clock - 2 * 60
@@ -51,7 +51,7 @@ def test_a_peer_alone_far_ahead_comes_back_to_the_others(tmp_path: Path) -> None
     """All others came back with old checkpoints: half of the swarm is where the swarm is."""
 
     async def story(swarm: Swarm) -> None:
-        peers = swarm.start(4)
+        peers = swarm.start(3)
         await swarm.until(lambda: all(completed(peer) >= 2 for peer in peers))
         for peer in peers[1:]:
             peer.save()

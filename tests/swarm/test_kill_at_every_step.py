@@ -7,7 +7,7 @@ import pytest
 from tests.swarm.trials import LATE_S, QUICK_S, Death, Result, deaths, one_sided, trial, undisturbed
 
 CODECS = ["int8", "modulo4"]  # without and with a sketch stage
-WITH_COMPANY = 5  # every so manyth trial goes on with a third peer
+WITH_COMPANY = 8  # every so manyth trial goes on with a third peer
 
 
 def check(codec: str, death: Death, result: Result) -> None:

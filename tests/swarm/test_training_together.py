@@ -47,7 +47,7 @@ def test_the_same_seed_is_the_same_swarm(tmp_path: Path) -> None:
     assert hashes[0] != hashes[2]
 
 
-@pytest.mark.parametrize("codec", ["fp32", "int8", "modulo4"])
+@pytest.mark.parametrize("codec", ["int8", "modulo4"])
 def test_meetings_keep_the_mean_of_the_slow_weights_and_shrink_their_spread(tmp_path: Path, codec: str) -> None:
     """With nothing learnt in between, and no momentum of earlier meetings, a meeting may only pull a pair together, evenly."""
     swarm = Swarm(tmp_path, manifest=tiny_manifest(codec={"name": codec}, outer={"alpha": 0.0}))
@@ -66,13 +66,13 @@ def test_meetings_keep_the_mean_of_the_slow_weights_and_shrink_their_spread(tmp_
         for peer in peers:
             for other in peers:
                 peer.node.book.hint(other.peer_id, "/ip4/192.0.2.1/tcp/4001", 0.0)
-        for _ in range(10):
+        for _ in range(7):
             for peer in peers:
                 for fragment in range(3):
                     await peer.node.meetings.try_next(fragment, set())
                     _follow(peer)
         num_meetings = sum(peer.outcomes()["completed"] for peer in peers)
-        assert num_meetings >= 180
+        assert num_meetings >= 130
         assert swarm.spread() < 0.1 * spread
         drift = (torch.stack([peer.slow for peer in peers]).double().mean(0) - mean).abs().max()
         assert drift < 1e-6  # rounding of float32, hundreds of times
@@ -95,7 +95,7 @@ def test_meetings_keep_the_mean_of_the_slow_weights_and_shrink_their_spread(tmp_
 def test_peers_of_unequal_speed_meet_and_the_clock_carries_the_slow_along(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         fast, slow = swarm.start(2, step_s=0.1), swarm.start(2, step_s=0.4)
-        await swarm.until(lambda: fast[0].trainer.replica.own_steps >= 240)
+        await swarm.until(lambda: fast[0].trainer.replica.own_steps >= 180)
         for peer in swarm.peers:
             assert len(peer.partners()) == 3
         for peer in slow:
