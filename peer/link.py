@@ -1,9 +1,9 @@
 """The link between node and trainer: JSON lines over a Unix socket in the private runtime folder.
 
-The trainer listens and polls at its step boundaries; it never waits for the node. The node connects, again and again, so either may be
-restarted alone. Replies come in the order of the requests. When the link breaks, every request in flight fails on the node's side
-(`LinkLost`) and every open meeting is dropped on the trainer's. A side that says what cannot be understood, or does not read, is hung up
-on: to both ends that is the same as the other's death.
+The trainer listens; its inner steps never wait for the node. The node connects, again and again, so either may be restarted alone. A
+reply finds its request by what both are about, for some requests wait for a step boundary and some do not. When the link breaks, every
+request in flight fails on the node's side (`LinkLost`) and every open meeting is dropped on the trainer's. A side that says what cannot be
+understood, or does not read, is hung up on: to both ends that is the same as the other's death.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import contextlib
 import logging
 import select
 import socket
-from collections import deque
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
@@ -28,6 +28,7 @@ UNSENT_BYTES = 1 << 20  # kept for a node that does not read, beside what the so
 _RECEIVE_BYTES = 1 << 16
 
 _REQUESTS = get_args(ask.Request)
+_REPLIES = get_args(ask.Reply)
 _NOTICES = get_args(ask.Notice)
 
 log = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ class TrainerEnd:
     """The trainer's side: one listening socket, at most one node. Everything returns at once but `wait`.
 
     `session` numbers the nodes that came; it is 0 while none is there. One that differs from the last means that all which the former
-    node had begun has ended.
+    node had begun has ended. Nodes come and go in `poll` only, which belongs to one thread; `send` may be called from any.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -50,6 +51,7 @@ class TrainerEnd:
         self._listener.setblocking(False)
         self._node: socket.socket | None = None
         self._num_sessions = 0
+        self._using = threading.Lock()
         self._has_ended = False  # the node has hung up; there may be something left that it said
         self._received = bytearray()
         self._unsent = bytearray()
@@ -64,20 +66,22 @@ class TrainerEnd:
 
         What a node said before it died is still returned, and the session ends only at the call after: its partners may count on it.
         """
-        if self._node is None:
-            self._accept()
-        self._receive()
-        self._flush()
-        requests = self._requests() if self._received else []
-        if self._has_ended and not requests:
-            self._hang_up()
-        return requests
-
-    def send(self, record: ask.Reply | ask.Notice) -> None:
-        """Send a record, or keep it until the socket takes it; nothing happens when no node is there."""
-        if self._node is not None:
-            self._unsent += ask.to_line(record)
+        with self._using:
+            if self._node is None:
+                self._accept()
+            self._receive()
             self._flush()
+            requests = self._requests() if self._received else []
+            if self._has_ended and not requests:
+                self._hang_up()
+            return requests
+
+    def send(self, record: ask.Reply | ask.Notice, session: int) -> None:
+        """Send a record to the node of this session, or keep it until the socket takes it; nothing happens when that node is gone."""
+        with self._using:
+            if session and session == self.session and not self._has_ended:
+                self._unsent += ask.to_line(record)
+                self._flush()
 
     def wait(self, seconds: float) -> None:
         """Wait until the node says something or `seconds` pass: only for a trainer that has nothing to train."""
@@ -116,7 +120,8 @@ class TrainerEnd:
                 del self._unsent[: self._node.send(self._unsent)]
         except BlockingIOError:
             if len(self._unsent) > UNSENT_BYTES:
-                self._hang_up("the node does not read")
+                log.warning("link to the node closed: the node does not read")
+                self._has_ended = True
         except OSError:
             self._unsent.clear()  # nobody hears it; what the node said last is still to be read
 
@@ -158,7 +163,7 @@ class NodeEnd:
         self._path = folder / SOCKET_NAME
         self._on_notice = on_notice
         self._writer: asyncio.StreamWriter | None = None
-        self._waiting: deque[asyncio.Future[ask.Reply]] = deque()
+        self._waiting: dict[int | str, asyncio.Future[ask.Reply]] = {}  # by what the request is about
         self._up = asyncio.Event()
 
     @property
@@ -171,14 +176,17 @@ class NodeEnd:
         await self._up.wait()
 
     async def request(self, request: ask.Request) -> ask.Reply:
-        """Ask, and wait for the reply of the trainer's next step boundary. Cancel-safe: a reply that comes later is passed over.
+        """Ask, and wait for the reply. One request at a time may wait about one meeting or file.
 
-        Raises LinkLost.
+        Cancel-safe: a reply that comes later is passed over. Raises LinkLost.
         """
         if self._writer is None:
             raise LinkLost("the trainer is not there")
+        about = ask.subject(request)
+        if about in self._waiting:
+            raise ValueError(f"{about} waits for the reply to an earlier request")
         reply: asyncio.Future[ask.Reply] = asyncio.get_running_loop().create_future()
-        self._waiting.append(reply)
+        self._waiting[about] = reply
         self._writer.write(ask.to_line(request))
         return await reply
 
@@ -206,9 +214,7 @@ class NodeEnd:
         while (line := await self._line(reader)) is not None:
             if isinstance(line, _NOTICES):
                 self._on_notice(line)
-            elif self._waiting:
-                self._answer(line)  # type: ignore[arg-type]  # the trainer sends replies and notices only
-            else:
+            elif not self._answer(line):
                 log.warning("link to the trainer closed: a %s that nobody asked for", type(line).__name__)
                 return
 
@@ -223,10 +229,13 @@ class NodeEnd:
             log.warning("link to the trainer closed: %s", error)
             return None
 
-    def _answer(self, reply: ask.Reply) -> None:
-        waiting = self._waiting.popleft()
+    def _answer(self, record: ask.Record) -> bool:
+        waiting = self._waiting.pop(ask.subject(record), None) if isinstance(record, _REPLIES) else None
+        if waiting is None:
+            return False
         if not waiting.done():
-            waiting.set_result(reply)
+            waiting.set_result(record)  # type: ignore[arg-type]  # a reply, as was just seen
+        return True
 
     def _hang_up(self) -> None:
         if self._writer is not None:
@@ -234,6 +243,6 @@ class NodeEnd:
         self._writer = None
         self._up.clear()
         while self._waiting:
-            waiting = self._waiting.popleft()
+            _, waiting = self._waiting.popitem()
             if not waiting.done():
                 waiting.set_exception(LinkLost("the trainer went away"))

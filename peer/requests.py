@@ -1,6 +1,7 @@
 """What the node asks of the trainer, and what the trainer tells the node: every record of the link, and nothing about how it travels.
 
-A request is answered at the trainer's next step boundary by exactly one reply, or by none where the class says so. Bulk bytes never travel
+A request is answered by exactly one reply, or by none where the class says so: at once where only coding is asked for
+(`CodingRequest`), else at the trainer's next step boundary. Bulk bytes never travel
 in a record: they lie in the payload folder under the names of `payload_name`.
 """
 
@@ -246,13 +247,25 @@ class Progress:
     done: bool = False  # it has saved the result and ends
 
 
-MeetingRequest = Open | Prepare | Encode | Check | Apply
+CodingRequest = Prepare | Encode | Check  # these need no step boundary
+MeetingRequest = CodingRequest | Open | Apply
 Request = MeetingRequest | Clone | Adopt | Drop | Solo | Defer | Start | FinishDone
 Reply = Opened | Unavailable | SketchReady | PayloadReady | Checked | Applied | Cloned | CannotClone | Adopted
 Notice = Due | Progress
 Record = Request | Reply | Notice
 
 _RECORDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Record)}
+
+
+def subject(record: Record) -> int | str:
+    """Return what a request and its reply are both about: a meeting's number or a file's name. Raises TypeError where there is no reply."""
+    match record:
+        case Start() | FinishDone() | Solo() | Defer() | Due() | Progress():
+            raise TypeError(f"a {type(record).__name__} has no reply, and is none")
+        case Clone() | Adopt() | Cloned() | CannotClone() | Adopted():
+            return record.name
+        case _:
+            return record.meeting
 
 
 def to_line(record: Record) -> bytes:

@@ -1,7 +1,7 @@
-"""The trainer process: one replica, stepping, and at each step boundary whatever the node asked for.
+"""The trainer process: one replica, stepping, and at each step boundary whatever the node asked for that needs one.
 
-Never waits for the network: with no node at the other end of the link it trains on and takes solo steps. Started by the supervisor as
-`python -m peer.trainer`; owns every tensor.
+Never waits for the network: with no node at the other end of the link it trains on and takes solo steps. Messages are coded beside the
+inner steps, on a second thread (peer/coding_thread.py). Started by the supervisor as `python -m peer.trainer`; owns every tensor.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from peer import requests as ask
 from peer.abilities import need_abilities
 from peer.checkpoint import load_latest
 from peer.child import Child, Supervised
+from peer.coding_thread import CodingThread
 from peer.data import Corpus, load_corpus
 from peer.evaluation import held_out_loss
 from peer.events import EvalDone, EventLog
@@ -48,7 +49,7 @@ class Trainer:
         self._child = child
         self._config = child.settings.config
         self._replica = replica
-        self._link = link
+        self._node = CodingThread(link, replica.outer)
         self._saver = saver
         self._events = events
         self._device = replica.outer.fragments[0].slow.device
@@ -63,6 +64,7 @@ class Trainer:
 
     def run(self) -> None:
         """Train to the end of the run, or until asked to stop; save before returning."""
+        self._node.start()
         try:
             if self._started:
                 self._start()
@@ -74,14 +76,14 @@ class Trainer:
             self._saver.save(self._replica)
             raise
         finally:
-            self._link.close()
+            self._node.close()
             self._replica.corpus.close()
 
     def _train(self) -> None:
         while not self._child.stop_requested() and not self._finish_done:
             if not self._started:
                 self._boundary()
-                self._link.wait(IDLE_S)
+                self._node.wait(IDLE_S)
             elif self._replica.stage is Stage.FINISH:
                 self._boundary()
                 self._idle_at_the_end()
@@ -94,18 +96,19 @@ class Trainer:
     # ------------------------------------------------------------------ the node
 
     def _boundary(self) -> None:
-        requests = self._link.poll()
-        if self._link.session != self._session:
-            self._change_node()
-        for request in requests:
-            self._answer(request)
-        if requests:
+        batches = self._node.take()
+        for batch in batches:
+            if batch.session != self._session:
+                self._change_node(batch.session)
+            for request in batch.requests:
+                self._answer(request)
+        if batches:
             self._settle()
 
-    def _change_node(self) -> None:
+    def _change_node(self, session: int) -> None:
         """The node came, went, or is another one; whatever the former one had begun has ended."""
         self._replica.lose_node()
-        self._session = self._link.session
+        self._session = session
         self._alone_since_s = time.monotonic()
         self._tell_node()
         self._announce(self._replica.countdown.due())
@@ -119,20 +122,20 @@ class Trainer:
             case _:
                 reply = self._replica.handle(request)
                 if reply is not None:
-                    self._link.send(reply)
+                    self._node.send(reply, self._session)
                 if isinstance(reply, ask.Adopted) and reply.accepted:
                     self._saver.save(self._replica)
                     self._start()
 
     def _announce(self, due: list[int]) -> None:
         for fragment in due:
-            if self._link.session:
-                self._link.send(ask.Due(fragment, self._replica.stage))
+            if self._session:
+                self._node.send(ask.Due(fragment, self._replica.stage), self._session)
             else:
                 self._replica.go_alone(fragment, NO_NODE)
 
     def _tell_node(self, *, done: bool = False) -> None:
-        self._link.send(ask.Progress(self._replica.clock_steps, self._replica.stage, self._started, done))
+        self._node.send(ask.Progress(self._replica.clock_steps, self._replica.stage, self._started, done), self._session)
 
     def _settle(self) -> None:
         """Wait for what a GPU still does for the node, so that it counts as blocked and not as training."""
@@ -205,7 +208,7 @@ class Trainer:
         if self._watch.is_time_to_tell():
             self._watch.report(self._replica)
             self._tell_node()
-        self._link.wait(IDLE_S)
+        self._node.wait(IDLE_S)
 
     def _end(self) -> None:
         if self._finish_done:

@@ -65,12 +65,13 @@ def run(test: Callable[[Pair], Coroutine[Any, Any, None]], folder: Path) -> None
     asyncio.run(inside())
 
 
-def test_replies_come_in_the_order_of_the_requests(folder: Path) -> None:
+@pytest.mark.parametrize("step", [1, -1])
+def test_replies_find_their_requests_in_whatever_order(folder: Path, step: int) -> None:
     async def test(pair: Pair) -> None:
         waiting = [asyncio.create_task(pair.node.request(ask.Open(number, 0))) for number in range(20)]
-        for request in await pair.requests(20):
+        for request in (await pair.requests(20))[::step]:
             assert isinstance(request, ask.Open)
-            pair.trainer.send(ask.Opened(request.meeting, 10 * request.meeting, 1, Stage.TRAIN))
+            pair.trainer.send(ask.Opened(request.meeting, 10 * request.meeting, 1, Stage.TRAIN), pair.trainer.session)
         replies = await asyncio.gather(*waiting)
         assert replies == [ask.Opened(number, 10 * number, 1, Stage.TRAIN) for number in range(20)]
 
@@ -81,9 +82,9 @@ def test_notices_come_between_replies(folder: Path) -> None:
     async def test(pair: Pair) -> None:
         waiting = asyncio.create_task(pair.node.request(ask.Check(1)))
         await pair.requests(1)
-        pair.trainer.send(ask.Due(2, Stage.TRAIN))
-        pair.trainer.send(ask.Checked(1, True, "", ""))
-        pair.trainer.send(PROGRESS)
+        pair.trainer.send(ask.Due(2, Stage.TRAIN), pair.trainer.session)
+        pair.trainer.send(ask.Checked(1, True, "", ""), pair.trainer.session)
+        pair.trainer.send(PROGRESS, pair.trainer.session)
         assert await waiting == ask.Checked(1, True, "", "")
         await eventually(lambda: pair.notices == [ask.Due(2, Stage.TRAIN), PROGRESS], "notices")
 
@@ -97,7 +98,7 @@ def test_what_has_no_reply_keeps_its_place(folder: Path) -> None:
         await asyncio.sleep(0)
         pair.node.tell(ask.Solo(0))
         assert await pair.requests(3) == [ask.Drop(1), ask.Open(2, 0), ask.Solo(0)]
-        pair.trainer.send(ask.Unavailable(2, "busy"))
+        pair.trainer.send(ask.Unavailable(2, "busy"), pair.trainer.session)
         assert await waiting == ask.Unavailable(2, "busy")
 
     run(test, folder)
@@ -111,9 +112,21 @@ def test_a_cancelled_request_does_not_take_anothers_reply(folder: Path) -> None:
         first.cancel()
         with pytest.raises(asyncio.CancelledError):
             await first
-        pair.trainer.send(ask.Checked(1, False, "no", ""))
-        pair.trainer.send(ask.Checked(2, True, "", ""))
+        pair.trainer.send(ask.Checked(1, False, "no", ""), pair.trainer.session)
+        pair.trainer.send(ask.Checked(2, True, "", ""), pair.trainer.session)
         assert await second == ask.Checked(2, True, "", "")
+
+    run(test, folder)
+
+
+def test_one_request_at_a_time_may_be_about_a_meeting(folder: Path) -> None:
+    async def test(pair: Pair) -> None:
+        first = asyncio.create_task(pair.node.request(ask.Check(1)))
+        await pair.requests(1)
+        with pytest.raises(ValueError, match="earlier request"):
+            await pair.node.request(ask.Check(1))
+        pair.trainer.send(ask.Checked(1, True, "", ""), pair.trainer.session)
+        assert await first == ask.Checked(1, True, "", "")
 
     run(test, folder)
 
@@ -139,11 +152,11 @@ def test_the_node_finds_the_next_trainer(folder: Path) -> None:
         pair.trainer.close()
         await eventually(lambda: not pair.node.connected, "loss")
         pair.trainer = TrainerEnd(folder)
-        pair.trainer.send(PROGRESS)  # to nobody
+        pair.trainer.send(PROGRESS, 1)  # to nobody
         await pair.node.wait_connected()
         waiting = asyncio.create_task(pair.node.request(ask.Open(1, 0)))
         assert await pair.requests(1) == [ask.Open(1, 0)]
-        pair.trainer.send(ask.Unavailable(1, "just started"))
+        pair.trainer.send(ask.Unavailable(1, "just started"), pair.trainer.session)
         assert await waiting == ask.Unavailable(1, "just started")
         assert not pair.notices
 

@@ -47,7 +47,7 @@ def test_each_node_is_a_session_of_its_own(folder: Path) -> None:
     first.close()
     second = raw_node(folder)  # before the trainer looks again
     second.sendall(ask.to_line(ask.Open(1, 1)))
-    trainer.send(PROGRESS)  # goes nowhere, and nobody may take the newcomer for the dead one
+    trainer.send(PROGRESS, trainer.session)  # goes nowhere, and nobody may take the newcomer for the dead one
     assert trainer.poll() == []
     assert trainer.session == 0
     assert trainer.poll() == [ask.Open(1, 1)]
@@ -67,10 +67,10 @@ def test_what_a_node_said_before_it_died_is_heard(folder: Path, trainer_writes: 
     node.close()
     if trainer_writes:
         for _ in range(3):
-            trainer.send(PROGRESS)
+            trainer.send(PROGRESS, trainer.session)
     assert trainer.poll() == [apply]
     assert trainer.session == 1, "what it had begun must not be dropped before"
-    trainer.send(PROGRESS)
+    trainer.send(PROGRESS, trainer.session)
     assert trainer.poll() == []
     assert trainer.session == 0
     trainer.close()
@@ -122,8 +122,10 @@ def test_a_node_that_never_reads_costs_bounded_memory_and_no_time(folder: Path) 
     trainer.poll()
     sent = 0
     while trainer.session:
-        trainer.send(PROGRESS)  # returns at once, or this test never ends
-        sent += len(ask.to_line(PROGRESS))
+        for _ in range(1000):
+            trainer.send(PROGRESS, trainer.session)  # returns at once, or this test never ends
+            sent += len(ask.to_line(PROGRESS))
+        trainer.poll()
         assert sent < 8 * link.UNSENT_BYTES
     assert sent > link.UNSENT_BYTES
     node.close()
@@ -136,7 +138,7 @@ def test_what_the_socket_does_not_take_is_sent_later_and_whole(folder: Path) -> 
     trainer.poll()
     records = [ask.Unavailable(number, "x" * 1000) for number in range(600)]  # more than the socket holds
     for record in records:
-        trainer.send(record)
+        trainer.send(record, trainer.session)
     assert trainer.session
     node.settimeout(0.0)
     received = b""
