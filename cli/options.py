@@ -51,7 +51,9 @@ WaitForPeers = Annotated[
 
 Steps = Annotated[int | None, typer.Option("--steps", metavar="N", min=1, help="Inner steps that the run lasts.")]
 Seed = Annotated[int | None, typer.Option("--seed", metavar="N", min=0, help="Everything random in the run follows from it.")]
-Codec = Annotated[str | None, typer.Option("--codec", metavar="NAME", help="How peers pack what they exchange: fp32, bf16 or int8.")]
+Codec = Annotated[
+    str | None, typer.Option("--codec", metavar="NAME", help="How peers pack what they exchange, like fp32, int8 or modulo4.")
+]
 Method = Annotated[str | None, typer.Option("--method", metavar="NAME", help="How peers pull their weights together: noloco.")]
 
 

@@ -87,7 +87,7 @@ def simulate(
     seed: Seed = None,
     device: Device = "auto",
     threads: Threads = 0,
-    eval_batches: EvalBatches = 32,
+    eval_batches: EvalBatches = 256,
     plot: Plot = None,
     network: NetworkOnly = False,
     latency: Latency = 0.05,

@@ -10,11 +10,11 @@ from difflib import get_close_matches
 from typing import Final
 
 from optim.codecs import CODECS
+from optim.optimizers import OPTIMIZERS
 from protocol.errors import BadManifest
 from protocol.manifest import Manifest
 
 METHODS: Final = ("noloco",)
-OPTIMIZERS: Final = ("adamw",)
 
 
 def need_abilities(manifest: Manifest) -> None:

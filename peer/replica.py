@@ -19,8 +19,9 @@ from transformers import PreTrainedModel
 from optim.codecs import codec
 from optim.fragment_codec import FragmentCodec
 from optim.fragments import Countdown, scatter, split
-from optim.inner import InnerSettings, build_adamw, learning_rate, set_learning_rate
+from optim.inner import InnerSettings, learning_rate, set_learning_rate
 from optim.noloco import OuterSettings
+from optim.optimizers import build_optimizer
 from peer import requests as ask
 from peer.data import Corpus
 from peer.model import next_token_loss
@@ -74,7 +75,7 @@ class Replica:
         self.alone = False  # plain inner training: no fragment is ever due
         self.on_solo: Callable[[int, str], None] = lambda fragment, reason: None  # told of each outer step without a partner
         self.corpus = corpus
-        self._payloads = payloads
+        self.payloads = payloads
         self._joined = (0, 0)  # clock and own steps when weights were last taken over from a donor
         self._is_founder = True
         self._seed = peer_seed
@@ -85,7 +86,7 @@ class Replica:
         outer = OuterSettings(manifest.outer.alpha, manifest.outer.beta, manifest.outer.gamma)
         self.outer = OuterLoop(codecs, self.parameters, outer, payloads, self._on_outer_step)
         self.countdown = Countdown(len(codecs), manifest.outer.inner_steps, peer_seed)
-        self.optimizer = build_adamw(self.parameters.items(), self._settings)
+        self.optimizer = build_optimizer(manifest.inner.optimizer, self.parameters.items(), self._settings)
 
     @property
     def stage(self) -> Stage:
@@ -190,20 +191,20 @@ class Replica:
     def _clone(self, request: ask.Clone) -> ask.Cloned | ask.CannotClone:
         digest = hashlib.sha256()
         try:
-            self._payloads.write(request.name, b"")
+            self.payloads.write(request.name, b"")
             for fragment in self.outer.fragments:
                 for tensor in (fragment.slow, fragment.momentum):
                     content = tensor.cpu().numpy().data
                     digest.update(content)
-                    self._payloads.append(request.name, content)
+                    self.payloads.append(request.name, content)
         except OSError as error:
-            self._payloads.remove(request.name)
+            self.payloads.remove(request.name)
             return ask.CannotClone(request.name, f"the clone could not be written: {error.strerror}")
         return ask.Cloned(request.name, self.clock_steps, digest.hexdigest())
 
     def _adopt(self, request: ask.Adopt) -> ask.Adopted:
         """Take over slow weights, momentum and clock, or leave all as it is."""
-        data = self._payloads.read(request.name)
+        data = self.payloads.read(request.name)
         num_values = 2 * sum(fragment.slow.numel() for fragment in self.outer.fragments)
         if len(data) != 4 * num_values:
             return ask.Adopted(request.name, False, f"the clone has {len(data)} bytes, this model's has {4 * num_values}")
@@ -234,7 +235,7 @@ class Replica:
             tensors[f"momentum/{index}"] = fragment.momentum
         for name, parameter in self.parameters.items():
             for key, value in self.optimizer.state.get(parameter, {}).items():
-                tensors[f"adam/{key}/{name}"] = value
+                tensors[f"inner/{key}/{name}"] = value
         return tensors
 
     def state(self) -> dict[str, Any]:
@@ -258,7 +259,7 @@ class Replica:
         for index, fragment in enumerate(self.outer.fragments):
             fragment.slow.copy_(tensors[f"slow/{index}"])
             fragment.momentum.copy_(tensors[f"momentum/{index}"])
-        self._restore_adam(tensors)
+        self._restore_inner(tensors)
         self.clock_steps, self.own_steps, self.tokens = state["clock_steps"], state["own_steps"], state["tokens"]
         self._joined = (state["joined"][0], state["joined"][1])
         self._is_founder = state["is_founder"]
@@ -266,11 +267,11 @@ class Replica:
         self.outer.restore(state["outer"])
         self.corpus.restore(state["corpus"])
 
-    def _restore_adam(self, tensors: Mapping[str, Tensor]) -> None:
-        """AdamW keeps its count of steps on the CPU and the moments beside the parameter."""
+    def _restore_inner(self, tensors: Mapping[str, Tensor]) -> None:
+        """Both optimizers keep their count of steps on the CPU and everything else beside the parameter."""
         self.optimizer.state.clear()
         for full, value in tensors.items():
-            if full.startswith("adam/"):
+            if full.startswith("inner/"):
                 _, key, name = full.split("/", 2)
                 parameter = self.parameters[name]
                 self.optimizer.state[parameter][key] = value.to("cpu" if key == "step" else parameter.device, copy=True)

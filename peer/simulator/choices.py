@@ -12,9 +12,9 @@ from itertools import product
 from typing import Any, Final
 
 from optim.codecs import CODECS
+from optim.optimizers import OPTIMIZERS
 from peer.simulator.methods import method
 from peer.simulator.names import known
-from peer.simulator.replicas import OPTIMIZERS
 from peer.simulator.scenario import NUM_PEERS, Scenario
 from protocol.errors import BadSettings
 from protocol.manifest import Manifest

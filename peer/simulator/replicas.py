@@ -7,7 +7,7 @@ those of a real peer (peer/replica.py). Not here: slow weights and outer steps.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -15,23 +15,16 @@ from typing import Final
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from optim.fragment_codec import FragmentCodec
-from optim.inner import InnerSettings, build_adamw, learning_rate, set_learning_rate
-from optim.muon import build_muon
+from optim.inner import InnerSettings, learning_rate, set_learning_rate
+from optim.optimizers import build_optimizer
 from peer.model import next_token_loss
 from peer.replica import CLOCK_FACTOR, fragment_codecs
 from peer.simulator.texts import Batches
 from protocol.errors import OperatorError
 from protocol.manifest import Manifest
-
-OPTIMIZERS: Final[dict[str, Callable[[Iterable[tuple[str, Tensor]], InnerSettings], Optimizer]]] = {
-    "adamw": build_adamw,
-    "muon": build_muon,
-}
-
 
 COOLER: Final = "lower learning_rate, or the outer step (beta, alpha)"
 
@@ -92,7 +85,7 @@ class Inner:
     """How a replica takes its inner steps."""
 
     settings: InnerSettings
-    optimizer: str  # a name of OPTIMIZERS
+    optimizer: str  # a name of optim.optimizers
     clip_norm: float
 
 
@@ -110,7 +103,7 @@ class Replica:
         self._inner = inner
         self.weights = torch.empty(layout.numel, device=model.device)
         layout.place(self.parameters, self.weights)
-        self._optimizer = OPTIMIZERS[inner.optimizer](self.parameters.items(), inner.settings)
+        self._optimizer = build_optimizer(inner.optimizer, self.parameters.items(), inner.settings)
 
     def inner_step(self) -> None:
         """Train on this peer's next batch. Raises Diverged."""

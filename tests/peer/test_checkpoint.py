@@ -42,7 +42,7 @@ for step in itertools.count(1):
 
 def contents(step: int, run_id: bytes = RUN) -> CheckpointContents:
     generator = torch.Generator().manual_seed(step)
-    tensors = {"slow/0": torch.randn(50, generator=generator), "rng": torch.get_rng_state(), "adam/step/w": torch.tensor(float(step))}
+    tensors = {"slow/0": torch.randn(50, generator=generator), "rng": torch.get_rng_state(), "inner/step/w": torch.tensor(float(step))}
     return CheckpointContents(run_id, step, tensors, {"clock_steps": step, "applied": ["ab"], "corpus": {}})
 
 

@@ -64,7 +64,7 @@ class Story:
         number, seed = self._numbers, 1000 * step + fragment
         assert isinstance(self.replica.handle(ask.Open(number, fragment)), ask.Opened)
         reply = self.replica.handle(ask.Prepare(number, 40, step + 2, seed, Stage.TRAIN))
-        codec, folder = self.replica.outer.fragments[fragment].codec, self.replica.outer._payloads
+        codec, folder = self.replica.outer.fragments[fragment].codec, self.replica.payloads
         message, none = partner_message(self.replica.manifest, fragment, seed), torch.empty(0, dtype=torch.uint8)
         own_sketch, partner_sketch = none, none
         if isinstance(reply, ask.SketchReady):
@@ -132,10 +132,12 @@ def cut_off(tmp_path: Path, manifest: Manifest, step: int, *, meets: bool) -> tu
 
 
 @pytest.mark.parametrize("step", [0, 1, 2, 3, 5, 8, 13, 21, NUM_STEPS])
-def test_with_outer_steps_alone(tmp_path: Path, step: int) -> None:
-    whole = Story(small_replica(tmp_path / "whole", small_manifest()), meets=False)
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_with_outer_steps_alone(tmp_path: Path, step: int, optimizer: str) -> None:
+    manifest = small_manifest(inner={"optimizer": optimizer})
+    whole = Story(small_replica(tmp_path / "whole", manifest), meets=False)
     whole.run(NUM_STEPS)
-    _, again = cut_off(tmp_path, small_manifest(), step, meets=False)
+    _, again = cut_off(tmp_path, manifest, step, meets=False)
     again.run(NUM_STEPS)
     assert fingerprint(again.replica) == fingerprint(whole.replica)
 
