@@ -12,7 +12,7 @@ import typer
 
 from cli.manifests import read_manifest
 from cli.meter import meter
-from cli.options import DEFAULT_HOME, Codec, Data, Device, HomeFolder, Json, Method, Seed, Steps, Threads
+from cli.options import DEFAULT_HOME, Codec, Data, Device, HomeFolder, Json, Seed, Steps, Threads
 from cli.simulation_report import network_text, rows_text
 from peer.home import Home
 from protocol.manifest import Manifest
@@ -57,6 +57,10 @@ Plot = Annotated[
     Path | None,
     typer.Option("--plot", metavar="FILE.png", help="Draw loss against tokens and bytes, and the spread of the weights. Needs matplotlib."),
 ]
+SimulatedMethod = Annotated[
+    str | None,
+    typer.Option("--method", metavar="NAME", help="How peers pull their weights together, like noloco, streaming, ddp or local."),
+]
 EvalBatches = Annotated[int, typer.Option("--eval-batches", metavar="N", min=1, help="Held-out batches to measure each peer on.")]
 NetworkOnly = Annotated[bool, typer.Option("--network", help="Train nothing: how long exchanges take, and what is left for computing.")]
 Latency = Annotated[float, typer.Option("--latency", metavar="SECONDS", help="With --network: mean one-way latency.")]
@@ -70,7 +74,7 @@ StepSeconds = Annotated[float, typer.Option("--step-seconds", metavar="SECONDS",
 def simulate(
     manifest: ManifestFile = None,
     home: HomeFolder = DEFAULT_HOME,
-    method: Method = None,
+    method: SimulatedMethod = None,
     codec: Codec = None,
     peers: Peers = 8,
     steps: Steps = None,
