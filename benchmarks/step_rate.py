@@ -1,12 +1,13 @@
-"""What the network costs the trainer: steps per second of one peer alone, and with its node or its network in trouble.
+"""What trouble costs the trainer: steps per second of a real peer with its node or its network in trouble, over its own rate before.
 
-    python -m benchmarks.step_rate [--seconds S] [--rounds N] [--threads T] [--json]
+    python -m benchmarks.step_rate [--seconds S] [--pairs N] [--threads T] [--json]
 
-Real processes on this machine, the demo job. `alone` trains without ever meeting anybody: the baseline, measured in every round.
-`crashing` has a node that dies at each start, `killed` one that gets SIGKILL every ten seconds, `dead` one whose only partner was killed
-after their first meeting and never answers again. The peer goes solo in all three, so the figures include its outer steps. The target
-is 98 % or more of `alone`. Ratios are taken within a round, their median over the rounds. Other work on the machine makes the step rate
-noise; the processor time of the trainer for one step, beside it, suffers much less from that.
+Real processes on this machine, the demo job, one peer that goes solo. Two windows make a pair, one calm and one in trouble, next to each
+other in the same run, so that a machine that is slower now than a minute ago tells nothing. `nothing` is a pair of calm windows: how far
+the ratio of two windows is from 1 by itself. `killed`: the node gets SIGKILL as the window begins, and is started again in it.
+`crashing`: every node that is started dies. `dead`: the only partner is killed after their first meeting and never answers again. The
+target is 98 % or more. `cpu` is the same ratio in processor time of the trainer per step; `blocked` the share of time at step boundaries,
+of the whole run.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,23 +38,31 @@ from protocol.identity import Identity
 from protocol.invite import Invite
 from protocol.manifest import Manifest, SignedManifest
 
-MODES = ("alone", "crashing", "killed", "dead")
-WARM_S = 3.0  # after the first step
-KILL_S = 10.0
+MODES = ("nothing", "killed", "crashing", "dead")
+CALM_S = 10.0  # after a node was started
 READY_S = 120.0
 STEPS = 10_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """How fast the trainer stepped for a while."""
+
+    steps_per_second: float
+    cpu_s_per_step: float  # processor time
 
 
 class BenchedPeer:
     """One peer in a temporary home, and how fast it steps."""
 
-    def __init__(self, folder: Path, threads: int, *, alone: bool, programs: dict[str, str]) -> None:
+    def __init__(self, folder: Path, threads: int) -> None:
         self.home = Home(folder)
         self.home.create()
         self.identity = Identity.load_or_create(self.home.identity)
         self.seen: list[tuple[float, int]] = []  # when, own steps
-        config = PeerConfig(home=folder, alone=alone, num_threads=threads, device="cpu", listen_host="127.0.0.1")
-        self.supervisor = Supervisor(config, self._watch, programs)
+        self.programs = dict(PROGRAMS)
+        config = PeerConfig(home=folder, num_threads=threads, device="cpu", listen_host="127.0.0.1")
+        self.supervisor = Supervisor(config, self._watch, self.programs)
         self.status = self.supervisor.status
 
     def _watch(self, status: Status) -> None:
@@ -67,15 +77,23 @@ class BenchedPeer:
                 raise TimeoutError(f"no {what} in {READY_S:.0f} s: {self.status.state}, {self.status.reason}; see {self.home.log}")
             await asyncio.sleep(0.1)
 
-    async def speed(self, seconds: float) -> dict[str, float]:
-        """Measure steps per second, and processor seconds of the trainer per step, from a report, once it is warm, to another."""
-        await asyncio.sleep(WARM_S)
+    async def window(self, seconds: float) -> Window:
+        """Measure from one report to another."""
         trainer = psutil.Process(self.supervisor.pid(TRAINER))
         (start_s, start), start_cpu_s = self.seen[-1], sum(trainer.cpu_times()[:2])
         await asyncio.sleep(seconds)
         (end_s, end), end_cpu_s = self.seen[-1], sum(trainer.cpu_times()[:2])
-        num_steps = end - start
-        return {"steps_per_second": num_steps / (end_s - start_s), "cpu_s_per_step": (end_cpu_s - start_cpu_s) / num_steps}
+        return Window((end - start) / (end_s - start_s), (end_cpu_s - start_cpu_s) / (end - start))
+
+    async def node(self) -> None:
+        """Wait for a node that lives, and until it has calmed down."""
+        pid, since_s, until_s = 0, time.monotonic(), time.monotonic() + READY_S
+        while not pid or time.monotonic() - since_s < CALM_S:
+            if self.supervisor.pid(NODE) != pid or not psutil.pid_exists(pid):
+                pid, since_s = self.supervisor.pid(NODE), time.monotonic()
+            if time.monotonic() > until_s:
+                raise TimeoutError(f"no node in {READY_S:.0f} s; see {self.home.log}")
+            await asyncio.sleep(0.1)
 
     def kill(self, *names: str) -> None:
         """End processes of it as a power cut would."""
@@ -96,92 +114,88 @@ async def running(peer: BenchedPeer) -> AsyncIterator[BenchedPeer]:
             await work
 
 
-async def measure(mode: str, folder: Path, threads: int, seconds: float) -> dict[str, float]:
-    """Return the trainer's speed and the share of time that it was blocked."""
-    programs = PROGRAMS | ({NODE: "benchmarks.no_such_program"} if mode == "crashing" else {})
-    peer = BenchedPeer(folder / "home", threads, alone=mode == "alone", programs=programs)
+async def measure(mode: str, folder: Path, given: argparse.Namespace) -> tuple[list[tuple[Window, Window]], float]:
+    """Return pairs of a calm window and one in trouble, and the share of the run that the trainer was blocked."""
+    peer = BenchedPeer(folder / "home", given.threads)
     manifest = Manifest.checked({"run": {"total_steps": STEPS}}).with_host(peer.identity.peer_id)
     signed = SignedManifest.sign(manifest, peer.identity)
     peer.home.manifest.write_bytes(signed.to_bytes())
+    pairs = []
     async with running(peer):
         await peer.until(lambda status: status.own_steps, "first step")
-        if mode in ("killed", "dead"):
-            await peer.until(lambda status: status.addresses, "node")
-        if mode == "dead":
-            await meet_once_and_lose(peer, signed, folder / "partner", threads)
-        punisher = asyncio.create_task(punish(peer)) if mode == "killed" else None
-        speed = await peer.speed(seconds)
-        if punisher is not None:
-            punisher.cancel()
-        return speed | {"blocked": peer.status.blocked_seconds / peer.status.train_seconds}
+        for number in range(given.pairs):
+            await peer.node()
+            calm = await peer.window(given.seconds)
+            await TROUBLES[mode](peer, signed, folder / f"partner-{number}")
+            pairs.append((calm, await peer.window(given.seconds)))
+            peer.programs[NODE] = PROGRAMS[NODE]
+        return pairs, peer.status.blocked_seconds / peer.status.train_seconds
 
 
-async def punish(peer: BenchedPeer) -> None:
-    """Kill the node again and again."""
-    while True:
-        peer.kill(NODE)
-        await asyncio.sleep(KILL_S)
+async def nothing(peer: BenchedPeer, signed: SignedManifest, folder: Path) -> None:
+    """Leave it in peace."""
 
 
-async def meet_once_and_lose(peer: BenchedPeer, signed: SignedManifest, folder: Path, threads: int) -> None:
+async def kill(peer: BenchedPeer, signed: SignedManifest, folder: Path) -> None:
+    """Kill the node once."""
+    peer.kill(NODE)
+
+
+async def crash(peer: BenchedPeer, signed: SignedManifest, folder: Path) -> None:
+    """Let no node live."""
+    peer.programs[NODE] = "benchmarks.no_such_program"
+    peer.kill(NODE)
+
+
+async def meet_once_and_lose(peer: BenchedPeer, signed: SignedManifest, folder: Path) -> None:
     """Have a partner join, meet it, and kill it without a goodbye."""
-    partner = BenchedPeer(folder, threads, alone=False, programs=dict(PROGRAMS))
+    partner, met = BenchedPeer(folder, 1), peer.status.meetings["completed"]
     not_after_s = int(time.time()) + 3600
     invite = Invite.issue(peer.identity, signed.run_id, tuple(peer.status.addresses), None, not_after_s)
     partner.home.invite.write_text(invite.to_text() + "\n")
     async with running(partner):
-        await peer.until(lambda status: status.meetings["completed"], "meeting")
+        await peer.until(lambda status: status.meetings["completed"] > met, "meeting")
         partner.kill(*PROGRAMS)
         partner.supervisor.leave("killed")
 
 
-async def compare(rounds: int, threads: int, seconds: float) -> list[dict[str, dict[str, float]]]:
-    """Measure every mode in every round, in turns."""
-    results = []
-    for number in range(rounds):
-        result = {}
-        first = number % len(MODES)
-        for mode in MODES[first:] + MODES[:first]:  # in another order each time, so that a machine that heats up favours none
-            with tempfile.TemporaryDirectory(prefix="step-rate-") as folder:
-                result[mode] = await measure(mode, Path(folder), threads, seconds)
-            print(f"round {number + 1}, {mode}: {result[mode]['steps_per_second']:.1f} steps/s", file=sys.stderr)
-        results.append(result)
-    return results
+TROUBLES = {"nothing": nothing, "killed": kill, "crashing": crash, "dead": meet_once_and_lose}
 
 
-def summary(results: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
-    """Return each mode's median rate, its median ratio to `alone`, and the blocked share."""
-    table = {}
-    for mode in MODES:
-        ratios = [result[mode]["steps_per_second"] / result["alone"]["steps_per_second"] for result in results]
-        table[mode] = {
-            "steps_per_second": statistics.median(result[mode]["steps_per_second"] for result in results),
-            "ratio": statistics.median(ratios),
-            "lowest_ratio": min(ratios),
-            "cpu_ratio": statistics.median(result["alone"]["cpu_s_per_step"] / result[mode]["cpu_s_per_step"] for result in results),
-            "blocked": statistics.median(result[mode]["blocked"] for result in results),
-        }
-    return table
+def row(pairs: list[tuple[Window, Window]], blocked: float) -> dict[str, float]:
+    """Return the medians over the pairs."""
+    ratios = [trouble.steps_per_second / calm.steps_per_second for calm, trouble in pairs]
+    return {
+        "steps_per_second": statistics.median(trouble.steps_per_second for _, trouble in pairs),
+        "ratio": statistics.median(ratios),
+        "lowest_ratio": min(ratios),
+        "highest_ratio": max(ratios),
+        "cpu_ratio": statistics.median(calm.cpu_s_per_step / trouble.cpu_s_per_step for calm, trouble in pairs),
+        "blocked": blocked,
+    }
 
 
 def main() -> None:
-    """Print the table, or JSON with every single figure."""
+    """Print the table, or JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    results = asyncio.run(compare(given.rounds, given.threads, given.seconds))
-    table = summary(results)
+    table = {}
+    for mode in MODES:
+        print(f"measuring: {mode}", file=sys.stderr)
+        with tempfile.TemporaryDirectory(prefix="step-rate-") as folder:
+            table[mode] = row(*asyncio.run(measure(mode, Path(folder), given)))
     if given.json:
         machine = {"cpus": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
-        print(json.dumps({"machine": machine, "threads": given.threads, "seconds": given.seconds, "summary": table, "rounds": results}))
+        print(json.dumps({"machine": machine, "threads": given.threads, "seconds": given.seconds, "modes": table}))
         return
-    print(f"{'mode':<10}{'steps/s':>9}{'of alone':>10}{'lowest':>9}{'by cpu time':>13}{'blocked':>9}")
-    for mode, row in table.items():
-        ratios = f"{row['ratio']:>10.1%}{row['lowest_ratio']:>9.1%}{row['cpu_ratio']:>13.1%}"
-        print(f"{mode:<10}{row['steps_per_second']:>9.1f}{ratios}{row['blocked']:>9.2%}")
+    print(f"{'trouble':<10}{'steps/s':>9}{'of calm':>9}{'lowest':>9}{'highest':>9}{'cpu':>9}{'blocked':>9}")
+    for mode, one in table.items():
+        ratios = "".join(f"{one[key]:>9.1%}" for key in ("ratio", "lowest_ratio", "highest_ratio", "cpu_ratio"))
+        print(f"{mode:<10}{one['steps_per_second']:>9.1f}{ratios}{one['blocked']:>9.2%}")
 
 
 if __name__ == "__main__":
