@@ -179,9 +179,15 @@ class Replica:
     def _on_outer_step(self, fragment: int, partner_clock_steps: int) -> None:
         self._solo_later.discard(fragment)
         self.countdown.reset(fragment)
-        start_clock, start_steps = self._joined
-        bound = start_clock + CLOCK_FACTOR * (self.own_steps - start_steps)
-        self.clock_steps = max(self.clock_steps, min(partner_clock_steps, bound, self.manifest.run.total_steps))
+        joined_clock, joined_steps = self._joined
+        since = follow_clock(
+            self.clock_steps - joined_clock,
+            partner_clock_steps - joined_clock,
+            self.manifest.outer.inner_steps,
+            self.own_steps - joined_steps,
+            self.manifest.run.total_steps - joined_clock,
+        )
+        self.clock_steps = joined_clock + since
 
     def _steps_since_join(self) -> int:
         return self.clock_steps if self._is_founder else self.own_steps - self._joined[1]
@@ -275,6 +281,17 @@ class Replica:
                 _, key, name = full.split("/", 2)
                 parameter = self.parameters[name]
                 self.optimizer.state[parameter][key] = value.to("cpu" if key == "step" else parameter.device, copy=True)
+
+
+def follow_clock(own_steps: int, partner_steps: int, slack_steps: int, own_trained: int, total_steps: int) -> int:
+    """Return the schedule clock after a meeting: no more than `slack_steps` behind the partner's, and less towards the end; never back.
+
+    A clock never runs faster than `CLOCK_FACTOR` times the steps that its peer has trained itself. The slack lets equal peers run at their
+    own steps: taking the larger clock outright is a ratchet, for whoever is ahead by chance at some meeting moves everybody, and the
+    shared clock runs faster than any peer steps.
+    """
+    slack_steps = min(slack_steps, max(0, total_steps - partner_steps))
+    return max(own_steps, min(partner_steps - slack_steps, CLOCK_FACTOR * own_trained, total_steps))
 
 
 def _seed_generators(device: torch.device, seed: int) -> None:

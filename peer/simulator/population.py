@@ -78,7 +78,7 @@ def populate(scenario: Scenario, tokenizer: Tokenizer, texts: Texts, device: tor
 
 def _inner(scenario: Scenario, rate: Fraction) -> Inner:
     inner = scenario.manifest.inner
-    return Inner(scenario.inner(rate), inner.optimizer, inner.clip_norm)
+    return Inner(scenario.inner(rate), inner.optimizer, inner.clip_norm, scenario.manifest.outer.inner_steps)
 
 
 def need_memory(scenario: Scenario, device: torch.device, size: Size) -> None:

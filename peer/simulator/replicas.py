@@ -21,7 +21,7 @@ from optim.fragment_codec import FragmentCodec
 from optim.inner import InnerSettings, learning_rate, set_learning_rate
 from optim.optimizers import build_optimizer
 from peer.model import next_token_loss
-from peer.replica import CLOCK_FACTOR, fragment_codecs
+from peer.replica import follow_clock, fragment_codecs
 from peer.simulator.texts import Batches
 from protocol.errors import OperatorError
 from protocol.manifest import Manifest
@@ -87,6 +87,7 @@ class Inner:
     settings: InnerSettings
     optimizer: str  # a name of optim.optimizers
     clip_norm: float
+    slack_steps: int  # see follow_clock
 
 
 class Replica:
@@ -135,9 +136,11 @@ class Replica:
         self.clock_steps += 1
 
     def hear_clock(self, partner_clock_steps: int) -> None:
-        """Advance the schedule clock to a partner's, never faster than a bounded factor over one's own steps; as a real peer does."""
-        bound = min(CLOCK_FACTOR * self.own_steps, self._inner.settings.total_steps)
-        self.clock_steps = max(self.clock_steps, min(partner_clock_steps, bound))
+        """Follow a partner's schedule clock, never faster than a bounded factor over one's own steps; as a real peer does."""
+        inner = self._inner
+        self.clock_steps = follow_clock(
+            self.clock_steps, partner_clock_steps, inner.slack_steps, self.own_steps, inner.settings.total_steps
+        )
 
 
 def replicate(model: PreTrainedModel, count: int) -> list[PreTrainedModel]:

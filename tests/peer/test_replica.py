@@ -5,15 +5,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from optim.inner import learning_rate
 from peer import requests as ask
-from peer.replica import CLOCK_FACTOR, Replica, inner_settings, step_seed
+from peer.replica import CLOCK_FACTOR, Replica, follow_clock, inner_settings, step_seed
 from peer.requests import Stage
 from tests.peer.exchange import Side, Terms, exchange, meet, opened, replica_side
 from tests.peer.small import fingerprint, small_manifest, small_replica
 
 MANIFEST = small_manifest()
+SLACK = MANIFEST.outer.inner_steps
 STEP_TOKENS = MANIFEST.inner.batch_size * MANIFEST.inner.sequence_length
 
 
@@ -81,15 +84,33 @@ def test_who_is_alone_is_never_due(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------- clock
 
 
-def test_the_clock_takes_the_larger_of_both(tmp_path: Path) -> None:
+def test_the_clock_follows_one_that_is_far_ahead(tmp_path: Path) -> None:
     (ahead, behind), sides = pair(tmp_path)
-    train(ahead, 12)
+    train(ahead, 18)
     train(behind, 5)
     meet(sides, Terms())
-    assert (ahead.clock_steps, behind.clock_steps) == (12, 12)
+    assert (ahead.clock_steps, behind.clock_steps) == (18, 18 - SLACK)
     assert behind.own_steps == 5
     train(behind, 1)
-    assert behind.clock_steps == 13
+    assert behind.clock_steps == 19 - SLACK
+
+
+def test_equal_peers_run_at_their_own_steps(tmp_path: Path) -> None:
+    """Now one is ahead, now the other: no meeting moves a clock."""
+    (one, other), sides = pair(tmp_path)
+    for number, (steps, others_steps) in enumerate([(4, 1), (1, 5), (3, 4), (5, 2)]):
+        train(one, steps)
+        train(other, others_steps)
+        meet(sides, Terms(number=number, name=f"{number:032x}"))
+    assert (one.clock_steps, other.clock_steps) == (one.own_steps, other.own_steps)
+
+
+@given(st.integers(0, 99), st.integers(0, 200), st.integers(1, 50), st.integers(0, 99))
+def test_a_clock_never_goes_back_nor_past_the_end_nor_past_the_partners(own: int, partner: int, slack: int, trained: int) -> None:
+    clock = follow_clock(own, partner, slack, trained, 100)
+    assert own <= clock <= max(own, min(partner, 100, CLOCK_FACTOR * trained))
+    if partner >= 100:
+        assert clock == max(own, min(100, CLOCK_FACTOR * trained)), "at the end nobody is left behind"
 
 
 def test_the_clock_never_runs_faster_than_a_factor_over_own_steps(tmp_path: Path) -> None:
