@@ -26,6 +26,7 @@ from peer.gate import Lengths, MergeGate
 from peer.payloads import PayloadFolder
 from peer.requests import File, Stage, payload_name
 
+MAX_TOKEN_RATIO = 16  # more than the speeds of peers that train together differ by
 SLAB_VALUES = 1 << 15  # 128 KiB: what one operation leaves in the processor's cache, the next one finds there
 
 
@@ -126,7 +127,7 @@ class OpenMeeting:
         """Form the message u; write the sketch, or the payload where the codec has no sketch."""
         state = self._state
         finish = request.stage is Stage.FINISH
-        self._weight = 0.5 if finish else noloco.token_weight(self.tokens, request.partner_tokens)
+        self._weight = 0.5 if finish else bounded_weight(self.tokens, request.partner_tokens)
         self._settings = FINISH if finish else self._around.settings
         self._seed = request.seed
         self.partner_clock_steps = request.partner_clock_steps
@@ -183,6 +184,16 @@ class OpenMeeting:
         if not data:
             return torch.empty(0, dtype=torch.uint8, device=device)
         return torch.frombuffer(data, dtype=torch.uint8).to(device)
+
+
+def bounded_weight(own_tokens: int, partner_tokens: int) -> float:
+    """Return one's share of the pair's tokens, where neither side counts less than a sixteenth of the other.
+
+    Tokens are what a peer says of itself: without the bound, one that boasts would take the whole of the pair's progress for its own. Both
+    sides compute it from the same two numbers, so their weights still sum to 1.
+    """
+    own, partner = max(own_tokens, partner_tokens // MAX_TOKEN_RATIO), max(partner_tokens, own_tokens // MAX_TOKEN_RATIO)
+    return noloco.token_weight(own, partner)
 
 
 def in_slabs(state: FragmentState, step: Callable[[slice], tuple[Tensor, Tensor]]) -> OuterStep:

@@ -11,8 +11,9 @@ from fractions import Fraction
 
 from torch import Tensor
 
-from optim import merge, noloco
+from optim import merge
 from optim.fragment_codec import FragmentCodec, FragmentEncoded
+from peer.open_meeting import bounded_weight
 from peer.simulator.replicas import Layout, Replica
 from peer.simulator.rules import PairRule
 
@@ -87,7 +88,7 @@ class Pair:
         """Send each side's message to the other and decode it."""
         one, two = self.sides.values()
         if token_weights:
-            one.weight, two.weight = noloco.token_weight(one.tokens, two.tokens), noloco.token_weight(two.tokens, one.tokens)
+            one.weight, two.weight = bounded_weight(one.tokens, two.tokens), bounded_weight(two.tokens, one.tokens)
         codec = one.outer.layout.codecs[self.fragment]
         encoded = self._encoded(codec, [self._message(side, rule) for side in (one, two)])
         here, there = codec.gap(encoded[0], encoded[1].payload), codec.gap(encoded[1], encoded[0].payload)

@@ -44,7 +44,7 @@ def met(outers: tuple[Outer, Outer], fragment: int, rule: object) -> Pair:
 @pytest.mark.parametrize("codec", ["fp32", "int8", "modulo4", "modulo3"])
 def test_a_meeting_is_that_of_real_peers_bit_for_bit(tmp_path: Path, codec: str) -> None:
     """Two meetings of each fragment, with uneven progress, beside two real replicas whose bytes are carried by hand."""
-    population, outers = two(codec=codec)
+    population, outers = two(codec=codec, inner_steps=6)
     rule = noloco_rule(population.scenario)
     manifest = small_manifest(codec={"name": codec})
     real = [small_replica(tmp_path / f"{n}", manifest, b"peer-%d" % n) for n in range(2)]
@@ -95,7 +95,7 @@ def test_steps_made_since_the_snapshot_are_kept() -> None:
 def test_the_pairs_mean_moves_as_if_nothing_were_coded() -> None:
     means = []
     for codec in ("fp32", "modulo3"):
-        population, outers = two(codec=codec)
+        population, outers = two(codec=codec, inner_steps=6)
         for outer, num_steps in zip(outers, (3, 1), strict=True):
             train(outer, num_steps)
         met(outers, 1, noloco_rule(population.scenario))
