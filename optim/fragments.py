@@ -114,6 +114,18 @@ def scatter(fragment: Fragment, flat: Tensor, tensors: Mapping[str, Tensor]) -> 
             tensor.copy_(place)
 
 
+def add(fragment: Fragment, flat: Tensor, tensors: Mapping[str, Tensor]) -> None:
+    """Add a flat f32[fragment.numel] vector to the fragment's tensors, in place and without gradient; allocates nothing on the device.
+
+    Raises as `scatter`; nothing is written then.
+    """
+    if flat.shape != (fragment.numel,):
+        raise ValueError(f"Fragment {fragment.name} has {fragment.numel} values, the flat vector has shape {tuple(flat.shape)}.")
+    with torch.no_grad():
+        for tensor, place in _places(fragment, flat, tensors):
+            tensor.add_(place)
+
+
 def _places(fragment: Fragment, flat: Tensor, tensors: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
     """Pair each tensor with its view of the flat vector."""
     pairs = []

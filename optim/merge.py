@@ -10,9 +10,14 @@ import torch
 from torch import Tensor
 
 
+def shift(new_slow: Tensor, snapshot: Tensor) -> Tensor:
+    """Return what to add to the fast weights of whatever moment, so that they become `additive`'s; known before that moment comes."""
+    return torch.sub(new_slow, snapshot)
+
+
 def additive(new_slow: Tensor, fast_now: Tensor, snapshot: Tensor) -> Tensor:
     """Return the new fast weights: the new slow weights plus what the inner steps did since the snapshot."""
-    return torch.sub(fast_now, snapshot).add_(new_slow)
+    return shift(new_slow, snapshot).add_(fast_now)
 
 
 def mix(new_slow: Tensor, fast_now: Tensor, keep: float) -> Tensor:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from optim import noloco
+from optim import merge, noloco
 from optim.codecs import Gap
 from optim.fragment_codec import FragmentCodec, FragmentEncoded
 from optim.noloco import FINISH, OuterSettings
@@ -43,10 +43,11 @@ class FragmentState:
 
 @dataclass(frozen=True, slots=True)
 class OuterStep:
-    """A fragment's next slow weights and momentum."""
+    """A fragment's next slow weights and momentum, and what to add to its fast weights."""
 
     slow: Tensor  # f32[numel]
     momentum: Tensor  # f32[numel]
+    shift: Tensor  # f32[numel]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +172,7 @@ class OpenMeeting:
             alone = None if failed is None else failed[part]
             return noloco.pair_step(state.slow[part], state.momentum[part], snapshot[part], weight, gap.values[part], settings, alone)
 
-        return in_slabs(state, step)
+        return in_slabs(state, snapshot, step)
 
     def _write(self, file: File, data: Tensor) -> str:
         content = data.cpu().numpy().data
@@ -196,15 +197,16 @@ def bounded_weight(own_tokens: int, partner_tokens: int) -> float:
     return noloco.token_weight(own, partner)
 
 
-def in_slabs(state: FragmentState, step: Callable[[slice], tuple[Tensor, Tensor]]) -> OuterStep:
+def in_slabs(state: FragmentState, snapshot: Tensor, step: Callable[[slice], tuple[Tensor, Tensor]]) -> OuterStep:
     """Compute a fragment's outer step, slab by slab."""
-    slow, momentum = torch.empty_like(state.slow), torch.empty_like(state.momentum)
-    for part in slabs(slow):
+    slow, momentum, shift = (torch.empty_like(state.slow) for _ in range(3))
+    for part in _slabs(slow):
         slow[part], momentum[part] = step(part)
-    return OuterStep(slow, momentum)
+        shift[part] = merge.shift(slow[part], snapshot[part])
+    return OuterStep(slow, momentum, shift)
 
 
-def slabs(values: Tensor) -> Iterator[slice]:
+def _slabs(values: Tensor) -> Iterator[slice]:
     """Cut a flat tensor into parts that stay in the processor's cache; one part on other devices."""
     size = SLAB_VALUES if values.device.type == "cpu" else values.numel()
     return (slice(start, start + size) for start in range(0, values.numel(), size))

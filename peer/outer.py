@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from optim import merge, noloco
+from optim import noloco
 from optim.fragment_codec import FragmentCodec
-from optim.fragments import gather, scatter
+from optim.fragments import add, gather
 from optim.noloco import FINISH, OuterSettings
 from peer import requests as ask
 from peer.gate import MergeGate
-from peer.open_meeting import FragmentState, OpenMeeting, OuterStep, Surroundings, in_slabs, slabs, unknown
+from peer.open_meeting import FragmentState, OpenMeeting, OuterStep, Surroundings, in_slabs, unknown
 from peer.payloads import PayloadFolder
 from peer.requests import Stage
 
@@ -95,8 +95,8 @@ class OuterLoop:
             return False
         settings = FINISH if stage is Stage.FINISH else self._around.settings
         fast = gather(state.codec.fragment, self._parameters)
-        step = in_slabs(state, lambda part: noloco.solo_step(state.slow[part], state.momentum[part], fast[part], settings))
-        self._merge(state, step, fast)
+        step = in_slabs(state, fast, lambda part: noloco.solo_step(state.slow[part], state.momentum[part], fast[part], settings))
+        self._merge(state, step)
         state.tokens = 0
         self._on_outer_step(fragment, 0)
         return True
@@ -123,7 +123,7 @@ class OuterLoop:
         if meeting is None or meeting.accepted is None or step is None:
             return unknown(request.meeting)
         state = self.fragments[meeting.fragment]
-        self._merge(state, step, meeting.snapshot)
+        self._merge(state, step)
         self._around.gate.accept(meeting.fragment, meeting.accepted.gap_length, meeting.accepted.own)
         state.tokens -= meeting.tokens
         self._remember(request.meeting_id)
@@ -131,12 +131,9 @@ class OuterLoop:
         self._on_outer_step(meeting.fragment, meeting.partner_clock_steps)
         return ask.Applied(request.meeting)
 
-    def _merge(self, state: FragmentState, step: OuterStep, snapshot: Tensor) -> None:
-        """Make an outer step count, and merge it into the fast weights; all or nothing, for the last write allocates nothing."""
-        fast = gather(state.codec.fragment, self._parameters)
-        for part in slabs(fast):
-            fast[part] = merge.additive(step.slow[part], fast[part], snapshot[part])
-        scatter(state.codec.fragment, fast, self._parameters)
+    def _merge(self, state: FragmentState, step: OuterStep) -> None:
+        """Make an outer step count, and merge it into the fast weights; all or nothing, for nothing is allocated."""
+        add(state.codec.fragment, step.shift, self._parameters)
         state.slow, state.momentum = step.slow, step.momentum
 
     def _remember(self, meeting_id: str) -> None:

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from optim.fragments import Countdown, Fragment, Piece, gather, scatter, split
+from optim.fragments import Countdown, Fragment, Piece, add, gather, scatter, split
 
 
 def llama(num_blocks: int, width: int = 64) -> dict[str, tuple[int, ...]]:
@@ -84,12 +84,22 @@ def test_scatter_writes_parameters_in_place() -> None:
     assert parameter.grad_fn is None
 
 
+def test_add_writes_parameters_in_place() -> None:
+    fragment = Fragment(0, "only", (Piece("w", 4),), 0)
+    parameter = torch.nn.Parameter(torch.ones(2, 2))
+    add(fragment, torch.arange(4.0), {"w": parameter})
+    assert parameter.tolist() == [[1, 2], [3, 4]]
+    assert parameter.grad_fn is None
+
+
 def test_wrong_sizes_are_refused() -> None:
     fragment = Fragment(0, "only", (Piece("w", 4),), 0)
     with pytest.raises(ValueError, match="expects 4"):
         gather(fragment, {"w": torch.zeros(5)})
     with pytest.raises(ValueError, match="4 values"):
         scatter(fragment, torch.zeros(5), {"w": torch.zeros(4)})
+    with pytest.raises(ValueError, match="4 values"):
+        add(fragment, torch.zeros(5), {"w": torch.zeros(4)})
 
 
 def run(countdown: Countdown, steps: int) -> list[tuple[int, int]]:

@@ -3,12 +3,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from optim.merge import additive, mix
+from optim.merge import additive, mix, shift
 
 
-def test_nothing_in_flight_gives_the_slow_weights_exactly() -> None:
+def test_nothing_in_flight_gives_the_slow_weights() -> None:
     slow, fast = torch.randn(2, 100)
-    assert torch.equal(additive(slow, fast, fast), slow)
+    torch.testing.assert_close(additive(slow, fast, fast), slow)
+
+
+def test_the_shift_is_known_before_the_fast_weights_are() -> None:
+    slow, snapshot, fast = torch.randn(3, 100)
+    assert torch.equal(fast + shift(slow, snapshot), additive(slow, fast, snapshot))
 
 
 def test_steps_made_in_flight_are_kept() -> None:
