@@ -21,7 +21,8 @@ from optim.fragment_codec import FragmentCodec
 from optim.inner import InnerSettings, learning_rate, set_learning_rate
 from optim.optimizers import build_optimizer
 from peer.model import next_token_loss
-from peer.replica import follow_clock, fragment_codecs
+from peer.replica import fragment_codecs
+from peer.schedule_clock import follow_clock
 from peer.simulator.texts import Batches
 from protocol.errors import OperatorError
 from protocol.manifest import Manifest

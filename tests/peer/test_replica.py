@@ -5,13 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from optim.inner import learning_rate
 from peer import requests as ask
-from peer.replica import CLOCK_FACTOR, Replica, follow_clock, inner_settings, step_seed
+from peer.replica import Replica, inner_settings, step_seed
 from peer.requests import Stage
+from peer.schedule_clock import CLOCK_FACTOR
 from tests.peer.exchange import Side, Terms, exchange, meet, opened, replica_side
 from tests.peer.small import fingerprint, small_manifest, small_replica
 
@@ -103,14 +102,6 @@ def test_equal_peers_run_at_their_own_steps(tmp_path: Path) -> None:
         train(other, others_steps)
         meet(sides, Terms(number=number, name=f"{number:032x}"))
     assert (one.clock_steps, other.clock_steps) == (one.own_steps, other.own_steps)
-
-
-@given(st.integers(0, 99), st.integers(0, 200), st.integers(1, 50), st.integers(0, 99))
-def test_a_clock_never_goes_back_nor_past_the_end_nor_past_the_partners(own: int, partner: int, slack: int, trained: int) -> None:
-    clock = follow_clock(own, partner, slack, trained, 100)
-    assert own <= clock <= max(own, min(partner, 100, CLOCK_FACTOR * trained))
-    if partner >= 100:
-        assert clock == max(own, min(100, CLOCK_FACTOR * trained)), "at the end nobody is left behind"
 
 
 def test_the_clock_never_runs_faster_than_a_factor_over_own_steps(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ import torch
 
 from optim.inner import learning_rate
 from peer import requests as ask
-from peer.replica import CLOCK_FACTOR, Replica, inner_settings
+from peer.replica import Replica, inner_settings
 from peer.requests import Stage
+from peer.schedule_clock import CLOCK_FACTOR
 from tests.peer.exchange import Terms, opened
 from tests.peer.small import fingerprint, small_replica
 from tests.peer.test_replica import MANIFEST, make_due, meet_a_clock, pair, train
