@@ -179,17 +179,17 @@ class OuterSection(Section):
     """How peers pull their weights together."""
 
     method: Name = Field(default="noloco", description="outer method")
-    alpha: float = Field(default=0.5, ge=0, lt=1, description="momentum of the outer step")
-    beta: float = Field(default=0.7, gt=0, le=4, description="outer learning rate")
-    gamma: float = Field(default=0.7, description="pull towards the partner's slow weights; below 2(1 - alpha^2)")
-    inner_steps: int = Field(default=25, ge=1, le=limits.STEPS, description="mean number of inner steps between two meetings of a fragment")
+    alpha: float = Field(default=0.0, ge=0, lt=1, description="momentum of the outer step")
+    beta: float = Field(default=1.0, gt=0, le=4, description="outer learning rate")
+    gamma: float = Field(default=1.0, description="pull towards the partner's slow weights; below 2(1 - alpha^2)")
+    inner_steps: int = Field(default=10, ge=1, le=limits.STEPS, description="mean number of inner steps between two meetings of a fragment")
     no_partner: Literal["solo", "defer"] = Field(default="solo", description="when nobody answers: take the outer step alone, or wait")
     deadline_s: float = Field(default=30.0, ge=1, le=3600, description="seconds to find a partner and meet")
     max_clock_gap_steps: int = Field(
-        default_factory=lambda given: 8 * given["inner_steps"],
+        default_factory=lambda given: max(200, 8 * given["inner_steps"]),
         ge=1,
         le=limits.STEPS,
-        description="partners whose clocks differ by more do not meet; 8 times inner_steps unless given",
+        description="partners whose clocks differ by more do not meet; unless given 8 times inner_steps, at least 200",
     )
 
     @field_validator("gamma")
@@ -211,7 +211,7 @@ class FragmentsSection(Section):
 class CodecSection(Section):
     """How weights are coded on the wire."""
 
-    name: Name = Field(default="int8", description="codec of the large tensors; the small ones travel in fp32")
+    name: Name = Field(default="modulo4", description="codec of the large tensors; the small ones travel in fp32")
 
 
 def _need_plain(value: object, where: str, depth: int) -> None:

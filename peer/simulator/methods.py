@@ -99,8 +99,8 @@ def _outer(scenario: Scenario, *, nesterov: bool) -> DiLoCoSettings:
 
 METHODS: Final[dict[str, Method]] = {
     "noloco": pairs(noloco_rule),
-    "noloco-averaged": pairs(averaged_rule),
-    "slowmo": pairs(slowmo_rule),
+    "noloco-averaged": pairs(averaged_rule, alpha=0.5, beta=0.7, gamma=0.7),
+    "slowmo": pairs(slowmo_rule, alpha=0.5, beta=0.7, gamma=0.7),
     "diloco": group(nesterov=True, alpha=0.9, beta=0.7, codec="fp32"),
     "diloco-heavy-ball": group(nesterov=False, alpha=0.3, beta=0.7, codec="fp32"),
     "diloco-eager": Method(

@@ -64,7 +64,7 @@ def test_people_get_sentences(shell: Shell, manifest: Path) -> None:
     [
         (("--method", "nolco"), "no method named 'nolco'", "noloco"),
         (("--codec", "modul4"), "no codec named 'modul4'", "modulo4"),
-        (("--set", "gamma=1.6"), "gamma must satisfy 0 < gamma < 2(1 - alpha^2)", ""),
+        (("--set", "gamma=2.1"), "gamma must satisfy 0 < gamma < 2(1 - alpha^2)", ""),
         (("--set", "gama=1"), "no setting named 'gama'", "gamma"),
         (("--sweep", "codec"), "NAME=VALUE", "learning_rate=4e-3"),
         (("--speeds", "4,x"), "speeds is '4:x'", ""),

@@ -35,7 +35,7 @@ def small_manifest(**sections: dict[str, Any]) -> Manifest:
         "run": {"total_steps": 60, "access": "open"},
         "model": {"config": LLAMA},
         "inner": {"batch_size": 2, "sequence_length": 16, "warmup_steps": 5, "rewarm_steps": 10},
-        "outer": {"inner_steps": 6},
+        "outer": {"inner_steps": 6, "alpha": 0.5, "beta": 0.7, "gamma": 0.7},
         "fragments": {"blocks_per_fragment": 1},
         "codec": {"name": "int8"},
     }

@@ -29,7 +29,7 @@ source = "huggingface"
 name = "org/set"
 revision = "{COMMIT}"
 """
-DEMO_RUN_ID = "745570a674c243dc62def0bda023a670b572d4994d3ff48a24c26e765d1f7d4d"
+DEMO_RUN_ID = "2bc04c30d91b96ceef62f93cbd1afa59fff68bd62f0509c49534ae44f749e029"
 
 
 def demo() -> Manifest:
@@ -61,7 +61,7 @@ def test_canonical_bytes_are_sorted_json_without_space() -> None:
 
 
 def test_order_comments_and_written_defaults_do_not_change_the_run() -> None:
-    one = Manifest.from_toml("[run]\nseed = 3\nname = 'x'\n[outer]\nalpha = 0.5")
+    one = Manifest.from_toml("[run]\nseed = 3\nname = 'x'\n[outer]\nalpha = 0.0")
     other = Manifest.from_toml("# comment\n[outer]\n[run]\nname = 'x'\ntotal_steps = 5000\nseed = 3")
     assert one.run_id == other.run_id
 

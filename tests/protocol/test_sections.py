@@ -84,7 +84,7 @@ def test_the_bound_is_noloco_s_alone() -> None:
 
 def test_the_clock_gap_follows_the_inner_steps_unless_given() -> None:
     assert OuterSection().max_clock_gap_steps == 200
-    assert OuterSection(inner_steps=10).max_clock_gap_steps == 80
+    assert OuterSection(inner_steps=40).max_clock_gap_steps == 320
     assert OuterSection(inner_steps=10, max_clock_gap_steps=5).max_clock_gap_steps == 5
 
 

@@ -52,7 +52,7 @@ def tiny_manifest(**sections: dict[str, Any]) -> Manifest:
     given: dict[str, dict[str, Any]] = {
         "run": {"total_steps": 1000, "access": "open"},
         "inner": {"batch_size": 2, "sequence_length": 8, "warmup_steps": 5, "rewarm_steps": 5, "learning_rate": 0.004},
-        "outer": {"inner_steps": 6, "deadline_s": 10.0, "max_clock_gap_steps": 60},
+        "outer": {"inner_steps": 6, "alpha": 0.5, "beta": 0.7, "gamma": 0.7, "deadline_s": 10.0, "max_clock_gap_steps": 60},
         "fragments": {"blocks_per_fragment": 1},
         "codec": {"name": "int8"},
     }
