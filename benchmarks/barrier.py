@@ -2,7 +2,7 @@
 
     python -m benchmarks.barrier [--rounds N]
 
-Time of DiLoCo over time of NoLoCo at equal inner steps, communication free. `theirs` is the re-simulation in noloco.md 1.9; the paper
+Time of DiLoCo over time of NoLoCo at equal inner steps, communication free. `theirs` is a re-simulation of its model; the paper
 itself says about 20 % at 1024 peers and 100 inner steps. About a minute.
 """
 

@@ -3,7 +3,7 @@
     python -m benchmarks.latency [--trials N]
 
 Log-normal send times; a local pair sends to the root and back, as the paper counts it (a symmetric swap takes half of that). The figure
-has no table: `theirs` is its re-simulation in noloco.md 1.9, consistent with the figure's axis. About a minute.
+has no table: `theirs` is a re-simulation of its model, consistent with the figure's axis. About a minute.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 Gbit/s for 50, 80, 90, 95 and 99 % of the time spent computing, on the grid that the paper's values lie on. The paper does not say how
 many bits a parameter has on the wire; 13.4 reproduces 72 of the 75 entries and the other three within one point (16 bits, read one point
-below the target; diloco_compression.md 2). Some seconds.
+below the target). Some seconds.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python -m benchmarks.variance
 
 Every peer's inner steps are replaced by noise of variance 1; V is the stationary variance of the slow weights over the peers
-(noloco.md 1.3). Runs the real message and outer step (optim/noloco), peers in random pairs. About a minute on one core.
+(docs/concepts/mathematics.md). Runs the real message and outer step (optim/noloco), peers in random pairs. About a minute on one core.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from optim.noloco import OuterSettings, message, pair_step
 
 FINITE = ((4, 0.43), (8, 0.81), (16, 1.05), (32, 1.18), (64, 1.24))
 LARGE = ((0.0, 1.00, 0.49), (0.3, 0.91, 0.77), (0.5, 0.75, 1.31), (0.5, 0.70, 1.312), (0.7, 0.51, 3.20), (0.9, 0.19, 25.8))
-AVERAGED = ((0.9, 0.35, 2.759), (0.5, 0.70, 0.944))  # by the same recursion; noloco.md 2.14 has 2.7 and 0.93
+AVERAGED = ((0.9, 0.35, 2.759), (0.5, 0.70, 0.944))  # by the same recursion
 
 
 def spread(peers: int, values: int, rounds: int, settings: OuterSettings) -> float:

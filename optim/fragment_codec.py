@@ -22,7 +22,8 @@ class FragmentEncoded(Encoded):
 class FragmentCodec:
     """The same stages as a `Codec` for one fragment's flat vector of `fragment.numel` values; all sizes are fixed by the fragment.
 
-    Keeps no state between calls; safe to call from several threads. Raises as the codec does.
+    Keeps no state between calls; safe to call from several threads while nobody changes torch's precision of f32 products. Raises as
+    the codec does.
     """
 
     def __init__(self, fragment: Fragment, coded: Codec) -> None:

@@ -2,7 +2,7 @@
 
 Pure functions on flat f32 tensors of any one shape and device; nothing is kept, no input is written to. Papers: NoLoCo
 (arXiv 2506.10911, Eq. 1-3, with the sign of its code), rewritten so that the partner enters only through its message u. The token
-weights, the solo step and the real stability bound are ours (design section 4).
+weights, the solo step and the real stability bound are ours (docs/concepts/mathematics.md).
 Not here: how a message is coded (optim/codecs), how fast weights move meanwhile (optim/merge), who the partner is.
 """
 
@@ -19,7 +19,7 @@ from torch import Tensor
 class OuterSettings:
     """The outer step's momentum (alpha), step size (beta) and pull towards the partner (gamma).
 
-    With `average_momentum` (unpublished, noloco.md 2.14) partners average their momentum too, which allows more of it. Raises ValueError
+    With `average_momentum` (unpublished) partners average their momentum too, which allows more of it. Raises ValueError
     outside the range where disagreement between peers stays bounded.
     """
 
@@ -41,7 +41,7 @@ class OuterSettings:
             )
 
     def _gamma_limit(self) -> tuple[str, float]:
-        """Return the exact mean-square bound for random pairs (noloco.md 1.3; for averaged momentum by the same recursion)."""
+        """Return the exact mean-square bound for random pairs (docs/concepts/mathematics.md; averaged momentum likewise)."""
         if self.average_momentum:
             return "2(2 - alpha^2)/(2 + alpha)", 2.0 * (2.0 - self.alpha**2) / (2.0 + self.alpha)
         return "2(1 - alpha^2)", 2.0 * (1.0 - self.alpha**2)

@@ -1,8 +1,8 @@
 """SlowMo without its average, plus gossip: NoLoCo with the pull towards the partner taken out of the momentum.
 
 Each peer takes its own slow-momentum step (SlowMo, arXiv 1910.00643, the variant that never averages); a pair then takes the mean of
-its weights. The honest ablation of NoLoCo's gamma (noloco.md 2.3): same bytes, same messages, momentum of one's own. Pure functions on
-tensors of one shape; the settings' gamma plays no part.
+its weights. The honest ablation of NoLoCo's gamma (docs/concepts/mathematics.md): same bytes, same messages, momentum of one's own.
+Pure functions on tensors of one shape; the settings' gamma plays no part.
 """
 
 from __future__ import annotations

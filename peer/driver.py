@@ -41,7 +41,7 @@ class TrainerLink(Protocol):
     """
 
     async def request(self, request: ask.Request) -> ask.Reply:
-        """Ask, and wait for the reply of the next step boundary. Raises LinkLost."""
+        """Ask, and wait for the reply: at once, or of the next step boundary. Raises LinkLost."""
         ...
 
     def tell(self, request: ask.Request) -> None:

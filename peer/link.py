@@ -84,7 +84,7 @@ class TrainerEnd:
                 self._flush()
 
     def wait(self, seconds: float) -> None:
-        """Wait until the node says something or `seconds` pass: only for a trainer that has nothing to train."""
+        """Wait until the node says something or `seconds` pass: for a thread that has nothing else to do."""
         poll = select.poll()
         poll.register(self._node or self._listener, select.POLLIN)
         poll.poll(seconds * 1000)

@@ -134,6 +134,9 @@ class OuterLoop:
     def _merge(self, state: FragmentState, step: OuterStep) -> None:
         """Make an outer step count, and merge it into the fast weights; all or nothing, for nothing is allocated."""
         add(state.codec.fragment, step.shift, self._parameters)
+        if step.shift.is_cuda:  # made on the coding thread's stream: its memory may serve that stream again only after this one is through
+            for tensor in (step.shift, step.slow, step.momentum):
+                tensor.record_stream(torch.cuda.current_stream(tensor.device))
         state.slow, state.momentum = step.slow, step.momentum
 
     def _remember(self, meeting_id: str) -> None:

@@ -1,6 +1,6 @@
 """One replica of the model in training: inner steps, outer loop, schedule clock, and all that a checkpoint must hold.
 
-Synchronous and single-threaded, with no process, socket or clock of its own: the trainer process drives it, and so do the simulator and
+Synchronous, with no process, thread, socket or clock of its own: the trainer process drives it, and so do the simulator and
 the tests. Everything random follows from (run seed, peer id, step), so a replica restored from its state goes on bit for bit on the
 CPU.
 """
@@ -63,7 +63,7 @@ def fragment_codecs(manifest: Manifest, shapes: Mapping[str, tuple[int, ...]]) -
 
 
 class Replica:
-    """A model in training. The model's tensors are written to; everything belongs to one thread."""
+    """A model in training. The model's tensors are written to; everything belongs to one thread but what `OuterLoop` says otherwise of."""
 
     def __init__(self, manifest: Manifest, model: PreTrainedModel, corpus: Corpus, payloads: PayloadFolder, peer_seed: int) -> None:
         self.manifest = manifest

@@ -1,8 +1,8 @@
 """What the node asks of the trainer, and what the trainer tells the node: every record of the link, and nothing about how it travels.
 
-A request is answered by exactly one reply, or by none where the class says so: at once where only coding is asked for
-(`CodingRequest`), else at the trainer's next step boundary. Bulk bytes never travel
-in a record: they lie in the payload folder under the names of `payload_name`.
+A request is answered by exactly one reply, or by none where the class says so: at once where only coding is asked for (`CodingRequest`),
+else at the trainer's next step boundary. Bulk bytes never travel in a record: they lie in the payload folder under the names of
+`payload_name`.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def noloco_two_tensor(group: list[Replica], alpha: float, beta: float, gamma: fl
 
 
 def noloco_one_tensor(group: list[Replica], alpha: float, beta: float, gamma: float) -> list[Replica]:
-    """The same through u = beta*Delta + gamma*phi alone (noloco.md 4.2, scheme B)."""
+    """The same through u = beta*Delta + gamma*phi alone (docs/concepts/mathematics.md)."""
     u = [beta * (r.theta - r.phi) + gamma * r.phi for r in group]
     mean_u = sum(u) / len(u)
     return [_moved(r, alpha * r.delta + beta * (r.theta - r.phi) + mean_u - own) for r, own in zip(group, u, strict=True)]
@@ -43,7 +43,7 @@ def noloco_token_weighted(i: Replica, j: Replica, tokens: tuple[int, int], alpha
 
 
 def noloco_momentum_averaged(i: Replica, j: Replica, alpha: float, beta: float, gamma: float) -> list[Replica]:
-    """noloco.md 2.14: the pair also averages its momentum, u = alpha*delta + beta*Delta + gamma*phi."""
+    """Unpublished: the pair also averages its momentum, u = alpha*delta + beta*Delta + gamma*phi."""
     u = [alpha * r.delta + beta * (r.theta - r.phi) + gamma * r.phi for r in (i, j)]
     moves = [alpha * r.delta + beta * (r.theta - r.phi) for r in (i, j)]
     return [_moved(i, moves[0] + (u[1] - u[0]) / 2), _moved(j, moves[1] + (u[0] - u[1]) / 2)]

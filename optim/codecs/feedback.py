@@ -1,7 +1,7 @@
 """Error feedback: what a packing lost of one pseudo-gradient is added to the next.
 
 a = decay * e + x; send Q(a); e = a - Q(a) (SparseLoCo, arXiv 2508.15706; classic error feedback at decay 1). For pseudo-gradients of
-group methods only: the message of a pair needs none (noloco.md 4.5). A new or returning peer starts from zero.
+group methods only: the message of a pair needs none (docs/concepts/mathematics.md). A new or returning peer starts from zero.
 """
 
 from __future__ import annotations

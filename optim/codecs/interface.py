@@ -1,8 +1,8 @@
 """What a codec is: how one side's message becomes bytes, and two sides' bytes become one gap.
 
 Both sides of a meeting encode, exchange payloads, and call `gap`: the difference of what *each partner decodes*, own message included.
-So the two gaps are exactly each other's negative and the pair's mean moves as if nothing were coded (noloco.md 4.5). A codec whose
-payload means something without the receiver's help is made of a `Packing`; group methods (DiLoCo) use packings directly.
+So the two gaps are exactly each other's negative and the pair's mean moves as if nothing were coded (docs/concepts/mathematics.md). A
+codec whose payload means something without the receiver's help is made of a `Packing`; group methods (DiLoCo) use packings directly.
 Codecs keep no state and never touch the network; sizes follow from the number of values alone.
 """
 

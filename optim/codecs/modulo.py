@@ -4,8 +4,8 @@ Each block of 1024 values is rotated (optim/codecs/hadamard), which makes its ga
 rotated values in fp16 crosses first; from both sketches both sides compute the same gap scale sigma (optim/codecs/sketches). Then each
 sends the integers round(r / step + dither) modulo 2^b, with step = 2 * kappa * sigma / 2^b, and 16 check bits per block; the receiver
 takes the difference nearest to its own integer. Blocks whose difference did not fit the window are mended or reported
-(optim/codecs/checks). After Moniqua (arXiv 2002.11787); sketch, rotation and checks are ours (design section 4). Only for messages of
-partners: the payload alone means nothing.
+(optim/codecs/checks). After Moniqua (arXiv 2002.11787); sketch, rotation and checks are ours (docs/concepts/mathematics.md). Only for
+messages of partners: the payload alone means nothing.
 
 Bits per value: b + (8 * 16 + 16) / 1024. Payload: all codes (optim/codecs/planes), then all checks (16 bit), little-endian; the last
 block is padded with zeros. The gap comes out bit for bit the same, but for its sign, on both sides and on every device: the steps are,

@@ -37,7 +37,7 @@ class Method:
     own_vectors: int = 0  # kept per replica beside the inner optimizer
     common_vectors: int = 0
     one_replica: bool = False
-    fastest_clock: bool = False  # peers tell each other their schedule clocks, so that all follow the fastest
+    fastest_clock: bool = False  # peers tell each other their schedule clocks, so that all follow the fastest, a few steps behind
     own_length: bool = False  # each peer's schedule is as long as its own training
 
     def size(self, scenario: Scenario) -> Size:

@@ -1,4 +1,4 @@
-"""One meeting of two simulated peers over one fragment: the stages of a real meeting (peer/outer.py) without a network between them.
+"""One meeting of two simulated peers over one fragment: the stages of a real meeting (peer/open_meeting.py) without a network between them.
 
 Snapshots are taken at each side's step boundary; then sketch, encode, gap on both sides, and the union of what did not decode; each side
 applies the outcome at a step boundary of its own. Nothing here decides who meets, or when.

@@ -68,7 +68,7 @@ def test_it_is_torchs_sgd(settings: DiLoCoSettings, nesterov: bool, momentum: fl
 
 
 def test_two_noloco_peers_are_this_heavy_ball() -> None:
-    """noloco.md 1.12, test 1, between the two implementations."""
+    """Heavy-ball DiLoCo of two is NoLoCo, between the two implementations."""
     generator = torch.Generator().manual_seed(0)
     pair = noloco.OuterSettings(alpha=0.5, beta=0.7, gamma=0.4)
     group = DiLoCoSettings(learning_rate=0.7, momentum=0.5, nesterov=False)

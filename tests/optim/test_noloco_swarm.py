@@ -1,4 +1,4 @@
-"""What must hold for a whole population that meets in random pairs (noloco.md 1.12, tests 2, 4 and 5)."""
+"""What must hold for a whole population that meets in random pairs (docs/concepts/mathematics.md)."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_pairs_weighted_mean_moves_as_if_nothing_were_coded(name: str, spread:
 
 @pytest.mark.parametrize("name", CODECS)
 def test_the_population_mean_moves_as_if_nothing_were_coded(name: str) -> None:
-    """Random pairs, odd numbers, peers that sit out: the mean obeys noloco.md 1.2 whatever the codec."""
+    """Random pairs, odd numbers, peers that sit out: the mean obeys its equation whatever the codec."""
     generator = torch.Generator().manual_seed(11)
     peers, values = 7, 4500
     slow = torch.randn(1, values, generator=generator).repeat(peers, 1)

@@ -100,7 +100,7 @@ def test_tiny_and_huge_values_keep_their_shape(name: str, scale: float) -> None:
         assert float(decoded.double() @ values.double()) > 0.7 * float(decoded.double().norm() * values.double().norm())
 
 
-# NMSE on N(0,1) and on Student-t(4), one million values (diloco_compression.md 7.2).
+# NMSE on N(0,1) and on Student-t(4), one million values.
 ERROR_TABLE = {
     "int8": (4.87e-5, 1.71e-4),
     "nf4": (9.13e-3, 1.66e-2),

@@ -12,7 +12,7 @@ def random() -> np.random.Generator:
 
 @pytest.mark.parametrize(("num_peers", "inner_steps", "ratio"), [(16, 100, 1.07), (64, 100, 1.11), (256, 100, 1.15), (1024, 100, 1.19)])
 def test_groups_wait_longer_than_pairs_as_in_the_paper(num_peers: int, inner_steps: int, ratio: float) -> None:
-    """NoLoCo's Figure 5B, as re-simulated in noloco.md 1.9."""
+    """NoLoCo's Figure 5B, as re-simulated from its model."""
     assert waiting(num_peers, inner_steps, 60, random()).ratio == pytest.approx(ratio, abs=0.02)
 
 

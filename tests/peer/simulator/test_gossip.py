@@ -40,7 +40,7 @@ def step(population: Population, table: Gossip, *peers: int) -> None:
 
 
 def test_a_swarm_of_two_that_meets_on_schedule_is_heavy_ball_diloco() -> None:
-    """NoLoCo with N = 2 (noloco.md 1.12): the replicas are equal after each exchange, gamma plays no part."""
+    """NoLoCo with N = 2: the replicas are equal after each exchange, gamma plays no part."""
     pair = {"peers": 2, "steps": 8, "inner_steps": 4, "blocks_per_fragment": 2, "alpha": 0.5, "beta": 0.7}
     # Fragment 0 is exchanged half-way, fragment 1 at the end of a period; so compare it right then.
     gossiped = trained(method="noloco", matching="scheduled", **pair)
