@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from peer.greeting import Membership
@@ -16,6 +17,8 @@ from peer.hearsay import Hearsay
 from protocol.errors import GossamerError
 from protocol.records import MemberRecord, announceable
 from protocol.transport import Directory, Transport
+
+log = logging.getLogger(__name__)
 
 ANNOUNCE_S = 20.0
 RECORD_S = 90  # how long a record stays in force; the directory forgets a dead peer after so long
@@ -69,7 +72,7 @@ class Presence:
     async def look_for_ever(self) -> None:
         """Look for others until cancelled."""
         while True:
-            with contextlib.suppress(GossamerError, TimeoutError):
+            with _unharmed("a look into the directory"):
                 async with asyncio.timeout(LOOK_S[1]):
                     await self._look()
             self.has_looked.set()
@@ -85,7 +88,7 @@ class Presence:
         await self._announce(FAREWELL_S, 1.0)
 
     async def _announce(self, lifetime_s: int, within_s: float) -> None:
-        with contextlib.suppress(GossamerError, TimeoutError):
+        with _unharmed("an announcement"):
             async with asyncio.timeout(within_s):
                 await self._world.directory.announce(self._record(lifetime_s))
 
@@ -108,3 +111,14 @@ class Presence:
             self._hearsay.take(record)
             if number % RECORDS_AT_ONCE == 0:
                 await asyncio.sleep(0)
+
+
+@contextlib.contextmanager
+def _unharmed(what: str) -> Iterator[None]:
+    """Go on whatever happens in the body: what the network does is expected, anything else is our fault, and logged."""
+    try:
+        yield
+    except (GossamerError, TimeoutError):
+        return
+    except Exception:
+        log.exception("%s failed", what)

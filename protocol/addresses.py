@@ -21,8 +21,9 @@ _ADDRESS: Final = re.compile(
     r"/(?P<kind>ip4|ip6|dns|dns4|dns6)/(?P<host>[^/]+)/tcp/(?P<port>[1-9][0-9]{0,4})"
     r"(?:/p2p/(?P<peer>[1-9A-HJ-NP-Za-km-z]{1,64})(?P<circuit>/p2p-circuit(?:/p2p/(?P<target>[1-9A-HJ-NP-Za-km-z]{1,64}))?)?)?"
 )
+_ENDS_IN_PEER: Final = re.compile(r"/p2p/[^/]+\Z")
 _LABEL: Final = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
-_HOST_NAME: Final = re.compile(rf"{_LABEL}(?:\.{_LABEL})*", re.IGNORECASE)
+_HOST_NAME: Final = re.compile(rf"{_LABEL}(?:\.{_LABEL})*", re.IGNORECASE | re.ASCII)  # without ASCII, [a-z] matches U+017F
 
 
 def read_address(text: str) -> PeerId | None:
@@ -39,6 +40,11 @@ def read_address(text: str) -> PeerId | None:
         return PeerId.from_text(target)
     except GossamerError:
         raise ValueError(f"{text!r} does not end in the id of a Gossamer peer") from None
+
+
+def with_peer(text: str, peer_id: PeerId) -> str:
+    """Return a multiaddr with the id of its peer at the end: records leave it out. Does not read the rest; see `read_address`."""
+    return text if _ENDS_IN_PEER.search(text) else f"{text}/p2p/{peer_id}"
 
 
 def _is_host(kind: str, host: str) -> bool:

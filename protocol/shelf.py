@@ -98,9 +98,9 @@ class RecordShelf:
             if known is not None and known.data == data and record.expires_s > self._now():
                 return known  # its signature was checked when it came first
             record.verify(self._run_id, self._now())
-        except (BadMessage, BadSignature):
+            return _Held(record, data) if self._is_member(record) else None
+        except (BadMessage, BadSignature, ValueError):  # a ValueError is a gap in our checks: a stranger must not end us through it
             return None
-        return _Held(record, data) if self._is_member(record) else None
 
     def _keys_of(self, peer_id: PeerId) -> set[bytes]:
         """Where this peer's record may lie: its key now, or in the neighbouring period."""

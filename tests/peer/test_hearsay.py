@@ -3,9 +3,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
+
 from peer.hearsay import Hearsay
 from peer.partners import AddressBook
 from protocol import virtual_time
+from protocol.records import MemberRecord
 from protocol.terms import RunTerms
 from tests.peer.neighbours import ME, NOW_S, record, somebody
 from tests.peer.two_sides import TERMS
@@ -44,6 +47,15 @@ def test_what_is_not_true_changes_nothing_and_raises_nothing() -> None:
         assert not names(heard(lambda hearsay, lie=lie: hearsay.take(lie)))
     for raw in (b"", b"\xff" * 50, true.to_bytes()[:-3], true.to_bytes() * 9):
         assert not names(heard(lambda hearsay, raw=raw: hearsay.take_bytes(raw)))
+
+
+def test_a_gap_in_the_checks_changes_nothing_and_raises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(record: MemberRecord, run_id: bytes, now_s: float) -> None:
+        raise UnicodeEncodeError("ascii", "\u017f", 0, 1, "a case that nobody thought of")
+
+    monkeypatch.setattr(MemberRecord, "verify", fail)
+    assert not names(heard(lambda hearsay: hearsay.take(record(A))))
+    assert not names(heard(lambda hearsay: hearsay.take_bytes(record(A).to_bytes())))
 
 
 def test_only_members_are_believed() -> None:

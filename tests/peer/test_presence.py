@@ -6,6 +6,8 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 
+import pytest
+
 from peer.hearsay import Hearsay
 from peer.partners import AddressBook
 from peer.presence import ANNOUNCE_S, LOOK_S, RECORD_S, Presence, Standing, World
@@ -92,6 +94,25 @@ def test_a_directory_that_fails_for_an_hour_is_only_waited_for() -> None:
         assert a.clocks() == b.clocks() == [] and a.presence.has_looked.is_set()
         assert not any(task.done() for task in a.tasks + b.tasks)
         network.heal()
+        await asyncio.sleep(ANNOUNCE_S + LOOK_S[1])
+        assert a.clocks() == b.clocks() == [0]
+
+    play(story)
+
+
+def test_one_look_or_announcement_that_fails_as_none_should_is_logged_and_the_next_one_comes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a case that nobody thought of")
+
+    async def story(network: MemoryNetwork, a: Peer, b: Peer) -> None:
+        with monkeypatch.context() as broken:
+            broken.setattr(MemoryNetwork, "published", fail)
+            broken.setattr(MemoryNetwork, "publish", fail)
+            await asyncio.sleep(5.0)
+        assert a.presence.has_looked.is_set() and not any(task.done() for task in a.tasks + b.tasks)
+        assert {"a look into the directory failed", "an announcement failed"} == {record.message for record in caplog.records}
         await asyncio.sleep(ANNOUNCE_S + LOOK_S[1])
         assert a.clocks() == b.clocks() == [0]
 

@@ -53,6 +53,10 @@ def test_an_address_may_leave_its_peer_open(text: str) -> None:
         "/dns4/bad..example/tcp/4001",
         "/dns4/bad example/tcp/4001",
         "/unix/socket/tcp/4001",
+        "/dns4/\u017f.x/tcp/1",  # a letter that only looks up to [a-z] without its case
+        "/dns/\u212a/tcp/1",
+        "/ip4/203.0.113.\u0665/tcp/4001",
+        "/dns4/a.b/tcp/\u0661",
         ADDRESS + "\n",
         ADDRESS + "/",
         ADDRESS + "/p2p/" + str(BOB.peer_id),

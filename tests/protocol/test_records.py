@@ -5,6 +5,8 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from protocol import limits
 from protocol.errors import BadMessage, BadSignature, PeerMisbehaved
@@ -127,6 +129,22 @@ def test_text_that_no_address_can_hold_is_refused_on_arrival() -> None:
     wire.addresses[0] = "/ip4/203.0.113.5/tcp/4001\n; rm"
     with pytest.raises(BadMessage):
         MemberRecord.from_bytes(wire.SerializeToString())
+
+
+ODD = st.text(st.one_of(st.sampled_from("aZ09.-_:%/\u017f\u212a\u0130\u0665"), st.characters(exclude_categories=["Cs"])), max_size=30)
+
+
+@given(ODD | st.builds("/{}/{}/tcp/{}".format, st.sampled_from(["ip4", "ip6", "dns", "dns4"]), ODD, st.just("1") | ODD))
+@example("/dns4/\u017f.x/tcp/1")
+@example("/dns4/\u212a/tcp/1")
+def test_whatever_text_an_address_is_its_record_is_refused_or_can_be_checked(text: str) -> None:
+    wire = peer_pb2.MemberRecord.FromString(RECORD.to_bytes())
+    wire.addresses[0] = text
+    try:
+        MemberRecord.from_bytes(wire.SerializeToString()).verify(RUN_ID, NOW_S)
+    except PeerMisbehaved:
+        return
+    assert text == RECORD.addresses[0], "a changed record passed"
 
 
 def test_shard_keys_move_with_run_and_time() -> None:

@@ -11,6 +11,7 @@ from protocol import limits, shelf
 from protocol.identity import Identity
 from protocol.records import MemberRecord, lookup_keys, own_shard_key
 from protocol.shelf import RecordShelf, key_id, split_answer
+from protocol.wire import peer_pb2
 from tests.protocol.peers import seeded
 from tests.protocol.samples import ALICE, BOB, CREDENTIAL, NOW_S, OTHER_RUN_ID, RECORD, RUN_ID
 
@@ -66,6 +67,10 @@ def bad_offers() -> Iterator[tuple[str, bytes]]:
     yield "expired", record(ALICE, lifetime_s=-1).to_bytes()
     yield "4 MiB", bytes(4 << 20)
 
+    wire = peer_pb2.MemberRecord.FromString(good.to_bytes())
+    wire.addresses.append("/dns4/\u017f.x/tcp/1")
+    yield "no ASCII", wire.SerializeToString()
+
 
 BAD = list(bad_offers())
 
@@ -75,6 +80,15 @@ def test_bad_records_are_refused(own: RecordShelf, name: str, data: bytes) -> No
     assert not own.offer(own.own_key(ALICE.peer_id), data)
     assert not own.notice(data)
     assert own.records() == []
+
+
+def test_a_gap_in_the_checks_is_no_record(own: RecordShelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(record: MemberRecord, run_id: bytes, now_s: float) -> None:
+        raise ValueError("a case that nobody thought of")
+
+    monkeypatch.setattr(MemberRecord, "verify", fail)
+    assert not own.offer(own.own_key(ALICE.peer_id), record(ALICE).to_bytes())
+    assert not own.notice(record(ALICE).to_bytes())
 
 
 def test_only_the_owners_key_takes_its_record(own: RecordShelf, clock: Clock) -> None:
