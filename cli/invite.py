@@ -14,6 +14,7 @@ from cli.options import DEFAULT_HOME, HomeFolder, Json
 from peer.control import ask
 from peer.home import Home
 from peer.partners import AddressBook
+from protocol.addresses import with_peer
 from protocol.errors import BadSettings
 from protocol.identity import Identity, PeerId
 from protocol.invite import Invite
@@ -74,7 +75,7 @@ def known_addresses(folder: Home, me: PeerId, given: tuple[str, ...] = ()) -> tu
         addresses += ask(folder.path, {"verb": "status"})["addresses"]
     book = AddressBook(me)
     book.load(folder.peers, time.time())
-    addresses += [address for entry in book.live(time.time()) for address in entry.addresses]
+    addresses += [with_peer(address, entry.peer_id) for entry in book.live(time.time()) for address in entry.addresses]
     if not addresses:
         raise BadSettings("no address is known where a newcomer could begin", hint="start this peer first, with `peer host` or `peer join`")
     return tuple(dict.fromkeys(addresses))[:INVITE_BOOTSTRAPS]

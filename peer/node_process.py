@@ -34,6 +34,7 @@ from peer.payloads import PayloadFolder
 from peer.replica import fragment_codecs
 from peer.requests import Writer
 from peer.state_transfer import Asker
+from protocol.addresses import with_peer
 from protocol.daemon import DaemonSettings
 from protocol.errors import GossamerError, TransportError
 from protocol.identity import Identity, PeerId
@@ -167,7 +168,7 @@ class NodeProcess:
         """Return the ways into the swarm: the invite's, and the good peers of the last session."""
         book = AddressBook(self._identity.peer_id)
         book.load(self._home.peers, time.time())
-        known = [_full(address, entry.peer_id) for entry in book.live(time.time()) for address in entry.addresses]
+        known = [with_peer(address, entry.peer_id) for entry in book.live(time.time()) for address in entry.addresses]
         return tuple(dict.fromkeys((*(self._invite.bootstraps if self._invite else ()), *known)))
 
     async def _fetch_manifest(self, network: Libp2pNode) -> SignedManifest:
@@ -206,10 +207,6 @@ class NodeProcess:
         asyncio.get_running_loop().add_reader(0, stopped.set)  # a line or the end of stdin: either asks us to stop
         await stopped.wait()
         asyncio.get_running_loop().remove_reader(0)
-
-
-def _full(address: str, peer_id: PeerId) -> str:
-    return address if "/p2p/" in address else f"{address}/p2p/{peer_id}"
 
 
 def _peer_of(address: str) -> PeerId:

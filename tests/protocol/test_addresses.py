@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from protocol.addresses import read_address
+from protocol.addresses import read_address, with_peer
 from tests.protocol.samples import ADDRESS, ALICE, BOB
 
 RELAY = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
@@ -31,6 +31,14 @@ def test_addresses_of_a_peer_name_it(text: str) -> None:
 )
 def test_an_address_may_leave_its_peer_open(text: str) -> None:
     assert read_address(text) is None
+
+
+@pytest.mark.parametrize("address", ["/ip4/203.0.113.5/tcp/4001", f"/ip4/203.0.113.5/tcp/4001/p2p/{BOB.peer_id}/p2p-circuit"])
+def test_an_open_address_is_completed_once(address: str) -> None:
+    whole = with_peer(address, ALICE.peer_id)
+    assert whole == f"{address}/p2p/{ALICE.peer_id}"
+    assert read_address(whole) == ALICE.peer_id
+    assert with_peer(whole, ALICE.peer_id) == whole
 
 
 @pytest.mark.parametrize(
