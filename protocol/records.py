@@ -52,6 +52,10 @@ class MemberRecord:
         if target not in (None, self.peer_id):
             raise BadMessage(f"an address of another peer: {address}")
 
+    def _need_complete(self) -> None:
+        if not self.signature or (self.credential and not self.credential.is_complete):
+            raise BadMessage("a record or credential that lacks a signature")
+
     def signed_bytes(self) -> bytes:
         """Return what the peer signs: every field but the signature."""
         credential = self.credential.fields() if self.credential else b""
@@ -65,8 +69,7 @@ class MemberRecord:
 
     def to_bytes(self) -> bytes:
         """Return the record as it is stored. Raises BadMessage when it is not signed, or its addresses make it larger than 1 KiB."""
-        if not self.signature or (self.credential and not self.credential.is_complete):
-            raise BadMessage("a record or credential that lacks a signature")
+        self._need_complete()
         wire = peer_pb2.MemberRecord()
         fill(wire, self)
         data = wire.SerializeToString()
@@ -80,6 +83,7 @@ class MemberRecord:
         wire = peer_pb2.MemberRecord()
         parse(wire, data)
         record: MemberRecord = from_wire(cls, wire)
+        record._need_complete()  # what we believe we pass on, and whoever is passed an incomplete one refuses it
         return record
 
     def verify(self, run_id: bytes, now_s: float) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from protocol import limits
 from protocol.errors import BadMessage, BadSignature, PeerMisbehaved
+from protocol.frames import fill
 from protocol.identity import Identity
 from protocol.records import MemberRecord, announceable, lookup_keys, own_shard_key, shard_keys
 from protocol.wire import peer_pb2
@@ -107,6 +108,24 @@ def test_unsigned_and_oversize_records_are_not_stored() -> None:
         replace(RECORD, addresses=tuple(LONGEST[:4])).signed(ALICE).to_bytes()
     with pytest.raises(BadMessage, match="size of a record"):
         MemberRecord.from_bytes(bytes(limits.RECORD_BYTES + 1))
+
+
+def test_unsigned_records_and_credentials_are_refused_on_arrival() -> None:
+    for num_record, num_issuer, num_bearer in ((0, 64, 64), (64, 0, 64), (64, 64, 0), (64, 0, 0)):
+        wire = peer_pb2.MemberRecord.FromString(RECORD.to_bytes())
+        wire.signature = wire.signature[:num_record]
+        wire.credential.signature = wire.credential.signature[:num_issuer]
+        wire.credential.bearer_signature = wire.credential.bearer_signature[:num_bearer]
+        with pytest.raises(BadMessage, match="lacks a signature"):
+            MemberRecord.from_bytes(wire.SerializeToString())
+
+
+def test_a_record_that_could_not_be_passed_on_is_not_read_however_well_signed() -> None:
+    incomplete = replace(RECORD, credential=ISSUED, signature=b"").signed(ALICE)  # as whoever needs no invite may make it up
+    wire = peer_pb2.MemberRecord()
+    fill(wire, incomplete)
+    with pytest.raises(BadMessage, match="lacks a signature"):
+        MemberRecord.from_bytes(wire.SerializeToString())
 
 
 def test_mutated_records_are_refused_or_fail_verification() -> None:
