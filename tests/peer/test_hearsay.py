@@ -1,52 +1,83 @@
+"""From a record into the book: only what its peer has signed, for this run, in force, by somebody who may take part."""
+
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from peer.hearsay import Hearsay
-from peer.partners import AddressBook
-from protocol import virtual_time
+from peer.hearsay import LAST_WORD_S, Hearsay
+from peer.partners import AddressBook, Entry
+from protocol.limits import CLOCK_SKEW_S, RECORD_LIFETIME_S
 from protocol.records import MemberRecord
 from protocol.terms import RunTerms
-from tests.peer.neighbours import ME, NOW_S, record, somebody
-from tests.peer.two_sides import TERMS
+from protocol.virtual_time import run
+from tests.protocol.samples import ALICE, BOB, ISSUER, MALLORY, NOW_S, OTHER_RUN_ID, RECORD, TERMS
 
-A, B = somebody(1), somebody(2)
-
-
-def heard(tell: Callable[[Hearsay], None], terms: RunTerms = TERMS) -> AddressBook:
-    book = AddressBook(ME.peer_id)
-
-    async def main() -> None:
-        tell(Hearsay(terms, book, lambda: float(NOW_S)))
-
-    virtual_time.run(main())
-    return book
+OF_ISSUER = replace(RECORD, peer_id=ISSUER.peer_id, credential=None, signature=b"").signed(ISSUER)  # who needs no invite
 
 
-def names(book: AddressBook) -> set[str]:
-    return {str(entry.peer_id) for entry in book.live(0.0)}
+def live_after(tell: Callable[[Hearsay], None], terms: RunTerms = TERMS) -> list[Entry]:
+    """Return who is live in Bob's book once he has heard all that."""
+
+    async def main() -> list[Entry]:
+        hearsay = Hearsay(terms, AddressBook(BOB.peer_id), lambda: NOW_S)
+        tell(hearsay)
+        return hearsay.book.live(asyncio.get_running_loop().time())
+
+    return run(main(), start_s=1000.0)
 
 
-def test_a_true_record_is_believed() -> None:
-    assert names(heard(lambda hearsay: hearsay.take(record(A)))) == {str(A.peer_id)}
-    assert names(heard(lambda hearsay: hearsay.take_bytes(record(A).to_bytes()))) == {str(A.peer_id)}
+def later(**changes: object) -> MemberRecord:
+    """Return Alice's next word, unsigned."""
+    return replace(RECORD, **{"sequence": RECORD.sequence + 1, "signature": b""} | changes)  # type: ignore[arg-type]
 
 
-def test_what_is_not_true_changes_nothing_and_raises_nothing() -> None:
-    true = record(A)
-    for lie in (
-        replace(true, clock_steps=5),
-        replace(true, signature=b"").signed(B),
-        replace(true, run_id=b"r" * 32, signature=b"").signed(A),
-        record(A, lifetime_s=-1),
-        record(A, lifetime_s=4000),
-    ):
-        assert not names(heard(lambda hearsay, lie=lie: hearsay.take(lie)))
-    for raw in (b"", b"\xff" * 50, true.to_bytes()[:-3], true.to_bytes() * 9):
-        assert not names(heard(lambda hearsay, raw=raw: hearsay.take_bytes(raw)))
+def test_a_true_record_is_believed_from_whoever_brings_it() -> None:
+    for tell in (lambda hearsay: hearsay.take(RECORD), lambda hearsay: hearsay.take_bytes(RECORD.to_bytes())):
+        (entry,) = live_after(tell)
+        assert (entry.peer_id, entry.clock_steps, entry.record) == (ALICE.peer_id, RECORD.clock_steps, RECORD)
+        assert entry.addresses == RECORD.addresses
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        later(signature=RECORD.signature),  # not what was signed
+        later().signed(MALLORY),
+        later(run_id=OTHER_RUN_ID).signed(ALICE),
+        later(expires_s=NOW_S).signed(ALICE),
+        later(expires_s=NOW_S + RECORD_LIFETIME_S + CLOCK_SKEW_S + 1).signed(ALICE),
+        later(credential=None).signed(ALICE),  # the run is by invitation
+    ],
+)
+def test_nothing_else_is_and_it_does_not_hide_the_truth(wrong: MemberRecord) -> None:
+    assert live_after(lambda hearsay: hearsay.take(wrong)) == []
+
+    def both(hearsay: Hearsay) -> None:
+        hearsay.take(wrong)
+        hearsay.take(RECORD)
+        hearsay.take(wrong)
+
+    (entry,) = live_after(both)
+    assert entry.record == RECORD
+
+
+def test_only_members_are_believed_where_there_is_a_list() -> None:
+    by_list = replace(TERMS, access="allowlist", members=frozenset({ALICE.peer_id}))
+
+    def tell(hearsay: Hearsay) -> None:
+        hearsay.take(RECORD)
+        hearsay.take(OF_ISSUER)
+
+    assert [entry.peer_id for entry in live_after(tell, by_list)] == [ALICE.peer_id]
+
+
+@pytest.mark.parametrize("raw", [b"", b"\xff" * 60, b"x" * 5000, RECORD.to_bytes()[:-1], RECORD.to_bytes() * 9], ids=len)
+def test_noise_is_passed_over(raw: bytes) -> None:
+    assert live_after(lambda hearsay: hearsay.take_bytes(raw)) == []
 
 
 def test_a_gap_in_the_checks_changes_nothing_and_raises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,25 +85,28 @@ def test_a_gap_in_the_checks_changes_nothing_and_raises_nothing(monkeypatch: pyt
         raise UnicodeEncodeError("ascii", "\u017f", 0, 1, "a case that nobody thought of")
 
     monkeypatch.setattr(MemberRecord, "verify", fail)
-    assert not names(heard(lambda hearsay: hearsay.take(record(A))))
-    assert not names(heard(lambda hearsay: hearsay.take_bytes(record(A).to_bytes())))
+    assert live_after(lambda hearsay: hearsay.take(RECORD)) == []
+    assert live_after(lambda hearsay: hearsay.take_bytes(RECORD.to_bytes())) == []
 
 
-def test_only_members_are_believed() -> None:
-    terms = replace(TERMS, access="allowlist", members=frozenset({A.peer_id}))
-
-    def tell(hearsay: Hearsay) -> None:
-        hearsay.take(record(A))
-        hearsay.take(record(B))
-
-    assert names(heard(tell, terms)) == {str(A.peer_id)}
+def test_we_are_not_told_about_ourselves() -> None:
+    about_bob = replace(RECORD, peer_id=BOB.peer_id, signature=b"").signed(BOB)
+    assert live_after(lambda hearsay: hearsay.take(about_bob)) == []
 
 
-def test_a_farewell_ends_it() -> None:
-    def tell(hearsay: Hearsay) -> None:
-        hearsay.take(record(A, 1))
-        hearsay.take(record(B, 1))
-        hearsay.take(record(A, 2, lifetime_s=1))
-        hearsay.take(record(A, 1))
+def test_a_record_that_ends_at_once_is_a_farewell() -> None:
+    farewell = later(expires_s=int(NOW_S + LAST_WORD_S) - 1).signed(ALICE)
 
-    assert names(heard(tell)) == {str(B.peer_id)}
+    def leave(hearsay: Hearsay) -> None:
+        hearsay.take(RECORD)
+        hearsay.take(OF_ISSUER)
+        hearsay.take(farewell)
+        hearsay.take(RECORD)  # an old word, which does not bring it back
+
+    assert [entry.peer_id for entry in live_after(leave)] == [ISSUER.peer_id]
+
+    def come_back(hearsay: Hearsay) -> None:
+        leave(hearsay)
+        hearsay.take(later(sequence=RECORD.sequence + 2).signed(ALICE))
+
+    assert {entry.peer_id for entry in live_after(come_back)} == {ALICE.peer_id, ISSUER.peer_id}
