@@ -26,7 +26,7 @@ from peer.finding import find_manifest, store_manifest
 from peer.home import Home
 from peer.journal import Journal
 from peer.link import NodeEnd
-from peer.meetings import Membership
+from peer.meetings import Membership, say
 from peer.model import parameter_shapes
 from peer.node import Node, NodeSettings, World
 from peer.partners import AddressBook
@@ -36,7 +36,7 @@ from peer.requests import Writer
 from peer.state_transfer import Asker
 from protocol.addresses import with_peer
 from protocol.daemon import DaemonSettings
-from protocol.errors import GossamerError, TransportError
+from protocol.errors import GossamerError
 from protocol.identity import Identity, PeerId
 from protocol.invite import Invite
 from protocol.libp2p import Libp2pNode
@@ -74,8 +74,7 @@ class Doorman:
         if self.node is not None:
             await self.node.answer(purpose, stream, self.node.donor(self.manifest))
             return
-        with contextlib.suppress(TransportError):
-            await stream.send(Refusal(RefusalCode.NOT_READY, "still joining"))
+        await say(stream, Refusal(RefusalCode.NOT_READY, "still joining"))
         await stream.close()
 
 

@@ -20,12 +20,13 @@ from peer.config import PeerConfig
 from peer.driver import LinkLost
 from peer.finding import find_manifest, store_manifest
 from peer.home import Home
+from peer.meetings import say
 from peer.payloads import PayloadFolder
 from peer.runtime import runtime_folder
 from peer.state_transfer import Asker, Donor
 from peer.status import Status
 from protocol.daemon import DaemonSettings
-from protocol.errors import BadSettings, TransportError, Unreachable
+from protocol.errors import BadSettings, Unreachable
 from protocol.identity import Identity
 from protocol.invite import Invite
 from protocol.libp2p import Libp2pNode
@@ -81,8 +82,7 @@ class Seed:
         if purpose is Purpose.FETCH and self._donor is not None:
             await self._donor.answer(stream)
             return
-        with contextlib.suppress(TransportError):
-            await stream.send(Refusal(RefusalCode.NOT_READY, "I show newcomers the way; I do not train"))
+        await say(stream, Refusal(RefusalCode.NOT_READY, "I show newcomers the way; I do not train"))
         await stream.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from protocol.memory import EPOCH_S, MemoryNetwork
 from protocol.messages import Refusal, RefusalCode
 from protocol.records import MemberRecord
 from protocol.transport import Purpose
+from tests.peer.deaf import Deaf
 from tests.peer.small import small_manifest, small_replica
 from tests.swarm.mallory import nobody
 
@@ -53,6 +55,17 @@ def test_who_calls_before_there_is_a_node_is_told_to_come_back(purpose: Purpose)
         assert isinstance(answer, Refusal) and answer.code is RefusalCode.NOT_READY
         await stream.close()
         await network.close()
+
+    virtual_time.run(story())
+
+
+@pytest.mark.parametrize("purpose", list(Purpose))
+def test_who_calls_before_there_is_a_node_and_does_not_listen_is_hung_up_on(purpose: Purpose) -> None:
+    async def story() -> None:
+        stream = Deaf(GUEST.peer_id)
+        async with asyncio.timeout(5.0):
+            await Doorman().answer(purpose, stream)
+        assert stream.is_closed
 
     virtual_time.run(story())
 

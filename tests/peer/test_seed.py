@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from pathlib import Path
@@ -23,6 +24,7 @@ from protocol.memory import MemoryNetwork
 from protocol.messages import Refusal, RefusalCode
 from protocol.records import MemberRecord
 from protocol.transport import Purpose
+from tests.peer.deaf import Deaf
 
 HOST, SEED, NEWCOMER, STRANGER = (Identity(letter * 32) for letter in (b"h", b"s", b"n", b"x"))
 SIGNED = SignedManifest.sign(Manifest().with_host(HOST.peer_id), HOST)
@@ -105,6 +107,17 @@ def test_weights_and_meetings_are_to_be_had_elsewhere(purpose: Purpose, tmp_path
         assert answer.code is RefusalCode.NOT_READY
         await stream.close()
         await network.close()
+
+    virtual_time.run(scene())
+
+
+@pytest.mark.parametrize("knows", [False, True])
+def test_who_asks_for_a_meeting_and_does_not_listen_is_hung_up_on(knows: bool, tmp_path: Path) -> None:
+    async def scene() -> None:
+        stream = Deaf(STRANGER.peer_id)
+        async with asyncio.timeout(5.0):
+            await seed(tmp_path, knows=knows).answer(Purpose.MEET, stream)
+        assert stream.is_closed
 
     virtual_time.run(scene())
 

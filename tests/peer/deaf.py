@@ -1,0 +1,30 @@
+"""A stranger that opens a stream and takes nothing from it, as one does whose HTTP/2 window stays at 0."""
+
+from __future__ import annotations
+
+import asyncio
+
+from protocol.identity import PeerId
+from protocol.messages import Message
+
+
+class Deaf:
+    """The stream to it."""
+
+    lane = "memory"
+    bytes_sent = 0
+    bytes_received = 0
+
+    def __init__(self, partner: PeerId) -> None:
+        self.partner = partner
+        self.is_closed = False
+
+    async def send(self, message: Message) -> None:
+        await asyncio.Event().wait()
+
+    async def receive(self) -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError("it says nothing either")
+
+    async def close(self) -> None:
+        self.is_closed = True
