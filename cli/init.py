@@ -31,10 +31,13 @@ def init(
 
     Every key is explained in it. This peer is the one that can invite others.
     """
+    from peer.abilities import need_abilities  # torch: slow to import, and needed only now
+
     folder = Home(home)
     folder.create()
     peer_id = Identity.load_or_create(folder.identity).peer_id
     manifest = changed(Manifest(), steps=steps, seed=seed, codec=codec, method=method).with_host(peer_id)
+    need_abilities(manifest)
     try:
         with file.open("x", encoding="utf-8") as out:
             out.write(manifest.to_toml())

@@ -10,8 +10,8 @@ from cli.figures import loss_text
 from cli.ports import keep_port
 from cli.screen import Screen, screen
 from peer.config import PeerConfig
+from peer.session import run_peer
 from peer.status import Status
-from peer.supervisor import run_peer
 from protocol.invite import Invite
 from protocol.manifest import SignedManifest
 

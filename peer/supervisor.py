@@ -25,13 +25,9 @@ from peer.config import PeerConfig
 from peer.events import EventLog, NodeRestarted, StateChanged, TrainerRestarted
 from peer.home import Home
 from peer.process import ChildProcess, Exit
-from peer.runtime import runtime_folder
 from peer.status import Status
 from peer.tally import Tally
 from protocol.errors import ExitCode, GossamerError
-from protocol.identity import Identity
-from protocol.invite import Invite
-from protocol.manifest import SignedManifest
 
 NODE, TRAINER = "node", "trainer"
 PROGRAMS = {NODE: "peer.node_process", TRAINER: "peer.trainer"}  # python -m
@@ -39,7 +35,6 @@ RESTART_PAUSE_S = (0.5, 30.0)  # first and longest pause before a child is start
 MAX_RESTARTS = 8  # of one child in a row, none of which got going; then the fault is ours and restarting hides it
 HEALTHY_S = 60.0  # a child that lived so long starts from a clean slate
 LEAVE_S = {NODE: 5.0, TRAINER: 4.0}  # to end meetings, then to save, before they are killed; in this order
-PAYLOAD_BYTES = 64 << 20  # room wanted in the runtime folder before the model's size is known
 LOOK_S = 1.0  # between two looks at whether the trainer has fallen silent
 NEVER_AGAIN = {ExitCode.REFUSED_BY_RUN, ExitCode.VERSION_MISMATCH}  # what ends a node for good even beside a trainer that trains
 ASKED = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "its terminal was closed"}
@@ -62,6 +57,7 @@ class Supervisor:
     def __init__(self, config: PeerConfig, watch: Watch, programs: Mapping[str, str] = MappingProxyType(PROGRAMS)) -> None:
         self.status = Status()
         self.interrupted = False  # by Ctrl-C
+        self.has_trained = False  # in this start
         self._config = config
         self._home = Home(config.home)
         self._watch = watch
@@ -69,7 +65,6 @@ class Supervisor:
         self._events = EventLog(self._home.events)
         self._condition = Condition(config.alone)
         self._logged = ("", "")
-        self._has_trained = False
         self._leaving = asyncio.Event()
         self._leave_reason = ""
         self._manifest_ready = asyncio.Event()
@@ -128,7 +123,7 @@ class Supervisor:
             self._end("left", self._farewell(exit))
 
     def _farewell(self, trainer: Exit | None) -> str:
-        if not self._has_trained:
+        if not self.has_trained:
             return "gone before training began"
         if trainer is not None and trainer.code == 0:
             return "saved and gone"
@@ -164,7 +159,7 @@ class Supervisor:
 
     def _give_up(self, name: str, exit: Exit, restarts: int) -> None:
         """Raise ChildFailed where another start would not help; a trainer that trains outlives almost any trouble of its node."""
-        trains_on = name == NODE and self._has_trained
+        trains_on = name == NODE and self.has_trained
         if exit.failure is not None and exit.failure.final and not (trains_on and exit.code not in NEVER_AGAIN):
             raise ChildFailed(exit.failure.error, hint=exit.failure.hint, exit_code=exit.failure.exit_code)
         if restarts > MAX_RESTARTS and not trains_on:
@@ -189,7 +184,7 @@ class Supervisor:
             self._condition.heard_s = time.monotonic()
             if state is not None:
                 self._condition.trainer_says(state, reason)
-                self._has_trained |= self._condition.trains
+                self.has_trained |= self._condition.trains
         elif state is not None or self._condition.node.trouble:
             self._condition.node_says(state or "", reason)
         tally = self._tallies[name]
@@ -262,33 +257,3 @@ class Supervisor:
                 child.kill()
         self.interrupted |= number == signal.SIGINT
         self.leave(ASKED[number])
-
-
-async def run_peer(config: PeerConfig, manifest: SignedManifest | None, invite: Invite | None, watch: Watch) -> Status:
-    """Run one peer until its run ends, it is asked to leave, or it cannot go on.
-
-    A manifest makes it the run's host, an invite a member; with neither, it goes on with what its home folder holds. `watch` is called
-    with the live status after every change, on the event loop. Returns the last status. Raises GossamerError; KeyboardInterrupt after
-    Ctrl-C.
-    """
-    home = Home(config.home)
-    home.create()
-    with home.locked(), runtime_folder(PAYLOAD_BYTES) as runtime:
-        identity = Identity.load_or_create(home.identity)
-        if manifest is not None:
-            _write(home.manifest, manifest.to_bytes())
-        if invite is not None:
-            _write(home.invite, invite.to_text().encode() + b"\n")
-        supervisor = Supervisor(config, watch)
-        supervisor.status.peer_id = str(identity.peer_id)
-        await supervisor.run(runtime)
-        if supervisor.interrupted:
-            raise KeyboardInterrupt
-        return supervisor.status
-
-
-def _write(path: Path, content: bytes) -> None:
-    whole = path.with_suffix(".new")
-    whole.touch(mode=0o600)  # an invite is a secret
-    whole.write_bytes(content)
-    whole.replace(path)

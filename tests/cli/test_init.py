@@ -44,3 +44,11 @@ def test_a_value_that_cannot_work_is_named(shell: Shell, tmp_path: Path) -> None
     assert said.code == 2
     assert "codec" in said.complaint[0]
     assert not (tmp_path / "run.toml").exists()
+
+
+def test_a_name_that_means_nothing_here_is_refused_with_the_nearest(shell: Shell, tmp_path: Path) -> None:
+    said = shell("init", tmp_path / "run.toml", "--codec", "modul4")
+    assert said.code == 2
+    assert 'codec.name = "modul4"' in said.complaint[0]
+    assert "modulo4" in said.complaint[1]
+    assert not (tmp_path / "run.toml").exists()

@@ -44,6 +44,14 @@ def test_text_that_cannot_be_trained_on(fill: Callable[[Path], None], complaint:
     assert not Home(tmp_path / "home").running.exists()
 
 
+def test_a_codec_that_is_misspelt_does_not_take_the_home(tmp_path: Path) -> None:
+    code, said = host(tmp_path, "--codec", "modul4")
+    assert code == 2
+    assert 'codec.name = "modul4"' in said[-2]
+    assert "modulo4" in said[-1]
+    assert not Home(tmp_path).manifest.exists()
+
+
 def test_the_same_identity_does_not_run_twice(tmp_path: Path) -> None:
     home = Home(tmp_path)
     home.create()

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 from peer.config import peer_config
+from peer.session import run_peer
 from peer.status import Status
-from peer.supervisor import run_peer
 from protocol.errors import ExitCode, GossamerError
 
 
