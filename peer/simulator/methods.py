@@ -98,7 +98,7 @@ def _outer(scenario: Scenario, *, nesterov: bool) -> DiLoCoSettings:
 
 
 METHODS: Final[dict[str, Method]] = {
-    "noloco": pairs(noloco_rule),
+    "noloco": pairs(noloco_rule, alpha=0.0, beta=1.0, gamma=1.0),
     "noloco-averaged": pairs(averaged_rule, alpha=0.5, beta=0.7, gamma=0.7),
     "slowmo": pairs(slowmo_rule, alpha=0.5, beta=0.7, gamma=0.7),
     "diloco": group(nesterov=True, alpha=0.9, beta=0.7, codec="fp32"),
