@@ -20,7 +20,7 @@ def test_names_reach_the_manifest_and_the_scenario() -> None:
 
 
 def test_defaults_that_depend_on_a_choice_follow_it() -> None:
-    assert scenario(BASE, {"inner_steps": 5}).manifest.outer.max_clock_gap_steps == 40
+    assert scenario(BASE, {"inner_steps": 50}).manifest.outer.max_clock_gap_steps == 400
 
 
 @pytest.mark.parametrize("name", METHODS)
