@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +13,7 @@ import typer
 from cli.figures import Status, bytes_text, loss_text, meetings_text, share_text
 from cli.options import DEFAULT_HOME, HomeFolder, Json
 from cli.screen import screen
-from peer.control import ask
+from peer.control import NobodyRuns, ask
 from peer.home import Home
 from protocol.errors import BadSettings
 
@@ -35,8 +36,8 @@ def status(home: HomeFolder = DEFAULT_HOME, as_json: Json = False, watch: Watch 
 
 def _watch(folder: Home) -> None:
     answer: dict[str, Any] = ask(folder.path, {"verb": "status"})
-    with screen(sys.stdout) as drawn:
-        while folder.running.exists():
+    with screen(sys.stdout) as drawn, suppress(NobodyRuns):  # it stopped in the pause: that is the end
+        while True:
             drawn.show(answer["peer_id"][-6:], answer)
             time.sleep(WATCH_EVERY_S)
             answer = ask(folder.path, {"verb": "status"})

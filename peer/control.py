@@ -25,6 +25,10 @@ LINE_BYTES = 1 << 16
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
 
 
+class NobodyRuns(BadSettings):
+    """No peer runs from this home, or it has just ended."""
+
+
 @contextlib.asynccontextmanager
 async def serving(home: Home, runtime: Path, answer: Answer) -> AsyncIterator[None]:
     """Answer requests while the body runs, and say in the home folder where."""
@@ -51,9 +55,9 @@ async def serving(home: Home, runtime: Path, answer: Answer) -> AsyncIterator[No
 def ask(home: Path, request: dict[str, Any], *, wait_s: float = ANSWER_S) -> dict[str, Any]:
     """Ask the peer that runs from `home` and return its answer.
 
-    Raises BadSettings when none runs there. Blocks for at most `wait_s`.
+    Raises NobodyRuns when none runs there, BadSettings when it does not answer. Blocks for at most `wait_s`.
     """
-    nobody = BadSettings(f"no peer is running in {home}", hint="start one with `peer join` or `peer host`, or name its folder with --home")
+    nobody = NobodyRuns(f"no peer is running in {home}", hint="start one with `peer join` or `peer host`, or name its folder with --home")
     try:
         path = str(json.loads(Home(home).running.read_text())["control"])
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -63,8 +67,11 @@ def ask(home: Path, request: dict[str, Any], *, wait_s: float = ANSWER_S) -> dic
             connection.settimeout(wait_s)
             connection.connect(path)
             connection.sendall(json.dumps(request).encode() + b"\n")
-            answer: dict[str, Any] = json.loads(_read_line(connection))
-            return answer
+            line = _read_line(connection)
+        if not line:  # it has just ended
+            raise nobody
+        answer: dict[str, Any] = json.loads(line)
+        return answer
     except (TimeoutError, ValueError) as error:
         hint = f"see {Home(home).log}; if it hangs, stop its process and start it again"
         raise BadSettings(f"the peer in {home} does not answer", hint=hint) from error

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from peer.control import serving
@@ -16,19 +18,24 @@ ADDRESS = "/ip4/127.0.0.1/tcp/4001"
 
 
 class Running:
-    """Answers requests with its status, and notes what it was asked; after `stops_after` answers it looks as if it had stopped."""
+    """Answers requests with its status, and notes what it was asked."""
 
-    def __init__(self, shell: Shell, stops_after: int = 100) -> None:
-        self._stops_after = stops_after
+    def __init__(self, shell: Shell) -> None:
         self.status = Status(state="training", run_id="ab" * 32, peer_id=shell("id").out.strip(), step=5, total_steps=9, loss=2.5)
         self.asked: list[dict[str, Any]] = []
         self._home = Home(shell.home)
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         self.asked.append(request)
-        if len(self.asked) == self._stops_after:
-            self._home.running.unlink()
         return self.status.to_json() if request["verb"] == "status" else {"leaving": True}
+
+    def stop(self, *, is_killed: bool) -> None:
+        """Look as if it had ended: in good order, or by a signal that left its traces in the home."""
+        if is_killed:
+            told = json.loads(self._home.running.read_text())
+            Path(told["control"]).unlink()
+        else:
+            self._home.running.unlink()
 
     def during(self, command: Callable[[], Said]) -> Said:
         """Run the command while this peer runs."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.cli.running import Running
 from tests.cli.shell import Shell
 
@@ -28,10 +30,19 @@ def test_words_give_the_reason_beside_the_state(shell: Shell) -> None:
     assert peer.status.peer_id in said.out
 
 
-def test_watching_ends_with_the_peer(shell: Shell) -> None:
-    peer = Running(shell, stops_after=2)
+@pytest.mark.parametrize("is_killed", [False, True], ids=["ended", "killed"])
+def test_watching_ends_with_the_peer(shell: Shell, monkeypatch: pytest.MonkeyPatch, is_killed: bool) -> None:
+    peer, pauses = Running(shell), 0
+
+    def pause(_: float) -> None:
+        nonlocal pauses
+        pauses += 1
+        if pauses == 2:
+            peer.stop(is_killed=is_killed)
+
+    monkeypatch.setattr("cli.status.time.sleep", pause)
     said = peer.during(lambda: shell("status", "--watch"))
-    assert said.code == 0
+    assert (said.code, said.err) == (0, "")
     assert [request["verb"] for request in peer.asked] == ["status", "status"]
 
 

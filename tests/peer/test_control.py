@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from peer import control
-from peer.control import ask, serving
+from peer.control import NobodyRuns, ask, serving
 from peer.home import Home
 from peer.runtime import runtime_folder
 from protocol.errors import BadSettings
@@ -143,3 +144,21 @@ def test_a_peer_that_dies_while_it_is_asked(home: Home, runtime: Path) -> None:
                 await asyncio.to_thread(ask, home.path, {"verb": "status"})
 
     asyncio.run(test())
+
+
+def test_a_peer_that_ends_before_it_answers_is_no_peer(home: Home, runtime: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        listening.bind(str(runtime / control.SOCKET_NAME))
+        listening.listen()
+        home.running.write_text(json.dumps({"control": str(runtime / control.SOCKET_NAME)}))
+
+        def end() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(1000)
+
+        ending = threading.Thread(target=end)
+        ending.start()
+        with pytest.raises(NobodyRuns):
+            ask(home.path, {"verb": "status"})
+        ending.join()
