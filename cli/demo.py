@@ -16,11 +16,12 @@ from typing import Annotated
 import typer
 
 from cli.comparison import Comparison, total_meetings
-from cli.local_swarm import POLL_S, LocalPeer, LocalSwarm, local_swarm
+from cli.local_swarm import POLL_S, LocalPeer, LocalSwarm, PeerDied, local_swarm
 from cli.manifests import changed, default_manifest
 from cli.options import Codec, Data, Json, Method, Seed
 from cli.screen import Screen, screen
 from peer.home import Home
+from protocol.errors import ExitCode
 from protocol.manifest import Manifest
 
 NUM_STEPS = 800
@@ -29,7 +30,8 @@ ON_THIS_MACHINE = ("--listen", "127.0.0.1", "--port", "0", "--device", "cpu", "-
 DemoSteps = Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Inner steps that the run lasts.")]
 Peers = Annotated[int, typer.Option("--peers", metavar="N", min=2, max=64, help="Peers in the swarm, beside the one that trains alone.")]
 KeptIn = Annotated[
-    Path | None, typer.Option("--home", metavar="DIR", help="Keep the peers' folders here. Default: a temporary folder, removed.")
+    Path | None,
+    typer.Option("--home", metavar="DIR", help="Keep the peers' folders here. Default: a temporary folder, removed unless a peer fails."),
 ]
 
 
@@ -55,17 +57,25 @@ def demo(
 
 @contextmanager
 def demo_folder(kept: Path | None) -> Iterator[Path]:
-    """Give the folder in which the peers live: the given one, or one that is removed at the end."""
+    """Give the folder in which the peers live: the given one, or one that is removed at the end.
+
+    Where a peer died of what is no fault of the operator's, it is kept: what to report lies in there.
+    """
     if kept is not None:
         folder = Home(kept)
         folder.create()
         yield folder.path
         return
     temporary = Path(tempfile.mkdtemp(prefix="gossamer-demo-"))
+    is_evidence = False
     try:
         yield temporary
+    except PeerDied as died:
+        is_evidence = died.exit_code is ExitCode.OUR_FAULT
+        raise
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        if not is_evidence:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True)

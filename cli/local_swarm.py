@@ -27,7 +27,11 @@ NUM_LOG_LINES = 15
 
 
 class PeerDied(GossamerError):
-    """A child ended before its run did."""
+    """A child ended before its run did. Whose fault it was, and what to do, is what the child said of it."""
+
+    def __init__(self, message: str, *, hint: str, exit_code: int) -> None:
+        super().__init__(message, hint=hint)
+        self.exit_code = ExitCode(exit_code) if exit_code in set(ExitCode) else ExitCode.OUR_FAULT
 
 
 class LocalPeer:
@@ -54,9 +58,7 @@ class LocalPeer:
                 self.status = ask(self.home, {"verb": "status"})
             return True
         if code != ExitCode.DONE:
-            raise PeerDied(
-                f"{self.name} stopped with exit code {code}; it said last:\n{self._log_tail()}", hint=f"its folder is {self.home}"
-            )
+            raise self._death(code)
         return False
 
     def invite(self) -> str:
@@ -69,7 +71,11 @@ class LocalPeer:
             if not self.refresh():
                 break
             time.sleep(POLL_S)
-        raise PeerDied(f"{self.name} printed no invite; it said last:\n{self._log_tail()}", hint=f"its folder is {self.home}")
+        raise PeerDied(
+            f"{self.name} printed no invite; it said last:\n{self._log_tail()}",
+            hint=f"its folder is {self.home}",
+            exit_code=ExitCode.OUR_FAULT,
+        )
 
     def ask_to_stop(self) -> None:
         """Send SIGTERM, which a peer takes as `peer leave`."""
@@ -89,9 +95,19 @@ class LocalPeer:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
+    def _death(self, code: int) -> PeerDied:
+        """Pass on what the child said was the operator's to mend; of anything else, where to look."""
+        said = dict(line.split(": ", 1) for line in self._log_lines()[-2:] if line.startswith(("error: ", "hint: ")))
+        if code != ExitCode.OUR_FAULT and "error" in said:
+            return PeerDied(f"{self.name}: {said['error']}", hint=said.get("hint", ""), exit_code=code)
+        what = f"{self.name} stopped with exit code {code}; it said last:\n{self._log_tail()}"
+        return PeerDied(what, hint=f"its folder is {self.home}", exit_code=ExitCode.OUR_FAULT)
+
+    def _log_lines(self) -> list[str]:
+        return self._log.read_text(errors="replace").splitlines()
+
     def _log_tail(self) -> str:
-        lines = self._log.read_text(errors="replace").splitlines()
-        return "\n".join(f"  {line}" for line in lines[-NUM_LOG_LINES:]) or "  nothing"
+        return "\n".join(f"  {line}" for line in self._log_lines()[-NUM_LOG_LINES:]) or "  nothing"
 
 
 class LocalSwarm:

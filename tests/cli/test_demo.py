@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from cli.demo import demo_folder
-from protocol.errors import BadSettings
+from cli.local_swarm import PeerDied
+from protocol.errors import BadSettings, ExitCode
 
 
 def test_a_temporary_folder_is_removed_whatever_happens() -> None:
@@ -17,6 +18,14 @@ def test_a_temporary_folder_is_removed_whatever_happens() -> None:
         (folder / "peer-1").mkdir()
         raise KeyboardInterrupt
     assert not seen[0].exists()
+
+
+@pytest.mark.parametrize(("code", "is_kept"), [(ExitCode.OUR_FAULT, True), (ExitCode.BAD_INPUT, False)])
+def test_what_a_bug_left_behind_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: ExitCode, is_kept: bool) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(PeerDied), demo_folder(None) as folder:
+        raise PeerDied("peer-1 stopped", hint=f"its folder is {folder}", exit_code=code)
+    assert folder.exists() == is_kept
 
 
 def test_a_given_folder_is_kept(tmp_path: Path) -> None:

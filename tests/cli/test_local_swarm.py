@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from cli.local_swarm import LocalPeer, LocalSwarm, PeerDied, local_swarm
+from protocol.errors import ExitCode
 
 
 def wait_ended(peer: LocalPeer) -> None:
@@ -31,12 +32,25 @@ def test_a_child_that_ends_well_is_over(tmp_path: Path) -> None:
     assert peer.status == {}
 
 
-def test_a_child_that_dies_is_reported_with_its_last_words(tmp_path: Path) -> None:
+def test_what_the_operator_must_mend_is_said_as_the_child_said_it(tmp_path: Path) -> None:
     peer = LocalPeer("peer-2", tmp_path, ["join", "nonsense"])
     wait_ended(peer)
-    with pytest.raises(PeerDied, match="peer-2 stopped with exit code 2") as caught:
+    with pytest.raises(PeerDied, match="^peer-2: .*an invite starts with gossamer1") as caught:
         peer.refresh()
-    assert "an invite starts with gossamer1" in str(caught.value)
+    assert caught.value.exit_code is ExitCode.BAD_INPUT
+    assert "peer invite" in caught.value.hint
+
+
+def test_a_child_that_dies_otherwise_is_reported_with_its_last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "broken"
+    script.write_text("#!/bin/sh\necho 'out of cheese' >&2\necho 'error: internal' >&2\nexit 1\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    peer = LocalPeer("peer-2", tmp_path, ["host"])
+    wait_ended(peer)
+    with pytest.raises(PeerDied, match="peer-2 stopped with exit code 1; it said last:\n  out of cheese\n  error: internal") as caught:
+        peer.refresh()
+    assert caught.value.exit_code is ExitCode.OUR_FAULT
     assert str(tmp_path) in caught.value.hint
 
 
