@@ -21,7 +21,7 @@ from peer.control import ask
 from protocol.errors import BadSettings, ExitCode, GossamerError
 
 STOP_S = 15.0  # a peer promises to be gone 10 s after SIGTERM
-INVITE_S = 60.0
+INVITE_S = 180.0  # of patience with a busy machine: a peer imports torch and hivemind first
 POLL_S = 0.2
 NUM_LOG_LINES = 15
 
@@ -62,7 +62,7 @@ class LocalPeer:
         return False
 
     def invite(self) -> str:
-        """Wait for the line that `peer host` prints. Raises PeerDied if it ends before, or keeps silent for a minute."""
+        """Wait for the line that `peer host` prints. Raises PeerDied if it ends before, or keeps silent for INVITE_S."""
         deadline_s = time.monotonic() + INVITE_S
         while time.monotonic() < deadline_s:
             line, newline, _ = self._output.read_text().partition("\n")
