@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections import Counter
 from pathlib import Path
 
 from protocol.control import BUFFER_BYTES, Control, stream_opener
@@ -23,6 +22,7 @@ PROTOCOL = "/gossamer/peer/1"
 SILENCE_S = 10.0  # a lane that carries no call by then is closed
 LINGER_S = 6.0  # a lane whose call has ended is the caller's to close, for this long
 LANES_PER_PARTNER = 8
+SILENT_LANES = 2  # of a partner that has said nothing on any lane: a key costs nothing
 LANES = 64
 
 
@@ -32,8 +32,14 @@ class _Lane:
     def __init__(self, partner: PeerId, task: asyncio.Task[None]) -> None:
         self.partner = partner
         self.is_claimed = False
+        self.is_heard = False
+        self.is_over = False
         self._task = task
         self._deadline: asyncio.TimerHandle | None = None
+
+    def drop(self) -> None:
+        """End it now."""
+        self._task.cancel()
 
     def drop_after(self, seconds: float | None) -> None:
         """Set the time left to this lane; None: as long as its call takes."""
@@ -50,7 +56,7 @@ class InboundLanes:
         self._listener = listener
         self._tally = tally
         self._by_port: dict[int, _Lane] = {}
-        self._partners: Counter[PeerId] = Counter()
+        self._lanes: dict[_Lane, None] = {}  # oldest first
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self, control: Control) -> None:
@@ -80,10 +86,17 @@ class InboundLanes:
         lane.drop_after(None)
         return lane.partner
 
+    def heard(self, caller: str) -> None:
+        """The partner has said something: nobody takes this lane from it until the call is over."""
+        lane = self._by_port.get(_port_of(caller))
+        if lane is not None:
+            lane.is_heard = True
+
     def release(self, caller: str) -> None:
         """The call is over: drop the lane soon, if the caller has not closed it by then."""
         lane = self._by_port.get(_port_of(caller))
         if lane is not None:
+            lane.is_over = True
             lane.drop_after(LINGER_S)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -95,29 +108,45 @@ class InboundLanes:
         try:
             async with asyncio.timeout(SILENCE_S):
                 partner = await stream_opener(remote[0])
-            if self._partners[partner] >= LANES_PER_PARTNER or self._partners.total() >= LANES:
-                raise BadMessage(f"too many lanes from {partner.short()}")
+            lane = self._admit(partner)
         except (OSError, EOFError, BadMessage) as error:
             log.debug("inbound stream refused: %s", error)
             drop(remote[1])
             return
-        self._partners[partner] += 1
         try:
-            await self._connect(partner, remote)
+            await self._connect(lane, remote)
         finally:
-            self._partners[partner] -= 1
-            self._partners += Counter()  # drop what stands at zero
+            self._lanes.pop(lane, None)
             drop(remote[1])
 
-    async def _connect(self, partner: PeerId, remote: Pair) -> None:
-        """Carry a lane to the server, its port registered from before the connection until after its end."""
+    def _admit(self, partner: PeerId) -> _Lane:
+        """Register one more lane, of the running task. Raises BadMessage when that would be too many."""
+        own = [lane for lane in self._lanes if lane.partner == partner]
+        most = LANES_PER_PARTNER if any(lane.is_heard for lane in own) else SILENT_LANES
+        if len(own) >= most or (len(self._lanes) >= LANES and not self._displace()):
+            raise BadMessage(f"too many lanes from {partner.short()}")
         task = asyncio.current_task()
         assert task is not None
+        lane = _Lane(partner, task)
+        self._lanes[lane] = None
+        return lane
+
+    def _displace(self) -> bool:
+        """Drop the oldest lane that carries no conversation; return whether there was one."""
+        idle = next((lane for lane in self._lanes if lane.is_over or not lane.is_heard), None)
+        if idle is None:
+            return False
+        del self._lanes[idle]
+        idle.drop()
+        return True
+
+    async def _connect(self, lane: _Lane, remote: Pair) -> None:
+        """Carry a lane to the server, its port registered from before the connection until after its end."""
         with socket.socket() as caller:
             caller.setblocking(False)
             caller.bind(("127.0.0.1", 0))
             port = caller.getsockname()[1]
-            lane = self._by_port[port] = _Lane(partner, task)
+            self._by_port[port] = lane
             lane.drop_after(SILENCE_S)
             try:
                 await asyncio.get_running_loop().sock_connect(caller, ("127.0.0.1", self._port))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from protocol.conversation import Conversation, MemoryStream
 from protocol.errors import TransportError, Unreachable
 from protocol.identity import PeerId
-from protocol.inbound import Admission, StreamCaps, first_frame, handle
+from protocol.inbound import Admission, Place, StreamCaps, first_frame, handle
 from protocol.memory_link import Doom, Line, Link
 from protocol.records import MemberRecord
 from protocol.transport import Purpose, StreamHandler
@@ -133,23 +133,24 @@ class MemoryNetwork:
         host = self._hosts.get(partner)
         if caller not in self._hosts or host is None:
             raise Unreachable(f"{partner.short()} is down")
-        if host.refuses or not host.admission.enter(caller, purpose):
+        place = None if host.refuses else host.admission.enter(caller, purpose)
+        if place is None:
             raise Unreachable(f"{partner.short()} turned the stream away")
         for end in (host, self._hosts[caller]):
             end.conversations[conversation] = None
         conversation.on_over(0, lambda: self._forget(conversation, caller))
         conversation.on_over(1, lambda: self._forget(conversation, partner))
-        task = asyncio.create_task(self._receive(host, conversation.streams[1], purpose), name=f"{partner.short()} {purpose.value}")
+        task = asyncio.create_task(self._receive(host, conversation.streams[1], place), name=f"{partner.short()} {purpose.value}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return conversation.streams[0]
 
-    async def _receive(self, host: _Host, stream: MemoryStream, purpose: Purpose) -> None:
+    async def _receive(self, host: _Host, stream: MemoryStream, place: Place) -> None:
         try:
-            if await first_frame(stream):
-                await handle(host.handler, purpose, stream)
+            if await first_frame(stream, place):
+                await handle(host.handler, place.purpose, stream)
         finally:
-            host.admission.leave(stream.partner, purpose)
+            host.admission.leave(place)
             await stream.close()
 
     def _forget(self, conversation: Conversation, peer_id: PeerId) -> None:

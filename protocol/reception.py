@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from protocol.grpc_lane import ACCEPTED, BROKEN, Context, GrpcStream, refuse_another, refuse_stranger, start_server
 from protocol.identity import PeerId
-from protocol.inbound import Admission, StreamCaps, first_frame, handle
+from protocol.inbound import Admission, Place, StreamCaps, first_frame, handle
 from protocol.transport import Purpose, StreamHandler
 
 HANDLERS_END_S = 2.0
@@ -21,6 +21,10 @@ class Register(Protocol):
 
     def claim(self, caller: str) -> PeerId | None:
         """Return the peer, or None for a stranger."""
+        ...
+
+    def heard(self, caller: str) -> None:
+        """Tell that a claimed caller has said something."""
         ...
 
     def release(self, caller: str) -> None:
@@ -61,27 +65,29 @@ class Reception:
         if self._register is None or partner is None:
             await refuse_stranger(context)
         try:
-            if not self._admission.enter(partner, purpose):
+            place = self._admission.enter(partner, purpose)
+            if place is None:
                 await refuse_another(context)
             try:
-                await self._converse(purpose, partner, context)
+                await self._converse(place, context, self._register)
             finally:
-                self._admission.leave(partner, purpose)
+                self._admission.leave(place)
         finally:
             self._register.release(caller)
 
-    async def _converse(self, purpose: Purpose, partner: PeerId, context: Context) -> None:
+    async def _converse(self, place: Place, context: Context, register: Register) -> None:
         """Live as long as the call: the context must not be touched afterwards."""
         closed = asyncio.Event()
-        stream = GrpcStream(partner, context.write, lambda _: closed.set())
+        stream = GrpcStream(place.partner, context.write, lambda _: closed.set())
         try:
             await context.send_initial_metadata(ACCEPTED)
         except BROKEN:  # the caller has gone already
             return
         pump = asyncio.create_task(stream.pump(context.read), name="inbound frames")
         try:
-            if await first_frame(stream):
-                self._hand_over(purpose, stream)
+            if await first_frame(stream, place):
+                register.heard(context.peer())
+                self._hand_over(place.purpose, stream)
                 await closed.wait()
         finally:
             stream.end("the connection to the partner broke")

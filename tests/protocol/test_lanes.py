@@ -123,6 +123,47 @@ def test_one_partner_has_few_lanes_and_takes_none_from_others(monkeypatch: pytes
     play(test)
 
 
+def test_a_key_that_has_said_nothing_has_fewer_lanes() -> None:
+    async def test(world: World) -> None:
+        for _ in range(lanes.SILENT_LANES):
+            await world.stream_from(PARTNER)
+            caller, _ = await world.calls.get()
+        reader, _ = await world.stream_from(PARTNER)
+        assert await reader.read() == b""
+        assert world.lanes.claim(caller) == PARTNER
+        world.lanes.heard(caller)
+        await world.stream_from(PARTNER)
+        assert world.lanes.claim((await world.calls.get())[0]) == PARTNER
+
+    play(test)
+
+
+def test_where_all_is_full_the_oldest_lane_without_a_conversation_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes, "LANES", 3)
+
+    async def test(world: World) -> None:
+        readers, callers = [], []
+        for number in range(1, 4):
+            readers.append((await world.stream_from(seeded(number).peer_id))[0])
+            callers.append((await world.calls.get())[0])
+            world.lanes.claim(callers[-1])
+        for talks in callers[:2]:
+            world.lanes.heard(talks)
+        await world.stream_from(seeded(4).peer_id)
+        assert await readers[2].read() == b"", "it was silent"
+        talks, _ = await world.calls.get()
+        assert world.lanes.claim(talks) == seeded(4).peer_id
+        world.lanes.heard(talks)
+        refused, _ = await world.stream_from(seeded(5).peer_id)
+        assert await refused.read() == b"", "all are in conversation"
+        world.lanes.release(callers[1])
+        await world.stream_from(seeded(5).peer_id)
+        assert await readers[1].read() == b"", "its conversation is over"
+        assert world.lanes.claim((await world.calls.get())[0]) == seeded(5).peer_id
+
+    play(test)
+
+
 def test_a_lane_without_a_call_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lanes, "SILENCE_S", 0.1)
 

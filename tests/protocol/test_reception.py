@@ -32,6 +32,9 @@ class Guests:
         self.log.append("claim")
         return PARTNER if self.is_open else None
 
+    def heard(self, caller: str) -> None:
+        self.log.append("heard")
+
     def release(self, caller: str) -> None:
         self.log.append("release")
 
@@ -71,7 +74,7 @@ def test_a_local_program_that_dials_the_port_is_turned_away(guests: Guests | Non
 def test_a_guest_is_served_and_released() -> None:
     guests = Guests(is_open=True)
     assert call_once(guests, to_frame(chunk(1))) == (grpc.StatusCode.OK, to_frame(chunk(1)))
-    assert guests.log == ["claim", "release"]
+    assert guests.log == ["claim", "heard", "release"]
 
 
 def test_closing_gives_handlers_a_moment_and_then_cancels_them(monkeypatch: pytest.MonkeyPatch) -> None:

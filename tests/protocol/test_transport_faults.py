@@ -66,9 +66,14 @@ def test_streams_of_one_partner_are_few(play: Play) -> None:
     async def scenario(world: World) -> None:
         a, b = await world.peer(nobody), await world.peer(echo, StreamCaps(per_purpose=2, total=3))
         streams = [await a.transport.connect(b.peer_id, b.addresses, Purpose.MEET) for _ in range(2)]
+        for stream in streams:  # who has said nothing has fewer, and gives way to others
+            await stream.send(chunk(1))
+            assert await number_of(stream) == 1
         with pytest.raises(Unreachable):
             await a.transport.connect(b.peer_id, b.addresses, Purpose.MEET)
         streams.append(await a.transport.connect(b.peer_id, b.addresses, Purpose.FETCH))
+        await streams[2].send(chunk(1))
+        assert await number_of(streams[2]) == 1
         with pytest.raises(Unreachable):
             await a.transport.connect(b.peer_id, b.addresses, Purpose.FETCH)
         for stream in streams:
@@ -78,6 +83,26 @@ def test_streams_of_one_partner_are_few(play: Play) -> None:
         await asyncio.sleep(0.5)
         again = await a.transport.connect(b.peer_id, b.addresses, Purpose.MEET)
         for stream in (again, *streams[1:]):
+            await stream.close()
+
+    play(scenario)
+
+
+def test_who_opens_streams_and_stays_silent_keeps_nobody_out(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        a, c, d = [await world.peer(nobody) for _ in range(3)]
+        b = await world.peer(echo, StreamCaps(total=2))
+        talks = await c.transport.connect(b.peer_id, b.addresses, Purpose.MEET)
+        await talks.send(chunk(1))
+        assert await number_of(talks) == 1
+        silent = await a.transport.connect(b.peer_id, b.addresses, Purpose.MEET)
+        late = await d.transport.connect(b.peer_id, b.addresses, Purpose.MEET)
+        async with asyncio.timeout(5):
+            await expect_over(silent)
+        for stream in (talks, late):
+            await stream.send(chunk(2))
+            assert await number_of(stream) == 2
+        for stream in (talks, silent, late):
             await stream.close()
 
     play(scenario)
