@@ -1,7 +1,7 @@
 """How a peer gets another's weights: a joiner when it starts, a straggler when it has fallen too far behind.
 
 It asks one live donor after another until one delivers. A donor's weights cannot be checked against anybody else's, for no two peers have
-the same; what can be checked is size, hash, that every number is finite, and that the clock is not behind what most others announce.
+the same; what can be checked is size, hash, that every number is finite, and that the clock is about where most others say that theirs are.
 """
 
 from __future__ import annotations
@@ -55,16 +55,19 @@ class Wanted:
 
     state_bytes: int
     earliest_clock_steps: int
+    latest_clock_steps: int  # one that is further than anybody else is would end our training
     total_steps: int
 
     def check(self, header: Contents) -> None:
-        """Raise BadMessage for a clone that cannot be, NoUse for one that is too old, before any of its bytes come."""
+        """Raise BadMessage for a clone that cannot be, NoUse for one of another time, before any of its bytes come."""
         if header.total_bytes != self.state_bytes:
             raise BadMessage(f"a clone of {header.total_bytes} bytes; the manifest implies {self.state_bytes}")
         if header.clock_steps > self.total_steps:
             raise BadMessage(f"a clock of {header.clock_steps} steps in a run of {self.total_steps}")
         if header.clock_steps < self.earliest_clock_steps:
             raise NoUse(f"its clock shows {header.clock_steps} steps, others are at {self.earliest_clock_steps} or more")
+        if header.clock_steps > self.latest_clock_steps:
+            raise NoUse(f"its clock shows {header.clock_steps} steps, others are at {self.latest_clock_steps} or less")
 
 
 async def _nothing() -> None:
@@ -141,6 +144,10 @@ class Joining:
     async def _take_from(self, donor: Entry, wanted: Wanted, make_way: Callable[[], Awaitable[None]]) -> None:
         name, done, told = f"adopt-{next(self._names)}", 0, -1
 
+        def check(header: Contents) -> None:
+            self.book.tells_clock(donor.peer_id, header.clock_steps)  # records are old by some seconds: the next round knows better
+            wanted.check(header)
+
         def keep(data: bytes) -> None:
             nonlocal done, told
             self.tools.payloads.append(name, data)
@@ -150,7 +157,7 @@ class Joining:
                 self.report({"state": "joining", "reason": f"downloading weights from {donor.peer_id.short()}: {percent} %"})
 
         try:
-            header = await self._asker.state(donor.peer_id, donor.addresses, wanted.check, keep)
+            header = await self._asker.state(donor.peer_id, donor.addresses, check, keep)
             await make_way()
             adopted = await self.tools.link.request(ask.Adopt(name, header.clock_steps))
         finally:

@@ -146,7 +146,7 @@ class Node:
         kind = {"completed": "completed", "busy": "refused", "refused": "refused"}.get(done.outcome, "failed")
         self._counts[kind] += 1
         if meeting.outcome is not None:
-            self._upkeep.on_meeting(meeting.partner, meeting.outcome)
+            self._upkeep.on_meeting(meeting.partner, meeting.outcome, initiated=meeting.initiates)
         self._bytes["sent"] += done.bytes_sent
         self._bytes["received"] += done.bytes_received
         if kind == "completed":

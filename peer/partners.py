@@ -50,6 +50,11 @@ class Entry:
     meetings: int = 0  # completed with it
     record: MemberRecord | None = None  # its latest word, to pass on
 
+    @property
+    def has_clock(self) -> bool:
+        """Whether the peer has told its clock."""
+        return self.record is not None or self.clock_steps > 0
+
     def is_newer(self, record: MemberRecord) -> bool:
         """Tell whether this record says more than the one we hold."""
         return self.record is None or record.supersedes(self.record)
@@ -105,6 +110,11 @@ class AddressBook:
                 entry.is_back(now_s)
             entry.seen_s = max(entry.seen_s, now_s)
             entry.clock_steps = clock_steps
+
+    def tells_clock(self, peer_id: PeerId, clock_steps: int) -> None:
+        """Note the clock that a known peer has signed in answer to us: later than what it has announced."""
+        if peer_id in self._entries:
+            self._entries[peer_id].clock_steps = clock_steps
 
     def met(self, peer_id: PeerId, now_s: float, clock_steps: int, *, finished: bool = False) -> None:
         """Note a completed meeting, and how far the partner was: its clock, and whether it only averages."""
@@ -166,13 +176,25 @@ class AddressBook:
         """Return the live peers whose own record we hold."""
         return [entry for entry in self.live(now_s) if entry.record is not None]
 
-    def typical_clock(self, now_s: float) -> int:
-        """Return the schedule clock that half of the known live peers have reached, 0 when none is known.
+    def typical_clock(self, now_s: float, total_steps: int, own_steps: int | None = None) -> int:
+        """Return the lower median of the known live peers' clocks and our own; 0 when none is known.
 
-        No furthest clock: a single peer that lies about its own could send everybody after it.
+        Each says it of itself, so a single liar must not move us: neither the furthest clock counts, nor one beyond the end of the run, and
+        of two clocks the lower one does. Without a clock of our own, those who have not begun either do not count.
         """
-        clocks = sorted(entry.clock_steps for entry in self.live(now_s) if entry.record is not None or entry.clock_steps)
-        return clocks[len(clocks) // 2] if clocks else 0
+        clocks = [clock_steps for clock_steps in self._clocks(now_s) if clock_steps <= total_steps]
+        clocks = sorted([clock_steps for clock_steps in clocks if clock_steps] if own_steps is None else [*clocks, own_steps])
+        return clocks[(len(clocks) - 1) // 2] if clocks else 0
+
+    def has_begun(self, now_s: float) -> bool:
+        """Tell whether half of the peers that announce themselves have made a step."""
+        clocks = self._clocks(now_s)
+        return bool(clocks) and 2 * sum(clock > 0 for clock in clocks) >= len(clocks)
+
+    def clock_of(self, peer_id: PeerId) -> int | None:
+        """Return the clock that a peer has last signed, None when none is known."""
+        entry = self._entries.get(peer_id)
+        return entry.clock_steps if entry is not None and entry.has_clock else None
 
     def choose(self, now_s: float, rng: random.Random, *, exclude: Collection[PeerId] = ()) -> Entry | None:
         """Choose the next partner, or None when nobody can be asked now."""
@@ -222,6 +244,9 @@ class AddressBook:
             return
 
     # ------------------------------------------------------------------ bounds
+
+    def _clocks(self, now_s: float) -> list[int]:
+        return [entry.clock_steps for entry in self.live(now_s) if entry.has_clock]
 
     def _is_live(self, entry: Entry, now_s: float) -> bool:
         return now_s - entry.seen_s < FORGET_S and not self.is_banned(entry.peer_id, now_s)

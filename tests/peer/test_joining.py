@@ -33,8 +33,8 @@ async def newcomer(swarm: Swarm, *donors: object) -> tuple[Peer, Joining]:
     return peer, peer.node._upkeep._joining
 
 
-def wanted(swarm: Swarm, earliest_steps: int = 0) -> Wanted:
-    return Wanted(swarm.terms.state_bytes, earliest_steps, swarm.manifest.run.total_steps)
+def wanted(swarm: Swarm, earliest_steps: int = 0, latest_steps: int = 100_000) -> Wanted:
+    return Wanted(swarm.terms.state_bytes, earliest_steps, latest_steps, swarm.manifest.run.total_steps)
 
 
 async def announces_too_much(purpose: Purpose, stream: Stream) -> None:
@@ -63,14 +63,17 @@ def test_a_donor_of_the_wrong_size_is_banned_and_the_next_one_is_asked(tmp_path:
     play(Swarm(tmp_path, manifest=QUIET), story)
 
 
-def test_a_donor_that_is_too_old_is_no_use_and_no_liar(tmp_path: Path) -> None:
+@pytest.mark.parametrize("off_steps", [1, -1])
+def test_a_donor_of_another_time_is_no_use_and_no_liar(tmp_path: Path, off_steps: int) -> None:
     async def story(swarm: Swarm) -> None:
         (elder,) = swarm.start(1)
         await swarm.until(lambda: elder.clock >= 5)
         elder.trainer.frozen = True
         peer, joining = await newcomer(swarm, elder)
         before = peer.hash
-        answers = await joining.ask_everybody(wanted(swarm, elder.clock + 1), in_order)
+        bounds = (elder.clock + 1,) if off_steps > 0 else (0, elder.clock - 1)
+        answers = await joining.ask_everybody(wanted(swarm, *bounds), in_order)
+        assert peer.node.book.clock_of(elder.peer_id) == elder.clock, "its answer is later news than its record"
         assert answers is not None and len(answers) == 1 and peer.hash == before and not peer.trainer.started
         assert not peer.node.book.is_banned(elder.peer_id, asyncio.get_running_loop().time())
 
@@ -104,5 +107,5 @@ def test_only_refusals_that_no_retry_can_change_are_final() -> None:
 
 def test_no_run_has_a_clone_beyond_its_end() -> None:
     with pytest.raises(BadMessage):
-        Wanted(8, 0, 100).check(Contents(ContentsKind.STATE, 8, b"h" * 32, 101))
-    Wanted(8, 100, 100).check(Contents(ContentsKind.STATE, 8, b"h" * 32, 100))
+        Wanted(8, 0, 100, 100).check(Contents(ContentsKind.STATE, 8, b"h" * 32, 101))
+    Wanted(8, 100, 100, 100).check(Contents(ContentsKind.STATE, 8, b"h" * 32, 100))
