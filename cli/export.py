@@ -16,13 +16,24 @@ Slow = Annotated[
     bool, typer.Option("--slow", help="Write the slow weights in place of the fast ones; after the end of a run both are the same.")
 ]
 
+Text = Annotated[
+    Path | None,
+    typer.Option(
+        "--data", metavar="PATH", exists=True, help="Text to measure the held-out loss on, where each peer of the run brings its own."
+    ),
+]
+EvalBatches = Annotated[
+    int, typer.Option("--eval-batches", metavar="N", min=0, help="Held-out batches behind the loss on the card; 0 leaves it out.")
+]
 
-def export(folder: Folder, home: HomeFolder = DEFAULT_HOME, slow: Slow = False) -> None:
+
+def export(folder: Folder, home: HomeFolder = DEFAULT_HOME, slow: Slow = False, data: Text = None, eval_batches: EvalBatches = 256) -> None:
     """Write the trained model as a Hugging Face folder.
 
-    It holds the newest checkpoint, in a form that transformers loads, and a card that says where it comes from.
+    It holds the newest checkpoint, in a form that transformers loads, and a card that says where it comes from and how well it
+    predicts held-out text.
     """
     from peer.export import export_model  # torch: slow to import, and needed only now
 
-    written = export_model(Home(home), folder, use_slow_weights=slow)
-    print(f"wrote {written}", file=sys.stderr)
+    held_out = export_model(Home(home), folder, slow, data, eval_batches)
+    print(f"wrote {folder}; held-out loss: {held_out}" + (f" ({held_out.reason})" if held_out.reason else ""), file=sys.stderr)

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from peer.events import Entry, EvalDone, MeetingDone, StateCloned
+from peer.events import Entry, MeetingDone, StateCloned
 from peer.status import VERSION
 from peer.weights import Trained
 
 MAX_NAMED = 64  # contributors
 
 
-def model_card(trained: Trained, entries: Sequence[Entry], weights: str) -> str:
-    """Write the card (Markdown with a Hugging Face header) of a checkpoint from a peer's event log."""
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """How well exactly the exported weights predict held-out text."""
+
+    loss: float | None  # nats per token; None if it was not measured
+    num_tokens: int = 0  # predicted
+    reason: str = ""  # why not measured
+
+    def __str__(self) -> str:
+        return "not measured" if self.loss is None else f"{self.loss:.4f} nats per token, over {self.num_tokens} tokens"
+
+
+def model_card(trained: Trained, entries: Sequence[Entry], weights: str, held_out: HeldOut) -> str:
+    """Write the card (Markdown with a Hugging Face header) of a checkpoint; its contributors come from the peer's event log."""
     manifest, state = trained.manifest, trained.checkpoint.state
     partners = contributors(entries)
     rows = {
@@ -24,7 +37,7 @@ def model_card(trained: Trained, entries: Sequence[Entry], weights: str) -> str:
         "clock": f"{state['clock_steps']} of {manifest.run.total_steps} steps",
         "this peer": f"{trained.checkpoint.step} inner steps, {state['tokens']} tokens",
         "weights": weights,
-        "held-out loss": _loss(entries),
+        "held-out loss": str(held_out),
         "peers met": f"{len(partners)} at least" if partners else "none",
         "trained with": f"gossamer {VERSION}",
     }
@@ -42,11 +55,6 @@ def contributors(entries: Sequence[Entry]) -> list[str]:
             case MeetingDone(partner=partner, outcome="completed") | StateCloned(donor=partner):
                 met[partner] = None
     return list(met)
-
-
-def _loss(entries: Sequence[Entry]) -> str:
-    found = [entry.event for entry in entries if isinstance(entry.event, EvalDone)]
-    return f"{found[-1].loss:.4f} nats per token at this peer's step {found[-1].step}" if found else "not measured"
 
 
 def _plain(name: str) -> str:

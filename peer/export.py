@@ -10,19 +10,18 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from torch import Tensor
-
-from peer.card import model_card
+from peer.card import HeldOut, model_card
+from peer.evaluation import NUM_BATCHES, held_out_loss, open_corpus
 from peer.events import read_events
 from peer.home import Home
 from peer.model import build_model, quiet_transformers
 from peer.tokenizer import BYTES, Tokenizer, load_tokenizer
 from peer.weights import Trained, fast_weights, load_trained, set_weights, slow_weights
 from protocol.errors import BadSettings
+from protocol.manifest import Manifest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -30,20 +29,26 @@ if TYPE_CHECKING:
 MARK: Final = "gossamer.json"  # marks a folder as an export of ours, and lists its files
 
 
-def export_model(home: Home, folder: Path, use_slow_weights: bool = False) -> Path:
-    """Write a home's newest checkpoint to `folder`, which must be new, empty, or an earlier export; returns the folder.
+def export_model(
+    home: Home, folder: Path, use_slow_weights: bool = False, data: Path | None = None, num_batches: int = NUM_BATCHES
+) -> HeldOut:
+    """Write a home's newest checkpoint to `folder`, which must be new, empty, or an earlier export; returns the loss on its card.
 
-    Raises BadSettings (also when the disk refuses; an earlier export is then as it was) or BadManifest.
+    The loss is that of the weights that are written; `data` is the operator's text where the run asks for one, and with no batches
+    nothing is measured. Raises BadSettings (also when the disk refuses; an earlier export is then as it was) or BadManifest.
     """
     _refuse_foreign(folder)
     trained = load_trained(home)
-    weights = slow_weights(trained) if use_slow_weights else fast_weights(trained.checkpoint)
-    card = model_card(trained, list(read_events(home.events)), "slow" if use_slow_weights else "fast")
+    manifest = trained.manifest
+    model = build_model(manifest.model, manifest.run.seed)
+    set_weights(model, slow_weights(trained) if use_slow_weights else fast_weights(trained.checkpoint))
+    held_out = measure(model, manifest, home, data, num_batches)
+    card = model_card(trained, list(read_events(home.events)), "slow" if use_slow_weights else "fast", held_out)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         unfinished = folder / f".writing-{os.getpid()}"
         try:
-            write_model(trained, weights, unfinished)
+            write_model(model, manifest, unfinished)
             (unfinished / "README.md").write_text(card, encoding="utf-8")
             _replace(folder, unfinished, trained)
         finally:
@@ -52,14 +57,32 @@ def export_model(home: Home, folder: Path, use_slow_weights: bool = False) -> Pa
         raise BadSettings(
             f"cannot write to {folder}: {error.strerror or error}", hint="choose another folder, or free some space"
         ) from error
-    return folder
+    return held_out
 
 
-def write_model(trained: Trained, weights: Mapping[str, Tensor], folder: Path) -> None:
+def measure(model: PreTrainedModel, manifest: Manifest, home: Home, data: Path | None, num_batches: int) -> HeldOut:
+    """Measure the held-out loss of a model of the run, where there is text for it.
+
+    Raises BadSettings when `data` was given and will not do; without it, an export does not fail for the lack of text.
+    """
+    if num_batches == 0:
+        return HeldOut(None, reason="as asked")
+    try:
+        corpus = open_corpus(manifest, home, data)
+        try:
+            loss = held_out_loss(model, corpus, num_batches)
+        finally:
+            corpus.close()
+    except BadSettings as error:
+        if data is not None:
+            raise
+        return HeldOut(None, reason=str(error))
+    return HeldOut(loss, num_batches * manifest.inner.batch_size * manifest.inner.sequence_length)
+
+
+def write_model(model: PreTrainedModel, manifest: Manifest, folder: Path) -> None:
     """Write what AutoModelForCausalLM and AutoTokenizer load. Raises OSError when the disk refuses."""
-    manifest = trained.manifest
-    model, tokenizer = build_model(manifest.model, manifest.run.seed), load_tokenizer(manifest.tokenizer.name)
-    set_weights(model, weights)
+    tokenizer = load_tokenizer(manifest.tokenizer.name)
     model.eval()
     if tokenizer.name == BYTES:
         _end_with(model, tokenizer)

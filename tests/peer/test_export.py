@@ -11,13 +11,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from peer.checkpoint import CheckpointContents, save
+from peer.evaluation import NUM_BATCHES, held_out_loss, open_corpus
 from peer.export import MARK, export_model
 from peer.model import build_model
 from peer.weights import set_weights
 from protocol.errors import BadSettings
 from tests.peer.trained_homes import checkpoint, tiny_manifest, trained_home, weights_from
 
-MANIFEST = tiny_manifest()
+MANIFEST = tiny_manifest(source="text")
 
 EXPORT_IN_LITTLE_SPACE = """
 import resource, sys
@@ -40,7 +41,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize(("use_slow_weights", "seed"), [(False, 2), (True, 3)])
 def test_transformers_loads_the_folder(tmp_path: Path, use_slow_weights: bool, seed: int) -> None:
     home = trained_home(tmp_path / "home", MANIFEST, fast_seed=2, slow_seed=3)
-    folder = export_model(home, tmp_path / "out", use_slow_weights)
+    export_model(home, folder := tmp_path / "out", use_slow_weights)
     expected = build_model(MANIFEST.model, 0).eval()
     set_weights(expected, weights_from(MANIFEST, seed))
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
@@ -53,7 +54,7 @@ def test_transformers_loads_the_folder(tmp_path: Path, use_slow_weights: bool, s
 
 
 def test_there_is_no_pickle_in_it(tmp_path: Path) -> None:
-    folder = export_model(trained_home(tmp_path / "home", MANIFEST, fast_seed=2), tmp_path / "out")
+    export_model(trained_home(tmp_path / "home", MANIFEST, fast_seed=2), folder := tmp_path / "out")
     names = {path.name for path in folder.iterdir()}
     assert {"model.safetensors", "config.json", "generation_config.json", "tokenizer.json", "README.md", MARK} <= names
     assert not any(name.endswith((".bin", ".pt", ".pkl")) or name.startswith(".") for name in names)
@@ -61,7 +62,7 @@ def test_there_is_no_pickle_in_it(tmp_path: Path) -> None:
 
 def test_an_earlier_export_is_replaced(tmp_path: Path) -> None:
     home = trained_home(tmp_path / "home", MANIFEST, fast_seed=2)
-    folder = export_model(home, tmp_path / "out")
+    export_model(home, folder := tmp_path / "out")
     mark = json.loads((folder / MARK).read_text())
     (folder / MARK).write_text(json.dumps(mark | {"files": [*mark["files"], "stale.safetensors", "../home/identity.key"]}))
     (folder / "stale.safetensors").touch()
@@ -79,7 +80,8 @@ def test_an_earlier_export_is_replaced(tmp_path: Path) -> None:
 
 def test_an_empty_folder_will_do(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    assert export_model(trained_home(tmp_path / "home", MANIFEST, fast_seed=2), tmp_path / "out") == tmp_path / "out"
+    export_model(trained_home(tmp_path / "home", MANIFEST, fast_seed=2), tmp_path / "out")
+    assert (tmp_path / "out" / MARK).exists()
 
 
 def test_somebody_elses_folder_is_left_alone(tmp_path: Path) -> None:
@@ -96,7 +98,8 @@ def test_somebody_elses_folder_is_left_alone(tmp_path: Path) -> None:
 
 def test_a_full_disk_leaves_the_earlier_export(tmp_path: Path) -> None:
     home = trained_home(tmp_path / "home", MANIFEST, fast_seed=2)
-    before = contents(export_model(home, tmp_path / "out"))
+    export_model(home, tmp_path / "out")
+    before = contents(tmp_path / "out")
     arguments = [sys.executable, "-c", EXPORT_IN_LITTLE_SPACE, str(home.path), str(tmp_path / "out")]
     result = subprocess.run(arguments, capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": os.getcwd()})
     assert "cannot write to" in result.stdout, result.stderr
@@ -106,3 +109,29 @@ def test_a_full_disk_leaves_the_earlier_export(tmp_path: Path) -> None:
 def test_nothing_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     export_model(trained_home(tmp_path / "home", MANIFEST, fast_seed=2), tmp_path / "out")
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("use_slow_weights", [False, True])
+def test_the_card_has_the_loss_of_the_exported_weights(tmp_path: Path, use_slow_weights: bool) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog, and so on and on; " * 400)
+    home = trained_home(tmp_path / "home", MANIFEST, fast_seed=2, slow_seed=3)
+    held_out = export_model(home, tmp_path / "out", use_slow_weights, text)
+    model = build_model(MANIFEST.model, 0)
+    set_weights(model, weights_from(MANIFEST, 3 if use_slow_weights else 2))
+    assert held_out.loss == held_out_loss(model, open_corpus(MANIFEST, home, text), NUM_BATCHES)
+    assert (
+        f"| held-out loss | {held_out.loss:.4f} nats per token, over {NUM_BATCHES * 2 * 32} tokens |"
+        in (tmp_path / "out" / "README.md").read_text()
+    )
+
+
+def test_without_text_the_card_has_no_loss(tmp_path: Path) -> None:
+    home = trained_home(tmp_path / "home", MANIFEST, fast_seed=2)
+    held_out = export_model(home, tmp_path / "out")
+    assert "its own text" in held_out.reason
+    assert "| held-out loss | not measured |" in (tmp_path / "out" / "README.md").read_text()
+    assert export_model(home, tmp_path / "out", num_batches=0).loss is None
+    (tmp_path / "short.txt").write_text("hello")
+    with pytest.raises(BadSettings, match="one batch"):
+        export_model(home, tmp_path / "out", data=tmp_path / "short.txt")
