@@ -14,6 +14,7 @@ from typing import Any
 
 from peer import requests as ask
 from peer.driver import LinkLost, Tools
+from peer.events import StateCloned
 from peer.partners import AddressBook, Entry
 from peer.state_transfer import Asker
 from protocol.errors import (
@@ -77,11 +78,19 @@ async def _nothing() -> None:
 class Joining:
     """Take over a donor's slow weights, momentum and clock."""
 
-    def __init__(self, asker: Asker, book: AddressBook, tools: Tools, report: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(
+        self,
+        asker: Asker,
+        book: AddressBook,
+        tools: Tools,
+        report: Callable[[dict[str, Any]], None],
+        log: Callable[[StateCloned], None],
+    ) -> None:
         self._asker = asker
         self.book = book
         self.tools = tools
         self.report = report
+        self.log = log
         self._names = itertools.count(1)
 
     async def take_over(self, wanted: Callable[[], Wanted], shuffle: Callable[[list[Entry]], None]) -> None:
@@ -143,6 +152,7 @@ class Joining:
 
     async def _take_from(self, donor: Entry, wanted: Wanted, make_way: Callable[[], Awaitable[None]]) -> None:
         name, done, told = f"adopt-{next(self._names)}", 0, -1
+        started_s = asyncio.get_running_loop().time()
 
         def check(header: Contents) -> None:
             self.book.tells_clock(donor.peer_id, header.clock_steps)  # records are old by some seconds: the next round knows better
@@ -164,6 +174,7 @@ class Joining:
             self.tools.payloads.remove(name)
         if isinstance(adopted, ask.Adopted) and not adopted.accepted:
             raise BadContents(adopted.reason)
+        self.log(StateCloned(str(donor.peer_id), header.clock_steps, done, asyncio.get_running_loop().time() - started_s))
 
 
 def _unanimous(answers: list[GossamerError]) -> GossamerError | None:

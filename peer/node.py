@@ -13,7 +13,7 @@ from typing import Any
 
 from peer import requests as ask
 from peer.driver import Tools
-from peer.events import MeetingDone
+from peer.events import MeetingDone, StateCloned
 from peer.finishing import Finishing
 from peer.hearsay import Hearsay
 from peer.joining import Joining
@@ -59,13 +59,13 @@ class Node:
         self.searches = Searches(self.meetings, defer=membership.defer)
         self._presence = Presence(membership, world, hearsay, self._standing, settings.wait_for_peers)
         asker = Asker(membership.identity, membership.terms.run_id, membership.credential, world.transport)
-        joining = Joining(asker, self.book, tools, report)
+        joining = Joining(asker, self.book, tools, report, lambda cloned: self._log(cloned))
         self._upkeep = Upkeep(settings, joining, self.meetings, self._presence.has_looked, world.rng)
         self._finishing = Finishing(self.searches, self.book, len(membership.terms.fragments))
-        self._log: Callable[[MeetingDone], None] = lambda _: None
+        self._log: Callable[[MeetingDone | StateCloned], None] = lambda _: None
 
-    def on_meeting(self, log: Callable[[MeetingDone], None]) -> None:
-        """Have every ended meeting told to `log`."""
+    def on_event(self, log: Callable[[MeetingDone | StateCloned], None]) -> None:
+        """Have every ended meeting, and every donor's state that was taken over, told to `log`."""
         self._log = log
 
     def donor(self, manifest: bytes) -> Donor:

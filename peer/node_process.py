@@ -19,6 +19,7 @@ import uvloop
 
 from optim.codecs import codec
 from peer.abilities import need_abilities
+from peer.bootstraps import held_invite, ways_in
 from peer.child import Child
 from peer.driver import Tools
 from peer.events import EventLog
@@ -29,16 +30,13 @@ from peer.link import NodeEnd
 from peer.meetings import Membership, say
 from peer.model import parameter_shapes
 from peer.node import Node, NodeSettings, World
-from peer.partners import AddressBook
 from peer.payloads import PayloadFolder
 from peer.replica import fragment_codecs
 from peer.requests import Writer
 from peer.state_transfer import Asker
-from protocol.addresses import with_peer
 from protocol.daemon import DaemonSettings
 from protocol.errors import GossamerError
 from protocol.identity import Identity, PeerId
-from protocol.invite import Invite
 from protocol.libp2p import Libp2pNode
 from protocol.manifest import Manifest, SignedManifest
 from protocol.messages import Refusal, RefusalCode, Refused
@@ -95,7 +93,7 @@ class NodeProcess:
         self._config = child.settings.config
         self._home = Home(self._config.home)
         self._identity = Identity.load_or_create(self._home.identity)
-        self._invite = Invite.from_text(self._home.invite.read_text()) if self._home.invite.exists() else None
+        self._invite = held_invite(self._home)
         self._doorman = Doorman()
 
     async def run(self) -> None:
@@ -147,7 +145,7 @@ class NodeProcess:
         )
         node = Node(membership, world, tools, settings, lambda fields: self._child.report("node", fields))
         notices.append(node)
-        node.on_meeting(EventLog(self._home.events).append)
+        node.on_event(EventLog(self._home.events).append)
         self._fill_book(node)
         self._doorman.terms = terms
         self._doorman.manifest, self._doorman.node = signed.to_bytes(), node
@@ -165,10 +163,7 @@ class NodeProcess:
 
     def _bootstraps(self) -> tuple[str, ...]:
         """Return the ways into the swarm: the invite's, and the good peers of the last session."""
-        book = AddressBook(self._identity.peer_id)
-        book.load(self._home.peers, time.time())
-        known = [with_peer(address, entry.peer_id) for entry in book.live(time.time()) for address in entry.addresses]
-        return tuple(dict.fromkeys((*(self._invite.bootstraps if self._invite else ()), *known)))
+        return ways_in(self._home, self._identity.peer_id, self._invite)
 
     async def _fetch_manifest(self, network: Libp2pNode) -> SignedManifest:
         assert self._invite is not None

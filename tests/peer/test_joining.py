@@ -58,6 +58,9 @@ def test_a_donor_of_the_wrong_size_is_banned_and_the_next_one_is_asked(tmp_path:
         assert await joining.ask_everybody(wanted(swarm), in_order) is None
         assert peer.node.book.is_banned(MALLORY.peer_id, asyncio.get_running_loop().time())
         assert peer.trainer.started and peer.clock == elder.clock and bool((peer.slow == elder.slow).all())
+        (cloned,) = peer.clones
+        assert (cloned.donor, cloned.clock_steps, cloned.num_bytes) == (str(elder.peer_id), elder.clock, swarm.terms.state_bytes)
+        assert cloned.seconds > 0.0
         assert not list(peer.payloads.path("x").parent.glob("adopt-*"))
 
     play(Swarm(tmp_path, manifest=QUIET), story)
@@ -75,6 +78,7 @@ def test_a_donor_of_another_time_is_no_use_and_no_liar(tmp_path: Path, off_steps
         answers = await joining.ask_everybody(wanted(swarm, *bounds), in_order)
         assert peer.node.book.clock_of(elder.peer_id) == elder.clock, "its answer is later news than its record"
         assert answers is not None and len(answers) == 1 and peer.hash == before and not peer.trainer.started
+        assert not peer.clones
         assert not peer.node.book.is_banned(elder.peer_id, asyncio.get_running_loop().time())
 
     play(Swarm(tmp_path, manifest=QUIET), story)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from peer.driver import Tools
-from peer.events import MeetingDone
+from peer.events import MeetingDone, StateCloned
 from peer.greeting import Membership
 from peer.journal import Journal
 from peer.node import Node, NodeSettings
@@ -58,6 +58,7 @@ class Peer:
         self.habits = habits
         self.checkpoint: Checkpoint | None = None
         self.meetings: list[MeetingDone] = []
+        self.clones: list[StateCloned] = []
         self.said: list[dict[str, Any]] = []
         self.failure: BaseException | None = None
         self.is_done = False
@@ -129,9 +130,15 @@ class Peer:
             self.habits.is_founder,
         )
         self.node = Node(membership, world, Tools(self.link, self.payloads, self.journal), settings, self.said.append)
-        self.node.on_meeting(self.meetings.append)
+        self.node.on_event(self._log)
         self.trainer.connect(self.link)
         self._run(self._serve(), self._node_tasks)
+
+    def _log(self, event: MeetingDone | StateCloned) -> None:
+        if isinstance(event, StateCloned):
+            self.clones.append(event)
+        else:
+            self.meetings.append(event)
 
     def kill(self) -> None:
         """kill -9 of the whole peer; its replica stays to be looked at."""
