@@ -173,7 +173,8 @@ def test_adopting_a_donors_state_waits_for_the_coding_and_leaves_nothing_of_it(t
     assert gate.entered.wait(20)
     dropping = threading.Thread(target=trainer.replica.lose_node)  # as adopting does first
     dropping.start()
-    assert dropping.is_alive()
+    dropping.join(0.1)
+    assert dropping.is_alive(), "it was dropped under the coding thread's hands"
     gate.door.set()
     dropping.join(20)
     assert isinstance(trainer.reply(), ask.PayloadReady)
