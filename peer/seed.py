@@ -10,21 +10,26 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from peer import control
 from peer import requests as ask
+from peer.bootstraps import held_invite, ways_in
 from peer.config import PeerConfig
 from peer.driver import LinkLost
 from peer.finding import find_manifest, store_manifest
+from peer.hearsay import Hearsay
 from peer.home import Home
 from peer.meetings import say
+from peer.partners import AddressBook
 from peer.payloads import PayloadFolder
 from peer.runtime import runtime_folder
+from peer.session import write_private
 from peer.state_transfer import Asker, Donor
 from peer.status import Status
+from peer.supervisor import ASKED, Watch
 from protocol.daemon import DaemonSettings
 from protocol.errors import BadSettings, Unreachable
 from protocol.identity import Identity
@@ -39,8 +44,6 @@ from protocol.terms import RunTerms, check_member
 from protocol.transport import Purpose, Stream, Transport
 
 LOOK_S = 1.0
-
-Watch = Callable[[Status], None]
 
 
 class NoTrainer:
@@ -62,10 +65,11 @@ class Seed:
         self._payloads = payloads
         self._donor: Donor | None = None
 
-    def learn(self, signed: SignedManifest) -> None:
-        """Serve this manifest, and only its members, from now on."""
+    def learn(self, signed: SignedManifest) -> RunTerms:
+        """Serve this manifest, and only its members, from now on; return its terms."""
         terms = RunTerms.from_manifest(signed.manifest(), codec_id=0, fragments=(), state_bytes=0)  # of the sizes it needs none
         self._donor = Donor(self._identity, terms, signed.to_bytes(), NoTrainer(), self._payloads, time.time, lambda: False)
+        return terms
 
     def is_member(self, record: MemberRecord) -> bool:
         """Say whether the directory should hold a record."""
@@ -87,19 +91,21 @@ class Seed:
 
 
 async def run_seed(config: PeerConfig, invite: Invite | None, watch: Watch) -> Status:
-    """Take part in the directory of a run until asked to leave, by `peer leave`, SIGTERM or Ctrl-C.
+    """Take part in the directory of a run until asked to leave, by `peer leave`, a signal or Ctrl-C.
 
-    The run is the invite's, or the one that the home holds. `watch` is called with the live status about once a second. Raises
-    GossamerError; KeyboardInterrupt after Ctrl-C.
+    The run is the invite's; without one, it goes on with what the home folder holds. `watch` is called with the live status about once a
+    second. Raises GossamerError; KeyboardInterrupt after Ctrl-C.
     """
     home = Home(config.home)
     home.create()
     with home.locked(), runtime_folder(0) as runtime:
         identity = Identity.load_or_create(home.identity)
+        if invite is not None:
+            write_private(home.invite, invite.to_text().encode() + b"\n")
         session = _Session(config, home, identity, watch)
         async with control.serving(home, runtime, session.answer):
             with session.signals():
-                await session.run(runtime, invite)
+                await session.run(runtime)
         if session.interrupted:
             raise KeyboardInterrupt
         return session.status
@@ -110,24 +116,26 @@ class _Session:
 
     def __init__(self, config: PeerConfig, home: Home, identity: Identity, watch: Watch) -> None:
         self.status = Status(state="starting", since=time.time(), peer_id=str(identity.peer_id))
-        self.interrupted = False
+        self.interrupted = False  # by Ctrl-C
         self._config = config
         self._home = home
         self._identity = identity
+        self._invite = held_invite(home)
+        self._book = AddressBook(identity.peer_id)
         self._watch = watch
         self._leaving = asyncio.Event()
+        self._leave_reason = ""
 
-    async def run(self, runtime: Path, invite: Invite | None) -> None:
+    async def run(self, runtime: Path) -> None:
         """Serve until asked to leave."""
         seed = Seed(self._identity, PayloadFolder(runtime / "payloads"))
-        run_id = invite.run_id if invite else self._held().run_id
+        shelf = RecordShelf(self._invite.run_id if self._invite else self._held().run_id, seed.is_member)
         settings = DaemonSettings(
             self._home.identity, runtime / "net", self._config.listen_host, self._config.listen_port, self._config.announce
         )
-        ways_in = invite.bootstraps if invite else ()
-        async with Libp2pNode(settings, RecordShelf(run_id, seed.is_member), seed.answer, lambda: ways_in) as network:
+        async with Libp2pNode(settings, shelf, seed.answer, self._ways_in) as network:
             leaving = asyncio.create_task(self._leaving.wait())
-            work = asyncio.create_task(self._serve(network, seed, invite))
+            work = asyncio.create_task(self._serve(network, seed, shelf))
             try:
                 await asyncio.wait([leaving, work], return_when=asyncio.FIRST_COMPLETED)
                 if work.done():
@@ -136,20 +144,35 @@ class _Session:
                 leaving.cancel()
                 work.cancel()
                 await asyncio.gather(leaving, work, return_exceptions=True)
-        self._enter("left", "asked to")
+        self._enter("left", self._leave_reason)
 
-    async def _serve(self, network: Libp2pNode, seed: Seed, invite: Invite | None) -> None:
-        signed = await self._manifest(network, invite)
-        seed.learn(signed)
+    async def _serve(self, network: Libp2pNode, seed: Seed, shelf: RecordShelf) -> None:
+        signed = await self._manifest(network)
+        hearsay = Hearsay(seed.learn(signed), self._book, time.time)
+        self._book.load(self._home.peers, asyncio.get_running_loop().time())
         self.status.run_id = signed.run_id.hex()
         self.status.total_steps = signed.manifest().run.total_steps
         while True:
             connected = await _num_connected(network)
             self.status.peers_seen, self.status.addresses = connected, list(network.addresses)
             self._enter("seeding", f"{connected} connected")
+            self._remember(shelf, hearsay)
             await asyncio.sleep(LOOK_S)
 
-    async def _manifest(self, transport: Transport, invite: Invite | None) -> SignedManifest:
+    def _remember(self, shelf: RecordShelf, hearsay: Hearsay) -> None:
+        """Keep who has announced itself, so that the next start finds a way in when those of the invite are gone."""
+        news = [record for record in shelf.records() if self._book.is_news(record)]
+        for record in news:
+            hearsay.take(record)
+        if news:
+            with contextlib.suppress(OSError):  # a full disk; the book is written again soon
+                self._book.save(self._home.peers, asyncio.get_running_loop().time())
+
+    def _ways_in(self) -> tuple[str, ...]:
+        return ways_in(self._home, self._identity.peer_id, self._invite)
+
+    async def _manifest(self, transport: Transport) -> SignedManifest:
+        invite = self._invite
         if self._home.manifest.exists() or invite is None:
             return self._held()
         credential = invite.credential_for(self._identity.peer_id)
@@ -169,31 +192,38 @@ class _Session:
             case "status":
                 return self.status.to_json()
             case "leave":
-                self._leaving.set()
+                self._leave("asked to leave")
                 return {"leaving": True}
             case verb:
                 return {"error": f"a seed knows no verb {verb!r}"}
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
-        """Leave on SIGTERM and Ctrl-C while the body runs."""
+        """Leave on SIGTERM, Ctrl-C and a closed terminal while the body runs."""
         loop = asyncio.get_running_loop()
-
-        def on_signal(number: int) -> None:
-            self.interrupted = number == signal.SIGINT
-            self._leaving.set()
-
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, on_signal, number)
+        numbers = [number for number in ASKED if signal.getsignal(number) is not signal.SIG_IGN]  # nohup means it
+        for number in numbers:
+            loop.add_signal_handler(number, self._on_signal, number)
         try:
             yield
         finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in numbers:
                 loop.remove_signal_handler(number)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        self.interrupted |= number == signal.SIGINT
+        self._leave(ASKED[number])
+
+    def _leave(self, reason: str) -> None:
+        self._leave_reason = self._leave_reason or reason
+        self._leaving.set()
 
     def _enter(self, state: str, reason: str) -> None:
         self.status.enter(state, reason, time.time())
-        self._watch(self.status)
+        try:
+            self._watch(self.status)
+        except OSError:  # the terminal or pipe that we draw on was closed: no reason to stop
+            self._watch = lambda _: None
 
 
 async def _num_connected(network: Libp2pNode) -> int:

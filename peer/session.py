@@ -34,9 +34,9 @@ async def run_peer(config: PeerConfig, manifest: SignedManifest | None, invite: 
         identity = Identity.load_or_create(home.identity)
         is_new = manifest is not None and not home.manifest.exists()
         if manifest is not None:
-            _write(home.manifest, manifest.to_bytes())
+            write_private(home.manifest, manifest.to_bytes())
         if invite is not None:
-            _write(home.invite, invite.to_text().encode() + b"\n")
+            write_private(home.invite, invite.to_text().encode() + b"\n")
         supervisor = Supervisor(config, watch)
         supervisor.status.peer_id = str(identity.peer_id)
         try:
@@ -50,7 +50,8 @@ async def run_peer(config: PeerConfig, manifest: SignedManifest | None, invite: 
         return supervisor.status
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file that only its owner can read; a crash leaves the whole of it or the old one."""
     whole = path.with_suffix(".new")
     whole.touch(mode=0o600)  # an invite is a secret
     whole.write_bytes(content)
