@@ -31,7 +31,7 @@ class Event(Protocol):
 class StateChanged:
     """The peer is in another state now."""
 
-    state: str  # joining, training, waiting, finishing, leaving, ...
+    state: str  # as in Status
     reason: str  # why, in words
 
 
@@ -55,8 +55,8 @@ class MeetingDone:
 
     partner: str  # PeerId, base58
     fragment: int
-    outcome: str  # completed, refused or failed
-    reason: str  # why not completed, else empty
+    outcome: str  # MeetingOver in lower case: completed busy refused gated misbehaved failed abandoned
+    reason: str  # why not completed; of a completed one, that the partner may not have heard of it
     lane: str  # how the partner was reached
     bytes_sent: int
     bytes_received: int
@@ -121,7 +121,7 @@ class NodeRestarted:
     """The node process ended unasked and was started again."""
 
     reason: str
-    num_restarts: int
+    num_restarts: int  # in a row; one that had run for a minute counts as the first again
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class TrainerRestarted:
     """The trainer process ended unasked and was started again."""
 
     reason: str
-    num_restarts: int
+    num_restarts: int  # in a row; one that had run for a minute counts as the first again
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from peer.partners import REST_FAILED_S, AddressBook
 from protocol.messages import Phase, RefusalCode
 from protocol.transport import Stream
 
-_NOT_YET = frozenset({RefusalCode.WRONG_PHASE, RefusalCode.NOT_READY, RefusalCode.PAUSED})
+_NOT_YET = frozenset({RefusalCode.WRONG_PHASE, RefusalCode.NOT_READY})
 
 
 def learn_from(book: AddressBook, meeting: Meeting, finish: Finish, stream: Stream, now_s: float) -> None:

@@ -12,7 +12,7 @@ VERSION = "0.1.0"
 class Status:
     """A peer's state, with the reason for it. Times are Unix seconds; counts are since this start of the peer unless named otherwise."""
 
-    state: str = "starting"  # starting joining waiting training finishing leaving left done failed
+    state: str = "starting"  # joining waiting training finishing leaving left done failed; a seed is seeding
     reason: str = ""
     since: float = 0.0
     run_id: str = ""
@@ -33,7 +33,6 @@ class Status:
     params: int = 0
     lane_counts: dict[str, int] = field(default_factory=dict)
     addresses: list[str] = field(default_factory=list)
-    invite: str = ""  # a fresh one, where this peer may issue them
     version: str = VERSION
 
     def to_json(self) -> dict[str, Any]:

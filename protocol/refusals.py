@@ -21,7 +21,6 @@ class RefusalCode(IntEnum):
     WRONG_TERMS = 5
     CLOCK_TOO_FAR = 6
     NOT_READY = 7
-    PAUSED = 8
     LEAVING = 9
     BAD_MESSAGE = 10
     GATE = 11
@@ -45,7 +44,6 @@ MEANING: dict[RefusalCode, tuple[str, str]] = {
         "another partner is asked; a late joiner catches up",
     ),
     RefusalCode.NOT_READY: ("the partner's trainer is not ready yet", "another partner is asked; nothing to do"),
-    RefusalCode.PAUSED: ("the partner is paused by its operator", "another partner is asked; nothing to do"),
     RefusalCode.LEAVING: ("the partner is leaving", "another partner is asked; nothing to do"),
     RefusalCode.BAD_MESSAGE: ("the partner could not read or verify our message", "if it happens with every partner, update Gossamer"),
     RefusalCode.GATE: ("the partner's merge gate rejected our message", "if it happens with every partner, check this peer's loss"),

@@ -12,6 +12,7 @@ import typer
 from cli.main import app
 from peer.events import KINDS
 from peer.home import Home
+from peer.meeting_events import MeetingOver
 from peer.status import Status
 from protocol.errors import ExitCode
 from protocol.manifest import Manifest
@@ -68,10 +69,16 @@ def test_every_event_is_described() -> None:
             assert f"| `{field.name}` |" in text, f"{name}.{field.name}"
 
 
+def test_every_outcome_of_a_meeting_is_described() -> None:
+    text = section("events.md", "MeetingDone")
+    for over in MeetingOver:
+        assert f"`{over.name.lower()}`" in text
+
+
 def test_every_key_of_the_status_is_described() -> None:
     text = (REFERENCE / "status.md").read_text()
-    for field in dataclasses.fields(Status):
-        assert f"| `{field.name}` |" in text
+    described = re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
+    assert sorted(described) == sorted(field.name for field in dataclasses.fields(Status))
 
 
 def test_every_exit_code_is_described() -> None:

@@ -22,7 +22,6 @@ class RefusalCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REFUSAL_WRONG_TERMS: _ClassVar[RefusalCode]
     REFUSAL_CLOCK_TOO_FAR: _ClassVar[RefusalCode]
     REFUSAL_NOT_READY: _ClassVar[RefusalCode]
-    REFUSAL_PAUSED: _ClassVar[RefusalCode]
     REFUSAL_LEAVING: _ClassVar[RefusalCode]
     REFUSAL_BAD_MESSAGE: _ClassVar[RefusalCode]
     REFUSAL_GATE: _ClassVar[RefusalCode]
@@ -58,7 +57,6 @@ REFUSAL_NOT_INVITED: RefusalCode
 REFUSAL_WRONG_TERMS: RefusalCode
 REFUSAL_CLOCK_TOO_FAR: RefusalCode
 REFUSAL_NOT_READY: RefusalCode
-REFUSAL_PAUSED: RefusalCode
 REFUSAL_LEAVING: RefusalCode
 REFUSAL_BAD_MESSAGE: RefusalCode
 REFUSAL_GATE: RefusalCode

@@ -52,7 +52,7 @@ def test_a_partner_that_leaves_is_forgotten() -> None:
     assert not after(MeetingOver.REFUSED, RefusalCode.LEAVING).live(0.0)
 
 
-@pytest.mark.parametrize("code", [RefusalCode.NOT_READY, RefusalCode.WRONG_PHASE, RefusalCode.PAUSED])
+@pytest.mark.parametrize("code", [RefusalCode.NOT_READY, RefusalCode.WRONG_PHASE])
 def test_a_partner_that_is_not_ready_rests_without_a_mark(code: RefusalCode) -> None:
     entry = after(MeetingOver.REFUSED, code).live(0.0)[0]
     assert entry.rests_until_s > 0.0 and not entry.failures and not entry.refusals

@@ -43,7 +43,7 @@ IN_TURN = {
 }
 MESSAGES: dict[str, Callable[[Seat], Message]] = {
     "Hello": lambda seat: partners_hello(),
-    "Refusal": lambda seat: Refusal(RefusalCode.PAUSED),
+    "Refusal": lambda seat: Refusal(RefusalCode.NOT_READY),
     "Chunk": lambda seat: Chunk(Part.SKETCH if seat.stage in (Stage.PREPARING, Stage.SKETCHING) else Part.PAYLOAD, 0, b"x"),
     "Commitment": lambda seat: Commitment(seat.meeting.pairing.meeting_id or bytes(16), bytes(32)).signed(
         Identity(SEEDS[seat.meeting.initiates])
