@@ -12,11 +12,11 @@ import hashlib
 import itertools
 import secrets
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from peer import requests as ask
 from peer.driver import LinkLost, TrainerLink
+from peer.meetings import say
 from peer.payloads import PayloadFolder
 from protocol.errors import BadContents, BadMessage, DeadlineExceeded, PeerMisbehaved, TransportError
 from protocol.identity import Identity, PeerId
@@ -156,9 +156,9 @@ class Donor:
             else:
                 await self._send_state(stream, request)
         except Refused as refusal:
-            await _refuse(stream, refusal.code, refusal.detail)
+            await say(stream, Refusal(refusal.code, refusal.detail[:REFUSAL_DETAIL_CHARS]))
         except PeerMisbehaved as error:
-            await _refuse(stream, RefusalCode.BAD_MESSAGE, str(error))
+            await say(stream, Refusal(RefusalCode.BAD_MESSAGE, str(error)[:REFUSAL_DETAIL_CHARS]))
             raise
         except (TransportError, TimeoutError):
             return
@@ -191,9 +191,3 @@ class Donor:
             for offset in range(0, len(data), CHUNK_BYTES):
                 async with asyncio.timeout(FRAME_S):
                     await stream.send(Chunk(Part.CONTENTS, offset, bytes(data[offset : offset + CHUNK_BYTES])))
-
-
-async def _refuse(stream: Stream, code: RefusalCode, detail: str) -> None:
-    with suppress(TransportError, TimeoutError):
-        async with asyncio.timeout(FRAME_S):
-            await stream.send(Refusal(code, detail[:REFUSAL_DETAIL_CHARS]))

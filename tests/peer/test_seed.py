@@ -14,14 +14,14 @@ from peer.payloads import PayloadFolder
 from peer.seed import Seed
 from peer.state_transfer import Asker
 from protocol import virtual_time
-from protocol.errors import RunRefusesUs, SwarmUnreachable
+from protocol.errors import BadMessage, RunRefusesUs, SwarmUnreachable
 from protocol.fetch import ContentsKind, FetchRequest
 from protocol.identity import Identity
 from protocol.invite import Invite
 from protocol.limits import PROTOCOL_VERSION
 from protocol.manifest import Manifest, SignedManifest
 from protocol.memory import MemoryNetwork
-from protocol.messages import Refusal, RefusalCode
+from protocol.messages import Chunk, Part, Refusal, RefusalCode
 from protocol.records import MemberRecord
 from protocol.transport import Purpose
 from tests.peer.deaf import Deaf
@@ -117,6 +117,17 @@ def test_who_asks_for_a_meeting_and_does_not_listen_is_hung_up_on(knows: bool, t
         stream = Deaf(STRANGER.peer_id)
         async with asyncio.timeout(5.0):
             await seed(tmp_path, knows=knows).answer(Purpose.MEET, stream)
+        assert stream.is_closed
+
+    virtual_time.run(scene())
+
+
+def test_who_asks_for_nonsense_and_does_not_listen_is_hung_up_on(tmp_path: Path) -> None:
+    async def scene() -> None:
+        stream = Deaf(STRANGER.peer_id, Chunk(Part.PAYLOAD, 0, b"x"))
+        with pytest.raises(BadMessage):
+            async with asyncio.timeout(5.0):
+                await seed(tmp_path).answer(Purpose.FETCH, stream)
         assert stream.is_closed
 
     virtual_time.run(scene())
