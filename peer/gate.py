@@ -1,15 +1,23 @@
 """The merge gate: whether a partner's message is of a size that honest training explains. Sums and comparisons only; no tensor, no I/O.
 
 A gap (the partner's message minus one's own) is refused when it is not finite, or more than ten times as long as its yardstick: the
-largest of the usual accepted gap, one's own pseudo-gradients lately, and one's own momentum. The accepted gaps alone would be a poor
+largest of the usual accepted gap, one's own pseudo-gradients lately, and one's own usual momentum. The accepted gaps alone would be a poor
 yardstick: on the demo job they refuse honest partners whenever the learning rate warms up or two peers have just met (gaps of up to 30
 times their running mean). With one's own movement beside them, the longest honest gap was 2.4 times the yardstick with four equal peers and
 with one that joined half-way, 2.4 with peers of unequal speed, 3.7 after a peer had stood still for 150 of 400 steps, 4.0 after a
-partition of 150 of 400 steps and 7.9 after one of 400 of 800. Before a peer's first outer step there is nothing to compare with and
-nothing to lose: then half the length of the weights is the limit (the longest honest one: a third).
+partition of 150 of 400 steps and 7.9 after one of 400 of 800 (measured with the momentum of the moment in the yardstick, not the usual
+one). Before a peer's first outer step there is nothing to compare with and nothing to lose: then half the length of the weights is the
+limit (the longest honest one: a third).
 
-This stops scaled noise, overflow and other models' weights. It does not stop a patient liar who keeps to the usual size. The idea, with
-the factor ten, is from the norm tests of robust gossip (ClippedGossip, arXiv 2202.01545).
+What partners can lengthen, the gap and the momentum (which holds half of every gap that was merged), enters the yardstick as a running
+mean in which one meeting counts for a fifth, and for no more than one and a half yardsticks. So whoever always sends what is just allowed
+makes the limit grow by a tenth at each meeting, 2.6 times in ten, and honest meetings in between take it back. After a first meeting of
+all, the limit is no wider than before it, unless one's own pseudo-gradients make it so. The momentum of the moment counts only for who has
+not met anybody: a joiner with what it took over.
+
+This stops scaled noise, overflow and other models' weights. It does not stop a patient liar who keeps to the usual size: ten meetings at
+the limit shift the slow weights by up to eighty yardsticks, which for lack of anything better counts as the harm that a member can do. The
+idea, with the factor ten, is from the norm tests of robust gossip (ClippedGossip, arXiv 2202.01545).
 """
 
 from __future__ import annotations
@@ -22,6 +30,7 @@ from typing import Any, Final
 LIMIT: Final = 10.0
 FIRST_LIMIT: Final = 0.5  # of the slow weights' length
 MEMORY: Final = 0.8  # share of the past in the running figures: about the last five meetings count
+GROWTH: Final = 1.5  # yardsticks: for more than this, what a partner can lengthen does not count in the running figures
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +48,7 @@ class Usual:
 
     gap: float = 0.0  # running mean of accepted gaps
     pseudo_gradient: float = 0.0  # one's own: the running mean, or the last one if that was longer
+    momentum: float = 0.0  # one's own: running mean
 
 
 class MergeGate:
@@ -56,12 +66,13 @@ class MergeGate:
 
     def accept(self, fragment: int, gap: float, own: Lengths) -> None:
         """Take note of a merged gap. One long gap moves the yardstick by little, so that it cannot open the gate for longer ones."""
-        usual = self._usual[fragment]
-        seen = min(gap, 2.0 * self._yardstick(fragment, own)) if usual.gap else gap
-        self._usual[fragment] = Usual(
-            MEMORY * usual.gap + (1.0 - MEMORY) * seen if usual.gap else seen,
-            max(own.pseudo_gradient, MEMORY * usual.pseudo_gradient + (1.0 - MEMORY) * own.pseudo_gradient),
-        )
+        usual, most = self._usual[fragment], GROWTH * self._yardstick(fragment, own)
+        pseudo_gradient = max(own.pseudo_gradient, _running(usual.pseudo_gradient, own.pseudo_gradient))
+        if usual.gap:
+            now = Usual(_running(usual.gap, min(gap, most)), pseudo_gradient, _running(usual.momentum, min(own.momentum, most)))
+        else:
+            now = Usual(min(gap, max(most, FIRST_LIMIT * own.slow / LIMIT)), pseudo_gradient, own.momentum)
+        self._usual[fragment] = now
 
     def state(self) -> list[dict[str, float]]:
         """Return what a checkpoint must hold: JSON-able."""
@@ -71,7 +82,7 @@ class MergeGate:
         """Take over what `state` returned. Raises ValueError for another number of fragments."""
         if len(state) != len(self._usual):
             raise ValueError(f"A gate for {len(self._usual)} fragments cannot take over the state of {len(state)}.")
-        self._usual = [Usual(float(usual["gap"]), float(usual["pseudo_gradient"])) for usual in state]
+        self._usual = [Usual(float(usual["gap"]), float(usual["pseudo_gradient"]), float(usual.get("momentum", 0.0))) for usual in state]
 
     def _limit(self, fragment: int, own: Lengths) -> float:
         is_first = own.momentum == 0.0 and self._usual[fragment].gap == 0.0
@@ -79,4 +90,8 @@ class MergeGate:
 
     def _yardstick(self, fragment: int, own: Lengths) -> float:
         usual = self._usual[fragment]
-        return max(usual.gap, usual.pseudo_gradient, own.pseudo_gradient, own.momentum)
+        return max(usual.gap, usual.pseudo_gradient, own.pseudo_gradient, usual.momentum if usual.gap else own.momentum)
+
+
+def _running(past: float, now: float) -> float:
+    return MEMORY * past + (1.0 - MEMORY) * now

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 import math
 
@@ -97,6 +98,43 @@ def test_a_ladder_of_growing_gaps_does_not_open_the_gate() -> None:
     for _ in range(10):
         assert merged(gate, 3.0)
     assert not merged(gate, 45.0)
+
+
+def patient(gate: MergeGate, slow: float, pseudo_gradient: float, momentum: float, num_meetings: int) -> tuple[list[float], float]:
+    """Meet one that always sends 0.99 of what is allowed, all in one direction; return the limits and the slow weights' length after it.
+
+    The momentum is what the default outer step (alpha 0, beta 1, gamma 1) makes it: the pseudo-gradient and half of the gap.
+    """
+    limits = []
+    for _ in range(num_meetings):
+        own = Lengths(pseudo_gradient, momentum, slow)
+        limits.append(gate._limit(0, own))
+        assert merged(gate, 0.99 * limits[-1], own)
+        momentum = pseudo_gradient + 0.99 * limits[-1] / 2
+        slow += momentum
+    return limits, slow
+
+
+def test_a_patient_attacker_opens_the_gate_by_little() -> None:
+    gate = MergeGate(1)
+    for _ in range(20):
+        assert merged(gate, 1.0, Lengths(1.0, 1.0, 100.0))
+    limits, _ = patient(gate, 100.0, 1.0, 1.0, 11)
+    assert all(after <= 1.11 * before for before, after in itertools.pairwise(limits))
+    assert limits[10] < 2.7 * limits[0]
+
+
+@pytest.mark.parametrize("pseudo_gradient", [0.0, 0.01])
+def test_an_attacker_at_the_very_first_meeting_gains_no_wider_limit(pseudo_gradient: float) -> None:
+    limits, slow = patient(MergeGate(1), 1.0, pseudo_gradient, 0.0, 5)
+    assert limits[0] == FIRST_LIMIT and limits[1] <= FIRST_LIMIT + 1e-9
+    assert limits[4] < 1.4 * FIRST_LIMIT and slow < 3.0, "it was 168 times the start after four meetings"
+
+
+def test_the_state_of_an_earlier_version_is_taken_over() -> None:
+    gate = MergeGate(1)
+    gate.restore([{"gap": 3.0, "pseudo_gradient": 2.0}])
+    assert gate.state() == [{"gap": 3.0, "pseudo_gradient": 2.0, "momentum": 0.0}]
 
 
 def test_gaps_that_shrink_with_the_learning_rate_tighten_the_gate() -> None:
