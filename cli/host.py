@@ -13,6 +13,7 @@ from cli.options import (
     DEFAULT_HOME,
     DEFAULT_LISTEN,
     Announce,
+    CheckpointEvery,
     Codec,
     Data,
     Device,
@@ -53,6 +54,7 @@ def host(
     listen: Listen = DEFAULT_LISTEN,
     port: Port = None,
     announce: Announce = None,
+    checkpoint_every: CheckpointEvery = None,
     steps: Steps = None,
     seed: Seed = None,
     codec: Codec = None,
@@ -64,7 +66,7 @@ def host(
 
     Prints the invite for others as one line on stdout. In a home folder that holds a run of this peer, goes on with it.
     """
-    config = settings(home, data, device, threads, listen=listen, port=port, announce=announce)
+    config = settings(home, data, device, threads, listen=listen, port=port, announce=announce, checkpoint_every_s=checkpoint_every)
     config = config.model_copy(update={"wait_for_peers": wait_for_peers, "alone": alone})
     folder = Home(config.home)
     folder.create()

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cli.options import DEFAULT_HOME, DEFAULT_LISTEN, Announce, Data, Device, HomeFolder, Listen, Port, Threads, settings
+from cli.options import DEFAULT_HOME, DEFAULT_LISTEN, Announce, CheckpointEvery, Data, Device, HomeFolder, Listen, Port, Threads, settings
 from cli.session import hold_session
 from peer.home import Home
 from protocol.errors import BadInvite, BadSettings
@@ -34,12 +34,13 @@ def join(
     listen: Listen = DEFAULT_LISTEN,
     port: Port = None,
     announce: Announce = None,
+    checkpoint_every: CheckpointEvery = None,
 ) -> None:
     """Join a run and train in it.
 
     Until the run ends, `peer leave`, or Ctrl-C.
     """
-    config = settings(home, data, device, threads, listen=listen, port=port, announce=announce)
+    config = settings(home, data, device, threads, listen=listen, port=port, announce=announce, checkpoint_every_s=checkpoint_every)
     folder = Home(config.home)
     read = read_invite(folder, invite)
     if read is None:

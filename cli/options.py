@@ -48,6 +48,15 @@ Announce = Annotated[
 WaitForPeers = Annotated[
     int, typer.Option("--wait-for-peers", metavar="N", min=0, help="Begin to train only when so many other peers are there.")
 ]
+CheckpointEvery = Annotated[
+    float | None,
+    typer.Option(
+        "--checkpoint-every",
+        metavar="SECONDS",
+        min=1.0,
+        help="Save when so much time has passed. Default: after 60 seconds or 100 inner steps, whichever comes first.",
+    ),
+]
 
 Steps = Annotated[int | None, typer.Option("--steps", metavar="N", min=1, help="Inner steps that the run lasts.")]
 Seed = Annotated[int | None, typer.Option("--seed", metavar="N", min=0, help="Everything random in the run follows from it.")]
@@ -66,13 +75,14 @@ def settings(
     listen: str,
     port: int | None,
     announce: list[str] | None,
+    checkpoint_every_s: float | None = None,
 ) -> PeerConfig:
     """Check the options that make up a peer's local settings. Raises BadSettings."""
     home = home.expanduser().absolute()
     if port is None:
         port = usual_port(Home(home), listen)
     need_port(listen, port)
-    values = {
+    values: dict[str, object] = {
         "home": home,
         "data": data.expanduser().absolute() if data else None,
         "device": device,
@@ -81,4 +91,6 @@ def settings(
         "listen_port": port,
         "announce": tuple(announce or ()),
     }
+    if checkpoint_every_s is not None:
+        values |= {"checkpoint_interval_s": checkpoint_every_s, "checkpoint_interval_steps": None}
     return peer_config(values)

@@ -13,6 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from protocol.errors import BadSettings
 
+OPTIONS_PAGE = "docs/reference/cli.md"  # where each setting is an option
+
 
 class PeerConfig(BaseModel):
     """Settings of one peer, checked and frozen."""
@@ -39,12 +41,8 @@ class PeerConfig(BaseModel):
     """Begin to train only when this many other peers have been seen; 0 begins at once."""
     checkpoint_interval_s: float = Field(default=60.0, gt=0)
     """Save when this much time has passed since the last save, or..."""
-    checkpoint_interval_steps: int = Field(default=100, ge=1)
-    """...this many inner steps, whichever comes first: at most this much is lost in a crash."""
-    eval_interval_steps: int = Field(default=100, ge=1)
-    """Inner steps between two measurements of the held-out loss."""
-    num_eval_batches: int = Field(default=8, ge=1)
-    """Batches of held-out text behind each measurement."""
+    checkpoint_interval_steps: int | None = Field(default=100, ge=1)
+    """...this many inner steps, whichever comes first: at most this much is lost in a crash. None leaves it to the time."""
 
 
 def peer_config(values: Mapping[str, object]) -> PeerConfig:
@@ -60,7 +58,7 @@ def _as_bad_settings(error: ValidationError) -> BadSettings:
     name = str(first["loc"][0]) if first["loc"] else "settings"
     if first["type"] == "extra_forbidden":
         near = difflib.get_close_matches(name, PeerConfig.model_fields, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "see the settings in the reference"
+        hint = f"did you mean {near[0]!r}?" if near else f"{OPTIONS_PAGE} lists the options"
         return BadSettings(f"there is no setting {name!r}", hint=hint)
     meaning = PeerConfig.model_fields[name].description or ""
     return BadSettings(f"setting {name} = {first['input']!r} cannot work: {first['msg'].lower()}", hint=meaning or f"choose another {name}")

@@ -33,7 +33,8 @@ class Saver:
     def is_due(self, replica: Replica) -> bool:
         """Tell whether enough steps or seconds have passed since the last checkpoint."""
         steps, seconds = replica.own_steps - self._saved_step, time.monotonic() - self._saved_s
-        return steps >= self._config.checkpoint_interval_steps or seconds >= self._config.checkpoint_interval_s
+        enough_steps = self._config.checkpoint_interval_steps
+        return seconds >= self._config.checkpoint_interval_s or (enough_steps is not None and steps >= enough_steps)
 
     def save(self, replica: Replica) -> None:
         """Save now.

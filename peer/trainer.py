@@ -38,6 +38,8 @@ from protocol.manifest import Manifest, SignedManifest
 
 IDLE_S = 0.05  # how long a trainer that has nothing to train waits for the node at a time
 LONELY_FINISH_S = 60.0  # without a node for so long, the last averaging is given up
+EVAL_INTERVAL_STEPS = 100  # inner steps between two measurements of the held-out loss
+NUM_EVAL_BATCHES = 8  # behind each: enough to follow a run by; figures that are reported rest on evaluation.NUM_BATCHES
 MAX_BAD_BATCHES = 10  # in a row, before the run itself must be at fault
 NO_NODE = "no node to find a partner"
 
@@ -73,7 +75,8 @@ class Trainer:
             self._train()
             self._end()
         except OperatorError:  # raised between two steps only, so nothing is half done
-            self._saver.save(self._replica)
+            if not self._bad_batches:
+                self._saver.save(self._replica)
             raise
         finally:
             self._node.close()
@@ -173,22 +176,22 @@ class Trainer:
         if self._bad_batches >= MAX_BAD_BATCHES:
             raise OperatorError(
                 f"{MAX_BAD_BATCHES} batches in a row gave no finite loss (the last: {error})",
-                hint="the weights before them are saved; lower [inner] learning_rate in the manifest, or check the text",
+                hint="the earlier checkpoints are untouched; lower [inner] learning_rate in the manifest, or check the text",
             )
 
     def _housekeeping(self) -> None:
         if self._watch.is_time_to_tell():
             self._watch.report(self._replica)
             self._tell_node()
-        if self._replica.own_steps % self._config.eval_interval_steps == 0:
+        if self._replica.own_steps % EVAL_INTERVAL_STEPS == 0:
             self._evaluate()
-        if self._saver.is_due(self._replica):
+        if self._saver.is_due(self._replica) and not self._bad_batches:  # weights that do not work must not replace those that did
             self._saver.save(self._replica)
             self._say("training", self._saver.trouble)
 
     def _evaluate(self) -> None:
-        loss = held_out_loss(self._replica.model, self._replica.corpus, self._config.num_eval_batches)
-        self._events.append(EvalDone(self._replica.own_steps, loss, self._config.num_eval_batches))
+        loss = held_out_loss(self._replica.model, self._replica.corpus, NUM_EVAL_BATCHES)
+        self._events.append(EvalDone(self._replica.own_steps, loss, NUM_EVAL_BATCHES))
         self._child.report("trainer", {"eval_loss": loss})
 
     def _say(self, state: str, reason: str) -> None:
@@ -214,7 +217,7 @@ class Trainer:
         if self._finish_done:
             self._replica.end_alone()
             self._evaluate()
-        if self._started:
+        if self._started and (self._finish_done or not self._bad_batches):
             self._saver.save(self._replica)
         self._watch.report(self._replica)
         if self._finish_done:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -50,8 +51,24 @@ def test_every_verb_and_option_is_described() -> None:
     for verb, command in group.commands.items():  # type: ignore[attr-defined]
         text = section("cli.md", verb)
         for parameter in command.params:
-            name = parameter.opts[0] if parameter.param_type_name == "option" else parameter.metavar.strip("[]")
-            assert parameter.name in ("help", "home") or f"`{name}" in text, f"peer {verb} {name}"
+            for name in spellings(parameter) if parameter.name not in ("help", "home") else ():
+                assert re.search(rf"`{name}[` ]", text), f"peer {verb} {name}"
+
+
+def test_what_holds_for_every_verb_is_described() -> None:
+    introduction = (REFERENCE / "cli.md").read_text().partition("\n## ")[0]
+    group = typer.main.get_command(app)
+    home = next(parameter for parameter in group.commands["status"].params if parameter.name == "home")  # type: ignore[attr-defined]
+    for parameter in (*group.params, home):
+        for name in spellings(parameter):
+            assert name in introduction, f"peer {name}"
+
+
+def spellings(parameter: Any) -> list[str]:
+    """Every way to give a value: the options' names, the argument's, and the environment's."""
+    names = [*parameter.opts, *parameter.secondary_opts] if parameter.param_type_name == "option" else [parameter.metavar.strip("[]")]
+    variables = [parameter.envvar] if isinstance(parameter.envvar, str) else parameter.envvar or []
+    return [*names, *variables]
 
 
 def test_every_key_of_the_manifest_is_described_with_its_meaning() -> None:

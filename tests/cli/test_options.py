@@ -16,6 +16,13 @@ def test_options_become_settings(tmp_path: Path) -> None:
     assert config.announce == ("/ip4/203.0.113.7/tcp/4001",)
 
 
+def test_who_says_when_to_save_is_not_overruled_by_steps(tmp_path: Path) -> None:
+    config = settings(tmp_path, listen="127.0.0.1", port=0, announce=None, checkpoint_every_s=600.0)
+    assert (config.checkpoint_interval_s, config.checkpoint_interval_steps) == (600.0, None)
+    config = settings(tmp_path, listen="127.0.0.1", port=0, announce=None)
+    assert (config.checkpoint_interval_s, config.checkpoint_interval_steps) == (60.0, 100)
+
+
 def test_home_may_begin_with_a_tilde(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert settings(Path("~/peer"), listen="0.0.0.0", port=0, announce=None).home == tmp_path / "peer"

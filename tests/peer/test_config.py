@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.config import peer_config
+from peer.config import OPTIONS_PAGE, peer_config
 from protocol.errors import BadSettings, ExitCode
 
 
@@ -27,6 +27,13 @@ def test_an_unknown_setting_names_its_neighbour() -> None:
     assert caught.value.exit_code == ExitCode.BAD_INPUT
 
 
+def test_a_setting_like_no_other_leads_to_a_page_that_exists() -> None:
+    with pytest.raises(BadSettings, match="'zzz'") as caught:
+        peer_config({"home": "h", "zzz": 1})
+    assert OPTIONS_PAGE in caught.value.hint
+    assert (Path(__file__).parents[2] / OPTIONS_PAGE).is_file()
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -35,7 +42,6 @@ def test_an_unknown_setting_names_its_neighbour() -> None:
         ("num_threads", -1),
         ("checkpoint_interval_s", 0),
         ("checkpoint_interval_steps", "often"),
-        ("num_eval_batches", 0),
     ],
 )
 def test_a_value_that_cannot_work_is_named(name: str, value: object) -> None:

@@ -56,7 +56,8 @@ def test_a_checkpoint_is_due_after_so_many_steps(tmp_path: Path) -> None:
 def test_a_checkpoint_is_due_after_so_many_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 50.0
     monkeypatch.setattr(saving.time, "monotonic", lambda: now_s)
-    kept = Kept(tmp_path, checkpoint_interval_s=60.0)
+    kept = Kept(tmp_path, checkpoint_interval_s=60.0, checkpoint_interval_steps=None)
+    kept.step(101)
     assert not kept.saver.is_due(kept.replica)
     now_s = 111.0
     assert kept.saver.is_due(kept.replica)

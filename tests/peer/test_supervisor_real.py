@@ -25,7 +25,7 @@ from protocol.manifest import Manifest, SignedManifest
 from tests.peer.small import small_manifest
 from tests.peer.waiting import wait_until
 
-ALONE = {"alone": True, "num_threads": 1, "device": "cpu", "num_eval_batches": 1}
+ALONE = {"alone": True, "num_threads": 1, "device": "cpu"}
 LONG = {"total_steps": 1_000_000}
 REAL_S = 80.0  # a trainer takes seconds to import torch, and the machine may be busy
 
