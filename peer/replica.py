@@ -18,12 +18,14 @@ from transformers import PreTrainedModel
 
 from optim.codecs import codec
 from optim.fragment_codec import FragmentCodec
-from optim.fragments import Countdown, scatter, split
+from optim.fragments import Countdown, split
 from optim.inner import InnerSettings, learning_rate, set_learning_rate
 from optim.noloco import OuterSettings
 from optim.optimizers import build_optimizer
 from peer import requests as ask
+from peer.adoption import parts, try_on, why_not
 from peer.data import Corpus
+from peer.evaluation import held_out_loss
 from peer.model import next_token_loss
 from peer.outer import OuterLoop
 from peer.payloads import PayloadFolder
@@ -210,25 +212,22 @@ class Replica:
     def _adopt(self, request: ask.Adopt) -> ask.Adopted:
         """Take over slow weights, momentum and clock, or leave all as it is."""
         data = self.payloads.read(request.name)
-        num_values = 2 * sum(fragment.slow.numel() for fragment in self.outer.fragments)
-        if len(data) != 4 * num_values:
-            return ask.Adopted(request.name, False, f"the clone has {len(data)} bytes, this model's has {4 * num_values}")
-        flat = torch.frombuffer(data, dtype=torch.float32)
-        if not bool(torch.isfinite(flat).all()):
-            return ask.Adopted(request.name, False, "the clone holds values that are not finite")
+        reason = why_not(data, self.outer.fragments) or try_on(data, self.outer.fragments, self.parameters, self._held_out_loss)
+        if reason:
+            return ask.Adopted(request.name, False, reason)
         self.lose_node()
-        for fragment in self.outer.fragments:
-            numel = fragment.slow.numel()
-            fragment.slow.copy_(flat[:numel])
-            fragment.momentum.copy_(flat[numel : 2 * numel])
-            flat = flat[2 * numel :]
-            scatter(fragment.codec.fragment, fragment.slow, self.parameters)
+        for fragment, slow, momentum in parts(torch.frombuffer(data, dtype=torch.float32), self.outer.fragments):
+            fragment.slow.copy_(slow)
+            fragment.momentum.copy_(momentum)
             fragment.tokens = 0
         self.optimizer.state.clear()
         self.clock_steps = min(request.clock_steps, self.manifest.run.total_steps)  # back, too: the weights are no further
         self._is_founder = False
         self._joined = (self.clock_steps, self.own_steps)
         return ask.Adopted(request.name, True, "")
+
+    def _held_out_loss(self) -> float:
+        return held_out_loss(self.model, self.corpus, 1)
 
     # ------------------------------------------------------------------ checkpoints
 

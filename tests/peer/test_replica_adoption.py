@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from optim.inner import learning_rate
+from peer import replica as replica_module
 from peer import requests as ask
 from peer.replica import Replica, inner_settings
 from peer.requests import Stage
@@ -83,8 +85,8 @@ def test_adopting_drops_open_meetings(tmp_path: Path) -> None:
     assert isinstance(joiner.handle(ask.Prepare(1, 0, 0, 1, Stage.TRAIN)), ask.Unavailable)
 
 
-@pytest.mark.parametrize("fault", ["nan", "short", "missing", "long"])
-def test_a_bad_clone_is_refused_with_a_reason_and_changes_nothing(tmp_path: Path, fault: str) -> None:
+@pytest.mark.parametrize("fault", ["nan", "short", "missing", "long", "huge", "huge momentum", "useless"])
+def test_a_bad_clone_is_refused_with_a_reason_and_changes_nothing(tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (donor, joiner), _ = pair(tmp_path)
     train(joiner, 2)
     clone(donor, tmp_path / "i", tmp_path / "j")
@@ -92,12 +94,21 @@ def test_a_bad_clone_is_refused_with_a_reason_and_changes_nothing(tmp_path: Path
     data = bytearray(path.read_bytes())
     if fault == "nan":
         data[-4:] = b"\xff\xff\xff\xff"  # in the last momentum
+    first = joiner.outer.fragments[0].slow.numel()
+    values = np.frombuffer(data, dtype=np.float32)
+    if fault == "huge":
+        values[:] = 3e38
+    elif fault == "huge momentum":
+        values[first : 2 * first] = 50.0
+    elif fault == "useless":
+        monkeypatch.setattr(replica_module, "held_out_loss", lambda *_: float("nan"))
     path.write_bytes({"short": data[:-4], "long": data + bytes(4), "missing": b""}.get(fault, data))
     before = fingerprint(joiner)
     reply = joiner.handle(ask.Adopt("adopt-1", 5))
     assert isinstance(reply, ask.Adopted)
     assert not reply.accepted
-    assert ("finite" if fault == "nan" else "bytes") in reply.reason
+    reasons = {"nan": "finite", "huge": "large", "huge momentum": "momentum", "useless": "held-out text is nan"}
+    assert reasons.get(fault, "bytes") in reply.reason
     assert fingerprint(joiner) == before
 
 
