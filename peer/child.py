@@ -98,14 +98,6 @@ class Child:
             self._stopping = True
         return self._stopping
 
-    def give_way(self) -> None:
-        """Let whoever computes finish its time slice when a message wakes us up: for the node, so that the trainer's replies cost it less.
-
-        On a machine with fewer cores than work it halves what the trainer loses to synchronization (docs/log.md). Linux only.
-        """
-        if sys.platform == "linux":
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-
     def fail(self, error: BaseException) -> int:
         """Report what ended this process, waiting a little for the supervisor to read, and return the exit code."""
         known = error if isinstance(error, GossamerError) else None
