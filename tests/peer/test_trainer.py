@@ -12,6 +12,7 @@ from peer import requests as ask
 from peer import trainer as trainer_module
 from peer.checkpoint import load_latest
 from peer.events import CheckpointSaved, EvalDone, SoloStep
+from peer.replica import InnerStep
 from peer.requests import Stage
 from protocol.errors import OperatorError
 from tests.peer.small import small_manifest
@@ -204,14 +205,20 @@ def test_finish_done_before_the_end_means_nothing(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------- trouble
 
 
-def test_a_run_that_diverges_ends_and_leaves_the_earlier_checkpoints(tmp_path: Path) -> None:
+def test_a_run_that_diverges_ends_and_leaves_the_earlier_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         async with trainer(tmp_path, LONG, told_to_start=True, checkpoint_interval_steps=2) as running:
             async with node(running) as one:
                 one.end.tell(ask.Start())
                 await eventually(lambda: running.replica.own_steps > 3, "some steps")
-                with torch.no_grad():
-                    next(iter(running.replica.parameters.values()))[:] = torch.inf
+                step = running.replica.inner_step
+
+                def diverged() -> InnerStep:
+                    with torch.no_grad():
+                        next(iter(running.replica.parameters.values()))[:] = torch.inf
+                    return step()
+
+                monkeypatch.setattr(running.replica, "inner_step", diverged)
                 with pytest.raises(OperatorError, match="10 batches in a row gave no finite loss") as caught:
                     await running.ended()
             assert "learning_rate" in caught.value.hint
