@@ -85,6 +85,13 @@ def test_nothing_else_than_the_next_step_is_taken(num_done: int, step: Step) -> 
             step(side)
 
 
+def test_a_part_is_not_taken_for_another_nor_before_the_hello() -> None:
+    with pytest.raises(BadMessage):
+        after(hello).take_chunk(Chunk(Part.PAYLOAD, 0, PAYLOAD[:10]))  # as many bytes as the sketch has room for
+    with pytest.raises(BadMessage):
+        PartnerSide(FragmentTerms(0, 1000, 0)).take_commitment(COMMITMENT, MEETING_ID)
+
+
 @pytest.mark.parametrize(("part", "steps", "whole"), [(Part.SKETCH, ORDER[:1], SKETCH), (Part.PAYLOAD, ORDER[:3], PAYLOAD)])
 def test_chunks_follow_each_other_and_end_where_the_manifest_says(part: Part, steps: list[Step], whole: bytes) -> None:
     side = after(*steps)
