@@ -78,6 +78,14 @@ class Trainer:
         state.codec = gate = Gate(state.codec)
         return gate
 
+    def prepare(self, gate: Gate) -> None:
+        """Open a meeting, and have its message encoded up to the door."""
+        self.ask(ask.Open(1, 0))
+        self.boundary()
+        self.reply()
+        self.ask(ask.Prepare(1, 100, 0, 7, Stage.TRAIN))
+        assert gate.entered.wait(20)
+
     def boundary(self) -> list[ask.Request]:
         """Do as the trainer does between two inner steps."""
         batch = self.taken()
@@ -152,11 +160,7 @@ def test_an_impossible_apply_is_answered_at_the_boundary(trainer: Trainer, tmp_p
 
 def test_the_trainer_steps_while_a_message_is_coded(trainer: Trainer) -> None:
     gate = trainer.gate()
-    trainer.ask(ask.Open(1, 0))
-    trainer.boundary()
-    trainer.reply()
-    trainer.ask(ask.Prepare(1, 100, 0, 7, Stage.TRAIN))
-    assert gate.entered.wait(20)
+    trainer.prepare(gate)
     for _ in range(3):
         trainer.replica.inner_step()
         assert trainer.thread.take() == []
@@ -166,11 +170,7 @@ def test_the_trainer_steps_while_a_message_is_coded(trainer: Trainer) -> None:
 
 def test_adopting_a_donors_state_waits_for_the_coding_and_leaves_nothing_of_it(trainer: Trainer) -> None:
     gate = trainer.gate()
-    trainer.ask(ask.Open(1, 0))
-    trainer.boundary()
-    trainer.reply()
-    trainer.ask(ask.Prepare(1, 100, 0, 7, Stage.TRAIN))
-    assert gate.entered.wait(20)
+    trainer.prepare(gate)
     dropping = threading.Thread(target=trainer.replica.lose_node)  # as adopting does first
     dropping.start()
     dropping.join(0.1)
