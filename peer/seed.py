@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +26,10 @@ from peer.partners import AddressBook
 from peer.payloads import PayloadFolder
 from peer.runtime import runtime_folder
 from peer.session import write_private
+from peer.signals import ASKED, asked_to_leave
 from peer.state_transfer import Asker, Donor
 from peer.status import Status
-from peer.supervisor import ASKED, Watch
+from peer.supervisor import Watch
 from protocol.daemon import DaemonSettings
 from protocol.errors import BadSettings, Unreachable
 from protocol.identity import Identity
@@ -104,7 +104,7 @@ async def run_seed(config: PeerConfig, invite: Invite | None, watch: Watch) -> S
             write_private(home.invite, invite.to_text().encode() + b"\n")
         session = _Session(config, home, identity, watch)
         async with control.serving(home, runtime, session.answer):
-            with session.signals():
+            with asked_to_leave(session.on_signal):
                 await session.run(runtime)
         if session.interrupted:
             raise KeyboardInterrupt
@@ -197,20 +197,8 @@ class _Session:
             case verb:
                 return {"error": f"a seed knows no verb {verb!r}"}
 
-    @contextlib.contextmanager
-    def signals(self) -> Iterator[None]:
-        """Leave on SIGTERM, Ctrl-C and a closed terminal while the body runs."""
-        loop = asyncio.get_running_loop()
-        numbers = [number for number in ASKED if signal.getsignal(number) is not signal.SIG_IGN]  # nohup means it
-        for number in numbers:
-            loop.add_signal_handler(number, self._on_signal, number)
-        try:
-            yield
-        finally:
-            for number in numbers:
-                loop.remove_signal_handler(number)
-
-    def _on_signal(self, number: signal.Signals) -> None:
+    def on_signal(self, number: signal.Signals) -> None:
+        """Leave on the first one; Ctrl-C is remembered."""
         self.interrupted |= number == signal.SIGINT
         self._leave(ASKED[number])
 

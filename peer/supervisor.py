@@ -7,12 +7,11 @@ nothing of them stays behind; the children end with it (peer/child.py).
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -25,6 +24,7 @@ from peer.config import PeerConfig
 from peer.events import EventLog, NodeRestarted, StateChanged, TrainerRestarted
 from peer.home import Home
 from peer.process import ChildProcess, Exit
+from peer.signals import ASKED, asked_to_leave
 from peer.status import Status
 from peer.tally import Tally
 from protocol.errors import ExitCode, GossamerError
@@ -37,7 +37,6 @@ HEALTHY_S = 60.0  # a child that lived so long starts from a clean slate
 LEAVE_S = {NODE: 5.0, TRAINER: 4.0}  # to end meetings, then to save, before they are killed; in this order
 LOOK_S = 1.0  # between two looks at whether the trainer has fallen silent
 NEVER_AGAIN = {ExitCode.REFUSED_BY_RUN, ExitCode.VERSION_MISMATCH}  # what ends a node for good even beside a trainer that trains
-ASKED = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "its terminal was closed"}
 COUNTED, TIMED = ("meetings", "bytes", "lane_counts"), {"train_seconds", "blocked_seconds"}  # added up over a process's lives
 
 Watch = Callable[[Status], None]
@@ -79,7 +78,7 @@ class Supervisor:
             self._manifest_ready.set()
         self._describe()
         async with control.serving(self._home, runtime, self._answer):
-            with self._signals():
+            with asked_to_leave(self._on_signal):
                 looking = asyncio.create_task(self._look())
                 work = [asyncio.create_task(self._keep(TRAINER, settings, self._manifest_ready))]
                 if not self._config.alone:
@@ -237,20 +236,8 @@ class Supervisor:
         self._leave_reason = self._leave_reason or reason
         self._leaving.set()
 
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """The first SIGTERM, Ctrl-C or closed terminal leaves cleanly; a second one does not wait for meetings and checkpoints."""
-        loop = asyncio.get_running_loop()
-        numbers = [number for number in ASKED if signal.getsignal(number) is not signal.SIG_IGN]  # nohup means it
-        for number in numbers:
-            loop.add_signal_handler(number, self._on_signal, number)
-        try:
-            yield
-        finally:
-            for number in numbers:
-                loop.remove_signal_handler(number)
-
     def _on_signal(self, number: signal.Signals) -> None:
+        """Leave cleanly on the first; a second one does not wait for meetings and checkpoints."""
         if self._leaving.is_set():
             self.interrupted = True
             for child in self._children.values():
