@@ -29,7 +29,7 @@ def learn_from(book: AddressBook, meeting: Meeting, finish: Finish, stream: Stre
         case Finish(over=MeetingOver.REFUSED):
             book.refused(partner, now_s)
         case Finish(over=MeetingOver.FAILED):
-            book.failed(partner, now_s)
+            book.broke_off(partner, now_s)
 
 
 def meeting_done(meeting: Meeting, finish: Finish, stream: Stream, seconds: float) -> MeetingDone:

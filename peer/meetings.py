@@ -206,6 +206,8 @@ class Meetings:
         check_clock(hello.clock_steps, self.clock_steps, membership.terms)
         if hello.phase is Phase.FINISH and self.stage is ask.Stage.TRAIN:
             raise Refused(RefusalCode.WRONG_PHASE, "still training")
+        if not self._around.book.is_welcome(partner, _loop_s()):
+            raise Refused(RefusalCode.BUSY, "resting after a meeting with you that came to nothing")
         await self._make_room(hello.fragment, partner)
         if len(self._inbound) >= MAX_INBOUND or partner in self._inbound:
             raise Refused(RefusalCode.BUSY, "in as many meetings as I allow")

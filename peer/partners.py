@@ -47,6 +47,7 @@ class Entry:
     failures: int = 0  # in a row: could not be reached, or broke off
     refusals: int = 0  # in a row: answered, but did not meet
     rests_until_s: float = 0.0
+    unwelcome_until_s: float = 0.0  # its calls are not answered either
     meetings: int = 0  # completed with it
     record: MemberRecord | None = None  # its latest word, to pass on
 
@@ -61,7 +62,7 @@ class Entry:
 
     def is_back(self, now_s: float) -> None:
         """Forget that it could not be reached."""
-        self.failures, self.rests_until_s = 0, min(self.rests_until_s, now_s)
+        self.failures, self.rests_until_s, self.unwelcome_until_s = 0, min(self.rests_until_s, now_s), now_s
 
 
 class AddressBook:
@@ -103,11 +104,9 @@ class AddressBook:
         entry.seen_s = max(entry.seen_s, now_s)
 
     def saw(self, peer_id: PeerId, now_s: float, clock_steps: int) -> None:
-        """Note that a member of the run has called us, and its clock."""
+        """Note that a member of the run has called us, and its clock. What it failed at stays: calling is easier than meeting."""
         if peer_id != self._me:
             entry = self._entry(peer_id, now_s)
-            if entry.failures:
-                entry.is_back(now_s)
             entry.seen_s = max(entry.seen_s, now_s)
             entry.clock_steps = clock_steps
 
@@ -124,7 +123,7 @@ class AddressBook:
         entry.clock_steps = clock_steps
         entry.seen_s = now_s
         entry.failures = entry.refusals = 0
-        entry.rests_until_s = now_s
+        entry.rests_until_s = entry.unwelcome_until_s = now_s
         self._last.append(peer_id)
 
     def failed(self, peer_id: PeerId, now_s: float) -> None:
@@ -132,6 +131,12 @@ class AddressBook:
         entry = self._entry(peer_id, now_s)
         entry.rests_until_s = now_s + min(REST_FAILED_S, REST_S * 2 ** min(entry.failures, 16))
         entry.failures += 1
+
+    def broke_off(self, peer_id: PeerId, now_s: float) -> None:
+        """Let a peer rest after a meeting that it broke off or let run out, whoever had called: it must not keep others from us."""
+        self.failed(peer_id, now_s)
+        entry = self._entry(peer_id, now_s)
+        entry.unwelcome_until_s = entry.rests_until_s
 
     def refused(self, peer_id: PeerId, now_s: float, most_s: float = REST_REFUSED_S) -> None:
         """Let a peer rest with which there was no agreement; longer each time, but it is there, and either side may change."""
@@ -167,6 +172,10 @@ class AddressBook:
     def is_banned(self, peer_id: PeerId, now_s: float) -> bool:
         """Tell whether a peer is banned now."""
         return self._banned_until_s.get(peer_id, now_s) > now_s
+
+    def is_welcome(self, peer_id: PeerId, now_s: float) -> bool:
+        """Tell whether a peer's call may be answered."""
+        return peer_id not in self._entries or self._entries[peer_id].unwelcome_until_s <= now_s
 
     def live(self, now_s: float) -> list[Entry]:
         """Return the peers that may be met, resting ones included, in the order in which they were first heard of."""

@@ -76,12 +76,15 @@ class Searches:
 
     async def _try(self, fragment: int, goal: Goal, tried: set[PeerId]) -> bool:
         """Wait for the meeting in progress, or begin one; False when there is nobody to meet before the goal's time."""
-        meetings = self._meetings
+        meetings, loop = self._meetings, asyncio.get_running_loop()
         await meetings.wait_open()
         finish = None
-        if not await meetings.wait_over(fragment):
+        if await meetings.wait_over(fragment):
+            if meetings.num_completed(fragment) < goal.num_completed and loop.time() >= goal.until_s:
+                return False
+        else:
             soonest_s = meetings.soonest_s()
-            if soonest_s is None or max(soonest_s, asyncio.get_running_loop().time()) >= goal.until_s:
+            if soonest_s is None or max(soonest_s, loop.time()) >= goal.until_s:
                 return False
             finish = await meetings.try_next(fragment, tried)
         if meetings.num_completed(fragment) < goal.num_completed:

@@ -6,7 +6,7 @@ drag its partners back, when it comes back with an old checkpoint, when it is to
 
 Whoever can make us ask can give us his weights, so no single peer may: what others say of their clocks only makes us ask, and the donor's
 own signed word, and that half of the known peers (ourselves included) are about there, decide. A row of failed meetings counts only where
-we had called, from several partners, and a clock that is too far only where the partner had signed one that is.
+we had called, with several partners, and a clock that is too far only where the partner has signed one that is.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Upkeep:
             self._forget_outcasts()
         elif not initiated:
             return
-        elif finish.refusal is RefusalCode.CLOCK_TOO_FAR and self._is_far(partner):
+        elif finish.refusal is RefusalCode.CLOCK_TOO_FAR:
             self._too_far.append(partner)
         elif finish.over is MeetingOver.GATED or finish.refusal is RefusalCode.GATE:
             self._gated.append(partner)
@@ -134,7 +134,7 @@ class Upkeep:
         typical = self._typical_clock(own)
         if typical - own > gap_steps:
             return self._about(typical, own + 1)
-        if self._is_outcast(self._too_far):
+        if self._is_outcast([partner for partner in self._too_far if self._is_far(partner)]):
             others = self._typical_clock()
             if own - others <= gap_steps:
                 return self._about(others, own + gap_steps + 1)
@@ -152,12 +152,16 @@ class Upkeep:
         return clock_steps is not None and abs(clock_steps - self._meetings.clock_steps) > self._settings.max_clock_gap_steps
 
     async def _catch_up(self) -> None:
-        """Take over a useful clone, if there is one to be wished for and to be had."""
+        """Take over a useful clone, if there is one to be wished for and to be had.
+
+        Who is shut out and knows no clock that explains it asks everybody for the clock alone.
+        """
         try:
-            for _ in range(ROUNDS):
+            for number in range(ROUNDS):
                 wanted = self._useful()
-                if wanted is None:
+                if wanted is None and (number or not self._is_outcast(self._too_far)):
                     return
+                wanted = wanted or self._about(0, self._settings.total_steps + 1)
                 if await self._joining.ask_everybody(wanted, self._rng.shuffle, self._make_way) is None:
                     self._forget_outcasts()
                     self._joining.book.forget_refusals(_loop_s())

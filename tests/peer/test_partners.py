@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from peer import partners
-from peer.partners import BAN_S, FORGET_S, REST_FAILED_S, REST_REFUSED_S, SILENCE_S, AddressBook
+from peer.partners import BAN_S, FORGET_S, REST_FAILED_S, REST_REFUSED_S, REST_S, SILENCE_S, AddressBook
 from protocol.records import MemberRecord
 from tests.peer.neighbours import ME, book_of, ids, moved, record, somebody
 
@@ -171,8 +171,26 @@ def test_who_was_cut_off_is_tried_at_once() -> None:
     book.learn(record(A, 2), SILENCE_S + 1)
     ready = book.choose(SILENCE_S + 1, random.Random(0))
     assert ready is not None and ready.peer_id == A.peer_id
-    book.saw(B.peer_id, SILENCE_S + 1, 7)  # it has called us
-    assert {str(peer) for peer in ids(A, B)} == set(choices(book, SILENCE_S + 1))
+    book.saw(B.peer_id, SILENCE_S + 1, 7)  # it has called us, which is easier than to meet us
+    assert {str(A.peer_id)} == set(choices(book, SILENCE_S + 1))
+
+
+def test_who_breaks_meetings_off_may_not_call_either_for_longer_each_time() -> None:
+    book = book_of(A, B)
+    book.failed(B.peer_id, 0.0)
+    assert book.is_welcome(B.peer_id, 0.0), "whom we cannot reach may well reach us"
+    assert book.is_welcome(C.peer_id, 0.0)
+    now_s = 0.0
+    for rest_s in (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, REST_FAILED_S, REST_FAILED_S):
+        book.saw(A.peer_id, now_s, 7)
+        book.broke_off(A.peer_id, now_s)
+        assert not book.is_welcome(A.peer_id, now_s + rest_s - 0.1) and book.is_welcome(A.peer_id, now_s + rest_s)
+        now_s += rest_s
+    book.broke_off(A.peer_id, now_s)
+    book.met(A.peer_id, now_s, 7)
+    assert book.is_welcome(A.peer_id, now_s)
+    book.broke_off(A.peer_id, now_s)
+    assert not book.is_welcome(A.peer_id, now_s + REST_S - 0.1) and book.is_welcome(A.peer_id, now_s + REST_S)
 
 
 def test_other_weights_end_the_refusals_and_not_the_failures() -> None:

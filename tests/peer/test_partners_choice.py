@@ -98,17 +98,18 @@ def test_rests_double_up_to_a_bound_and_end_with_a_meeting(what: str, most_s: fl
     assert rest_s(book, 1.0) == REST_S
 
 
-def test_a_peer_that_calls_us_is_worth_a_try_at_once_but_not_one_that_refuses() -> None:
+def test_a_mere_call_ends_no_rest_and_other_weights_end_the_refusals() -> None:
     failing, refusing = others(2)
     book = book_of([failing, refusing])
     for _ in range(6):
         book.failed(failing, 0.0)
         book.refused(refusing, 0.0)
-    book.saw(failing, 1.0, 0)
-    book.saw(refusing, 1.0, 0)
-    assert {entry.peer_id for _ in range(20) if (entry := book.choose(1.0, random.Random(0)))} == {failing}
-    book.forget_refusals(2.0)  # we have other weights
-    assert all(entry.rests_until_s <= 2.0 for entry in book.live(2.0))
+    for peer in (failing, refusing):
+        book.saw(peer, 1.0, 0)
+    assert book.choose(1.0, random.Random(0)) is None
+    book.forget_refusals(2.0)
+    entry = book.choose(2.0, random.Random(0))
+    assert entry is not None and entry.peer_id == refusing
 
 
 def test_a_ban_lasts_a_day_whatever_the_peer_says() -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from peer import requests as ask
 from peer.requests import Stage
+from protocol.errors import GossamerError
+from protocol.identity import Identity
 from protocol.messages import Refusal, RefusalCode
 from protocol.transport import Purpose, Stream
-from tests.swarm.mallory import MALLORY
+from tests.swarm.mallory import MALLORY, hello_to
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play
 
@@ -75,6 +80,34 @@ def test_when_nobody_agrees_by_the_deadline_the_manifest_decides(
         assert told(peer, kind) == [0, 0]
 
     play(swarm, story)
+
+
+def test_one_caller_after_another_that_goes_silent_does_not_keep_a_fragment_from_its_solo_step(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        peer = await still(swarm)
+        peer.node.book.hint(MALLORY.peer_id, ADDRESS, now())
+        swarm.network.transport(MALLORY.peer_id, refuses)
+
+        async def pester() -> None:
+            for number in itertools.count(100):
+                caller = Identity(number.to_bytes(2, "little") * 16)
+                hello = replace(hello_to(swarm, peer.peer_id), sender=caller.peer_id, signature=b"").signed(caller)
+                stream = await swarm.network.transport(caller.peer_id, refuses).connect(peer.peer_id, (), Purpose.MEET)
+                await stream.send(hello)
+                with contextlib.suppress(GossamerError):
+                    while not isinstance(await stream.receive(), Refusal):
+                        pass
+                await stream.close()
+
+        task = asyncio.create_task(pester())
+        await swarm.until(lambda: peer.node.meetings._active, within_s=5.0)
+        peer.node.on_notice(DUE)
+        await asyncio.sleep(2 * swarm.manifest.outer.deadline_s + 5.0)
+        assert told(peer, ask.Solo)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
 
 
 def test_a_meeting_that_the_partner_began_satisfies_the_search(tmp_path: Path) -> None:

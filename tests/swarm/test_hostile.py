@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import PeerGone
+from protocol.identity import Identity
 from protocol.memory import MemoryStream
 from protocol.messages import Chunk, Commit, Decision, Hello, Outcome, Part, Refusal, RefusalCode, Resolve
 from protocol.transport import Purpose, Stream
 from tests.swarm.mallory import MALLORY, hello_to, nobody, spoil_payload
 from tests.swarm.tiny import tiny_manifest
-from tests.swarm.world import Swarm, play
+from tests.swarm.world import Peer, Swarm, play
 
 QUIET = tiny_manifest(run={"total_steps": 100_000})
 Trick = Callable[[Stream], Awaitable[None]]
@@ -177,6 +180,40 @@ def test_one_caller_cannot_take_all_places(tmp_path: Path) -> None:
         assert isinstance(answers[0], Hello) and isinstance(answers[1], Refusal) and answers[1].code is RefusalCode.BUSY
         swarm.start(1)
         await swarm.until(lambda: a.outcomes()["completed"] >= 3, within_s=30.0)
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def test_two_callers_that_go_silent_do_not_keep_a_peer_from_the_others(tmp_path: Path) -> None:
+    callers = [Identity(bytes([150 + number]) * 32) for number in range(2)]
+
+    async def pester(swarm: Swarm, victim: Peer, caller: Identity, fragment: int) -> None:
+        transport, terms = swarm.network.transport(caller.peer_id, nobody), swarm.terms.fragments[fragment]
+        while True:
+            stream = await transport.connect(victim.peer_id, (), Purpose.MEET)
+            hello = replace(hello_to(swarm, victim.peer_id), fragment=fragment, payload_bytes=terms.payload_bytes)
+            hello = replace(hello, sender=caller.peer_id, clock_steps=victim.clock, nonce=os.urandom(16), signature=b"")
+            await stream.send(hello.signed(caller))
+            with contextlib.suppress(PeerGone):
+                while True:
+                    await stream.receive()
+            await stream.close()
+            await asyncio.sleep(0.05)
+
+    async def story(swarm: Swarm) -> None:
+        victim, other = swarm.start(2)
+        await swarm.until(lambda: victim.outcomes()["completed"] >= 3)
+        tasks = [asyncio.create_task(pester(swarm, victim, caller, number)) for number, caller in enumerate(callers)]
+        await asyncio.sleep(150.0)  # their rests have grown
+        count, solos = victim.outcomes()["completed"], len(victim.trainer.solo)
+        failed = victim.outcomes()["failed"]
+        await asyncio.sleep(120.0)
+        assert victim.outcomes()["completed"] > count + 60, "its fragments are taken"
+        assert victim.outcomes()["failed"] - failed <= 6 and len(victim.trainer.solo) - solos <= 6
+        assert victim.partners()[str(other.peer_id)]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
