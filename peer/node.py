@@ -73,9 +73,12 @@ class Node:
         if self._donor is None or self._donor.manifest != manifest:
             membership, tools = self._membership, self._tools
             self._donor = Donor(
-                membership.identity, membership.terms, manifest, tools.link, tools.payloads, self._world.now_s, self._upkeep.started.is_set
+                membership.identity, membership.terms, manifest, tools.link, tools.payloads, self._world.now_s, self._own_clock
             )
         return self._donor
+
+    def _own_clock(self) -> int | None:
+        return self.meetings.clock_steps if self._upkeep.started.is_set() else None
 
     async def run(self) -> None:
         """Run until cancelled, or until the run is over and the trainer has saved its result.

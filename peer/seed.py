@@ -68,7 +68,7 @@ class Seed:
     def learn(self, signed: SignedManifest) -> RunTerms:
         """Serve this manifest, and only its members, from now on; return its terms."""
         terms = RunTerms.from_manifest(signed.manifest(), codec_id=0, fragments=(), state_bytes=0)  # of the sizes it needs none
-        self._donor = Donor(self._identity, terms, signed.to_bytes(), NoTrainer(), self._payloads, time.time, lambda: False)
+        self._donor = Donor(self._identity, terms, signed.to_bytes(), NoTrainer(), self._payloads, time.time, lambda: None)
         return terms
 
     def is_member(self, record: MemberRecord) -> bool:

@@ -29,6 +29,10 @@ FRAME_S = 30.0  # a partner that says nothing, or takes nothing, for so long has
 SLOWEST_BYTES_PER_S = 64 * 1024  # on the whole; slower than that, a place among the clones served is better given to another
 CONNECT_S = 15.0
 MAX_CLONES = 2  # served at once; one to each partner
+CLONE_S = 60.0  # how long a clone is given out again, unless our clock has gone on by
+CLONE_SHARE = 4  # of the gap that may be between two clocks: a fourth; making one costs the trainer a copy and a hash of everything
+MAX_GIVEN = 4  # states to one partner, one that only looks at the header or has to try again included, in
+REST_S = 600.0  # unless our clock has gone on by that gap meanwhile, and it may be behind again
 
 
 def transfer_s(num_bytes: int) -> float:
@@ -130,6 +134,23 @@ async def _receive(stream: Stream) -> Message:
     return message
 
 
+@dataclass(frozen=True, slots=True)
+class Given:
+    """When, and at which clock, a clone was made or given."""
+
+    at_s: float  # loop time
+    clock_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Clone:
+    """A clone that may be given to several; the file is gone, its bytes stay mapped."""
+
+    made: Given
+    data: memoryview
+    sha256: bytes
+
+
 @dataclass(slots=True)
 class Donor:
     """Serve manifest and state to members of the run. One for all streams of a node: it counts the clones that it serves."""
@@ -140,8 +161,11 @@ class Donor:
     link: TrainerLink
     payloads: PayloadFolder
     now_s: Callable[[], float]  # Unix time
-    is_ready: Callable[[], bool]  # whether the trainer has weights worth cloning
+    clock_steps: Callable[[], int | None]  # our own; None while the trainer has no weights worth cloning
     _serving: set[PeerId] = field(default_factory=set)
+    _given: dict[PeerId, list[Given]] = field(default_factory=dict)
+    _clone: Clone | None = None
+    _cloning: asyncio.Lock = field(default_factory=asyncio.Lock)
     _names: itertools.count[int] = field(default_factory=itertools.count)
 
     async def answer(self, stream: Stream) -> None:
@@ -168,20 +192,46 @@ class Donor:
     async def _send_state(self, stream: Stream, request: FetchRequest) -> None:
         if len(self._serving) >= MAX_CLONES or stream.partner in self._serving:
             raise Refused(RefusalCode.BUSY, "serving as many clones as I allow")
-        if not self.is_ready():
+        clock_steps = self.clock_steps()
+        if clock_steps is None:
             raise Refused(RefusalCode.NOT_READY, "I have not begun to train")
+        gap_steps = self.terms.max_clock_gap_steps
+        given = {peer: [g for g in given if _is_fresh(g, clock_steps, REST_S, gap_steps)] for peer, given in self._given.items()}
+        self._given = {peer: fresh for peer, fresh in given.items() if fresh}
+        if len(self._given.get(stream.partner, ())) >= MAX_GIVEN:
+            raise Refused(RefusalCode.BUSY, f"you have had my state {MAX_GIVEN} times lately")
         self._serving.add(stream.partner)
+        try:
+            clone = await self._recent_clone(clock_steps, gap_steps // CLONE_SHARE)
+            await self._send(stream, request, clone.data, clone.sha256, clone.made.clock_steps)
+            self._given.setdefault(stream.partner, []).append(Given(_loop_s(), clone.made.clock_steps))
+        except LinkLost:
+            raise Refused(RefusalCode.NOT_READY, "trainer restarting") from None
+        finally:
+            self._serving.discard(stream.partner)
+
+    async def _recent_clone(self, clock_steps: int, most_steps: int) -> Clone:
+        """Return a clone of hardly any age, a new one if need be; whoever asks meanwhile gets the same."""
+        async with self._cloning:
+            if self._clone is None or not _is_fresh(self._clone.made, clock_steps, CLONE_S, most_steps):
+                self._clone = None  # its memory first
+                self._clone = await self._new_clone()
+                asyncio.get_running_loop().call_later(CLONE_S, self._let_go, self._clone)
+            return self._clone
+
+    def _let_go(self, clone: Clone) -> None:
+        """Free the memory of a clone that is too old to be given."""
+        if self._clone is clone:
+            self._clone = None
+
+    async def _new_clone(self) -> Clone:
         name = f"clone-{next(self._names)}"
         try:
             cloned = await self.link.request(ask.Clone(name))
             if not isinstance(cloned, ask.Cloned):
                 raise Refused(RefusalCode.NOT_READY, "no room for a clone now")
-            data = self.payloads.read(name)
-            await self._send(stream, request, data, bytes.fromhex(cloned.sha256), cloned.clock_steps)
-        except LinkLost:
-            raise Refused(RefusalCode.NOT_READY, "trainer restarting") from None
+            return Clone(Given(_loop_s(), cloned.clock_steps), self.payloads.read(name), bytes.fromhex(cloned.sha256))
         finally:
-            self._serving.discard(stream.partner)
             self.payloads.remove(name)
 
     async def _send(self, stream: Stream, request: FetchRequest, data: memoryview, digest: bytes, clock_steps: int) -> None:
@@ -191,3 +241,11 @@ class Donor:
             for offset in range(0, len(data), CHUNK_BYTES):
                 async with asyncio.timeout(FRAME_S):
                     await stream.send(Chunk(Part.CONTENTS, offset, bytes(data[offset : offset + CHUNK_BYTES])))
+
+
+def _is_fresh(given: Given, clock_steps: int, most_s: float, most_steps: int) -> bool:
+    return _loop_s() - given.at_s < most_s and abs(clock_steps - given.clock_steps) <= most_steps
+
+
+def _loop_s() -> float:
+    return asyncio.get_running_loop().time()

@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from peer.state_transfer import FRAME_S, MAX_CLONES, Asker
+from peer import requests as ask
+from peer.state_transfer import CLONE_S, FRAME_S, MAX_CLONES, MAX_GIVEN, REST_S, Asker
 from protocol.errors import BadContents, BadMessage, BadSignature, DeadlineExceeded, PeerMisbehaved
 from protocol.identity import Identity
 from protocol.messages import Chunk, Contents, ContentsKind, FetchRequest, Part, RefusalCode, Refused
 from protocol.transport import Purpose, Stream
 from tests.swarm.mallory import MALLORY, nobody
 from tests.swarm.tiny import tiny_manifest
-from tests.swarm.world import Swarm, play
+from tests.swarm.world import Peer, Swarm, play
 
 QUIET = tiny_manifest(run={"total_steps": 100_000})
 DATA = b"weights!" * 100
@@ -71,7 +72,65 @@ def test_only_so_many_clones_are_served_at_once(tmp_path: Path) -> None:
         refusals = [end for end in ends if isinstance(end, Refused)]
         assert [refusal.code for refusal in refusals] == [RefusalCode.BUSY]
         assert sum(isinstance(end, Contents) for end in ends) == MAX_CLONES
-        await askers[0].state(donor.peer_id, (), anything, lambda _: None)  # a place is free again
+        await asker(swarm, 9).state(donor.peer_id, (), anything, lambda _: None)  # a place is free again
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def num_clones(donor: Peer) -> int:
+    return sum(isinstance(request, ask.Clone) for request in donor.trainer.handled)
+
+
+def test_requests_in_a_row_cost_the_trainer_one_clone_until_it_is_old(tmp_path: Path) -> None:
+    class Enough(Exception):
+        """The header is all that is wanted."""
+
+    def stop(header: Contents) -> None:
+        raise Enough
+
+    async def story(swarm: Swarm) -> None:
+        (donor,) = swarm.start(1)
+        await swarm.until(lambda: donor.clock >= 5)
+        donor.trainer.frozen = True
+        await asyncio.sleep(2.0)
+        for number in range(20):
+            with pytest.raises(Enough):
+                await asker(swarm, number).state(donor.peer_id, (), stop, lambda _: None)
+            await asyncio.sleep(1.0)
+        assert num_clones(donor) == 1
+        await asyncio.sleep(CLONE_S)
+        await asker(swarm).state(donor.peer_id, (), anything, lambda _: None)
+        assert num_clones(donor) == 2
+        donor.trainer.frozen = False
+        await asyncio.sleep(10.0)  # 40 steps: an old clone would be behind before it is there
+        header = await asker(swarm, 1).state(donor.peer_id, (), anything, lambda _: None)
+        assert num_clones(donor) == 3 and header.clock_steps > donor.clock - 15
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def test_who_had_many_states_gets_another_after_a_while_or_when_it_may_be_behind_again(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        (donor,) = swarm.start(1)
+        await swarm.until(lambda: donor.clock >= 5)
+        donor.trainer.frozen = True
+
+        async def fetch() -> None:
+            await asyncio.sleep(2.0)
+            await asker(swarm).state(donor.peer_id, (), anything, lambda _: None)
+
+        for _ in range(MAX_GIVEN):
+            await fetch()
+        with pytest.raises(Refused, match="lately") as refusal:
+            await fetch()
+        assert refusal.value.code is RefusalCode.BUSY
+        await asker(swarm, 1).state(donor.peer_id, (), anything, lambda _: None)
+        await asyncio.sleep(REST_S)
+        for _ in range(MAX_GIVEN):
+            await fetch()
+        donor.trainer.frozen = False
+        await asyncio.sleep(20.0)  # 80 steps, 60 may be between two clocks
+        await fetch()
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 

@@ -40,9 +40,10 @@ def test_a_peer_too_slow_for_the_others_clock_is_not_shut_out(tmp_path: Path) ->
         fast = swarm.start(2, step_s=0.2)
         slow = swarm.add(step_s=2.0).start()
         await asyncio.sleep(70.0)
-        recent = [done for done in slow.meetings[-6:] if done.outcome == "completed"]
-        assert recent, "nobody meets it any more"
-        assert slow.clock > fast[0].clock - 2 * 60
+        for _ in range(3):
+            count = completed(slow)
+            await swarm.until(lambda count=count: completed(slow) >= count + 2, within_s=40.0)  # type: ignore[misc]
+            assert slow.clock > fast[0].clock - 2 * 60
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
