@@ -93,7 +93,8 @@ class Trainer:
             else:
                 with self._watch.blocked():
                     self._boundary()
-                self._inner_step()
+                if self._replica.stage is Stage.TRAIN:  # a partner's clock may have ended the schedule just now
+                    self._inner_step()
                 self._housekeeping()
 
     # ------------------------------------------------------------------ the node

@@ -29,7 +29,7 @@ source = "huggingface"
 name = "org/set"
 revision = "{COMMIT}"
 """
-DEMO_RUN_ID = "2bc04c30d91b96ceef62f93cbd1afa59fff68bd62f0509c49534ae44f749e029"
+DEMO_RUN_ID = "b9607c8e7c3702b7e6e79c3c1df74c360020dfd5554c4f4f2edfb62ac907d8f2"
 
 
 def demo() -> Manifest:
