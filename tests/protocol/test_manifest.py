@@ -29,7 +29,7 @@ source = "huggingface"
 name = "org/set"
 revision = "{COMMIT}"
 """
-DEMO_RUN_ID = "b9607c8e7c3702b7e6e79c3c1df74c360020dfd5554c4f4f2edfb62ac907d8f2"
+DEMO_RUN_ID = "ac489f3e023cb3f56121c76d0efd7334d561cdb7a03976cec4bb5e3fa2a2d768"
 
 
 def demo() -> Manifest:
