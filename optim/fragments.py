@@ -107,8 +107,6 @@ def scatter(fragment: Fragment, flat: Tensor, tensors: Mapping[str, Tensor]) -> 
 
     Raises KeyError for a missing tensor and ValueError when `flat` or a tensor has another size; nothing is written then.
     """
-    if flat.shape != (fragment.numel,):
-        raise ValueError(f"Fragment {fragment.name} has {fragment.numel} values, the flat vector has shape {tuple(flat.shape)}.")
     with torch.no_grad():
         for tensor, place in _places(fragment, flat, tensors):
             tensor.copy_(place)
@@ -119,15 +117,15 @@ def add(fragment: Fragment, flat: Tensor, tensors: Mapping[str, Tensor]) -> None
 
     Raises as `scatter`; nothing is written then.
     """
-    if flat.shape != (fragment.numel,):
-        raise ValueError(f"Fragment {fragment.name} has {fragment.numel} values, the flat vector has shape {tuple(flat.shape)}.")
     with torch.no_grad():
         for tensor, place in _places(fragment, flat, tensors):
             tensor.add_(place)
 
 
 def _places(fragment: Fragment, flat: Tensor, tensors: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """Pair each tensor with its view of the flat vector."""
+    """Pair each tensor with its view of the flat vector. Raises as `scatter`, before anything is paired."""
+    if flat.shape != (fragment.numel,):
+        raise ValueError(f"Fragment {fragment.name} has {fragment.numel} values, the flat vector has shape {tuple(flat.shape)}.")
     pairs = []
     start = 0
     for piece in fragment.pieces:

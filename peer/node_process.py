@@ -140,7 +140,6 @@ class NodeProcess:
             max_clock_gap_steps=manifest.outer.max_clock_gap_steps,
             total_steps=manifest.run.total_steps,
             wait_for_peers=self._config.wait_for_peers,
-            told_to_start=self._child.settings.told_to_start,
             is_founder=self._invite is None,
         )
         node = Node(membership, world, tools, settings, lambda fields: self._child.report("node", fields))

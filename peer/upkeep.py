@@ -45,7 +45,6 @@ class NodeSettings:
     max_clock_gap_steps: int
     total_steps: int
     wait_for_peers: int
-    told_to_start: bool  # the trainer waits for our word
     is_founder: bool  # nobody to clone from: a waiting founder starts from the initial weights
 
 

@@ -126,7 +126,6 @@ class Peer:
             outer.max_clock_gap_steps,
             swarm.manifest.run.total_steps,
             self.habits.wait_for_peers,
-            self.habits.told_to_start,
             self.habits.is_founder,
         )
         self.node = Node(membership, world, Tools(self.link, self.payloads, self.journal), settings, self.said.append)
