@@ -42,6 +42,7 @@ class Result:
     solo: int  # outer steps without a partner
     dropped: int  # meetings that counted for neither side
     sent_bytes: float  # per peer
+    bits_per_step: float  # what a peer sends per parameter and inner step
     virtual_steps: float  # how long it took, in steps at mean speed
     train_seconds: float
     curve: tuple[Point, ...]

@@ -135,6 +135,7 @@ class Recorder:
             solo=traffic.solo,
             dropped=traffic.dropped,
             sent_bytes=self._sent_bytes,
+            bits_per_step=8.0 * self._sent_bytes / (population.layout.numel * scenario.num_steps),
             virtual_steps=float(self._now),
             train_seconds=train_seconds,
             curve=tuple(self._curve),

@@ -23,6 +23,7 @@ RESULT = Result(
     solo=1,
     dropped=0,
     sent_bytes=2.5e6,
+    bits_per_step=0.1,
     virtual_steps=50.0,
     train_seconds=2.5,
     curve=CURVE,

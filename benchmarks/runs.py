@@ -1,0 +1,98 @@
+"""Many simulations for one benchmark: each in a process of its own, several at a time, and kept so that a benchmark broken off goes on.
+
+A run is the settings of `peer simulate` by name, as text. All runs train the default model on the default text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from peer.simulator.choices import scenario, setting
+from peer.simulator.replicas import Diverged
+from peer.simulator.training import Place, simulate
+from protocol.manifest import Manifest
+
+EVAL_BATCHES = 128
+Run = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What is kept of a run; all NaN where it diverged."""
+
+    loss: float = math.nan  # held-out, nats per token: mean over the peers
+    averaged: float = math.nan  # held-out loss of the mean of their weights
+    weight_std: float = math.nan
+    bits_per_step: float = math.nan  # what a peer sends per parameter and inner step
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """Make a parser with the options that every such benchmark has."""
+    made = argparse.ArgumentParser(description=description)
+    made.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    made.add_argument("--workers", type=int, default=os.cpu_count(), help="runs at a time, each on one thread")
+    made.add_argument("--keep", type=Path, help="file that keeps each finished run, and from which a second start goes on")
+    return made
+
+
+def run_all(runs: Iterable[Run], given: argparse.Namespace) -> list[Outcome]:
+    """Return the outcomes of runs, in their order. Those that `--keep` knows are not run again."""
+    wanted = [_key(run) for run in runs]
+    known = _kept(given.keep)
+    missing = list(dict.fromkeys(key for key in wanted if key not in known))
+    started_s = time.monotonic()
+    with multiprocessing.get_context("spawn").Pool(given.workers, _start_worker) as pool:
+        for number, (key, outcome) in enumerate(pool.imap_unordered(_outcome, missing), 1):
+            known[key] = outcome
+            _keep(given.keep, key, outcome)
+            took = f"{time.monotonic() - started_s:5.0f} s, {number} of {len(missing)}"
+            print(f"{took}: {key} {outcome.averaged:.4f}", file=sys.stderr, flush=True)
+    return [known[key] for key in wanted]
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean and its standard error; NaN for the error of a single value."""
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return statistics.fmean(values), error
+
+
+def _key(run: Run) -> str:
+    return " ".join(f"{name}={run[name]}" for name in sorted(run))
+
+
+def _start_worker() -> None:
+    torch.set_num_threads(1)
+
+
+def _outcome(key: str) -> tuple[str, Outcome]:
+    made = scenario(Manifest(), dict(setting(text) for text in key.split()))
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            result = simulate(made, Place(Path(folder), device="cpu", num_eval_batches=EVAL_BATCHES), lambda progress: None)
+        except Diverged:
+            return key, Outcome()
+    return key, Outcome(result.eval_loss_mean, result.eval_loss_averaged, result.weight_std, result.bits_per_step)
+
+
+def _kept(file: Path | None) -> dict[str, Outcome]:
+    lines = file.read_text().splitlines() if file and file.exists() else []
+    return {(row := json.loads(line)).pop("run"): Outcome(**row) for line in lines}
+
+
+def _keep(file: Path | None, key: str, outcome: Outcome) -> None:
+    if file:
+        with file.open("a") as lines:
+            lines.write(json.dumps({"run": key, **asdict(outcome)}) + "\n")
