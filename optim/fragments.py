@@ -167,10 +167,6 @@ class Countdown:
         """Return the ids of the fragments that are due and were not reset yet (after a restore: those to ask for again)."""
         return [fragment for fragment, steps in enumerate(self._remaining) if steps == 0]
 
-    def remaining_steps(self, fragment_id: int) -> int:
-        """Return the inner steps left until the fragment is due."""
-        return self._remaining[fragment_id]
-
     def reset(self, fragment_id: int) -> None:
         """Start the fragment's next period, due or not."""
         low, high = (self._inner_steps + 1) // 2, 3 * self._inner_steps // 2

@@ -6,10 +6,10 @@ A manifest only shapes these names, for another release may know more of them. W
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 from typing import Final
 
 from optim.codecs import CODECS
+from optim.names import nearest
 from optim.optimizers import OPTIMIZERS
 from protocol.errors import BadManifest
 from protocol.manifest import Manifest
@@ -27,5 +27,4 @@ def need_abilities(manifest: Manifest) -> None:
 def _need(key: str, name: str, known: Iterable[str]) -> None:
     names = list(known)
     if name not in names:
-        near = get_close_matches(name, names, n=3, cutoff=0.4) or names
-        raise BadManifest(f'{key} = "{name}" means nothing to this build', hint=f"did you mean {', '.join(near)}?")
+        raise BadManifest(f'{key} = "{name}" means nothing to this build', hint=f"did you mean {nearest(name, names)}?")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from peer.home import Home
+from peer.whole_file import write_whole
 from protocol.errors import BadSettings
 
 SOCKET_NAME = "control.sock"
@@ -44,7 +45,7 @@ async def serving(home: Home, runtime: Path, answer: Answer) -> AsyncIterator[No
         writer.close()
 
     server = await asyncio.start_unix_server(serve, path=str(path), limit=LINE_BYTES)
-    _write(home.running, {"pid": os.getpid(), "control": str(path), "started": time.time()})
+    write_whole(home.running, json.dumps({"pid": os.getpid(), "control": str(path), "started": time.time()}).encode())
     try:
         yield
     finally:
@@ -84,9 +85,3 @@ def _read_line(connection: socket.socket) -> bytes:
     while not data.endswith(b"\n") and (more := connection.recv(LINE_BYTES)):
         data += more
     return data
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    whole = path.with_suffix(".new")
-    whole.write_text(json.dumps(content))
-    whole.replace(path)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from peer.home import Home
 from peer.joining import as_final
 from peer.state_transfer import Asker
+from peer.whole_file import write_whole
 from protocol.errors import PeerMisbehaved, SwarmUnreachable, TransportError
 from protocol.identity import PeerId
 from protocol.manifest import SignedManifest
@@ -45,9 +46,7 @@ async def find_manifest(asker: Asker, addresses: Sequence[str], say: Callable[[s
 
 def store_manifest(home: Home, signed: SignedManifest) -> None:
     """Keep the manifest in the home folder; a crash leaves the whole file or none."""
-    whole = home.manifest.with_suffix(".new")
-    whole.write_bytes(signed.to_bytes())
-    whole.replace(home.manifest)
+    write_whole(home.manifest, signed.to_bytes(), private=True)
 
 
 async def _ask(asker: Asker, address: str) -> SignedManifest:

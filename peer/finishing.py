@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+from peer.loop_time import loop_s
 from peer.partners import AddressBook
 from peer.presence import RECORD_S
 from peer.searching import Searches
@@ -55,7 +56,7 @@ class Finishing:
 
     def _count_company(self) -> bool:
         """Begin the rounds anew when somebody has come to the end; tell whether anybody within reach still trains."""
-        now_s = asyncio.get_running_loop().time()
+        now_s = loop_s()
         known = [entry for entry in self._book.live(now_s) if not entry.failures]
         company = {entry.peer_id for entry in known if entry.finished}
         if not company <= self._company:

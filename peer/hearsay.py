@@ -5,11 +5,11 @@ A record that is not true costs the one who passed it on nothing: it may have be
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from peer.loop_time import loop_s
 from peer.partners import AddressBook
 from protocol.errors import GossamerError
 from protocol.records import MemberRecord
@@ -32,9 +32,9 @@ class Hearsay:
             return
         with suppress(GossamerError, ValueError):  # the latter is a gap in our checks: no stranger is to end us through it
             check_record(record, self.terms, self.now_s())
-            self.book.learn(record, asyncio.get_running_loop().time())
+            self.book.learn(record, loop_s())
             if record.expires_s < self.now_s() + LAST_WORD_S:
-                self.book.leaves(record.peer_id, asyncio.get_running_loop().time())
+                self.book.leaves(record.peer_id, loop_s())
 
     def take_bytes(self, raw: bytes) -> None:
         """Take in a record as a partner passed it on."""

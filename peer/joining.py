@@ -15,6 +15,7 @@ from typing import Any
 from peer import requests as ask
 from peer.driver import LinkLost, Tools
 from peer.events import StateCloned
+from peer.loop_time import loop_s
 from peer.partners import AddressBook, Entry
 from peer.state_transfer import Asker
 from protocol.errors import (
@@ -124,7 +125,7 @@ class Joining:
 
         `make_way` is awaited when a clone is here, before the trainer is told.
         """
-        donors = self.book.live(asyncio.get_running_loop().time())
+        donors = self.book.live(loop_s())
         shuffle(donors)
         answers = []
         for donor in donors:
@@ -140,7 +141,7 @@ class Joining:
         try:
             await self._take_from(donor, wanted, make_way)
         except PeerMisbehaved as error:
-            self.book.ban(donor.peer_id, asyncio.get_running_loop().time())
+            self.book.ban(donor.peer_id, loop_s())
             return error
         except LinkLost:
             return NoUse("our own trainer is being restarted")
@@ -152,7 +153,7 @@ class Joining:
 
     async def _take_from(self, donor: Entry, wanted: Wanted, make_way: Callable[[], Awaitable[None]]) -> None:
         name, done, told = f"adopt-{next(self._names)}", 0, -1
-        started_s = asyncio.get_running_loop().time()
+        started_s = loop_s()
 
         def check(header: Contents) -> None:
             self.book.tells_clock(donor.peer_id, header.clock_steps)  # records are old by some seconds: the next round knows better
@@ -174,7 +175,7 @@ class Joining:
             self.tools.payloads.remove(name)
         if isinstance(adopted, ask.Adopted) and not adopted.accepted:
             raise BadContents(adopted.reason)
-        self.log(StateCloned(str(donor.peer_id), header.clock_steps, done, asyncio.get_running_loop().time() - started_s))
+        self.log(StateCloned(str(donor.peer_id), header.clock_steps, done, loop_s() - started_s))
 
 
 def _unanimous(answers: list[GossamerError]) -> GossamerError | None:

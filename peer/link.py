@@ -164,16 +164,11 @@ class NodeEnd:
         self._on_notice = on_notice
         self._writer: asyncio.StreamWriter | None = None
         self._waiting: dict[int | str, asyncio.Future[ask.Reply]] = {}  # by what the request is about
-        self._up = asyncio.Event()
 
     @property
     def connected(self) -> bool:
         """Whether the trainer is there."""
         return self._writer is not None
-
-    async def wait_connected(self) -> None:
-        """Wait until the trainer is there."""
-        await self._up.wait()
 
     async def request(self, request: ask.Request) -> ask.Reply:
         """Ask, and wait for the reply. One request at a time may wait about one meeting or file.
@@ -203,7 +198,6 @@ class NodeEnd:
             except OSError:
                 await asyncio.sleep(RECONNECT_S)
                 continue
-            self._up.set()
             try:
                 await self._read(reader)
             finally:
@@ -241,7 +235,6 @@ class NodeEnd:
         if self._writer is not None:
             self._writer.close()
         self._writer = None
-        self._up.clear()
         while self._waiting:
             _, waiting = self._waiting.popitem()
             if not waiting.done():

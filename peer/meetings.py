@@ -20,6 +20,7 @@ from peer.greeting import Greeting
 from peer.greeting import Membership as Membership
 from peer.hearsay import Hearsay
 from peer.lessons import learn_from, meeting_done
+from peer.loop_time import loop_s
 from peer.meeting import Meeting
 from peer.meeting_events import Finish, MeetingOver
 from peer.meeting_events import Stage as MeetingStage
@@ -132,7 +133,7 @@ class Meetings:
 
     def soonest_s(self) -> float | None:
         """Return when somebody can be asked (loop time), None when nobody is known."""
-        return self._around.book.soonest_s(_loop_s())
+        return self._around.book.soonest_s(loop_s())
 
     def tell_trainer(self, request: ask.Solo | ask.Defer) -> None:
         """Pass on what a search came to."""
@@ -155,14 +156,14 @@ class Meetings:
 
     def _choose(self, tried: Collection[PeerId]) -> Entry | None:
         called = {active.meeting.partner for active in self._active.values() if active.meeting.initiates}
-        return self._around.book.choose(_loop_s(), self.rng, exclude={*tried, *called})
+        return self._around.book.choose(loop_s(), self.rng, exclude={*tried, *called})
 
     async def _initiate(self, partner: Entry, fragment: int) -> Finish | None:
         try:
             async with asyncio.timeout(CONNECT_S):
                 stream = await self._around.transport.connect(partner.peer_id, partner.addresses, Purpose.MEET)
         except (TransportError, TimeoutError):
-            self._around.book.failed(partner.peer_id, _loop_s())
+            self._around.book.failed(partner.peer_id, loop_s())
             return None
         if fragment in self._active or self._closed is not None:  # somebody called us meanwhile, or we leave
             await stream.close()
@@ -188,7 +189,7 @@ class Meetings:
         except Refused as refusal:
             await say(stream, Refusal(refusal.code, refusal.detail[:REFUSAL_DETAIL_CHARS]))
         except PeerMisbehaved as error:
-            self._around.book.ban(stream.partner, _loop_s())
+            self._around.book.ban(stream.partner, loop_s())
             await say(stream, Refusal(RefusalCode.BAD_MESSAGE, str(error)[:REFUSAL_DETAIL_CHARS]))
         except (TransportError, TimeoutError):
             return
@@ -197,16 +198,16 @@ class Meetings:
 
     async def _answer_hello(self, stream: Stream, hello: Hello) -> None:
         membership, partner = self._membership, stream.partner
-        if self._around.book.is_banned(partner, _loop_s()):
+        if self._around.book.is_banned(partner, loop_s()):
             raise Refused(RefusalCode.NOT_INVITED, "banned for breaking the rules")
         check_hello(hello, membership.terms, membership.identity.peer_id, partner, self._around.now_s())
-        self._around.book.saw(partner, _loop_s(), hello.clock_steps)
+        self._around.book.saw(partner, loop_s(), hello.clock_steps)
         if self._closed is not None:
             raise Refused(self._closed)
         check_clock(hello.clock_steps, self.clock_steps, membership.terms)
         if hello.phase is Phase.FINISH and self.stage is ask.Stage.TRAIN:
             raise Refused(RefusalCode.WRONG_PHASE, "still training")
-        if not self._around.book.is_welcome(partner, _loop_s()):
+        if not self._around.book.is_welcome(partner, loop_s()):
             raise Refused(RefusalCode.BUSY, "resting after a meeting with you that came to nothing")
         await self._make_room(hello.fragment, partner)
         if len(self._inbound) >= MAX_INBOUND or partner in self._inbound:
@@ -256,12 +257,12 @@ class Meetings:
             nonce=self.rng.randbytes(16),
             now_s=around.now_s(),
             partner_hello=hello,
-            acquaintances=around.book.acquaintances(stream.partner, _loop_s(), self.rng, ACQUAINTANCES),
+            acquaintances=around.book.acquaintances(stream.partner, loop_s(), self.rng, ACQUAINTANCES),
         )
         meeting = Meeting(next(self._numbers), greeting)
         driver = Driver(meeting, stream, self._tools, self._resolver.ask)
         active = self._active[fragment] = Active(meeting, driver, asyncio.Event())
-        started_s = _loop_s()
+        started_s = loop_s()
         try:
             finish = await driver.hold()
             self._completed[fragment] += finish.over is MeetingOver.COMPLETED
@@ -270,14 +271,9 @@ class Meetings:
             active.over.set()
         for record in meeting.partner_hello.acquaintances if meeting.partner_hello else ():
             around.hearsay.take_bytes(record)
-        learn_from(around.book, meeting, finish, stream, _loop_s())
-        around.report(meeting, meeting_done(meeting, finish, stream, _loop_s() - started_s))
+        learn_from(around.book, meeting, finish, stream, loop_s())
+        around.report(meeting, meeting_done(meeting, finish, stream, loop_s() - started_s))
         return finish
-
-
-def _loop_s() -> float:
-    """Return the loop's time, in which the book reckons."""
-    return asyncio.get_running_loop().time()
 
 
 async def say(stream: Stream, message: Refusal | Outcome) -> None:

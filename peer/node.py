@@ -17,6 +17,7 @@ from peer.events import MeetingDone, StateCloned
 from peer.finishing import Finishing
 from peer.hearsay import Hearsay
 from peer.joining import Joining
+from peer.loop_time import loop_s
 from peer.meeting import Meeting
 from peer.meetings import Meetings, Membership, Surroundings, say
 from peer.partners import AddressBook
@@ -102,7 +103,7 @@ class Node:
         """Serve an inbound stream and close it. Raises PeerMisbehaved, for the log, when the partner broke the rules of a fetch."""
         if purpose is Purpose.MEET:
             await self.meetings.answer(stream)
-        elif self.book.is_banned(stream.partner, _loop_s()):
+        elif self.book.is_banned(stream.partner, loop_s()):
             await say(stream, Refusal(RefusalCode.NOT_INVITED, "banned for breaking the rules"))
             await stream.close()
         else:
@@ -112,7 +113,7 @@ class Node:
         try:
             await donor.answer(stream)
         except PeerMisbehaved:
-            self.book.ban(stream.partner, _loop_s())
+            self.book.ban(stream.partner, loop_s())
             raise
 
     async def leave(self, grace_s: float) -> None:
@@ -162,7 +163,7 @@ class Node:
         while True:
             self._report(
                 {
-                    "peers_seen": len(self.book.live(_loop_s())),
+                    "peers_seen": len(self.book.live(loop_s())),
                     "meetings": dict(self._counts),
                     "bytes": dict(self._bytes),
                     "lane_counts": dict(self._lanes),
@@ -170,7 +171,3 @@ class Node:
                 }
             )
             await asyncio.sleep(REPORT_S)
-
-
-def _loop_s() -> float:
-    return asyncio.get_running_loop().time()

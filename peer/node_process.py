@@ -27,6 +27,7 @@ from peer.finding import find_manifest, store_manifest
 from peer.home import Home
 from peer.journal import Journal
 from peer.link import NodeEnd
+from peer.loop_time import loop_s
 from peer.meetings import Membership, say
 from peer.model import parameter_shapes
 from peer.node import Node, NodeSettings, World
@@ -178,7 +179,7 @@ class NodeProcess:
     # ------------------------------------------------------------------ the rest
 
     def _fill_book(self, node: Node) -> None:
-        now_s = asyncio.get_running_loop().time()
+        now_s = loop_s()
         for address in self._invite.bootstraps if self._invite else ():
             node.book.hint(_peer_of(address), address, now_s)
         node.book.load(self._home.peers, now_s)
@@ -187,7 +188,7 @@ class NodeProcess:
         while True:
             await asyncio.sleep(SAVE_BOOK_S)
             with contextlib.suppress(OSError):  # a full disk; the book is written again soon
-                node.book.save(self._home.peers, asyncio.get_running_loop().time())
+                node.book.save(self._home.peers, loop_s())
 
     def _report_size(self, manifest: Manifest) -> None:
         codecs = fragment_codecs(manifest, parameter_shapes(manifest.model))

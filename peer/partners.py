@@ -18,6 +18,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from peer.whole_file import write_whole
 from protocol.errors import GossamerError
 from protocol.identity import PeerId
 from protocol.records import MemberRecord
@@ -236,9 +237,7 @@ class AddressBook:
             {"peer": str(e.peer_id), "addresses": list(e.addresses)} for e in best if e.addresses and not self.is_banned(e.peer_id, now_s)
         ]
         bans = [{"peer": str(peer), "banned_for_s": until_s - now_s} for peer, until_s in self._banned_until_s.items() if until_s > now_s]
-        whole = path.with_suffix(".new")
-        whole.write_text(json.dumps({"known": known[:KEPT], "banned": bans}, indent=1))
-        whole.replace(path)
+        write_whole(path, json.dumps({"known": known[:KEPT], "banned": bans}, indent=1).encode())
 
     def load(self, path: Path, now_s: float) -> None:
         """Add the peers of the last session, and what was left of the bans then. An unreadable file is like none: it only holds hints."""

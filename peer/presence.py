@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from peer.greeting import Membership
 from peer.hearsay import Hearsay
+from peer.loop_time import loop_s
 from protocol.errors import GossamerError
 from protocol.records import MemberRecord, announceable
 from protocol.transport import Directory, Transport
@@ -64,7 +65,7 @@ class Presence:
         while True:
             self._hurry.clear()
             await self._announce(RECORD_S, ANNOUNCE_S)
-            known = self._hearsay.book.live(asyncio.get_running_loop().time())
+            known = self._hearsay.book.live(loop_s())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ANNOUNCE_S if known else LOOK_S[0]):
                     await self._hurry.wait()
@@ -76,7 +77,7 @@ class Presence:
                 async with asyncio.timeout(LOOK_S[1]):
                     await self._look()
             self.has_looked.set()
-            enough = len(self._hearsay.book.announced(asyncio.get_running_loop().time())) >= self._enough
+            enough = len(self._hearsay.book.announced(loop_s())) >= self._enough
             await asyncio.sleep(LOOK_S[1] if enough and not self._standing.finished else LOOK_S[0])
 
     def hurry(self) -> None:

@@ -11,6 +11,7 @@ import asyncio
 from dataclasses import dataclass
 
 from peer import requests as ask
+from peer.loop_time import loop_s
 from peer.meeting_events import MeetingOver
 from peer.meetings import Meetings
 from protocol.identity import PeerId
@@ -72,7 +73,7 @@ class Searches:
     def _goal(self, fragment: int) -> Goal:
         """One meeting more than have counted; one in progress that counts already may have been applied before the fragment was due."""
         num_completed = self._meetings.num_completed(fragment) + self._meetings.is_decided(fragment) + 1
-        return Goal(num_completed, asyncio.get_running_loop().time() + self._meetings.deadline_s)
+        return Goal(num_completed, loop_s() + self._meetings.deadline_s)
 
     async def _try(self, fragment: int, goal: Goal, tried: set[PeerId]) -> bool:
         """Wait for the meeting in progress, or begin one; False when there is nobody to meet before the goal's time."""

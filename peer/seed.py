@@ -21,15 +21,16 @@ from peer.driver import LinkLost
 from peer.finding import find_manifest, store_manifest
 from peer.hearsay import Hearsay
 from peer.home import Home
+from peer.loop_time import loop_s
 from peer.meetings import say
 from peer.partners import AddressBook
 from peer.payloads import PayloadFolder
 from peer.runtime import runtime_folder
-from peer.session import write_private
 from peer.signals import ASKED, asked_to_leave
 from peer.state_transfer import Asker, Donor
 from peer.status import Status
 from peer.supervisor import Watch
+from peer.whole_file import write_whole
 from protocol.daemon import DaemonSettings
 from protocol.errors import BadSettings, Unreachable
 from protocol.identity import Identity
@@ -101,7 +102,7 @@ async def run_seed(config: PeerConfig, invite: Invite | None, watch: Watch) -> S
     with home.locked(), runtime_folder(0) as runtime:
         identity = Identity.load_or_create(home.identity)
         if invite is not None:
-            write_private(home.invite, invite.to_text().encode() + b"\n")
+            write_whole(home.invite, invite.to_text().encode() + b"\n", private=True)  # it is a secret
         session = _Session(config, home, identity, watch)
         async with control.serving(home, runtime, session.answer):
             with asked_to_leave(session.on_signal):
@@ -149,7 +150,7 @@ class _Session:
     async def _serve(self, network: Libp2pNode, seed: Seed, shelf: RecordShelf) -> None:
         signed = await self._manifest(network)
         hearsay = Hearsay(seed.learn(signed), self._book, time.time)
-        self._book.load(self._home.peers, asyncio.get_running_loop().time())
+        self._book.load(self._home.peers, loop_s())
         self.status.run_id = signed.run_id.hex()
         self.status.total_steps = signed.manifest().run.total_steps
         while True:
@@ -166,7 +167,7 @@ class _Session:
             hearsay.take(record)
         if news:
             with contextlib.suppress(OSError):  # a full disk; the book is written again soon
-                self._book.save(self._home.peers, asyncio.get_running_loop().time())
+                self._book.save(self._home.peers, loop_s())
 
     def _ways_in(self) -> tuple[str, ...]:
         return ways_in(self._home, self._identity.peer_id, self._invite)

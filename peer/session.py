@@ -5,13 +5,12 @@ Not here: what happens in between (peer/supervisor.py). As light as the supervis
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from peer.config import PeerConfig
 from peer.home import Home
 from peer.runtime import runtime_folder
 from peer.status import Status
 from peer.supervisor import Supervisor, Watch
+from peer.whole_file import write_whole
 from protocol.errors import GossamerError
 from protocol.identity import Identity
 from protocol.invite import Invite
@@ -34,9 +33,9 @@ async def run_peer(config: PeerConfig, manifest: SignedManifest | None, invite: 
         identity = Identity.load_or_create(home.identity)
         is_new = manifest is not None and not home.manifest.exists()
         if manifest is not None:
-            write_private(home.manifest, manifest.to_bytes())
+            write_whole(home.manifest, manifest.to_bytes(), private=True)
         if invite is not None:
-            write_private(home.invite, invite.to_text().encode() + b"\n")
+            write_whole(home.invite, invite.to_text().encode() + b"\n", private=True)  # it is a secret
         supervisor = Supervisor(config, watch)
         supervisor.status.peer_id = str(identity.peer_id)
         try:
@@ -48,11 +47,3 @@ async def run_peer(config: PeerConfig, manifest: SignedManifest | None, invite: 
         if supervisor.interrupted:
             raise KeyboardInterrupt
         return supervisor.status
-
-
-def write_private(path: Path, content: bytes) -> None:
-    """Write a file that only its owner can read; a crash leaves the whole of it or the old one."""
-    whole = path.with_suffix(".new")
-    whole.touch(mode=0o600)  # an invite is a secret
-    whole.write_bytes(content)
-    whole.replace(path)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from peer import requests as ask
 from peer.driver import LinkLost, TrainerLink
+from peer.loop_time import loop_s
 from peer.meetings import say
 from peer.payloads import PayloadFolder
 from protocol.errors import BadContents, BadMessage, DeadlineExceeded, PeerMisbehaved, TransportError
@@ -204,7 +205,7 @@ class Donor:
         try:
             clone = await self._recent_clone(clock_steps, gap_steps // CLONE_SHARE)
             await self._send(stream, request, clone.data, clone.sha256, clone.made.clock_steps)
-            self._given.setdefault(stream.partner, []).append(Given(_loop_s(), clone.made.clock_steps))
+            self._given.setdefault(stream.partner, []).append(Given(loop_s(), clone.made.clock_steps))
         except LinkLost:
             raise Refused(RefusalCode.NOT_READY, "trainer restarting") from None
         finally:
@@ -230,7 +231,7 @@ class Donor:
             cloned = await self.link.request(ask.Clone(name))
             if not isinstance(cloned, ask.Cloned):
                 raise Refused(RefusalCode.NOT_READY, "no room for a clone now")
-            return Clone(Given(_loop_s(), cloned.clock_steps), self.payloads.read(name), bytes.fromhex(cloned.sha256))
+            return Clone(Given(loop_s(), cloned.clock_steps), self.payloads.read(name), bytes.fromhex(cloned.sha256))
         finally:
             self.payloads.remove(name)
 
@@ -244,8 +245,4 @@ class Donor:
 
 
 def _is_fresh(given: Given, clock_steps: int, most_s: float, most_steps: int) -> bool:
-    return _loop_s() - given.at_s < most_s and abs(clock_steps - given.clock_steps) <= most_steps
-
-
-def _loop_s() -> float:
-    return asyncio.get_running_loop().time()
+    return loop_s() - given.at_s < most_s and abs(clock_steps - given.clock_steps) <= most_steps

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from peer import requests as ask
 from peer.joining import Joining, Wanted
+from peer.loop_time import loop_s
 from peer.meeting_events import Finish, MeetingOver
 from peer.meetings import Meetings
 from peer.requests import Stage
@@ -76,7 +77,7 @@ class Upkeep:
     def on_meeting(self, partner: PeerId, finish: Finish, *, initiated: bool) -> None:
         """Take in how a meeting ended. Who calls us only to refuse us, as often as he likes, says nothing about our weights."""
         if finish.over is MeetingOver.COMPLETED:
-            self._met_s = _loop_s()
+            self._met_s = loop_s()
             self._forget_outcasts()
         elif not initiated:
             return
@@ -108,7 +109,7 @@ class Upkeep:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FIRST_LOOK_S):
                 await self._has_looked.wait()
-        if self._settings.is_founder and not self._joining.book.has_begun(_loop_s()):
+        if self._settings.is_founder and not self._joining.book.has_begun(loop_s()):
             self._joining.tools.link.tell(ask.Start())
         else:
             await self._joining.take_over(self._to_begin_with, self._rng.shuffle)
@@ -118,14 +119,14 @@ class Upkeep:
 
     async def _wait_for_company(self) -> None:
         wanted = self._settings.wait_for_peers
-        while (seen := len(self._joining.book.live(_loop_s()))) < wanted:
+        while (seen := len(self._joining.book.live(loop_s()))) < wanted:
             self._joining.report({"state": "waiting", "reason": f"waiting for peers: {seen} seen, {wanted} wanted"})
             await asyncio.sleep(COMPANY_S)
 
     # ------------------------------------------------------------------ to stay with the others
 
     def _typical_clock(self, own_steps: int | None = None) -> int:
-        return self._joining.book.typical_clock(_loop_s(), self._settings.total_steps, own_steps)
+        return self._joining.book.typical_clock(loop_s(), self._settings.total_steps, own_steps)
 
     def _useful(self) -> Wanted | None:
         """Say which clone would be of more use than our own weights; None when ours are good enough."""
@@ -137,13 +138,13 @@ class Upkeep:
             others = self._typical_clock()
             if own - others <= gap_steps:
                 return self._about(others, own + gap_steps + 1)
-            return self._about(others) if _loop_s() - self._met_s > STEP_BACK_S else None
+            return self._about(others) if loop_s() - self._met_s > STEP_BACK_S else None
         if self._is_outcast(self._gated):
             return self._about(typical, 0 if len(set(self._gated)) >= MANY else own + 1)
         return None
 
     def _is_outcast(self, by: Collection[PeerId]) -> bool:
-        reachable = [entry for entry in self._joining.book.live(_loop_s()) if not entry.failures]
+        reachable = [entry for entry in self._joining.book.live(loop_s()) if not entry.failures]
         return len(by) >= OUTCAST and len(set(by)) >= min(MANY, len(reachable))
 
     def _is_far(self, partner: PeerId) -> bool:
@@ -163,7 +164,7 @@ class Upkeep:
                 wanted = wanted or self._about(0, self._settings.total_steps + 1)
                 if await self._joining.ask_everybody(wanted, self._rng.shuffle, self._make_way) is None:
                     self._forget_outcasts()
-                    self._joining.book.forget_refusals(_loop_s())
+                    self._joining.book.forget_refusals(loop_s())
                     return
         finally:
             self._is_taking_over = False
@@ -189,7 +190,3 @@ class Upkeep:
         total_steps, gap_steps = self._settings.total_steps, self._settings.max_clock_gap_steps
         earliest_steps = max(0, earliest_steps, clock_steps - gap_steps)
         return Wanted(self._settings.state_bytes, earliest_steps, min(total_steps, clock_steps + gap_steps), total_steps)
-
-
-def _loop_s() -> float:
-    return asyncio.get_running_loop().time()

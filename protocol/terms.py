@@ -10,10 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
-from protocol import limits
 from protocol.credential import Credential
 from protocol.errors import BadMessage, BadSignature
-from protocol.fetch import Contents, ContentsKind, FetchRequest
+from protocol.fetch import FetchRequest
 from protocol.identity import PeerId
 from protocol.manifest import Manifest
 from protocol.messages import Hello, Phase
@@ -94,20 +93,6 @@ def check_fetch(request: FetchRequest, terms: RunTerms, me: PeerId, partner: Pee
     """Raise Refused, BadMessage or BadSignature unless `partner` may have what it asks `me` for."""
     _check_opening(request, terms, me, partner)
     check_member(partner, request.credential, terms, now_s)
-
-
-def check_contents(contents: Contents, request: FetchRequest, partner: PeerId, state_bytes: int | None = None) -> None:
-    """Raise BadMessage or BadSignature unless this header answers `request` with a size that may be received.
-
-    A manifest is bounded; a state must have `state_bytes`, which a peer that asks for one knows from its manifest.
-    """
-    if contents.kind is not request.kind:
-        raise BadMessage(f"asked for {request.kind.name}, answered with {contents.kind.name}")
-    if contents.kind is ContentsKind.STATE and contents.total_bytes != state_bytes:
-        raise BadMessage(f"a state of {contents.total_bytes} bytes; the manifest implies {state_bytes}")
-    if contents.kind is ContentsKind.MANIFEST and not 0 < contents.total_bytes <= limits.MANIFEST_BYTES:
-        raise BadMessage(f"a manifest of {contents.total_bytes} bytes; at most {limits.MANIFEST_BYTES} are read")
-    contents.verify(partner, request)
 
 
 def check_record(record: MemberRecord, terms: RunTerms, now_s: float) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
-
 import torch
 
 from optim.codecs.blockwise import Int8
@@ -12,6 +10,7 @@ from optim.codecs.interface import Codec, Direct, Encoded, Gap, Packing
 from optim.codecs.lowbit import E3M0, NF4, Q2, SIGN1
 from optim.codecs.modulo import Modulo
 from optim.codecs.topk import TopK, TopK12
+from optim.names import nearest
 
 _DENSE = (Dense("fp32", 0, torch.float32), Dense("bf16", 1, torch.bfloat16))
 PACKINGS: dict[str, Packing] = {packing.name: packing for packing in (*_DENSE, Int8(), NF4, E3M0(), Q2, SIGN1, TopK(), TopK12())}
@@ -43,5 +42,4 @@ def codec_by_wire_id(wire_id: int) -> Codec:
 def _known(name: str, names: list[str], kind: str) -> str:
     if name in names:
         return name
-    near = get_close_matches(name, names, n=3, cutoff=0.4) or names
-    raise ValueError(f"There is no {kind} named {name!r}. Did you mean {', '.join(near)}?")
+    raise ValueError(f"There is no {kind} named {name!r}. Did you mean {nearest(name, names)}?")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 
+from optim.names import nearest
 from protocol.errors import BadSettings
 
 
@@ -13,5 +13,4 @@ def known(name: str, names: Iterable[str], kind: str) -> str:
     table = list(names)
     if name in table:
         return name
-    near = get_close_matches(name, table, n=3, cutoff=0.4) or table
-    raise BadSettings(f"there is no {kind} named {name!r}", hint=f"did you mean {', '.join(near)}?")
+    raise BadSettings(f"there is no {kind} named {name!r}", hint=f"did you mean {nearest(name, table)}?")

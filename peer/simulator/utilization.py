@@ -88,12 +88,6 @@ def compute_utilization(workload: Workload, sending: Sending, bandwidths: Second
     return (total - warm) * workload.step_seconds / (site.now - started)
 
 
-def needed_bandwidth(workload: Workload, sending: Sending, target: float) -> float:
-    """Return the first bandwidth of GRID (bits per second) that reaches a compute utilization."""
-    reached = compute_utilization(workload, sending, GRID) >= target
-    return float(GRID[int(np.argmax(reached))]) if reached.any() else float("inf")
-
-
 class _Site:
     """One site in training: the time now, when the link is free, and what is on its way, for every bandwidth."""
 

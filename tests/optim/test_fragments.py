@@ -124,7 +124,7 @@ def test_periods_have_the_right_mean_and_bounds(inner_steps: int) -> None:
 
 
 def test_first_meetings_are_spread_over_one_period() -> None:
-    first = [[Countdown(4, 100, seed=seed).remaining_steps(fragment) for seed in range(400)] for fragment in range(4)]
+    first = [[Countdown(4, 100, seed=seed).state()["remaining"][fragment] for seed in range(400)] for fragment in range(4)]
     means = [sum(steps) / len(steps) for steps in first]
     assert means == pytest.approx([25, 50, 75, 100], rel=0.05)
     assert all(0.5 * mean * 0.9 <= min(steps) and max(steps) <= 1.5 * mean * 1.1 for steps, mean in zip(first, means, strict=True))

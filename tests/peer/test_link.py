@@ -153,7 +153,7 @@ def test_the_node_finds_the_next_trainer(folder: Path) -> None:
         await eventually(lambda: not pair.node.connected, "loss")
         pair.trainer = TrainerEnd(folder)
         pair.trainer.send(PROGRESS, 1)  # to nobody
-        await pair.node.wait_connected()
+        await eventually(lambda: pair.node.connected, "the next trainer")
         waiting = asyncio.create_task(pair.node.request(ask.Open(1, 0)))
         assert await pair.requests(1) == [ask.Open(1, 0)]
         pair.trainer.send(ask.Unavailable(1, "just started"), pair.trainer.session)

@@ -125,7 +125,7 @@ async def trainer(folder: Path, manifest: Manifest, *, told_to_start: bool = Fal
 async def node(running: RunningTrainer) -> AsyncIterator[Node]:
     one = Node(running.runtime)
     try:
-        await one.end.wait_connected()
+        await eventually(lambda: one.end.connected, "the trainer at the link")
         yield one
     finally:
         await one.gone()

@@ -9,13 +9,12 @@ import pytest
 from protocol.errors import BadMessage, BadSignature, GossamerError, PeerMisbehaved
 from protocol.identity import Identity, PeerId
 from protocol.manifest import Manifest
-from protocol.messages import Contents, ContentsKind, Credential, Hello, Phase
+from protocol.messages import Credential, Hello, Phase
 from protocol.refusals import RefusalCode, Refused, refusal_code
 from protocol.terms import (
     FragmentTerms,
     RunTerms,
     check_clock,
-    check_contents,
     check_fetch,
     check_hello,
     check_member,
@@ -233,26 +232,6 @@ def test_each_fault_of_a_request_has_its_code(change: dict[str, Any], code: Refu
     check_fetch(FETCH, TERMS, BOB.peer_id, ALICE.peer_id, NOW_S)
     request = replace(FETCH, **change).signed(ALICE)
     assert code_of(lambda: check_fetch(request, TERMS, BOB.peer_id, ALICE.peer_id, NOW_S)) is code
-
-
-def contents(kind: ContentsKind, total_bytes: int) -> Contents:
-    return Contents(kind, total_bytes, DIGEST).signed(BOB, replace(FETCH, kind=kind))
-
-
-def test_contents_must_have_the_size_that_was_implied() -> None:
-    state, manifest = FETCH, replace(FETCH, kind=ContentsKind.MANIFEST)
-    check_contents(contents(ContentsKind.STATE, 8000), state, BOB.peer_id, TERMS.state_bytes)
-    check_contents(contents(ContentsKind.MANIFEST, 65536), manifest, BOB.peer_id)
-    for header, request in [
-        (contents(ContentsKind.STATE, 7999), state),
-        (contents(ContentsKind.MANIFEST, 65537), manifest),
-        (contents(ContentsKind.MANIFEST, 0), manifest),
-        (contents(ContentsKind.MANIFEST, 8000), state),
-    ]:
-        with pytest.raises(BadMessage):
-            check_contents(header, request, BOB.peer_id, TERMS.state_bytes)
-    with pytest.raises(BadSignature):
-        check_contents(contents(ContentsKind.STATE, 8000), state, MALLORY.peer_id, TERMS.state_bytes)
 
 
 def test_a_record_needs_a_member() -> None:
