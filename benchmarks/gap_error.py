@@ -3,8 +3,8 @@
     python -m benchmarks.gap_error [--inner-steps N] [--periods N]
 
 Two replicas of the default model train on their own batches and meet every N inner steps in full precision (alpha 0, beta 1, gamma 1).
-At the last meeting every codec codes both messages: `noise` is the squared error over the squared gap where blocks decoded, `failed` the
-share of blocks that did not. What a meeting loses is about `noise` + `failed`. Half a minute.
+At the last meeting every codec codes both messages, as shares of the squared gap: `noise` is the squared error where blocks decoded, `lost`
+what lies in blocks that did not; `failed` counts these. A meeting loses `noise` + `lost`. Half a minute.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ def replica(manifest: Manifest, number: int, folder: Path) -> Replica:
     return Replica(manifest, build_model(manifest.model, 0), corpus, PayloadFolder(folder / str(number)), number)
 
 
-def lost(codec: Codec, fragment: Fragment, messages: tuple[Tensor, Tensor]) -> tuple[float, float, int, int]:
-    """Return squared error, squared gap, failed blocks and blocks of one fragment's large tensors."""
+def lost(codec: Codec, fragment: Fragment, messages: tuple[Tensor, Tensor]) -> tuple[float, float, float, int, int]:
+    """Return squared error, squared gap, the part of it in failed blocks, failed blocks and blocks of one fragment's large tensors."""
     fragment_codec = FragmentCodec(fragment, codec)
     own, partner = (fragment_codec.sketch(message, SEED) for message in messages)
     here, there = fragment_codec.encode(messages[0], SEED, own, partner), fragment_codec.encode(messages[1], SEED, partner, own)
     gap = fragment_codec.gap(here, there.payload)
     failed = fragment_codec.failed_values(gap.failed)
-    counts = torch.ones(fragment.numel, dtype=torch.bool) if failed is None else ~failed
-    counts[fragment.num_coded :] = False
-    wanted = (messages[1] - messages[0])[counts].double()
-    error = gap.values[counts].double() - wanted
-    return float(error.square().sum()), float(wanted.square().sum()), int(gap.failed.sum()), gap.failed.numel()
+    failed = torch.zeros(fragment.numel, dtype=torch.bool) if failed is None else failed
+    wanted, failed = (messages[1] - messages[0])[: fragment.num_coded].double(), failed[: fragment.num_coded]
+    error = gap.values[: fragment.num_coded].double() - wanted
+    noise, whole, unread = (float(values.square().sum()) for values in (error[~failed], wanted, wanted[failed]))
+    return noise, whole, unread, int(gap.failed.sum()), gap.failed.numel()
 
 
 def train(pair: tuple[Replica, Replica], num_steps: int) -> list[tuple[Fragment, tuple[Tensor, Tensor]]]:
@@ -63,29 +63,34 @@ def train(pair: tuple[Replica, Replica], num_steps: int) -> list[tuple[Fragment,
     return [(fragment, (gather(fragment, pair[0].parameters), gather(fragment, pair[1].parameters))) for fragment in fragments]
 
 
+def last_messages(inner_steps: int, num_periods: int) -> list[tuple[Fragment, tuple[Tensor, Tensor]]]:
+    """Train two replicas that average every period, and return what they would send each other at the end of the last one."""
+    torch.set_num_threads(1)
+    manifest = Manifest()
+    with tempfile.TemporaryDirectory() as folder:
+        pair = replica(manifest, 0, Path(folder)), replica(manifest, 1, Path(folder))
+        for _ in range(num_periods - 1):
+            for fragment, (one, other) in train(pair, inner_steps):
+                for peer in pair:
+                    scatter(fragment, (one + other) / 2, peer.parameters)
+        return train(pair, inner_steps)
+
+
 def main() -> None:
     """Print both tables."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--inner-steps", type=int, default=10)
     parser.add_argument("--periods", type=int, default=12)
     given = parser.parse_args()
-    torch.set_num_threads(1)
-    manifest = Manifest()
-    with tempfile.TemporaryDirectory() as folder:
-        pair = replica(manifest, 0, Path(folder)), replica(manifest, 1, Path(folder))
-        for _ in range(given.periods - 1):
-            for fragment, (one, other) in train(pair, given.inner_steps):
-                for peer in pair:
-                    scatter(fragment, (one + other) / 2, peer.parameters)
-        last = train(pair, given.inner_steps)
-    print(f"{'codec':<14}{'bit/value':>10}{'noise':>9}{'failed':>9}")
+    last = last_messages(given.inner_steps, given.periods)
+    print(f"{'codec':<14}{'bit/value':>10}{'noise':>9}{'lost':>9}{'failed':>9}")
     codecs = list(CODECS.items()) + [(f"modulo4 k={kappa:g}", Modulo(4, 18, kappa)) for kappa in KAPPAS]
     for name, codec in codecs:
         rows = [lost(codec, fragment, messages) for fragment, messages in last]
-        error, gap, failed, blocks = (sum(column) for column in zip(*rows, strict=True))
+        error, gap, unread, failed, blocks = (sum(column) for column in zip(*rows, strict=True))
         values = sum(fragment.numel for fragment, _ in last)
         num_bits = sum(FragmentCodec(fragment, codec).bits_per_value * fragment.numel for fragment, _ in last) / values
-        print(f"{name:<14}{num_bits:>10.2f}{error / gap:>9.4f}{failed / max(1, blocks):>9.2%}")
+        print(f"{name:<14}{num_bits:>10.2f}{error / gap:>9.4f}{unread / gap:>9.4f}{failed / max(1, blocks):>9.2%}")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,13 @@ ManifestFile = Annotated[
 ]
 Peers = Annotated[int, typer.Option("--peers", metavar="N", min=1, help="Peers in the swarm.")]
 InnerSteps = Annotated[
-    int | None, typer.Option("--inner-steps", metavar="N", min=1, help="Mean number of inner steps between two exchanges of a fragment.")
+    int | None,
+    typer.Option(
+        "--inner-steps",
+        metavar="N",
+        min=1,
+        help="Inner steps between two exchanges of a fragment; on demand, a mean countdown that partners cut short.",
+    ),
 ]
 Speeds = Annotated[
     str | None,
