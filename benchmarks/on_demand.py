@@ -2,8 +2,8 @@
 
     python -m benchmarks.on_demand [--inner-steps N] [--as-often N] [--seeds N ...] [--keep FILE]
 
-Eight peers, 300 inner steps at mean speed, fp32, meetings that take one step. On demand a fragment meets every 0.7 inner_steps, for partners
-cut countdowns short; so the schedule is tried twice, with the same inner_steps and with one that gives it as many meetings. The aim:
+Eight peers, 300 inner steps at mean speed, fp32, meetings that take one step. On demand a fragment meets every 0.7 inner_steps: partners
+cut countdowns short. So the schedule is tried twice, with the same inner_steps and with one that gives it as many meetings. The aim:
 lower loss where half of the peers are four times slower, and no loss at equal speeds. Three minutes of a core per run; 18 runs with the
 defaults.
 """
