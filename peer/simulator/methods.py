@@ -20,7 +20,7 @@ from peer.simulator.group import GroupRule, Mean, every_coordinate, train_group
 from peer.simulator.lockstep import data_parallel
 from peer.simulator.names import known
 from peer.simulator.population import Population, Size
-from peer.simulator.rules import PairRule, averaged_rule, noloco_rule, slowmo_rule
+from peer.simulator.rules import PairRule, averaged_rule, gasloc_rule, noloco_rule, slowmo_rule
 from peer.simulator.scenario import Scenario
 from protocol.errors import BadSettings
 
@@ -101,6 +101,7 @@ METHODS: Final[dict[str, Method]] = {
     "noloco": pairs(noloco_rule, alpha=0.0, beta=1.0, gamma=1.0),
     "noloco-averaged": pairs(averaged_rule, alpha=0.5, beta=0.7, gamma=0.7),
     "slowmo": pairs(slowmo_rule, alpha=0.5, beta=0.7, gamma=0.7),
+    "gasloc": pairs(gasloc_rule, alpha=0.5, beta=0.7, gamma=1.0),
     "diloco": group(nesterov=True, alpha=0.9, beta=0.7, codec="fp32"),
     "diloco-heavy-ball": group(nesterov=False, alpha=0.3, beta=0.7, codec="fp32"),
     "diloco-eager": Method(

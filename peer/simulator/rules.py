@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from optim import noloco, slowmo
+from optim import gasloc, noloco, slowmo
 from optim.noloco import OuterSettings
 from peer.simulator.scenario import Scenario
 from protocol.errors import BadSettings
@@ -71,6 +71,27 @@ class SlowMo:
         return noloco.solo_step(slow, momentum, fast, self.settings)
 
 
+@dataclass(frozen=True, slots=True)
+class GASLoC:
+    """GASLoC for pairs; see optim.gasloc. Token weights play no part."""
+
+    settings: OuterSettings
+
+    def message(self, slow: Tensor, momentum: Tensor, fast: Tensor, weight: float) -> Tensor:
+        """Return where a plain outer step leads; see PairRule."""
+        return gasloc.message(slow, fast, self.settings)
+
+    def pair_step(
+        self, slow: Tensor, momentum: Tensor, fast: Tensor, weight: float, gap: Tensor, failed: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Take GASLoC's step; see PairRule."""
+        return gasloc.pair_step(slow, momentum, fast, gap, self.settings, failed)
+
+    def solo_step(self, slow: Tensor, momentum: Tensor, fast: Tensor) -> tuple[Tensor, Tensor]:
+        """Take Nesterov's step; see PairRule."""
+        return gasloc.solo_step(slow, momentum, fast, self.settings)
+
+
 def noloco_rule(scenario: Scenario) -> PairRule:
     """Return NoLoCo's rule with the scenario's constants. Raises BadSettings outside the stable range."""
     return _checked(lambda: NoLoCo(_settings(scenario)))
@@ -84,6 +105,11 @@ def averaged_rule(scenario: Scenario) -> PairRule:
 def slowmo_rule(scenario: Scenario) -> PairRule:
     """Return SlowMo's rule with the scenario's constants. Raises BadSettings for values that cannot train."""
     return _checked(lambda: SlowMo(_settings(scenario)))
+
+
+def gasloc_rule(scenario: Scenario) -> PairRule:
+    """Return GASLoC's rule with the scenario's constants. Raises BadSettings for values that cannot train."""
+    return _checked(lambda: GASLoC(_settings(scenario)))
 
 
 def _settings(scenario: Scenario, *, average_momentum: bool = False) -> OuterSettings:

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from optim import noloco, slowmo
+from optim import gasloc, noloco, slowmo
 from optim.noloco import OuterSettings
-from peer.simulator.rules import averaged_rule, noloco_rule, slowmo_rule
+from peer.simulator.rules import averaged_rule, gasloc_rule, noloco_rule, slowmo_rule
 from peer.simulator.scenario import Scenario
 from protocol.errors import BadSettings
 from tests import reference
@@ -40,6 +40,14 @@ def test_slowmo_takes_its_own_step_and_half_the_way() -> None:
     assert torch.equal(rule.message(SLOW, MOMENTUM, FAST, 0.9), slowmo.message(SLOW, MOMENTUM, FAST, settings))
     stepped = rule.pair_step(SLOW, MOMENTUM, FAST, 0.9, GAP, None)
     assert all(torch.equal(*both) for both in zip(stepped, slowmo.pair_step(SLOW, MOMENTUM, FAST, GAP, settings), strict=True))
+
+
+def test_gasloc_is_optims() -> None:
+    rule, settings = gasloc_rule(made()), OuterSettings()
+    assert torch.equal(rule.message(SLOW, MOMENTUM, FAST, 0.9), gasloc.message(SLOW, FAST, settings))
+    paired, alone = rule.pair_step(SLOW, MOMENTUM, FAST, 0.9, GAP, None), rule.solo_step(SLOW, MOMENTUM, FAST)
+    assert all(torch.equal(*both) for both in zip(paired, gasloc.pair_step(SLOW, MOMENTUM, FAST, GAP, settings), strict=True))
+    assert all(torch.equal(*both) for both in zip(alone, gasloc.solo_step(SLOW, MOMENTUM, FAST, settings), strict=True))
 
 
 @pytest.mark.parametrize("rule", [noloco_rule, averaged_rule, slowmo_rule])
