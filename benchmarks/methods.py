@@ -2,10 +2,12 @@
 
     python -m benchmarks.methods [--inner-steps N ...] [--seeds N ...] [--steps N] [--keep FILE]
 
-Four peers, 400 inner steps, exchanges that take one step. First each method is tuned with fp32, on a seed of its own and meeting every 10
-steps: three learning rates at the plain outer step (alpha 0, beta 1), then four outer steps at the best of them; the same grid and number
-of runs for each. What the grid's edge wins is tried one step further. Then the tuned methods run on every seed, with their codecs. `ddp`
-(gradients averaged at each step) and `local` (never) are the ends. 100 s of a core per run; about 110 runs with the defaults.
+Four peers, 400 inner steps, exchanges that take one step. First each contestant is tuned with fp32, on a seed of its own and exchanging
+every 10 steps: three learning rates at the plain outer step (alpha 0, beta 1), then four outer steps at the best of them, the same for
+all, and the one that its paper gives it. A rate that wins at the grid's edge brings the next one beyond it in. Methods that are NoLoCo at
+alpha 0 share its rate; `ddp` and `local` (never) have no outer step. Then the tuned contestants run on every seed. On demand a fragment
+meets every 0.7 inner_steps, so groups get 0.7 of the inner_steps named. Bits are those of one copy of each message, all that a pair sends
+and the least that a group can. 100 s of a core per run; about 130 runs with the defaults.
 """
 
 from __future__ import annotations
@@ -19,64 +21,66 @@ from itertools import groupby
 from benchmarks.runs import Outcome, Run, mean_and_error, parser, run_all
 
 TUNING: Run = {"codec": "fp32", "inner_steps": "10", "seed": "3"}
-RATES = ("1e-3", "1.5e-3", "2.2e-3")
-BELOW, ABOVE = "7e-4", "3.2e-3"  # where the best rate is the grid's first or last
 PLAIN: Run = {"alpha": "0", "beta": "1", "gamma": "1"}
 OUTER_STEPS: tuple[Run, ...] = (  # gamma is for pairs only, and has to be below 2(1 - alpha^2)
     {"alpha": "0.3", "beta": "0.7", "gamma": "1"},
     {"alpha": "0.5", "beta": "0.5", "gamma": "0.7"},
-    {"alpha": "0.5", "beta": "0.7", "gamma": "0.7"},
+    {"alpha": "0.5", "beta": "0.7", "gamma": "0.7"},  # NoLoCo's own
     {"alpha": "0.9", "beta": "0.1", "gamma": "0.2"},
 )
+DILOCO: Run = {"alpha": "0.9", "beta": "0.7", "gamma": "0.2"}
+STREAMING: Run = {"alpha": "0.9", "beta": "0.4", "gamma": "0.2"}
+RATES = ("7e-4", "1e-3", "1.5e-3", "2.2e-3", "3.2e-3", "5e-3", "8e-3", "1.2e-2")
+TIMES_AS_OFTEN = 0.7
 
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """A method, how often it may exchange, and with which codecs it is shown."""
+    """A method, what of it is tuned, and with which codecs it is shown."""
 
     settings: Run
     codecs: tuple[str, ...] = ("fp32",)
-    has_outer_step: bool = True
-    momentum_only: bool = False  # with alpha 0 it is NoLoCo, whose tuning of the learning rate it shares
-    rates: tuple[str, ...] = RATES
+    outer_steps: tuple[Run, ...] = ()
+    is_group: bool = False
+    shares_rate: bool = False  # NoLoCo's: with alpha 0 it is NoLoCo
+    rates: tuple[int, int] = (1, 4)  # those of RATES that are tried, from and to
 
 
 CONTESTANTS: Mapping[str, Contestant] = {
-    "ddp": Contestant({"method": "ddp"}, has_outer_step=False),
-    "local": Contestant({"method": "local"}, has_outer_step=False),
-    "noloco": Contestant({"method": "noloco"}, ("fp32", "modulo4")),
-    "noloco-averaged": Contestant({"method": "noloco-averaged"}, momentum_only=True),
-    "slowmo": Contestant({"method": "slowmo"}, momentum_only=True),
-    "gasloc": Contestant({"method": "gasloc"}, momentum_only=True),
-    "diloco": Contestant({"method": "diloco"}),
-    "streaming": Contestant({"method": "streaming"}, ("fp32", "e3m0")),
-    "noloco, Muon": Contestant({"method": "noloco", "optimizer": "muon"}, has_outer_step=False, rates=("5e-4", "1e-3", "2.2e-3")),
+    "ddp": Contestant({"method": "ddp"}),
+    "local": Contestant({"method": "local"}),
+    "noloco": Contestant({"method": "noloco"}, ("fp32", "modulo4"), OUTER_STEPS),
+    "noloco-averaged": Contestant({"method": "noloco-averaged"}, outer_steps=OUTER_STEPS, shares_rate=True),
+    "slowmo": Contestant({"method": "slowmo"}, outer_steps=OUTER_STEPS, shares_rate=True),
+    "gasloc": Contestant({"method": "gasloc"}, outer_steps=OUTER_STEPS, shares_rate=True),
+    "diloco": Contestant({"method": "diloco"}, outer_steps=(*OUTER_STEPS, DILOCO), is_group=True),
+    "streaming": Contestant({"method": "streaming"}, ("fp32", "e3m0"), (*OUTER_STEPS, STREAMING), is_group=True),
+    "noloco, Muon": Contestant({"method": "noloco", "optimizer": "muon"}, ("fp32", "modulo4"), rates=(3, 6)),
+    "ddp, Muon": Contestant({"method": "ddp", "optimizer": "muon"}, rates=(3, 6)),
 }
-NEVER = ("ddp", "local")  # neither codec nor inner_steps matter
+Tried = list[tuple[Run, Outcome]]
 
 
 def tuned(given: argparse.Namespace) -> dict[str, Run]:
     """Return each contestant's best settings, and print all that were tried."""
     base: Run = {"peers": "4", "steps": given.steps, "delay": "1", **TUNING}
-    rates = {name: one.rates for name, one in CONTESTANTS.items() if not one.momentum_only}
-    found = _tried(base, {name: [_with_rate(name, rate) for rate in tried] for name, tried in rates.items()}, given)
-    best = {name: _best(name, rows)["learning_rate"] for name, rows in found.items()}
-    edges = {name: BELOW if best[name] == tried[0] else ABOVE for name, tried in rates.items() if best[name] in (tried[0], tried[-1])}
-    further = _tried(base, {name: [_with_rate(name, rate)] for name, rate in edges.items()}, given)
-    for name, rows in further.items():
+    own = {name: one for name, one in CONTESTANTS.items() if not one.shares_rate}
+    found = _tried(base, {name: [_at(name, rate) for rate in RATES[slice(*one.rates)]] for name, one in own.items()}, given)
+    beyond = {name: _beyond(_best(name, rows)["learning_rate"], own[name].rates) for name, rows in found.items()}
+    for name, rows in _tried(base, {name: [_at(name, rate)] for name, rate in beyond.items() if rate}, given).items():
         found[name] += rows
     best = {name: _best(name, rows)["learning_rate"] for name, rows in found.items()}
-    asked = [name for name, one in CONTESTANTS.items() if one.has_outer_step]
-    outer = {name: [{"learning_rate": best.get(name, best["noloco"]), **step} for step in OUTER_STEPS] for name in asked}
+    outer = {
+        name: [{"learning_rate": best.get(name, best["noloco"]), **step} for step in one.outer_steps]
+        for name, one in CONTESTANTS.items()
+        if one.outer_steps
+    }
     for name, rows in _tried(base, outer, given).items():
         found[name] = found.get(name, []) + rows
     for name, rows in found.items():
         for settings, outcome in rows:
             print(f"{name:<18}{_text(settings):<54}{_shown(name, outcome):>8.4f}")
     return {name: _best(name, rows) for name, rows in found.items()}
-
-
-Tried = list[tuple[Run, Outcome]]
 
 
 def _tried(base: Run, asked: Mapping[str, Sequence[Run]], given: argparse.Namespace) -> dict[str, Tried]:
@@ -86,22 +90,51 @@ def _tried(base: Run, asked: Mapping[str, Sequence[Run]], given: argparse.Namesp
     return {name: [(settings, outcome) for (_, settings), outcome in rows] for name, rows in groupby(pairs, lambda pair: pair[0][0])}
 
 
-def _with_rate(name: str, rate: str) -> Run:
-    return {"learning_rate": rate, **({} if name in NEVER else PLAIN)}
+def _at(name: str, rate: str) -> Run:
+    return {"learning_rate": rate, **({} if _meets_never(name) else PLAIN)}
+
+
+def _beyond(best: str, tried: tuple[int, int]) -> str:
+    """Return the rate next to the best one that was not tried; empty when both its neighbours were."""
+    at, (first, end) = RATES.index(best), tried
+    return RATES[at - 1] if at == first > 0 else RATES[end] if at == end - 1 and end < len(RATES) else ""
 
 
 def _run(name: str, settings: Run) -> Run:
-    left_out = ("codec", "inner_steps", "delay") if name in NEVER else ()
+    left_out = ("codec", "inner_steps", "delay") if _meets_never(name) else ()
     return {**{key: text for key, text in settings.items() if key not in left_out}, **CONTESTANTS[name].settings}
 
 
+def _meets_never(name: str) -> bool:
+    """Say whether neither codec nor inner_steps matter."""
+    return CONTESTANTS[name].settings["method"] in ("ddp", "local")
+
+
 def _best(name: str, rows: Tried) -> Run:
-    """Return the settings of the lowest loss; what diverged has none."""
-    return min((row for row in rows if not math.isnan(row[1].loss)), key=lambda row: _shown(name, row[1]))[0]
+    """Return the settings of the lowest loss; what diverged comes last."""
+    return min(rows, key=lambda row: (math.isnan(row[1].loss), _shown(name, row[1])))[0]
+
+
+def _shown(name: str, outcome: Outcome) -> float:
+    """Return the loss that a method is judged by: its averaged weights', or the mean over peers that never met."""
+    return outcome.loss if name == "local" else outcome.averaged
 
 
 def _text(settings: Run) -> str:
     return ", ".join(f"{name} {text}" for name, text in settings.items())
+
+
+def _inner_steps(one: Contestant, every: str) -> str:
+    return str(round(TIMES_AS_OFTEN * int(every))) if one.is_group else every
+
+
+def rows_of(best: Mapping[str, Run], given: argparse.Namespace) -> list[tuple[str, Run]]:
+    """Return the table's rows: a contestant's name, and its settings but for the seed."""
+    rows: list[tuple[str, Run]] = []
+    for name, one in CONTESTANTS.items():
+        for every in ["1"] if _meets_never(name) else given.inner_steps:
+            rows += [(name, {"codec": codec, "inner_steps": _inner_steps(one, every), **best[name]}) for codec in one.codecs]
+    return rows
 
 
 def main() -> None:
@@ -110,26 +143,20 @@ def main() -> None:
     options.add_argument("--inner-steps", nargs="+", default=["5", "25"])
     options.add_argument("--steps", default="400")
     given = options.parse_args()
-    best = tuned(given)
-    rows: list[tuple[str, str, str, Run]] = []
-    for name, one in CONTESTANTS.items():
-        for codec in one.codecs:
-            for every in ["1"] if name == "ddp" else ["never"] if name == "local" else given.inner_steps:
-                rows.append((name, codec, every, {"codec": codec, "inner_steps": every, **best[name]}))
+    rows = rows_of(tuned(given), given)
     base: Run = {"peers": "4", "steps": given.steps, "delay": "1"}
-    runs = [_run(name, {**base, **settings, "seed": str(seed)}) for name, _, _, settings in rows for seed in given.seeds]
-    outcomes = run_all(runs, given)
-    print(f"\n{'method':<18}{'codec':<9}{'every':>6}{'loss':>9}{'+-':>8}{'spread':>10}{'bit/param/step':>16}   settings")
-    found = [(row, outcomes[at * len(given.seeds) : (at + 1) * len(given.seeds)]) for at, row in enumerate(rows)]
-    for (name, codec, every, _), seeds in sorted(found, key=lambda pair: mean_and_error([_shown(pair[0][0], one) for one in pair[1]])[0]):
+    outcomes = run_all([_run(name, {**base, **settings, "seed": str(seed)}) for name, settings in rows for seed in given.seeds], given)
+    table = []
+    for at, (name, settings) in enumerate(rows):
+        seeds = outcomes[at * len(given.seeds) : (at + 1) * len(given.seeds)]
         loss, error = mean_and_error([_shown(name, one) for one in seeds])
         spread, bits = (mean_and_error([getattr(one, key) for one in seeds])[0] for key in ("weight_std", "bits_per_step"))
-        print(f"{name:<18}{codec:<9}{every:>6}{loss:>9.4f}{error:>8.4f}{spread:>10.1e}{bits:>16.2f}   {_text(best[name])}")
-
-
-def _shown(name: str, outcome: Outcome) -> float:
-    """Return the loss that a method is judged by: its averaged weights', or the mean over peers that never met."""
-    return outcome.loss if name == "local" else outcome.averaged
+        how = ("", "") if _meets_never(name) else (settings["codec"], settings["inner_steps"])
+        rest = _text({key: text for key, text in settings.items() if key not in ("codec", "inner_steps")})
+        table.append((loss, f"{name:<18}{how[0]:<9}{how[1]:>6}{loss:>9.4f}{error:>8.4f}{spread:>10.1e}{bits:>16.2f}   {rest}"))
+    print(f"\n{'method':<18}{'codec':<9}{'every':>6}{'loss':>9}{'+-':>8}{'spread':>10}{'bit/param/step':>16}   settings")
+    for _, line in sorted(table, key=lambda row: (math.isnan(row[0]), row[0])):
+        print(line)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,20 @@
 """Many simulations for one benchmark: each in a process of its own, several at a time, and kept so that a benchmark broken off goes on.
 
-A run is the settings of `peer simulate` by name, as text. All runs train the default model on the default text.
+A run is the settings of `peer simulate` by name, as text. All runs train the default model on the default text. What is kept counts for the
+same settings only as long as all that they leave open stands too: the manifest's defaults, the Python release (its sources are the text)
+and torch's.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import hashlib
 import json
 import math
 import multiprocessing
 import os
+import platform
 import statistics
 import sys
 import tempfile
@@ -22,6 +27,7 @@ import torch
 
 from peer.simulator.choices import scenario, setting
 from peer.simulator.replicas import Diverged
+from peer.simulator.scenario import Scenario
 from peer.simulator.training import Place, simulate
 from protocol.manifest import Manifest
 
@@ -50,49 +56,65 @@ def parser(description: str) -> argparse.ArgumentParser:
 
 def run_all(runs: Iterable[Run], given: argparse.Namespace) -> list[Outcome]:
     """Return the outcomes of runs, in their order. Those that `--keep` knows are not run again."""
-    wanted = [_key(run) for run in runs]
+    wanted = [key(run) for run in runs]
     known = _kept(given.keep)
-    missing = list(dict.fromkeys(key for key in wanted if key not in known))
+    missing = list(dict.fromkeys(one for one in wanted if one not in known))
     started_s = time.monotonic()
     with multiprocessing.get_context("spawn").Pool(given.workers, _start_worker) as pool:
-        for number, (key, outcome) in enumerate(pool.imap_unordered(_outcome, missing), 1):
-            known[key] = outcome
-            _keep(given.keep, key, outcome)
+        for number, (done, outcome) in enumerate(pool.imap_unordered(_outcome, missing), 1):
+            known[done] = outcome
+            _keep(given.keep, done, outcome)
             took = f"{time.monotonic() - started_s:5.0f} s, {number} of {len(missing)}"
-            print(f"{took}: {key} {outcome.averaged:.4f}", file=sys.stderr, flush=True)
-    return [known[key] for key in wanted]
+            print(f"{took}: {done} {outcome.averaged:.4f}", file=sys.stderr, flush=True)
+    return [known[one] for one in wanted]
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean and its standard error; NaN for the error of a single value."""
+    """Return the mean and its standard error; NaN for both when a run diverged, and for the error of a single value."""
+    if any(math.isnan(value) for value in values):
+        return math.nan, math.nan
     error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
     return statistics.fmean(values), error
 
 
-def _key(run: Run) -> str:
-    return " ".join(f"{name}={run[name]}" for name in sorted(run))
+def key(run: Run) -> str:
+    """Return a run as one line: its settings, and what stands for all that they leave open."""
+    settings = " ".join(f"{name}={run[name]}" for name in sorted(run))
+    manifest = _scenario(settings).manifest.model_dump_json()
+    around = f"{manifest} {EVAL_BATCHES} {platform.python_version()} {torch.__version__}"
+    return f"{settings} #{hashlib.sha256(around.encode()).hexdigest()[:8]}"
+
+
+def _scenario(settings: str) -> Scenario:
+    return scenario(Manifest(), dict(setting(text) for text in settings.split()))
 
 
 def _start_worker() -> None:
     torch.set_num_threads(1)
 
 
-def _outcome(key: str) -> tuple[str, Outcome]:
-    made = scenario(Manifest(), dict(setting(text) for text in key.split()))
+def _outcome(wanted: str) -> tuple[str, Outcome]:
+    made = _scenario(wanted.partition(" #")[0])
     with tempfile.TemporaryDirectory() as folder:
         try:
             result = simulate(made, Place(Path(folder), device="cpu", num_eval_batches=EVAL_BATCHES), lambda progress: None)
         except Diverged:
-            return key, Outcome()
-    return key, Outcome(result.eval_loss_mean, result.eval_loss_averaged, result.weight_std, result.bits_per_step)
+            return wanted, Outcome()
+    return wanted, Outcome(result.eval_loss_mean, result.eval_loss_averaged, result.weight_std, result.bits_per_step)
 
 
 def _kept(file: Path | None) -> dict[str, Outcome]:
     lines = file.read_text().splitlines() if file and file.exists() else []
-    return {(row := json.loads(line)).pop("run"): Outcome(**row) for line in lines}
+    known = {}
+    for line in lines:
+        with contextlib.suppress(json.JSONDecodeError):  # cut off by the end of an earlier benchmark
+            row = json.loads(line)
+            done = row.pop("run")
+            known[done] = Outcome(**row)
+    return known
 
 
-def _keep(file: Path | None, key: str, outcome: Outcome) -> None:
+def _keep(file: Path | None, done: str, outcome: Outcome) -> None:
     if file:
         with file.open("a") as lines:
-            lines.write(json.dumps({"run": key, **asdict(outcome)}) + "\n")
+            lines.write(json.dumps({"run": done, **asdict(outcome)}) + "\n")
