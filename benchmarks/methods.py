@@ -29,7 +29,7 @@ OUTER_STEPS: tuple[Run, ...] = (  # gamma is for pairs only, and has to be below
     {"alpha": "0.9", "beta": "0.1", "gamma": "0.2"},
 )
 DILOCO: Run = {"alpha": "0.9", "beta": "0.7", "gamma": "0.2"}
-STREAMING: Run = {"alpha": "0.9", "beta": "0.4", "gamma": "0.2"}
+STREAMING: Run = {"alpha": "0.9", "beta": "0.6", "gamma": "0.2"}
 RATES = ("7e-4", "1e-3", "1.5e-3", "2.2e-3", "3.2e-3", "5e-3", "8e-3", "1.2e-2")
 TIMES_AS_OFTEN = 0.7
 

@@ -38,11 +38,6 @@ class DiLoCoSettings:
             raise ValueError("clip must be positive and staleness_penalty at least 1.")
 
 
-NESTEROV = DiLoCoSettings()
-HEAVY_BALL = DiLoCoSettings(momentum=0.3, nesterov=False)
-PLAIN = DiLoCoSettings(learning_rate=1.0, momentum=0.0, nesterov=False)
-
-
 def learning_rate_for(group_size: int) -> float:
     """Return the outer learning rate that was best for so many peers (arXiv 2503.09799, Nesterov 0.9): 0.4, 0.6, 0.6 or 0.8."""
     if group_size < 1:

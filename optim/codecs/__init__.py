@@ -18,17 +18,14 @@ CODECS: dict[str, Codec] = {packing.name: Direct(packing) for packing in PACKING
 # Half-widths of the windows in gap scales: docs/log.md has the table they were chosen from.
 CODECS |= {known.name: known for known in (Modulo(8, 16, 8.0), Modulo(6, 17, 7.0), Modulo(4, 18, 5.5), Modulo(3, 19, 5.5))}
 
-__all__ = ["CODECS", "PACKINGS", "Codec", "Direct", "Encoded", "Gap", "Packing", "codec", "codec_by_wire_id", "packing"]
+__all__ = ["CODECS", "PACKINGS", "Codec", "Direct", "Encoded", "Gap", "Packing", "codec", "codec_by_wire_id"]
 
 
 def codec(name: str) -> Codec:
     """Return the codec of that name. Raises ValueError that names the nearest ones."""
-    return CODECS[_known(name, list(CODECS), "codec")]
-
-
-def packing(name: str) -> Packing:
-    """Return the packing of that name (for pseudo-gradients). Raises ValueError that names the nearest ones."""
-    return PACKINGS[_known(name, list(PACKINGS), "packing")]
+    if name not in CODECS:
+        raise ValueError(f"There is no codec named {name!r}. Did you mean {nearest(name, CODECS)}?")
+    return CODECS[name]
 
 
 def codec_by_wire_id(wire_id: int) -> Codec:
@@ -37,9 +34,3 @@ def codec_by_wire_id(wire_id: int) -> Codec:
         if known.wire_id == wire_id:
             return known
     raise ValueError(f"No codec has the wire id {wire_id}.")
-
-
-def _known(name: str, names: list[str], kind: str) -> str:
-    if name in names:
-        return name
-    raise ValueError(f"There is no {kind} named {name!r}. Did you mean {nearest(name, names)}?")

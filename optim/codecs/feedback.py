@@ -24,14 +24,8 @@ class Feedback:
 
     @property
     def residual(self) -> Tensor:
-        """Return what is still owed, for checkpoints: f32[num_values], not a copy."""
+        """Return what is still owed: f32[num_values], not a copy."""
         return self._residual
-
-    def restore(self, residual: Tensor) -> None:
-        """Take over a residual from a checkpoint (copied). Raises ValueError for another size."""
-        if residual.shape != self._residual.shape:
-            raise ValueError(f"A residual of shape {tuple(residual.shape)} does not fit {tuple(self._residual.shape)}.")
-        self._residual.copy_(residual)
 
     def pack(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Return the payload for `values` plus what is owed, and what everybody decodes from it; keep the rest.

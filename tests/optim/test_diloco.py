@@ -7,9 +7,6 @@ import torch
 
 from optim import noloco
 from optim.diloco import (
-    HEAVY_BALL,
-    NESTEROV,
-    PLAIN,
     DiLoCoSettings,
     contributor_mean,
     eager_gradient,
@@ -19,6 +16,10 @@ from optim.diloco import (
 )
 from tests import reference
 from tests.reference import Replica
+
+NESTEROV = DiLoCoSettings()
+HEAVY_BALL = DiLoCoSettings(momentum=0.3, nesterov=False)
+PLAIN = DiLoCoSettings(learning_rate=1.0, momentum=0.0, nesterov=False)
 
 
 def rounds(settings: DiLoCoSettings, count: int, peers: int, values: int = 40) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:

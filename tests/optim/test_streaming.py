@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from optim.diloco import NESTEROV, mean_gradient, outer_step
+from optim.diloco import DiLoCoSettings, mean_gradient, outer_step
 from optim.merge import mix
 from optim.streaming import StreamingSchedule
 
@@ -37,13 +37,13 @@ def train(schedule: StreamingSchedule, keep: float, steps: int, peers: int = 3, 
         fast = fast + 0.05 * (targets - fast)
         for fragment in schedule.arriving(step) if schedule.overlap_steps else []:
             cut = cuts[fragment]
-            slow[cut], momentum[cut] = outer_step(slow[cut], momentum[cut], in_flight.pop(fragment), NESTEROV)
+            slow[cut], momentum[cut] = outer_step(slow[cut], momentum[cut], in_flight.pop(fragment), DiLoCoSettings())
             fast[:, cut] = mix(slow[cut].expand(peers, -1), fast[:, cut], keep)
         for fragment in schedule.sending(step):
             in_flight[fragment] = mean_gradient(list(slow[cuts[fragment]] - fast[:, cuts[fragment]]), [1.0] * peers)
             if not schedule.overlap_steps:
                 cut = cuts[fragment]
-                slow[cut], momentum[cut] = outer_step(slow[cut], momentum[cut], in_flight.pop(fragment), NESTEROV)
+                slow[cut], momentum[cut] = outer_step(slow[cut], momentum[cut], in_flight.pop(fragment), DiLoCoSettings())
                 fast[:, cut] = mix(slow[cut].expand(peers, -1), fast[:, cut], keep)
     return fast
 
@@ -55,7 +55,7 @@ def diloco(inner_steps: int, steps: int, peers: int = 3, values: int = 30) -> to
     for step in range(1, steps + 1):
         fast = fast + 0.05 * (targets - fast)
         if step % inner_steps == 0:
-            slow, momentum = outer_step(slow, momentum, mean_gradient(list(slow - fast), [1.0] * peers), NESTEROV)
+            slow, momentum = outer_step(slow, momentum, mean_gradient(list(slow - fast), [1.0] * peers), DiLoCoSettings())
             fast = slow.expand(peers, -1).clone()
     return fast
 

@@ -3,21 +3,21 @@ from __future__ import annotations
 import pytest
 import torch
 
-from optim.codecs import packing
+from optim.codecs import PACKINGS
 
 
 def test_fp32_is_exact() -> None:
     values = torch.randn(1000)
-    assert torch.equal(packing("fp32").unpack(packing("fp32").pack(values), 1000), values)
+    assert torch.equal(PACKINGS["fp32"].unpack(PACKINGS["fp32"].pack(values), 1000), values)
 
 
 def test_fp32_is_little_endian() -> None:
-    assert packing("fp32").pack(torch.tensor([1.0])).tolist() == [0, 0, 0x80, 0x3F]
+    assert PACKINGS["fp32"].pack(torch.tensor([1.0])).tolist() == [0, 0, 0x80, 0x3F]
 
 
 def test_bf16_rounds_to_nearest() -> None:
     values = torch.randn(10_000)
-    decoded = packing("bf16").unpack(packing("bf16").pack(values), 10_000)
+    decoded = PACKINGS["bf16"].unpack(PACKINGS["bf16"].pack(values), 10_000)
     assert torch.equal(decoded, values.bfloat16().float())
     assert bool(((decoded - values).abs() <= values.abs() * 2.0**-8).all())
 
@@ -28,4 +28,4 @@ def test_numbers_that_are_no_weights_are_refused(name: str, bad: float) -> None:
     dtype = torch.float32 if name == "fp32" else torch.bfloat16
     payload = torch.tensor([1.0, bad], dtype=dtype).view(torch.uint8)
     with pytest.raises(ValueError, match="not finite"):
-        packing(name).unpack(payload, 2)
+        PACKINGS[name].unpack(payload, 2)

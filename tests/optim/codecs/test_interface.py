@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from optim.codecs import CODECS, PACKINGS, Codec, Gap, codec, codec_by_wire_id, packing
+from optim.codecs import CODECS, PACKINGS, Codec, Gap, codec, codec_by_wire_id
 
 SIZES = [1, 2, 3, 127, 128, 255, 256, 257, 1000, 1024, 1025, 4096, 5000]
 SCALES = [1e-30, 1e-6, 1e-2, 1.0, 1e4, 1e20]
@@ -126,7 +126,7 @@ def test_decoding_a_slice_of_a_larger_buffer(name: str) -> None:
 def test_packing_is_deterministic_and_leaves_its_input_alone(name: str) -> None:
     values = torch.randn(3000)
     copy = values.clone()
-    pack = packing(name)
+    pack = PACKINGS[name]
     payload = pack.pack(values)
     assert torch.equal(payload, pack.pack(copy))
     first = pack.unpack(payload, 3000)
@@ -137,7 +137,7 @@ def test_packing_is_deterministic_and_leaves_its_input_alone(name: str) -> None:
 @pytest.mark.parametrize("name", PACKINGS)
 @pytest.mark.parametrize("num_values", [0, *SIZES])
 def test_sizes_follow_from_the_number_of_values(name: str, num_values: int) -> None:
-    pack = packing(name)
+    pack = PACKINGS[name]
     payload = pack.pack(torch.randn(num_values))
     assert payload.shape == (pack.payload_bytes(num_values),)
     assert pack.unpack(payload, num_values).shape == (num_values,)
@@ -153,6 +153,6 @@ def test_an_unknown_codec_is_refused_with_the_nearest_names() -> None:
     with pytest.raises(ValueError, match=r"'int9'.*int8"):
         codec("int9")
     with pytest.raises(ValueError, match=r"'zzz'.*fp32"):
-        packing("zzz")
+        codec("zzz")
     with pytest.raises(ValueError, match="wire id 99"):
         codec_by_wire_id(99)

@@ -7,31 +7,31 @@ import pytest
 import torch
 from torch import Tensor
 
-from optim.codecs import PACKINGS, packing
+from optim.codecs import PACKINGS
 from optim.codecs.lowbit import LLOYD_LEVELS, NF4_LEVELS
 
 
 def round_trip(name: str, values: Tensor) -> Tensor:
-    return packing(name).unpack(packing(name).pack(values), len(values))
+    return PACKINGS[name].unpack(PACKINGS[name].pack(values), len(values))
 
 
 @pytest.mark.parametrize(("name", "bits"), [("nf4", 4.125), ("q2", 2.125), ("sign1", 1.125)])
 def test_bits_per_value(name: str, bits: float) -> None:
-    assert packing(name).payload_bytes(128 * 1000) * 8 / 128_000 == bits
+    assert PACKINGS[name].payload_bytes(128 * 1000) * 8 / 128_000 == bits
 
 
 def test_e3m0_costs_four_bits_and_one_scale() -> None:
-    assert packing("e3m0").payload_bytes(1000) == 504
+    assert PACKINGS["e3m0"].payload_bytes(1000) == 504
 
 
 def test_nf4_names_its_own_levels_exactly() -> None:
     values = torch.tensor(NF4_LEVELS) * 0.5
     assert torch.equal(round_trip("nf4", values), values)
-    assert packing("nf4").pack(values)[2:].tolist() == [0x10, 0x32, 0x54, 0x76, 0x98, 0xBA, 0xDC, 0xFE]
+    assert PACKINGS["nf4"].pack(values)[2:].tolist() == [0x10, 0x32, 0x54, 0x76, 0x98, 0xBA, 0xDC, 0xFE]
 
 
 def test_nf4_of_zeros_is_code_7() -> None:
-    payload = packing("nf4").pack(torch.zeros(4))
+    payload = PACKINGS["nf4"].pack(torch.zeros(4))
     assert payload.tolist() == [0, 0, 0x77, 0x77]
 
 
@@ -75,18 +75,18 @@ def test_e3m0_leaves_zeros_zero() -> None:
 @pytest.mark.parametrize("name", ["nf4", "q2", "sign1"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0, 1e30])
 def test_hostile_scales_are_refused(name: str, bad: float) -> None:
-    payload = packing(name).pack(torch.ones(300))
+    payload = PACKINGS[name].pack(torch.ones(300))
     payload[:2] = torch.tensor([bad], dtype=torch.bfloat16).view(torch.uint8)
     with pytest.raises(ValueError, match="scale"):
-        packing(name).unpack(payload, 300)
+        PACKINGS[name].unpack(payload, 300)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0, 1e30])
 def test_hostile_tensor_scales_are_refused(bad: float) -> None:
-    payload = packing("e3m0").pack(torch.ones(300))
+    payload = PACKINGS["e3m0"].pack(torch.ones(300))
     payload[:4] = torch.tensor([bad]).view(torch.uint8)
     with pytest.raises(ValueError, match="scale"):
-        packing("e3m0").unpack(payload, 300)
+        PACKINGS["e3m0"].unpack(payload, 300)
 
 
 @pytest.mark.parametrize("name", ["nf4", "q2", "sign1", "e3m0"])
