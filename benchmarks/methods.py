@@ -3,7 +3,7 @@
     python -m benchmarks.methods [--inner-steps N ...] [--seeds N ...] [--steps N] [--keep FILE]
 
 Four peers, 400 inner steps, exchanges that take one step. First each contestant is tuned with fp32, on a seed of its own and exchanging
-every 10 steps: three learning rates at the plain outer step (alpha 0, beta 1), then four outer steps at the best of them, the same for
+every 10 steps: three learning rates at the plain outer step (alpha 0, beta 1), then three outer steps at the best of them, the same for
 all, and the one that its paper gives it. A rate that wins at the grid's edge brings the next one beyond it in. Methods that are NoLoCo at
 alpha 0 share its rate; `ddp` and `local` (never) have no outer step. Then the tuned contestants run on every seed. On demand a fragment
 meets every 0.7 inner_steps, so groups get 0.7 of the inner_steps named. Bits are those of one copy of each message, all that a pair sends
@@ -26,11 +26,12 @@ OUTER_STEPS: tuple[Run, ...] = (  # gamma is for pairs only, and has to be below
     {"alpha": "0.3", "beta": "0.7", "gamma": "1"},
     {"alpha": "0.5", "beta": "0.5", "gamma": "0.7"},
     {"alpha": "0.5", "beta": "0.7", "gamma": "0.7"},  # NoLoCo's own
-    {"alpha": "0.9", "beta": "0.1", "gamma": "0.2"},
 )
+ADAMW: Run = {"optimizer": "adamw"}
+MUON: Run = {"optimizer": "muon"}
 DILOCO: Run = {"alpha": "0.9", "beta": "0.7", "gamma": "0.2"}
 STREAMING: Run = {"alpha": "0.9", "beta": "0.6", "gamma": "0.2"}
-RATES = ("7e-4", "1e-3", "1.5e-3", "2.2e-3", "3.2e-3", "5e-3", "8e-3", "1.2e-2")
+RATES = ("7e-4", "1e-3", "1.5e-3", "2.2e-3", "3.2e-3", "5e-3", "8e-3", "1.2e-2", "1.8e-2", "2.7e-2")
 TIMES_AS_OFTEN = 0.7
 
 
@@ -55,8 +56,8 @@ CONTESTANTS: Mapping[str, Contestant] = {
     "gasloc": Contestant({"method": "gasloc"}, outer_steps=OUTER_STEPS, shares_rate=True),
     "diloco": Contestant({"method": "diloco"}, outer_steps=(*OUTER_STEPS, DILOCO), is_group=True),
     "streaming": Contestant({"method": "streaming"}, ("fp32", "e3m0"), (*OUTER_STEPS, STREAMING), is_group=True),
-    "noloco, Muon": Contestant({"method": "noloco", "optimizer": "muon"}, ("fp32", "modulo4"), rates=(3, 6)),
-    "ddp, Muon": Contestant({"method": "ddp", "optimizer": "muon"}, rates=(3, 6)),
+    "noloco, Muon": Contestant({"method": "noloco", **MUON}, ("fp32", "modulo4"), rates=(5, 8)),
+    "ddp, Muon": Contestant({"method": "ddp", **MUON}, rates=(5, 8)),
 }
 Tried = list[tuple[Run, Outcome]]
 
@@ -102,7 +103,7 @@ def _beyond(best: str, tried: tuple[int, int]) -> str:
 
 def _run(name: str, settings: Run) -> Run:
     left_out = ("codec", "inner_steps", "delay") if _meets_never(name) else ()
-    return {**{key: text for key, text in settings.items() if key not in left_out}, **CONTESTANTS[name].settings}
+    return {**{key: text for key, text in settings.items() if key not in left_out}, **ADAMW, **CONTESTANTS[name].settings}
 
 
 def _meets_never(name: str) -> bool:

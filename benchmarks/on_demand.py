@@ -2,17 +2,17 @@
 
     python -m benchmarks.on_demand [--inner-steps N] [--as-often N] [--seeds N ...] [--keep FILE]
 
-Eight peers, 300 inner steps at mean speed, fp32, meetings that take one step. On demand a fragment meets every 0.7 inner_steps: partners
-cut countdowns short. So the schedule is tried twice, with the same inner_steps and with one that gives it as many meetings. The aim:
-lower loss where half of the peers are four times slower, and no loss at equal speeds. Three minutes of a core per run; 18 runs with the
-defaults.
+Eight peers, 300 inner steps at mean speed, AdamW, fp32, meetings that take one step. On demand a fragment meets every 0.7 inner_steps:
+partners cut countdowns short. So the schedule is tried twice, with the same inner_steps and with one that gives it as many meetings. The
+aim: lower loss where half of the peers are four times slower, and no loss at equal speeds. Three minutes of a core per run; 18 runs with
+the defaults.
 """
 
 from __future__ import annotations
 
 from itertools import product
 
-from benchmarks.four_bits import BASE
+from benchmarks.four_bits import ADAMW, BASE
 from benchmarks.runs import Run, mean_and_error, parser, run_all
 
 SCHEDULED: Run = {"matching": "scheduled", "token_weights": "false"}
@@ -28,7 +28,9 @@ def main() -> None:
     cells = list(product(SPEEDS, given.seeds))
     every: Run = {"inner_steps": given.inner_steps}
     ways: list[Run] = [every, {**every, **SCHEDULED}, {"inner_steps": given.as_often, **SCHEDULED}]
-    runs: list[Run] = [{**BASE, "codec": "fp32", **way, "speeds": speeds, "seed": str(seed)} for speeds, seed in cells for way in ways]
+    runs: list[Run] = [
+        {**BASE, **ADAMW, "codec": "fp32", **way, "speeds": speeds, "seed": str(seed)} for speeds, seed in cells for way in ways
+    ]
     outcomes = run_all(runs, given)
     rows = [outcomes[start : start + len(ways)] for start in range(0, len(runs), len(ways))]
     names = (f"on demand {given.inner_steps}", f"scheduled {given.inner_steps}", f"scheduled {given.as_often}")
