@@ -26,6 +26,8 @@ DEMO_LLAMA: dict[str, Any] = {
     "max_position_embeddings": 128,
     "tie_word_embeddings": True,
 }
+MUON_RATE = 1e-2  # these two were best for the demo job; a large model wants less
+ADAMW_RATE = 1.5e-3
 _CONFIG_DEPTH = 4  # transformers configs nest two levels; deeper is only an attack on whoever walks it
 _LARGEST_INTEGER = (1 << 63) - 1
 
@@ -162,8 +164,13 @@ class DataSection(Section):
 class InnerSection(Section):
     """What each peer does between meetings."""
 
-    optimizer: Name = Field(default="adamw", description="inner optimizer")
-    learning_rate: float = Field(default=1.5e-3, gt=0, le=100, description="peak learning rate")
+    optimizer: Name = Field(default="muon", description="inner optimizer: `muon` or `adamw`")
+    learning_rate: float = Field(
+        default_factory=lambda given: ADAMW_RATE if given.get("optimizer") == "adamw" else MUON_RATE,
+        gt=0,
+        le=100,
+        description=f"peak learning rate; unless given {MUON_RATE:g}, and {ADAMW_RATE:g} with `adamw`",
+    )
     final_fraction: float = Field(default=0.1, ge=0, le=1, description="learning rate at the end of the run, as a share of the peak")
     warmup_steps: int = Field(default=50, ge=0, le=limits.STEPS, description="steps of linear warm-up at the start of the run")
     rewarm_steps: int = Field(default=20, ge=0, le=limits.STEPS, description="steps of warm-up of a peer that joins later")

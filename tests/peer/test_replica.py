@@ -242,9 +242,10 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
 
 def test_adam_counts_its_steps_on_the_cpu(tmp_path: Path) -> None:
     """Moments lie beside their parameter, whatever its device; the count of steps does not."""
-    replica = small_replica(tmp_path, MANIFEST)
+    manifest = small_manifest(inner={"optimizer": "adamw"})
+    replica = small_replica(tmp_path, manifest)
     train(replica, 2)
-    restored = small_replica(tmp_path, MANIFEST)
+    restored = small_replica(tmp_path, manifest)
     restored.restore(replica.tensors(), replica.state())
     for parameter, state in restored.optimizer.state.items():
         assert state["step"].device.type == "cpu"

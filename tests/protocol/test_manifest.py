@@ -29,7 +29,7 @@ source = "huggingface"
 name = "org/set"
 revision = "{COMMIT}"
 """
-DEMO_RUN_ID = "ac489f3e023cb3f56121c76d0efd7334d561cdb7a03976cec4bb5e3fa2a2d768"
+DEMO_RUN_ID = "331512a59cbea6c8ae3c0167571dcff7f583782c681c21c6bbe1c4741d23602d"
 
 
 def demo() -> Manifest:
