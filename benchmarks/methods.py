@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from benchmarks.runs import Outcome, Run, mean_and_error, parser, run_all
+from peer.simulator.matching import MEETING_INTERVAL
 
 TUNING: Run = {"codec": "fp32", "inner_steps": "10", "seed": "3"}
 PLAIN: Run = {"alpha": "0", "beta": "1", "gamma": "1"}
@@ -32,7 +33,6 @@ MUON: Run = {"optimizer": "muon"}
 DILOCO: Run = {"alpha": "0.9", "beta": "0.7", "gamma": "0.2"}
 STREAMING: Run = {"alpha": "0.9", "beta": "0.6", "gamma": "0.2"}
 RATES = ("7e-4", "1e-3", "1.5e-3", "2.2e-3", "3.2e-3", "5e-3", "8e-3", "1.2e-2", "1.8e-2", "2.7e-2")
-TIMES_AS_OFTEN = 0.7
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,7 @@ CONTESTANTS: Mapping[str, Contestant] = {
     "gasloc": Contestant({"method": "gasloc"}, outer_steps=OUTER_STEPS, shares_rate=True),
     "diloco": Contestant({"method": "diloco"}, outer_steps=(*OUTER_STEPS, DILOCO), is_group=True),
     "streaming": Contestant({"method": "streaming"}, ("fp32", "e3m0"), (*OUTER_STEPS, STREAMING), is_group=True),
+    "local, Muon": Contestant({"method": "local", **MUON}, rates=(5, 8)),
     "noloco, Muon": Contestant({"method": "noloco", **MUON}, ("fp32", "modulo4"), rates=(5, 8)),
     "ddp, Muon": Contestant({"method": "ddp", **MUON}, rates=(5, 8)),
 }
@@ -118,7 +119,7 @@ def _best(name: str, rows: Tried) -> Run:
 
 def _shown(name: str, outcome: Outcome) -> float:
     """Return the loss that a method is judged by: its averaged weights', or the mean over peers that never met."""
-    return outcome.loss if name == "local" else outcome.averaged
+    return outcome.loss if name.startswith("local") else outcome.averaged
 
 
 def _text(settings: Run) -> str:
@@ -126,7 +127,7 @@ def _text(settings: Run) -> str:
 
 
 def _inner_steps(one: Contestant, every: str) -> str:
-    return str(round(TIMES_AS_OFTEN * int(every))) if one.is_group else every
+    return str(round(MEETING_INTERVAL * int(every))) if one.is_group else every
 
 
 def rows_of(best: Mapping[str, Run], given: argparse.Namespace) -> list[tuple[str, Run]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,8 +14,10 @@ import typer
 from cli.manifests import read_manifest
 from cli.meter import meter
 from cli.options import DEFAULT_HOME, Codec, Data, Device, HomeFolder, Json, Seed, Steps, Threads
+from cli.simulate_options import need_meaning, need_network_settings
 from cli.simulation_report import network_text, rows_text
 from peer.home import Home
+from peer.simulator.history import Row
 from protocol.manifest import Manifest
 
 NUM_STEPS = 300
@@ -78,6 +81,7 @@ StepSeconds = Annotated[float, typer.Option("--step-seconds", metavar="SECONDS",
 
 
 def simulate(
+    context: typer.Context,
     manifest: ManifestFile = None,
     home: HomeFolder = DEFAULT_HOME,
     method: SimulatedMethod = None,
@@ -110,8 +114,10 @@ def simulate(
 ) -> None:
     """Try out a swarm on this machine, in virtual time.
 
-    Trains replicas of the real model with the real outer steps and codecs, but no network. Everything follows from the seed.
+    Trains replicas of the real model with the real outer steps and codecs, but no network.
+    What it finds follows from the seed, the number of threads, and the text: by default the sources of this Python.
     """
+    need_meaning(context, network=network)
     given = {"method": method, "codec": codec, "peers": peers, "inner_steps": inner_steps, "matching": matching, "seed": seed}
     given |= {"steps": NUM_STEPS if steps is None and manifest is None else steps, "token_weights": token_weights}
     texts = {"speeds": speeds, "delay": delay, "drop_out": drop_out, "skew": skew}
@@ -126,7 +132,10 @@ def simulate(
         print(network_answer(asked, links, workload, as_json=as_json))
     else:
         machine = Machine(device, threads, eval_batches, Home(home).cache, data, plot)
-        print(training_answer(asked, machine, as_json=as_json))
+        rows = train(asked, machine)
+        print(rows_text(rows, as_json=as_json), flush=True)  # before the picture, which may fail
+        if plot:
+            draw(rows, plot)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,11 +160,11 @@ class Machine:
     plot: Path | None
 
 
-def training_answer(asked: Asked, machine: Machine, *, as_json: bool) -> str:
-    """Train one swarm, or one for each combination of swept values, and return what to print. Raises BadSettings, BadManifest, Diverged."""
+def train(asked: Asked, machine: Machine) -> list[Row]:
+    """Train one swarm, or one for each combination of swept values. Raises BadSettings, BadManifest, Diverged."""
     import torch  # these are slow to import, and needed only now
 
-    from peer.simulator.plot import need_plot, plot
+    from peer.simulator.plot import need_plot
     from peer.simulator.sweep import Request, run
     from peer.simulator.training import Place, Progress
 
@@ -169,10 +178,14 @@ def training_answer(asked: Asked, machine: Machine, *, as_json: bool) -> str:
         def follow(name: str, progress: Progress) -> None:
             drawn.show(name, progress.num_tokens, progress.total_tokens, progress.train_loss)
 
-        rows = run(Request(asked.base, asked.given, asked.settings, asked.axes), place, follow)
-    if machine.plot:
-        plot({row.name: row.result for row in rows if row.result}, machine.plot)
-    return rows_text(rows, as_json=as_json)
+        return run(Request(asked.base, asked.given, asked.settings, asked.axes), place, follow)
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """Draw the curves of all simulations that did not diverge. Raises BadSettings."""
+    from peer.simulator.plot import plot
+
+    plot({row.name: row.result for row in rows if row.result}, path)
 
 
 def network_answer(asked: Asked, links: tuple[float, float, float], workload: tuple[float, int, float], *, as_json: bool) -> str:
@@ -183,6 +196,7 @@ def network_answer(asked: Asked, links: tuple[float, float, float], workload: tu
     from peer.simulator.utilization import Workload
 
     made = Request(asked.base, asked.given, asked.settings).scenario()
+    need_network_settings(asked.settings)
     codec, inner_steps = made.manifest.codec.name, made.manifest.outer.inner_steps
     found = report(Network(made.num_peers, codec, inner_steps, Links(*links), Workload(*workload), made.seed))
     return json.dumps(found) if as_json else network_text(found)

@@ -2,7 +2,7 @@
 
 Each peer takes its own slow-momentum step (SlowMo, arXiv 1910.00643, the variant that never averages); a pair then takes the mean of
 its weights. The honest ablation of NoLoCo's gamma (docs/concepts/mathematics.md): same bytes, same messages, momentum of one's own.
-Pure functions on tensors of one shape; the settings' gamma plays no part.
+Pure functions on tensors of one shape; of the settings only alpha and beta play a part.
 """
 
 from __future__ import annotations
@@ -11,6 +11,11 @@ import torch
 from torch import Tensor
 
 from optim.noloco import OuterSettings, solo_step
+
+
+def outer_settings(alpha: float, beta: float) -> OuterSettings:
+    """Return settings of which only the momentum (alpha) and the step size (beta) are checked. Raises ValueError for these."""
+    return OuterSettings(alpha, beta, gamma=1.0 - alpha**2)  # half of what NoLoCo allows at this alpha: always legal, never looked at
 
 
 def message(slow: Tensor, momentum: Tensor, fast: Tensor, settings: OuterSettings) -> Tensor:

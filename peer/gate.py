@@ -6,8 +6,9 @@ yardstick: on the demo job they refuse honest partners whenever the learning rat
 times their running mean). With one's own movement beside them, the longest honest gap was 2.4 times the yardstick with four equal peers and
 with one that joined half-way, 2.4 with peers of unequal speed, 3.7 after a peer had stood still for 150 of 400 steps, 4.0 after a
 partition of 150 of 400 steps and 7.9 after one of 400 of 800 (measured with the momentum of the moment in the yardstick, not the usual
-one). Before a peer's first outer step there is nothing to compare with and nothing to lose: then half the length of the weights is the
-limit (the longest honest one: a third).
+one). Before a peer's first outer step there is nothing to compare with but its own movement, and nothing to lose: then half the length of
+the weights will do too (the longest honest gap with AdamW: a third; with Muon, whose first steps are long, a half after 24 steps beside a
+peer three times slower, and as much as the weights after 60).
 
 What partners can lengthen, the gap and the momentum (which holds half of every gap that was merged), enters the yardstick as a running
 mean in which one meeting counts for a fifth, and for no more than one and a half yardsticks. So whoever always sends what is just allowed
@@ -86,7 +87,7 @@ class MergeGate:
 
     def _limit(self, fragment: int, own: Lengths) -> float:
         is_first = own.momentum == 0.0 and self._usual[fragment].gap == 0.0
-        return FIRST_LIMIT * own.slow if is_first else LIMIT * self._yardstick(fragment, own)
+        return max(FIRST_LIMIT * own.slow if is_first else 0.0, LIMIT * self._yardstick(fragment, own))
 
     def _yardstick(self, fragment: int, own: Lengths) -> float:
         usual = self._usual[fragment]

@@ -16,7 +16,8 @@ import numpy.typing as npt
 STEP_LOG_VARIANCE: Final = 0.5
 CHUNK_DRAWS: Final = 1 << 22
 TOTAL_DRAWS: Final = 1 << 25  # of a round's slowest peer: a million peers take seconds
-MAX_PAIR_PEERS: Final = 4096  # how pairs wait does not depend on how many there are
+MAX_PAIR_PEERS: Final = 4096  # how pairs wait hardly depends on how many there are
+MIN_PAIR_PEERS: Final = 64
 
 Floats = npt.NDArray[np.float64]
 
@@ -35,12 +36,21 @@ class Waiting:
 
 
 def waiting(num_peers: int, inner_steps: int, num_rounds: int, random: np.random.Generator) -> Waiting:
-    """Simulate `num_rounds` outer steps (of very large groups fewer, for their rounds do not depend on each other)."""
-    group_rounds = max(2, min(num_rounds, TOTAL_DRAWS // (num_peers * inner_steps)))
+    """Simulate `num_rounds` outer steps, or as many as there are draws for.
+
+    A large group takes fewer rounds, for these do not depend on each other. Delays of pairs spread from round to round, so there
+    are fewer pairs first, and fewer rounds only where that is not enough.
+    """
+    most = min(num_peers, MAX_PAIR_PEERS)
+    num_paired = min(most, max(MIN_PAIR_PEERS, TOTAL_DRAWS // (inner_steps * num_rounds)))
     return Waiting(
-        group_slowdown(num_peers, inner_steps, group_rounds, random),
-        pair_slowdown(min(num_peers, MAX_PAIR_PEERS), inner_steps, num_rounds, random),
+        group_slowdown(num_peers, inner_steps, _affordable(num_peers, inner_steps, num_rounds), random),
+        pair_slowdown(num_paired, inner_steps, _affordable(num_paired, inner_steps, num_rounds), random),
     )
+
+
+def _affordable(num_peers: int, inner_steps: int, num_rounds: int) -> int:
+    return max(2, min(num_rounds, TOTAL_DRAWS // (num_peers * inner_steps)))
 
 
 def group_slowdown(num_peers: int, inner_steps: int, num_rounds: int, random: np.random.Generator) -> float:

@@ -38,7 +38,7 @@ def train_eagerly(population: Population, settings: DiLoCoSettings) -> Iterator[
             member.replica.inner_step()
         if step % population.scenario.manifest.outer.inner_steps == 0:
             _round(population, members, settings, step)
-        yield step * slowest_step(population)
+        yield step * slowest_step(population.scenario)
 
 
 def _member(population: Population, replica: Replica) -> Member:

@@ -1,7 +1,8 @@
 """DiLoCo and Streaming DiLoCo: everybody sends pseudo-gradients of a fragment, and all take the same outer step on their mean.
 
 DiLoCo sends all fragments together every inner_steps and waits; Streaming DiLoCo sends them in turn and takes the mean some steps later,
-while training goes on. A peer that comes back starts from the group's weights.
+while training goes on. A peer that comes back starts from the group's weights. What is counted as sent is one copy per exchange: the
+least that a group can send, whichever way it passes messages on.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def train_group(population: Population, rule: GroupRule) -> Iterator[Fraction]:
     waits = 0 if rule.schedule.overlap_steps else population.scenario.delay_steps
     for step, present in steps_together(population):
         group.step(step, present)
-        yield step * slowest_step(population) + population.traffic.completed * waits
+        yield step * slowest_step(population.scenario) + population.traffic.completed * waits
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ class Point:
 
     steps: float  # virtual time, in steps at mean speed
     tokens: int  # over all peers
-    sent_bytes: float  # per peer
+    sent_bytes: float  # per peer; as in Result
     train_loss: float  # nats per token, mean over all inner steps since the point before
     weight_std: float
     eval_loss: float | None  # mean over the replicas; None where it was not asked for
@@ -41,8 +41,8 @@ class Result:
     wall_seconds: float
     solo: int  # outer steps without a partner
     dropped: int  # meetings that counted for neither side
-    sent_bytes: float  # per peer
-    bits_per_step: float  # what a peer sends per parameter and inner step
+    sent_bytes: float  # per peer; one copy per exchange: the least that a group can send
+    bits_per_step: float  # what a peer sends per parameter and inner step; one copy per exchange: the least that a group can send
     virtual_steps: float  # how long it took, in steps at mean speed
     train_seconds: float
     curve: tuple[Point, ...]

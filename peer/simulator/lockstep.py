@@ -11,26 +11,27 @@ from fractions import Fraction
 from optim.fragments import gather, scatter
 from peer.simulator.channel import Channel
 from peer.simulator.population import Population
+from peer.simulator.scenario import Scenario
 
 
 def steps_together(population: Population) -> Iterator[tuple[int, list[int]]]:
-    """Yield each step's number, from 1 on, and the peers that take it."""
+    """Yield each step's number, from 1 on, and the peers that take it: those that are there when it begins, in steps of the group."""
     for step in range(1, population.scenario.num_steps + 1):
-        yield step, [peer for peer in range(population.scenario.num_peers) if not population.presence.is_away(peer, step)]
+        yield step, [peer for peer in range(population.scenario.num_peers) if not population.presence.is_away(peer, step - 1)]
 
 
-def slowest_step(population: Population) -> Fraction:
+def slowest_step(scenario: Scenario) -> Fraction:
     """Return how long a step lasts when all wait for the slowest peer, in units of virtual time."""
-    return 1 / min(population.scenario.rates)
+    return 1 / min(scenario.rates)
 
 
 def data_parallel(population: Population) -> Iterator[Fraction]:
-    """Train one set of weights on the mean gradient of all peers; yield the time after each step."""
-    gradients = MeanGradient(population)
+    """Train one set of weights on the mean gradient of all peers, for which each step waits; yield the time after each step."""
+    gradients, scenario = MeanGradient(population), population.scenario
     for step, present in steps_together(population):
         if present:
             gradients.step(present)
-        yield step * slowest_step(population)
+        yield step * slowest_step(scenario) + population.traffic.completed * scenario.delay_steps
 
 
 class MeanGradient:

@@ -14,18 +14,21 @@ from typing import Any, Final
 
 from optim.diloco import DiLoCoSettings, learning_rate_for, mean_gradient
 from optim.streaming import StreamingSchedule
+from peer.simulator.channel import feedback_decay
 from peer.simulator.eager import train_eagerly
 from peer.simulator.gossip import gossip, train_alone
 from peer.simulator.group import GroupRule, Mean, every_coordinate, train_group
-from peer.simulator.lockstep import data_parallel
+from peer.simulator.lockstep import data_parallel, slowest_step
 from peer.simulator.names import known
 from peer.simulator.population import Population, Size
 from peer.simulator.rules import PairRule, averaged_rule, gasloc_rule, noloco_rule, slowmo_rule
 from peer.simulator.scenario import Scenario
 from protocol.errors import BadSettings
+from protocol.manifest import Manifest
 
 Train = Callable[[Population], Iterator[Fraction]]
 Defaults = Callable[[int], Mapping[str, Any]]  # by the number of peers
+PAIR_CODEC: Final = Manifest().codec.name  # which real peers, who meet in pairs, have by default
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +40,14 @@ class Method:
     own_vectors: int = 0  # kept per replica beside the inner optimizer
     common_vectors: int = 0
     one_replica: bool = False
+    in_pairs: bool = False  # or alone: nobody sends to a whole group, so nobody keeps error feedback
     fastest_clock: bool = False  # peers tell each other their schedule clocks, so that all follow the fastest, a few steps behind
     own_length: bool = False  # each peer's schedule is as long as its own training
 
     def size(self, scenario: Scenario) -> Size:
         """Return what a scenario needs with this method."""
-        return Size(1 if self.one_replica else scenario.num_peers, self.own_vectors, self.common_vectors)
+        keeps_residuals = not self.in_pairs and feedback_decay(scenario.manifest.codec.name, scenario.feedback) > 0.0
+        return Size(scenario.num_peers, self.own_vectors, self.common_vectors, int(keeps_residuals), self.one_replica)
 
     def num_steps(self, scenario: Scenario) -> int:
         """Return how many inner steps all peers take together when nobody drops out."""
@@ -58,7 +63,10 @@ class Method:
 
 def pairs(rule: Callable[[Scenario], PairRule], **defaults: Any) -> Method:
     """Make a method of pairs."""
-    return Method(lambda scenario, _: partial(gossip, rule=rule(scenario)), lambda _: defaults, own_vectors=2, fastest_clock=True)
+    mine = {"codec": PAIR_CODEC, **defaults}
+    return Method(
+        lambda scenario, _: partial(gossip, rule=rule(scenario)), lambda _: mine, own_vectors=2, in_pairs=True, fastest_clock=True
+    )
 
 
 def group(*, nesterov: bool, mean: Mean = mean_gradient, **defaults: Any) -> Method:
@@ -73,7 +81,7 @@ def group(*, nesterov: bool, mean: Mean = mean_gradient, **defaults: Any) -> Met
 
 
 def _streaming(scenario: Scenario, num_fragments: int) -> Train:
-    inner_steps, overlap_steps = scenario.manifest.outer.inner_steps, math.ceil(scenario.delay_steps)
+    inner_steps, overlap_steps = scenario.manifest.outer.inner_steps, math.ceil(scenario.delay_steps / slowest_step(scenario))
     try:
         schedule = StreamingSchedule(num_fragments, inner_steps, overlap_steps)
     except ValueError as error:
@@ -89,6 +97,13 @@ def _streaming_defaults(num_peers: int) -> Mapping[str, Any]:
 def _eager(scenario: Scenario, num_fragments: int) -> Train:
     if scenario.drop_out:
         raise BadSettings("eager updates need the same peers in every round", hint="leave --drop-out out, or choose another --method")
+    round_steps = scenario.manifest.outer.inner_steps * slowest_step(scenario)
+    if scenario.delay_steps > round_steps:
+        raise BadSettings(
+            f"eager updates step with the mean of the round before; it takes {float(scenario.delay_steps):g} steps to arrive, "
+            f"and a round takes {float(round_steps):g}",
+            hint="lower --delay or raise --inner-steps",
+        )
     return partial(train_eagerly, settings=_outer(scenario, nesterov=True))
 
 
@@ -113,7 +128,7 @@ METHODS: Final[dict[str, Method]] = {
     "sparseloco": group(nesterov=False, mean=every_coordinate, alpha=0.0, beta=1.0, codec="topk"),
     "streaming": Method(_streaming, _streaming_defaults, common_vectors=3),
     "ddp": Method(lambda scenario, _: data_parallel, lambda _: {"codec": "fp32"}, common_vectors=1, one_replica=True),
-    "local": Method(lambda scenario, _: train_alone, lambda _: {"codec": "fp32"}, own_length=True),
+    "local": Method(lambda scenario, _: train_alone, lambda _: {"codec": "fp32"}, in_pairs=True, own_length=True),
 }
 
 

@@ -15,18 +15,23 @@ from peer.simulator.names import known
 from protocol.errors import BadSettings
 from protocol.manifest import Manifest
 
-BF16_BITS: Final = 16.0  # what data-parallel training and DiLoCo send per value, for comparison
-E3M0_BITS: Final = 4.0
 TRIAL_DRAWS: Final = 1 << 22  # of a tree, over all trials
 NUM_ROUNDS: Final = 100  # of the barrier model
 MAX_TRIALS: Final = 64
 MAX_RING_TRIALS: Final = 4
 LARGE: Final = 1 << 20  # values after which a codec's bits per value have settled
+HINT: Final = "`peer simulate --help` says what each option takes"
+MEGA: Final = 1e6
+SMALLEST, GREATEST = 1e-9, 1e18  # of a size: no time that follows from them is infinite
+MAX_PEERS: Final = 10_000_000  # 0.6 GB
+MAX_INNER_STEPS: Final = 10_000
+MAX_LAYERS: Final = 1000
+MAX_ROUND: Final = 500_000_000  # inner steps of all peers in one round: half a minute
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """What is simulated. Raises BadSettings for values that make no sense."""
+    """What is simulated. Raises BadSettings for values that make no sense, or would take hours or all of the memory."""
 
     num_peers: int = 8
     codec: str = Manifest().codec.name
@@ -37,17 +42,37 @@ class Network:
 
     def __post_init__(self) -> None:
         known(self.codec, CODECS, "codec")
-        if self.num_peers < 2:
-            raise BadSettings("a network needs at least 2 peers", hint="raise --peers")
-        sizes = (self.links.latency_s, self.links.bandwidth, self.workload.num_params, self.workload.step_seconds)
-        if not (min(sizes) > 0 and max(sizes) < float("inf") and 0 <= self.links.variation < 100):
-            raise BadSettings("latency, bandwidth, parameters and step time must be above 0", hint="see `peer simulate --help`")
+        _need_count("--peers", self.num_peers, 2, MAX_PEERS)
+        _need_count("--inner-steps", self.inner_steps, 1, MAX_INNER_STEPS)
+        _need_count("--layers", self.workload.num_layers, 1, MAX_LAYERS)
+        if self.num_peers * self.inner_steps > MAX_ROUND:
+            raise BadSettings(
+                f"{self.num_peers} peers of {self.inner_steps} inner steps each are too many to simulate",
+                hint=f"--peers {MAX_ROUND // self.inner_steps} would do, or lower --inner-steps",
+            )
+        _need_size("--latency", self.links.latency_s)
+        _need_size("--bandwidth", self.links.bandwidth / MEGA)
+        _need_size("--params", self.workload.num_params)
+        _need_size("--step-seconds", self.workload.step_seconds)
+        if not 0.0 <= self.links.variation < 100.0:  # NaN too
+            raise BadSettings(f"--variation must satisfy 0 <= variation < 100, and is {self.links.variation:g}", hint=HINT)
 
     @property
     def bits_per_param(self) -> float:
         """Return what the codec sends per value of a large tensor, one way."""
         chosen = codec(self.codec)
         return 8.0 * (chosen.sketch_bytes(LARGE) + chosen.payload_bytes(LARGE)) / LARGE
+
+
+def _need_count(option: str, count: int, least: int, most: int) -> None:
+    if not least <= count <= most:
+        hint = f"{'raise' if count < least else 'lower'} {option}"
+        raise BadSettings(f"{option} must lie between {least} and {most} with --network, and is {count}", hint=hint)
+
+
+def _need_size(option: str, size: float) -> None:
+    if not SMALLEST <= size <= GREATEST:  # NaN lies nowhere
+        raise BadSettings(f"{option} must be a number between {SMALLEST:g} and {GREATEST:g}, and is {size:g}", hint=HINT)
 
 
 def report(network: Network) -> dict[str, Any]:
@@ -80,12 +105,13 @@ def _sync_seconds(network: Network) -> dict[str, float]:
 
 
 def _utilization(network: Network) -> dict[str, float]:
+    """Return each method's share of time, all in the codec's bits, so that methods are compared and not widths."""
     work, bits, inner_steps = network.workload, network.bits_per_param, network.inner_steps
     bandwidth = np.array([network.links.bandwidth])
     sendings = {
-        "ddp": use.data_parallel(work, BF16_BITS),
-        "diloco": use.diloco(work, BF16_BITS, inner_steps),
-        "streaming": use.streaming(work, E3M0_BITS, inner_steps, overlap_steps=1),
+        "ddp": use.data_parallel(work, bits),
+        "diloco": use.diloco(work, bits, inner_steps),
+        "streaming": use.streaming(work, bits, inner_steps, overlap_steps=1),
     }
     shares = {name: float(use.compute_utilization(work, sending, bandwidth)[0]) for name, sending in sendings.items()}
     return {**shares, "gossip": float(use.gossip_utilization(work, bits, inner_steps, bandwidth)[0])}

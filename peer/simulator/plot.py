@@ -6,6 +6,7 @@ Needs matplotlib, which nothing else here needs: install the extra `plot`.
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,10 @@ def need_plot(path: Path) -> None:
 
 
 def plot(results: Mapping[str, Result], path: Path) -> None:
-    """Draw the curves of each result under its name. Raises BadSettings when the file cannot be written."""
+    """Draw the curves of each result under its name. Raises BadSettings when there are none, or the file cannot be written."""
+    results = {name: result for name, result in results.items() if result.curve}
+    if not results:
+        raise BadSettings(f"there is nothing to draw, so {path} was not written: no simulation came to its end", hint="lower learning_rate")
     from matplotlib.figure import Figure  # no pyplot: no windows, no global state
 
     figure = Figure(figsize=(13, 4.8), layout="constrained")
@@ -38,8 +42,9 @@ def plot(results: Mapping[str, Result], path: Path) -> None:
     _label(by_tokens, "tokens, all peers", "held-out loss, nats per token")
     _label(by_bytes, "MB sent per peer", "held-out loss, nats per token")
     _label(spread, "steps at mean speed", "spread of the weights (rms)")
-    for axes in (by_tokens, by_bytes):
-        axes.set_ylim(top=1.05 * max(_loss(result.curve[0]) for result in results.values()))  # what diverged must not hide the rest
+    firsts = [loss for result in results.values() if math.isfinite(loss := _loss(result.curve[0]))]
+    for axes in (by_tokens, by_bytes) if firsts else ():
+        axes.set_ylim(top=1.05 * max(firsts))  # what diverged must not hide the rest
     figure.legend(*by_tokens.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     try:
         figure.savefig(path)

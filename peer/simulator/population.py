@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Final
 
@@ -42,9 +42,22 @@ class Traffic:
 class Size:
     """What a method keeps, beside what inner training needs, in vectors of all weights."""
 
-    num_replicas: int
+    num_peers: int
     own_vectors: int  # per replica
     common_vectors: int
+    peer_vectors: int = 0  # per peer, also where one replica stands for all
+    one_replica: bool = False
+
+    @property
+    def num_replicas(self) -> int:
+        """Return how many different weights are kept."""
+        return 1 if self.one_replica else self.num_peers
+
+    @property
+    def num_vectors(self) -> int:
+        """Return how many vectors that is, with those of inner training."""
+        own = self.num_replicas * (INNER_VECTORS + self.own_vectors)
+        return own + self.num_peers * self.peer_vectors + SHARED_VECTORS + self.common_vectors
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +97,17 @@ def _inner(scenario: Scenario, rate: Fraction) -> Inner:
 def need_memory(scenario: Scenario, device: torch.device, size: Size) -> None:
     """Raise BadSettings, with an estimate, when the replicas will not fit into the device's free memory."""
     num_values = sum(torch.Size(shape).numel() for shape in parameter_shapes(scenario.manifest.model).values())
-    each = VALUE_BYTES * num_values * (INNER_VECTORS + size.own_vectors)
-    shared = VALUE_BYTES * (num_values * (SHARED_VECTORS + size.common_vectors) + _activation_values(scenario))
-    free = free_bytes(device)
-    if size.num_replicas * each + shared > free:
-        fits = max(0, (free - shared) // each)
+    activations, free = _activation_values(scenario), free_bytes(device)
+
+    def needed(num_peers: int) -> int:
+        return VALUE_BYTES * (num_values * replace(size, num_peers=num_peers).num_vectors + activations)
+
+    if needed(size.num_peers) > free:
+        fits = 1 + (free - needed(1)) // (needed(2) - needed(1)) if needed(1) <= free else 0
+        residuals = f", with error feedback for {size.num_peers} peers," if size.peer_vectors else ""
         raise BadSettings(
-            f"{size.num_replicas} replicas of {num_values} parameters need about "
-            f"{(size.num_replicas * each + shared) / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free",
+            f"{size.num_replicas} replicas of {num_values} parameters{residuals} need about "
+            f"{needed(size.num_peers) / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free",
             hint=f"--peers {fits} would fit" if fits else "choose a smaller model or a machine with more memory",
         )
 

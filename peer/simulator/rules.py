@@ -103,8 +103,9 @@ def averaged_rule(scenario: Scenario) -> PairRule:
 
 
 def slowmo_rule(scenario: Scenario) -> PairRule:
-    """Return SlowMo's rule with the scenario's constants. Raises BadSettings for values that cannot train."""
-    return _checked(lambda: SlowMo(_settings(scenario)))
+    """Return SlowMo's rule with the scenario's constants: alpha and beta, as the manifest has checked them, whatever gamma is."""
+    outer = scenario.manifest.outer
+    return SlowMo(slowmo.outer_settings(outer.alpha, outer.beta))
 
 
 def gasloc_rule(scenario: Scenario) -> PairRule:

@@ -21,7 +21,7 @@ SCHEDULED: Final = "scheduled"
 class Scenario:
     """One simulation. `manifest.run.total_steps` is the mean number of inner steps per peer.
 
-    One unit of virtual time is one inner step at mean speed, so a swarm trains on equally many tokens whatever its speeds are.
+    One unit of virtual time is one inner step at mean speed, so a swarm trains on about equally many tokens whatever its speeds are.
     Raises BadSettings for values that make no sense together.
     """
 

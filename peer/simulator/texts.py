@@ -5,8 +5,11 @@ Not here: what a corpus is and how it is read (peer/data.py).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
+from random import Random
 from typing import Protocol
 
 import torch
@@ -29,14 +32,27 @@ class Batches(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Skewed:
-    """Batches of which a part comes from one corpus and the rest from another."""
+    """Batches of which a part comes from one corpus and the rest from another, both read window by window.
 
-    own: Batches
-    common: Batches
+    Where the part is no whole number of windows, a step takes the next lower or the next higher one, as evenly as can be, so that no
+    window is left out and the mean is exact. The phase, in [0, 1), says which steps round up.
+    """
+
+    own: Batches  # one window each
+    common: Batches  # one window each
+    batch_size: int
+    num_own: Fraction  # windows per batch, on average
+    phase: Fraction
 
     def batch(self, step: int) -> Tensor:
-        """Return both parts' batch of an inner step; see Batches."""
-        return torch.cat((self.own.batch(step), self.common.batch(step)))
+        """Return both parts' windows of an inner step, one's own first; see Batches."""
+        start, stop = self._own_before(step), self._own_before(step + 1)
+        others = range(step * self.batch_size - start, (step + 1) * self.batch_size - stop)
+        windows = [self.own.batch(number) for number in range(start, stop)] + [self.common.batch(number) for number in others]
+        return torch.cat(windows)
+
+    def _own_before(self, step: int) -> int:
+        return math.floor(step * self.num_own + self.phase)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +96,14 @@ def _draw(scenario: Scenario, peer: int) -> Draw:
 
 
 def _resident(tokens: Tokens, scenario: Scenario, draw: Draw, peer: int) -> Batches:
-    num_own = round(scenario.skew * draw.batch_size)
-    common = ResidentCorpus(tokens, replace(draw, batch_size=draw.batch_size - num_own))
-    if not num_own:
-        return common
+    if not scenario.skew:
+        return ResidentCorpus(tokens, draw)
     part = _part(tokens, draw, peer, scenario.num_peers)
-    own = ResidentCorpus(part, replace(draw, batch_size=num_own, peer=draw.peer + b"-own"))
-    return own if num_own == draw.batch_size else Skewed(own, common)
+    own = ResidentCorpus(part, replace(draw, batch_size=1, peer=draw.peer + b"-own"))
+    common = ResidentCorpus(tokens, replace(draw, batch_size=1))
+    phase = Fraction(Random(f"{scenario.seed}/skew/{peer}").random())
+    num_own = Fraction(repr(scenario.skew)) * draw.batch_size  # 0.1 is a tenth here, not the nearest binary number
+    return Skewed(own, common, draw.batch_size, num_own, phase)
 
 
 def _part(tokens: Tokens, draw: Draw, peer: int, num_peers: int) -> Tokens:

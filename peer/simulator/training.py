@@ -15,11 +15,13 @@ from peer.evaluation import NUM_BATCHES
 from peer.model import choose_device
 from peer.simulator import measure
 from peer.simulator.history import Point, Result
-from peer.simulator.methods import method
+from peer.simulator.lockstep import steps_together
+from peer.simulator.methods import Method, method
 from peer.simulator.population import Population, need_memory, populate
 from peer.simulator.replicas import Replica
 from peer.simulator.scenario import Scenario
 from peer.simulator.texts import load_texts
+from peer.simulator.timeline import step_ends
 from peer.tokenizer import load_tokenizer
 
 NUM_POINTS: Final = 24  # of a curve
@@ -51,8 +53,9 @@ class Place:
 def simulate(scenario: Scenario, place: Place, watch: Watch) -> Result:
     """Train the scenario's swarm and measure it.
 
-    Everything random follows from the run's seed; torch's generator is left as it was. Raises BadSettings or BadManifest for what cannot
-    be (too much for the memory, a text that is too small), Diverged when the training breaks.
+    Everything random follows from the run's seed; the figures follow from it, the text (the default one is this Python's own sources),
+    torch and its number of threads. torch's generator is left as it was. Raises BadSettings or BadManifest for what cannot be (too much
+    for the memory, a text that is too small), Diverged when the training breaks.
     """
     started_s = time.monotonic()
     chosen = method(scenario.manifest.outer.method)
@@ -64,22 +67,33 @@ def simulate(scenario: Scenario, place: Place, watch: Watch) -> Result:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(scenario.seed)
             population = populate(scenario, tokenizer, texts, device, chosen.schedules(scenario))
-            trained_s = time.monotonic()
-            recorder = Recorder(population, place, watch, chosen.num_steps(scenario))
+            recorder = Recorder(population, place, watch, _total_steps(chosen, population))
             train = chosen.train(scenario, len(population.layout.codecs))
+            trained_s = time.monotonic()
             for now in train(population):
                 recorder.after(now)
-            train_seconds = time.monotonic() - trained_s
+            train_seconds = time.monotonic() - trained_s - recorder.measured_s
             return recorder.result(started_s, train_seconds)
     finally:
         texts.close()
 
 
+def _total_steps(chosen: Method, population: Population) -> int:
+    """Return how many inner steps all peers will take together; who is away when is known beforehand."""
+    scenario, presence = population.scenario, population.presence
+    if not scenario.drop_out:
+        return chosen.num_steps(scenario)
+    if chosen.fastest_clock or chosen.own_length:  # each peer steps at its own rate
+        return sum(len(peers) for _, peers in step_ends(scenario.rates, scenario.num_steps, presence))
+    return sum(len(present) for _, present in steps_together(population))
+
+
 class Recorder:
-    """Follows a population in training and measures it now and then."""
+    """Follows a population in training and measures it now and then. `measured_s` is how long the measurements took so far."""
 
     def __init__(self, population: Population, place: Place, watch: Watch, total_steps: int) -> None:
         self._population = population
+        self.measured_s = 0.0
         self._place = place
         self._watch = watch
         self._num_steps = 0  # inner steps, over all peers
@@ -108,10 +122,12 @@ class Recorder:
         return self._population.traffic.sent_bytes / self._population.scenario.num_peers
 
     def _point(self) -> Point:
+        started_s = time.monotonic()
         replicas, num_batches = self._population.replicas, self._place.num_curve_batches
         losses = measure.losses(replicas, self._population.texts.held_out, num_batches) if num_batches else []
         train_loss, self._losses = _mean(self._losses), []
         spread = measure.weight_std(replicas)
+        self.measured_s += time.monotonic() - started_s
         return Point(float(self._now), self._tokens, self._sent_bytes, train_loss, spread, _mean(losses) if losses else None)
 
     def result(self, started_s: float, train_seconds: float) -> Result:

@@ -14,6 +14,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from peer.simulator.matching import MEETING_INTERVAL
+
 Seconds = npt.NDArray[np.float64]  # one per bandwidth
 GRID: Final = np.logspace(-1, 3, 50) * 1e9  # bits per second: the grid that Table 4's values lie on
 NUM_PERIODS: Final = 6
@@ -67,12 +69,13 @@ def streaming(
 
 
 def gossip_utilization(workload: Workload, bits_per_param: float, inner_steps: int, bandwidths: Seconds) -> Seconds:
-    """Return the share of time spent computing if every meeting had to end before its fragment is due again.
+    """Return the share of time spent computing if every meeting had to end before its fragment meets again.
 
-    Meetings of the whole model every `inner_steps`, in the background; only a link that cannot carry them at all costs time. (A real peer
-    does not wait even then: it meets less often.)
+    Meetings on demand, in the background: the whole model every MEETING_INTERVAL * `inner_steps`. Only a link that cannot carry them at
+    all costs time. (A real peer does not wait even then: it meets less often.)
     """
-    return np.minimum(1.0, inner_steps * workload.step_seconds * bandwidths / (workload.num_params * bits_per_param))
+    interval_seconds = MEETING_INTERVAL * inner_steps * workload.step_seconds
+    return np.minimum(1.0, interval_seconds * bandwidths / (workload.num_params * bits_per_param))
 
 
 def compute_utilization(workload: Workload, sending: Sending, bandwidths: Seconds) -> Seconds:

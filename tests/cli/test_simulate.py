@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from peer.simulator.history import JSON_KEYS
+from peer.simulator import sweep
+from peer.simulator.history import JSON_KEYS, Result
+from peer.simulator.replicas import Diverged
 from tests.cli.shell import Said, Shell
 from tests.peer.small import small_manifest
 
@@ -53,6 +55,29 @@ def test_a_sweep_ends_with_a_table_and_a_picture(shell: Shell, manifest: Path) -
     assert picture.stat().st_size > 10_000
 
 
+@pytest.mark.parametrize("swept", [("--sweep", "method=local,ddp"), ()])
+def test_what_was_found_is_told_before_the_picture_fails(shell: Shell, manifest: Path, swept: tuple[str, ...]) -> None:
+    picture = manifest.parent / "curves.png"
+    picture.mkdir()
+    said = simulated(shell, manifest, *swept, "--plot", picture, "--json")
+    assert said.code == 2
+    assert f"{picture} cannot be written" in said.complaint[0]
+    assert set(json.loads(said.out)) == ({"sweep"} if swept else set(JSON_KEYS))
+
+
+def test_where_everything_diverged_there_is_a_table_and_no_picture(shell: Shell, manifest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def diverge(*_: object) -> Result:
+        raise Diverged("peer 0 diverged")
+
+    monkeypatch.setattr(sweep, "simulate", diverge)
+    picture = manifest.parent / "curves.png"
+    said = simulated(shell, manifest, "--sweep", "learning_rate=90.0,99.0", "--plot", picture)
+    assert said.code == 2
+    assert [line.split() for line in said.out.splitlines()[1:]] == [["90.0", "diverged"], ["99.0", "diverged"]]
+    assert "nothing to draw" in said.complaint[0]
+    assert not picture.exists()
+
+
 def test_people_get_sentences(shell: Shell, manifest: Path) -> None:
     said = simulated(shell, manifest, "--method", "streaming", "--set", "beta=0.5", "--no-token-weights")
     assert said.code == 0
@@ -73,7 +98,6 @@ def test_people_get_sentences(shell: Shell, manifest: Path) -> None:
         (("--plot", "no-such-folder/x.png"), "the folder of no-such-folder/x.png", "--plot"),
         (("--peers", "100000000"), "100000000 replicas of", "--peers"),
         (("--device", "cuda:99"), "no device cuda:99", "--device"),
-        (("--network", "--bandwidth", "0"), "must be above 0", ""),
     ],
 )
 def test_bad_input_is_answered_with_what_to_do(shell: Shell, manifest: Path, arguments: tuple[str, ...], error: str, hint: str) -> None:

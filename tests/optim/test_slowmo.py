@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import math
+
+import pytest
 import torch
 
 from optim import noloco, slowmo
@@ -44,3 +47,15 @@ def test_failed_values_go_alone() -> None:
     alone, _ = noloco.solo_step(slow[0], momentum[0], fast[0], settings)
     assert torch.equal(new_slow[:20], alone[:20])
     torch.testing.assert_close(new_slow[20:], alone[20:] + 0.5)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 0.9, 0.99, math.nextafter(1.0, 0.0)])
+def test_every_momentum_below_one_is_allowed(alpha: float) -> None:
+    settings = slowmo.outer_settings(alpha, 0.4)
+    assert (settings.alpha, settings.beta) == (alpha, 0.4)
+
+
+@pytest.mark.parametrize(("alpha", "beta", "says"), [(1.0, 0.7, "alpha must"), (math.nan, 0.7, "alpha must"), (0.5, 0.0, "beta must")])
+def test_what_cannot_train_is_refused_by_its_own_name(alpha: float, beta: float, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        slowmo.outer_settings(alpha, beta)

@@ -42,6 +42,13 @@ def test_first_steps_under_warm_up_may_meet_a_faster_peer() -> None:
     assert merged(MergeGate(1), 1.163, Lengths(0.114, 0.0, 12.0))
 
 
+def test_long_first_steps_may_meet_a_slower_peer() -> None:
+    """Recorded with Muon after 60 steps beside a peer's 20, in weights' lengths: movements of 0.953 and about 0.19, a gap of 0.928."""
+    assert merged(MergeGate(1), 0.928, Lengths(0.953, 0.0, 1.0))
+    assert merged(MergeGate(1), 0.928, Lengths(0.19, 0.0, 1.0))
+    assert not merged(MergeGate(1), 10.0, Lengths(0.19, 0.0, 1.0))
+
+
 def test_a_peer_fresh_from_a_donor_is_measured_by_the_momentum_it_took_over() -> None:
     """Recorded: one step after joining, with a pseudo-gradient of 0.05, a joiner met a gap of 2.1 at a momentum of 0.8."""
     fresh = Lengths(0.05, 0.8, 26.0)

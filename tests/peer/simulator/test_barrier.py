@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from peer.simulator.barrier import group_slowdown, pair_slowdown, waiting
+from peer.simulator import barrier
+from peer.simulator.barrier import TOTAL_DRAWS, group_slowdown, pair_slowdown, waiting
 
 
 def random() -> np.random.Generator:
@@ -28,3 +29,19 @@ def test_two_peers_are_a_group() -> None:
 def test_a_large_swarm_is_quick_to_simulate() -> None:
     found = waiting(100_000, 5, 10, random())
     assert found.group > 2.0 > 1.5 > found.pairs > 1.0
+
+
+@pytest.mark.parametrize(("inner_steps", "num_rounds"), [(1, 100), (25, 100), (1000, 100), (200_000, 2)])
+def test_long_rounds_of_pairs_cost_no_more_than_others(monkeypatch: pytest.MonkeyPatch, inner_steps: int, num_rounds: int) -> None:
+    """First there are fewer pairs; rounds are dropped only after that, for delays spread from round to round."""
+    rounds: list[int] = []
+
+    def drawn(num_peers: int, inner_steps: int, random: np.random.Generator) -> barrier.Floats:
+        rounds.append(num_peers * inner_steps)
+        return np.ones(num_peers)
+
+    monkeypatch.setattr(barrier, "_round", drawn)
+    monkeypatch.setattr(barrier, "group_slowdown", lambda *_: 1.0)
+    waiting(5000, inner_steps, 100, random())
+    assert sum(rounds) <= max(TOTAL_DRAWS, 2 * 64 * inner_steps)
+    assert len(rounds) == num_rounds

@@ -7,7 +7,7 @@ from torch import Tensor
 from optim.codecs import CODECS, codec
 from optim.fragment_codec import FragmentCodec
 from optim.fragments import Fragment, Piece
-from peer.simulator.channel import FEEDBACK_DECAY, Channel
+from peer.simulator.channel import FEEDBACK_DECAY, Channel, Message
 from peer.simulator.replicas import Diverged
 
 CODED, SMALL = 6000, 100
@@ -37,9 +37,24 @@ def test_what_arrives_is_near_what_was_sent(name: str) -> None:
     assert torch.equal(decoded[CODED:], sent[CODED:])  # small tensors travel in fp32
 
 
+@pytest.mark.parametrize("decay", [None, 0.9])
 @pytest.mark.parametrize("name", CODECS)
-def test_everybody_decodes_the_same(name: str) -> None:
-    assert torch.equal(channel(name).send(values(), seed=5), channel(name).send(values(), seed=5))
+def test_everybody_decodes_the_same(name: str, decay: float | None) -> None:
+    """Bytes alone decide: one receiver is new, the other has sent something of its own; both count what the sender counts."""
+    sender, twin, fresh, busy = (channel(name, decay) for _ in range(4))
+    busy.send(values(seed=9), seed=4)
+    for seed in (5, 6):
+        counted, sent = sender.send(values(seed), seed), twin.encode(values(seed), seed)
+        crossed = Message(copied(sent.sketch), copied(sent.payload))
+        assert len(crossed.sketch) + len(crossed.payload) == sender.num_bytes
+        assert torch.equal(fresh.decode(crossed, seed), counted)
+        assert torch.equal(busy.decode(crossed, seed), counted)
+    assert not torch.equal(counted, torch.zeros_like(counted))
+
+
+def copied(received: Tensor) -> Tensor:
+    """The same bytes somewhere else."""
+    return torch.tensor(list(received.numpy().tobytes()), dtype=torch.uint8)
 
 
 @pytest.mark.parametrize("name", CODECS)

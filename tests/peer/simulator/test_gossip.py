@@ -1,15 +1,20 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 
 import pytest
 import torch
 
 from peer.simulator.gossip import Gossip
-from peer.simulator.matching import Matcher
+from peer.simulator.matching import Matcher, matcher
+from peer.simulator.pair import Outer
 from peer.simulator.population import Population
 from peer.simulator.rules import noloco_rule
+from tests import reference
 from tests.peer.simulator.swarms import furthest, small_population, small_scenario, trained, training, weights
+
+NUM_CHECKED = 40  # values compared with the oracle, one by one
 
 
 class Nobody:
@@ -39,13 +44,34 @@ def step(population: Population, table: Gossip, *peers: int) -> None:
         table.outers[peer].count_tokens(32)
 
 
-def test_a_swarm_of_two_that_meets_on_schedule_is_heavy_ball_diloco() -> None:
-    """NoLoCo with N = 2: the replicas are equal after each exchange, gamma plays no part."""
-    pair = {"peers": 2, "steps": 8, "inner_steps": 4, "blocks_per_fragment": 2, "alpha": 0.5, "beta": 0.7}
-    # Fragment 0 is exchanged half-way, fragment 1 at the end of a period; so compare it right then.
-    gossiped = trained(method="noloco", matching="scheduled", **pair)
-    last = gossiped.layout.slices[-1]
-    assert furthest(gossiped.replicas[0].weights[last], gossiped.replicas[1].weights[last]) < 1e-6
+@pytest.mark.parametrize("gamma", [0.7, 1.2])
+def test_a_swarm_of_two_that_meets_on_schedule_is_heavy_ball_diloco(gamma: float) -> None:
+    """NoLoCo with N = 2 against the float64 oracle of DiLoCo: the replicas are equal after each exchange, gamma plays no part."""
+    pair = {"peers": 2, "steps": 12, "inner_steps": 4, "blocks_per_fragment": 2, "alpha": 0.5, "beta": 0.7, "gamma": gamma}
+    population = small_population(small_scenario(method="noloco", matching="scheduled", **pair))
+    table = Gossip(population, noloco_rule(population.scenario), matcher(population.scenario, 2))
+    exchanged = []
+    for now in range(1, 13):
+        step(population, table, 0, 1)
+        before = [[as_oracles(outer, fragment) for outer in table.outers] for fragment in range(2)]
+        table.boundary(Fraction(now), [0, 1])
+        for fragment, group in enumerate(before):
+            after = [as_oracles(outer, fragment) for outer in table.outers]
+            if after[0] != group[0]:
+                exchanged.append((now, fragment))
+                wanted = [reference.diloco_heavy_ball(list(peers), 0.7, 0.5) for peers in zip(*group, strict=True)]
+                assert values_of(after) == pytest.approx(values_of(list(zip(*wanted, strict=True))), abs=1e-6)
+    assert exchanged == [(2, 0), (4, 1), (6, 0), (8, 1), (10, 0), (12, 1)]
+
+
+def as_oracles(outer: Outer, fragment: int) -> list[reference.Replica]:
+    """Some coordinates of a fragment as the oracle has them."""
+    vectors = (outer.slow[fragment], outer.momentum[fragment], outer.fast(fragment))
+    return [reference.Replica(*at) for at in zip(*(vector[:NUM_CHECKED].tolist() for vector in vectors), strict=True)]
+
+
+def values_of(peers: Sequence[Sequence[reference.Replica]]) -> list[float]:
+    return [value for peer in peers for one in peer for value in (one.phi, one.delta, one.theta)]
 
 
 def test_a_swarm_of_two_takes_the_steps_of_diloco() -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from optim.diloco import DiLoCoSettings, contributor_mean
 from optim.streaming import StreamingSchedule
-from peer.simulator.group import Group, GroupRule, every_coordinate
+from peer.simulator.group import Group, GroupRule, every_coordinate, train_group
 from peer.simulator.population import Population
 from tests import reference
 from tests.peer.simulator.swarms import furthest, small_population, small_scenario, trained, weights
@@ -29,11 +29,15 @@ class Watching:
         return sum(decoded, torch.zeros_like(decoded[0])) / len(decoded)
 
 
-def together(population: Population, mean: Watching, **settings: float) -> Group:
-    """A group that exchanges everything every 4 steps and remembers it."""
+def watched(population: Population, mean: Watching) -> GroupRule:
+    """Everything is exchanged every 4 steps and remembered."""
     everything = tuple(range(len(population.layout.codecs)))
-    rule = GroupRule(StreamingSchedule(1, 4, 0), (everything,), DiLoCoSettings(**settings), mean=mean)  # type: ignore[arg-type]
-    return Group(population, rule)
+    return GroupRule(StreamingSchedule(1, 4, 0), (everything,), DiLoCoSettings(), mean=mean)
+
+
+def together(population: Population, mean: Watching) -> Group:
+    """A group that exchanges everything every 4 steps and remembers it."""
+    return Group(population, watched(population, mean))
 
 
 def test_diloco_is_the_oracles() -> None:
@@ -113,6 +117,15 @@ def test_who_comes_back_starts_from_the_groups_weights() -> None:
     group.step(5, [0, 1, 2, 3])
     assert torch.equal(population.replicas[3].weights, slow)
     assert population.replicas[3].clock_steps == 4
+
+
+def test_who_goes_away_after_an_exchange_loses_nothing() -> None:
+    """Absences last for periods, and exchanges end them: all that anybody trained on is in some exchange."""
+    population, mean = small_population(small_scenario(method="diloco", steps=40, drop_out=0.4)), Watching()
+    assert list(train_group(population, watched(population, mean)))[-1] == 40
+    own_steps = [replica.own_steps for replica in population.replicas]
+    assert sum(own_steps) < 4 * 40  # somebody was away
+    assert sum(map(sum, mean.weights)) == 32.0 * sum(own_steps) * len(population.layout.codecs)
 
 
 def test_pseudo_gradients_count_by_their_tokens() -> None:

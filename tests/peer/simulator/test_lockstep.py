@@ -6,21 +6,36 @@ import pytest
 import torch
 
 from peer.simulator.lockstep import slowest_step, steps_together
+from peer.simulator.timeline import step_ends
 from tests.peer.simulator.swarms import furthest, small_population, small_scenario, trained, training
 
 
 def test_all_take_the_same_steps_and_wait_for_the_slowest() -> None:
     population = small_population(small_scenario(method="ddp", steps=3, speeds=(Fraction(4), Fraction(1))))
     assert list(steps_together(population)) == [(1, [0, 1, 2, 3]), (2, [0, 1, 2, 3]), (3, [0, 1, 2, 3])]
-    assert slowest_step(population) == Fraction(5, 2)
+    assert slowest_step(population.scenario) == Fraction(5, 2)
     assert list(training(population)) == [Fraction(5, 2), 5, Fraction(15, 2)]
+
+
+def test_each_step_of_data_parallel_training_waits_for_its_exchange() -> None:
+    population = small_population(small_scenario(method="ddp", steps=3, speeds=(Fraction(4), Fraction(1)), delay=Fraction(1, 2)))
+    assert list(training(population)) == [3, 6, 9]
 
 
 def test_who_is_away_does_not_step() -> None:
     population = small_population(small_scenario(method="ddp", steps=40, drop_out=0.4))
     present = [len(peers) for _, peers in steps_together(population)]
     assert min(present) < 4
-    assert present[:3] == [4, 4, 4]
+    assert present[:4] == [4, 4, 4, 4]  # step 4 begins in the first period, which is everybody's
+
+
+def test_absences_are_those_of_pairs() -> None:
+    """Peers of equal speed take the same steps in a group and in pairs: an absence begins after the exchange that ends a period."""
+    population = small_population(small_scenario(method="ddp", steps=80, drop_out=0.5))
+    together = [(Fraction(step), peers) for step, peers in steps_together(population) if peers]
+    in_pairs = [(now, sorted(peers)) for now, peers in step_ends([Fraction(1)] * 4, 80, population.presence)]
+    assert together == in_pairs
+    assert len({tuple(peers) for _, peers in together}) > 4
 
 
 def test_data_parallel_training_of_one_peer_is_plain_training() -> None:

@@ -3,14 +3,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from peer.simulator.matching import Matcher, OnDemand, Scheduled, matcher
+import numpy as np
+import pytest
+
+from peer.simulator.matching import MEETING_INTERVAL, Matcher, OnDemand, Scheduled, matcher
 from tests.peer.simulator.swarms import small_scenario
 
 
 class Hall:
-    """A floor where meetings are only written down; `busy` fragments and `away` peers are not free."""
+    """A floor where meetings are only written down; who meets is busy, and `busy` fragments and `away` peers are not free."""
 
-    def __init__(self, clocks: Sequence[int] = (0,) * 9) -> None:
+    def __init__(self, clocks: Sequence[int] = (0,) * 32) -> None:
         self.clocks = clocks
         self.busy: set[tuple[int, int]] = set()
         self.away: set[int] = set()
@@ -25,6 +28,7 @@ class Hall:
 
     def begin(self, one: int, two: int, fragment: int) -> None:
         self.met.append((one, two, fragment))
+        self.busy |= {(one, fragment), (two, fragment)}
 
     def step_alone(self, peer: int, fragment: int) -> None:
         self.alone.append((peer, fragment))
@@ -36,8 +40,17 @@ def run(chosen: Matcher, hall: Hall, num_peers: int, steps: range) -> None:
         before = len(hall.met)
         chosen.arrange(Fraction(now), range(num_peers), hall)
         for one, two, fragment in hall.met[before:]:
-            chosen.done(one, fragment)
-            chosen.done(two, fragment)
+            for peer in (one, two):
+                hall.busy.discard((peer, fragment))
+                chosen.done(peer, fragment)
+
+
+def meetings_per_step(num_peers: int, inner_steps: int, num_periods: int) -> float:
+    """How often a peer meets on demand over one fragment, per inner step, among peers of equal speed."""
+    hall, num_steps = Hall(), num_periods * inner_steps
+    run(OnDemand(small_scenario(peers=num_peers, inner_steps=inner_steps), 1), hall, num_peers, range(1, num_steps + 1))
+    assert not hall.alone
+    return 2 * len(hall.met) / num_peers / num_steps
 
 
 def test_the_scenario_chooses() -> None:
@@ -57,7 +70,7 @@ def test_fragments_take_turns() -> None:
     hall, chosen, times = Hall(), Scheduled(small_scenario(peers=2), 4), []
     for now in range(1, 9):
         before = len(hall.met)
-        chosen.arrange(Fraction(now), range(2), hall)
+        run(chosen, hall, 2, range(now, now + 1))
         times += [(now, fragment) for _, _, fragment in hall.met[before:]]
     assert times == [(now, (now - 1) % 4) for now in range(1, 9)]
 
@@ -81,13 +94,16 @@ def test_an_odd_peer_steps_alone_and_who_is_busy_sits_out() -> None:
     assert len(hall.alone) == 1
 
 
-def test_on_demand_meets_every_period_on_average() -> None:
-    """A peer asks every inner_steps and is asked as often, which starts its countdown anew: about 1.5 times as many meetings."""
-    hall = Hall()
-    run(OnDemand(small_scenario(peers=8), 1), hall, 8, range(1, 401))
-    per_peer = 2 * len(hall.met) / 8
-    assert 400 / 4 < per_peer < 1.8 * 400 / 4
-    assert not hall.alone
+@pytest.mark.parametrize("num_peers", [8, 32])
+def test_on_demand_a_fragment_meets_every_0_70_inner_steps(num_peers: int) -> None:
+    assert meetings_per_step(num_peers, 40, 60) * 40 == pytest.approx(1 / MEETING_INTERVAL, rel=0.03)
+
+
+def test_the_meeting_interval_solves_its_equation() -> None:
+    """E[min(countdown, call)] is the integral of P(countdown > t) * exp(-t / (2 T)) over t."""
+    times = np.linspace(0.0, 1.5, 15_001)
+    nobody_yet = np.minimum(1.0, 1.5 - times) * np.exp(-times / (2 * MEETING_INTERVAL))
+    assert np.trapezoid(nobody_yet, times) == pytest.approx(MEETING_INTERVAL, rel=1e-3)
 
 
 def test_only_those_who_are_free_and_near_in_time_are_asked() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -28,6 +30,20 @@ def test_more_replicas_than_fit_are_refused_with_an_estimate(monkeypatch: pytest
     need_memory(small_scenario(), CPU, Size(fits, 2, 0))
     with pytest.raises(BadSettings):
         need_memory(small_scenario(), CPU, Size(fits + 1, 2, 0))
+
+
+@pytest.mark.parametrize("one_replica", [True, False])
+def test_error_feedback_is_counted_per_peer(monkeypatch: pytest.MonkeyPatch, *, one_replica: bool) -> None:
+    monkeypatch.setattr(module, "free_bytes", lambda device: 50_000_000)
+    plain, kept = Size(1000, 0, 1, 0, one_replica), Size(1000, 0, 1, 1, one_replica)
+    assert kept.num_vectors - plain.num_vectors == 1000
+    with pytest.raises(BadSettings, match="with error feedback for 1000 peers, need about") as caught:
+        need_memory(small_scenario(), CPU, kept)
+    fits = int(caught.value.hint.split()[1])
+    need_memory(small_scenario(), CPU, replace(kept, num_peers=fits))
+    need_memory(small_scenario(), CPU, replace(plain, num_peers=fits))
+    with pytest.raises(BadSettings):
+        need_memory(small_scenario(), CPU, replace(kept, num_peers=fits + 1))
 
 
 def test_a_model_that_does_not_fit_at_all_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,13 @@ def test_slowmo_takes_its_own_step_and_half_the_way() -> None:
     assert all(torch.equal(*both) for both in zip(stepped, slowmo.pair_step(SLOW, MOMENTUM, FAST, GAP, settings), strict=True))
 
 
+def test_gamma_plays_no_part_in_slowmo() -> None:
+    """Where NoLoCo would drift apart, and whatever the gamma."""
+    one, other = (slowmo_rule(made(alpha=0.95, gamma=gamma)) for gamma in (0.7, 5.0))
+    stepped = [rule.pair_step(SLOW, MOMENTUM, FAST, 0.9, GAP, None) for rule in (one, other)]
+    assert all(torch.equal(*both) for both in zip(*stepped, strict=True))
+
+
 def test_gasloc_is_optims() -> None:
     rule, settings = gasloc_rule(made()), OuterSettings()
     assert torch.equal(rule.message(SLOW, MOMENTUM, FAST, 0.9), gasloc.message(SLOW, FAST, settings))

@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 import torch
 
+from peer.data import ResidentCorpus
 from peer.simulator.choices import scenario
 from peer.simulator.scenario import Scenario
-from peer.simulator.texts import Texts, load_texts
+from peer.simulator.texts import Skewed, Texts, load_texts
 from peer.tokenizer import load_tokenizer
+from peer.windows import Draw
 from protocol.errors import BadSettings
 from tests.peer.small import small_manifest
 
@@ -57,6 +62,60 @@ def test_half_a_skew_mixes(folder: Path, tmp_path: Path) -> None:
     assert all(batch.shape == (2, 17) for batch in batches)
     assert share_of("abcd", [batch[:1] for batch in batches]) > 0.85
     assert 0.35 < share_of("abcd", [batch[1:] for batch in batches]) < 0.65
+
+
+@dataclass(frozen=True)
+class Numbered:
+    """Windows of two numbers: which text, and which window of it."""
+
+    text: int
+
+    def batch(self, step: int) -> torch.Tensor:
+        return torch.tensor([[self.text, step]])
+
+
+def read(texts: Skewed, num_steps: int) -> torch.Tensor:
+    """Which text and window each sequence of each step is."""
+    return torch.stack([texts.batch(step) for step in range(num_steps)])
+
+
+@pytest.mark.parametrize("num_own", [Fraction(2, 5), Fraction(1, 7), Fraction(3), Fraction(37, 10), Fraction(4)])
+@pytest.mark.parametrize("phase", [Fraction(0), Fraction(1, 3), Fraction(0.999)])
+def test_a_part_that_is_no_whole_number_is_rounded_so_that_the_mean_is_exact(num_own: Fraction, phase: Fraction) -> None:
+    found = read(Skewed(Numbered(1), Numbered(0), 4, num_own, phase), 70)
+    counts = found[..., 0].sum(1).tolist()
+    assert set(counts) <= {math.floor(num_own), math.ceil(num_own)}
+    assert sum(counts) == 70 * num_own
+    for text in (0, 1):  # each window once, in order
+        windows = found[found[..., 0] == text][:, 1].tolist()
+        assert windows == list(range(len(windows)))
+
+
+def test_a_small_skew_is_not_none(folder: Path, tmp_path: Path) -> None:
+    """A tenth of two sequences: a fifth of a sequence, on average."""
+    texts = [loaded(folder, tmp_path, skew=0.1, seed=seed).batches[0] for seed in (0, 0, 1)]
+    assert all(isinstance(one, Skewed) for one in texts)
+    batches = [[one.batch(step) for step in range(10)] for one in texts]
+    assert all(batch.shape == (2, 17) for batch in batches[0])
+    assert all(torch.equal(*both) for both in zip(batches[0], batches[1], strict=True))
+    assert not all(torch.equal(*both) for both in zip(batches[0], batches[2], strict=True))
+
+
+def test_peers_round_at_different_steps(folder: Path, tmp_path: Path) -> None:
+    texts = loaded(folder, tmp_path, skew=0.1, peers=8).batches
+    phases = {one.phase for one in texts if isinstance(one, Skewed)}
+    assert len(phases) == 8
+
+
+@pytest.mark.parametrize("skew", [0.5, 1.0])
+def test_whole_numbers_of_sequences_are_read_as_one_batch(folder: Path, tmp_path: Path, skew: float) -> None:
+    texts = loaded(folder, tmp_path, skew=skew)
+    skewed, num_own = texts.batches[0], round(2 * skew)
+    assert isinstance(skewed, Skewed)
+    draw = Draw(0, b"simulated-0-own", num_own, 16)
+    assert isinstance(skewed.own, ResidentCorpus)
+    own = ResidentCorpus(skewed.own.tokens, draw)
+    assert all(torch.equal(skewed.batch(step)[:num_own], own.batch(step)) for step in range(5))
 
 
 def test_skewed_peers_are_measured_alike(folder: Path, tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from peer.simulator import measure, training
 from peer.simulator.choices import scenario
 from peer.simulator.history import Result
 from peer.simulator.training import NUM_POINTS, Place, Progress, simulate
@@ -50,6 +52,43 @@ def test_the_curve_goes_from_start_to_end(place: Place) -> None:
     assert curve[-1].eval_loss is not None
     assert curve[0].eval_loss is not None
     assert curve[-1].eval_loss < curve[0].eval_loss
+
+
+@pytest.mark.parametrize("method", ["noloco", "local", "diloco", "ddp"])
+def test_with_drop_outs_the_curve_and_the_meter_end_where_the_training_does(place: Place, method: str) -> None:
+    seen: list[Progress] = []
+    result = run(place, seen, method=method, codec="fp32", drop_out=0.4, speeds=(Fraction(2), Fraction(1)))
+    assert result.tokens < 3 * 30 * 32 * 0.95
+    assert seen[-1].num_tokens == seen[-1].total_tokens == result.tokens
+    assert NUM_POINTS / 2 < len(result.curve) <= NUM_POINTS
+    assert result.curve[-1].tokens == result.tokens
+    assert result.curve[-1].sent_bytes == result.sent_bytes
+
+
+def test_measurements_are_no_training_time(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+
+    def measured(*_: object) -> list[float]:
+        clock.now_s += 1000.0
+        return [1.0]
+
+    monkeypatch.setattr(training, "time", clock)
+    monkeypatch.setattr(measure, "losses", measured)
+    monkeypatch.setattr(measure, "weight_std", lambda _: measured()[0])
+    result = run(place)
+    assert result.wall_seconds > NUM_POINTS * 2000.0
+    assert 0.0 < result.train_seconds < 1000.0
+
+
+class Clock:
+    """Stands in for the module `time`, with its own time."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic(self) -> float:
+        self.now_s += 0.001
+        return self.now_s
 
 
 def test_equal_seeds_give_equal_results(place: Place) -> None:
