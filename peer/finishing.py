@@ -16,9 +16,9 @@ from peer.presence import RECORD_S
 from peer.searching import Searches
 from protocol.identity import PeerId
 
-ROUNDS = 6  # per fragment: a sixty-fourth of the variance, an eighth of the spread
+ROUNDS = 8  # per fragment: about a sixteenth of the spread
 WAIT_S = 60.0  # for partners that are still training, and for all rounds together
-LINGER_S = 1.5  # for partners that are one meeting behind
+LINGER_S = 3.0  # without a call from partners that are some meetings behind
 PAUSE_S = 1.0  # between two looks at whether the others have come
 
 
@@ -31,19 +31,30 @@ class Finishing:
         self._book = book
         self._company: set[PeerId] = set()  # who has reached the end
         self._left = dict.fromkeys(range(num_fragments), ROUNDS)
+        self._met_s = 0.0
 
     def completed(self, fragment: int) -> None:
         """Note a completed meeting of the last averaging, whoever began it."""
         self._left[fragment] -= 1
+        self._met_s = loop_s()
 
     async def run(self) -> None:
-        """Meet until every fragment has had its rounds and nobody is waited for, or the time is up."""
+        """Meet until every fragment has had its rounds and nobody is waited for, or the time is up; then answer who still calls.
+
+        Without that, who is done first misses what the others still learn of each other, and keeps weights of its own.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as tasks:
                 for fragment in self._left:
                     tasks.create_task(self._finish(fragment))
-        if self._company:
-            await asyncio.sleep(LINGER_S)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(WAIT_S):
+                await self._linger()
+
+    async def _linger(self) -> None:
+        until_s = loop_s() + LINGER_S if self._company else 0.0
+        while (left_s := max(until_s, self._met_s + LINGER_S) - loop_s()) > 0.0 and self._company:
+            await asyncio.sleep(left_s)
 
     async def _finish(self, fragment: int) -> None:
         while True:
