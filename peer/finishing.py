@@ -31,12 +31,12 @@ class Finishing:
         self._book = book
         self._company: set[PeerId] = set()  # who has reached the end
         self._left = dict.fromkeys(range(num_fragments), ROUNDS)
-        self._met_s = 0.0
+        self._met = asyncio.Event()
 
     def completed(self, fragment: int) -> None:
         """Note a completed meeting of the last averaging, whoever began it."""
         self._left[fragment] -= 1
-        self._met_s = loop_s()
+        self._met.set()
 
     async def run(self) -> None:
         """Meet until every fragment has had its rounds and nobody is waited for, or the time is up; then answer who still calls.
@@ -52,9 +52,14 @@ class Finishing:
                 await self._linger()
 
     async def _linger(self) -> None:
-        until_s = loop_s() + LINGER_S if self._company else 0.0
-        while (left_s := max(until_s, self._met_s + LINGER_S) - loop_s()) > 0.0 and self._company:
-            await asyncio.sleep(left_s)
+        """Wait until nobody has met us for a while."""
+        while self._company:
+            self._met.clear()
+            try:
+                async with asyncio.timeout(LINGER_S):
+                    await self._met.wait()
+            except TimeoutError:
+                return
 
     async def _finish(self, fragment: int) -> None:
         while True:
