@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PROTO := protocol/wire/peer.proto
 PEERS ?= 4
-STEPS ?= 800
+STEPS ?= 600
 
 .PHONY: help demo test check format proto clean install
 

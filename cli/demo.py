@@ -24,7 +24,7 @@ from peer.home import Home
 from protocol.errors import ExitCode
 from protocol.manifest import Manifest
 
-NUM_STEPS = 800
+NUM_STEPS = 600
 ON_THIS_MACHINE = ("--listen", "127.0.0.1", "--port", "0", "--device", "cpu", "--threads", "1")
 
 DemoSteps = Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Inner steps that the run lasts.")]
