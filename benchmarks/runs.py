@@ -12,14 +12,15 @@ import contextlib
 import hashlib
 import json
 import math
-import multiprocessing
 import os
 import platform
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -60,8 +61,9 @@ def run_all(runs: Iterable[Run], given: argparse.Namespace) -> list[Outcome]:
     known = _kept(given.keep)
     missing = list(dict.fromkeys(one for one in wanted if one not in known))
     started_s = time.monotonic()
-    with multiprocessing.get_context("spawn").Pool(given.workers, _start_worker) as pool:
-        for number, (done, outcome) in enumerate(pool.imap_unordered(_outcome, missing), 1):
+    with ThreadPoolExecutor(given.workers) as threads:
+        for number, finished in enumerate(as_completed([threads.submit(_in_own_process, one) for one in missing]), 1):
+            done, outcome = finished.result()
             known[done] = outcome
             _keep(given.keep, done, outcome)
             took = f"{time.monotonic() - started_s:5.0f} s, {number} of {len(missing)}"
@@ -89,18 +91,19 @@ def _scenario(settings: str) -> Scenario:
     return scenario(Manifest(), dict(setting(text) for text in settings.split()))
 
 
-def _start_worker() -> None:
-    torch.set_num_threads(1)
+def _in_own_process(wanted: str) -> tuple[str, Outcome]:
+    printed = subprocess.run([sys.executable, "-m", "benchmarks.runs", wanted], check=True, stdout=subprocess.PIPE, text=True).stdout
+    return wanted, Outcome(**json.loads(printed))
 
 
-def _outcome(wanted: str) -> tuple[str, Outcome]:
+def _outcome(wanted: str) -> Outcome:
     made = _scenario(wanted.partition(" #")[0])
     with tempfile.TemporaryDirectory() as folder:
         try:
             result = simulate(made, Place(Path(folder), device="cpu", num_eval_batches=EVAL_BATCHES), lambda progress: None)
         except Diverged:
-            return wanted, Outcome()
-    return wanted, Outcome(result.eval_loss_mean, result.eval_loss_averaged, result.weight_std, result.bits_per_step)
+            return Outcome()
+    return Outcome(result.eval_loss_mean, result.eval_loss_averaged, result.weight_std, result.bits_per_step)
 
 
 def _kept(file: Path | None) -> dict[str, Outcome]:
@@ -118,3 +121,8 @@ def _keep(file: Path | None, done: str, outcome: Outcome) -> None:
     if file:
         with file.open("a") as lines:
             lines.write(json.dumps({"run": done, **asdict(outcome)}) + "\n")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    print(json.dumps(asdict(_outcome(sys.argv[1]))))
