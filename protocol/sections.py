@@ -190,7 +190,7 @@ class OuterSection(Section):
     beta: float = Field(default=1.0, gt=0, le=4, description="outer learning rate")
     gamma: float = Field(default=1.0, description="pull towards the partner's slow weights; below 2(1 - alpha^2)")
     inner_steps: int = Field(
-        default=16, ge=1, le=limits.STEPS, description="mean countdown of a fragment to the meeting that it asks for, in inner steps"
+        default=10, ge=1, le=limits.STEPS, description="mean countdown of a fragment to the meeting that it asks for, in inner steps"
     )
     no_partner: Literal["solo", "defer"] = Field(default="solo", description="when nobody answers: take the outer step alone, or wait")
     deadline_s: float = Field(default=30.0, ge=1, le=3600, description="seconds to find a partner and meet")

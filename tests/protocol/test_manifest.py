@@ -29,7 +29,7 @@ source = "huggingface"
 name = "org/set"
 revision = "{COMMIT}"
 """
-DEMO_RUN_ID = "331512a59cbea6c8ae3c0167571dcff7f583782c681c21c6bbe1c4741d23602d"
+DEMO_RUN_ID = "14ba6b131f6e0c0fc2072d5fb2fe837c616e063bdbd5aa1aaecfe1c77144eb6e"
 
 
 def demo() -> Manifest:
