@@ -44,6 +44,11 @@ class Method:
     fastest_clock: bool = False  # peers tell each other their schedule clocks, so that all follow the fastest, a few steps behind
     own_length: bool = False  # each peer's schedule is as long as its own training
 
+    @property
+    def at_own_rate(self) -> bool:
+        """Whether each peer steps at its own rate, and not all together."""
+        return self.fastest_clock or self.own_length
+
     def size(self, scenario: Scenario) -> Size:
         """Return what a scenario needs with this method."""
         keeps_residuals = not self.in_pairs and feedback_decay(scenario.manifest.codec.name, scenario.feedback) > 0.0
@@ -51,8 +56,7 @@ class Method:
 
     def num_steps(self, scenario: Scenario) -> int:
         """Return how many inner steps all peers take together when nobody drops out."""
-        at_own_rate = self.fastest_clock or self.own_length
-        return sum(math.floor(scenario.num_steps * (rate if at_own_rate else 1)) for rate in scenario.rates)
+        return sum(math.floor(scenario.num_steps * (rate if self.at_own_rate else 1)) for rate in scenario.rates)
 
     def schedules(self, scenario: Scenario) -> list[Fraction]:
         """Return the rate at which each replica's learning rate follows its schedule."""

@@ -83,7 +83,7 @@ def _total_steps(chosen: Method, population: Population) -> int:
     scenario, presence = population.scenario, population.presence
     if not scenario.drop_out:
         return chosen.num_steps(scenario)
-    if chosen.fastest_clock or chosen.own_length:  # each peer steps at its own rate
+    if chosen.at_own_rate:
         return sum(len(peers) for _, peers in step_ends(scenario.rates, scenario.num_steps, presence))
     return sum(len(present) for _, present in steps_together(population))
 
