@@ -20,13 +20,13 @@ from optim.codecs import CODECS, Codec
 from optim.codecs.modulo import Modulo
 from optim.fragment_codec import FragmentCodec
 from optim.fragments import Fragment, gather, scatter
-from peer.data import load_corpus
-from peer.model import build_model
-from peer.payloads import PayloadFolder
-from peer.replica import Replica
-from peer.tokenizer import load_tokenizer
-from peer.windows import Draw
-from protocol.manifest import Manifest
+from peer.link.payload_folder import PayloadFolder
+from peer.model.model import build_model
+from peer.text.batches import Draw
+from peer.text.corpus import load_corpus
+from peer.text.tokenizer import load_tokenizer
+from peer.trainer.replica import Replica
+from protocol.run.manifest import Manifest
 
 KAPPAS = (3.5, 4.0, 4.5, 5.0, 5.5, 6.0)
 SEED = 7

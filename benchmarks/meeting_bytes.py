@@ -17,17 +17,17 @@ import sys
 import tempfile
 from pathlib import Path
 
-from peer.events import MeetingDone, read_events
-from peer.home import Home
-from peer.node_process import run_terms
-from protocol.daemon import DaemonSettings
+from peer.machine.events import MeetingDone, read_events
+from peer.machine.home import Home
+from peer.model.plan import run_terms
 from protocol.identity import Identity
-from protocol.libp2p import Libp2pNode
+from protocol.libp2p.node import Libp2pNode
+from protocol.libp2p.p2pd import DaemonSettings
+from protocol.libp2p.record_store import RecordShelf
 from protocol.limits import CHUNK_BYTES
-from protocol.manifest import SignedManifest
-from protocol.messages import Chunk, Part
-from protocol.shelf import RecordShelf
-from protocol.transport import Purpose, Stream
+from protocol.messages.messages import Chunk, Part
+from protocol.run.manifest import SignedManifest
+from protocol.streams.transport import Purpose, Stream
 
 
 def meetings(folder: Path, codec: str, steps: int) -> dict[int, tuple[int, list[int]]]:

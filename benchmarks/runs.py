@@ -30,7 +30,7 @@ from peer.simulator.choices import scenario, setting
 from peer.simulator.replicas import Diverged
 from peer.simulator.scenario import Scenario
 from peer.simulator.training import Place, simulate
-from protocol.manifest import Manifest
+from protocol.run.manifest import Manifest
 
 EVAL_BATCHES = 128
 Run = Mapping[str, str]

@@ -18,7 +18,7 @@ import torch
 
 from peer.simulator.choices import scenario
 from peer.simulator.training import Place, simulate
-from protocol.manifest import Manifest
+from protocol.run.manifest import Manifest
 
 
 def rates(place: Place, **choices: object) -> tuple[float, float]:

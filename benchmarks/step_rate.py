@@ -29,14 +29,14 @@ from typing import Any
 
 import psutil
 
-from peer.config import PeerConfig
-from peer.home import Home
-from peer.runtime import runtime_folder
-from peer.status import Status
-from peer.supervisor import NODE, PROGRAMS, TRAINER, Supervisor
+from peer.machine.config import PeerConfig
+from peer.machine.home import Home
+from peer.machine.runtime_folder import runtime_folder
+from peer.machine.status import Status
+from peer.supervisor.supervisor import NODE, PROGRAMS, TRAINER, Supervisor
 from protocol.identity import Identity
-from protocol.invite import Invite
-from protocol.manifest import Manifest, SignedManifest
+from protocol.run.invite import Invite
+from protocol.run.manifest import Manifest, SignedManifest
 
 MODES = ("nothing", "killed", "crashing", "dead")
 CALM_S = 10.0  # after a node was started

@@ -9,10 +9,10 @@ from cli.join import InviteText, read_invite
 from cli.options import DEFAULT_HOME, DEFAULT_LISTEN, Announce, HomeFolder, Listen, Port, settings
 from cli.ports import keep_port
 from cli.screen import screen
-from peer.config import PeerConfig
-from peer.home import Home
-from peer.status import Status
-from protocol.invite import Invite
+from peer.machine.config import PeerConfig
+from peer.machine.home import Home
+from peer.machine.status import Status
+from protocol.run.invite import Invite
 
 
 def bootstrap(
@@ -32,7 +32,7 @@ def bootstrap(
 
 def hold_seed(config: PeerConfig, invite: Invite | None) -> None:
     """Run the seed and draw its state. Raises what `run_seed` raises."""
-    from peer.seed import run_seed  # hivemind: slow to import, and needed only now
+    from peer.node.seed import run_seed  # hivemind: slow to import, and needed only now
 
     with screen(sys.stderr) as drawn:
         printed: set[str] = set()

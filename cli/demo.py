@@ -20,9 +20,9 @@ from cli.local_swarm import POLL_S, LocalPeer, LocalSwarm, PeerDied, local_swarm
 from cli.manifests import changed, default_manifest
 from cli.options import Codec, Data, Json, Method, Seed
 from cli.screen import Screen, screen
-from peer.home import Home
+from peer.machine.home import Home
 from protocol.errors import ExitCode
-from protocol.manifest import Manifest
+from protocol.run.manifest import Manifest
 
 NUM_STEPS = 600
 ON_THIS_MACHINE = ("--listen", "127.0.0.1", "--port", "0", "--device", "cpu", "--threads", "1")
@@ -109,7 +109,7 @@ class Demo:
         return [first, *joiners], lone
 
     def _compare(self, members: Sequence[LocalPeer], lone: LocalPeer, started_s: float) -> Comparison:
-        from peer.evaluation import compare_homes  # torch: slow to import, and needed only now
+        from peer.model.evaluation import compare_homes  # torch: slow to import, and needed only now
 
         losses = compare_homes([peer.home for peer in members], lone.home, self.data)
         statuses = [peer.status for peer in members]

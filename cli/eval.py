@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 
 from cli.options import DEFAULT_HOME, Data, HomeFolder, Json
-from peer.home import Home
+from peer.machine.home import Home
 
 
 def evaluate(home: HomeFolder = DEFAULT_HOME, data: Data = None, as_json: Json = False) -> None:
@@ -14,7 +14,7 @@ def evaluate(home: HomeFolder = DEFAULT_HOME, data: Data = None, as_json: Json =
 
     The text for it was never trained on.
     """
-    from peer.evaluation import evaluate_home  # torch: slow to import, and needed only now
+    from peer.model.evaluation import evaluate_home  # torch: slow to import, and needed only now
 
     found = evaluate_home(Home(home), data)
     if as_json:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from cli.options import DEFAULT_HOME, HomeFolder
-from peer.home import Home
+from peer.machine.home import Home
 
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to write it: a new folder, an empty one, or an earlier export.")]
 Slow = Annotated[
@@ -33,7 +33,7 @@ def export(folder: Folder, home: HomeFolder = DEFAULT_HOME, slow: Slow = False, 
     It holds the newest checkpoint, in a form that transformers loads, and a card that says where it comes from and how well it
     predicts held-out text.
     """
-    from peer.export import export_model  # torch: slow to import, and needed only now
+    from peer.model.export import export_model  # torch: slow to import, and needed only now
 
     held_out = export_model(Home(home), folder, slow, data, eval_batches)
     print(f"wrote {folder}; held-out loss: {held_out}" + (f" ({held_out.reason})" if held_out.reason else ""), file=sys.stderr)

@@ -29,12 +29,12 @@ from cli.options import (
 )
 from cli.screen import Screen
 from cli.session import hold_session
-from peer.home import Home
-from peer.status import Status
+from peer.machine.home import Home
+from peer.machine.status import Status
 from protocol.errors import BadSettings
 from protocol.identity import Identity
-from protocol.invite import Invite
-from protocol.manifest import Manifest, SignedManifest
+from protocol.run.invite import Invite
+from protocol.run.manifest import Manifest, SignedManifest
 
 INVITE_LIFETIME_S = 30 * 24 * 3600
 

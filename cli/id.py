@@ -6,7 +6,7 @@ import json
 import sys
 
 from cli.options import DEFAULT_HOME, HomeFolder, Json
-from peer.home import Home
+from peer.machine.home import Home
 from protocol.identity import Identity
 
 

@@ -10,10 +10,10 @@ import typer
 
 from cli.manifests import changed
 from cli.options import DEFAULT_HOME, Codec, HomeFolder, Method, Seed, Steps
-from peer.home import Home
+from peer.machine.home import Home
 from protocol.errors import BadSettings
 from protocol.identity import Identity
-from protocol.manifest import Manifest
+from protocol.run.manifest import Manifest
 
 ManifestFile = Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it.")]
 DEFAULT_FILE = Path("gossamer.toml")
@@ -31,7 +31,7 @@ def init(
 
     Every key is explained in it. This peer is the one that can invite others.
     """
-    from peer.abilities import need_abilities  # torch: slow to import, and needed only now
+    from peer.model.plan import need_abilities  # torch: slow to import, and needed only now
 
     folder = Home(home)
     folder.create()

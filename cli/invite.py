@@ -11,15 +11,15 @@ from typing import Annotated
 import typer
 
 from cli.options import DEFAULT_HOME, HomeFolder, Json
-from peer.control import ask
-from peer.home import Home
-from peer.partners import AddressBook
+from peer.machine.control_socket import ask
+from peer.machine.home import Home
+from peer.swarm.address_book import AddressBook
 from protocol.addresses import with_peer
 from protocol.errors import BadSettings
 from protocol.identity import Identity, PeerId
-from protocol.invite import Invite
 from protocol.limits import INVITE_BOOTSTRAPS
-from protocol.manifest import SignedManifest
+from protocol.run.invite import Invite
+from protocol.run.manifest import SignedManifest
 
 SECONDS = {"m": 60, "h": 3600, "d": 24 * 3600}
 

@@ -9,11 +9,11 @@ import typer
 
 from cli.options import DEFAULT_HOME, DEFAULT_LISTEN, Announce, CheckpointEvery, Data, Device, HomeFolder, Listen, Port, Threads, settings
 from cli.session import hold_session
-from peer.home import Home
+from peer.machine.home import Home
 from protocol.errors import BadInvite, BadSettings
 from protocol.identity import Identity
-from protocol.invite import Invite
-from protocol.manifest import SignedManifest
+from protocol.run.invite import Invite
+from protocol.run.manifest import SignedManifest
 
 InviteText = Annotated[
     str | None,

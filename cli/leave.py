@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 from cli.options import DEFAULT_HOME, HomeFolder
-from peer.control import ask
-from peer.home import Home
+from peer.machine.control_socket import ask
+from peer.machine.home import Home
 
 
 def leave(home: HomeFolder = DEFAULT_HOME) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cli.leash import leashed
-from peer.control import ask
+from peer.machine.control_socket import ask
 from protocol.errors import BadSettings, ExitCode, GossamerError
 
 STOP_S = 15.0  # a peer promises to be gone 10 s after SIGTERM

@@ -25,7 +25,7 @@ from cli.leave import leave
 from cli.report import report_failure
 from cli.simulate import simulate
 from cli.status import status
-from peer.status import VERSION
+from peer.machine.status import VERSION
 from protocol.errors import ExitCode
 
 app = typer.Typer(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from protocol.errors import BadManifest
-from protocol.manifest import Manifest
+from protocol.run.manifest import Manifest
 
 
 def default_manifest(*, own_text: bool) -> Manifest:

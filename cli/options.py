@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from cli.ports import need_port, usual_port
-from peer.config import PeerConfig, peer_config
-from peer.home import Home
+from peer.machine.config import PeerConfig, peer_config
+from peer.machine.home import Home
 
 DEFAULT_HOME = Path("~/.gossamer")
 DEFAULT_LISTEN = "0.0.0.0"

@@ -8,8 +8,8 @@ import re
 import socket
 from collections.abc import Sequence
 
-from peer.config import PeerConfig
-from peer.home import Home
+from peer.machine.config import PeerConfig
+from peer.machine.home import Home
 from protocol.errors import BadSettings
 
 FILE = "port"

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from cli.figures import loss_text
 from cli.ports import keep_port
 from cli.screen import Screen, screen
-from peer.config import PeerConfig
-from peer.session import run_peer
-from peer.status import Status
-from protocol.invite import Invite
-from protocol.manifest import SignedManifest
+from peer.machine.config import PeerConfig
+from peer.machine.status import Status
+from peer.supervisor.run import run_peer
+from protocol.run.invite import Invite
+from protocol.run.manifest import SignedManifest
 
 Also = Callable[[Status, Screen], None]
 

@@ -16,9 +16,9 @@ from cli.meter import meter
 from cli.options import DEFAULT_HOME, Codec, Data, Device, HomeFolder, Json, Seed, Steps, Threads
 from cli.simulate_options import need_meaning, need_network_settings
 from cli.simulation_report import network_text, rows_text
-from peer.home import Home
+from peer.machine.home import Home
 from peer.simulator.history import Row
-from protocol.manifest import Manifest
+from protocol.run.manifest import Manifest
 
 NUM_STEPS = 300
 CURVE_BATCHES = 4  # held-out batches at each point of a curve that is drawn

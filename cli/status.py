@@ -13,8 +13,8 @@ import typer
 from cli.figures import Status, bytes_text, loss_text, meetings_text, share_text
 from cli.options import DEFAULT_HOME, HomeFolder, Json
 from cli.screen import screen
-from peer.control import NobodyRuns, ask
-from peer.home import Home
+from peer.machine.control_socket import NobodyRuns, ask
+from peer.machine.home import Home
 from protocol.errors import BadSettings
 
 WATCH_EVERY_S = 1.0

@@ -11,12 +11,12 @@ import pytest
 import typer
 
 from cli.main import app
-from peer.events import KINDS
-from peer.home import Home
-from peer.meeting_events import MeetingOver
-from peer.status import Status
+from peer.machine.events import KINDS
+from peer.machine.home import Home
+from peer.machine.status import Status
+from peer.meeting.words import MeetingOutcome
 from protocol.errors import ExitCode
-from protocol.manifest import Manifest
+from protocol.run.manifest import Manifest
 from protocol.wire import peer_pb2
 
 ROOT = Path(__file__).parents[1]
@@ -88,7 +88,7 @@ def test_every_event_is_described() -> None:
 
 def test_every_outcome_of_a_meeting_is_described() -> None:
     text = section("events.md", "MeetingDone")
-    for over in MeetingOver:
+    for over in MeetingOutcome:
         assert f"`{over.name.lower()}`" in text
 
 

@@ -1,28 +1,61 @@
-"""Who may import whom: cli -> peer -> {optim, protocol}, and which heavy packages each layer may know."""
+"""Who may import whom, by the imports and by what is loaded in a fresh process; the path of a file says in which process it runs."""
 
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("cli", "optim", "peer", "protocol")
-MAY_IMPORT = {
-    "cli": {"cli", "peer", "optim", "protocol"},
-    "peer": {"peer", "optim", "protocol"},
-    "optim": {"optim"},
-    "protocol": {"protocol"},
+PROTOCOL_ROOT = {"protocol", "protocol.wire"}  # errors, identity, addresses, limits: anybody's
+PROTOCOL = {*PROTOCOL_ROOT, "protocol.run", "protocol.messages", "protocol.streams", "protocol.libp2p", "protocol.memory"}
+EVERYTHING = {
+    *PROTOCOL, "optim", "optim.codecs", "peer", "peer.machine", "peer.link", "peer.text", "peer.model", "peer.swarm", "peer.meeting",
+    "peer.trainer", "peer.node", "peer.supervisor", "peer.simulator",
+}  # fmt: skip
+BELOW = {
+    # folder: the folders that it may import from, beside itself
+    "optim": {"optim.codecs"},
+    "optim.codecs": {"optim"},
+    "protocol": set[str](),
+    "protocol.wire": set[str](),
+    "protocol.run": PROTOCOL_ROOT,
+    "protocol.messages": {*PROTOCOL_ROOT, "protocol.run"},
+    "protocol.streams": {*PROTOCOL_ROOT, "protocol.messages"},
+    "protocol.libp2p": {*PROTOCOL_ROOT, "protocol.run", "protocol.messages", "protocol.streams"},
+    "protocol.memory": {*PROTOCOL_ROOT, "protocol.messages", "protocol.streams"},
+    "peer.machine": PROTOCOL,
+    "peer.link": PROTOCOL,
+    "peer.text": PROTOCOL,
+    "peer.model": {*PROTOCOL, "optim", "optim.codecs", "peer.text", "peer.machine"},
+    "peer.swarm": {*PROTOCOL, "peer.machine"},
+    "peer.meeting": {*PROTOCOL, "peer.link", "peer.swarm", "peer.machine"},
+    "peer.supervisor": {*PROTOCOL, "peer.machine"},
+    "peer.trainer": {*PROTOCOL, "optim", "optim.codecs", "peer.link", "peer.model", "peer.text", "peer.machine"},
+    "peer.node": {*PROTOCOL, "optim", "optim.codecs", "peer.meeting", "peer.link", "peer.swarm", "peer.model", "peer.machine"},
+    "peer.simulator": {*PROTOCOL, "optim", "optim.codecs", "peer.trainer", "peer.model", "peer.text", "peer.machine"},
+    "cli": EVERYTHING,
 }
 FORBIDDEN = {
     "optim": {"asyncio", "grpc", "hivemind"},
     "protocol": {"torch", "transformers", "datasets", "safetensors"},
-    "peer": {"hivemind"},
+    "peer": {"hivemind", "grpc"},
     "cli": {"hivemind", "grpc"},
 }
-HIVEMIND_FILES = {"protocol/engine.py"}
+HIVEMIND_FILES = {"protocol/libp2p/hivemind_imports.py"}
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+
+
+def label(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def folder_of(path: Path) -> str:
+    return label(path.parent).replace("/", ".")
 
 
 def imported(path: Path) -> set[str]:
@@ -37,27 +70,33 @@ def imported(path: Path) -> set[str]:
     return names
 
 
-def imported_at_start(path: Path) -> set[str]:
-    """As `imported`, but only what importing the file runs: module level, not inside functions or `if TYPE_CHECKING`."""
-    body = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)]
-    names: set[str] = set()
-    for node in body:
-        if isinstance(node, ast.Import):
-            names.update(alias.name for alias in node.names)
-        else:
-            names.update([node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)])
-    return names
-
-
-def label(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
+def modules_of_ours(names: set[str]) -> set[Path]:
+    """The files of ours among these dotted names."""
+    return {file for name in names if (file := ROOT.joinpath(*name.split(".")).with_suffix(".py")).is_file()}
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=label)
-def test_layers_import_only_downwards(path: Path) -> None:
-    package = label(path).split("/")[0]
-    ours = {name.split(".")[0] for name in imported(path)} & set(PACKAGES)
-    assert ours <= MAY_IMPORT[package]
+def test_folders_import_only_downwards(path: Path) -> None:
+    folder = folder_of(path)
+    if folder == "peer":
+        return
+    others = {folder_of(file) for file in modules_of_ours(imported(path))} - {folder}
+    assert others <= BELOW[folder], f"{label(path)} of {folder} imports from {', '.join(sorted(others - BELOW[folder]))}"
+
+
+def test_no_file_imports_itself_through_others() -> None:
+    edges = {path: modules_of_ours(imported(path)) - {path} for path in SOURCES}
+    done: set[Path] = set()
+
+    def visit(path: Path, way: tuple[Path, ...]) -> None:
+        assert path not in way, " -> ".join(label(file) for file in (*way, path))
+        if path not in done:
+            for other in edges[path]:
+                visit(other, (*way, path))
+            done.add(path)
+
+    for path in SOURCES:
+        visit(path, ())
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=label)
@@ -69,26 +108,28 @@ def test_heavy_packages_stay_in_their_layer(path: Path) -> None:
         assert "hivemind" not in tops
 
 
-def test_cli_starts_without_what_is_slow_to_import() -> None:
-    """`peer --help` and `peer id` must answer at once, so no file that they load may pull in torch or hivemind."""
-    seen: set[Path] = set()
-    waiting = [path for path in SOURCES if label(path).startswith("cli/")]
-    while waiting:
-        path = waiting.pop()
-        seen.add(path)
-        names = imported_at_start(path)
-        slow = {name.split(".")[0] for name in names} & {"torch", "hivemind", "transformers", "datasets", "grpc"}
-        assert not slow, f"{label(path)} imports {', '.join(sorted(slow))} and is loaded by every `peer` command"
-        files = {file for name in names for file in _files_of(name)}
-        waiting += files - seen
-    assert seen
+LOADED = {
+    # module that is a process, or stands for one: what must not be loaded with it
+    "peer.node.__main__": ("peer.trainer", "peer.supervisor", "peer.simulator", "peer.text", "transformers", "datasets"),
+    "peer.trainer.__main__": (
+        "peer.node",
+        "peer.supervisor",
+        "peer.meeting",
+        "peer.swarm",
+        "peer.simulator",
+        "protocol.libp2p",
+        "hivemind",
+        "grpc",
+    ),
+    "peer.supervisor.run": ("peer.node", "peer.trainer", "peer.meeting", "peer.link", "torch", "numpy", "transformers", "hivemind", "grpc"),
+    "cli.main": ("peer.node", "peer.trainer", "torch", "numpy", "transformers", "datasets", "hivemind", "grpc"),
+    "peer.simulator.training": ("peer.node", "peer.supervisor", "protocol.libp2p", "hivemind", "grpc"),
+}
 
 
-def _files_of(name: str) -> set[Path]:
-    """The files of ours that importing the dotted `name` runs, its packages' __init__.py included."""
-    parts = name.split(".")
-    if parts[0] not in PACKAGES:
-        return set()
-    places = [ROOT.joinpath(*parts[: i + 1]) for i in range(len(parts))]
-    candidates = [place / "__init__.py" for place in places] + [place.with_suffix(".py") for place in places]
-    return {path for path in candidates if path.is_file()}
+@pytest.mark.parametrize("module", LOADED)
+def test_a_fresh_process_loads_only_what_is_its_own(module: str) -> None:
+    program = f"import sys, {module}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
+    loaded = set(done.stdout.split())
+    assert not [name for name in LOADED[module] if name in loaded]

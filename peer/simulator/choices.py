@@ -17,8 +17,8 @@ from peer.simulator.methods import method
 from peer.simulator.names import known
 from peer.simulator.scenario import NUM_PEERS, Scenario
 from protocol.errors import BadSettings
-from protocol.manifest import Manifest
-from protocol.sections import FragmentsSection, InnerSection, OuterSection, Section
+from protocol.run.manifest import Manifest
+from protocol.run.sections import FragmentsSection, InnerSection, OuterSection, Section
 
 Choices = Mapping[str, Any]
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-from peer.evaluation import HeldOut, held_out_loss
+from peer.model.evaluation import HeldOut, held_out_loss
 from peer.simulator.replicas import Replica
 
 

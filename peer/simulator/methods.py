@@ -24,7 +24,7 @@ from peer.simulator.population import Population, Size
 from peer.simulator.rules import PairRule, averaged_rule, gasloc_rule, noloco_rule, slowmo_rule
 from peer.simulator.scenario import Scenario
 from protocol.errors import BadSettings
-from protocol.manifest import Manifest
+from protocol.run.manifest import Manifest
 
 Train = Callable[[Population], Iterator[Fraction]]
 Defaults = Callable[[int], Mapping[str, Any]]  # by the number of peers

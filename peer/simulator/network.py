@@ -13,7 +13,7 @@ from peer.simulator.barrier import waiting
 from peer.simulator.links import Links, meeting_seconds, ring_seconds, tree_seconds
 from peer.simulator.names import known
 from protocol.errors import BadSettings
-from protocol.manifest import Manifest
+from protocol.run.manifest import Manifest
 
 TRIAL_DRAWS: Final = 1 << 22  # of a tree, over all trials
 NUM_ROUNDS: Final = 100  # of the barrier model

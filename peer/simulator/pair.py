@@ -1,4 +1,4 @@
-"""One meeting of two simulated peers over one fragment: the stages of a real meeting (peer/open_meeting.py) without a network between them.
+"""One meeting of two simulated peers over one fragment: the steps of a real meeting (peer/trainer/meeting.py), no network between them.
 
 Snapshots are taken at each side's step boundary; then sketch, encode, gap on both sides, and the union of what did not decode; each side
 applies the outcome at a step boundary of its own. Nothing here decides who meets, or when.
@@ -13,9 +13,9 @@ from torch import Tensor
 
 from optim import merge
 from optim.fragment_codec import FragmentCodec, FragmentEncoded
-from peer.open_meeting import bounded_weight
 from peer.simulator.replicas import Layout, Replica
 from peer.simulator.rules import PairRule
+from peer.trainer.meeting import bounded_weight
 
 
 @dataclass(slots=True)

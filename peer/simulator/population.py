@@ -10,12 +10,12 @@ from typing import Final
 import psutil
 import torch
 
-from peer.model import build_model, check_fit, model_config, parameter_shapes
+from peer.model.model import build_model, check_fit, model_config, parameter_shapes
 from peer.simulator.replicas import Inner, Layout, Replica, lay_out, replicate
 from peer.simulator.scenario import Scenario
 from peer.simulator.texts import Texts
 from peer.simulator.timeline import Presence
-from peer.tokenizer import Tokenizer
+from peer.text.tokenizer import Tokenizer
 from protocol.errors import BadSettings
 
 VALUE_BYTES: Final = 4

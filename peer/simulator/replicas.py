@@ -1,7 +1,7 @@
 """The replicas of a simulation: each one's fast weights lie in one flat vector, fragment after fragment, of which its model is a view.
 
 So a fragment is a slice, to be read and written without gathering, and the mean over replicas is a mean of vectors. Inner steps are
-those of a real peer (peer/replica.py). Not here: slow weights and outer steps.
+those of a real peer (peer/trainer/replica.py). Not here: slow weights and outer steps.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from transformers import PreTrainedModel
 from optim.fragment_codec import FragmentCodec
 from optim.inner import InnerSettings, learning_rate, set_learning_rate
 from optim.optimizers import build_optimizer
-from peer.model import next_token_loss
-from peer.replica import fragment_codecs
-from peer.schedule_clock import follow_clock
+from peer.model.model import next_token_loss
+from peer.model.plan import follow_clock, fragment_codecs
 from peer.simulator.texts import Batches
 from protocol.errors import OperatorError
-from protocol.manifest import Manifest
+from protocol.run.manifest import Manifest
 
 COOLER: Final = "lower learning_rate, or the outer step (beta, alpha)"
 

@@ -8,9 +8,9 @@ from fractions import Fraction
 from typing import Final
 
 from optim.inner import InnerSettings
-from peer.replica import inner_settings
+from peer.model.plan import inner_settings
 from protocol.errors import BadSettings
-from protocol.manifest import Manifest
+from protocol.run.manifest import Manifest
 
 NUM_PEERS: Final = 8
 ON_DEMAND: Final = "on-demand"

@@ -11,7 +11,7 @@ from peer.simulator.history import Result, Row
 from peer.simulator.replicas import Diverged
 from peer.simulator.scenario import Scenario
 from peer.simulator.training import Place, Progress, simulate
-from protocol.manifest import Manifest
+from protocol.run.manifest import Manifest
 
 Follow = Callable[[str, Progress], None]  # called with the simulation's name
 

@@ -1,6 +1,6 @@
 """The peers' texts: one text for all, each in an order of its own, or skewed so that each peer sees more of its own part.
 
-Not here: what a corpus is and how it is read (peer/data.py).
+Not here: what a corpus is and how it is read (peer/text/corpus.py).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from peer.data import Corpus, ResidentCorpus, load_corpus
 from peer.simulator.scenario import Scenario
-from peer.token_store import Tokens
-from peer.tokenizer import Tokenizer
-from peer.windows import Draw
+from peer.text.batches import Draw
+from peer.text.corpus import Corpus, ResidentCorpus, load_corpus
+from peer.text.token_cache import Tokens
+from peer.text.tokenizer import Tokenizer
 from protocol.errors import BadSettings
 
 

@@ -11,8 +11,8 @@ from typing import Final
 
 import torch
 
-from peer.evaluation import NUM_BATCHES
-from peer.model import choose_device
+from peer.model.evaluation import NUM_BATCHES
+from peer.model.model import choose_device
 from peer.simulator import measure
 from peer.simulator.history import Point, Result
 from peer.simulator.lockstep import steps_together
@@ -22,7 +22,7 @@ from peer.simulator.replicas import Replica
 from peer.simulator.scenario import Scenario
 from peer.simulator.texts import load_texts
 from peer.simulator.timeline import step_ends
-from peer.tokenizer import load_tokenizer
+from peer.text.tokenizer import load_tokenizer
 
 NUM_POINTS: Final = 24  # of a curve
 

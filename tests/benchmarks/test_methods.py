@@ -6,7 +6,7 @@ from benchmarks import methods
 from benchmarks.methods import CONTESTANTS, PLAIN, RATES, rows_of
 from benchmarks.runs import Outcome, parser
 from peer.simulator.choices import scenario, setting
-from protocol.manifest import Manifest
+from protocol.run.manifest import Manifest
 
 
 def outcome(loss: float, averaged: float | None = None) -> Outcome:

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from peer.control import serving
-from peer.home import Home
-from peer.runtime import runtime_folder
-from peer.status import Status
+from peer.machine.control_socket import serving
+from peer.machine.home import Home
+from peer.machine.runtime_folder import runtime_folder
+from peer.machine.status import Status
 from tests.cli.shell import Said, Shell
 
 ADDRESS = "/ip4/127.0.0.1/tcp/4001"

@@ -1,4 +1,4 @@
-"""`peer bootstrap` where it must refuse; what a seed answers is tested beside peer/seed.py."""
+"""`peer bootstrap` where it must refuse; what a seed answers is tested beside peer/node/seed.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`peer eval` where there is nothing to measure yet; the measuring itself is tested beside peer/evaluation.py and in tests/e2e."""
+"""`peer eval` where there is nothing to measure yet; the measuring itself is tested beside peer/model/evaluation.py and in tests/e2e."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`peer export` where it must refuse; what it writes is tested beside peer/export.py and in tests/e2e."""
+"""`peer export` where it must refuse; what it writes is tested beside peer/model/export.py and in tests/e2e."""
 
 from __future__ import annotations
 

@@ -10,12 +10,12 @@ import pytest
 from cli.host import InviteLine, run_to_host
 from cli.manifests import changed
 from cli.screen import PlainLines
-from peer.home import Home
-from peer.status import Status
+from peer.machine.home import Home
+from peer.machine.status import Status
 from protocol.errors import BadSettings
 from protocol.identity import Identity
-from protocol.invite import Invite
-from protocol.manifest import Manifest, SignedManifest
+from protocol.run.invite import Invite
+from protocol.run.manifest import Manifest, SignedManifest
 from tests.cli.shell import Shell
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from cli.invite import lifetime_s
-from peer.home import Home
-from peer.partners import AddressBook
+from peer.machine.home import Home
+from peer.swarm.address_book import AddressBook
 from protocol.errors import BadSettings
 from protocol.identity import Identity, PeerId
-from protocol.invite import Invite
-from protocol.manifest import Manifest, SignedManifest
-from protocol.records import MemberRecord
+from protocol.messages.records import MemberRecord
+from protocol.run.invite import Invite
+from protocol.run.manifest import Manifest, SignedManifest
 from tests.cli.running import ADDRESS, Running
 from tests.cli.shell import Shell
 

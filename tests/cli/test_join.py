@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from peer.home import Home
+from peer.machine.home import Home
 from protocol.identity import Identity, PeerId
-from protocol.invite import Invite
-from protocol.manifest import Manifest, SignedManifest
+from protocol.run.invite import Invite
+from protocol.run.manifest import Manifest, SignedManifest
 from tests.cli.shell import Shell
 
 HOST = Identity(b"h" * 32)

@@ -9,7 +9,7 @@ import pytest
 
 from cli import main
 from cli.main import run
-from peer.status import VERSION
+from peer.machine.status import VERSION
 from protocol.errors import ExitCode, RunRefusesUs, SwarmUnreachable, WrongVersion
 from tests.cli.shell import Shell
 

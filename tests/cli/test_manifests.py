@@ -8,7 +8,7 @@ import pytest
 
 from cli.manifests import changed, default_manifest, read_manifest
 from protocol.errors import BadManifest
-from protocol.manifest import Manifest
+from protocol.run.manifest import Manifest
 
 
 def test_no_file_means_the_default_run() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from cli.ports import keep_port, need_port, usual_port
-from peer.config import PeerConfig
-from peer.home import Home
+from peer.machine.config import PeerConfig
+from peer.machine.home import Home
 from protocol.errors import BadSettings
 
 ADDRESSES = ["/ip4/127.0.0.1/tcp/{port}/p2p/12D3Koo"]

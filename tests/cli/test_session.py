@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from cli.session import farewell
-from peer.config import PeerConfig
-from peer.status import Status
+from peer.machine.config import PeerConfig
+from peer.machine.status import Status
 
 CONFIG = PeerConfig(home=Path("/home/somebody/peer"))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.home import Home
+from peer.machine.home import Home
 
 
 def host(home: Path, *arguments: str) -> tuple[int, list[str]]:

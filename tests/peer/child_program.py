@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from peer.child import Child
+from peer.machine.child import Child
 from protocol.errors import BadSettings, TransportError
 
 NUM_CHATTER = 20_000

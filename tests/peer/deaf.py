@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from protocol.identity import PeerId
-from protocol.messages import Message
+from protocol.messages.messages import Message
 
 
 class Deaf:

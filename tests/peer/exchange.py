@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from peer import requests as ask
-from peer.payloads import PayloadFolder
-from peer.replica import Replica
-from peer.requests import File, Stage, payload_name
+from peer.link import records as ask
+from peer.link.payload_folder import PayloadFolder
+from peer.link.records import File, payload_name
+from peer.trainer.replica import Replica
+from protocol.messages.messages import RunPhase
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Terms:
     fragment: int = 0
     number: int = 1
     seed: int = 7
-    stage: Stage = Stage.TRAIN
+    phase: RunPhase = RunPhase.TRAIN
     name: str = "ab" * 16
 
 
@@ -62,7 +63,7 @@ def exchange(sides: tuple[Side, Side], terms: Terms) -> tuple[ask.Opened, ask.Op
 
 def prepare(sides: tuple[Side, Side], terms: Terms, both: tuple[ask.Opened, ask.Opened]) -> None:
     replies = [
-        side.answer(ask.Prepare(terms.number, partner.tokens, partner.clock_steps, terms.seed, terms.stage))
+        side.answer(ask.Prepare(terms.number, partner.tokens, partner.clock_steps, terms.seed, terms.phase))
         for side, partner in zip(sides, reversed(both), strict=True)
     ]
     if all(isinstance(reply, ask.SketchReady) for reply in replies):

@@ -10,9 +10,9 @@ import json
 import sys
 from pathlib import Path
 
-from peer.config import peer_config
-from peer.session import run_peer
-from peer.status import Status
+from peer.machine.config import peer_config
+from peer.machine.status import Status
+from peer.supervisor.run import run_peer
 from protocol.errors import ExitCode, GossamerError
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from peer.data import ResidentCorpus
-from peer.model import build_model
-from peer.payloads import PayloadFolder
-from peer.replica import Replica
-from peer.token_store import Tokens
-from peer.windows import Draw
-from protocol.manifest import Manifest
+from peer.link.payload_folder import PayloadFolder
+from peer.model.model import build_model
+from peer.text.batches import Draw
+from peer.text.corpus import ResidentCorpus
+from peer.text.token_cache import Tokens
+from peer.trainer.replica import Replica
+from protocol.run.manifest import Manifest
 
 LLAMA: dict[str, Any] = {
     "hidden_size": 64,

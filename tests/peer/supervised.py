@@ -10,11 +10,11 @@ from typing import Any
 
 import psutil
 
-from peer.config import PeerConfig
-from peer.events import StateChanged, read_events
-from peer.home import Home
-from peer.runtime import runtime_folder
-from peer.supervisor import Supervisor
+from peer.machine.config import PeerConfig
+from peer.machine.events import StateChanged, read_events
+from peer.machine.home import Home
+from peer.machine.runtime_folder import runtime_folder
+from peer.supervisor.supervisor import Supervisor
 from tests.peer.waiting import eventually
 
 PROGRAMS = {"trainer": "tests.peer.stand_in_trainer", "node": "tests.peer.stand_in_node"}

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from optim.fragments import gather, split
-from peer.checkpoint import CheckpointContents, save
-from peer.home import Home
-from peer.model import build_model, parameter_shapes
+from peer.machine.home import Home
+from peer.model.checkpoint import CheckpointContents, save
+from peer.model.model import build_model, parameter_shapes
 from protocol.identity import Identity
-from protocol.manifest import Manifest, SignedManifest
+from protocol.run.manifest import Manifest, SignedManifest
 
 LLAMA = {
     "hidden_size": 32,

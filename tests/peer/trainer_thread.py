@@ -11,17 +11,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from peer import requests as ask
-from peer.child import ChildSettings
-from peer.config import PeerConfig
-from peer.events import EventLog, read_events
-from peer.home import Home
-from peer.link import NodeEnd, TrainerEnd
-from peer.payloads import PayloadFolder
-from peer.replica import Replica
-from peer.saving import Saver
-from peer.trainer import Trainer
-from protocol.manifest import Manifest
+from peer.link import records as ask
+from peer.link.payload_folder import PayloadFolder
+from peer.link.socket import NodeEnd, TrainerEnd
+from peer.machine.child import ChildSettings
+from peer.machine.config import PeerConfig
+from peer.machine.events import EventLog, read_events
+from peer.machine.home import Home
+from peer.trainer.replica import Replica
+from peer.trainer.saver import Saver
+from peer.trainer.trainer import Trainer
+from protocol.run.manifest import Manifest
 from tests.peer.small import small_replica
 from tests.peer.waiting import eventually
 

@@ -9,19 +9,20 @@ import hashlib
 from collections import deque
 from dataclasses import dataclass, field
 
-from peer import meeting_events as on
-from peer import requests as ask
-from peer.greeting import Greeting, Membership
-from peer.meeting import Meeting
-from peer.meeting_events import Finish, MeetingOver, Stage
-from peer.requests import Stage as RunStage
+from peer.link import records as ask
+from peer.meeting import words as on
+from peer.meeting.hello import Greeting
+from peer.meeting.machine import Meeting
+from peer.meeting.words import Finish, MeetingOutcome, MeetingState
+from peer.swarm.membership import Membership
+from protocol.errors import RefusalCode
 from protocol.identity import Identity
-from protocol.messages import Chunk, Decision, Hello, Message, Outcome, Part, RefusalCode
-from protocol.terms import FragmentTerms, RunTerms
+from protocol.messages.messages import Chunk, Decision, Hello, Message, Outcome, Part, RunPhase
+from protocol.messages.terms import FragmentTerms, RunTerms
 
 SEEDS = (b"\x01" * 32, b"\x02" * 32)
 RUN_ID = hashlib.sha256(b"the run").digest()
-PLAIN, SKETCHED = 0, 1  # fragments: without a sketch stage, and with one
+PLAIN, SKETCHED = 0, 1  # fragments: without a sketch state, and with one
 TERMS = RunTerms(
     run_id=RUN_ID,
     protocol_version=1,
@@ -49,7 +50,7 @@ class Trainer:
     fragment: int
     tokens: int = 640
     clock_steps: int = 100
-    stage: RunStage = RunStage.TRAIN
+    phase: RunPhase = RunPhase.TRAIN
     failed_blocks: str = ""
     replies: dict[type, ask.Reply] = field(default_factory=dict)
     asked: list[ask.Request] = field(default_factory=list)
@@ -66,7 +67,7 @@ class Trainer:
             return self.replies[type(request)]
         match request:
             case ask.Open(number):
-                return ask.Opened(number, self.tokens, self.clock_steps, self.stage)
+                return ask.Opened(number, self.tokens, self.clock_steps, self.phase)
             case ask.Prepare(number) if TERMS.fragments[self.fragment].sketch_bytes:
                 return ask.SketchReady(number)
             case ask.Prepare(number) | ask.Encode(number):
@@ -155,13 +156,13 @@ class Seat:
         return Outcome(meeting_id, Decision.COMMITTED, failed_blocks)
 
     @property
-    def over(self) -> MeetingOver:
+    def over(self) -> MeetingOutcome:
         assert self.finish is not None
         return self.finish.over
 
     @property
-    def stage(self) -> Stage:
-        return self.meeting.stage
+    def state(self) -> MeetingState:
+        return self.meeting.state
 
 
 class Table:
@@ -189,12 +190,12 @@ class Table:
     def seats(self) -> tuple[Seat, Seat]:
         return self.initiator, self.responder or self.greet()
 
-    def run(self, *, until: Stage | None = None) -> tuple[Seat, Seat]:
-        """Let everything happen in turn until nothing is left to happen, or the responder is in this stage."""
+    def run(self, *, until: MeetingState | None = None) -> tuple[Seat, Seat]:
+        """Let everything happen in turn until nothing is left to happen, or the responder is in this state."""
         seats = self.seats()
         while any(seat.waiting or seat.incoming for seat in seats):
             for seat in seats:
-                if until is not None and seats[1].stage is until:
+                if until is not None and seats[1].state is until:
                     return seats
                 if seat.waiting:
                     seat.feed(seat.waiting.popleft())
@@ -203,16 +204,16 @@ class Table:
         return seats
 
 
-def alone(stage: Stage, fragment: int = SKETCHED, *, initiates: bool = True) -> Seat:
-    """Return one side of a meeting in this stage, cut off from its partner: the test is the partner now."""
+def alone(state: MeetingState, fragment: int = SKETCHED, *, initiates: bool = True) -> Seat:
+    """Return one side of a meeting in this state, cut off from its partner: the test is the partner now."""
     table = Table(fragment)
-    if initiates and stage in (Stage.OPENING, Stage.GREETING):
-        while table.initiator.stage is not stage:
+    if initiates and state in (MeetingState.OPENING, MeetingState.GREETING):
+        while table.initiator.state is not state:
             table.initiator.feed(table.initiator.waiting.popleft())
         return table.initiator
     table.greet()
     seat = table.seats()[0 if initiates else 1]
-    _walk(table, seat, stage)
+    _walk(table, seat, state)
     seat.waiting.clear()
     seat.incoming.clear()
     seat.other = None
@@ -220,13 +221,13 @@ def alone(stage: Stage, fragment: int = SKETCHED, *, initiates: bool = True) -> 
     return seat
 
 
-def _walk(table: Table, seat: Seat, stage: Stage) -> None:
-    """Step the seat alone as far as it can go before its partner is needed, so that it passes through every stage."""
+def _walk(table: Table, seat: Seat, state: MeetingState) -> None:
+    """Step the seat alone as far as it can go before its partner is needed, so that it passes through every state."""
     other = table.seats()[1] if seat is table.initiator else table.initiator
     for _ in range(1000):
-        if seat.stage is stage:
+        if seat.state is state:
             return
-        if seat.stage is Stage.JUDGING and stage is Stage.IN_DOUBT:
+        if seat.state is MeetingState.JUDGING and state is MeetingState.IN_DOUBT:
             seat.feed(on.PartnerGone())
         elif seat.waiting:
             seat.feed(seat.waiting.popleft())
@@ -236,4 +237,4 @@ def _walk(table: Table, seat: Seat, stage: Stage) -> None:
             other.feed(other.waiting.popleft())
         elif other.incoming:
             other.hear()
-    raise AssertionError(f"never in {stage}")
+    raise AssertionError(f"never in {state}")

@@ -6,8 +6,8 @@ import pytest
 
 from protocol.errors import PeerGone
 from protocol.identity import Identity
-from protocol.messages import Chunk, Part
-from protocol.transport import Purpose, Stream
+from protocol.messages.messages import Chunk, Part
+from protocol.streams.transport import Purpose, Stream
 
 
 def seeded(number: int) -> Identity:

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import hashlib
 
+from protocol.errors import RefusalCode
 from protocol.identity import Identity
-from protocol.messages import (
+from protocol.messages.messages import (
     Chunk,
     Commit,
     Commitment,
     Committed,
     Contents,
     ContentsKind,
-    Credential,
     Decision,
     FetchRequest,
     Hello,
     Message,
     Outcome,
     Part,
-    Phase,
     Refusal,
-    RefusalCode,
     Resolve,
+    RunPhase,
     Verdict,
 )
-from protocol.records import MemberRecord
-from protocol.terms import FragmentTerms, RunTerms
+from protocol.messages.records import MemberRecord
+from protocol.messages.terms import FragmentTerms, RunTerms
+from protocol.run.credential import Credential
 
 ALICE, BOB, ISSUER, MALLORY = (Identity(bytes([number]) * 32) for number in range(1, 5))
 RUN_ID = hashlib.sha256(b"the run").digest()
@@ -74,7 +74,7 @@ UNSIGNED_HELLO = Hello(
     clock_steps=120,
     sketch_bytes=64,
     payload_bytes=2000,
-    phase=Phase.TRAIN,
+    phase=RunPhase.TRAIN,
     credential=CREDENTIAL,
     acquaintances=(RECORD.to_bytes(),),
 )

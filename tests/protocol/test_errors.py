@@ -10,7 +10,7 @@ LEAVES = sorted(
 )
 
 
-@pytest.mark.parametrize("kind", LEAVES, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [kind for kind in LEAVES if kind is not errors.Refused], ids=lambda kind: kind.__name__)
 def test_every_error_carries_its_hint_and_a_documented_exit_code(kind: type[GossamerError]) -> None:
     error = kind("what happened", hint="what to do")
     assert (str(error), error.hint) == ("what happened", "what to do")

@@ -13,14 +13,14 @@ from typing import Any, Protocol
 
 import uvloop
 
-from protocol import virtual_time
-from protocol.daemon import Daemon, DaemonSettings
 from protocol.identity import Identity, PeerId
-from protocol.inbound import StreamCaps
-from protocol.memory import MemoryNetwork
-from protocol.memory_link import Link
-from protocol.transport import StreamHandler, Transport
-from protocol.tunnel import TunnelTransport
+from protocol.libp2p.outbound import TunnelTransport
+from protocol.libp2p.p2pd import Daemon, DaemonSettings
+from protocol.memory import virtual_time
+from protocol.memory.link import Link
+from protocol.memory.network import MemoryNetwork
+from protocol.streams.admission import StreamCaps
+from protocol.streams.transport import StreamHandler, Transport
 from tests.protocol.peers import seeded
 
 

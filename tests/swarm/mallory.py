@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from peer import requests as ask
-from peer.requests import File, payload_name
+from peer.link import records as ask
+from peer.link.records import File, payload_name
 from protocol.identity import Identity, PeerId
-from protocol.messages import Hello, Phase
-from protocol.records import MemberRecord
-from protocol.transport import Purpose, Stream
+from protocol.messages.messages import Hello, RunPhase
+from protocol.messages.records import MemberRecord
+from protocol.streams.transport import Purpose, Stream
 from tests.swarm.world import Peer, Swarm
 
 MALLORY = Identity(b"mallory!" * 4)
@@ -43,7 +43,7 @@ def hello_to(swarm: Swarm, partner: PeerId) -> Hello:
         clock_steps=0,
         sketch_bytes=terms.sketch_bytes,
         payload_bytes=terms.payload_bytes,
-        phase=Phase.TRAIN,
+        phase=RunPhase.TRAIN,
         credential=None,
         acquaintances=(),
     ).signed(MALLORY)

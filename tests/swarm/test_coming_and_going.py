@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from peer import state_transfer
-from peer.meeting_events import Stage as MeetingStage
-from peer.requests import Stage
-from protocol.errors import RunRefusesUs, SwarmUnreachable
+from peer.meeting.words import MeetingState
+from peer.node import donor
+from protocol.errors import RefusalCode, RunRefusesUs, SwarmUnreachable
 from protocol.identity import Identity
-from protocol.memory_link import Link as Wire
-from protocol.messages import Refusal, RefusalCode
-from protocol.transport import Purpose, Stream
+from protocol.memory.link import Link as Wire
+from protocol.messages.messages import Refusal, RunPhase
+from protocol.streams.transport import Purpose, Stream
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play
 
@@ -88,7 +87,7 @@ def test_a_joiner_meets_nobody_before_it_has_weights(tmp_path: Path) -> None:
 
 
 def test_a_donor_dies_in_the_middle_and_the_next_one_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_transfer, "CHUNK_BYTES", 20_000)
+    monkeypatch.setattr(donor, "CHUNK_BYTES", 20_000)
 
     async def story(swarm: Swarm) -> None:
         *doomed, last = swarm.start(3)
@@ -191,13 +190,13 @@ def test_only_when_nobody_wants_it_a_joiner_gives_up(tmp_path: Path, num_friends
 def test_finishing_leaves_all_peers_with_nearly_equal_weights(tmp_path: Path, speeds: tuple[float, ...]) -> None:
     async def story(swarm: Swarm) -> None:
         peers = [swarm.add(step_s=step_s).start() for step_s in speeds]
-        await swarm.until(lambda: peers[0].trainer.replica.stage is Stage.FINISH)
+        await swarm.until(lambda: peers[0].trainer.replica.phase is RunPhase.FINISH)
         apart = max(float((peer.fast - peers[0].fast).norm()) for peer in peers)
         await swarm.until(lambda: all(peer.is_done for peer in peers), within_s=150.0)
         assert max(float((peer.fast - peers[0].fast).norm()) for peer in peers) < 0.1 * apart
         for peer in peers:
             assert torch.equal(peer.slow, torch.cat([f.slow for f in peer.trainer.replica.outer.fragments]))
-            assert peer.clock == 60 and peer.trainer.replica.stage is Stage.FINISH
+            assert peer.clock == 60 and peer.trainer.replica.phase is RunPhase.FINISH
 
     play(Swarm(tmp_path, manifest=tiny_manifest(run={"total_steps": 60})), story)
 
@@ -238,18 +237,18 @@ def test_the_trainer_restarts_at_the_end_and_still_hears_that_it_is_over(tmp_pat
 
 
 LEAVING = [  # where the meeting is then, at which rate, and how it ends
-    (MeetingStage.OPENING, 1e6, "abandoned"),
-    (MeetingStage.EXCHANGING, 2e3, "abandoned"),
-    (MeetingStage.GREETING, 200.0, "abandoned"),
-    (MeetingStage.APPLYING, 1e6, "completed"),
+    (MeetingState.OPENING, 1e6, "abandoned"),
+    (MeetingState.EXCHANGING, 2e3, "abandoned"),
+    (MeetingState.GREETING, 200.0, "abandoned"),
+    (MeetingState.APPLYING, 1e6, "completed"),
 ]
 
 
-@pytest.mark.parametrize(("stage", "bytes_per_s", "outcome"), LEAVING)
-def test_leaving_finishes_or_drops_within_the_grace_time(tmp_path: Path, stage: MeetingStage, bytes_per_s: float, outcome: str) -> None:
+@pytest.mark.parametrize(("state", "bytes_per_s", "outcome"), LEAVING)
+def test_leaving_finishes_or_drops_within_the_grace_time(tmp_path: Path, state: MeetingState, bytes_per_s: float, outcome: str) -> None:
     async def story(swarm: Swarm) -> None:
         a, b, c = swarm.start(3)
-        await swarm.until(lambda: any(active.meeting.stage is stage for active in a.node.meetings._active.values()), within_s=60.0)
+        await swarm.until(lambda: any(active.meeting.state is state for active in a.node.meetings._active.values()), within_s=60.0)
         began_s, num_before = now(), len(a.meetings)
         await a.leave(3.0)
         assert now() - began_s < 3.0 + 1.5

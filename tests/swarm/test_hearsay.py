@@ -6,11 +6,12 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
-from peer.partners import Entry
+from peer.swarm.address_book import Entry
+from protocol.errors import RefusalCode
 from protocol.identity import Identity
-from protocol.messages import Hello, Refusal, RefusalCode
-from protocol.records import MemberRecord
-from protocol.transport import Purpose
+from protocol.messages.messages import Hello, Refusal
+from protocol.messages.records import MemberRecord
+from protocol.streams.transport import Purpose
 from tests.swarm.mallory import MALLORY, hello_to, nobody, record
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play

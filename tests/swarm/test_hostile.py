@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from protocol.errors import PeerGone
+from protocol.errors import PeerGone, RefusalCode
 from protocol.identity import Identity
-from protocol.memory import MemoryStream
-from protocol.messages import Chunk, Commit, Decision, Hello, Outcome, Part, Refusal, RefusalCode, Resolve
-from protocol.transport import Purpose, Stream
+from protocol.memory.stream import MemoryStream
+from protocol.messages.messages import Chunk, Commit, Decision, Hello, Outcome, Part, Refusal, Resolve
+from protocol.streams.transport import Purpose, Stream
 from tests.swarm.mallory import MALLORY, hello_to, nobody, spoil_payload
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from optim.codecs import codec
-from peer.data import ResidentCorpus
-from peer.payloads import PayloadFolder
-from peer.replica import Replica, fragment_codecs
-from peer.token_store import Tokens
-from peer.windows import Draw
-from protocol.manifest import Manifest
-from protocol.terms import FragmentTerms, RunTerms
+from peer.link.payload_folder import PayloadFolder
+from peer.model.plan import fragment_codecs
+from peer.text.batches import Draw
+from peer.text.corpus import ResidentCorpus
+from peer.text.token_cache import Tokens
+from peer.trainer.replica import Replica
+from protocol.messages.terms import FragmentTerms, RunTerms
+from protocol.run.manifest import Manifest
 
 VOCABULARY = 32
 WIDTH = 64  # so that each layer's matrix has just the 4096 values that go through the codec

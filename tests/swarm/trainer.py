@@ -1,6 +1,6 @@
 """A trainer as a coroutine: one real replica, an inner step each `step_s` of virtual time, and the node's requests at the boundaries.
 
-It keeps the rules of peer/trainer.py, which drives the same replica from a process of its own.
+It keeps the rules of peer/trainer/trainer.py, which drives the same replica from a process of its own.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 
 from torch import Tensor
 
-from peer import requests as ask
-from peer.driver import LinkLost
-from peer.replica import Replica
-from peer.requests import Stage
+from peer.link import records as ask
+from peer.link.socket import LinkLost
+from peer.trainer.replica import Replica
+from protocol.messages.messages import RunPhase
 
 PROGRESS_S = 1.0
 NO_REPLY = (ask.Drop, ask.Solo, ask.Defer, ask.Start, ask.FinishDone)
@@ -95,7 +95,7 @@ class Trainer:
         told_s = 0.0
         while not self.finish_done:
             self._answer_all()
-            if self.started and not self.frozen and self.replica.stage is Stage.TRAIN:
+            if self.started and not self.frozen and self.replica.phase is RunPhase.TRAIN:
                 self.losses.append(self.replica.inner_step().loss)
                 self._announce(self.replica.newly_due())
             if (now_s := asyncio.get_running_loop().time()) >= told_s + PROGRESS_S:
@@ -130,7 +130,7 @@ class Trainer:
                 self._start()
                 return None
             case ask.FinishDone():
-                self.finish_done = self.replica.stage is Stage.FINISH
+                self.finish_done = self.replica.phase is RunPhase.FINISH
                 return None
         known = set(self.replica.outer.applied)
         reply = self.replica.handle(request)
@@ -147,10 +147,10 @@ class Trainer:
     def _announce(self, due: list[int]) -> None:
         for fragment in due:
             if self.link is not None and self.link.is_up:
-                self.link.on_notice(ask.Due(fragment, self.replica.stage))
+                self.link.on_notice(ask.Due(fragment, self.replica.phase))
             else:
                 self.replica.go_alone(fragment, "no node")
 
     def _tell_node(self, *, done: bool = False) -> None:
         if self.link is not None and self.link.is_up:
-            self.link.on_notice(ask.Progress(self.replica.clock_steps, self.replica.stage, self.started, done))
+            self.link.on_notice(ask.Progress(self.replica.clock_steps, self.replica.phase, self.started, done))

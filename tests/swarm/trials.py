@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from peer import driver
-from peer import requests as ask
-from peer.meeting import DOUBT_S
-from protocol import virtual_time
+from peer.link import records as ask
+from peer.meeting import driver
+from peer.meeting.machine import DOUBT_S
+from protocol.memory import virtual_time
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Habits, Peer, Swarm
 

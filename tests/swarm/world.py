@@ -17,22 +17,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from peer.driver import Tools
-from peer.events import MeetingDone, StateCloned
-from peer.greeting import Membership
-from peer.journal import Journal
-from peer.node import Node, NodeSettings
-from peer.payloads import PayloadFolder
-from peer.presence import World
-from peer.requests import Writer
-from protocol import virtual_time
+from peer.link.payload_folder import PayloadFolder
+from peer.link.records import Writer
+from peer.machine.events import MeetingDone, StateCloned
+from peer.meeting.driver import Tools
+from peer.meeting.journal import Journal
+from peer.node.catch_up import NodeSettings
+from peer.node.node import Node
+from peer.swarm.membership import Membership
+from peer.swarm.presence import World
 from protocol.identity import Identity, PeerId
-from protocol.manifest import Manifest, SignedManifest
-from protocol.memory import MemoryNetwork
-from protocol.memory_link import Link as Wire
-from protocol.messages import Credential
-from protocol.terms import RunTerms
-from protocol.transport import Purpose, Stream, Transport
+from protocol.memory import virtual_time
+from protocol.memory.link import Link as Wire
+from protocol.memory.network import MemoryNetwork
+from protocol.messages.terms import RunTerms
+from protocol.run.credential import Credential
+from protocol.run.manifest import Manifest, SignedManifest
+from protocol.streams.transport import Purpose, Stream, Transport
 from tests.peer.small import fingerprint
 from tests.swarm.tiny import tiny_manifest, tiny_replica, tiny_terms
 from tests.swarm.trainer import Checkpoint, Link, Trainer

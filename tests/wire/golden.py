@@ -13,10 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from protocol import limits
-from protocol.frames import to_frame
-from protocol.invite import Invite
-from protocol.manifest import Manifest, SignedManifest
-from protocol.messages import Committed
+from protocol.messages.frames import to_frame
+from protocol.messages.messages import Committed
+from protocol.run.invite import Invite
+from protocol.run.manifest import Manifest, SignedManifest
 from protocol.wire import peer_pb2
 from tests.protocol.samples import ADDRESS, ALICE, HELLO, ISSUER, MEETING_ID, MESSAGES, NOW_S, OTHER_RUN_ID, RECORD, RUN_ID, UNSIGNED_HELLO
 

@@ -2,14 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.errors import BadMessage, BadSignature
-from protocol.frames import from_frame, to_frame
-from protocol.invite import Invite
-from protocol.manifest import SignedManifest
-from protocol.messages import Hello
-from protocol.records import MemberRecord
-from protocol.refusals import RefusalCode, Refused
-from protocol.terms import check_hello
+from protocol.errors import BadMessage, BadSignature, RefusalCode, Refused
+from protocol.messages.frames import from_frame, to_frame
+from protocol.messages.messages import Hello
+from protocol.messages.records import MemberRecord
+from protocol.messages.terms import check_hello
+from protocol.run.invite import Invite
+from protocol.run.manifest import SignedManifest
 from tests.protocol.samples import ALICE, BOB, HELLO, MESSAGES, NOW_S, RECORD, RUN_ID, TERMS
 from tests.wire.golden import FOLDER, golden, manifest
 

@@ -14,7 +14,7 @@ from peer.simulator.methods import method
 from peer.simulator.population import Population, populate
 from peer.simulator.scenario import Scenario
 from peer.simulator.texts import Texts
-from peer.tokenizer import load_tokenizer
+from peer.text.tokenizer import load_tokenizer
 from tests.peer.small import small_corpus, small_manifest
 
 

@@ -8,7 +8,7 @@ import pytest
 from peer.simulator.choices import axis, grid, scenario, setting, value
 from peer.simulator.methods import METHODS
 from protocol.errors import BadManifest, BadSettings
-from protocol.manifest import Manifest
+from protocol.run.manifest import Manifest
 
 BASE = Manifest()
 PAIRS = ("noloco", "noloco-averaged", "slowmo", "gasloc")

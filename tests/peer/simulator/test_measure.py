@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from peer.evaluation import held_out_loss
+from peer.model.evaluation import held_out_loss
 from peer.simulator.measure import averaged_loss, losses, mean_weights, weight_std
 from tests.peer.simulator.swarms import small_population, small_scenario
 

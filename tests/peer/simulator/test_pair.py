@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from peer import requests as ask
-from peer.replica import Replica as RealReplica
+from peer.link import records as ask
 from peer.simulator.pair import Outer, Pair
 from peer.simulator.population import Population
 from peer.simulator.rules import NoLoCo, noloco_rule
+from peer.trainer.replica import Replica as RealReplica
 from tests.peer.exchange import Side, Terms, checked, exchange, replica_side
 from tests.peer.simulator.swarms import furthest, small_population, small_scenario, weights
 from tests.peer.small import small_manifest, small_replica

@@ -11,7 +11,7 @@ from peer.simulator.scenario import Scenario
 from peer.simulator.sweep import Request, run
 from peer.simulator.training import Place, Progress, Watch
 from protocol.errors import BadSettings
-from protocol.manifest import Manifest
+from protocol.run.manifest import Manifest
 from tests.peer.simulator.results import result
 
 PLACE = Place(Path("cache"))

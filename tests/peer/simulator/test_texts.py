@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from peer.data import ResidentCorpus
 from peer.simulator.choices import scenario
 from peer.simulator.scenario import Scenario
 from peer.simulator.texts import Skewed, Texts, load_texts
-from peer.tokenizer import load_tokenizer
-from peer.windows import Draw
+from peer.text.batches import Draw
+from peer.text.corpus import ResidentCorpus
+from peer.text.tokenizer import load_tokenizer
 from protocol.errors import BadSettings
 from tests.peer.small import small_manifest
 

@@ -1,0 +1,282 @@
+"""What the node asks of the trainer, and what the trainer tells the node: every record of the link, and nothing about how it travels.
+
+A request is answered by exactly one reply, or by none where the class says so: at once where only coding is asked for (`CodingRequest`),
+else at the trainer's next step boundary. Bulk bytes never travel in a record: they lie in the payload folder under the names of
+`payload_name`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any, get_args
+
+from protocol.messages.messages import RunPhase
+
+
+class Writer(Enum):
+    """Which process writes a file of the payload folder, and clears it away when it starts anew."""
+
+    TRAINER = ("*.own-*", "clone-*")  # the names' patterns
+    NODE = ("*.partner-*", "adopt-*")
+
+
+class File(Enum):
+    """The files of one meeting in the payload folder; `OWN` ones are written by the trainer, `PARTNER` ones by the node."""
+
+    OWN_SKETCH = "own-sketch"
+    OWN_PAYLOAD = "own-payload"
+    PARTNER_SKETCH = "partner-sketch"
+    PARTNER_PAYLOAD = "partner-payload"
+
+
+def payload_name(meeting: int, file: File) -> str:
+    """Name a meeting's file in the payload folder."""
+    return f"{meeting}.{file.value}"
+
+
+# --------------------------------------------------------------------------- node to trainer, answered
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Lock a fragment for a meeting and snapshot its fast weights. Answered by Opened or Unavailable."""
+
+    meeting: int  # the node's own number for the meeting, never reused in its life
+    fragment: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Form the message from both sides' tokens. Answered by SketchReady, or PayloadReady where the codec has no sketch."""
+
+    meeting: int
+    partner_tokens: int
+    partner_clock_steps: int
+    seed: int  # both sides derive the same one from their nonces
+    phase: RunPhase
+
+
+@dataclass(frozen=True, slots=True)
+class Encode:
+    """Encode the message now that the partner's sketch lies in its file. Answered by PayloadReady."""
+
+    meeting: int
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Decode the partner's payload and judge it without applying it. Answered by Checked."""
+
+    meeting: int
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Take the outer step of a meeting that counts. Answered by Applied; a second one with the same id changes nothing."""
+
+    meeting: int
+    meeting_id: str  # hex; both sides' name for it, journaled
+    failed_blocks: str  # hex bitmap; these blocks are taken as if there were no partner
+
+
+@dataclass(frozen=True, slots=True)
+class TakeSnapshot:
+    """Write slow weights and momentum of every fragment to `name` in the payload folder. Answered by SnapshotTaken or NoSnapshot."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """Replace slow weights, momentum and clock by a donor's, which lie in `name` in the payload folder, and re-warm.
+
+    Answered by Adopted. Open meetings are dropped; a trainer that has not begun begins. Nothing changes when it is not accepted.
+    """
+
+    name: str
+    clock_steps: int
+
+
+# --------------------------------------------------------------------------- node to trainer, not answered
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Forget a meeting that does not count; the fragment stays due if it was."""
+
+    meeting: int
+
+
+@dataclass(frozen=True, slots=True)
+class Solo:
+    """Take the outer step of a fragment alone: no partner was found in time. Nothing happens unless it is still due.
+
+    While the fragment is in a meeting the step waits for its end, and is not taken if that meeting counts.
+    """
+
+    fragment: int
+
+
+@dataclass(frozen=True, slots=True)
+class Defer:
+    """Count a fragment down again without an outer step: no partner was found in time, and the run says to wait for one.
+
+    Nothing happens unless it is still due.
+    """
+
+    fragment: int
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Begin to train from the run's initial weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishDone:
+    """The last averaging is over (or nobody is left to average with): save and end."""
+
+
+# --------------------------------------------------------------------------- trainer to node: replies
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The fragment is locked and its snapshot taken."""
+
+    meeting: int
+    tokens: int  # trained since the last outer step of this fragment
+    clock_steps: int
+    phase: RunPhase
+
+
+@dataclass(frozen=True, slots=True)
+class Unavailable:
+    """The request was not carried out and changed nothing.
+
+    The fragment is in another meeting, the meeting is not known (any more), its bytes are unusable, or the folder is full.
+    """
+
+    meeting: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SketchReady:
+    """Own sketch lies in its file."""
+
+    meeting: int
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadReady:
+    """Own payload lies in its file."""
+
+    meeting: int
+    sha256: str  # hex, of the payload
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """The verdict on the partner's payload."""
+
+    meeting: int
+    accepted: bool
+    reason: str  # why not, empty when accepted
+    failed_blocks: str  # hex bitmap, lowest bit first; empty: none
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """The outer step is taken, once."""
+
+    meeting: int
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotTaken:
+    """The clone lies in its file."""
+
+    name: str
+    clock_steps: int
+    sha256: str  # hex
+
+
+@dataclass(frozen=True, slots=True)
+class NoSnapshot:
+    """There is no clone: the folder has no room for it."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """Whether the donor's state is ours now."""
+
+    name: str
+    accepted: bool
+    reason: str  # why not (the donor's fault: wrong size, or not finite), empty when accepted
+
+
+# --------------------------------------------------------------------------- trainer to node: unasked
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A fragment's countdown ran out: find it a partner."""
+
+    fragment: int
+    phase: RunPhase
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where the trainer stands, about once a second and whenever a node connects."""
+
+    clock_steps: int
+    phase: RunPhase
+    started: bool  # it trains, or has trained
+    done: bool = False  # it has saved the result and ends
+
+
+CodingRequest = Prepare | Encode | Check  # these need no step boundary
+MeetingRequest = CodingRequest | Open | Apply
+Request = MeetingRequest | TakeSnapshot | Adopt | Drop | Solo | Defer | Start | FinishDone
+Reply = Opened | Unavailable | SketchReady | PayloadReady | Checked | Applied | SnapshotTaken | NoSnapshot | Adopted
+Notice = Due | Progress
+Record = Request | Reply | Notice
+
+_RECORDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Record)}
+
+
+def subject(record: Record) -> int | str:
+    """Return what a request and its reply are both about: a meeting's number or a file's name. Raises TypeError where there is no reply."""
+    match record:
+        case Start() | FinishDone() | Solo() | Defer() | Due() | Progress():
+            raise TypeError(f"a {type(record).__name__} has no reply, and is none")
+        case TakeSnapshot() | Adopt() | SnapshotTaken() | NoSnapshot() | Adopted():
+            return record.name
+        case _:
+            return record.meeting
+
+
+def to_line(record: Record) -> bytes:
+    """Serialize a record to one line of JSON."""
+    fields = {key: value.value if isinstance(value, Enum) else value for key, value in asdict(record).items()}
+    return json.dumps({"record": type(record).__name__, **fields}, separators=(",", ":")).encode() + b"\n"
+
+
+def from_line(line: bytes) -> Record:
+    """Read a record back. Both ends are our own processes, so anything unreadable is our fault: ValueError."""
+    try:
+        fields = json.loads(line)
+        kind = _RECORDS[fields.pop("record")]
+        if "phase" in fields:
+            fields["phase"] = RunPhase(fields["phase"])
+        record: Record = kind(**fields)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"not a record of the link: {line[:100]!r}") from error
+    return record

@@ -1,0 +1,87 @@
+"""The control socket: how `peer status`, `peer leave` and the demo speak to a running peer. One JSON line asks, one JSON line answers.
+
+The socket lies in the peer's private runtime folder, so only its owner can reach it; `running.json` in the home folder says where it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+from peer.machine.atomic_file import write_whole
+from peer.machine.home import Home
+from protocol.errors import BadSettings
+
+SOCKET_NAME = "control.sock"
+ANSWER_S = 10.0
+LINE_BYTES = 1 << 16
+
+Answer = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+class NobodyRuns(BadSettings):
+    """No peer runs from this home, or it has just ended."""
+
+
+@contextlib.asynccontextmanager
+async def serving(home: Home, runtime: Path, answer: Answer) -> AsyncIterator[None]:
+    """Answer requests while the body runs, and say in the home folder where."""
+    path = runtime / SOCKET_NAME
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, ValueError, TimeoutError, asyncio.IncompleteReadError):
+            async with asyncio.timeout(ANSWER_S):
+                request = json.loads(await reader.readline())
+                reply = answer(request) if isinstance(request, dict) else {"error": "a request is a JSON object"}
+                writer.write(json.dumps(reply).encode() + b"\n")
+                await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_unix_server(serve, path=str(path), limit=LINE_BYTES)
+    write_whole(home.running, json.dumps({"pid": os.getpid(), "control": str(path), "started": time.time()}).encode())
+    try:
+        yield
+    finally:
+        server.close()
+        home.running.unlink(missing_ok=True)
+
+
+def ask(home: Path, request: dict[str, Any], *, wait_s: float = ANSWER_S) -> dict[str, Any]:
+    """Ask the peer that runs from `home` and return its answer.
+
+    Raises NobodyRuns when none runs there, BadSettings when it does not answer. Blocks for at most `wait_s`.
+    """
+    nobody = NobodyRuns(f"no peer is running in {home}", hint="start one with `peer join` or `peer host`, or name its folder with --home")
+    try:
+        path = str(json.loads(Home(home).running.read_text())["control"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise nobody from error
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(wait_s)
+            connection.connect(path)
+            connection.sendall(json.dumps(request).encode() + b"\n")
+            line = _read_line(connection)
+        if not line:  # it has just ended
+            raise nobody
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+    except (TimeoutError, ValueError) as error:
+        hint = f"see {Home(home).log}; if it hangs, stop its process and start it again"
+        raise BadSettings(f"the peer in {home} does not answer", hint=hint) from error
+    except OSError as error:  # it was killed: nobody listens at the socket that it left
+        raise nobody from error
+
+
+def _read_line(connection: socket.socket) -> bytes:
+    data = b""
+    while not data.endswith(b"\n") and (more := connection.recv(LINE_BYTES)):
+        data += more
+    return data

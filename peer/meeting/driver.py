@@ -1,0 +1,199 @@
+"""Carry out one meeting: feed the machine what the stream, the trainer, the disk and the clock say, and do what it asks.
+
+The only place where a `Meeting` touches the world. One writer task keeps frames and bulk parts in the order in which the machine asked for
+them; one reader task takes frames in, at most a few ahead of the machine, so that a fast partner waits instead of filling our memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from peer.link import records as ask
+from peer.link.payload_folder import PayloadFolder
+from peer.link.records import File, payload_name
+from peer.link.socket import LinkLost, TrainerLink
+from peer.meeting import words as on
+from peer.meeting.journal import Journal
+from peer.meeting.machine import Meeting
+from protocol.errors import PeerMisbehaved, RefusalCode, TransportError
+from protocol.identity import PeerId
+from protocol.limits import CHUNK_BYTES
+from protocol.messages.messages import Chunk, Message, Outcome, Part
+from protocol.streams.transport import Stream
+
+FRAMES_AHEAD = 16  # frames taken from a partner before the machine has met them: 4 MiB at most
+FLUSH_S = 2.0  # time for the last frames to leave before the stream is closed
+
+_OWN_FILES = {Part.SKETCH: File.OWN_SKETCH, Part.PAYLOAD: File.OWN_PAYLOAD}
+_PARTNER_FILES = {Part.SKETCH: File.PARTNER_SKETCH, Part.PAYLOAD: File.PARTNER_PAYLOAD}
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What every meeting of a node uses."""
+
+    link: TrainerLink
+    payloads: PayloadFolder
+    journal: Journal
+
+
+Resolve = Callable[[PeerId, bytes], Awaitable[Outcome]]
+"""Asks a partner what it decided about a meeting, until it answers."""
+
+
+class Driver:
+    """Run one meeting over one stream. Make one per meeting, call `run` once."""
+
+    def __init__(self, meeting: Meeting, stream: Stream, tools: Tools, resolve: Resolve) -> None:
+        self._meeting = meeting
+        self._stream = stream
+        self._tools = tools
+        self._resolve = resolve
+        self._events: asyncio.Queue[on.Event | BaseException] = asyncio.Queue()
+        self._outgoing: asyncio.Queue[Message | Part | None] = asyncio.Queue()
+        self._frames_ahead = asyncio.Semaphore(FRAMES_AHEAD)
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def stop(self, reason: str, code: RefusalCode) -> None:
+        """Ask the meeting to end and tell the partner `code`; one that may already count is left to end by itself."""
+        self._events.put_nowait(on.Stopped(reason, code))
+
+    async def run(self) -> on.Finish:
+        """Run the meeting to its end, close the stream, and return how it ended.
+
+        Cancel-safe: a meeting that was not yet decided is dropped on this side, a decided one is applied; the stream is closed. Raises
+        what is our own bug.
+        """
+        try:
+            writer = self._spawn(self._write())
+            self._spawn(self._read())
+            self._events.put_nowait(on.Started())
+            finish = await self._until_finish()
+            self._outgoing.put_nowait(None)
+            await asyncio.wait([writer], timeout=FLUSH_S)
+            return finish
+        finally:
+            self._let_go()
+            await self._clean_up()
+
+    async def _until_finish(self) -> on.Finish:
+        while True:
+            event = await self._events.get()
+            if isinstance(event, BaseException):
+                raise event
+            if isinstance(event, on.PartnerSent):
+                self._frames_ahead.release()
+            for command in self._meeting.handle(event):
+                if isinstance(command, on.Finish):
+                    return command
+                await self._carry_out(command)
+
+    async def _carry_out(self, command: on.Command) -> None:
+        match command:
+            case on.Send(message):
+                self._outgoing.put_nowait(message)
+            case on.SendPart(part):
+                self._outgoing.put_nowait(part)
+            case on.Store(part, data):
+                self._store(part, data)
+            case on.Tell(request):
+                self._spawn(self._ask_trainer(request))
+                await asyncio.sleep(0)  # it is on its way before anything else happens: a Drop must follow it, an Apply precede the Commit
+            case on.Journal(meeting_id, failed_blocks):
+                self._record(meeting_id, failed_blocks)
+            case on.Allow(seconds):
+                self._allow(seconds)
+            case on.AskAgain(meeting_id):
+                self._spawn(self._ask_again(meeting_id))
+            case on.Drop():
+                self._tools.link.tell(ask.Drop(self._meeting.number))
+
+    def _store(self, part: Part, data: bytes) -> None:
+        try:
+            self._tools.payloads.append(payload_name(self._meeting.number, _PARTNER_FILES[part]), data)
+        except OSError as error:
+            self.stop(f"cannot store what the partner sends: {error.strerror}", RefusalCode.NOT_READY)
+
+    def _record(self, meeting_id: bytes, failed_blocks: bytes) -> None:
+        try:
+            self._tools.journal.commit(meeting_id, failed_blocks)
+            self._events.put_nowait(on.Journaled())
+        except OSError as error:
+            self._events.put_nowait(on.NotJournaled(error.strerror or str(error)))
+
+    def _allow(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._events.put_nowait, on.DeadlinePassed())
+
+    # ------------------------------------------------------------------ what goes on at the same time
+
+    async def _ask_trainer(self, request: ask.MeetingRequest) -> None:
+        try:
+            self._events.put_nowait(on.TrainerAnswered(await self._tools.link.request(request)))
+        except LinkLost:
+            self._events.put_nowait(on.TrainerGone())
+
+    async def _ask_again(self, meeting_id: bytes) -> None:
+        self._events.put_nowait(on.Resolved(await self._resolve(self._stream.partner, meeting_id)))
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                await self._frames_ahead.acquire()
+                self._events.put_nowait(on.PartnerSent(await self._stream.receive()))
+        except TransportError:
+            self._events.put_nowait(on.PartnerGone())
+        except PeerMisbehaved as error:
+            self._events.put_nowait(on.PartnerBroke(error))
+
+    async def _write(self) -> None:
+        try:
+            while (item := await self._outgoing.get()) is not None:
+                if isinstance(item, Part):
+                    await self._write_part(item)
+                else:
+                    await self._stream.send(item)
+        except TransportError:
+            return  # the reader notices too, and tells the machine
+
+    async def _write_part(self, part: Part) -> None:
+        data = self._tools.payloads.read(payload_name(self._meeting.number, _OWN_FILES[part]))
+        for offset in range(0, len(data), CHUNK_BYTES):
+            if self._meeting.outcome is not None:
+                return  # what follows is a Refusal
+            await self._stream.send(Chunk(part, offset, bytes(data[offset : offset + CHUNK_BYTES])))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (bug := task.exception()) is not None:
+            self._events.put_nowait(bug)
+
+    # ------------------------------------------------------------------ ending
+
+    def _let_go(self) -> None:
+        """Do at once all that must be done, whatever happens to the rest of the cleaning up."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._meeting.outcome is None:
+            self._tools.link.tell(ask.Drop(self._meeting.number))
+        self._tools.payloads.remove_meeting(self._meeting.number)
+
+    async def _clean_up(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        try:
+            await asyncio.gather(*tasks, return_exceptions=True)
+        finally:
+            await self._stream.close()

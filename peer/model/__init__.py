@@ -1,0 +1,1 @@
+"""The model that a manifest describes: its plan, weights, checkpoints, evaluation and export."""

@@ -1,0 +1,252 @@
+"""Checkpoints: a replica's tensors and state on disk, whole or not at all, and the way back when one is damaged.
+
+Each is a folder `step-00000800` with `state.safetensors` (every tensor) and `header.json` (all else, and the SHA-256 of both files). It is
+written beside its final name, synced to the disk and renamed, so a crash or a full disk at any moment leaves the earlier ones as they
+were; two are kept. Nothing is ever unpickled. Tensors are hashed while they are written, one in flight at a time: the library's own writer
+first copies every tensor into memory and can neither hash nor sync, so the format (eight bytes of header length, a JSON header, the raw
+values) is written here and read back by the library.
+
+Not here: what the tensors mean (peer/trainer/replica.py) and when to save (peer/trainer/saver.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from protocol.errors import BadSettings
+
+FORMAT: Final = 1
+NUM_KEPT: Final = 2
+TENSORS: Final = "state.safetensors"
+HEADER: Final = "header.json"
+NAME: Final = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
+UNFINISHED: Final = ".writing-"
+ALIGNMENT = 8
+PIECE_BYTES = 1 << 24  # between hashing and writing, so that both read it from the processor's cache or near it
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointContents:
+    """What is saved. `save` only reads the tensors; loaded ones are new, on the CPU, and belong to the caller."""
+
+    run_id: bytes
+    step: int  # own inner steps; names the checkpoint
+    tensors: Mapping[str, Tensor]
+    state: Mapping[str, Any]  # JSON-able
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A checkpoint that was read and verified, and the newer ones that were passed over because they are damaged."""
+
+    contents: CheckpointContents
+    path: Path
+    rejected: tuple[tuple[Path, str], ...]  # each with the reason
+
+
+class _Damaged(Exception):
+    """A checkpoint that is not what was written."""
+
+
+def save(folder: Path, contents: CheckpointContents) -> Path:
+    """Write a checkpoint into `folder`, remove all but the newest two, and return its path.
+
+    When the disk refuses, raises BadSettings; the earlier checkpoints are then untouched and nothing is left of this one.
+    Call it from one process at a time (the home's lock sees to that).
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _remove_unfinished(folder)
+        path = folder / _free_name(folder, contents.step)
+        unfinished = folder / f"{UNFINISHED}{path.name}"
+        unfinished.mkdir(mode=0o700)
+        try:
+            _write(unfinished, contents)
+            unfinished.rename(path)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+        _sync_folder(folder)
+    except OSError as error:
+        raise BadSettings(
+            f"the checkpoint of step {contents.step} could not be written to {folder}: {error.strerror}",
+            hint="free some space there; the earlier checkpoints are untouched",
+        ) from error
+    _prune(folder, path)
+    return path
+
+
+def load_latest(folder: Path, run_id: bytes) -> Loaded | None:
+    """Read the newest checkpoint that is whole; None if there is none at all.
+
+    Raises BadSettings if all are damaged, or if the newest whole one is another run's.
+    """
+    rejected: list[tuple[Path, str]] = []
+    for path in _checkpoints(folder):
+        try:
+            contents = _read(path)
+        except _Damaged as error:
+            rejected.append((path, str(error)))
+            continue
+        if contents.run_id != run_id:
+            raise BadSettings(
+                f"the checkpoint {path} belongs to run {contents.run_id.hex()[:12]}, not to {run_id.hex()[:12]}",
+                hint="give each run a folder of its own with --home DIR",
+            )
+        return Loaded(contents, path, tuple(rejected))
+    if rejected:
+        reasons = "; ".join(f"{path.name}: {reason}" for path, reason in rejected)
+        raise BadSettings(
+            f"no checkpoint in {folder} can be used: {reasons}", hint="move that folder away to start from a partner's weights"
+        )
+    return None
+
+
+# --------------------------------------------------------------------------- one checkpoint
+
+
+def _write(folder: Path, contents: CheckpointContents) -> None:
+    digest = write_tensors(folder / TENSORS, contents.tensors)
+    header = {"format": FORMAT, "run_id": contents.run_id.hex(), "step": contents.step, "state": dict(contents.state), "tensors": digest}
+    body = json.dumps(header).encode()
+    with (folder / HEADER).open("xb") as file:
+        file.write(hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
+        file.flush()
+        os.fsync(file.fileno())
+    _sync_folder(folder)
+
+
+def _read(path: Path) -> CheckpointContents:
+    try:
+        digest, _, body = (path / HEADER).read_bytes().partition(b"\n")
+        if hashlib.sha256(body).hexdigest().encode() != digest:
+            raise _Damaged(f"{HEADER} does not have its hash")
+        header = json.loads(body)
+        if header["format"] != FORMAT:
+            raise _Damaged(f"it has format {header['format']}, this build reads {FORMAT}")
+        with (path / TENSORS).open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != header["tensors"]:
+                raise _Damaged(f"{TENSORS} does not have its hash")
+        tensors = load_file(path / TENSORS)
+    except OSError as error:
+        raise _Damaged(f"{Path(error.filename or path).name}: {error.strerror}") from error
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:  # hashes match: another build wrote it
+        raise _Damaged(f"unreadable: {error}") from error
+    return CheckpointContents(bytes.fromhex(header["run_id"]), header["step"], tensors, header["state"])
+
+
+# --------------------------------------------------------------------------- the folder
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """All finished checkpoints, the newest first."""
+    with contextlib.suppress(FileNotFoundError):
+        return sorted((path for path in folder.iterdir() if NAME.fullmatch(path.name)), key=_order, reverse=True)
+    return []
+
+
+def _order(path: Path) -> tuple[int, int]:
+    match = NAME.fullmatch(path.name)
+    assert match is not None
+    return int(match[1]), int(match[2] or 0)
+
+
+def _free_name(folder: Path, step: int) -> str:
+    """Name a checkpoint by its step; a second one of the same step (a meeting counted in between) gets a number, for a rename must not
+    replace anything.
+    """
+    same = [_order(path)[1] for path in _checkpoints(folder) if _order(path)[0] == step]
+    return f"step-{step:08d}" + (f".{max(same) + 1}" if same else "")
+
+
+def _prune(folder: Path, newest: Path) -> None:
+    """Keep the newest two. One of a later step is damaged, or of a past that was given up: it must not win over `newest`."""
+    earlier = [path for path in _checkpoints(folder) if _order(path) < _order(newest)]
+    for path in _checkpoints(folder):
+        if path != newest and path not in earlier[: NUM_KEPT - 1]:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _remove_unfinished(folder: Path) -> None:
+    for path in folder.glob(f"{UNFINISHED}*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+DTYPES: Final = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
+    """Write a new file, sync it, and return the SHA-256 of its content in hex. Tensors on any device; they are only read.
+
+    Raises OSError when the disk refuses (the file is then incomplete), FileExistsError if the file is there.
+    """
+    digest = hashlib.sha256()
+    with path.open("xb", buffering=0) as file:
+        for data in _pieces(tensors):
+            digest.update(data)
+            _write_whole(file.fileno(), data)
+        os.fsync(file.fileno())
+    return digest.hexdigest()
+
+
+def _pieces(tensors: Mapping[str, Tensor]) -> Iterator[memoryview]:
+    ordered = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))  # so that each one is aligned in the file
+    yield memoryview(_header(ordered))
+    for tensor in ordered.values():
+        data = _bytes(tensor)
+        for start in range(0, len(data), PIECE_BYTES):
+            yield data[start : start + PIECE_BYTES]
+
+
+def _header(tensors: Mapping[str, Tensor]) -> bytes:
+    entries: dict[str, Any] = {}
+    end = 0
+    for name, tensor in tensors.items():
+        start, end = end, end + tensor.numel() * tensor.element_size()
+        entries[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    """See a tensor's values as bytes, without a copy if it is contiguous and on the CPU."""
+    flat = tensor.detach().cpu().contiguous().view(-1)
+    return flat.view(torch.uint8).numpy().data
+
+
+def _write_whole(descriptor: int, data: memoryview) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]

@@ -1,0 +1,197 @@
+"""A trained model as a Hugging Face folder: weights, config, tokenizer, and a card that says where it comes from.
+
+Fast weights unless asked otherwise: after the last averaging both are the same, before it the fast ones are ahead (docs/log.md). At a peer
+that trains alone the slow ones never move.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from peer.machine.events import read_events
+from peer.machine.home import Home
+from peer.model.evaluation import NUM_BATCHES, held_out_loss, open_corpus
+from peer.model.model import build_model, quiet_transformers
+from peer.model.weights import Trained, fast_weights, load_trained, set_weights, slow_weights
+from peer.text.tokenizer import BYTES, Tokenizer, load_tokenizer
+from protocol.errors import BadSettings
+from protocol.run.manifest import Manifest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from peer.machine.events import Entry, MeetingDone, StateCloned
+from peer.machine.status import VERSION
+
+MARK: Final = "gossamer.json"  # marks a folder as an export of ours, and lists its files
+MAX_NAMED = 64  # contributors
+
+
+def export_model(
+    home: Home, folder: Path, use_slow_weights: bool = False, data: Path | None = None, num_batches: int = NUM_BATCHES
+) -> HeldOut:
+    """Write a home's newest checkpoint to `folder`, which must be new, empty, or an earlier export; returns the loss on its card.
+
+    The loss is that of the weights that are written; `data` is the operator's text where the run asks for one, and with no batches
+    nothing is measured. Raises BadSettings (also when the disk refuses; an earlier export is then as it was) or BadManifest.
+    """
+    _refuse_foreign(folder)
+    trained = load_trained(home)
+    manifest = trained.manifest
+    model = build_model(manifest.model, manifest.run.seed)
+    set_weights(model, slow_weights(trained) if use_slow_weights else fast_weights(trained.checkpoint))
+    held_out = measure(model, manifest, home, data, num_batches)
+    card = model_card(trained, list(read_events(home.events)), "slow" if use_slow_weights else "fast", held_out)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        unfinished = folder / f".writing-{os.getpid()}"
+        try:
+            write_model(model, manifest, unfinished)
+            (unfinished / "README.md").write_text(card, encoding="utf-8")
+            _replace(folder, unfinished, trained)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+    except OSError as error:
+        raise BadSettings(
+            f"cannot write to {folder}: {error.strerror or error}", hint="choose another folder, or free some space"
+        ) from error
+    return held_out
+
+
+def measure(model: PreTrainedModel, manifest: Manifest, home: Home, data: Path | None, num_batches: int) -> HeldOut:
+    """Measure the held-out loss of a model of the run, where there is text for it.
+
+    Raises BadSettings when `data` was given and will not do; without it, an export does not fail for the lack of text.
+    """
+    if num_batches == 0:
+        return HeldOut(None, reason="as asked")
+    try:
+        corpus = open_corpus(manifest, home, data)
+        try:
+            loss = held_out_loss(model, corpus, num_batches)
+        finally:
+            corpus.close()
+    except BadSettings as error:
+        if data is not None:
+            raise
+        return HeldOut(None, reason=str(error))
+    return HeldOut(loss, num_batches * manifest.inner.batch_size * manifest.inner.sequence_length)
+
+
+def write_model(model: PreTrainedModel, manifest: Manifest, folder: Path) -> None:
+    """Write what AutoModelForCausalLM and AutoTokenizer load. Raises OSError when the disk refuses."""
+    tokenizer = load_tokenizer(manifest.tokenizer.name)
+    model.eval()
+    if tokenizer.name == BYTES:
+        _end_with(model, tokenizer)
+    with quiet_transformers():
+        try:
+            model.save_pretrained(folder)
+            tokenizer.save(folder)
+        except Exception as error:  # safetensors and tokenizers have errors of their own for a full disk
+            raise OSError(str(error)) from error
+
+
+def _end_with(model: PreTrainedModel, tokenizer: Tokenizer) -> None:
+    """Let generation stop where documents end: an architecture's default ids mean nothing among bytes."""
+    for config in (model.config, model.generation_config):
+        config.bos_token_id = None
+        config.eos_token_id = config.pad_token_id = tokenizer.document_end
+
+
+def _refuse_foreign(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise BadSettings(f"{folder} is not a folder", hint="choose another one")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / MARK).is_file():
+        raise BadSettings(f"{folder} holds something else than an earlier export", hint="choose a new or an empty folder")
+
+
+def _replace(folder: Path, unfinished: Path, trained: Trained) -> None:
+    """Move finished files into place, the mark first: should we be stopped midway, the folder is known as ours."""
+    files = sorted(path.name for path in unfinished.iterdir())
+    earlier = json.loads((folder / MARK).read_text())["files"] if (folder / MARK).is_file() else []
+    mark = {"run_id": trained.manifest.run_id.hex(), "step": trained.checkpoint.step, "files": files}
+    (unfinished / MARK).write_text(json.dumps(mark, indent=1) + "\n")
+    for name in (MARK, *files):
+        (unfinished / name).replace(folder / name)
+    for name in {Path(name).name for name in earlier} - {*files}:
+        (folder / name).unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """How well exactly the exported weights predict held-out text."""
+
+    loss: float | None  # nats per token; None if it was not measured
+    num_tokens: int = 0  # predicted
+    reason: str = ""  # why not measured
+
+    def __str__(self) -> str:
+        return "not measured" if self.loss is None else f"{self.loss:.4f} nats per token, over {self.num_tokens} tokens"
+
+
+def model_card(trained: Trained, entries: Sequence[Entry], weights: str, held_out: HeldOut) -> str:
+    """Write the card (Markdown with a Hugging Face header) of a checkpoint; its contributors come from the peer's event log."""
+    manifest, state = trained.manifest, trained.checkpoint.state
+    partners = contributors(entries)
+    rows = {
+        "run": f"{_plain(manifest.run.name)} `{manifest.run_id.hex()}` (the SHA-256 of its manifest)",
+        "model": _plain(manifest.model.hub or manifest.model.architecture),
+        "tokenizer": _plain(manifest.tokenizer.name),
+        "data": _plain(manifest.data.name or manifest.data.source),
+        "method": f"{manifest.outer.method}, codec {manifest.codec.name}, {manifest.outer.inner_steps} inner steps between meetings",
+        "clock": f"{state['clock_steps']} of {manifest.run.total_steps} steps",
+        "this peer": f"{trained.checkpoint.step} inner steps, {state['tokens']} tokens",
+        "weights": weights,
+        "held-out loss": str(held_out),
+        "peers met": f"{len(partners)} at least" if partners else "none",
+        "trained with": f"gossamer {VERSION}",
+    }
+    table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
+    named = "".join(f"- `{partner}`\n" for partner in partners[:MAX_NAMED])
+    more = f"- and {len(partners) - MAX_NAMED} more\n" if len(partners) > MAX_NAMED else ""
+    return _CARD.format(title=_plain(manifest.run.name), table=table, contributors=named + more or "None that this peer knows of.\n")
+
+
+def contributors(entries: Sequence[Entry]) -> list[str]:
+    """Name the peers whose weights went into this one's directly, each once, the first met first."""
+    met: dict[str, None] = {}
+    for entry in entries:
+        match entry.event:
+            case MeetingDone(partner=partner, outcome="completed") | StateCloned(donor=partner):
+                met[partner] = None
+    return list(met)
+
+
+def _plain(name: str) -> str:
+    """Keep a stranger's names from being read as markup."""
+    return "".join(letter if letter.isalnum() or letter in " -_./" else "?" for letter in name)
+
+
+_CARD = """---
+library_name: transformers
+pipeline_tag: text-generation
+tags:
+- gossamer
+- decentralized-training
+---
+
+# {title}
+
+Trained by a swarm of peers that meet in pairs, without a coordinator. Load it with `AutoModelForCausalLM.from_pretrained`.
+
+| | |
+|---|---|
+{table}
+
+## Contributors
+
+Peers whose weights were merged into this one's directly, as far as its log goes back (they brought others' work with them):
+
+{contributors}"""

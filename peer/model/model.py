@@ -1,0 +1,178 @@
+"""The model of a run: built from its manifest with transformers, with the same initial weights at every peer, and its loss.
+
+Not here: what moves the weights (optim/), and who owns them (peer/trainer/trainer.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from protocol.errors import BadManifest, BadSettings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+    from protocol.run.sections import ModelSection
+
+# Older spellings that transformers still turns into rope_parameters itself.
+LEGACY_FIELDS = frozenset({"rope_theta", "rope_scaling"})
+
+
+def build_model(section: ModelSection, seed: int) -> PreTrainedModel:
+    """Build the model in float32 on the CPU, in training mode.
+
+    Its weights are random from `seed` (the same whatever the number of threads and whatever was drawn before; torch's generator is left
+    as it was), or those of the hub's revision. Raises BadManifest for a model that cannot be.
+    """
+    with _transformers_says(_name(section)) as (_, auto_model), _seeded(seed):
+        if section.hub is None:
+            model = auto_model.from_config(model_config(section), attn_implementation="sdpa", dtype=torch.float32)
+        else:
+            model = _pretrained(auto_model, section)
+    model.train()
+    return model
+
+
+def model_config(section: ModelSection) -> PreTrainedConfig:
+    """Make the transformers config. Raises BadManifest for an unknown architecture or field, naming its nearest neighbour."""
+    with _transformers_says(_name(section)) as (auto_config, _):
+        if section.hub is not None:
+            return auto_config.from_pretrained(section.hub, revision=section.revision, trust_remote_code=False)
+        config_class = type(auto_config.for_model(_known_architecture(section.architecture)))
+        _refuse_unknown_fields(config_class, section.config)
+        return config_class(**section.config)
+
+
+def parameter_shapes(section: ModelSection) -> dict[str, tuple[int, ...]]:
+    """Name the parameters and their shapes in the model's order, tied ones once, without allocating them. Raises BadManifest."""
+    config = model_config(section)
+    with _transformers_says(_name(section)) as (_, auto_model), torch.device("meta"):
+        model = auto_model.from_config(config, attn_implementation="sdpa", dtype=torch.float32)
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+
+
+def check_fit(config: PreTrainedConfig, vocab_size: int, sequence_length: int) -> None:
+    """Refuse a model too small for the tokenizer's vocabulary or for the sequences. Raises BadManifest."""
+    text = config.get_text_config()
+    if text.vocab_size < vocab_size:
+        raise BadManifest(
+            f"the tokenizer has {vocab_size} tokens, the model knows {text.vocab_size}", hint=f"set vocab_size to {vocab_size} or more"
+        )
+    longest = getattr(text, "max_position_embeddings", None)
+    if longest is not None and longest < sequence_length:
+        raise BadManifest(
+            f"sequence_length is {sequence_length}, the model takes {longest} positions at most",
+            hint="lower sequence_length or raise max_position_embeddings",
+        )
+
+
+def next_token_loss(
+    model: torch.nn.Module,
+    tokens: Tensor,  # int64[B, L+1]
+) -> Tensor:  # f32[], nats per token
+    """Return the mean cross entropy of each token given those before it, with its graph."""
+    logits: Tensor = model(input_ids=tokens[:, :-1], use_cache=False).logits
+    return functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+
+
+def choose_device(name: str) -> tuple[torch.device, str]:
+    """Turn the device setting into a device, and say in words why that one. Raises BadSettings if this machine lacks it."""
+    if name == "auto":
+        found = torch.cuda.is_available()
+        return torch.device("cuda" if found else "cpu"), "a CUDA GPU was found" if found else "no CUDA GPU was found"
+    device = torch.device(name)
+    is_there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}[device.type]
+    if not is_there or (device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()):
+        raise BadSettings(f"this machine has no device {name}", hint="use --device auto or --device cpu")
+    return device, "as asked"
+
+
+@contextlib.contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Keep transformers' advice and progress bars off the terminal: what matters to the operator we say ourselves."""
+    from transformers.utils import logging
+
+    level, shows_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if shows_bars:
+            logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Give torch's CPU generator a seed, and its state back afterwards. Other devices' generators are not touched."""
+    state = torch.get_rng_state()
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+
+
+@contextlib.contextmanager
+def _transformers_says(name: str) -> Iterator[tuple[Any, Any]]:
+    """Give AutoConfig and AutoModelForCausalLM, quiet, and turn their errors (of many kinds) into BadManifest."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with quiet_transformers():
+        try:
+            yield AutoConfig, AutoModelForCausalLM
+        except BadManifest:
+            raise
+        except Exception as error:
+            reason = " ".join(str(error).split())
+            raise BadManifest(f"the model {name} cannot be built: {reason}", hint="correct [model] in the manifest") from error
+
+
+def _pretrained(auto_model: Any, section: ModelSection) -> Any:
+    model, report = auto_model.from_pretrained(
+        section.hub,
+        revision=section.revision,
+        attn_implementation="sdpa",
+        dtype=torch.float32,
+        output_loading_info=True,
+        trust_remote_code=False,
+        use_safetensors=True,  # never a pickle
+    )
+    if report["missing_keys"]:
+        raise BadManifest(
+            f"{section.hub} lacks weights of a language model: {', '.join(sorted(report['missing_keys'])[:3])}",
+            hint="choose a repository with a causal language model",
+        )
+    return model
+
+
+def _known_architecture(name: str) -> str:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KNOWN
+
+    if name not in KNOWN:
+        near = difflib.get_close_matches(name, list(KNOWN), n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "take a causal language model of transformers, such as 'llama'"
+        raise BadManifest(f"there is no model architecture {name!r}", hint=hint)
+    return name
+
+
+def _refuse_unknown_fields(config_class: type[Any], fields: Mapping[str, object]) -> None:
+    known = {*inspect.signature(config_class).parameters, *config_class.attribute_map, *LEGACY_FIELDS}
+    for name in fields:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"see {config_class.__name__} in transformers"
+            raise BadManifest(f"the model config has no field {name!r}", hint=hint)
+
+
+def _name(section: ModelSection) -> str:
+    return section.architecture if section.hub is None else section.hub

@@ -1,0 +1,78 @@
+"""What a manifest implies, before any tensor exists: can this build carry it out, how is the model cut, what are the sizes on the wire.
+
+Node and trainer both compute it and must agree. A manifest only shapes its names, for another release may know more of them; what is not
+known here is refused, never replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from optim.codecs import CODECS, codec
+from optim.fragment_codec import FragmentCodec
+from optim.fragments import split
+from optim.inner import InnerSettings
+from optim.names import nearest
+from optim.optimizers import OPTIMIZERS
+from peer.model.model import parameter_shapes
+from protocol.errors import BadManifest
+from protocol.messages.terms import FragmentTerms, RunTerms
+from protocol.run.manifest import Manifest
+
+METHODS: Final = ("noloco",)
+CLOCK_FACTOR = 4  # a peer's schedule clock never runs faster than this many times its own steps
+
+
+def need_abilities(manifest: Manifest) -> None:
+    """Raise BadManifest, with the nearest names, for the first name that means nothing to this build."""
+    _need("outer.method", manifest.outer.method, METHODS)
+    _need("inner.optimizer", manifest.inner.optimizer, OPTIMIZERS)
+    _need("codec.name", manifest.codec.name, CODECS)
+
+
+def _need(key: str, name: str, known: Iterable[str]) -> None:
+    names = list(known)
+    if name not in names:
+        raise BadManifest(f'{key} = "{name}" means nothing to this build', hint=f"did you mean {nearest(name, names)}?")
+
+
+def inner_settings(manifest: Manifest) -> InnerSettings:
+    """Take the inner optimizer's constants from a manifest."""
+    inner = manifest.inner
+    return InnerSettings(
+        total_steps=manifest.run.total_steps,
+        learning_rate=inner.learning_rate,
+        final_fraction=inner.final_fraction,
+        warmup_steps=inner.warmup_steps,
+        rewarm_steps=inner.rewarm_steps,
+        beta1=inner.beta1,
+        beta2=inner.beta2,
+        weight_decay=inner.weight_decay,
+    )
+
+
+def fragment_codecs(manifest: Manifest, shapes: Mapping[str, tuple[int, ...]]) -> tuple[FragmentCodec, ...]:
+    """Cut a model of these parameter shapes as the manifest says; both the trainer and the node compute it."""
+    chosen = codec(manifest.codec.name)
+    return tuple(FragmentCodec(fragment, chosen) for fragment in split(shapes, manifest.fragments.blocks_per_fragment))
+
+
+def run_terms(manifest: Manifest) -> RunTerms:
+    """Compute what the manifest and its model imply for the wire, without building the model. Raises BadManifest."""
+    need_abilities(manifest)
+    codecs = fragment_codecs(manifest, parameter_shapes(manifest.model))
+    fragments = tuple(FragmentTerms(c.sketch_bytes, c.payload_bytes, c.num_blocks) for c in codecs)
+    state_bytes = 8 * sum(c.fragment.numel for c in codecs)  # slow weights and momentum, fp32
+    return RunTerms.from_manifest(manifest, codec(manifest.codec.name).wire_id, fragments, state_bytes)
+
+
+def follow_clock(own_steps: int, partner_steps: int, slack_steps: int, own_trained: int, total_steps: int) -> int:
+    """Return the schedule clock after a meeting: no more than `slack_steps` behind the partner's, and less towards the end; never back.
+
+    A clock never runs faster than `CLOCK_FACTOR` times the steps that its peer has trained itself. The slack lets equal peers run at their
+    own steps: taking the larger clock outright is a ratchet, for whoever is ahead by chance at some meeting moves everybody, and the
+    shared clock runs faster than any peer steps.
+    """
+    slack_steps = min(slack_steps, max(0, total_steps - partner_steps))
+    return max(own_steps, min(partner_steps - slack_steps, CLOCK_FACTOR * own_trained, total_steps))

@@ -1,0 +1,75 @@
+"""The weights in a checkpoint, by parameter name: fast or slow ones, for those who measure or publish a model instead of training it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from optim.fragments import scatter, split
+from peer.machine.home import Home
+from peer.model.checkpoint import CheckpointContents, load_latest
+from peer.model.model import parameter_shapes
+from protocol.errors import BadSettings
+from protocol.run.manifest import Manifest, SignedManifest
+
+FAST: Final = "fast/"  # replica's names: fast/<parameter>, slow/<fragment>
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What a peer's home holds of its run."""
+
+    manifest: Manifest
+    checkpoint: CheckpointContents
+    path: Path
+
+
+def load_trained(home: Home) -> Trained:
+    """Read a home's manifest and newest checkpoint. Raises BadManifest, or BadSettings if nothing was saved yet or all is damaged."""
+    try:
+        manifest = SignedManifest.from_bytes(home.manifest.read_bytes()).manifest()
+    except OSError as error:
+        raise BadSettings(f"{home.path} holds no run: {error.strerror}", hint="name the peer's folder with --home DIR") from error
+    loaded = load_latest(home.checkpoints, manifest.run_id)
+    if loaded is None:
+        raise BadSettings(f"{home.path} holds no checkpoint yet", hint="train first, or name the peer's folder with --home DIR")
+    return Trained(manifest, loaded.contents, loaded.path)
+
+
+def fast_weights(checkpoint: CheckpointContents) -> dict[str, Tensor]:
+    """Return the weights that the inner optimizer moves, by parameter; the checkpoint's own tensors."""
+    return {name.removeprefix(FAST): tensor for name, tensor in checkpoint.tensors.items() if name.startswith(FAST)}
+
+
+def slow_weights(trained: Trained) -> dict[str, Tensor]:
+    """Return the weights that the outer step moves, by parameter, as new tensors.
+
+    Until the first outer step they are the initial weights, and so they stay at a peer that trains alone.
+    """
+    shapes = parameter_shapes(trained.manifest.model)
+    weights = {name: torch.empty(shape) for name, shape in shapes.items()}
+    for fragment in split(shapes, trained.manifest.fragments.blocks_per_fragment):
+        scatter(fragment, trained.checkpoint.tensors[f"slow/{fragment.id}"], weights)
+    return weights
+
+
+def mean_weights(several: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the plain average of several models' weights, summed in float64; new tensors of the first one's types."""
+    if not several:
+        raise ValueError("There is no average of no models.")
+    return {
+        name: sum((weights[name].double() for weights in several), torch.zeros((), dtype=torch.float64)).div(len(several)).to(first.dtype)
+        for name, first in several[0].items()
+    }
+
+
+def set_weights(model: torch.nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Copy weights into a model's parameters, all of them. Raises KeyError for a parameter without a weight."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(weights[name])

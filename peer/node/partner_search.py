@@ -1,0 +1,94 @@
+"""Searches: for each fragment that is due, choose a partner, hold a meeting, and on any failure choose the next, until the deadline.
+
+Then the fragment takes a solo step (or waits on, where the manifest says `defer`). A meeting that somebody else began on the same
+fragment satisfies the search. One search per fragment at a time: a `Due` that comes meanwhile only moves its goal, so that none is lost
+and none counts twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from peer.link import records as ask
+from peer.meeting.words import MeetingOutcome
+from peer.node.meetings import Meetings
+from peer.swarm.address_book import loop_s
+from protocol.identity import PeerId
+
+PAUSE_S = (0.05, 0.4)  # between two tries, so that two peers that called each other do not do it again in step
+OWN_TROUBLE_S = 1.0  # after one that our own side broke off: the trainer is being restarted, or the disk is full
+
+
+@dataclass(slots=True)
+class Goal:
+    """What a search is for."""
+
+    num_completed: int  # meetings on the fragment that have counted by then
+    until_s: float  # loop time
+
+
+class Searches:
+    """The searches of one node, as tasks of `run`."""
+
+    def __init__(self, meetings: Meetings, *, defer: bool) -> None:
+        self._meetings = meetings
+        self._give_up = ask.Defer if defer else ask.Solo
+        self._new: asyncio.Queue[int] = asyncio.Queue()
+        self._goals: dict[int, Goal] = {}
+
+    def on_due(self, due: ask.Due) -> None:
+        """Have a partner searched for a fragment."""
+        if due.fragment not in self._goals:
+            self._new.put_nowait(due.fragment)
+        self._goals[due.fragment] = self._goal(due.fragment)
+
+    async def run(self) -> None:
+        """Serve until cancelled. Raises our own bugs."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                fragment = await self._new.get()
+                tasks.create_task(self._search_or_solo(fragment), name=f"search {fragment}")
+
+    async def search(self, fragment: int) -> bool:
+        """Find a partner for a fragment, due or not, and meet it; False when nobody could be met in time.
+
+        The run's deadline bounds the search; a meeting that has begun by then has its own. While meetings are paused it waits.
+        """
+        goal = self._goal(fragment)
+        tried: set[PeerId] = set()
+        while self._meetings.num_completed(fragment) < goal.num_completed:
+            if not await self._try(fragment, goal, tried):
+                return False
+        return True
+
+    async def _search_or_solo(self, fragment: int) -> None:
+        tried: set[PeerId] = set()
+        while self._meetings.num_completed(fragment) < self._goals[fragment].num_completed:
+            if not await self._try(fragment, self._goals[fragment], tried):
+                self._meetings.tell_trainer(self._give_up(fragment))
+                break
+        del self._goals[fragment]  # in the same breath as the last look at it: a Due that comes from now on begins a new search
+
+    def _goal(self, fragment: int) -> Goal:
+        """One meeting more than have counted; one in progress that counts already may have been applied before the fragment was due."""
+        num_completed = self._meetings.num_completed(fragment) + self._meetings.is_decided(fragment) + 1
+        return Goal(num_completed, loop_s() + self._meetings.deadline_s)
+
+    async def _try(self, fragment: int, goal: Goal, tried: set[PeerId]) -> bool:
+        """Wait for the meeting in progress, or begin one; False when there is nobody to meet before the goal's time."""
+        meetings, loop = self._meetings, asyncio.get_running_loop()
+        await meetings.wait_open()
+        finish = None
+        if await meetings.wait_over(fragment):
+            if meetings.num_completed(fragment) < goal.num_completed and loop.time() >= goal.until_s:
+                return False
+        else:
+            soonest_s = meetings.soonest_s()
+            if soonest_s is None or max(soonest_s, loop.time()) >= goal.until_s:
+                return False
+            finish = await meetings.try_next(fragment, tried)
+        if meetings.num_completed(fragment) < goal.num_completed:
+            in_trouble = finish is not None and finish.over is MeetingOutcome.ABANDONED
+            await asyncio.sleep(OWN_TROUBLE_S if in_trouble else meetings.rng.uniform(*PAUSE_S))
+        return True

@@ -1,0 +1,112 @@
+"""One child process as the supervisor sees it: settings in, reports out, and why it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+REPORT_BYTES = 1 << 20
+MAX_LOG_BYTES = 16 << 20
+OURS = Path(__file__).parents[2]  # where the packages lie
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A child's last words."""
+
+    error: str
+    hint: str
+    exit_code: int
+    final: bool  # another try would end the same way
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a child ended."""
+
+    code: int  # negative: the signal that killed it
+    reason: str
+    failure: Failure | None
+
+
+class ChildProcess:
+    """Start `python -m module`, once. Its stderr goes to the log file."""
+
+    def __init__(self, module: str, log: Path, on_report: Callable[[dict[str, Any]], None]) -> None:
+        self._module = module
+        self._log = log
+        self._on_report = on_report
+        self._process: asyncio.subprocess.Process | None = None
+        self._failure: Failure | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Return the process id, None before the start."""
+        return self._process.pid if self._process is not None else None
+
+    async def start(self) -> None:
+        """Start the process; it imports what it needs and then waits for its settings (`tell`)."""
+        if self._log.exists() and self._log.stat().st_size > MAX_LOG_BYTES:
+            self._log.replace(self._log.with_suffix(".log.1"))
+        path = os.pathsep.join(filter(None, (str(OURS), os.environ.get("PYTHONPATH"))))
+        with self._log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-P", "-m", self._module,  # -P: a folder named `peer` where we were started must not win
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log, limit=REPORT_BYTES,
+                env=os.environ | {"PYTHONPATH": path},
+            )  # fmt: skip
+
+    def tell(self, line: bytes) -> None:
+        """Write a line to the child."""
+        assert self._process is not None and self._process.stdin is not None
+        with contextlib.suppress(ConnectionError):
+            self._process.stdin.write(line)
+
+    async def wait(self) -> Exit:
+        """Pass its reports on until it ends, and say how it ended. Cancel-safe: the child lives on."""
+        assert self._process is not None and self._process.stdout is not None
+        while (line := await self._process.stdout.readline()).endswith(b"\n"):  # half a line: it was killed in the middle
+            report = json.loads(line)
+            if report.pop("kind") == "failed":
+                self._failure = Failure(**report)
+            else:
+                self._on_report(report)
+        code = await self._process.wait()
+        return Exit(code, self._reason(code), self._failure)
+
+    async def stop(self, grace_s: float) -> Exit | None:
+        """Ask the child to stop and say how it ended; None if it took longer than `grace_s` and was killed, or never ran."""
+        process = self._process
+        if process is None or process.stdin is None:
+            return None
+        with contextlib.suppress(ConnectionError):
+            process.stdin.close()
+        try:
+            async with asyncio.timeout(grace_s):
+                return await self.wait()
+        except TimeoutError:
+            self.kill()
+            await process.wait()
+            return None
+
+    def kill(self) -> None:
+        """End it at once."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+
+    def _reason(self, code: int) -> str:
+        if self._failure is not None:
+            return self._failure.error
+        if code < 0:
+            names = {number.value: number.name for number in signal.Signals}
+            return f"killed by {names.get(-code, f'signal {-code}')}"
+        return f"exit code {code}"

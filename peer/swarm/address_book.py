@@ -1,0 +1,323 @@
+"""Who this peer may meet: the address book, what may enter it, and the choice of the next partner.
+
+The directory, the partners themselves (acquaintances in a Hello) and the last session's file all feed the book; none of them is trusted
+for more than "somebody with this key may be at this address", and only a later word of the same peer replaces an earlier one. A record
+that is not true costs the one who passed it on nothing: it may have been deceived itself. The choice is uniform over the peers that are
+live, not resting after a failure and not banned, and in a large enough swarm passes over those met last: random pairs are what NoLoCo's
+mixing needs (`optim/noloco.py`), a fixed rotation diverges.
+
+Randomness is an argument, and so is time: `now_s` is a clock that only goes forward (the event loop's), so that a clock set back by hand
+lets nobody rest for hours. Nothing here waits. Sizes are bounded, whoever calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from peer.machine.atomic_file import write_whole
+from peer.machine.home import Home
+from protocol.addresses import with_peer
+from protocol.errors import GossamerError
+from protocol.identity import PeerId
+from protocol.messages.records import MemberRecord
+from protocol.messages.terms import RunTerms, check_record
+from protocol.run.invite import Invite
+
+MAX_ENTRIES = 1024  # a random part of a larger swarm mixes as well as all of it
+MAX_BANS = 1024
+MAX_HINTS = 8  # addresses of one peer
+KEPT = 64  # good peers remembered on disk
+REST_S = 1.0  # after the first failure or refusal; doubles up to
+REST_FAILED_S = 60.0  # for a peer that cannot be reached, breaks off, or sends what our gate rejects
+REST_REFUSED_S = 8.0  # for one that answers, but will not meet
+BAN_S = 24 * 3600.0
+SILENCE_S = 40.0  # a peer that announces itself after so long was cut off, and is worth a try at once
+FORGET_S = 900.0  # a peer that nobody has announced for so long is not tried any more
+AVOIDED = 3  # partners met last that are passed over, where there are enough others
+LAST_WORD_S = 5.0  # a record that ends so soon is a farewell (see Presence.leave), or nobody renews it
+
+
+def loop_s() -> float:
+    """Return the running event loop's time, in which the book reckons: it only goes forward, and tests make it virtual."""
+    return asyncio.get_running_loop().time()
+
+
+@dataclass(slots=True)
+class Entry:
+    """One peer in the book."""
+
+    peer_id: PeerId
+    addresses: tuple[str, ...] = ()
+    clock_steps: int = 0
+    finished: bool = False  # it has said that it only averages
+    seen_s: float = 0.0  # when it was last announced or met
+    failures: int = 0  # in a row: could not be reached, or broke off
+    refusals: int = 0  # in a row: answered, but did not meet
+    rests_until_s: float = 0.0
+    unwelcome_until_s: float = 0.0  # its calls are not answered either
+    meetings: int = 0  # completed with it
+    record: MemberRecord | None = None  # its latest word, to pass on
+
+    @property
+    def has_clock(self) -> bool:
+        """Whether the peer has told its clock."""
+        return self.record is not None or self.clock_steps > 0
+
+    def is_newer(self, record: MemberRecord) -> bool:
+        """Tell whether this record says more than the one we hold."""
+        return self.record is None or record.supersedes(self.record)
+
+    def is_back(self, now_s: float) -> None:
+        """Forget that it could not be reached."""
+        self.failures, self.rests_until_s, self.unwelcome_until_s = 0, min(self.rests_until_s, now_s), now_s
+
+
+class AddressBook:
+    """Peers by id. Not thread-safe."""
+
+    def __init__(self, me: PeerId) -> None:
+        self._me = me
+        self._entries: dict[PeerId, Entry] = {}
+        self._banned_until_s: dict[PeerId, float] = {}
+        self._last: deque[PeerId] = deque(maxlen=AVOIDED)
+
+    # ------------------------------------------------------------------ what is learnt
+
+    def is_news(self, record: MemberRecord) -> bool:
+        """Tell whether a record is worth checking: another peer's, and later than the one that is held."""
+        entry = self._entries.get(record.peer_id)
+        return record.peer_id != self._me and (entry is None or entry.is_newer(record))
+
+    def learn(self, record: MemberRecord, now_s: float) -> None:
+        """Take in a verified record; one that is no later than the one we hold changes nothing."""
+        if not self.is_news(record):
+            return
+        entry = self._entry(record.peer_id, now_s)
+        entry.addresses = record.addresses or entry.addresses
+        entry.clock_steps = record.clock_steps
+        entry.finished = record.finished
+        if now_s - entry.seen_s > SILENCE_S:
+            entry.is_back(now_s)
+        entry.seen_s = now_s
+        entry.record = record
+
+    def hint(self, peer_id: PeerId, address: str, now_s: float) -> None:
+        """Take in an address from an invite, a command line or the last session."""
+        if peer_id == self._me:
+            return
+        entry = self._entry(peer_id, now_s)
+        if address not in entry.addresses:
+            entry.addresses = (*entry.addresses, address)[-MAX_HINTS:]
+        entry.seen_s = max(entry.seen_s, now_s)
+
+    def saw(self, peer_id: PeerId, now_s: float, clock_steps: int) -> None:
+        """Note that a member of the run has called us, and its clock. What it failed at stays: calling is easier than meeting."""
+        if peer_id != self._me:
+            entry = self._entry(peer_id, now_s)
+            entry.seen_s = max(entry.seen_s, now_s)
+            entry.clock_steps = clock_steps
+
+    def tells_clock(self, peer_id: PeerId, clock_steps: int) -> None:
+        """Note the clock that a known peer has signed in answer to us: later than what it has announced."""
+        if peer_id in self._entries:
+            self._entries[peer_id].clock_steps = clock_steps
+
+    def met(self, peer_id: PeerId, now_s: float, clock_steps: int, *, finished: bool = False) -> None:
+        """Note a completed meeting, and how far the partner was: its clock, and whether it only averages."""
+        entry = self._entry(peer_id, now_s)
+        entry.finished = entry.finished or finished
+        entry.meetings += 1
+        entry.clock_steps = clock_steps
+        entry.seen_s = now_s
+        entry.failures = entry.refusals = 0
+        entry.rests_until_s = entry.unwelcome_until_s = now_s
+        self._last.append(peer_id)
+
+    def failed(self, peer_id: PeerId, now_s: float) -> None:
+        """Let a peer rest after a failure that may be the network's; longer each time."""
+        entry = self._entry(peer_id, now_s)
+        entry.rests_until_s = now_s + min(REST_FAILED_S, REST_S * 2 ** min(entry.failures, 16))
+        entry.failures += 1
+
+    def broke_off(self, peer_id: PeerId, now_s: float) -> None:
+        """Let a peer rest after a meeting that it broke off or let run out, whoever had called: it must not keep others from us."""
+        self.failed(peer_id, now_s)
+        entry = self._entry(peer_id, now_s)
+        entry.unwelcome_until_s = entry.rests_until_s
+
+    def refused(self, peer_id: PeerId, now_s: float, most_s: float = REST_REFUSED_S) -> None:
+        """Let a peer rest with which there was no agreement; longer each time, but it is there, and either side may change."""
+        entry = self._entry(peer_id, now_s)
+        entry.rests_until_s = now_s + min(most_s, REST_S * 2 ** min(entry.refusals, 16))
+        entry.failures = 0
+        entry.refusals += 1
+
+    def not_now(self, peer_id: PeerId, now_s: float) -> None:
+        """Let a peer rest a moment that said it cannot meet yet."""
+        entry = self._entry(peer_id, now_s)
+        entry.rests_until_s = max(entry.rests_until_s, now_s + REST_S)
+
+    def forget_refusals(self, now_s: float) -> None:
+        """Ask everybody anew who would not meet us: we have other weights now."""
+        for entry in self._entries.values():
+            if entry.refusals:
+                entry.refusals, entry.rests_until_s = 0, now_s
+
+    def leaves(self, peer_id: PeerId, now_s: float) -> None:
+        """Stop asking a peer that says it is leaving, until it announces itself again."""
+        entry = self._entry(peer_id, now_s)
+        entry.seen_s = min(entry.seen_s, now_s - FORGET_S)
+
+    def ban(self, peer_id: PeerId, now_s: float) -> None:
+        """Do not meet a peer that broke the rules for a day."""
+        self._banned_until_s[peer_id] = now_s + BAN_S
+        while len(self._banned_until_s) > MAX_BANS:
+            del self._banned_until_s[min(self._banned_until_s, key=lambda banned: self._banned_until_s[banned])]
+
+    # ------------------------------------------------------------------ what is asked
+
+    def is_banned(self, peer_id: PeerId, now_s: float) -> bool:
+        """Tell whether a peer is banned now."""
+        return self._banned_until_s.get(peer_id, now_s) > now_s
+
+    def is_welcome(self, peer_id: PeerId, now_s: float) -> bool:
+        """Tell whether a peer's call may be answered."""
+        return peer_id not in self._entries or self._entries[peer_id].unwelcome_until_s <= now_s
+
+    def live(self, now_s: float) -> list[Entry]:
+        """Return the peers that may be met, resting ones included, in the order in which they were first heard of."""
+        return [entry for entry in self._entries.values() if self._is_live(entry, now_s)]
+
+    def announced(self, now_s: float) -> list[Entry]:
+        """Return the live peers whose own record we hold."""
+        return [entry for entry in self.live(now_s) if entry.record is not None]
+
+    def typical_clock(self, now_s: float, total_steps: int, own_steps: int | None = None) -> int:
+        """Return the lower median of the known live peers' clocks and our own; 0 when none is known.
+
+        Each says it of itself, so a single liar must not move us: neither the furthest clock counts, nor one beyond the end of the run, and
+        of two clocks the lower one does. Without a clock of our own, those who have not begun either do not count.
+        """
+        clocks = [clock_steps for clock_steps in self._clocks(now_s) if clock_steps <= total_steps]
+        clocks = sorted([clock_steps for clock_steps in clocks if clock_steps] if own_steps is None else [*clocks, own_steps])
+        return clocks[(len(clocks) - 1) // 2] if clocks else 0
+
+    def has_begun(self, now_s: float) -> bool:
+        """Tell whether half of the peers that announce themselves have made a step."""
+        clocks = self._clocks(now_s)
+        return bool(clocks) and 2 * sum(clock > 0 for clock in clocks) >= len(clocks)
+
+    def clock_of(self, peer_id: PeerId) -> int | None:
+        """Return the clock that a peer has last signed, None when none is known."""
+        entry = self._entries.get(peer_id)
+        return entry.clock_steps if entry is not None and entry.has_clock else None
+
+    def choose(self, now_s: float, rng: random.Random, *, exclude: Collection[PeerId] = ()) -> Entry | None:
+        """Choose the next partner, or None when nobody can be asked now."""
+        ready = [entry for entry in self.live(now_s) if entry.rests_until_s <= now_s and entry.peer_id not in exclude]
+        num_avoided = min(AVOIDED, (len(ready) - 1) // 2)
+        avoided = list(self._last)[-num_avoided:] if num_avoided > 0 else []
+        fresh = [entry for entry in ready if entry.peer_id not in avoided]
+        return rng.choice(fresh or ready) if ready else None
+
+    def soonest_s(self, now_s: float) -> float | None:
+        """Return when the first of the live peers can be asked; None when there is none."""
+        return min((max(now_s, entry.rests_until_s) for entry in self.live(now_s)), default=None)
+
+    def addresses(self, peer_id: PeerId) -> tuple[str, ...]:
+        """Return the known addresses of a peer."""
+        entry = self._entries.get(peer_id)
+        return entry.addresses if entry else ()
+
+    def acquaintances(self, partner: PeerId, now_s: float, rng: random.Random, num: int) -> tuple[bytes, ...]:
+        """Choose signed records of other live peers to pass on to a partner."""
+        others = [entry.record for entry in self.announced(now_s) if entry.peer_id != partner and not entry.failures]
+        return tuple(record.to_bytes() for record in rng.sample(others, min(num, len(others))) if record)
+
+    # ------------------------------------------------------------------ on disk
+
+    def save(self, path: Path, now_s: float) -> None:
+        """Write the best peers and the bans to disk, atomically. Raises OSError, with the old file untouched."""
+        best = sorted(self._entries.values(), key=lambda entry: (-entry.meetings, -entry.seen_s))
+        known = [
+            {"peer": str(e.peer_id), "addresses": list(e.addresses)} for e in best if e.addresses and not self.is_banned(e.peer_id, now_s)
+        ]
+        bans = [{"peer": str(peer), "banned_for_s": until_s - now_s} for peer, until_s in self._banned_until_s.items() if until_s > now_s]
+        write_whole(path, json.dumps({"known": known[:KEPT], "banned": bans}, indent=1).encode())
+
+    def load(self, path: Path, now_s: float) -> None:
+        """Add the peers of the last session, and what was left of the bans then. An unreadable file is like none: it only holds hints."""
+        try:
+            content = json.loads(path.read_text())
+            for line in content["known"]:
+                for address in line["addresses"]:
+                    self.hint(PeerId.from_text(line["peer"]), str(address), now_s)
+            for line in content["banned"]:
+                self._banned_until_s[PeerId.from_text(line["peer"])] = now_s + min(BAN_S, float(line["banned_for_s"]))
+        except (OSError, ValueError, KeyError, TypeError, GossamerError):
+            return
+
+    # ------------------------------------------------------------------ bounds
+
+    def _clocks(self, now_s: float) -> list[int]:
+        return [entry.clock_steps for entry in self.live(now_s) if entry.has_clock]
+
+    def _is_live(self, entry: Entry, now_s: float) -> bool:
+        return now_s - entry.seen_s < FORGET_S and not self.is_banned(entry.peer_id, now_s)
+
+    def _entry(self, peer_id: PeerId, now_s: float) -> Entry:
+        entry = self._entries.get(peer_id)
+        if entry is None:
+            if len(self._entries) >= MAX_ENTRIES:
+                self._forget_one(now_s)
+            entry = self._entries[peer_id] = Entry(peer_id, seen_s=-FORGET_S)
+        return entry
+
+    def _forget_one(self, now_s: float) -> None:
+        worst = max(self._entries.values(), key=lambda e: (not self._is_live(e, now_s), e.failures, -e.meetings, now_s - e.seen_s))
+        del self._entries[worst.peer_id]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordIntake:
+    """The way from a record into the book."""
+
+    terms: RunTerms
+    book: AddressBook
+    now_s: Callable[[], float]  # Unix time
+
+    def take(self, record: MemberRecord) -> None:
+        """Take in a record, if it says anything new, is in force, and its peer may take part."""
+        if not self.book.is_news(record):
+            return
+        with suppress(GossamerError, ValueError):  # the latter is a gap in our checks: no stranger is to end us through it
+            check_record(record, self.terms, self.now_s())
+            self.book.learn(record, loop_s())
+            if record.expires_s < self.now_s() + LAST_WORD_S:
+                self.book.leaves(record.peer_id, loop_s())
+
+    def take_bytes(self, raw: bytes) -> None:
+        """Take in a record as a partner passed it on."""
+        with suppress(GossamerError, ValueError):
+            self.take(MemberRecord.from_bytes(raw))
+
+
+def held_invite(home: Home) -> Invite | None:
+    """Return the invite that the home holds, if it holds one. Raises BadInvite when it cannot be read."""
+    return Invite.from_text(home.invite.read_text()) if home.invite.exists() else None
+
+
+def ways_in(home: Home, me: PeerId, invite: Invite | None) -> tuple[str, ...]:
+    """Return the multiaddrs, each with its peer's id, at which `me` may find the swarm: the invite's first."""
+    book = AddressBook(me)
+    book.load(home.peers, time.time())
+    known = [with_peer(address, entry.peer_id) for entry in book.live(time.time()) for address in entry.addresses]
+    return tuple(dict.fromkeys((*(invite.bootstraps if invite else ()), *known)))

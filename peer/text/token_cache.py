@@ -1,0 +1,101 @@
+"""Tokenized text on disk, so that a folder larger than memory can be trained on and is tokenized once.
+
+A cache: it is named by what it was made from, appears whole or not at all, and may be deleted at any time. At most one text is kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from peer.text.documents import Block
+from peer.text.tokenizer import Tokenizer
+from protocol.errors import BadSettings
+
+PREFIX = "tokens-"
+SIDES = ("train", "held_out")
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """A tokenized text: its two sides, and how long its tokens are."""
+
+    train: npt.NDArray[Any]  # [num_tokens] of the tokenizer's dtype; not to be written to
+    held_out: npt.NDArray[Any]
+    bytes_per_token: float  # UTF-8 bytes of text per token, over both sides
+
+
+def in_memory(blocks: Iterable[Block], tokenizer: Tokenizer) -> Tokens:
+    """Tokenize a text that fits in memory."""
+    sinks = io.BytesIO(), io.BytesIO()
+    num_bytes = _tokenize(blocks, tokenizer, sinks)
+    train, held_out = (np.frombuffer(sink.getbuffer(), dtype=tokenizer.dtype) for sink in sinks)
+    return _tokens(train, held_out, num_bytes)
+
+
+def on_disk(files: list[Path], blocks: Iterable[Block], tokenizer: Tokenizer, cache: Path) -> Tokens:
+    """Tokenize a text into `cache`, or find it there from before, and map it. Raises BadSettings when the disk is full."""
+    folder = cache / _fingerprint(files, tokenizer)
+    if not folder.is_dir():
+        try:
+            _fill(folder, blocks, tokenizer)
+        except OSError as error:
+            hint = "free some space, or train on less text"
+            raise BadSettings(f"the text cannot be tokenized into {cache}: {error.strerror}", hint=hint) from error
+    train, held_out = (_mapped(folder / side, tokenizer.dtype) for side in SIDES)
+    return _tokens(train, held_out, int((folder / "num_bytes").read_text()))
+
+
+def _fill(folder: Path, blocks: Iterable[Block], tokenizer: Tokenizer) -> None:
+    for earlier in folder.parent.glob(f"{PREFIX}*"):  # the text before, or one that was interrupted
+        shutil.rmtree(earlier, ignore_errors=True)
+    unfinished = folder.with_name(f"{folder.name}-{os.getpid()}")
+    unfinished.mkdir(parents=True, mode=0o700)
+    try:
+        with (unfinished / SIDES[0]).open("wb") as train, (unfinished / SIDES[1]).open("wb") as held_out:
+            num_bytes = _tokenize(blocks, tokenizer, (train, held_out))
+        (unfinished / "num_bytes").write_text(str(num_bytes))
+        unfinished.rename(folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _tokenize(blocks: Iterable[Block], tokenizer: Tokenizer, sinks: tuple[IO[bytes], IO[bytes]]) -> int:
+    """Write each block's tokens to its side, and return the bytes of the text."""
+    end = np.asarray([tokenizer.document_end], dtype=tokenizer.dtype).tobytes()
+    num_bytes = 0
+    for block in blocks:
+        sink = sinks[block.is_held_out]
+        sink.write(tokenizer.encode(block.text).tobytes())
+        num_bytes += len(block.text.encode())
+        if block.ends_document:
+            sink.write(end)
+            num_bytes += 1
+    return num_bytes
+
+
+def _tokens(train: npt.NDArray[Any], held_out: npt.NDArray[Any], num_bytes: int) -> Tokens:
+    return Tokens(train, held_out, num_bytes / max(1, len(train) + len(held_out)))
+
+
+def _mapped(path: Path, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    if path.stat().st_size == 0:  # cannot be mapped
+        return np.empty(0, dtype=dtype)
+    return np.memmap(path, dtype=dtype, mode="r")
+
+
+def _fingerprint(files: list[Path], tokenizer: Tokenizer) -> str:
+    digest = hashlib.sha256(f"{tokenizer.name}\0{tokenizer.vocab_size}".encode())
+    for file in files:
+        stat = file.stat()
+        digest.update(f"\0{file}\0{stat.st_size}\0{stat.st_mtime_ns}".encode(errors="surrogateescape"))
+    return PREFIX + digest.hexdigest()[:32]

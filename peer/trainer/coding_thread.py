@@ -1,0 +1,113 @@
+"""The trainer's second thread: it reads the link, and codes messages beside the inner steps.
+
+What a meeting computes between its snapshot and its merge needs no step boundary (meeting.py), so it is done here as soon as the
+node asks; all else is kept for the trainer's next boundary, in its order. An inner step spends its time in torch, which lets other Python
+threads run meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from peer.link import records as ask
+from peer.link.socket import TrainerEnd
+from peer.trainer.outer_loop import OuterLoop
+
+WAIT_S = 0.1  # after so long the thread sees that it is to end
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Requests of one node, or the news that the node has changed: `session` is the link's."""
+
+    session: int
+    requests: tuple[ask.Request, ...]
+
+
+class CodingThread:
+    """Serve the link until closed. `take`, `send`, `wait` and `close` belong to the trainer's own thread and return at once but `wait`."""
+
+    def __init__(self, link: TrainerEnd, outer: OuterLoop) -> None:
+        self._link = link
+        self._outer = outer
+        self._session = 0
+        self._batches: deque[Batch] = deque()
+        self._has_news = threading.Event()
+        self._is_closing = False
+        self._bug: BaseException | None = None
+        device = outer.fragments[0].slow.device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._thread = threading.Thread(target=self._run, name="coding")
+
+    def start(self) -> None:
+        """Begin to listen to the node."""
+        self._thread.start()
+
+    def take(self) -> list[Batch]:
+        """Return what is to be done at this step boundary, in the order in which it came. Raises what went wrong in the thread: our bug."""
+        if self._bug is not None:
+            raise self._bug
+        self._has_news.clear()
+        return [self._batches.popleft() for _ in range(len(self._batches))]
+
+    def send(self, record: ask.Reply | ask.Notice, session: int) -> None:
+        """Send a record to the node of this session; nothing happens when that node is gone."""
+        self._link.send(record, session)
+
+    def wait(self, seconds: float) -> None:
+        """Wait until there is something to take or `seconds` pass: only for a trainer that has nothing to train."""
+        self._has_news.wait(seconds)
+
+    def close(self) -> None:
+        """End the thread, and the link with it."""
+        self._is_closing = True
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._link.close()
+
+    def _run(self) -> None:
+        try:
+            while not self._is_closing:
+                self._link.wait(WAIT_S)
+                requests = self._link.poll()
+                later = tuple(request for request in requests if not self._done_now(request))
+                self._keep(Batch(self._link.session, later))
+        except BaseException as error:
+            self._bug = error
+            self._has_news.set()
+
+    def _keep(self, batch: Batch) -> None:
+        if batch.requests or batch.session != self._session:
+            self._session = batch.session
+            self._batches.append(batch)
+            self._has_news.set()
+
+    def _done_now(self, request: ask.Request) -> bool:
+        """Answer a request that needs no step boundary; do ahead what can be done of one that does."""
+        match request:
+            case ask.Prepare() | ask.Encode() | ask.Check():
+                with self._beside_training():
+                    reply = self._outer.code(request)
+                self._link.send(reply, self._link.session)
+                return True
+            case ask.Apply():
+                with self._beside_training(), contextlib.suppress(ValueError, torch.OutOfMemoryError):  # found again at the boundary
+                    self._outer.step_ahead(request)
+        return False
+
+    @contextlib.contextmanager
+    def _beside_training(self) -> Iterator[None]:
+        """Run what is inside after all that the trainer has started on a GPU, but not before what it starts from now on; finish it."""
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.default_stream(self._stream.device))
+        with torch.cuda.stream(self._stream):
+            yield
+        self._stream.synchronize()

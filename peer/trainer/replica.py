@@ -1,0 +1,272 @@
+"""One replica of the model in training: inner steps, outer loop, schedule clock, and all that a checkpoint must hold.
+
+Synchronous, with no process, thread, socket or clock of its own: the trainer process drives it, and so do the simulator and
+the tests. Everything random follows from (run seed, peer id, step), so a replica restored from its state goes on bit for bit on the
+CPU.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from optim.fragments import Countdown
+from optim.inner import learning_rate, set_learning_rate
+from optim.noloco import OuterSettings
+from optim.optimizers import build_optimizer
+from peer.link import records as ask
+from peer.link.payload_folder import PayloadFolder
+from peer.model.evaluation import held_out_loss
+from peer.model.model import next_token_loss
+from peer.model.plan import follow_clock, fragment_codecs, inner_settings
+from peer.text.corpus import Corpus
+from peer.trainer.adoption import parts, try_on, why_not
+from peer.trainer.outer_loop import OuterLoop
+from protocol.messages.messages import RunPhase
+from protocol.run.manifest import Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class InnerStep:
+    """What one inner step did."""
+
+    loss: float  # nats per token
+    learning_rate: float
+    num_tokens: int
+
+
+class Replica:
+    """A model in training. The model's tensors are written to; everything belongs to one thread but what `OuterLoop` says otherwise of."""
+
+    def __init__(self, manifest: Manifest, model: PreTrainedModel, corpus: Corpus, payloads: PayloadFolder, peer_seed: int) -> None:
+        self.manifest = manifest
+        self.model = model
+        self.clock_steps = 0
+        self.own_steps = 0
+        self.tokens = 0
+        self.alone = False  # plain inner training: no fragment is ever due
+        self.on_solo: Callable[[int, str], None] = lambda fragment, reason: None  # told of each outer step without a partner
+        self.corpus = corpus
+        self.payloads = payloads
+        self._joined = (0, 0)  # clock and own steps when weights were last taken over from a donor
+        self._is_founder = True
+        self._seed = peer_seed
+        self._solo_later: set[int] = set()  # fragments to go solo when their meeting has come to nothing
+        self._settings = inner_settings(manifest)
+        self.parameters: dict[str, Tensor] = dict(model.named_parameters())
+        codecs = fragment_codecs(manifest, {name: tuple(p.shape) for name, p in self.parameters.items()})
+        outer = OuterSettings(manifest.outer.alpha, manifest.outer.beta, manifest.outer.gamma)
+        self.outer = OuterLoop(codecs, self.parameters, outer, payloads, self._on_outer_step)
+        self.countdown = Countdown(len(codecs), manifest.outer.inner_steps, peer_seed)
+        self.optimizer = build_optimizer(manifest.inner.optimizer, self.parameters.items(), self._settings)
+
+    @property
+    def phase(self) -> RunPhase:
+        """TRAIN until the schedule clock has run out."""
+        return RunPhase.TRAIN if self.clock_steps < self.manifest.run.total_steps else RunPhase.FINISH
+
+    def inner_step(self) -> InnerStep:
+        """Train on this peer's next batch.
+
+        Seeds torch's generators (dropout draws from them) with the step's own seed. Raises FloatingPointError, with no weight changed, when
+        the loss or a gradient is not finite.
+        """
+        batch = self.corpus.batch(self.own_steps).to(self.outer.fragments[0].slow.device)
+        _seed_generators(batch.device, step_seed(self._seed, self.own_steps))
+        rate = learning_rate(self.clock_steps, self._steps_since_join(), self._settings)
+        set_learning_rate(self.optimizer, rate)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = next_token_loss(self.model, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.manifest.inner.clip_norm)
+        loss = loss.detach()
+        if not bool(torch.isfinite(norm + loss)):
+            raise FloatingPointError(f"inner step {self.own_steps}: loss {float(loss)}, gradient norm {float(norm)}")
+        self.optimizer.step()
+        num_tokens = batch.shape[0] * (batch.shape[1] - 1)
+        self.own_steps += 1
+        self.clock_steps += 1
+        self.tokens += num_tokens
+        self.outer.count_tokens(num_tokens)
+        return InnerStep(float(loss), rate, num_tokens)
+
+    def skip_batch(self) -> None:
+        """Pass over the next batch: it made the loss not finite."""
+        self.own_steps += 1
+
+    def newly_due(self) -> list[int]:
+        """Count one inner step down and return the fragments that became due with it."""
+        return [] if self.alone else self.countdown.tick()
+
+    def handle(self, request: ask.Request) -> ask.Reply | None:
+        """Carry out a request of the node; call at a step boundary. Start and FinishDone are the trainer's own affair."""
+        match request:
+            case ask.TakeSnapshot():
+                return self._clone(request)
+            case ask.Adopt():
+                return self._adopt(request)
+            case ask.Drop(meeting):
+                self._drop(meeting)
+            case ask.Solo(fragment):
+                self._solo_if_due(fragment)
+            case ask.Defer(fragment) if fragment in self.countdown.due():
+                self.countdown.reset(fragment)
+            case ask.Open() | ask.Prepare() | ask.Encode() | ask.Check() | ask.Apply():
+                return self.outer.answer(request, self.clock_steps, self.phase)
+        return None
+
+    def lose_node(self) -> None:
+        """The node is gone, and with it all that it had begun: drop every meeting."""
+        self.outer.drop_all()
+        self._solo_later.clear()
+
+    def go_alone(self, fragment: int, reason: str) -> None:
+        """Settle a due fragment without a partner: a solo step, or none where the run says to wait for partners."""
+        if self.manifest.outer.no_partner == "defer":
+            self.countdown.reset(fragment)
+        else:
+            self._solo(fragment, reason)
+
+    def end_alone(self) -> None:
+        """Take the last averaging's step alone, whatever is open: slow weights become the fast ones."""
+        self.lose_node()
+        for fragment in range(len(self.outer.fragments)):
+            self.outer.solo(fragment, RunPhase.FINISH)
+
+    def _solo(self, fragment: int, reason: str) -> None:
+        if self.outer.solo(fragment, self.phase):
+            self.on_solo(fragment, reason)
+        else:
+            self._solo_later.add(fragment)
+
+    def _solo_if_due(self, fragment: int) -> None:
+        if fragment in self.countdown.due():
+            self._solo(fragment, "no partner answered in time")
+
+    def _drop(self, meeting: int) -> None:
+        fragment = self.outer.drop(meeting)
+        if fragment in self._solo_later:
+            self._solo_if_due(fragment)
+
+    def _on_outer_step(self, fragment: int, partner_clock_steps: int) -> None:
+        self._solo_later.discard(fragment)
+        self.countdown.reset(fragment)
+        joined_clock, joined_steps = self._joined
+        since = follow_clock(
+            self.clock_steps - joined_clock,
+            partner_clock_steps - joined_clock,
+            self.manifest.outer.inner_steps,
+            self.own_steps - joined_steps,
+            self.manifest.run.total_steps - joined_clock,
+        )
+        self.clock_steps = joined_clock + since
+
+    def _steps_since_join(self) -> int:
+        return self.clock_steps if self._is_founder else self.own_steps - self._joined[1]
+
+    # ------------------------------------------------------------------ taking over another peer's state
+
+    def _clone(self, request: ask.TakeSnapshot) -> ask.SnapshotTaken | ask.NoSnapshot:
+        digest = hashlib.sha256()
+        try:
+            self.payloads.write(request.name, b"")
+            for fragment in self.outer.fragments:
+                for tensor in (fragment.slow, fragment.momentum):
+                    content = tensor.cpu().numpy().data
+                    digest.update(content)
+                    self.payloads.append(request.name, content)
+        except OSError as error:
+            self.payloads.remove(request.name)
+            return ask.NoSnapshot(request.name, f"the clone could not be written: {error.strerror}")
+        return ask.SnapshotTaken(request.name, self.clock_steps, digest.hexdigest())
+
+    def _adopt(self, request: ask.Adopt) -> ask.Adopted:
+        """Take over slow weights, momentum and clock, or leave all as it is."""
+        data = self.payloads.read(request.name)
+        reason = why_not(data, self.outer.fragments) or try_on(data, self.outer.fragments, self.parameters, self._held_out_loss)
+        if reason:
+            return ask.Adopted(request.name, False, reason)
+        self.lose_node()
+        for fragment, slow, momentum in parts(torch.frombuffer(data, dtype=torch.float32), self.outer.fragments):
+            fragment.slow.copy_(slow)
+            fragment.momentum.copy_(momentum)
+            fragment.tokens = 0
+        self.optimizer.state.clear()
+        self.clock_steps = min(request.clock_steps, self.manifest.run.total_steps)  # back, too: the weights are no further
+        self._is_founder = False
+        self._joined = (self.clock_steps, self.own_steps)
+        return ask.Adopted(request.name, True, "")
+
+    def _held_out_loss(self) -> float:
+        return held_out_loss(self.model, self.corpus, 1)
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return every tensor of the replica by name; live ones, to be written out before the next step."""
+        tensors = {f"fast/{name}": parameter.detach() for name, parameter in self.parameters.items()}
+        for index, fragment in enumerate(self.outer.fragments):
+            tensors[f"slow/{index}"] = fragment.slow
+            tensors[f"momentum/{index}"] = fragment.momentum
+        for name, parameter in self.parameters.items():
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                tensors[f"inner/{key}/{name}"] = value
+        return tensors
+
+    def state(self) -> dict[str, Any]:
+        """Return all else that a checkpoint must hold, JSON-able."""
+        return {
+            "clock_steps": self.clock_steps,
+            "own_steps": self.own_steps,
+            "tokens": self.tokens,
+            "joined": list(self._joined),
+            "is_founder": self._is_founder,
+            "countdown": self.countdown.state(),
+            "outer": self.outer.state(),
+            "corpus": self.corpus.cursor(),
+        }
+
+    def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Take over what `tensors` and `state` returned. Raises KeyError or ValueError for a checkpoint of another model."""
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.copy_(tensors[f"fast/{name}"])
+        for index, fragment in enumerate(self.outer.fragments):
+            fragment.slow.copy_(tensors[f"slow/{index}"])
+            fragment.momentum.copy_(tensors[f"momentum/{index}"])
+        self._restore_inner(tensors)
+        self.clock_steps, self.own_steps, self.tokens = state["clock_steps"], state["own_steps"], state["tokens"]
+        self._joined = (state["joined"][0], state["joined"][1])
+        self._is_founder = state["is_founder"]
+        self.countdown.restore(state["countdown"])
+        self.outer.restore(state["outer"])
+        self.corpus.restore(state["corpus"])
+
+    def _restore_inner(self, tensors: Mapping[str, Tensor]) -> None:
+        """Both optimizers keep their count of steps on the CPU and everything else beside the parameter."""
+        self.optimizer.state.clear()
+        for full, value in tensors.items():
+            if full.startswith("inner/"):
+                _, key, name = full.split("/", 2)
+                parameter = self.parameters[name]
+                self.optimizer.state[parameter][key] = value.to("cpu" if key == "step" else parameter.device, copy=True)
+
+
+def _seed_generators(device: torch.device, seed: int) -> None:
+    """Seed the generators that an inner step draws from; torch.manual_seed writes down a stack trace for every backend that is absent."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+    elif device.type == "mps":
+        torch.mps.manual_seed(seed)
+
+
+def step_seed(peer_seed: int, own_steps: int) -> int:
+    """Derive the seed of what is drawn at random in one inner step."""
+    return int.from_bytes(hashlib.sha256(f"{peer_seed}/{own_steps}".encode()).digest()[:8], "little") >> 1

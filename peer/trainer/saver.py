@@ -1,0 +1,70 @@
+"""When the trainer saves, and how a replica and a checkpoint turn into each other. The files themselves: peer/model/checkpoint.py."""
+
+from __future__ import annotations
+
+import time
+
+from peer.machine.config import PeerConfig
+from peer.machine.events import CheckpointFailed, CheckpointRejected, CheckpointSaved, EventLog
+from peer.machine.home import Home
+from peer.model.checkpoint import CheckpointContents, Loaded, save
+from peer.trainer.replica import Replica
+from protocol.errors import BadSettings, GossamerError
+
+
+class Saver:
+    """Save a replica every so many steps or seconds, whichever comes first."""
+
+    def __init__(self, home: Home, config: PeerConfig, events: EventLog) -> None:
+        self.has_checkpoint = False  # of this run, written or restored by us
+        self._trouble = ""  # why the last one could not be saved
+        self._passed_over = ""  # what was damaged when this process began
+        self._home = home
+        self._config = config
+        self._events = events
+        self._saved_s = time.monotonic()
+        self._saved_step = 0
+
+    @property
+    def trouble(self) -> str:
+        """Return what is, or was at the start, wrong with the checkpoints, in words; empty if nothing."""
+        return self._trouble or self._passed_over
+
+    def is_due(self, replica: Replica) -> bool:
+        """Tell whether enough steps or seconds have passed since the last checkpoint."""
+        steps, seconds = replica.own_steps - self._saved_step, time.monotonic() - self._saved_s
+        enough_steps = self._config.checkpoint_interval_steps
+        return seconds >= self._config.checkpoint_interval_s or (enough_steps is not None and steps >= enough_steps)
+
+    def save(self, replica: Replica) -> None:
+        """Save now.
+
+        A disk that refuses costs this checkpoint, not the training: the earlier ones are untouched, and the event log says so.
+        """
+        started_s = time.monotonic()
+        contents = CheckpointContents(replica.manifest.run_id, replica.own_steps, replica.tensors(), replica.state())
+        try:
+            path = save(self._home.checkpoints, contents)
+        except GossamerError as error:
+            self._trouble = str(error)
+            self._events.append(CheckpointFailed(replica.own_steps, self._trouble))
+        else:
+            self.has_checkpoint, self._trouble = True, ""
+            num_bytes = sum(file.stat().st_size for file in path.iterdir())
+            self._events.append(CheckpointSaved(replica.own_steps, str(path), num_bytes, time.monotonic() - started_s))
+        self._saved_s, self._saved_step = time.monotonic(), replica.own_steps
+
+    def restore(self, replica: Replica, loaded: Loaded) -> None:
+        """Take over a checkpoint. Raises BadSettings when it is of another model than the manifest's."""
+        for path, reason in loaded.rejected:
+            self._events.append(CheckpointRejected(str(path), reason))
+        try:
+            replica.restore(loaded.contents.tensors, loaded.contents.state)
+        except (KeyError, ValueError, RuntimeError) as error:
+            reason = f"the checkpoint {loaded.path} does not fit the model: {error}"
+            raise BadSettings(reason, hint="move it away, or use another --home") from error
+        self._saved_step = replica.own_steps
+        self.has_checkpoint = True
+        if loaded.rejected:
+            damaged = ", ".join(f"{path.name} ({reason})" for path, reason in loaded.rejected)
+            self._passed_over = f"went back to checkpoint {loaded.path.name}: damaged are {damaged}"

@@ -1,0 +1,206 @@
+"""The gRPC service `gossamer.v1.Peer` as streams of messages, whatever carries its HTTP/2 connection.
+
+Frames pass as bytes through generic handlers: they are made and read in `frames.py`, and gRPC only delimits them. Here are the
+caps and clocks of HTTP/2 (size, metadata, keep-alive, no compression); who the partner is, is told by the lane.
+
+A rule of grpc.aio holds this file together: after an RPC's coroutine has ended, touching its context may crash the process. So
+one task reads for as long as the RPC lives, and nothing is written once the stream has been marked as ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # read at import; what strangers can provoke is for our log, not for stderr
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # p2pd is started beside running calls; it never uses gRPC
+
+import grpc
+import grpc.aio
+
+from protocol import limits
+from protocol.errors import PeerGone, Unreachable
+from protocol.identity import PeerId
+from protocol.messages.frames import from_frame, to_frame
+from protocol.messages.messages import Message
+from protocol.streams.inbox import Inbox
+from protocol.streams.transport import Purpose
+
+SERVICE: Final = "gossamer.v1.Peer"
+METADATA_BYTES: Final = 8 * 1024
+FRAMES_AHEAD: Final = 2  # read before they are asked for
+LINGER_S: Final = 5.0  # for what was sent before closing to arrive
+
+_COMMON: Final[list[tuple[str, int]]] = [
+    ("grpc.max_receive_message_length", limits.FRAME_BYTES),
+    ("grpc.max_send_message_length", limits.FRAME_BYTES),
+    ("grpc.max_metadata_size", METADATA_BYTES),
+    ("grpc.absolute_max_metadata_size", METADATA_BYTES),
+    ("grpc.compression_enabled_algorithms_bitset", 1),  # identity only: no decompression bombs
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 0),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+_SERVER: Final = [
+    *_COMMON,
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.server_handshake_timeout_ms", 2_000),
+    ("grpc.max_concurrent_streams", 1),  # a lane is one stream
+    ("grpc.so_reuseport", 0),
+]
+_CHANNEL: Final = [
+    *_COMMON,
+    ("grpc.enable_retries", 0),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.service_config_disable_resolution", 1),
+]
+
+ACCEPTED: Final = (("gossamer", "1"),)
+"""Initial metadata of a call that the server lets in; a refused or broken one has none."""
+BROKEN: Final = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
+"""What grpc.aio raises when a stream is over. Depending on when it finds out, it is any of these."""
+
+
+Context = grpc.aio.ServicerContext[bytes, bytes]
+Serve = Callable[[Purpose, Context], Awaitable[None]]
+
+
+class GrpcStream:
+    """A `transport.Stream` over one RPC, the same on both sides.
+
+    `write` sends a frame; `on_close` is called once, with the stream, and ends the RPC in its own time. Whoever makes the stream runs
+    `pump` beside it.
+    """
+
+    lane = "libp2p"
+
+    def __init__(self, partner: PeerId, write: Callable[[bytes], Awaitable[None]], on_close: Callable[[GrpcStream], None]) -> None:
+        self._partner = partner
+        self._write, self._on_close = write, on_close
+        self._inbox = Inbox(FRAMES_AHEAD)
+        self._closed = False
+        self._bytes_sent = 0
+        self._bytes_received = 0
+
+    @property
+    def partner(self) -> PeerId:
+        """The other end, as the lane proved it."""
+        return self._partner
+
+    @property
+    def bytes_sent(self) -> int:
+        """Serialized bytes handed to the lane so far."""
+        return self._bytes_sent
+
+    @property
+    def bytes_received(self) -> int:
+        """Serialized bytes taken from the lane so far."""
+        return self._bytes_received
+
+    async def send(self, message: Message) -> None:
+        """Send one message; wait while the partner is slow to read. Raises PeerGone."""
+        await self.send_frame(to_frame(message))
+
+    async def send_frame(self, frame: bytes) -> None:
+        """Send bytes as they are, for tests that need a hostile partner. Raises PeerGone."""
+        if self._inbox.ended is not None:
+            raise PeerGone(self._inbox.ended)
+        try:
+            await self._write(frame)
+        except BROKEN as error:
+            self.end(_why(error))
+            raise PeerGone(_why(error)) from error
+        except asyncio.CancelledError:  # whether the frame went out, nobody knows
+            self.end("a send was cancelled")
+            raise
+        self._bytes_sent += len(frame)
+
+    async def receive(self) -> Message:
+        """Return the partner's next message. Raises PeerGone, BadMessage."""
+        frame = await self._inbox.get()
+        self._bytes_received += len(frame)
+        return from_frame(frame)
+
+    async def close(self) -> None:
+        """End the stream in both directions; what was sent before still goes out. Idempotent, does not wait."""
+        self._inbox.close()
+        if not self._closed:
+            self._closed = True
+            self._write = _nowhere  # the RPC is freed as soon as it has ended, whoever still holds this stream
+            self._on_close(self)
+
+    def end(self, why: str) -> None:
+        """Mark the stream as ended by the other side or by the lane: nothing is written any more."""
+        self._inbox.end(why)
+
+    async def arrived(self) -> None:
+        """Wait until the first frame is there, or the stream has ended."""
+        await self._inbox.arrived()
+
+    async def pump(self, read: Callable[[], Awaitable[Any]]) -> None:
+        """Read frames into the inbox until `read` returns none. After `close` they are read and thrown away."""
+        why = "the partner closed the stream"
+        try:
+            while isinstance(frame := await read(), bytes):
+                self._inbox.put(frame)
+                await self._inbox.room()
+        except BROKEN as error:
+            why = _why(error)
+        finally:
+            self.end(why)
+
+
+async def _nowhere(frame: bytes) -> None:
+    raise asyncio.InvalidStateError("closed")
+
+
+def _why(error: BaseException) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"the stream broke: {error.code().name.lower()}: {error.details()}"
+    return "the stream is over"
+
+
+async def start_server(serve: Serve) -> tuple[grpc.aio.Server, int]:
+    """Start the service on a loopback port of its own choice; every call, with its purpose, goes to `serve`."""
+    server = grpc.aio.server(options=_SERVER)
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, {item.value: _method(item, serve) for item in Purpose})])
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    return server, port
+
+
+def _method(purpose: Purpose, serve: Serve) -> grpc.RpcMethodHandler[bytes, bytes]:
+    async def run(_: object, context: Context) -> None:
+        await serve(purpose, context)
+
+    return grpc.stream_stream_rpc_method_handler(run)
+
+
+async def refuse_stranger(context: Context) -> NoReturn:
+    """End a call that came by no lane of ours."""
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "this port takes calls from its own tunnel only")
+
+
+async def refuse_another(context: Context) -> NoReturn:
+    """End a call that is one too many."""
+    await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "as many streams are open as I allow")
+
+
+def start_call(socket: Path, purpose: Purpose) -> tuple[grpc.aio.Channel, Any]:
+    """Connect to the service behind a Unix socket and start the call for a purpose; `accepted` tells how that went."""
+    channel = grpc.aio.insecure_channel(f"unix:{socket}", options=_CHANNEL)
+    return channel, channel.stream_stream(f"/{SERVICE}/{purpose.value}")()
+
+
+async def accepted(call: Any) -> None:
+    """Wait until the server has let the call in. Raises Unreachable."""
+    try:
+        if ACCEPTED[0] not in list(await call.initial_metadata()):
+            raise Unreachable(f"the partner turned the stream away: {await call.details()}")
+    except BROKEN as error:
+        raise Unreachable(_why(error)) from error

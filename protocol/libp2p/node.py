@@ -1,0 +1,261 @@
+"""A peer on libp2p: p2pd, directory and tunnel as one unit, which is rebuilt whole when p2pd dies or hangs.
+
+Above it nothing changes when that happens: streams in flight end with PeerGone, calls fail at once with Unreachable while it is
+down, and afterwards the same handler serves, on the same port if it can be had, and the last record is announced again. Meetings,
+records and partners are the business of the layer above.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import random
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, replace
+from typing import Self
+
+from protocol.addresses import read_address
+from protocol.errors import BadMessage, BadSettings, GossamerError, TransportError, Unreachable
+from protocol.identity import PeerId
+from protocol.libp2p.directory import DhtDirectory
+from protocol.libp2p.grpc_stream import GrpcStream
+from protocol.libp2p.hivemind_imports import P2PDaemonError
+from protocol.libp2p.kademlia import AttachedP2P
+from protocol.libp2p.outbound import TunnelTransport
+from protocol.libp2p.p2pd import Daemon, DaemonSettings
+from protocol.libp2p.p2pd_control import Control
+from protocol.libp2p.record_store import RecordShelf
+from protocol.libp2p.splice import Tally
+from protocol.messages.records import MemberRecord
+from protocol.streams.transport import Purpose, StreamHandler
+
+log = logging.getLogger(__name__)
+
+PULSE_S = 5.0
+NUM_ACQUAINTANCES = 8
+BUILD_S = 30.0
+BACK_OFF_S = (0.5, 60.0)
+HEALTHY_S = 60.0  # a p2pd that lived so long may be restarted without waiting
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """What lives and dies together with one p2pd."""
+
+    daemon: Daemon
+    directory: DhtDirectory
+    tunnel: TunnelTransport
+    stack: AsyncExitStack
+
+    @property
+    def control(self) -> Control:
+        return self.daemon.control
+
+
+class Libp2pNode:
+    """Transport and Directory of one peer over libp2p. Use as `async with`, on the process's only event loop.
+
+    `bootstraps` is asked for multiaddrs with /p2p/<peer id> (invite, address book) whenever no connection exists. Entering raises
+    BadSettings (busy port, unusable folder) or TransportError; it does not wait for any bootstrap.
+    """
+
+    def __init__(
+        self, settings: DaemonSettings, shelf: RecordShelf, handler: StreamHandler, bootstraps: Callable[[], Sequence[str]] = tuple
+    ) -> None:
+        self._settings = settings
+        self._shelf = shelf
+        self._handler = handler
+        self._bootstraps = bootstraps
+        self.tally = Tally()
+        """Bytes given to and taken from p2pd by streams, HTTP/2 framing included."""
+        self._unit: _Unit | None = None
+        self._peer_id: PeerId | None = None
+        self._addresses: tuple[str, ...] = ()
+        self._port = settings.port
+        self._record: MemberRecord | None = None
+
+    @property
+    def peer_id(self) -> PeerId:
+        """Who this peer is, as p2pd proves it to others."""
+        assert self._peer_id is not None, "not started"
+        return self._peer_id
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Multiaddrs of this peer with its id, the widest reach first: internet, local network, this machine."""
+        return tuple(f"{address}/p2p/{self.peer_id}" for address in sorted(self._addresses, key=_reach))
+
+    @property
+    def num_neighbours(self) -> int:
+        """How many nodes of the directory are known to be alive."""
+        return self._unit.directory.num_neighbours if self._unit else 0
+
+    @property
+    def daemon_pid(self) -> int:
+        """p2pd's process id, 0 while there is none: for tests and diagnosis."""
+        return self._unit.daemon.pid if self._unit else 0
+
+    async def __aenter__(self) -> Self:
+        self._unit = await self._build()
+        self._supervisor = asyncio.create_task(self._supervise(self._unit), name="libp2p supervisor")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._supervisor.cancel()
+        await asyncio.gather(self._supervisor, return_exceptions=True)
+        await self._tear_down()
+
+    async def connect(self, partner: PeerId, addresses: Sequence[str], purpose: Purpose) -> GrpcStream:
+        """Open a stream to `partner`; `addresses` are hints (multiaddrs) and may be empty. Raises Unreachable."""
+        return await self._up().tunnel.connect(partner, addresses, purpose)
+
+    async def announce(self, record: MemberRecord) -> None:
+        """Publish this peer's own record, again too when p2pd is restarted. Raises TransportError, BadMessage."""
+        self._record = record
+        await self._up().directory.announce(record)
+
+    async def members(self) -> list[MemberRecord]:
+        """Return the verified, unexpired records that can be found now. Raises Unreachable while p2pd is down."""
+        return await self._up().directory.members()
+
+    async def dial(self, addresses: Iterable[str]) -> frozenset[PeerId]:
+        """Connect to these multiaddrs, all at once, and join the directory through them; return who answered. Takes 5 s at most."""
+        return await _dial(self._up(), addresses)
+
+    async def connected(self) -> frozenset[PeerId]:
+        """Return the peers to which a connection is open. Raises Unreachable while p2pd is down."""
+        return await self._up().control.connected()
+
+    def _up(self) -> _Unit:
+        if self._unit is None:
+            raise Unreachable("the network part of this peer is restarting")
+        return self._unit
+
+    # ---- life and death ----
+
+    async def _build(self) -> _Unit:
+        try:
+            async with asyncio.timeout(BUILD_S), AsyncExitStack() as stack:
+                daemon = await self._start_daemon(stack)
+                p2p = await AttachedP2P.attach(daemon.socket_path)
+                stack.push_async_callback(p2p.close)
+                directory = await DhtDirectory.open(p2p, self._shelf, self._settings.client_mode)
+                stack.push_async_callback(directory.close)
+                tunnel = TunnelTransport(daemon.control, self._settings.folder, self._handler, tally=self.tally)
+                await stack.enter_async_context(tunnel)
+                return _Unit(daemon, directory, tunnel, stack.pop_all())
+        except (OSError, EOFError, P2PDaemonError) as error:  # OSError: the time-out too
+            raise TransportError(f"p2pd ended or hung while it was set up: {error!r}", hint="see the log") from error
+
+    async def _start_daemon(self, stack: AsyncExitStack) -> Daemon:
+        """Start p2pd, on the port it had before if it is a rebuild: others know us there."""
+        try:
+            daemon = await stack.enter_async_context(Daemon(replace(self._settings, port=self._port)))
+        except BadSettings:
+            if self._port == self._settings.port:
+                raise
+            log.warning("port %d was taken while p2pd was down; listening on another", self._port)
+            daemon = await stack.enter_async_context(Daemon(self._settings))
+        self._peer_id, self._addresses, self._port = daemon.peer_id, daemon.addresses, daemon.port
+        return daemon
+
+    async def _tear_down(self) -> None:
+        unit, self._unit = self._unit, None
+        if unit is not None:
+            await unit.stack.aclose()
+
+    async def _supervise(self, unit: _Unit) -> None:
+        loop = asyncio.get_running_loop()
+        delay_s = BACK_OFF_S[0]
+        while True:
+            began_s = loop.time()
+            log.warning("p2pd is restarted: %s", await self._illness(unit))
+            if loop.time() - began_s > HEALTHY_S:
+                delay_s = BACK_OFF_S[0]
+            rebuilt = None
+            while rebuilt is None:
+                rebuilt = await self._rebuild(delay_s)
+                delay_s = min(2 * delay_s, BACK_OFF_S[1])
+            self._unit = unit = rebuilt
+
+    async def _rebuild(self, delay_s: float) -> _Unit | None:
+        try:
+            await self._tear_down()
+            await asyncio.sleep(delay_s)
+            return await self._build()
+        except Exception as error:  # whatever it is: without a next try this peer would be alone for good
+            log.warning("p2pd could not be restarted: %s", error, exc_info=not isinstance(error, GossamerError))
+            return None
+
+    async def _illness(self, unit: _Unit) -> str:
+        """Look after a unit until it is ill; return what ails it."""
+        death = asyncio.create_task(unit.daemon.died(), name="p2pd death watch")
+        pulse = asyncio.create_task(self._beat(unit), name="p2pd pulse")
+        try:
+            done, _ = await asyncio.wait({death, pulse}, return_when=asyncio.FIRST_COMPLETED)
+            return f"it died with exit code {death.result()}" if death in done else pulse.result()
+        finally:
+            death.cancel()
+            pulse.cancel()
+            await asyncio.gather(death, pulse, return_exceptions=True)
+
+    async def _beat(self, unit: _Unit) -> str:
+        """Every PULSE_S, ask p2pd whether it lives, and see that we are connected; return how it failed."""
+        await self._introduce(unit)
+        while True:
+            try:
+                _, self._addresses = await unit.control.identify()
+                await self._stay_connected(unit)
+            except Unreachable as error:
+                unit.daemon.kill()
+                return f"it does not answer: {error}"
+            if unit.directory.is_broken:
+                return "its connection for directory messages broke"
+            unit.directory.tidy()
+            await asyncio.sleep(PULSE_S)
+
+    async def _introduce(self, unit: _Unit) -> None:
+        """Connect, and announce again what was announced before p2pd was restarted."""
+        with suppress(TransportError, BadMessage):
+            await self._stay_connected(unit)
+            if self._record is not None:
+                await unit.directory.announce(self._record)
+
+    async def _stay_connected(self, unit: _Unit) -> None:
+        """Look for company while the directory knows nobody alive: at the bootstraps and old acquaintances, and who dialled us."""
+        if not unit.directory.num_neighbours:
+            await _dial(unit, [*self._bootstraps(), *self._acquaintances()])
+        if not unit.directory.num_neighbours:
+            await unit.directory.join(await unit.control.connected())
+
+    def _acquaintances(self) -> list[str]:
+        records = self._shelf.records()
+        some = random.sample(records, min(len(records), NUM_ACQUAINTANCES))
+        return [f"{address.removesuffix(f'/p2p/{record.peer_id}')}/p2p/{record.peer_id}" for record in some for address in record.addresses]
+
+
+async def _dial(unit: _Unit, addresses: Iterable[str]) -> frozenset[PeerId]:
+    async def dial(address: str) -> PeerId | None:
+        try:
+            partner = read_address(address)
+            if partner is not None and partner != unit.daemon.peer_id:
+                await unit.control.connect(partner, [address])
+                return partner
+        except (ValueError, Unreachable) as error:
+            log.info("bootstrap %s: %s", address, error)
+        return None
+
+    answered = frozenset(peer for peer in await asyncio.gather(*map(dial, addresses)) if peer is not None)
+    await unit.directory.join(answered)
+    return answered
+
+
+def _reach(address: str) -> int:
+    """Rank a multiaddr by who can dial it: 0 anybody, 1 the local network, 2 this machine."""
+    host = address.split("/")[2]
+    with suppress(ValueError):
+        ip = ipaddress.ip_address(host)
+        return 2 if ip.is_loopback else 0 if ip.is_global else 1
+    return 0  # a name

@@ -1,0 +1,256 @@
+"""Our own p2pd process: started with our flags, watched, and never outliving us.
+
+hivemind can start p2pd by itself, but then a dead bootstrap kills it, it serves as a public relay, and its control socket lies
+in a shared folder; so we start hivemind's binary (checked by hash) and only attach to it. This file knows nothing of the swarm:
+no bootstraps, no DHT, no streams. Restarting is the caller's business (`libp2p.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hashlib
+import ipaddress
+import logging
+import os
+import platform
+import signal
+import socket
+import stat
+import sys
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Self
+
+from protocol.errors import BadSettings, TransportError, Unreachable
+from protocol.identity import PeerId
+from protocol.libp2p.hivemind_imports import hivemind_cli
+from protocol.libp2p.p2pd_control import Control
+
+log = logging.getLogger(__name__)
+
+KNOWN_SHA256 = {("Linux", "x86_64"): "42f8f48e62583b97cdba3c31439c08029fb2b9fc506b5bdd82c46b7cc1d279d8"}  # p2pd v0.5.0.hivemind1
+MESSAGE_BYTES = 256 * 1024
+"""Largest unary message (DHT traffic). 4 MiB is p2pd's default, which is that much of our memory for every caller."""
+START_S = 15.0
+END_S = 1.0
+SOCKET_PATH_CHARS = 100  # the kernel takes 108 bytes on Linux, 104 on macOS
+LONGEST_SOCKET_NAME = "lane-ffffffff.sock"
+
+# p2pd inherits the wish to be killed with its parent; a child of a fork could not safely run Python beside gRPC's threads.
+_LEASH = """
+import ctypes, os, signal, sys
+PR_SET_PDEATHSIG = 1
+if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) or os.getppid() != int(sys.argv[1]):
+    sys.exit("p2pd was not started: its parent has gone")
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonSettings:
+    """How p2pd listens. `folder` is ours alone (0700) and holds its sockets."""
+
+    identity_file: Path
+    folder: Path
+    host: str = "0.0.0.0"  # noqa: S104 (a peer is there to be reached)
+    port: int = 0  # 0: any free one
+    announce: tuple[str, ...] = ()  # multiaddrs to name instead of the ones listened on (port forwarding)
+    client_mode: bool = False  # look other peers up, answer nobody's look-ups
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach us."""
+        return _ip(self.host).is_loopback
+
+
+class Daemon:
+    """One run of p2pd, from `async with` to its death.
+
+    Entering raises BadSettings when the operator can mend it (busy port, unusable folder or key), TransportError otherwise.
+    Leaving ends the process, gently for a second, then by force.
+    """
+
+    def __init__(self, settings: DaemonSettings) -> None:
+        self._settings = settings
+        self._socket = settings.folder / "p2pd.sock"
+        self._drain: asyncio.Task[None] | None = None
+        self._last_lines: deque[str] = deque(maxlen=20)
+        self.control = Control(self._socket)
+        self.peer_id: PeerId | None = None
+        self.addresses: tuple[str, ...] = ()
+
+    @property
+    def socket_path(self) -> Path:
+        """Where p2pd is controlled."""
+        return self._socket
+
+    @property
+    def pid(self) -> int:
+        """The process id, for tests and diagnosis."""
+        return self._process.pid
+
+    @property
+    def port(self) -> int:
+        """Where p2pd listens."""
+        ports = (address.partition("/tcp/")[2].split("/")[0] for address in self.addresses)
+        return self._settings.port or next((int(port) for port in ports if port), 0)
+
+    async def __aenter__(self) -> Self:
+        prepare_folder(self._settings.folder)
+        check_port(self._settings.host, self._settings.port)
+        self._socket.unlink(missing_ok=True)
+        command = [sys.executable, "-I", "-S", "-c", _LEASH, str(os.getpid())] if sys.platform == "linux" else []
+        self._process = await asyncio.create_subprocess_exec(
+            *command,
+            *self._command(),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env={"GOLOG_LOG_LEVEL": "error"},
+            start_new_session=True,  # Ctrl-C is for us: p2pd stays until we have said goodbye
+        )
+        try:
+            await self._wait_until_ready()
+        except BaseException:
+            await self._end()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._end()
+
+    async def died(self) -> int:
+        """Return p2pd's exit code once it has died. Safe to cancel."""
+        return await self._process.wait()
+
+    def kill(self) -> None:
+        """End the process at once, for tests and for one that hangs."""
+        self._signal(signal.SIGKILL)
+
+    def _command(self) -> list[str]:
+        settings = self._settings
+        flags: dict[str, str | int] = {
+            "id": str(settings.identity_file),
+            "listen": f"/unix{self._socket}",
+            "hostAddrs": f"/ip{_ip(settings.host).version}/{settings.host}/tcp/{settings.port}",  # no QUIC: this one has known holes
+            "dhtClient" if settings.client_mode else "dhtServer": 1,  # libp2p's own DHT: where a peer id can be dialled
+            "relayService": 0,  # forward no strangers' bytes
+            "autonat": int(not settings.is_local),
+            "natPortMap": int(not settings.is_local),
+            "connManager": 1,
+            "connLo": 64,
+            "connHi": 128,
+            "idleTimeout": "30s",  # without us it ends
+            "persistentConnMaxMsgSize": MESSAGE_BYTES,
+        }
+        if settings.announce:
+            flags["announceAddrs"] = ",".join(settings.announce)
+        return [str(verified_binary()), *(f"-{name}={value}" for name, value in flags.items())]
+
+    async def _wait_until_ready(self) -> None:
+        try:
+            async with asyncio.timeout(START_S):
+                await self._read_until("Peer ID:")
+                self._drain = asyncio.create_task(self._read_until(None), name="p2pd output")
+                self.peer_id, self.addresses = await self.control.identify()
+        except (TimeoutError, Unreachable) as error:
+            raise TransportError(f"p2pd did not start: {error or 'too slow'}", hint="is the machine overloaded?") from error
+        if not self.addresses:
+            raise _port_in_use(self._settings.port)
+
+    async def _read_until(self, start: str | None) -> None:
+        """Read p2pd's output up to a line that starts so, or to its end."""
+        assert self._process.stdout is not None
+        while line := await self._process.stdout.readline():
+            text = line.decode(errors="replace").rstrip()
+            self._last_lines.append(text)
+            log.debug("p2pd: %s", text)
+            if start is not None and text.startswith(start):
+                return
+        if start is not None:
+            raise self._why_it_ended()
+
+    def _why_it_ended(self) -> TransportError | BadSettings:
+        said = " / ".join(self._last_lines) or "nothing"
+        if "address already in use" in said:
+            return _port_in_use(self._settings.port)
+        return TransportError(f"p2pd ended at once and said: {said}", hint="see the log; `peer doctor` checks the installation")
+
+    async def _end(self) -> None:
+        self._signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(END_S):
+                await self._process.wait()
+        except TimeoutError:
+            self._signal(signal.SIGKILL)
+            await self._process.wait()
+        if self._drain is not None:
+            await self._drain
+        self._socket.unlink(missing_ok=True)
+
+    def _signal(self, number: signal.Signals) -> None:
+        """Send a signal. Not by Process.terminate: that polls first, and may take the exit status away from asyncio's watcher."""
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.kill(self._process.pid, number)
+
+
+def prepare_folder(folder: Path) -> None:
+    """Make the folder, or check that it is ours alone. Raises BadSettings."""
+    if len(os.fsencode(folder / LONGEST_SOCKET_NAME)) > SOCKET_PATH_CHARS:
+        raise BadSettings(
+            f"the runtime folder's path is too long for sockets: {folder}", hint="choose a shorter one, for example under /tmp"
+        )
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.stat()
+    if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise BadSettings(f"other users may enter the runtime folder {folder}", hint=f"chmod 700 {folder}, or choose another")
+
+
+def check_port(host: str, port: int) -> None:
+    """Raise BadSettings unless we can listen there.
+
+    p2pd would not notice: it sets SO_REUSEPORT, with which two daemons of one user share a port and each gets half the callers.
+    """
+    family = socket.AF_INET6 if _ip(host).version == 6 else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise _port_in_use(port) from error
+            raise BadSettings(
+                f"cannot listen on {host} port {port}: {error.strerror}", hint="choose another with --host or --port"
+            ) from error
+
+
+@cache
+def verified_binary() -> Path:
+    """Return hivemind's p2pd after checking that it is the one we know. Raises BadSettings."""
+    path = Path(hivemind_cli.__path__[0]) / "p2pd"
+    if not path.is_file():
+        raise BadSettings(f"hivemind came without p2pd: {path} is missing", hint="install hivemind from its wheel")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    machine = (platform.system(), platform.machine())
+    known = KNOWN_SHA256.get(machine)
+    if known is None:
+        log.warning("p2pd of %s has sha256 %s, which this build cannot check", "/".join(machine), digest)
+    elif digest != known:
+        raise BadSettings(f"{path} is not the p2pd this build was tested with (sha256 {digest})", hint="reinstall hivemind==1.1.12")
+    return path
+
+
+def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        raise BadSettings(f"{host!r} is not an IP address to listen on", hint="0.0.0.0 for everybody, 127.0.0.1 for this machine") from None
+
+
+def _port_in_use(port: int) -> BadSettings:
+    return BadSettings(f"port {port} is in use", hint=f"stop the program that listens on port {port}, or choose another with --port")

@@ -1,0 +1,151 @@
+"""One stream between two peers in memory: two ends, two ways, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from protocol.errors import PeerGone
+from protocol.identity import PeerId
+from protocol.memory.link import Doom, Line, Way
+from protocol.messages.frames import from_frame, to_frame
+from protocol.messages.messages import Message
+
+Struck = Callable[[PeerId, Doom], None]
+
+
+class MemoryStream:
+    """One end. `send_frame` lets a test play a partner that does not speak our language."""
+
+    lane = "memory"
+
+    def __init__(self, conversation: Conversation, side: int) -> None:
+        self._conversation = conversation
+        self._side = side
+        self._inbox = conversation.ways[1 - side].inbox
+        self._bytes_sent = 0
+        self._bytes_received = 0
+
+    @property
+    def partner(self) -> PeerId:
+        """The other end."""
+        return self._conversation.peers[1 - self._side]
+
+    @property
+    def bytes_sent(self) -> int:
+        """Serialized bytes handed over so far."""
+        return self._bytes_sent
+
+    @property
+    def bytes_received(self) -> int:
+        """Serialized bytes read so far."""
+        return self._bytes_received
+
+    async def send(self, message: Message) -> None:
+        """Send one message; wait while the partner is slow to read. Raises PeerGone."""
+        await self.send_frame(to_frame(message))
+
+    async def send_frame(self, frame: bytes) -> None:
+        """Send bytes as they are. Raises PeerGone."""
+        self._need_open()
+        await self._conversation.ways[self._side].room()
+        self._need_open()
+        self._conversation.carry(self._side, frame)
+        self._need_open()  # the message may have been this peer's last
+        self._bytes_sent += len(frame)
+
+    async def receive(self) -> Message:
+        """Return the partner's next message. Raises PeerGone, BadMessage."""
+        frame = await self._inbox.get()
+        self._bytes_received += len(frame)
+        return from_frame(frame)
+
+    async def arrived(self) -> None:
+        """Wait until the first frame is there, or the stream has ended."""
+        await self._inbox.arrived()
+
+    async def close(self) -> None:
+        """End the stream in both directions; what was sent before still arrives. Idempotent."""
+        self._inbox.close()
+        self._conversation.say_goodbye(self._side)
+
+    def _need_open(self) -> None:
+        if self._inbox.ended is not None:
+            raise PeerGone(self._inbox.ended)
+
+
+class Conversation:
+    """Both ends of a stream; `peers` and `lines` are the opener's and the other's. `struck` is told whom a doom has hit."""
+
+    def __init__(self, peers: tuple[PeerId, PeerId], lines: tuple[Line, Line], draw: Callable[[], float], struck: Struck) -> None:
+        self.peers = peers
+        self._lines = lines
+        self._struck = struck
+        self.ways = (Way(lines[0], lines[1], draw), Way(lines[1], lines[0], draw))
+        self.streams = (MemoryStream(self, 0), MemoryStream(self, 1))
+        self._over: list[Callable[[], None] | None] = [None, None]
+        self._silence: asyncio.TimerHandle | None = None
+
+    def round_trip_s(self) -> float:
+        """Return how long a question and its answer take, this time."""
+        return self.ways[0].delay_s() + self.ways[1].delay_s()
+
+    def on_over(self, side: int, forget: Callable[[], None]) -> None:
+        """Have `forget` called once this side is closed or dead."""
+        self._over[side] = forget
+
+    def carry(self, side: int, frame: bytes) -> None:
+        """Send a frame from one side, and let die whose hour it is."""
+        doom = self._lines[side].doom_at_send()
+        if doom is None or doom.is_delivered:
+            self.ways[side].send(len(frame), lambda: self._arrive(1 - side, frame))
+        if doom is not None:
+            self._struck(self.peers[side], doom)
+
+    def say_goodbye(self, side: int) -> None:
+        """Tell the other side, after all that was sent, that this one has closed."""
+        if self._leave(side):
+            self.ways[side].send(0, lambda: self.ways[side].inbox.end("the partner closed the stream"))
+
+    def die(self, peer_id: PeerId, *, is_delivered: bool) -> None:
+        """End this peer's side without a word; the other side finds out when the line tells it."""
+        side = self.peers.index(peer_id)
+        self.ways[1 - side].inbox.end("this peer has died")
+        self.ways[1 - side].lose()
+        if not is_delivered:
+            self.ways[side].lose()
+        if self._leave(side):
+            self.ways[side].send(0, lambda: self.ways[side].inbox.end("the partner has gone"))
+
+    def set_cut(self, is_cut: bool) -> None:
+        """Cut the line, or mend it. After the silence that keep-alive allows, both sides give up."""
+        if is_cut == (self._silence is not None):
+            return
+        for way in self.ways:
+            way.set_cut(is_cut)
+        if self._silence is not None:
+            self._silence.cancel()
+            self._silence = None
+        else:
+            silence_s = min(line.link.silence_s for line in self._lines)
+            self._silence = asyncio.get_running_loop().call_later(silence_s, self._give_up)
+
+    def _give_up(self) -> None:
+        for way in self.ways:
+            way.lose()
+            way.inbox.end("nothing was heard from the partner for too long")
+
+    def _arrive(self, side: int, frame: bytes) -> None:
+        if self.ways[1 - side].inbox.ended is not None:
+            return
+        doom = self._lines[side].doom_at_receive()
+        if doom is not None:
+            self._struck(self.peers[side], doom)
+        else:
+            self.ways[1 - side].inbox.put(frame)
+
+    def _leave(self, side: int) -> bool:
+        forget, self._over[side] = self._over[side], None
+        if forget is not None:
+            forget()
+        return forget is not None

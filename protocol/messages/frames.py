@@ -1,0 +1,172 @@
+"""Messages to bytes and back: the only place where frames meet generated protobuf code.
+
+`from_frame` is what a stranger's bytes meet first. It bounds the size before it parses, returns a message whose every field is
+checked (`messages.py`), and raises nothing but BadMessage. Fields carry the same names here and there, and a test holds both
+sides of every message together.
+
+Unknown fields are tolerated and dropped, so that a newer peer may add one that an older may ignore; anything else that protobuf
+forgives (two bodies in one frame, over-long numbers) is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Final
+
+from google.protobuf.message import DecodeError
+from google.protobuf.message import Message as Wire
+
+from protocol import limits
+from protocol.errors import BadMessage, RefusalCode
+from protocol.identity import PeerId
+from protocol.messages.messages import (
+    Chunk,
+    Commit,
+    Commitment,
+    Committed,
+    Contents,
+    ContentsKind,
+    Decision,
+    FetchRequest,
+    Hello,
+    Message,
+    Outcome,
+    Part,
+    Refusal,
+    Resolve,
+    RunPhase,
+    Verdict,
+)
+from protocol.run.credential import Credential
+from protocol.wire import peer_pb2
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+BODIES: Final[dict[str, type[Message]]] = {
+    "hello": Hello,
+    "refusal": Refusal,
+    "chunk": Chunk,
+    "commitment": Commitment,
+    "verdict": Verdict,
+    "commit": Commit,
+    "committed": Committed,
+    "resolve": Resolve,
+    "outcome": Outcome,
+    "fetch_request": FetchRequest,
+    "contents": Contents,
+}
+_BODY_OF: Final = {kind: name for name, kind in BODIES.items()}
+_LARGE: Final = (Chunk, Verdict, Commit, Outcome)  # they carry data or a bitmap
+
+
+def to_frame(message: Message) -> bytes:
+    """Return the frame that carries this message. Raises BadMessage when it lacks its signature or is too large."""
+    _need_signed(message)
+    frame = peer_pb2.Frame()
+    fill(getattr(frame, _BODY_OF[type(message)]), message)
+    data = frame.SerializeToString()
+    _need_size(message, len(data))
+    return data
+
+
+def from_frame(data: bytes) -> Message:
+    """Return the message in a frame. Raises BadMessage, and nothing else, whatever the bytes."""
+    if len(data) > limits.FRAME_BYTES:
+        raise BadMessage(f"a frame of {len(data)} bytes; at most {limits.FRAME_BYTES} are read")
+    frame = peer_pb2.Frame()
+    parse(frame, data)
+    body = frame.WhichOneof("body")
+    if body is None:
+        raise BadMessage("a frame without a body that this version knows")
+    message: Message = from_wire(BODIES[body], getattr(frame, body))
+    _need_size(message, len(data))
+    _need_signed(message)
+    return message
+
+
+def parse(wire: Wire, data: bytes) -> None:
+    """Parse `data` into an empty protobuf message. Raises BadMessage, also for encodings that protobuf only forgives."""
+    try:
+        wire.ParseFromString(data)
+    except DecodeError as error:
+        raise BadMessage(f"not a {wire.DESCRIPTOR.name}: {error}") from None
+    if wire.ByteSize() != len(data):  # what was dropped or merged while parsing nobody has checked
+        raise BadMessage(f"a {wire.DESCRIPTOR.name} of {len(data)} bytes that says only {wire.ByteSize()}")
+
+
+def fill(wire: Wire, value: DataclassInstance) -> None:
+    """Write the fields of a message, record or credential into its generated form, in place: bulk data is copied once."""
+    wire.SetInParent()  # a message that is all zeros is there all the same
+    for field in fields(value):
+        _set(wire, field.name, getattr(value, field.name))
+
+
+def _set(wire: Any, name: str, value: object) -> None:
+    match value:
+        case None:
+            return
+        case PeerId():
+            setattr(wire, name, value.raw)
+        case Credential():
+            fill(getattr(wire, name), value)
+        case tuple():
+            getattr(wire, name).extend(value)
+        case _:
+            setattr(wire, name, value)
+
+
+def _enum(kind: type[IntEnum]) -> Callable[[int], IntEnum]:
+    def read(number: int) -> IntEnum:
+        try:
+            return kind(number)
+        except ValueError:
+            raise BadMessage(f"{kind.__name__} has no member {number}") from None
+
+    return read
+
+
+# Field names mean the same in every message, so one table reads them all; what is not here is taken as it is.
+_READ: Final[dict[str, Callable[[Any], object]]] = {
+    "issuer": PeerId.from_bytes,
+    "subject": lambda raw: PeerId.from_bytes(raw) if raw else None,
+    "bearer": lambda raw: PeerId.from_bytes(raw) if raw else None,
+    "peer_id": PeerId.from_bytes,
+    "sender": PeerId.from_bytes,
+    "receiver": PeerId.from_bytes,
+    "phase": _enum(RunPhase),
+    "code": _enum(RefusalCode),
+    "part": _enum(Part),
+    "decision": _enum(Decision),
+    "kind": _enum(ContentsKind),
+    "acquaintances": tuple,
+    "addresses": tuple,
+}
+
+
+def from_wire(kind: type[Any], wire: Any) -> Any:
+    """Return the checked value of a generated message. Raises BadMessage."""
+    values = {}
+    for field in fields(kind):
+        if field.name == "credential":
+            values[field.name] = from_wire(Credential, wire.credential) if wire.HasField("credential") else None
+        else:
+            value = getattr(wire, field.name)
+            values[field.name] = _READ[field.name](value) if field.name in _READ else value
+    return kind(**values)
+
+
+def _need_size(message: Message, num_bytes: int) -> None:
+    most = limits.FRAME_BYTES if isinstance(message, _LARGE) else limits.SMALL_FRAME_BYTES
+    if num_bytes > most:
+        raise BadMessage(f"a {type(message).__name__} of {num_bytes} bytes; at most {most} are read")
+
+
+def _need_signed(message: Message) -> None:
+    if getattr(message, "signature", None) == b"":
+        raise BadMessage(f"a {type(message).__name__} without a signature")
+    credential = getattr(message, "credential", None)
+    if credential is not None and not credential.is_complete:
+        raise BadMessage("a credential that lacks a signature")

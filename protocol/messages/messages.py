@@ -1,0 +1,285 @@
+"""The messages of peer.proto as frozen values that cannot hold a wrong length, count or enum.
+
+Every value checks itself when it is made and raises BadMessage, so a message that exists is well formed, whoever made it;
+`frames.py` turns it into bytes and back. What a message must say in a given run is checked in `terms.py`. Not here: any state,
+clock or socket.
+
+A signature covers a context string that names the kind and version of the message, and every field but itself, each with its
+length in front (`identity.signable`). Protobuf fields that this build does not know are neither signed nor kept: a change that
+matters to an older peer raises the protocol version.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+from protocol import limits
+from protocol.errors import BadMessage, RefusalCode
+from protocol.identity import Identity, PeerId, signable
+from protocol.run.credential import Credential
+
+
+class RunPhase(IntEnum):
+    """How far the run has come for a peer, and so what its meetings are for."""
+
+    TRAIN = 0  # an ordinary meeting
+    FINISH = 1  # after the last step: the pair averages its fast weights
+
+
+class Part(IntEnum):
+    """What the bytes of a chunk belong to."""
+
+    SKETCH = 1
+    PAYLOAD = 2
+    CONTENTS = 3
+
+
+class Decision(IntEnum):
+    """What became of a meeting."""
+
+    UNKNOWN = 0
+    COMMITTED = 1
+    DROPPED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First frame of a meeting, from each side; the two signatures bind one fresh pair of nonces."""
+
+    protocol_version: int  # of the sender
+    run_id: bytes  # 32 bytes
+    sender: PeerId  # who signs
+    receiver: PeerId  # whom it is meant for, so that it cannot be passed on
+    nonce: bytes  # 16 random bytes of the sender
+    partner_nonce: bytes  # empty from the initiator; the initiator's nonce from the responder
+    fragment: int  # id
+    codec: int  # wire id
+    tokens: int  # trained since the sender's last outer step of this fragment
+    clock_steps: int  # the sender's schedule clock
+    sketch_bytes: int  # of the sketch that the sender will send
+    payload_bytes: int  # of the payload that the sender will send
+    phase: RunPhase  # an ordinary meeting, or averaging after the end
+    credential: Credential | None  # in invite runs
+    acquaintances: tuple[bytes, ...]  # at most 2 member records of other peers, as they signed them
+    signature: bytes = b""  # the sender's, over every field above
+
+    def __post_init__(self) -> None:
+        limits.need_length("run_id", self.run_id, limits.RUN_ID_BYTES)
+        limits.need_length("nonce", self.nonce, limits.NONCE_BYTES)
+        limits.need_length("partner_nonce", self.partner_nonce, limits.NONCE_BYTES if self.partner_nonce else 0)
+        limits.need_count("protocol_version", self.protocol_version, limits.VERSIONS)
+        limits.need_count("fragment", self.fragment, limits.FRAGMENTS)
+        limits.need_count("codec", self.codec, limits.CODECS)
+        limits.need_count("tokens", self.tokens, limits.TOKENS)
+        limits.need_count("clock_steps", self.clock_steps, limits.STEPS)
+        limits.need_count("sketch_bytes", self.sketch_bytes, limits.TRANSFER_BYTES)
+        limits.need_count("payload_bytes", self.payload_bytes, limits.TRANSFER_BYTES)
+        limits.need_count("number of acquaintances", len(self.acquaintances), limits.ACQUAINTANCES)
+        for record in self.acquaintances:
+            limits.need_count("size of an acquaintance", len(record), limits.RECORD_BYTES)
+        limits.need_signature(self.signature)
+
+    def signed_bytes(self) -> bytes:
+        """Return what the sender signs: every field but the signature."""
+        who = (self.protocol_version, self.run_id, self.sender.raw, self.receiver.raw, self.nonce, self.partner_nonce)
+        what = (self.fragment, self.codec, self.tokens, self.clock_steps, self.sketch_bytes, self.payload_bytes, int(self.phase))
+        credential = self.credential.fields() if self.credential else b""
+        return signable(b"gossamer/hello/1", *who, *what, credential, signable(b"acquaintances", *self.acquaintances))
+
+    def signed(self, identity: Identity) -> Hello:
+        """Return a copy with the sender's signature."""
+        return replace(self, signature=identity.sign(self.signed_bytes()))
+
+    def verify(self, signer: PeerId) -> None:
+        """Raise BadSignature unless `signer` signed this."""
+        signer.verify(self.signature, self.signed_bytes())
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """No, and why."""
+
+    code: RefusalCode  # what the other side may act on
+    detail: str = ""  # one line for the log only
+
+    def __post_init__(self) -> None:
+        limits.need_count("length of detail", len(self.detail), limits.REFUSAL_DETAIL_CHARS)
+        # It ends on a terminal: no control character of a stranger may.
+        object.__setattr__(self, "detail", "".join(char if char.isprintable() else " " for char in self.detail))
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A run of bytes; a side sends each part once, in order and without gaps."""
+
+    part: Part  # what the bytes belong to
+    offset: int  # of the first byte within the part
+    data: bytes  # 1 byte to 256 KiB
+
+    def __post_init__(self) -> None:
+        limits.need_count("offset", self.offset, limits.TRANSFER_BYTES)
+        if not 1 <= len(self.data) <= limits.CHUNK_BYTES:
+            raise BadMessage(f"a chunk carries {len(self.data)} bytes, outside 1 to {limits.CHUNK_BYTES}")
+
+
+@dataclass(frozen=True, slots=True)
+class Commitment:
+    """Binds the sender to its payload before it sees the partner's. The meeting id stands for run, peers and nonces."""
+
+    meeting_id: bytes  # 16 bytes, derived from run, fragment and both nonces
+    payload_sha256: bytes  # 32 bytes
+    signature: bytes = b""  # the sender's, over the fields above
+
+    def __post_init__(self) -> None:
+        limits.need_length("meeting_id", self.meeting_id, limits.MEETING_ID_BYTES)
+        limits.need_length("payload_sha256", self.payload_sha256, limits.DIGEST_BYTES)
+        limits.need_signature(self.signature)
+
+    def signed_bytes(self) -> bytes:
+        """Return what the sender signs."""
+        return signable(b"gossamer/commitment/1", self.meeting_id, self.payload_sha256)
+
+    def signed(self, identity: Identity) -> Commitment:
+        """Return a copy with the sender's signature."""
+        return replace(self, signature=identity.sign(self.signed_bytes()))
+
+    def verify(self, signer: PeerId) -> None:
+        """Raise BadSignature unless `signer` signed this."""
+        signer.verify(self.signature, self.signed_bytes())
+
+
+def _need_bitmap(meeting_id: bytes, failed_blocks: bytes) -> None:
+    limits.need_length("meeting_id", meeting_id, limits.MEETING_ID_BYTES)
+    limits.need_count("size of failed_blocks", len(failed_blocks), limits.CHUNK_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The whole payload is here and passed, except for these blocks, which both sides take alone."""
+
+    meeting_id: bytes  # 16 bytes
+    failed_blocks: bytes = b""  # bitmap, one bit a block, lowest bit first; empty: none failed
+
+    def __post_init__(self) -> None:
+        _need_bitmap(self.meeting_id, self.failed_blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The initiator's decision, sent once it has both verdicts. From here the meeting counts."""
+
+    meeting_id: bytes  # 16 bytes
+    failed_blocks: bytes = b""  # the union of both verdicts
+
+    def __post_init__(self) -> None:
+        _need_bitmap(self.meeting_id, self.failed_blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The responder has recorded the decision too."""
+
+    meeting_id: bytes  # 16 bytes
+
+    def __post_init__(self) -> None:
+        limits.need_length("meeting_id", self.meeting_id, limits.MEETING_ID_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Resolve:
+    """What became of this meeting? From a responder that lost the stream between its verdict and the decision."""
+
+    run_id: bytes  # 32 bytes
+    meeting_id: bytes  # 16 bytes
+
+    def __post_init__(self) -> None:
+        limits.need_length("run_id", self.run_id, limits.RUN_ID_BYTES)
+        limits.need_length("meeting_id", self.meeting_id, limits.MEETING_ID_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The initiator's answer to Resolve."""
+
+    meeting_id: bytes  # 16 bytes
+    decision: Decision  # UNKNOWN: the initiator has no trace of it, so it did not count
+    failed_blocks: bytes = b""  # of a committed meeting: as in Commit
+
+    def __post_init__(self) -> None:
+        _need_bitmap(self.meeting_id, self.failed_blocks)
+
+
+class ContentsKind(IntEnum):
+    """What a peer can be asked for."""
+
+    MANIFEST = 1  # the signed manifest
+    STATE = 2  # slow weights and momentum of every fragment, fp32, in order
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRequest:
+    """Send me this."""
+
+    protocol_version: int  # of the sender
+    run_id: bytes  # 32 bytes
+    sender: PeerId  # who asks and signs
+    receiver: PeerId  # who is asked
+    nonce: bytes  # 16 random bytes of the sender; the answer is signed over them
+    kind: ContentsKind  # what is asked for
+    credential: Credential | None  # in invite runs
+    signature: bytes = b""  # the sender's, over every field above
+
+    def __post_init__(self) -> None:
+        limits.need_count("protocol_version", self.protocol_version, limits.VERSIONS)
+        limits.need_length("run_id", self.run_id, limits.RUN_ID_BYTES)
+        limits.need_length("nonce", self.nonce, limits.NONCE_BYTES)
+        limits.need_signature(self.signature)
+
+    def signed_bytes(self) -> bytes:
+        """Return what the sender signs: every field but the signature."""
+        credential = self.credential.fields() if self.credential else b""
+        who = (self.protocol_version, self.run_id, self.sender.raw, self.receiver.raw, self.nonce)
+        return signable(b"gossamer/fetch-request/1", *who, int(self.kind), credential)
+
+    def signed(self, identity: Identity) -> FetchRequest:
+        """Return a copy with the sender's signature."""
+        return replace(self, signature=identity.sign(self.signed_bytes()))
+
+    def verify(self, signer: PeerId) -> None:
+        """Raise BadSignature unless `signer` signed this."""
+        signer.verify(self.signature, self.signed_bytes())
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """Header of an answer to a FetchRequest."""
+
+    kind: ContentsKind  # as asked
+    total_bytes: int  # of the chunks that follow
+    sha256: bytes  # 32 bytes; of the chunks' data in order
+    clock_steps: int = 0  # of a state: the donor's schedule clock
+    signature: bytes = b""  # the donor's, over the request's run, peers and nonce and the fields above
+
+    def __post_init__(self) -> None:
+        limits.need_count("total_bytes", self.total_bytes, limits.TRANSFER_BYTES)
+        limits.need_length("sha256", self.sha256, limits.DIGEST_BYTES)
+        limits.need_count("clock_steps", self.clock_steps, limits.STEPS)
+        limits.need_signature(self.signature)
+
+    def signed_bytes(self, request: FetchRequest) -> bytes:
+        """Return what the donor signs: the request that it answers, and every field but the signature."""
+        asked = (request.run_id, request.sender.raw, request.receiver.raw, request.nonce)
+        return signable(b"gossamer/contents/1", *asked, int(self.kind), self.total_bytes, self.sha256, self.clock_steps)
+
+    def signed(self, identity: Identity, request: FetchRequest) -> Contents:
+        """Return a copy with the donor's signature."""
+        return replace(self, signature=identity.sign(self.signed_bytes(request)))
+
+    def verify(self, signer: PeerId, request: FetchRequest) -> None:
+        """Raise BadSignature unless `signer` signed this as an answer to `request`."""
+        signer.verify(self.signature, self.signed_bytes(request))
+
+
+Message = Hello | Refusal | Chunk | Commitment | Verdict | Commit | Committed | Resolve | Outcome | FetchRequest | Contents
+"""What a frame can carry."""

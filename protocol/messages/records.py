@@ -1,0 +1,144 @@
+"""What a peer tells the directory about itself, and under which keys.
+
+A record is a hint: signed, so nobody can forge or shorten it; short-lived, so the dead are forgotten; and never proof that the peer
+is there, which only a connection gives. Records of a run are spread over several keys that move every few minutes, because
+whoever crowds around one key of a Kademlia DHT owns it (arXiv 2307.12212, and our own probe).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from protocol import limits
+from protocol.addresses import read_address
+from protocol.errors import BadMessage
+from protocol.identity import Identity, PeerId, signable
+from protocol.messages.frames import fill, from_wire, parse
+from protocol.run.credential import Credential
+from protocol.wire import peer_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class MemberRecord:
+    """One peer's announcement of itself in one run; at most 1 KiB as bytes."""
+
+    run_id: bytes  # 32 bytes
+    peer_id: PeerId  # who signs
+    addresses: tuple[str, ...]  # at most 4 multiaddrs; hints for dialing
+    clock_steps: int  # the peer's schedule clock when it signed
+    finished: bool  # it has reached the end of the run and only averages
+    sequence: int  # grows with each record of this peer
+    expires_s: int  # Unix seconds
+    credential: Credential | None = None  # so that others can check its membership
+    signature: bytes = b""  # the peer's, over every field above
+
+    def __post_init__(self) -> None:
+        limits.need_length("run_id", self.run_id, limits.RUN_ID_BYTES)
+        limits.need_count("number of addresses", len(self.addresses), limits.RECORD_ADDRESSES)
+        for address in self.addresses:
+            self._need_own(address)
+        limits.need_count("clock_steps", self.clock_steps, limits.STEPS)
+        limits.need_count("sequence", self.sequence, limits.STEPS)
+        limits.need_count("expires_s", self.expires_s, limits.UNIX_SECONDS)
+        limits.need_signature(self.signature)
+
+    def _need_own(self, address: str) -> None:
+        try:
+            target = read_address(address)
+        except ValueError as error:
+            raise BadMessage(str(error)) from None
+        if target not in (None, self.peer_id):
+            raise BadMessage(f"an address of another peer: {address}")
+
+    def _need_complete(self) -> None:
+        if not self.signature or (self.credential and not self.credential.is_complete):
+            raise BadMessage("a record or credential that lacks a signature")
+
+    def signed_bytes(self) -> bytes:
+        """Return what the peer signs: every field but the signature."""
+        credential = self.credential.fields() if self.credential else b""
+        addresses = signable(b"addresses", *(address.encode("ascii") for address in self.addresses))
+        what = (self.clock_steps, int(self.finished), self.sequence, self.expires_s)
+        return signable(b"gossamer/member-record/1", self.run_id, self.peer_id.raw, addresses, *what, credential)
+
+    def signed(self, identity: Identity) -> MemberRecord:
+        """Return a copy with the peer's signature."""
+        return replace(self, signature=identity.sign(self.signed_bytes()))
+
+    def to_bytes(self) -> bytes:
+        """Return the record as it is stored. Raises BadMessage when it is not signed, or its addresses make it larger than 1 KiB."""
+        self._need_complete()
+        wire = peer_pb2.MemberRecord()
+        fill(wire, self)
+        data = wire.SerializeToString()
+        limits.need_count("size of a record", len(data), limits.RECORD_BYTES)
+        return data
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> MemberRecord:
+        """Read a stored record. Raises BadMessage, and nothing else; says nothing about signature or time: see `verify`."""
+        limits.need_count("size of a record", len(data), limits.RECORD_BYTES)
+        wire = peer_pb2.MemberRecord()
+        parse(wire, data)
+        record: MemberRecord = from_wire(cls, wire)
+        record._need_complete()  # what we believe we pass on, and whoever is passed an incomplete one refuses it
+        return record
+
+    def verify(self, run_id: bytes, now_s: float) -> None:
+        """Raise BadSignature or BadMessage unless this is its peer's own word, about this run, and in force now.
+
+        Membership is `terms.check_record`.
+        """
+        if self.run_id != run_id:
+            raise BadMessage("a record of another run")
+        if self.expires_s <= now_s:
+            raise BadMessage(f"a record that expired {now_s - self.expires_s:.0f} s ago")
+        if self.expires_s > now_s + limits.RECORD_LIFETIME_S + limits.CLOCK_SKEW_S:
+            raise BadMessage(f"a record that expires only in {self.expires_s - now_s:.0f} s")
+        self.peer_id.verify(self.signature, self.signed_bytes())
+
+    def supersedes(self, other: MemberRecord) -> bool:
+        """Whether this is a later word of the same peer, and so replaces `other`."""
+        return self.peer_id == other.peer_id and self.sequence > other.sequence
+
+
+def announceable(addresses: Iterable[str], peer_id: PeerId) -> tuple[str, ...]:
+    """Return the addresses that go into a peer's own record: the first ones that are legal, without its own id, and fit."""
+    kept: list[str] = []
+    for address in addresses:
+        short = address.removesuffix(f"/p2p/{peer_id}")
+        if short in kept or not _is_legal(short) or sum(map(len, kept)) + len(short) > limits.RECORD_ADDRESS_CHARS:
+            continue
+        kept.append(short)
+    return tuple(kept[: limits.RECORD_ADDRESSES])
+
+
+def _is_legal(address: str) -> bool:
+    try:
+        return read_address(address) is None
+    except ValueError:
+        return False
+
+
+def shard_keys(run_id: bytes, now_s: float) -> tuple[str, ...]:
+    """Return the directory keys of a run in the period that holds `now_s`."""
+    period = int(now_s // limits.SHARD_PERIOD_S)
+    return tuple(_shard_key(run_id, period, shard) for shard in range(limits.SHARDS))
+
+
+def own_shard_key(run_id: bytes, peer_id: PeerId, now_s: float) -> str:
+    """Return the one key under which a peer announces itself."""
+    return shard_keys(run_id, now_s)[hashlib.sha256(peer_id.raw).digest()[0] % limits.SHARDS]
+
+
+def lookup_keys(run_id: bytes, now_s: float) -> tuple[str, ...]:
+    """Return every key under which a record in force may be: this period's, and a neighbouring one's close to its border."""
+    earliest_s = now_s - limits.RECORD_LIFETIME_S - limits.CLOCK_SKEW_S
+    keys = [key for at_s in (now_s, earliest_s, now_s + limits.CLOCK_SKEW_S) for key in shard_keys(run_id, at_s)]
+    return tuple(dict.fromkeys(keys))
+
+
+def _shard_key(run_id: bytes, period: int, shard: int) -> str:
+    return "gossamer/" + hashlib.sha256(signable(b"gossamer/shard/1", run_id, period, shard)).hexdigest()

@@ -1,0 +1,171 @@
+"""What a manifest implies for the wire, and the checks of everything that opens a conversation.
+
+Each check raises the first thing that is wrong. `Refused` is nobody's fault: another run, another version, no invitation, too far
+apart. `BadMessage` and `BadSignature` are the partner's fault: it addressed somebody else, or lied about who it is. What to tell
+the partner in either case is `refusals.refusal_code`. Pure functions: the time comes in as an argument.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from protocol.errors import BadMessage, BadSignature, RefusalCode, Refused
+from protocol.identity import PeerId
+from protocol.messages.messages import FetchRequest, Hello, RunPhase
+from protocol.messages.records import MemberRecord
+from protocol.run.credential import Credential
+from protocol.run.manifest import Manifest
+from protocol.run.sections import Access
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentTerms:
+    """The sizes that manifest and model imply for a meeting on one fragment."""
+
+    sketch_bytes: int  # 0: the codec has no sketch
+    payload_bytes: int  # of each side's payload
+    num_blocks: int  # blocks that can fail to decode
+
+
+@dataclass(frozen=True, slots=True)
+class RunTerms:
+    """Everything that a partner's first message is held against."""
+
+    run_id: bytes  # 32 bytes
+    protocol_version: int  # spoken in this run
+    codec_id: int  # wire id
+    fragments: tuple[FragmentTerms, ...]  # by fragment id
+    state_bytes: int  # of CONTENTS_STATE
+    access: Access  # who may take part
+    issuers: frozenset[PeerId]  # whose invites count
+    members: frozenset[PeerId]  # the allow list
+    max_clock_gap_steps: int  # partners farther apart do not meet
+
+    @classmethod
+    def from_manifest(cls, manifest: Manifest, codec_id: int, fragments: tuple[FragmentTerms, ...], state_bytes: int) -> Self:
+        """Join what the manifest says with the sizes that the peer layer computed from its model."""
+        run = manifest.run
+        return cls(
+            run_id=manifest.run_id,
+            protocol_version=run.protocol,
+            codec_id=codec_id,
+            fragments=fragments,
+            state_bytes=state_bytes,
+            access=run.access,
+            issuers=frozenset(map(PeerId.from_text, run.issuers)),
+            members=frozenset(map(PeerId.from_text, run.members)),
+            max_clock_gap_steps=manifest.outer.max_clock_gap_steps,
+        )
+
+
+def check_hello(
+    hello: Hello,
+    terms: RunTerms,
+    me: PeerId,
+    partner: PeerId,
+    now_s: float,
+    *,
+    own_hello: Hello | None = None,
+    clock_steps: int | None = None,
+) -> None:
+    """Raise unless this Hello opens, or answers, a meeting between `partner` and `me` on the run's terms.
+
+    `partner` is the peer that the lane proved; `own_hello` is ours, which the initiator has and this one must answer. `clock_steps` is
+    our schedule clock, when there is no Hello of ours yet but a clock to compare. Raises Refused, BadMessage or BadSignature.
+    """
+    _check_opening(hello, terms, me, partner)
+    check_member(partner, hello.credential, terms, now_s)
+    _check_sizes(hello, terms)
+    if own_hello is None:
+        if hello.partner_nonce:
+            raise BadMessage("a Hello that answers, where nobody asked")
+    else:
+        _check_answer(hello, own_hello)
+        clock_steps = own_hello.clock_steps
+    if clock_steps is not None:
+        check_clock(hello.clock_steps, clock_steps, terms)
+
+
+def check_fetch(request: FetchRequest, terms: RunTerms, me: PeerId, partner: PeerId, now_s: float) -> None:
+    """Raise Refused, BadMessage or BadSignature unless `partner` may have what it asks `me` for."""
+    _check_opening(request, terms, me, partner)
+    check_member(partner, request.credential, terms, now_s)
+
+
+def check_record(record: MemberRecord, terms: RunTerms, now_s: float) -> None:
+    """Raise BadMessage, BadSignature or Refused unless this record is in force and its peer may take part."""
+    record.verify(terms.run_id, now_s)
+    check_member(record.peer_id, record.credential, terms, now_s)
+
+
+def check_clock(their_steps: int, own_steps: int, terms: RunTerms) -> None:
+    """Raise Refused when two schedule clocks are too far apart to average."""
+    gap_steps = abs(their_steps - own_steps)
+    if gap_steps > terms.max_clock_gap_steps:
+        raise Refused(RefusalCode.CLOCK_TOO_FAR, f"{gap_steps} steps apart; at most {terms.max_clock_gap_steps} may meet")
+
+
+def check_phase(theirs: RunPhase, own: RunPhase) -> None:
+    """Raise Refused when one side has finished the run and the other has not."""
+    if theirs is not own:
+        raise Refused(RefusalCode.WRONG_PHASE, f"theirs is {theirs.name}, ours {own.name}")
+
+
+def check_member(peer: PeerId, credential: Credential | None, terms: RunTerms, now_s: float) -> None:
+    """Raise Refused(NOT_INVITED) unless `peer` may take part in the run."""
+    if terms.access == "allowlist" and peer not in terms.members:
+        raise Refused(RefusalCode.NOT_INVITED, "not on the run's list of members")
+    # An issuer could sign itself an invite at any time, so none is asked of it.
+    if terms.access == "invite" and peer not in terms.issuers:
+        _check_credential(peer, credential, terms, now_s)
+
+
+def _check_credential(peer: PeerId, credential: Credential | None, terms: RunTerms, now_s: float) -> None:
+    if credential is None:
+        raise Refused(RefusalCode.NOT_INVITED, "no invite")
+    if credential.issuer not in terms.issuers:
+        raise Refused(RefusalCode.NOT_INVITED, "an invite from a peer that may not invite")
+    if credential.subject not in (None, peer):
+        raise Refused(RefusalCode.NOT_INVITED, "an invite for another peer")
+    if credential.not_after_s <= now_s:
+        raise Refused(RefusalCode.NOT_INVITED, "an expired invite")
+    try:
+        credential.verify(terms.run_id, peer)
+    except BadSignature:
+        raise Refused(RefusalCode.NOT_INVITED, "a forged invite") from None
+
+
+def _check_opening(message: Hello | FetchRequest, terms: RunTerms, me: PeerId, partner: PeerId) -> None:
+    # Version first: another version may sign differently. Then the run, because a peer of another run is merely lost.
+    if message.protocol_version != terms.protocol_version:
+        raise Refused(RefusalCode.WRONG_VERSION, f"theirs is {message.protocol_version}, ours {terms.protocol_version}")
+    if message.run_id != terms.run_id:
+        raise Refused(RefusalCode.WRONG_RUN, f"theirs is {message.run_id.hex()[:8]}, ours {terms.run_id.hex()[:8]}")
+    if message.receiver != me:
+        raise BadMessage("meant for another peer")
+    if message.sender != partner:
+        raise BadMessage("sent in the name of another peer")
+    message.verify(partner)
+
+
+def _check_sizes(hello: Hello, terms: RunTerms) -> None:
+    if hello.fragment >= len(terms.fragments):
+        raise Refused(RefusalCode.WRONG_TERMS, f"fragment {hello.fragment} of {len(terms.fragments)}")
+    fragment = terms.fragments[hello.fragment]
+    theirs, ours = (
+        (hello.codec, hello.sketch_bytes, hello.payload_bytes),
+        (terms.codec_id, fragment.sketch_bytes, fragment.payload_bytes),
+    )
+    if theirs != ours:
+        raise Refused(RefusalCode.WRONG_TERMS, f"codec, sketch and payload bytes are {theirs}, ours {ours}")
+
+
+def _check_answer(hello: Hello, own_hello: Hello) -> None:
+    if hello.partner_nonce != own_hello.nonce:
+        raise BadMessage("an answer to another Hello")
+    if hello.nonce == own_hello.nonce:
+        raise BadMessage("a nonce that is only ours repeated")
+    if hello.fragment != own_hello.fragment:
+        raise BadMessage(f"an answer about fragment {hello.fragment}; asked about {own_hello.fragment}")
+    check_phase(hello.phase, own_hello.phase)

@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peer.link import records as ask
+from peer.link import socket as link
+from peer.link.socket import SOCKET_NAME, LinkLost, NodeEnd, TrainerEnd
+from protocol.messages.messages import RunPhase
+from tests.peer.waiting import eventually
+
+PROGRESS = ask.Progress(5, RunPhase.TRAIN, True)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="link-") as name:  # pytest's own paths are too long for a socket
+        yield Path(name)
+
+
+class Pair:
+    """Both ends in one loop: the trainer's is polled by the test, as a trainer does between steps."""
+
+    def __init__(self, folder: Path) -> None:
+        self.notices: list[ask.Notice] = []
+        self.trainer = TrainerEnd(folder)
+        self.node = NodeEnd(folder, self.notices.append)
+        self.asked: list[ask.Request] = []
+
+    def poll(self) -> list[ask.Request]:
+        self.asked += self.trainer.poll()
+        return self.asked
+
+    async def requests(self, number: int) -> list[ask.Request]:
+        await eventually(lambda: len(self.poll()) >= number, f"{number} requests")
+        return self.asked
+
+
+@contextlib.asynccontextmanager
+async def connected(folder: Path) -> AsyncIterator[Pair]:
+    pair = Pair(folder)
+    running = asyncio.create_task(pair.node.run())
+    try:
+        await eventually(lambda: pair.poll() or (pair.trainer.session and pair.node.connected), "connection")
+        yield pair
+    finally:
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+        pair.trainer.close()
+
+
+def run(test: Callable[[Pair], Coroutine[Any, Any, None]], folder: Path) -> None:
+    async def inside() -> None:
+        async with asyncio.timeout(30), connected(folder) as pair:
+            await test(pair)
+
+    asyncio.run(inside())
+
+
+@pytest.mark.parametrize("step", [1, -1])
+def test_replies_find_their_requests_in_whatever_order(folder: Path, step: int) -> None:
+    async def test(pair: Pair) -> None:
+        waiting = [asyncio.create_task(pair.node.request(ask.Open(number, 0))) for number in range(20)]
+        for request in (await pair.requests(20))[::step]:
+            assert isinstance(request, ask.Open)
+            pair.trainer.send(ask.Opened(request.meeting, 10 * request.meeting, 1, RunPhase.TRAIN), pair.trainer.session)
+        replies = await asyncio.gather(*waiting)
+        assert replies == [ask.Opened(number, 10 * number, 1, RunPhase.TRAIN) for number in range(20)]
+
+    run(test, folder)
+
+
+def test_notices_come_between_replies(folder: Path) -> None:
+    async def test(pair: Pair) -> None:
+        waiting = asyncio.create_task(pair.node.request(ask.Check(1)))
+        await pair.requests(1)
+        pair.trainer.send(ask.Due(2, RunPhase.TRAIN), pair.trainer.session)
+        pair.trainer.send(ask.Checked(1, True, "", ""), pair.trainer.session)
+        pair.trainer.send(PROGRESS, pair.trainer.session)
+        assert await waiting == ask.Checked(1, True, "", "")
+        await eventually(lambda: pair.notices == [ask.Due(2, RunPhase.TRAIN), PROGRESS], "notices")
+
+    run(test, folder)
+
+
+def test_what_has_no_reply_keeps_its_place(folder: Path) -> None:
+    async def test(pair: Pair) -> None:
+        pair.node.tell(ask.Drop(1))
+        waiting = asyncio.create_task(pair.node.request(ask.Open(2, 0)))
+        await asyncio.sleep(0)
+        pair.node.tell(ask.Solo(0))
+        assert await pair.requests(3) == [ask.Drop(1), ask.Open(2, 0), ask.Solo(0)]
+        pair.trainer.send(ask.Unavailable(2, "busy"), pair.trainer.session)
+        assert await waiting == ask.Unavailable(2, "busy")
+
+    run(test, folder)
+
+
+def test_a_cancelled_request_does_not_take_anothers_reply(folder: Path) -> None:
+    async def test(pair: Pair) -> None:
+        first = asyncio.create_task(pair.node.request(ask.Check(1)))
+        second = asyncio.create_task(pair.node.request(ask.Check(2)))
+        await pair.requests(2)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        pair.trainer.send(ask.Checked(1, False, "no", ""), pair.trainer.session)
+        pair.trainer.send(ask.Checked(2, True, "", ""), pair.trainer.session)
+        assert await second == ask.Checked(2, True, "", "")
+
+    run(test, folder)
+
+
+def test_one_request_at_a_time_may_be_about_a_meeting(folder: Path) -> None:
+    async def test(pair: Pair) -> None:
+        first = asyncio.create_task(pair.node.request(ask.Check(1)))
+        await pair.requests(1)
+        with pytest.raises(ValueError, match="earlier request"):
+            await pair.node.request(ask.Check(1))
+        pair.trainer.send(ask.Checked(1, True, "", ""), pair.trainer.session)
+        assert await first == ask.Checked(1, True, "", "")
+
+    run(test, folder)
+
+
+def test_the_trainer_going_away_fails_every_request(folder: Path) -> None:
+    async def test(pair: Pair) -> None:
+        waiting = [asyncio.create_task(pair.node.request(ask.Check(number))) for number in range(3)]
+        await pair.requests(3)
+        pair.trainer.close()
+        for request in waiting:
+            with pytest.raises(LinkLost):
+                await request
+        assert not pair.node.connected
+        with pytest.raises(LinkLost):
+            await pair.node.request(ask.Check(9))
+        pair.node.tell(ask.Drop(9))  # nobody hears it
+
+    run(test, folder)
+
+
+def test_the_node_finds_the_next_trainer(folder: Path) -> None:
+    async def test(pair: Pair) -> None:
+        pair.trainer.close()
+        await eventually(lambda: not pair.node.connected, "loss")
+        pair.trainer = TrainerEnd(folder)
+        pair.trainer.send(PROGRESS, 1)  # to nobody
+        await eventually(lambda: pair.node.connected, "the next trainer")
+        waiting = asyncio.create_task(pair.node.request(ask.Open(1, 0)))
+        assert await pair.requests(1) == [ask.Open(1, 0)]
+        pair.trainer.send(ask.Unavailable(1, "just started"), pair.trainer.session)
+        assert await waiting == ask.Unavailable(1, "just started")
+        assert not pair.notices
+
+    run(test, folder)
+
+
+@pytest.mark.parametrize("said", [b"garbage\n", b"x" * (link.LINE_BYTES + 2), ask.to_line(ask.Applied(1)), b'{"record":"Dru'])
+def test_the_node_leaves_a_trainer_that_makes_no_sense_and_comes_back(folder: Path, said: bytes) -> None:
+    async def test() -> None:
+        came: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
+        server = await asyncio.start_unix_server(lambda _, writer: came.put_nowait(writer), path=str(folder / SOCKET_NAME))
+        node = NodeEnd(folder, lambda _: None)
+        running = asyncio.create_task(node.run())
+        first = await came.get()
+        first.write(said)
+        if said.endswith(b"u"):
+            first.close()  # the trainer died in the middle of a line
+        again = await came.get()
+        assert not running.done()
+        running.cancel()
+        for writer in (first, again):
+            writer.close()
+        server.close()
+        await server.wait_closed()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+
+    async def bounded() -> None:
+        async with asyncio.timeout(20):
+            await test()
+
+    asyncio.run(bounded())

@@ -1,0 +1,167 @@
+"""The trainer's end of the link, against a node that the test plays on a bare socket."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from peer.link import records as ask
+from peer.link import socket as link
+from peer.link.socket import SOCKET_NAME, TrainerEnd
+from protocol.messages.messages import RunPhase
+
+PROGRESS = ask.Progress(5, RunPhase.TRAIN, True)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="link-") as name:  # pytest's own paths are too long for a socket
+        yield Path(name)
+
+
+def raw_node(folder: Path) -> socket.socket:
+    node = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    node.connect(str(folder / SOCKET_NAME))
+    return node
+
+
+def test_a_socket_left_by_a_killed_trainer_is_taken_over(folder: Path) -> None:
+    dead = TrainerEnd(folder)
+    TrainerEnd(folder).close()
+    dead.close()
+
+
+def test_each_node_is_a_session_of_its_own(folder: Path) -> None:
+    trainer = TrainerEnd(folder)
+    assert trainer.poll() == []
+    assert trainer.session == 0
+    first = raw_node(folder)
+    first.sendall(ask.to_line(ask.Open(1, 0)))
+    assert trainer.poll() == [ask.Open(1, 0)]
+    assert trainer.session == 1
+    first.close()
+    second = raw_node(folder)  # before the trainer looks again
+    second.sendall(ask.to_line(ask.Open(1, 1)))
+    trainer.send(PROGRESS, trainer.session)  # goes nowhere, and nobody may take the newcomer for the dead one
+    assert trainer.poll() == []
+    assert trainer.session == 0
+    assert trainer.poll() == [ask.Open(1, 1)]
+    assert trainer.session == 2
+    second.close()
+    trainer.close()
+
+
+@pytest.mark.parametrize("trainer_writes", [False, True])
+def test_what_a_node_said_before_it_died_is_heard(folder: Path, trainer_writes: bool) -> None:
+    """Its partner may hold the Commit that goes with this Apply."""
+    trainer = TrainerEnd(folder)
+    node = raw_node(folder)
+    trainer.poll()
+    apply = ask.Apply(1, "ab" * 16, "")
+    node.sendall(ask.to_line(apply) + b'{"record":"Op')
+    node.close()
+    if trainer_writes:
+        for _ in range(3):
+            trainer.send(PROGRESS, trainer.session)
+    assert trainer.poll() == [apply]
+    assert trainer.session == 1, "what it had begun must not be dropped before"
+    trainer.send(PROGRESS, trainer.session)
+    assert trainer.poll() == []
+    assert trainer.session == 0
+    trainer.close()
+
+
+def test_a_line_may_come_in_pieces(folder: Path) -> None:
+    trainer = TrainerEnd(folder)
+    node = raw_node(folder)
+    line = ask.to_line(ask.Apply(3, "ab" * 16, "")) + ask.to_line(ask.Drop(4))
+    for index in range(len(line) - 1):
+        node.sendall(line[index : index + 1])
+        assert trainer.poll() == ([ask.Apply(3, "ab" * 16, "")] if line[index : index + 1] == b"\n" else [])
+    node.sendall(line[-1:])
+    assert trainer.poll() == [ask.Drop(4)]
+    node.close()
+    trainer.close()
+
+
+@pytest.mark.parametrize("line", [b"not json\n", b"[]\n", b'{"record":"Fire"}\n', b'{"record":"Open"}\n', ask.to_line(PROGRESS)])
+def test_the_trainer_hangs_up_on_nonsense(folder: Path, line: bytes) -> None:
+    trainer = TrainerEnd(folder)
+    node = raw_node(folder)
+    node.sendall(line)
+    assert trainer.poll() == []
+    assert trainer.session == 0
+    assert node.recv(10) == b""
+    node.close()
+    trainer.close()
+
+
+def test_a_line_without_end_is_not_collected(folder: Path) -> None:
+    trainer = TrainerEnd(folder)
+    node = raw_node(folder)
+    node.setblocking(False)
+    trainer.poll()
+    sent = 0
+    while trainer.session:
+        with contextlib.suppress(BlockingIOError):
+            sent += node.send(b"x" * 65536)
+        assert trainer.poll() == []
+        assert sent < 4 * link.LINE_BYTES
+    node.close()
+    trainer.close()
+
+
+def test_a_node_that_never_reads_costs_bounded_memory_and_no_time(folder: Path) -> None:
+    trainer = TrainerEnd(folder)
+    node = raw_node(folder)
+    trainer.poll()
+    sent = 0
+    while trainer.session:
+        for _ in range(1000):
+            trainer.send(PROGRESS, trainer.session)  # returns at once, or this test never ends
+            sent += len(ask.to_line(PROGRESS))
+        trainer.poll()
+        assert sent < 8 * link.UNSENT_BYTES
+    assert sent > link.UNSENT_BYTES
+    node.close()
+    trainer.close()
+
+
+def test_what_the_socket_does_not_take_is_sent_later_and_whole(folder: Path) -> None:
+    trainer = TrainerEnd(folder)
+    node = raw_node(folder)
+    trainer.poll()
+    records = [ask.Unavailable(number, "x" * 1000) for number in range(600)]  # more than the socket holds
+    for record in records:
+        trainer.send(record, trainer.session)
+    assert trainer.session
+    node.settimeout(0.0)
+    received = b""
+    while received.count(b"\n") < len(records):
+        trainer.poll()
+        with contextlib.suppress(BlockingIOError):
+            received += node.recv(1 << 20)
+    assert [ask.from_line(line) for line in received.splitlines()] == records
+    node.close()
+    trainer.close()
+
+
+def test_waiting_ends_when_the_node_speaks(folder: Path) -> None:
+    trainer = TrainerEnd(folder)
+    trainer.wait(0.0)
+    node = raw_node(folder)
+    trainer.wait(60.0)  # returns at once: somebody knocks
+    trainer.poll()
+    node.sendall(ask.to_line(ask.Start()))
+    trainer.wait(60.0)
+    assert trainer.poll() == [ask.Start()]
+    node.close()
+    trainer.wait(60.0)
+    trainer.poll()
+    assert trainer.session == 0
+    trainer.close()

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from peer.machine.home import Home
+from protocol.errors import BadSettings
+
+HOLD = """
+import sys
+from pathlib import Path
+from peer.machine.home import Home
+with Home(Path(sys.argv[1])).locked():
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_new_home_is_private(tmp_path: Path) -> None:
+    home = Home(tmp_path / "a" / "b")
+    home.create()
+    assert stat.S_IMODE(home.path.stat().st_mode) == 0o700
+    home.create()
+    assert [path.name for path in home.path.iterdir()] == ["checkpoints"]
+
+
+def test_a_file_is_no_home(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("mine")
+    with pytest.raises(BadSettings, match=r"not a folder|Not a directory") as caught:
+        Home(path).create()
+    assert "--home" in caught.value.hint
+    assert path.read_text() == "mine"
+
+
+def test_an_unwritable_home_is_refused() -> None:
+    with pytest.raises(BadSettings, match="cannot be written to") as caught:
+        Home(Path("/proc/gossamer-home")).create()
+    assert "--home" in caught.value.hint
+
+
+def test_the_same_home_cannot_run_twice(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    with home.locked():
+        with pytest.raises(BadSettings, match=f"process {os.getpid()}") as caught, Home(tmp_path).locked():
+            raise AssertionError("locked twice")
+        assert "leave" in caught.value.hint
+    with home.locked():
+        pass
+
+
+def test_the_lock_goes_with_a_killed_holder(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(BadSettings, match=f"process {holder.pid}"), Home(tmp_path).locked():
+            raise AssertionError("locked twice")
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+    with Home(tmp_path).locked():
+        pass

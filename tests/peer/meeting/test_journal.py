@@ -1,0 +1,134 @@
+"""The journal: a decision is on the disk before anybody hears of it, and neither a crash nor a full disk costs another one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from peer.meeting import journal as module
+from peer.meeting.journal import Journal
+
+
+def name(number: int) -> bytes:
+    return number.to_bytes(16, "little")
+
+
+def reopened(path: Path, number: int) -> bytes | None:
+    """Ask a journal that was opened after the other process died."""
+    journal = Journal(path)
+    failed_blocks = journal.failed_blocks(name(number))
+    journal.close()
+    return failed_blocks
+
+
+def test_a_decision_is_flushed_before_commit_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, flushed = tmp_path / "journal", list[bytes]()
+    flush = os.fdatasync
+
+    def watched(descriptor: int) -> None:
+        flush(descriptor)
+        flushed.append(path.read_bytes())
+
+    monkeypatch.setattr(os, "fdatasync", watched)
+    journal = Journal(path)
+    journal.commit(name(1), b"\x05")
+    assert name(1).hex().encode() in flushed[-1] and flushed[-1].endswith(b"\n")
+    assert reopened(path, 1) == b"\x05"  # the first was not closed: that is how a killed process leaves it
+    journal.close()
+
+
+def test_no_failed_blocks_is_another_answer_than_never_committed(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal")
+    journal.commit(name(1), b"")
+    assert journal.failed_blocks(name(1)) == b"" and journal.failed_blocks(name(2)) is None
+    journal.close()
+
+
+def test_the_first_decision_about_a_meeting_stands(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    journal = Journal(path)
+    journal.commit(name(1), b"\x01")
+    written = path.read_bytes()
+    journal.commit(name(1), b"\x02")
+    assert journal.failed_blocks(name(1)) == b"\x01" and path.read_bytes() == written
+    journal.close()
+
+
+@pytest.mark.parametrize("num_lost", [1, 2, 20, 60])
+def test_a_torn_last_line_costs_only_itself(tmp_path: Path, num_lost: int) -> None:
+    path = tmp_path / "journal"
+    journal = Journal(path)
+    for number in (1, 2):
+        journal.commit(name(number), b"\x07")
+    journal.close()
+    path.write_bytes(path.read_bytes()[:-num_lost])
+    again = Journal(path)
+    assert again.failed_blocks(name(1)) == b"\x07"
+    again.commit(name(3), b"\x03")  # is not joined to what is left of the torn line
+    again.close()
+    assert reopened(path, 1) == b"\x07" and reopened(path, 3) == b"\x03"
+
+
+def test_lines_that_are_not_ours_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    journal = Journal(path)
+    journal.commit(name(1), b"")
+    journal.close()
+    path.write_bytes(b'\xff\xfe\n[]\n7\n{"meeting": 7}\n{"meeting": "zz", "failed_blocks": ""}\n\n' + path.read_bytes())
+    assert reopened(path, 1) == b""
+
+
+def test_it_keeps_the_latest_and_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "KEPT", 8)
+    path = tmp_path / "journal"
+    journal = Journal(path)
+    for number in range(50):
+        journal.commit(name(number), bytes([number]))
+        assert len(path.read_bytes().splitlines()) <= 16
+    assert [number for number in range(50) if journal.failed_blocks(name(number)) is not None] == list(range(42, 50))
+    journal.close()
+    assert reopened(path, 49) == b"\x31" and reopened(path, 42) == b"\x2a" and reopened(path, 41) is None
+
+
+def test_what_the_disk_does_not_take_is_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "journal"
+    journal = Journal(path)
+    journal.commit(name(1), b"\x01")
+    written = path.read_bytes()
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", full)
+        with pytest.raises(OSError, match="no space left"):
+            journal.commit(name(2), b"\x02")
+    assert journal.failed_blocks(name(2)) is None and path.read_bytes() == written
+    journal.commit(name(2), b"\x03")  # there is space again
+    assert reopened(path, 2) == b"\x03"
+    journal.close()
+
+
+def test_a_shortening_that_fails_halfway_loses_no_later_decision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new file is in place but its folder cannot be flushed: what follows must go to the file that has the name."""
+    monkeypatch.setattr(module, "KEPT", 4)
+    path = tmp_path / "journal"
+    journal = Journal(path)
+    flush, num_calls = os.fsync, 0
+
+    def failing(descriptor: int) -> None:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls >= 2:  # the new file was flushed, its folder is not, and so it stays
+            raise OSError(5, "input/output error")
+        flush(descriptor)
+
+    monkeypatch.setattr(os, "fsync", failing)
+    for number in range(9):
+        journal.commit(name(number), b"\x09")
+    monkeypatch.setattr(os, "fsync", flush)
+    assert num_calls >= 2
+    assert reopened(path, 8) == b"\x09"
+    journal.close()

@@ -1,0 +1,202 @@
+"""The machine on the happy path, with its own trainer in the way, in doubt, and told to stop."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from peer.link import records as ask
+from peer.meeting import words as on
+from peer.meeting.words import MeetingOutcome, MeetingState
+from protocol.errors import RefusalCode
+from protocol.messages.messages import Chunk, Commit, Commitment, Committed, Decision, Outcome, Part, Refusal, RunPhase
+from tests.peer.two_sides import PLAIN, SKETCHED, TERMS, Seat, Table, Trainer, alone
+
+
+@pytest.mark.parametrize("fragment", [PLAIN, SKETCHED])
+def test_a_meeting_counts_once_for_both(fragment: int) -> None:
+    initiator, responder = Table(fragment).run()
+    assert initiator.over is responder.over is MeetingOutcome.COMPLETED
+    assert initiator.trainer.applied == responder.trainer.applied == [initiator.meeting.pairing.meeting_id.hex()]
+    assert initiator.journal == responder.journal == {initiator.meeting.pairing.meeting_id: b""}
+    assert initiator.num_drops == responder.num_drops == 0
+
+
+@pytest.mark.parametrize("fragment", [PLAIN, SKETCHED])
+def test_each_side_gets_exactly_the_bytes_of_the_other(fragment: int) -> None:
+    initiator, responder = Table(fragment).run()
+    for one, other in ((initiator, responder), (responder, initiator)):
+        assert one.stored[Part.PAYLOAD] == other.trainer.payload(Part.PAYLOAD)
+        assert one.stored[Part.SKETCH] == other.trainer.payload(Part.SKETCH)
+
+
+def test_both_trainers_hear_the_same_seed_and_each_others_tokens() -> None:
+    trainers = Trainer(b"a", SKETCHED, tokens=100, clock_steps=7), Trainer(b"b", SKETCHED, tokens=300, clock_steps=9)
+    Table(SKETCHED, trainers=trainers).run()
+    first, second = (next(request for request in t.asked if isinstance(request, ask.Prepare)) for t in trainers)
+    assert (first.partner_tokens, second.partner_tokens) == (300, 100)
+    assert (first.partner_clock_steps, second.partner_clock_steps) == (9, 7)
+    assert first.seed == second.seed and 0 <= first.seed < 2**63
+
+
+def test_name_and_seed_are_those_of_the_specification() -> None:
+    initiator, _ = Table(SKETCHED).run()
+    names = b"gossamer-meeting" + TERMS.run_id + (SKETCHED).to_bytes(4, "little") + b"n" * 16 + b"p" * 16
+    meeting_id = hashlib.sha256(names).digest()[:16]
+    assert initiator.meeting.pairing.meeting_id == meeting_id
+    seed = int.from_bytes(hashlib.sha256(meeting_id + b"seed").digest()[:8], "little") & (2**63 - 1)
+    assert initiator.meeting.pairing.seed == seed
+
+
+def test_both_apply_with_the_union_of_failed_blocks() -> None:
+    trainers = Trainer(b"a", SKETCHED, failed_blocks="010000"), Trainer(b"b", SKETCHED, failed_blocks="000008")
+    table = Table(SKETCHED, trainers=trainers)
+    seats = table.run()
+    for seat in seats:
+        apply = next(request for request in seat.trainer.asked if isinstance(request, ask.Apply))
+        assert apply.failed_blocks == "010008"
+
+
+def test_payloads_cross_only_after_both_commitments() -> None:
+    for seat in Table(SKETCHED).run():
+        own = next(index for index, message in enumerate(seat.sent) if isinstance(message, Commitment))
+        first = next(i for i, m in enumerate(seat.sent) if isinstance(m, Chunk) and m.part is Part.PAYLOAD)
+        assert own < first
+    seat = alone(MeetingState.COMMITTING)
+    assert not [message for message in seat.sent if isinstance(message, Chunk) and message.part is Part.PAYLOAD]
+
+
+def test_the_trainer_is_told_before_the_partner() -> None:
+    for seat in Table(PLAIN).run():
+        told = next(index for index, command in enumerate(seat.commands) if isinstance(command, on.Journal))
+        after = [c for c in seat.commands[told:] if isinstance(c, on.Tell | on.Send)]
+        assert isinstance(after[0], on.Tell) and isinstance(after[0].request, ask.Apply)
+        assert isinstance(after[1], on.Send) and isinstance(after[1].message, Commit | Committed)
+
+
+def test_finished_peers_average_and_a_training_one_does_not_join_them() -> None:
+    finished = Trainer(b"a", PLAIN, phase=RunPhase.FINISH), Trainer(b"b", PLAIN, phase=RunPhase.FINISH)
+    for seat in Table(PLAIN, trainers=finished).run():
+        assert seat.over is MeetingOutcome.COMPLETED
+        assert any(isinstance(r, ask.Prepare) and r.phase is RunPhase.FINISH for r in seat.trainer.asked)
+    initiator, responder = Table(PLAIN, trainers=(finished[0], Trainer(b"b", PLAIN))).run()
+    assert responder.over is initiator.over is MeetingOutcome.REFUSED
+    assert initiator.finish is not None and initiator.finish.refusal is RefusalCode.WRONG_PHASE
+
+
+def test_a_finished_peer_still_meets_one_that_trains() -> None:
+    trainers = Trainer(b"a", PLAIN), Trainer(b"b", PLAIN, phase=RunPhase.FINISH)
+    for seat in Table(PLAIN, trainers=trainers).run():
+        assert seat.over is MeetingOutcome.COMPLETED
+        assert any(isinstance(r, ask.Prepare) and r.phase is RunPhase.TRAIN for r in seat.trainer.asked)
+
+
+# --------------------------------------------------------------------------- own trainer
+
+
+def test_busy_trainer_of_the_initiator_ends_it_without_a_word() -> None:
+    table = Table(PLAIN)
+    table.trainers[0].replies[ask.Open] = ask.Unavailable(1, "in another meeting")
+    seat = table.initiator
+    while seat.waiting:
+        seat.feed(seat.waiting.popleft())
+    assert seat.over is MeetingOutcome.BUSY and seat.sent == []  # a Refusal that answers nothing would look like bad manners
+
+
+def test_busy_trainer_of_the_responder_refuses() -> None:
+    table = Table(PLAIN)
+    table.trainers[1].replies[ask.Open] = ask.Unavailable(2, "in another meeting")
+    initiator, responder = table.run()
+    assert initiator.over is responder.over is MeetingOutcome.BUSY
+    assert initiator.num_drops == responder.num_drops == 1
+
+
+@pytest.mark.parametrize("request_kind", [ask.Prepare, ask.Encode, ask.Check])
+@pytest.mark.parametrize("side", [0, 1])
+def test_trainer_that_cannot_go_on_drops_both(request_kind: type, side: int) -> None:
+    table = Table(SKETCHED)
+    table.trainers[side].replies[request_kind] = ask.Unavailable(side + 1, "restarted")
+    seats = table.run()
+    assert seats[side].over is MeetingOutcome.ABANDONED
+    assert seats[1 - side].over is MeetingOutcome.REFUSED
+    assert all(seat.num_drops == 1 and not seat.trainer.applied for seat in seats)
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_gate_drops_both(side: int) -> None:
+    table = Table(PLAIN)
+    table.trainers[side].replies[ask.Check] = ask.Checked(side + 1, False, "not finite", "")
+    seats = table.run()
+    assert seats[side].over is MeetingOutcome.GATED
+    other = seats[1 - side].finish
+    assert other is not None and other.refusal is RefusalCode.GATE and "not finite" in other.reason
+    assert not any(seat.trainer.applied for seat in seats)
+
+
+# --------------------------------------------------------------------------- doubt
+
+
+def doubtful() -> Seat:
+    seat = alone(MeetingState.JUDGING, initiates=False)
+    commands = seat.feed(on.PartnerGone())
+    assert seat.state is MeetingState.IN_DOUBT and any(isinstance(command, on.AskAgain) for command in commands)
+    return seat
+
+
+def test_responder_that_loses_the_stream_asks_and_applies() -> None:
+    seat = doubtful()
+    seat.feed(on.Resolved(Outcome(seat.meeting.pairing.meeting_id, Decision.COMMITTED, b"\x01\x00\x00")))
+    while seat.waiting:
+        seat.feed(seat.waiting.popleft())
+    assert seat.over is MeetingOutcome.COMPLETED and len(seat.trainer.applied) == 1
+    assert seat.journal == {seat.meeting.pairing.meeting_id: b"\x01\x00\x00"}
+
+
+@pytest.mark.parametrize("decision", [Decision.DROPPED, Decision.UNKNOWN])
+def test_responder_that_loses_the_stream_asks_and_drops(decision: Decision) -> None:
+    seat = doubtful()
+    seat.feed(on.Resolved(Outcome(seat.meeting.pairing.meeting_id, decision)))
+    assert seat.over is MeetingOutcome.FAILED and seat.num_drops == 1 and not seat.trainer.applied
+
+
+def test_decision_that_cannot_be_learnt_in_time_did_not_happen() -> None:
+    seat = doubtful()
+    seat.feed(on.DeadlinePassed())
+    assert seat.over is MeetingOutcome.FAILED and seat.num_drops == 1
+
+
+def test_deadline_of_a_responder_that_waits_for_the_decision_leads_to_doubt_and_a_late_commit_still_counts() -> None:
+    seat = alone(MeetingState.JUDGING, initiates=False)
+    assert any(isinstance(command, on.Allow) for command in seat.feed(on.DeadlinePassed()))
+    seat.feed(on.PartnerSent(Commit(seat.meeting.pairing.meeting_id)))
+    while seat.waiting:
+        seat.feed(seat.waiting.popleft())
+    assert seat.over is MeetingOutcome.COMPLETED
+    assert seat.feed(on.Resolved(Outcome(seat.meeting.pairing.meeting_id, Decision.COMMITTED))) == []
+
+
+def test_refusal_ends_the_doubt() -> None:
+    seat = alone(MeetingState.JUDGING, initiates=False)
+    seat.feed(on.DeadlinePassed())
+    seat.feed(on.PartnerSent(Refusal(RefusalCode.TOO_SLOW)))
+    assert seat.over is MeetingOutcome.REFUSED and seat.num_drops == 1
+
+
+def test_outcome_of_another_meeting_is_a_lie() -> None:
+    seat = doubtful()
+    seat.feed(on.Resolved(Outcome(b"m" * 16, Decision.COMMITTED)))
+    assert seat.over is MeetingOutcome.MISBEHAVED
+
+
+def test_leaving_waits_for_what_may_count_already() -> None:
+    for seat in (doubtful(), alone(MeetingState.JUDGING, initiates=False)):
+        assert seat.feed(on.Stopped("leaving", RefusalCode.LEAVING)) == []
+        assert seat.finish is None
+
+
+def test_initiator_that_leaves_drops_what_is_not_decided() -> None:
+    seat = alone(MeetingState.JUDGING)
+    seat.feed(on.Stopped("leaving", RefusalCode.LEAVING))
+    assert seat.over is MeetingOutcome.ABANDONED
+    assert isinstance(seat.sent[-1], Refusal) and seat.sent[-1].code is RefusalCode.LEAVING

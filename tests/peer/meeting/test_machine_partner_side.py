@@ -1,0 +1,179 @@
+"""What a partner shows: each thing once, in the one legal order, of exactly the size that the manifest implies."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from peer.meeting.machine import PartnerSide, union
+from protocol.errors import BadContents, BadMessage, BadSignature, PeerMisbehaved
+from protocol.messages.messages import Chunk, Commitment, Part, Verdict
+from protocol.messages.terms import FragmentTerms
+from tests.protocol.samples import ALICE, HELLO, MALLORY, MEETING_ID
+
+SIZES = FragmentTerms(sketch_bytes=64, payload_bytes=1000, num_blocks=20)
+SKETCH, PAYLOAD = b"s" * 64, bytes(range(250)) * 4
+COMMITMENT = Commitment(MEETING_ID, hashlib.sha256(PAYLOAD).digest()).signed(ALICE)
+ANOTHER = b"x" * 16
+
+Step = Callable[[PartnerSide], None]
+
+
+def hello(side: PartnerSide) -> None:
+    side.hello = HELLO
+
+
+def sketch(side: PartnerSide) -> None:
+    side.take_chunk(Chunk(Part.SKETCH, 0, SKETCH))
+
+
+def commitment(side: PartnerSide) -> None:
+    side.take_commitment(COMMITMENT, MEETING_ID)
+
+
+def payload(side: PartnerSide) -> None:
+    side.take_chunk(Chunk(Part.PAYLOAD, 0, PAYLOAD))
+
+
+def verdict(side: PartnerSide) -> None:
+    side.take_verdict(Verdict(MEETING_ID, bytes(3)), MEETING_ID)
+
+
+ORDER: list[Step] = [hello, sketch, commitment, payload, verdict]
+
+
+def after(*steps: Step) -> PartnerSide:
+    side = PartnerSide(SIZES)
+    for step in steps:
+        step(side)
+    return side
+
+
+def chunks(part: Part, whole: bytes, num_bytes: int) -> list[Step]:
+    """Return a step for each chunk of so many bytes."""
+
+    def chunk(start: int) -> Step:
+        return lambda side: side.take_chunk(Chunk(part, start, whole[start : start + num_bytes]))
+
+    return [chunk(start) for start in range(0, len(whole), num_bytes)]
+
+
+def test_the_legal_order_passes_and_says_what_is_there() -> None:
+    side = after(hello)
+    assert not side.has_sketch and not side.has_payload
+    sketch(side)
+    assert side.has_sketch
+    commitment(side)
+    payload(side)
+    assert side.has_payload
+    verdict(side)
+    assert side.verdict is not None and side.commitment == COMMITMENT
+
+
+@pytest.mark.parametrize("num_done", range(6))
+@pytest.mark.parametrize("step", ORDER[1:], ids=lambda step: step.__name__)
+def test_nothing_else_than_the_next_step_is_taken(num_done: int, step: Step) -> None:
+    side = after(*ORDER[:num_done])
+    if ORDER.index(step) == num_done:
+        step(side)
+    else:
+        with pytest.raises(BadMessage):
+            step(side)
+
+
+def test_a_part_is_not_taken_for_another_nor_before_the_hello() -> None:
+    with pytest.raises(BadMessage):
+        after(hello).take_chunk(Chunk(Part.PAYLOAD, 0, PAYLOAD[:10]))  # as many bytes as the sketch has room for
+    with pytest.raises(BadMessage):
+        PartnerSide(FragmentTerms(0, 1000, 0)).take_commitment(COMMITMENT, MEETING_ID)
+
+
+@pytest.mark.parametrize(("part", "steps", "whole"), [(Part.SKETCH, ORDER[:1], SKETCH), (Part.PAYLOAD, ORDER[:3], PAYLOAD)])
+def test_chunks_follow_each_other_and_end_where_the_manifest_says(part: Part, steps: list[Step], whole: bytes) -> None:
+    side = after(*steps)
+    side.take_chunk(Chunk(part, 0, whole[:10]))
+    for wrong in (Chunk(part, 0, whole[:10]), Chunk(part, 11, whole[11:20]), Chunk(part, 10, whole[10:] + b"!")):
+        with pytest.raises(BadMessage):
+            side.take_chunk(wrong)
+    side.take_chunk(Chunk(part, 10, whole[10:]))
+    assert side.has_payload if part is Part.PAYLOAD else side.has_sketch
+    with pytest.raises(BadMessage):
+        side.take_chunk(Chunk(part, len(whole), b"!"))
+
+
+IN_HALVES = [*chunks(Part.SKETCH, SKETCH, 32), commitment, *chunks(Part.PAYLOAD, PAYLOAD, 500), verdict]
+
+
+@given(st.permutations(IN_HALVES))
+def test_halves_are_taken_in_no_other_order(steps: list[Step]) -> None:
+    assume(steps != IN_HALVES)
+    with pytest.raises(PeerMisbehaved):
+        after(hello, *steps)
+
+
+@pytest.mark.parametrize("num_bytes", [1, 7, 64, 300, 1000])
+def test_chunks_are_of_any_size(num_bytes: int) -> None:
+    side = after(hello, *chunks(Part.SKETCH, SKETCH, num_bytes), commitment)
+    *most, last = chunks(Part.PAYLOAD, PAYLOAD, num_bytes)
+    for step in most:
+        step(side)
+    assert not side.has_payload
+    last(side)
+    assert side.has_payload
+
+
+def test_a_codec_without_a_sketch_goes_straight_to_the_commitment() -> None:
+    side = PartnerSide(FragmentTerms(0, 1000, 0))
+    hello(side)
+    assert side.has_sketch and not side.has_payload
+    with pytest.raises(BadMessage):
+        side.take_chunk(Chunk(Part.SKETCH, 0, b"x"))
+    commitment(side)
+    payload(side)
+    side.take_verdict(Verdict(MEETING_ID), MEETING_ID)
+    assert side.has_payload and side.verdict is not None
+
+
+def test_the_payload_is_the_one_that_was_committed_to() -> None:
+    side = after(*ORDER[:3])
+    side.take_chunk(Chunk(Part.PAYLOAD, 0, PAYLOAD[:-1]))
+    with pytest.raises(BadContents):
+        side.take_chunk(Chunk(Part.PAYLOAD, 999, b"q"))
+
+
+def test_a_commitment_is_this_meetings_and_the_partners_own() -> None:
+    for wrong, error in (
+        (Commitment(ANOTHER, COMMITMENT.payload_sha256).signed(ALICE), BadMessage),
+        (Commitment(MEETING_ID, COMMITMENT.payload_sha256).signed(MALLORY), BadSignature),
+    ):
+        side = after(hello, sketch)
+        with pytest.raises(error):
+            side.take_commitment(wrong, MEETING_ID)
+        assert side.commitment is None
+
+
+@pytest.mark.parametrize("wrong", [Verdict(ANOTHER), Verdict(MEETING_ID, b"\1\1"), Verdict(MEETING_ID, bytes(4))])
+def test_a_verdict_is_this_meetings_and_about_its_blocks(wrong: Verdict) -> None:
+    side = after(*ORDER[:4])
+    with pytest.raises(BadMessage):
+        side.take_verdict(wrong, MEETING_ID)
+    assert side.verdict is None
+
+
+def test_a_decision_holds_every_block_that_failed_here() -> None:
+    side = PartnerSide(SIZES)
+    side.need_bitmap(b"\x03\x00\x80", own=b"\x01\x00\x80")
+    side.need_bitmap(b"\x03\x00\x80")
+    side.need_bitmap(b"", own=bytes(3))
+    for left_out in (b"\x02\x00\x80", b""):
+        with pytest.raises(BadMessage, match="leaves out"):
+            side.need_bitmap(left_out, own=b"\x01\x00\x00")
+
+
+def test_an_empty_bitmap_stands_for_none_in_a_union() -> None:
+    assert union(b"", b"") == b"" and union(b"\x01", b"") == union(b"", b"\x01") == b"\x01"
+    assert union(b"\x01\x80", b"\x02\x80") == b"\x03\x80"

@@ -1,0 +1,176 @@
+"""Every event in every state: what the machine does about it is in this table, and nothing else is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, get_args
+
+import pytest
+
+from peer.link import records as ask
+from peer.meeting import words as on
+from peer.meeting.machine import InvalidTransition
+from peer.meeting.words import DECIDED, MeetingOutcome, MeetingState
+from protocol.errors import BadMessage, RefusalCode
+from protocol.identity import Identity
+from protocol.messages.messages import Chunk, Commit, Commitment, Committed, Decision, Message, Outcome, Part, Refusal, RunPhase, Verdict
+from tests.peer.meeting.test_machine_misbehaved import partners_hello
+from tests.peer.two_sides import SEEDS, Seat, alone
+
+INITIATOR = [state for state in MeetingState if state not in (MeetingState.IN_DOUBT, MeetingState.OVER)]
+RESPONDER = [state for state in MeetingState if state not in (MeetingState.GREETING, MeetingState.CONFIRMING, MeetingState.OVER)]
+SEATS = [(True, state) for state in INITIATOR] + [(False, state) for state in RESPONDER]
+
+IGNORED = "ignored"
+GOES_ON = "goes on"
+IMPOSSIBLE = "our own bug"
+Reaction = str | MeetingOutcome
+
+REPLIES: dict[str, ask.Reply] = {
+    "Opened": ask.Opened(1, 10, 100, RunPhase.TRAIN),
+    "Unavailable": ask.Unavailable(1, "no"),
+    "SketchReady": ask.SketchReady(1),
+    "PayloadReady": ask.PayloadReady(1, "00" * 32),
+    "Checked": ask.Checked(1, True, "", ""),
+    "Applied": ask.Applied(1),
+}
+IN_TURN = {
+    "Opened": {MeetingState.OPENING},
+    "SketchReady": {MeetingState.PREPARING},
+    "PayloadReady": {MeetingState.PREPARING, MeetingState.ENCODING},
+    "Checked": {MeetingState.CHECKING},
+}
+MESSAGES: dict[str, Callable[[Seat], Message]] = {
+    "Hello": lambda seat: partners_hello(),
+    "Refusal": lambda seat: Refusal(RefusalCode.NOT_READY),
+    "Chunk": lambda seat: Chunk(Part.SKETCH if seat.state in (MeetingState.PREPARING, MeetingState.SKETCHING) else Part.PAYLOAD, 0, b"x"),
+    "Commitment": lambda seat: Commitment(seat.meeting.pairing.meeting_id or bytes(16), bytes(32)).signed(
+        Identity(SEEDS[seat.meeting.initiates])
+    ),
+    "Verdict": lambda seat: Verdict(seat.meeting.pairing.meeting_id or bytes(16)),
+    "Commit": lambda seat: Commit(seat.meeting.pairing.meeting_id or bytes(16)),
+    "Committed": lambda seat: Committed(seat.meeting.pairing.meeting_id or bytes(16)),
+    "Resolve": lambda seat: Outcome(bytes(16), Decision.UNKNOWN),
+}
+FITS = {  # the partner may be a step ahead
+    "Hello": {(True, MeetingState.GREETING)},
+    "Chunk": {
+        (side, state) for side in (True, False) for state in (MeetingState.PREPARING, MeetingState.SKETCHING, MeetingState.EXCHANGING)
+    },
+    "Commitment": {(side, state) for side in (True, False) for state in (MeetingState.ENCODING, MeetingState.COMMITTING)},
+    "Verdict": {(True, MeetingState.CHECKING), (True, MeetingState.JUDGING)},
+    "Commit": {(False, MeetingState.JUDGING), (False, MeetingState.IN_DOUBT)},
+}
+OWN_TURN = {MeetingState.OPENING, MeetingState.PREPARING, MeetingState.ENCODING, MeetingState.CHECKING}
+
+
+def expected_reply(name: str, initiates: bool, state: MeetingState) -> Reaction:
+    if name == "Unavailable":
+        if state is MeetingState.OPENING:
+            return MeetingOutcome.BUSY
+        return MeetingOutcome.ABANDONED if state in OWN_TURN | {MeetingState.APPLYING} else IMPOSSIBLE
+    if name == "Applied" and state is MeetingState.APPLYING:
+        return GOES_ON if initiates else MeetingOutcome.COMPLETED
+    return GOES_ON if state in IN_TURN.get(name, ()) else IMPOSSIBLE
+
+
+def expected_message(name: str, initiates: bool, state: MeetingState) -> Reaction:
+    if state in DECIDED:
+        return MeetingOutcome.COMPLETED if state is MeetingState.CONFIRMING else IGNORED
+    if name == "Refusal":
+        return MeetingOutcome.REFUSED
+    return GOES_ON if (initiates, state) in FITS.get(name, ()) else MeetingOutcome.MISBEHAVED
+
+
+def expected_event(kind: type, initiates: bool, state: MeetingState) -> Reaction:
+    awaits_decision = state is MeetingState.IN_DOUBT or (state is MeetingState.JUDGING and not initiates)
+    if kind is on.Started:
+        return GOES_ON if state is MeetingState.OPENING else IMPOSSIBLE
+    if kind in (on.Journaled, on.NotJournaled):
+        if state is not MeetingState.RECORDING:
+            return IMPOSSIBLE
+        return MeetingOutcome.ABANDONED if kind is on.NotJournaled and initiates else GOES_ON
+    if kind is on.Resolved:
+        return MeetingOutcome.FAILED if state is MeetingState.IN_DOUBT else IGNORED if state in DECIDED else IMPOSSIBLE
+    if kind is on.TrainerGone:
+        return IGNORED if state in (MeetingState.RECORDING, MeetingState.CONFIRMING) else MeetingOutcome.ABANDONED
+    if state in DECIDED:
+        return MeetingOutcome.COMPLETED if state is MeetingState.CONFIRMING else IGNORED
+    if kind is on.PartnerBroke:
+        return MeetingOutcome.MISBEHAVED
+    if kind is on.Stopped:
+        return IGNORED if awaits_decision else MeetingOutcome.ABANDONED
+    if kind is on.PartnerGone:
+        return IGNORED if state is MeetingState.IN_DOUBT else GOES_ON if awaits_decision else MeetingOutcome.FAILED
+    assert kind is on.DeadlinePassed
+    if awaits_decision:
+        return MeetingOutcome.FAILED if state is MeetingState.IN_DOUBT else GOES_ON
+    return MeetingOutcome.ABANDONED if state in OWN_TURN else MeetingOutcome.FAILED
+
+
+EVENTS: dict[type, Callable[[Seat], on.Event]] = {
+    on.Started: lambda seat: on.Started(),
+    on.PartnerGone: lambda seat: on.PartnerGone(),
+    on.PartnerBroke: lambda seat: on.PartnerBroke(BadMessage("garbage")),
+    on.Resolved: lambda seat: on.Resolved(Outcome(seat.meeting.pairing.meeting_id or bytes(16), Decision.DROPPED)),
+    on.Journaled: lambda seat: on.Journaled(),
+    on.NotJournaled: lambda seat: on.NotJournaled("no space left"),
+    on.DeadlinePassed: lambda seat: on.DeadlinePassed(),
+    on.TrainerGone: lambda seat: on.TrainerGone(),
+    on.Stopped: lambda seat: on.Stopped("leaving", RefusalCode.LEAVING),
+}
+
+
+def check(seat: Seat, event: on.Event, expected: Reaction) -> None:
+    before = seat.state
+    if expected is IMPOSSIBLE:
+        with pytest.raises(InvalidTransition) as bug:
+            seat.feed(event)
+        assert any("the story" in note for note in bug.value.__notes__)
+        return
+    commands = seat.feed(event)
+    if isinstance(expected, MeetingOutcome):
+        assert seat.over is expected and seat.state is MeetingState.OVER
+        assert seat.num_drops == (expected is not MeetingOutcome.COMPLETED)
+        return
+    assert seat.finish is None, seat.finish
+    if expected == IGNORED:
+        assert commands == [] and seat.state is before
+    else:
+        assert commands or seat.state is not before or isinstance(event, on.PartnerSent)
+
+
+@pytest.mark.parametrize(("initiates", "state"), SEATS)
+@pytest.mark.parametrize("name", REPLIES)
+def test_replies(name: str, initiates: bool, state: MeetingState) -> None:
+    check(alone(state, initiates=initiates), on.TrainerAnswered(REPLIES[name]), expected_reply(name, initiates, state))
+
+
+@pytest.mark.parametrize(("initiates", "state"), SEATS)
+@pytest.mark.parametrize("name", MESSAGES)
+def test_messages(name: str, initiates: bool, state: MeetingState) -> None:
+    seat = alone(state, initiates=initiates)
+    check(seat, on.PartnerSent(MESSAGES[name](seat)), expected_message(name, initiates, state))
+
+
+@pytest.mark.parametrize(("initiates", "state"), SEATS)
+@pytest.mark.parametrize("kind", EVENTS)
+def test_events(kind: type, initiates: bool, state: MeetingState) -> None:
+    seat = alone(state, initiates=initiates)
+    check(seat, EVENTS[kind](seat), expected_event(kind, initiates, state))
+
+
+def test_no_event_is_left_out() -> None:
+    assert {*EVENTS, on.TrainerAnswered, on.PartnerSent} == set(get_args(on.Event))
+    replies: set[Any] = {type(reply) for reply in REPLIES.values()}
+    assert replies == set(get_args(ask.Reply)) - {ask.SnapshotTaken, ask.NoSnapshot, ask.Adopted}
+
+
+@pytest.mark.parametrize("initiates", [True, False])
+def test_after_the_end_nothing_happens(initiates: bool) -> None:
+    seat = alone(MeetingState.EXCHANGING, initiates=initiates)
+    seat.feed(on.PartnerGone())
+    for make in EVENTS.values():
+        assert seat.feed(make(seat)) == []
+    for reply in REPLIES.values():
+        assert seat.feed(on.TrainerAnswered(reply)) == []

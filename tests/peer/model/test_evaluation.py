@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from peer.machine.home import Home
+from peer.model.evaluation import byte_perplexity, compare_homes, evaluate_home, held_out_loss, open_corpus
+from peer.model.model import build_model, next_token_loss
+from peer.model.weights import mean_weights, set_weights
+from protocol.errors import BadSettings
+from protocol.run.manifest import Manifest
+from tests.peer.trained_homes import tiny_manifest, trained_home, weights_from
+
+MANIFEST = tiny_manifest()
+
+
+class Fixed:
+    """A corpus of batches."""
+
+    def __init__(self, *batches: Tensor) -> None:
+        self._batches = list(batches)
+
+    def held_out_batches(self, num_batches: int) -> list[Tensor]:
+        return self._batches[:num_batches]
+
+
+def batch(seed: int) -> Tensor:
+    return torch.randint(0, 256, (2, 33), generator=torch.Generator().manual_seed(seed))
+
+
+def expected_loss(manifest: Manifest, home: Home, weights: dict[str, Tensor]) -> float:
+    model = build_model(manifest.model, 0)
+    set_weights(model, weights)
+    return held_out_loss(model, open_corpus(manifest, home, None), 4)
+
+
+def test_the_loss_is_the_mean_over_batches() -> None:
+    model = build_model(MANIFEST.model, 0)
+    loss = held_out_loss(model, Fixed(batch(0), batch(1), batch(2)), 2)
+    with torch.no_grad():
+        expected = torch.stack([next_token_loss(model, batch(0)), next_token_loss(model, batch(1))]).mean()
+    assert math.isclose(loss, float(expected), rel_tol=1e-6)
+
+
+def test_measuring_changes_nothing() -> None:
+    manifest = Manifest.checked(
+        {"model": {"architecture": "gpt2", "config": {"n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 256, "n_positions": 64}}}
+    )
+    model = build_model(manifest.model, 0)  # has dropout
+    random_state = torch.get_rng_state()
+    losses = {held_out_loss(model, Fixed(batch(0)), 1) for _ in range(3)}
+    assert len(losses) == 1
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    model.eval()
+    held_out_loss(model, Fixed(batch(0)), 1)
+    assert not model.training
+
+
+def test_a_byte_is_a_byte_whatever_the_tokens() -> None:
+    assert byte_perplexity(math.log(256), 1.0) == pytest.approx(256)
+    assert byte_perplexity(4 * math.log(2), 4.0) == pytest.approx(2)
+
+
+def test_a_home_is_measured_by_its_fast_weights(tmp_path: Path) -> None:
+    home = trained_home(tmp_path, MANIFEST, fast_seed=2, slow_seed=3)
+    found = evaluate_home(home, num_batches=4)
+    assert found.loss == expected_loss(MANIFEST, home, weights_from(MANIFEST, 2))
+    assert found.step == 40
+    assert found.num_tokens == 4 * 2 * 32
+    assert found.perplexity == pytest.approx(found.byte_perplexity) == pytest.approx(math.exp(found.loss))
+
+
+def test_a_home_with_its_own_text_needs_that_text(tmp_path: Path) -> None:
+    manifest = tiny_manifest(source="text")
+    home = trained_home(tmp_path / "home", manifest, fast_seed=2)
+    (tmp_path / "text").write_text("some words of my own\n" * 500)
+    with pytest.raises(BadSettings, match="its own text"):
+        evaluate_home(home)
+    assert math.isfinite(evaluate_home(home, tmp_path / "text", num_batches=2).loss)
+
+
+def test_a_swarm_is_compared_with_its_average_and_a_lone_peer(tmp_path: Path) -> None:
+    homes = [trained_home(tmp_path / str(seed), MANIFEST, fast_seed=seed) for seed in (2, 3, 4)]
+    losses = compare_homes([home.path for home in homes[:2]], homes[2].path, num_batches=4)
+    of_seed = {seed: expected_loss(MANIFEST, homes[0], weights_from(MANIFEST, seed)) for seed in (0, 2, 3, 4)}
+    mean = mean_weights([weights_from(MANIFEST, 2), weights_from(MANIFEST, 3)])
+    assert losses.start == of_seed[0]
+    assert losses.peers == (of_seed[2], of_seed[3])
+    assert losses.averaged == expected_loss(MANIFEST, homes[0], mean)
+    assert losses.alone == of_seed[4]

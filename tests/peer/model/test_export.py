@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from peer.model.checkpoint import CheckpointContents, save
+from peer.model.evaluation import NUM_BATCHES, held_out_loss, open_corpus
+from peer.model.export import MARK, export_model
+from peer.model.model import build_model
+from peer.model.weights import set_weights
+from protocol.errors import BadSettings
+from tests.peer.trained_homes import checkpoint, tiny_manifest, trained_home, weights_from
+
+MANIFEST = tiny_manifest(source="text")
+
+EXPORT_IN_LITTLE_SPACE = """
+import resource, sys
+from pathlib import Path
+from peer.model.export import export_model
+from peer.machine.home import Home
+from protocol.errors import BadSettings
+resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+try:
+    export_model(Home(Path(sys.argv[1])), Path(sys.argv[2]))
+except BadSettings as error:
+    print(error, "|", error.hint)
+"""
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize(("use_slow_weights", "seed"), [(False, 2), (True, 3)])
+def test_transformers_loads_the_folder(tmp_path: Path, use_slow_weights: bool, seed: int) -> None:
+    home = trained_home(tmp_path / "home", MANIFEST, fast_seed=2, slow_seed=3)
+    export_model(home, folder := tmp_path / "out", use_slow_weights)
+    expected = build_model(MANIFEST.model, 0).eval()
+    set_weights(expected, weights_from(MANIFEST, seed))
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    tokens = tokenizer("def main():\u20ac", return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        assert torch.equal(model(tokens).logits, expected(tokens).logits)
+    assert isinstance(tokenizer.decode(model.generate(tokens, max_new_tokens=5)[0]), str)
+    assert model.generation_config.eos_token_id == 0
+    assert MANIFEST.run_id.hex() in (folder / "README.md").read_text()
+
+
+def test_there_is_no_pickle_in_it(tmp_path: Path) -> None:
+    export_model(trained_home(tmp_path / "home", MANIFEST, fast_seed=2), folder := tmp_path / "out")
+    names = {path.name for path in folder.iterdir()}
+    assert {"model.safetensors", "config.json", "generation_config.json", "tokenizer.json", "README.md", MARK} <= names
+    assert not any(name.endswith((".bin", ".pt", ".pkl")) or name.startswith(".") for name in names)
+
+
+def test_an_earlier_export_is_replaced(tmp_path: Path) -> None:
+    home = trained_home(tmp_path / "home", MANIFEST, fast_seed=2)
+    export_model(home, folder := tmp_path / "out")
+    mark = json.loads((folder / MARK).read_text())
+    (folder / MARK).write_text(json.dumps(mark | {"files": [*mark["files"], "stale.safetensors", "../home/identity.key"]}))
+    (folder / "stale.safetensors").touch()
+    (folder / "notes.txt").write_text("mine")
+    later = checkpoint(MANIFEST, 9, 1)
+    save(home.checkpoints, CheckpointContents(later.run_id, 50, later.tensors, later.state))
+    export_model(home, folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert torch.equal(model.get_input_embeddings().weight, weights_from(MANIFEST, 9)["model.embed_tokens.weight"])
+    assert json.loads((folder / MARK).read_text())["step"] == 50
+    assert not (folder / "stale.safetensors").exists()
+    assert (folder / "notes.txt").read_text() == "mine"
+    assert home.identity.exists()
+
+
+def test_an_empty_folder_will_do(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    export_model(trained_home(tmp_path / "home", MANIFEST, fast_seed=2), tmp_path / "out")
+    assert (tmp_path / "out" / MARK).exists()
+
+
+def test_somebody_elses_folder_is_left_alone(tmp_path: Path) -> None:
+    home = trained_home(tmp_path / "home", MANIFEST, fast_seed=2)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.txt").write_text("mine")
+    with pytest.raises(BadSettings, match="holds something else") as caught:
+        export_model(home, tmp_path / "out")
+    assert caught.value.hint
+    assert contents(tmp_path / "out") == {"thesis.txt": b"mine"}
+    with pytest.raises(BadSettings, match="not a folder"):
+        export_model(home, tmp_path / "out" / "thesis.txt")
+
+
+def test_a_full_disk_leaves_the_earlier_export(tmp_path: Path) -> None:
+    home = trained_home(tmp_path / "home", MANIFEST, fast_seed=2)
+    export_model(home, tmp_path / "out")
+    before = contents(tmp_path / "out")
+    arguments = [sys.executable, "-c", EXPORT_IN_LITTLE_SPACE, str(home.path), str(tmp_path / "out")]
+    result = subprocess.run(arguments, capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": os.getcwd()})
+    assert "cannot write to" in result.stdout, result.stderr
+    assert contents(tmp_path / "out") == before
+
+
+def test_nothing_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    export_model(trained_home(tmp_path / "home", MANIFEST, fast_seed=2), tmp_path / "out")
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("use_slow_weights", [False, True])
+def test_the_card_has_the_loss_of_the_exported_weights(tmp_path: Path, use_slow_weights: bool) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog, and so on and on; " * 400)
+    home = trained_home(tmp_path / "home", MANIFEST, fast_seed=2, slow_seed=3)
+    held_out = export_model(home, tmp_path / "out", use_slow_weights, text)
+    model = build_model(MANIFEST.model, 0)
+    set_weights(model, weights_from(MANIFEST, 3 if use_slow_weights else 2))
+    assert held_out.loss == held_out_loss(model, open_corpus(MANIFEST, home, text), NUM_BATCHES)
+    assert (
+        f"| held-out loss | {held_out.loss:.4f} nats per token, over {NUM_BATCHES * 2 * 32} tokens |"
+        in (tmp_path / "out" / "README.md").read_text()
+    )
+
+
+def test_without_text_the_card_has_no_loss(tmp_path: Path) -> None:
+    home = trained_home(tmp_path / "home", MANIFEST, fast_seed=2)
+    held_out = export_model(home, tmp_path / "out")
+    assert "its own text" in held_out.reason
+    assert "| held-out loss | not measured |" in (tmp_path / "out" / "README.md").read_text()
+    assert export_model(home, tmp_path / "out", num_batches=0).loss is None
+    (tmp_path / "short.txt").write_text("hello")
+    with pytest.raises(BadSettings, match="one batch"):
+        export_model(home, tmp_path / "out", data=tmp_path / "short.txt")

@@ -1,0 +1,29 @@
+"""What a manifest names and this build does not know is refused, by its key and with the nearest names."""
+
+from __future__ import annotations
+
+import pytest
+
+from optim.codecs import CODECS
+from peer.model.plan import need_abilities
+from protocol.errors import BadManifest
+from protocol.run.manifest import Manifest
+
+
+def test_the_default_run_can_be_carried_out() -> None:
+    need_abilities(Manifest())
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_every_codec_can_be_used(codec: str) -> None:
+    need_abilities(Manifest.checked({"codec": {"name": codec}}))
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "name", "near"),
+    [("outer", "method", "nolocoo", "noloco"), ("inner", "optimizer", "adam", "adamw"), ("codec", "name", "fp31", "fp32")],
+)
+def test_an_unknown_name_is_refused_with_the_nearest(section: str, key: str, name: str, near: str) -> None:
+    with pytest.raises(BadManifest, match=f'{section}.{key} = "{name}"') as caught:
+        need_abilities(Manifest.checked({section: {key: name}}))
+    assert near in caught.value.hint

@@ -1,0 +1,134 @@
+"""CatchUp: a founder begins by itself, and who has fallen behind takes over newer weights."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from peer.meeting.words import Finish, MeetingOutcome
+from peer.node.catch_up import OUTCAST, CatchUp
+from protocol.errors import RefusalCode
+from protocol.identity import Identity, PeerId
+from tests.swarm.tiny import tiny_manifest
+from tests.swarm.world import Peer, Swarm, play
+
+QUIET = tiny_manifest(run={"total_steps": 100_000})
+TOO_FAR = Finish(MeetingOutcome.REFUSED, "too far", RefusalCode.CLOCK_TOO_FAR)
+GATE = Finish(MeetingOutcome.REFUSED, "gate", RefusalCode.GATE)
+
+
+def test_a_founder_begins_once_its_company_is_there(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        founder = swarm.add(told_to_start=True, wait_for_peers=1).start()
+        await asyncio.sleep(30.0)
+        assert not founder.trainer.started and "waiting for peers" in founder.said[-2].get("reason", founder.said[-1].get("reason", ""))
+        swarm.add(told_to_start=True, is_founder=False).start()
+        await swarm.until(lambda: all(peer.trainer.started for peer in swarm.peers), within_s=30.0)
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def test_only_who_is_further_behind_than_the_run_allows_takes_over_weights(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        far, near = swarm.manifest.outer.max_clock_gap_steps + 5, 20
+        elders = swarm.start(2)
+
+        async def halt_at(steps: int) -> None:
+            for elder in elders:
+                elder.trainer.frozen = False
+            await swarm.until(lambda: min(elder.clock for elder in elders) >= steps)
+            for elder in elders:
+                elder.trainer.frozen = True
+
+        await halt_at(near)
+        straggler = swarm.add()
+        straggler.trainer.frozen = True
+        straggler.start()
+        await asyncio.sleep(60.0)
+        assert straggler.clock == 0, "its own weights were good enough"
+        await halt_at(far)
+        await swarm.until(lambda: straggler.clock >= far, within_s=60.0)
+        assert any(bool((straggler.slow == elder.slow).all()) for elder in elders)
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def somebody(number: int) -> PeerId:
+    return Identity(number.to_bytes(2, "little") * 16).peer_id
+
+
+def know(peer: Peer, num_others: int, clock_steps: int) -> list[PeerId]:
+    """Have a peer know so many others, all at this clock."""
+    others = [somebody(number) for number in range(100, 100 + num_others)]
+    for other in others:
+        peer.node.book.saw(other, asyncio.get_running_loop().time(), clock_steps)
+    return others
+
+
+def tell(upkeep: CatchUp, partners: list[PeerId], finish: Finish, num: int = OUTCAST, *, initiated: bool = True) -> None:
+    for number in range(num):
+        upkeep.on_meeting(partners[number % len(partners)], finish, initiated=initiated)
+
+
+def test_a_row_of_refusals_is_forgotten_at_a_meeting_that_counts(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        (peer,) = swarm.start(1)
+        upkeep, others = peer.node._upkeep, know(peer, 1, 1000)
+        tell(upkeep, others, TOO_FAR, OUTCAST - 1)
+        assert upkeep._useful() is None
+        tell(upkeep, others, Finish(MeetingOutcome.COMPLETED, ""), 1)
+        tell(upkeep, others, TOO_FAR, 1)
+        assert upkeep._useful() is None
+        tell(upkeep, others, TOO_FAR, OUTCAST - 1)
+        wanted = upkeep._useful()
+        assert wanted is not None and peer.clock < wanted.earliest_clock_steps <= 1000, "only a donor that is further than we are"
+        assert wanted.latest_clock_steps == 1000 + 60
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def test_who_calls_us_only_to_refuse_us_does_not_give_us_his_weights(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        (peer,) = swarm.start(1)
+        upkeep, others = peer.node._upkeep, know(peer, 5, 1000)
+        for finish in (TOO_FAR, GATE):
+            tell(upkeep, others, finish, 100, initiated=False)
+        assert not upkeep._is_outcast(upkeep._too_far) and not upkeep._is_outcast(upkeep._gated)
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+@pytest.mark.parametrize("finish", [TOO_FAR, GATE])
+def test_two_liars_among_many_do_not_make_us_ask(tmp_path: Path, finish: Finish) -> None:
+    async def story(swarm: Swarm) -> None:
+        (peer,) = swarm.start(1)
+        upkeep, others = peer.node._upkeep, know(peer, 5, 20)
+        for liar in others[:2]:
+            peer.node.book.saw(liar, asyncio.get_running_loop().time(), 50_000)
+        tell(upkeep, others[:2], finish, 100)
+        assert upkeep._useful() is None
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def test_a_clock_that_is_too_far_must_have_been_signed(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        (peer,) = swarm.start(1)
+        upkeep, others = peer.node._upkeep, know(peer, 4, peer.clock + 10)
+        tell(upkeep, others, TOO_FAR, 100)
+        assert upkeep._useful() is None
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def test_shut_out_at_many_gates_we_take_weights_of_about_our_time(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        (peer,) = swarm.start(1)
+        upkeep, others = peer.node._upkeep, know(peer, 4, 40)
+        tell(upkeep, others, GATE)
+        wanted = upkeep._useful()
+        assert wanted is not None and wanted.earliest_clock_steps == 0 and wanted.latest_clock_steps == 40 + 60
+
+    play(Swarm(tmp_path, manifest=QUIET), story)

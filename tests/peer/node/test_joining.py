@@ -1,0 +1,116 @@
+"""Taking over a donor's weights: the next donor is asked when one fails, and only a unanimous no sends us away."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from peer.node.fetching import as_final
+from peer.node.joining import Joining, Wanted
+from peer.swarm.address_book import Entry
+from protocol.errors import BadMessage, RefusalCode, Refused, RunRefusesUs, WrongVersion
+from protocol.messages.messages import Contents, ContentsKind, Refusal
+from protocol.streams.transport import Purpose, Stream
+from tests.swarm.mallory import MALLORY
+from tests.swarm.tiny import tiny_manifest
+from tests.swarm.world import Peer, Swarm, play
+
+QUIET = tiny_manifest(run={"total_steps": 100_000})
+
+
+def in_order(entries: list[Entry]) -> None:
+    """Ask the donors in the order in which they were heard of."""
+
+
+async def newcomer(swarm: Swarm, *donors: object) -> tuple[Peer, Joining]:
+    """A peer that waits for more company than comes, so that only the test has it join; it knows these donors, in this order."""
+    peer = swarm.add(told_to_start=True, is_founder=False, wait_for_peers=9)
+    peer.trainer.frozen = True
+    peer.start()
+    for donor in donors:
+        peer.node.book.hint(donor.peer_id, "/ip4/192.0.2.1/tcp/4001", asyncio.get_running_loop().time())  # type: ignore[attr-defined]
+    return peer, peer.node._upkeep._joining
+
+
+def wanted(swarm: Swarm, earliest_steps: int = 0, latest_steps: int = 100_000) -> Wanted:
+    return Wanted(swarm.terms.state_bytes, earliest_steps, latest_steps, swarm.manifest.run.total_steps)
+
+
+async def announces_too_much(purpose: Purpose, stream: Stream) -> None:
+    request = await stream.receive()
+    await stream.send(Contents(ContentsKind.STATE, 2**40, b"h" * 32, 5).signed(MALLORY, request))  # type: ignore[arg-type]
+    await asyncio.sleep(100.0)
+
+
+async def does_not_want_us(purpose: Purpose, stream: Stream) -> None:
+    await stream.receive()
+    await stream.send(Refusal(RefusalCode.NOT_INVITED))
+
+
+def test_a_donor_of_the_wrong_size_is_banned_and_the_next_one_is_asked(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        (elder,) = swarm.start(1)
+        await swarm.until(lambda: elder.clock >= 5)
+        elder.trainer.frozen = True
+        swarm.network.transport(MALLORY.peer_id, announces_too_much)
+        peer, joining = await newcomer(swarm, MALLORY, elder)
+        assert await joining.ask_everybody(wanted(swarm), in_order) is None
+        assert peer.node.book.is_banned(MALLORY.peer_id, asyncio.get_running_loop().time())
+        assert peer.trainer.started and peer.clock == elder.clock and bool((peer.slow == elder.slow).all())
+        (cloned,) = peer.clones
+        assert (cloned.donor, cloned.clock_steps, cloned.num_bytes) == (str(elder.peer_id), elder.clock, swarm.terms.state_bytes)
+        assert cloned.seconds > 0.0
+        assert not list(peer.payloads.path("x").parent.glob("adopt-*"))
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+@pytest.mark.parametrize("off_steps", [1, -1])
+def test_a_donor_of_another_time_is_no_use_and_no_liar(tmp_path: Path, off_steps: int) -> None:
+    async def story(swarm: Swarm) -> None:
+        (elder,) = swarm.start(1)
+        await swarm.until(lambda: elder.clock >= 5)
+        elder.trainer.frozen = True
+        peer, joining = await newcomer(swarm, elder)
+        before = peer.hash
+        bounds = (elder.clock + 1,) if off_steps > 0 else (0, elder.clock - 1)
+        answers = await joining.ask_everybody(wanted(swarm, *bounds), in_order)
+        assert peer.node.book.clock_of(elder.peer_id) == elder.clock, "its answer is later news than its record"
+        assert answers is not None and len(answers) == 1 and peer.hash == before and not peer.trainer.started
+        assert not peer.clones
+        assert not peer.node.book.is_banned(elder.peer_id, asyncio.get_running_loop().time())
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+@pytest.mark.parametrize("others_wait", [False, True])
+def test_one_that_has_not_begun_keeps_a_refused_joiner_waiting(tmp_path: Path, others_wait: bool) -> None:
+    async def story(swarm: Swarm) -> None:
+        swarm.network.transport(MALLORY.peer_id, does_not_want_us)
+        waiting = [swarm.add(told_to_start=True, wait_for_peers=9).start()] if others_wait else []
+        _, joining = await newcomer(swarm, MALLORY, *waiting)
+        if not others_wait:
+            with pytest.raises(RunRefusesUs):
+                await joining.take_over(lambda: wanted(swarm), in_order)
+            return
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(joining.take_over(lambda: wanted(swarm), in_order), 100.0)
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def test_only_refusals_that_no_retry_can_change_are_final() -> None:
+    final = {code: type(as_final(Refused(code, ""))) for code in RefusalCode if as_final(Refused(code, ""))}
+    assert final == {
+        RefusalCode.NOT_INVITED: RunRefusesUs,
+        RefusalCode.WRONG_RUN: RunRefusesUs,
+        RefusalCode.WRONG_VERSION: WrongVersion,
+    }
+
+
+def test_no_run_has_a_clone_beyond_its_end() -> None:
+    with pytest.raises(BadMessage):
+        Wanted(8, 0, 100, 100).check(Contents(ContentsKind.STATE, 8, b"h" * 32, 101))
+    Wanted(8, 100, 100, 100).check(Contents(ContentsKind.STATE, 8, b"h" * 32, 100))

@@ -1,0 +1,83 @@
+"""The meetings of a node beside each other: one per fragment, so many at once, and two that call each other still meet."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from peer.meeting.words import MeetingOutcome
+from peer.node.meetings import MAX_OUTBOUND
+from protocol.errors import RefusalCode
+from tests.swarm.tiny import tiny_manifest
+from tests.swarm.world import Peer, Swarm, play
+
+QUIET = tiny_manifest(run={"total_steps": 100_000})
+
+
+async def acquainted(swarm: Swarm, num_peers: int) -> list[Peer]:
+    """Peers whose trainers make no steps, each with all the others in its book."""
+    peers = [swarm.add() for _ in range(num_peers)]
+    for peer in peers:
+        peer.trainer.frozen = True
+        peer.start()
+    await asyncio.sleep(1.0)
+    for peer in peers:
+        for other in peers:
+            peer.node.book.hint(other.peer_id, "/ip4/192.0.2.1/tcp/4001", asyncio.get_running_loop().time())
+    return peers
+
+
+def everybody_but(peers: list[Peer], *wanted: Peer) -> set[object]:
+    return {peer.peer_id for peer in peers if peer not in wanted}
+
+
+def test_two_that_call_each_other_at_once_meet_once(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        a, b = await acquainted(swarm, 2)
+        await asyncio.gather(a.node.meetings.try_next(0, set()), b.node.meetings.try_next(0, set()))
+        await asyncio.sleep(1.0)
+        assert a.node.meetings.num_completed(0) == b.node.meetings.num_completed(0) == 1
+        assert a.trainer.applied.total() == b.trainer.applied.total() == 1
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def test_a_fragment_in_a_meeting_is_busy_for_others_and_another_fragment_is_not(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        peers = a, b, c = await acquainted(swarm, 3)
+        first = asyncio.create_task(a.node.meetings.try_next(0, {c.peer_id}))
+        await swarm.until(lambda: b.node.meetings._active)
+        same, other = await asyncio.gather(c.node.meetings.try_next(0, {a.peer_id}), c.node.meetings.try_next(1, {b.peer_id}))
+        assert same is not None and same.refusal is RefusalCode.BUSY
+        assert other is not None and other.over is MeetingOutcome.COMPLETED
+        finish = await first
+        assert finish is not None and finish.over is MeetingOutcome.COMPLETED
+        assert all(not peer.node.meetings._active for peer in peers)
+        assert b.peer_id in {entry.peer_id for entry in c.node.book.live(0.0)}, "being busy is no fault"
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def test_a_node_calls_only_so_many_at_once_and_nobody_twice(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        a = (await acquainted(swarm, 4))[0]
+        calls = [asyncio.create_task(a.node.meetings.try_next(fragment, set())) for fragment in range(MAX_OUTBOUND)]
+        await swarm.until(lambda: len(a.node.meetings._active) == MAX_OUTBOUND)
+        assert await a.node.meetings.try_next(MAX_OUTBOUND, set()) is None
+        await asyncio.gather(*calls)
+        assert len(a.partners()) == MAX_OUTBOUND
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def test_who_leaves_begins_nothing_and_says_so(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        a, b = await acquainted(swarm, 2)
+        await b.node.meetings.close(3.0)
+        b.node.meetings.open()  # its trainer's word comes too late
+        finish = await a.node.meetings.try_next(0, set())
+        assert finish is not None and finish.refusal is RefusalCode.LEAVING
+        assert a.node.meetings.soonest_s() is None, "it would ask again"
+        assert await b.node.meetings.try_next(0, set()) is None
+
+    play(Swarm(tmp_path, manifest=QUIET), story)

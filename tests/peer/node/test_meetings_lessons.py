@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import pytest
+
+from peer.meeting.words import Finish, MeetingOutcome
+from peer.node.meetings import learn_from, meeting_done
+from peer.swarm.address_book import AddressBook
+from protocol.errors import RefusalCode
+from protocol.identity import PeerId
+from tests.peer.neighbours import book_of
+from tests.peer.two_sides import PLAIN, Table
+
+TABLE = Table(PLAIN)
+MEETING = TABLE.run()[0].meeting
+PARTNER = TABLE.identities[1]
+
+
+class StubStream:
+    """What the lessons ask of a stream."""
+
+    partner: PeerId = PARTNER.peer_id
+    lane = "memory"
+    bytes_sent = 10
+    bytes_received = 20
+
+
+def after(over: MeetingOutcome, refusal: RefusalCode | None = None) -> AddressBook:
+    book = book_of(PARTNER)
+    learn_from(book, MEETING, Finish(over, "", refusal), StubStream(), 0.0)  # type: ignore[arg-type]
+    return book
+
+
+def rest_s(book: AddressBook) -> float | None:
+    return book.soonest_s(0.0)
+
+
+def test_a_meeting_that_counts() -> None:
+    book = after(MeetingOutcome.COMPLETED)
+    assert rest_s(book) == 0.0 and book.typical_clock(0.0, 1000) == 100 and book.live(0.0)[0].meetings == 1
+
+
+@pytest.mark.parametrize("over", [MeetingOutcome.BUSY, MeetingOutcome.ABANDONED])
+def test_own_troubles_and_a_busy_partner_teach_nothing(over: MeetingOutcome) -> None:
+    assert rest_s(after(over)) == 0.0
+
+
+def test_a_partner_that_broke_the_rules_is_banned() -> None:
+    assert after(MeetingOutcome.MISBEHAVED).is_banned(PARTNER.peer_id, 1.0)
+
+
+def test_a_partner_that_leaves_is_forgotten() -> None:
+    assert not after(MeetingOutcome.REFUSED, RefusalCode.LEAVING).live(0.0)
+
+
+@pytest.mark.parametrize("code", [RefusalCode.NOT_READY, RefusalCode.WRONG_PHASE])
+def test_a_partner_that_is_not_ready_rests_without_a_mark(code: RefusalCode) -> None:
+    entry = after(MeetingOutcome.REFUSED, code).live(0.0)[0]
+    assert entry.rests_until_s > 0.0 and not entry.failures and not entry.refusals
+
+
+@pytest.mark.parametrize(
+    ("over", "failures", "refusals"), [(MeetingOutcome.FAILED, 1, 0), (MeetingOutcome.GATED, 0, 1), (MeetingOutcome.REFUSED, 0, 1)]
+)
+def test_marks(over: MeetingOutcome, failures: int, refusals: int) -> None:
+    entry = after(over, RefusalCode.CLOCK_TOO_FAR if over is MeetingOutcome.REFUSED else None).live(0.0)[0]
+    assert (entry.failures, entry.refusals) == (failures, refusals)
+
+
+def test_the_event() -> None:
+    done = meeting_done(MEETING, Finish(MeetingOutcome.GATED, "too far"), StubStream(), 1.5)  # type: ignore[arg-type]
+    assert (done.outcome, done.reason, done.lane, done.bytes_sent, done.bytes_received, done.seconds) == (
+        "gated",
+        "too far",
+        "memory",
+        10,
+        20,
+        1.5,
+    )
+    assert done.partner == str(PARTNER.peer_id)

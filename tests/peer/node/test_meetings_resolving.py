@@ -1,0 +1,107 @@
+"""Asking again what a partner decided: through refusals, deaths, silence and lies, until there is an answer about this meeting."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from peer.node.meetings import PAUSE_S, TRY_S, Resolver
+from peer.swarm.address_book import AddressBook
+from protocol.memory.network import MemoryNetwork
+from protocol.memory.virtual_time import run
+from protocol.messages.messages import Committed, Decision, Message, Outcome, Resolve
+from protocol.streams.transport import Purpose, Stream
+from tests.protocol.peers import nobody, seeded
+from tests.protocol.samples import MEETING_ID, RUN_ID
+
+A, B = seeded(1).peer_id, seeded(2).peer_id
+ANSWER = Outcome(MEETING_ID, Decision.COMMITTED, b"\x05")
+
+
+class Partner:
+    """Answers the questions in turn by script: a message, or None for silence."""
+
+    def __init__(self, *answers: Message | None) -> None:
+        self.answers = list(answers)
+        self.questions: list[Message] = []
+        self.num_open = 0
+
+    async def serve(self, purpose: Purpose, stream: Stream) -> None:
+        self.num_open += 1
+        try:
+            self.questions.append(await stream.receive())
+            answer = self.answers.pop(0)
+            if answer is not None:
+                await stream.send(answer)
+            await stream.receive()  # until the other side closes
+        finally:
+            self.num_open -= 1
+
+
+def asked(partner: Partner, prepare: Callable[[MemoryNetwork], None] = lambda network: None) -> tuple[Outcome, float]:
+    """Return the outcome and how long it took to learn."""
+
+    async def main() -> tuple[Outcome, float]:
+        network = MemoryNetwork()
+        mine = network.transport(A, nobody)
+        network.transport(B, partner.serve)
+        prepare(network)
+        outcome = await Resolver(mine, AddressBook(A), RUN_ID).ask(B, MEETING_ID)
+        took_s = asyncio.get_running_loop().time()
+        await asyncio.sleep(1.0)
+        assert partner.num_open == 0  # no stream is left behind
+        await network.close()
+        return outcome, took_s
+
+    return run(main())
+
+
+def test_the_question_names_run_and_meeting_and_the_first_answer_ends_it() -> None:
+    partner = Partner(ANSWER)
+    outcome, took_s = asked(partner)
+    assert outcome == ANSWER and took_s < PAUSE_S
+    assert partner.questions == [Resolve(RUN_ID, MEETING_ID)]
+
+
+@pytest.mark.parametrize("decision", [Decision.DROPPED, Decision.UNKNOWN])
+def test_a_meeting_that_does_not_count_is_an_answer_too(decision: Decision) -> None:
+    outcome, _ = asked(Partner(Outcome(MEETING_ID, decision)))
+    assert outcome.decision is decision
+
+
+@pytest.mark.parametrize("wrong", [Committed(MEETING_ID), Outcome(b"x" * 16, Decision.COMMITTED)], ids=repr)
+def test_an_answer_to_something_else_is_not_believed(wrong: Message) -> None:
+    partner = Partner(wrong, wrong, ANSWER)
+    outcome, took_s = asked(partner)
+    assert outcome == ANSWER and len(partner.questions) == 3 and took_s >= 2 * PAUSE_S
+
+
+def test_a_silent_partner_is_asked_again() -> None:
+    partner = Partner(None, ANSWER)
+    outcome, took_s = asked(partner)
+    assert outcome == ANSWER and TRY_S <= took_s < TRY_S + 2 * PAUSE_S + 1.0
+
+
+def test_a_partner_that_is_down_is_asked_when_it_is_back() -> None:
+    partner = Partner(ANSWER)
+
+    def die(network: MemoryNetwork) -> None:
+        network.kill(B)
+        asyncio.get_running_loop().call_later(60.0, lambda: network.transport(B, partner.serve))
+
+    outcome, took_s = asked(partner, die)
+    assert outcome == ANSWER and 60.0 <= took_s < 60.0 + TRY_S + 2 * PAUSE_S
+
+
+def test_it_asks_until_it_is_cancelled_and_no_longer() -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        resolver = Resolver(network.transport(A, nobody), AddressBook(A), RUN_ID)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(300.0):
+                await resolver.ask(B, MEETING_ID)
+        assert asyncio.get_running_loop().time() == pytest.approx(300.0)
+
+    run(main())

@@ -1,0 +1,69 @@
+"""The node as a whole: it leaves in time, says goodbye, counts what it did, and serves nobody that it has banned."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from peer.node.fetching import FetchClient
+from peer.swarm.presence import FAREWELL_S
+from protocol.errors import RefusalCode, Refused
+from protocol.identity import PeerId
+from protocol.memory.link import Link as Wire
+from tests.swarm.mallory import MALLORY, nobody
+from tests.swarm.tiny import tiny_manifest
+from tests.swarm.world import Swarm, play
+
+QUIET = tiny_manifest(run={"total_steps": 100_000})
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def test_leaving_takes_no_longer_than_the_grace_even_in_a_slow_meeting(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        a, b = swarm.start(2)
+
+        async def announced() -> set[PeerId]:
+            return {record.peer_id for record in await swarm.network.directory(b.peer_id).members()}
+
+        await swarm.until(lambda: a.node.meetings._active)
+        assert await announced() == {a.peer_id, b.peer_id}
+        began_s = now()
+        await a.leave(2.0)
+        assert now() - began_s <= 2.0 + 1.0, "the grace, and a second for the directory"
+        await asyncio.sleep(FAREWELL_S)
+        assert await announced() == {b.peer_id}
+
+    play(Swarm(tmp_path, manifest=QUIET, wire=Wire(latency_s=0.1, bytes_per_s=300.0)), story)
+
+
+def test_the_supervisor_is_told_of_every_meeting(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        a, b = swarm.start(2)
+        await swarm.until(lambda: a.outcomes()["completed"] >= 4)
+        for peer in (a, b):
+            peer.trainer.frozen = True
+        await asyncio.sleep(15.0)
+        last = [said for said in a.said if "meetings" in said][-1]
+        assert last["meetings"]["completed"] == a.outcomes()["completed"] and sum(last["meetings"].values()) == len(a.meetings)
+        assert last["bytes"]["sent"] == sum(done.bytes_sent for done in a.meetings) > 0
+        assert last["lane_counts"] == {"memory": a.outcomes()["completed"]} and last["peers_seen"] == 1
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def test_who_is_banned_gets_no_manifest(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        (peer,) = swarm.start(1)
+        asker = FetchClient(MALLORY, swarm.terms.run_id, None, swarm.network.transport(MALLORY.peer_id, nobody))
+        assert await asker.manifest(peer.peer_id, ()) == swarm.signed
+        peer.node.book.ban(MALLORY.peer_id, now())
+        with pytest.raises(Refused) as refusal:
+            await asker.manifest(peer.peer_id, ())
+        assert refusal.value.code is RefusalCode.NOT_INVITED
+
+    play(Swarm(tmp_path, manifest=QUIET), story)

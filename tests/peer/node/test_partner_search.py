@@ -1,0 +1,123 @@
+"""What becomes of a fragment that is due: a meeting, or, when nobody can be met in time, what the manifest says."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from peer.link import records as ask
+from protocol.errors import GossamerError, RefusalCode
+from protocol.identity import Identity
+from protocol.messages.messages import Refusal, RunPhase
+from protocol.streams.transport import Purpose, Stream
+from tests.swarm.mallory import MALLORY, hello_to
+from tests.swarm.tiny import tiny_manifest
+from tests.swarm.world import Peer, Swarm, play
+
+ADDRESS = "/ip4/192.0.2.1/tcp/4001"
+RUN = {"total_steps": 100_000}
+QUIET = tiny_manifest(run=RUN)
+DUE = ask.Due(0, RunPhase.TRAIN)
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def still(swarm: Swarm) -> Peer:
+    """A peer whose trainer makes no steps, so that nothing is due but what the test says."""
+    peer = swarm.add()
+    peer.trainer.frozen = True
+    peer.start()
+    await asyncio.sleep(1.0)
+    return peer
+
+
+def told(peer: Peer, kind: type[ask.Solo] | type[ask.Defer]) -> list[int]:
+    return [request.fragment for request in peer.trainer.handled if isinstance(request, kind)]
+
+
+async def refuses(purpose: Purpose, stream: Stream) -> None:
+    await stream.receive()
+    await stream.send(Refusal(RefusalCode.CLOCK_TOO_FAR))
+
+
+def test_who_knows_nobody_goes_alone_at_once(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        peer = await still(swarm)
+        peer.node.on_notice(DUE)
+        await asyncio.sleep(0.5)
+        assert told(peer, ask.Solo) == [0]
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+@pytest.mark.parametrize(("no_partner", "kind", "other"), [("solo", ask.Solo, ask.Defer), ("defer", ask.Defer, ask.Solo)])
+def test_when_nobody_agrees_by_the_deadline_the_manifest_decides(
+    tmp_path: Path, no_partner: str, kind: type[ask.Solo] | type[ask.Defer], other: type[ask.Solo] | type[ask.Defer]
+) -> None:
+    swarm = Swarm(tmp_path, manifest=tiny_manifest(run=RUN, outer={"no_partner": no_partner}))
+
+    async def story(swarm: Swarm) -> None:
+        peer = await still(swarm)
+        swarm.network.transport(MALLORY.peer_id, refuses)
+        peer.node.book.hint(MALLORY.peer_id, ADDRESS, now())
+        for _ in range(2):  # the second moves the goal of the search that is under way
+            peer.node.on_notice(DUE)
+        await asyncio.sleep(1.0)
+        assert not told(peer, kind), "it did not try as long as it may"
+        await asyncio.sleep(swarm.manifest.outer.deadline_s + 2.0)
+        assert told(peer, kind) == [0] and not told(peer, other)
+        assert len(peer.meetings) >= 2, "it asked only once"
+        peer.node.on_notice(DUE)  # a later one is searched for anew
+        await asyncio.sleep(swarm.manifest.outer.deadline_s + 2.0)
+        assert told(peer, kind) == [0, 0]
+
+    play(swarm, story)
+
+
+def test_one_caller_after_another_that_goes_silent_does_not_keep_a_fragment_from_its_solo_step(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        peer = await still(swarm)
+        peer.node.book.hint(MALLORY.peer_id, ADDRESS, now())
+        swarm.network.transport(MALLORY.peer_id, refuses)
+
+        async def pester() -> None:
+            for number in itertools.count(100):
+                caller = Identity(number.to_bytes(2, "little") * 16)
+                hello = replace(hello_to(swarm, peer.peer_id), sender=caller.peer_id, signature=b"").signed(caller)
+                stream = await swarm.network.transport(caller.peer_id, refuses).connect(peer.peer_id, (), Purpose.MEET)
+                await stream.send(hello)
+                with contextlib.suppress(GossamerError):
+                    while not isinstance(await stream.receive(), Refusal):
+                        pass
+                await stream.close()
+
+        task = asyncio.create_task(pester())
+        await swarm.until(lambda: peer.node.meetings._active, within_s=5.0)
+        peer.node.on_notice(DUE)
+        await asyncio.sleep(2 * swarm.manifest.outer.deadline_s + 5.0)
+        assert told(peer, ask.Solo)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def test_a_meeting_that_the_partner_began_satisfies_the_search(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        a, b = await still(swarm), await still(swarm)
+        for peer, other in ((a, b), (b, a)):
+            peer.node.book.hint(other.peer_id, ADDRESS, now())
+        a.node.book.not_now(b.peer_id, now())
+        a.node.on_notice(DUE)
+        await b.node.meetings.try_next(0, set())
+        await asyncio.sleep(15.0)
+        assert a.outcomes()["completed"] == 1 and len(a.meetings) == 1 and not told(a, ask.Solo)
+
+    play(Swarm(tmp_path, manifest=QUIET), story)

@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import pytest
+
+from peer.machine.child import ChildSettings
+from peer.machine.config import PeerConfig
+from peer.supervisor import child_process as process
+from peer.supervisor.child_process import ChildProcess, Exit, Failure
+from tests.peer.child_program import NUM_CHATTER
+from tests.peer.waiting import eventually
+
+T = TypeVar("T")
+
+
+class Started:
+    """One started child and what it reported."""
+
+    def __init__(self, home: Path, module: str = "tests.peer.child_program") -> None:
+        self.home = home
+        self.reports: list[dict[str, Any]] = []
+        self.process = ChildProcess(module, home / "log", self.reports.append)
+
+    async def start(self, behaviour: str) -> None:
+        await self.process.start()
+        config = PeerConfig(home=self.home, data=Path(behaviour))
+        self.process.tell(ChildSettings(config, self.home, True, os.getpid()).to_line())
+
+    async def begun(self) -> tuple[int, asyncio.Task[Exit]]:
+        """Wait until it runs; return its process id and what waits for its end."""
+        waiting = asyncio.create_task(self.process.wait())
+        await eventually(lambda: self.reports, "first report")
+        return self.reports[0]["pid"], waiting
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    async def bounded() -> T:
+        async with asyncio.timeout(40):
+            return await work
+
+    return asyncio.run(bounded())
+
+
+def started_and_ended(home: Path, behaviour: str) -> tuple[Exit, Started]:
+    async def inside() -> tuple[Exit, Started]:
+        child = Started(home)
+        await child.start(behaviour)
+        return await child.process.wait(), child
+
+    return run(inside())
+
+
+def test_a_child_gets_its_settings_and_stops_when_asked(tmp_path: Path) -> None:
+    async def test() -> None:
+        child = Started(tmp_path)
+        assert child.process.pid is None
+        await child.start("obey")
+        pid, waiting = await child.begun()
+        assert pid == child.process.pid
+        assert child.reports[0]["supervisor"] == os.getpid()
+        waiting.cancel()  # the child lives on
+        await asyncio.wait([waiting])
+        assert psutil.pid_exists(pid)
+        assert await child.process.stop(10.0) == Exit(0, "exit code 0", None)
+        assert child.reports[-1] == {"said": "goodbye"}
+        assert not psutil.pid_exists(pid)
+
+    run(test())
+
+
+def test_a_child_that_does_not_stop_is_killed(tmp_path: Path) -> None:
+    async def test() -> None:
+        child = Started(tmp_path)
+        await child.start("deaf")
+        pid, waiting = await child.begun()
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        assert await child.process.stop(0.1) is None
+        assert not psutil.pid_exists(pid)
+        child.process.kill()  # twice is harmless
+        assert await child.process.stop(0.1) == Exit(-9, "killed by SIGKILL", None)
+
+    run(test())
+
+
+def test_stopping_what_never_ran(tmp_path: Path) -> None:
+    assert run(Started(tmp_path).process.stop(1.0)) is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_signals_for_the_group_are_the_supervisors_affair(tmp_path: Path, number: signal.Signals) -> None:
+    async def test() -> None:
+        child = Started(tmp_path)
+        await child.start("obey")
+        pid, waiting = await child.begun()
+        os.kill(pid, number)
+        child.process.tell(b"stop\n")
+        assert (await waiting).code == 0
+
+    run(test())
+
+
+def test_a_killed_child_is_told_from_others(tmp_path: Path) -> None:
+    async def test() -> None:
+        child = Started(tmp_path)
+        await child.start("deaf")
+        pid, waiting = await child.begun()
+        os.kill(pid, signal.SIGKILL)
+        assert await waiting == Exit(-9, "killed by SIGKILL", None)
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "failure"),
+    [
+        ("operator", Failure("the port is busy", "choose another", 2, True)),
+        ("network", Failure("nobody there", "wait", 3, False)),
+        ("bug", Failure("ValueError: out of cheese", "", 1, False)),
+    ],
+)
+def test_last_words_arrive(tmp_path: Path, behaviour: str, failure: Failure) -> None:
+    end, child = started_and_ended(tmp_path, behaviour)
+    assert end == Exit(failure.exit_code, failure.error, failure)
+    assert len(child.reports) == 1
+
+
+def test_a_report_cut_in_the_middle_is_passed_over(tmp_path: Path) -> None:
+    end, child = started_and_ended(tmp_path, "half")
+    assert end.code == -9
+    assert len(child.reports) == 1
+
+
+def test_what_a_child_prints_goes_to_the_log(tmp_path: Path) -> None:
+    end, child = started_and_ended(tmp_path, "print")
+    assert end.code == 0
+    assert len(child.reports) == 1
+    assert (tmp_path / "log").read_text() == "printed\nwritten\n"
+
+
+def test_a_child_whose_reports_nobody_reads_goes_on(tmp_path: Path) -> None:
+    async def test() -> None:
+        child = Started(tmp_path)
+        await child.start("chatter")
+        process = child.process._process
+        assert process is not None and process.stdout is not None
+        process.stdout._transport.pause_reading()  # type: ignore[attr-defined]
+        await eventually((tmp_path / "done").exists, "end of the chatter")
+        process.stdout._transport.resume_reading()  # type: ignore[attr-defined]
+        end = await child.process.stop(20.0)
+        assert end is not None and end.code == 0
+        numbers = [report["number"] for report in child.reports if "number" in report]
+        assert numbers == sorted(numbers)
+        assert 0 < len(numbers) < NUM_CHATTER
+
+    run(test())
+
+
+def test_a_child_that_was_told_nothing_ends_quietly(tmp_path: Path) -> None:
+    async def test() -> None:
+        child = Started(tmp_path)
+        await child.process.start()
+        assert await child.process.stop(20.0) == Exit(0, "exit code 0", None)
+        assert (tmp_path / "log").read_text() == ""
+
+    run(test())
+
+
+def test_the_packages_are_ours_wherever_we_are_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "peer").mkdir()
+    (tmp_path / "peer" / "__init__.py").write_text("raise SystemExit(77)")
+    monkeypatch.chdir(tmp_path)
+    end, _ = started_and_ended(tmp_path, "print")
+    assert end.code == 0
+
+
+def test_a_long_log_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "MAX_LOG_BYTES", 10)
+    (tmp_path / "log").write_text("what was said before")
+    started_and_ended(tmp_path, "print")
+    assert (tmp_path / "log").read_text() == "printed\nwritten\n"
+    assert (tmp_path / "log.log.1").read_text() == "what was said before"

@@ -1,0 +1,65 @@
+"""What a start leaves in the home folder, over stand-ins; with real processes: test_supervisor_real.py."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from peer.machine.config import PeerConfig
+from peer.machine.events import StateChanged, read_events
+from peer.machine.home import Home
+from peer.machine.status import Status
+from peer.supervisor import run as module
+from peer.supervisor.supervisor import ChildFailed, Supervisor
+from protocol.errors import ExitCode
+from protocol.identity import Identity
+from protocol.run.manifest import Manifest, SignedManifest
+from tests.peer.supervised import PROGRAMS
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    monkeypatch.setattr(module, "Supervisor", partial(Supervisor, programs=PROGRAMS))
+    folder = Home(tmp_path / "home")
+    folder.create()
+    (folder.path / "node.does").write_text("serve")
+    return folder
+
+
+def run_of(home: Home, codec: str = "int8") -> SignedManifest:
+    identity = Identity.load_or_create(home.identity)
+    return SignedManifest.sign(Manifest.checked({"codec": {"name": codec}}).with_host(identity.peer_id), identity)
+
+
+def host(home: Home, signed: SignedManifest | None, trainer: str) -> Status:
+    (home.path / "trainer.does").write_text(trainer)
+    return asyncio.run(module.run_peer(PeerConfig(home=home.path, alone=True), signed, None, lambda status: None))
+
+
+def test_a_new_run_that_cannot_begin_leaves_the_home_free(home: Home) -> None:
+    with pytest.raises(ChildFailed) as caught:
+        host(home, run_of(home), "operator")
+    assert caught.value.exit_code == ExitCode.BAD_INPUT
+    assert not home.manifest.exists()
+    assert not home.running.exists()
+
+
+def test_a_run_that_was_there_before_stays_whatever_fails(home: Home) -> None:
+    signed = run_of(home)
+    home.manifest.write_bytes(signed.to_bytes())
+    for given in (signed, None):
+        with pytest.raises(ChildFailed):
+            host(home, given, "operator")
+        assert home.manifest.read_bytes() == signed.to_bytes()
+
+
+def test_a_new_run_that_has_begun_stays(home: Home) -> None:
+    signed = run_of(home)
+    (home.path / "trainer.ends").touch()
+    assert host(home, signed, "train").state == "done"
+    assert home.manifest.read_bytes() == signed.to_bytes()
+    assert home.manifest.stat().st_mode & 0o77 == 0
+    assert any(isinstance(entry.event, StateChanged) for entry in read_events(home.events))

@@ -1,0 +1,175 @@
+"""What the supervisor does in the usual course of things, over stand-ins; with real processes: test_supervisor_real.py."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from peer.machine.control_socket import ask
+from peer.machine.events import TrainerRestarted
+from peer.supervisor import supervisor as module
+from tests.peer.supervised import peer, run, until_training
+from tests.peer.waiting import eventually
+
+# --------------------------------------------------------------------------- the usual way
+
+
+def test_it_trains_until_the_run_is_over(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with peer(tmp_path) as (running, work):
+            await until_training(running)
+            assert running.status.since > 1e9
+            running.ends("trainer")
+            await work
+            assert (running.status.state, running.status.reason) == ("done", "the run is over")
+            assert running.stopped_ns("node")
+
+    run(test())
+
+
+def test_a_node_that_ends_first_does_not_end_the_trainer(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with peer(tmp_path) as (running, work):
+            await until_training(running)
+            running.ends("node")
+            await eventually(lambda: len(running.children()) == 1, "end of the node")
+            assert not work.done()
+            running.ends("trainer")
+            await work
+            assert running.status.state == "done"
+            assert len(running.lives("node")) == 1
+
+    run(test())
+
+
+def test_leaving_ends_the_node_first_and_then_the_trainer(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with peer(tmp_path) as (running, work):
+            await until_training(running)
+            reply = await asyncio.to_thread(ask, running.home.path, {"verb": "leave"})
+            assert reply == {"leaving": True}
+            await work
+            assert 0 < running.stopped_ns("node") < running.stopped_ns("trainer")
+            assert running.states()[-3:] == [
+                ("leaving", "asked to leave: ending meetings"),
+                ("leaving", "asked to leave: saving"),
+                ("left", "saved and gone"),
+            ]
+
+    run(test())
+
+
+def test_a_joiner_gets_its_manifest_from_the_node(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with peer(tmp_path, manifest=False) as (running, _):
+            await until_training(running)
+
+    run(test())
+
+
+def test_who_waits_for_peers_is_told_to_start(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with peer(tmp_path, wait_for_peers=1) as (running, _):
+            await eventually(lambda: running.status.step == 7, "the trainer's word")
+            assert running.status.state == "starting"
+
+    run(test())
+
+
+def test_who_is_alone_has_no_node(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with peer(tmp_path, alone=True) as (running, _):
+            await eventually(lambda: running.status.state == "training", "training")
+            assert running.status.reason == "alone, as asked"
+            assert not running.lives("node")
+
+    run(test())
+
+
+def test_the_control_socket_answers(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with peer(tmp_path) as (running, _):
+            await until_training(running)
+            status = await asyncio.to_thread(ask, running.home.path, {"verb": "status"})
+            assert status == running.status.to_json()
+            assert (status["step"], status["meetings"]["completed"], status["meetings"]["solo"]) == (7, 3, 2)
+            for request in ({"verb": "dance"}, {}):
+                assert "there is no verb" in (await asyncio.to_thread(ask, running.home.path, request))["error"]
+
+    run(test())
+
+
+# --------------------------------------------------------------------------- ends that are not orderly
+
+
+def test_a_trainer_that_does_not_stop_is_killed_and_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LEAVE_S", {"node": 0.2, "trainer": 0.2})
+
+    async def test() -> None:
+        async with peer(tmp_path, trainer="deaf", node="deaf") as (running, work):
+            await until_training(running)
+            started_s = time.monotonic()
+            running.supervisor.leave("asked to leave")
+            await work
+            assert time.monotonic() - started_s < 10.0
+            assert running.status.state == "left"
+            assert "did not save in time" in running.status.reason
+
+    run(test())
+
+
+def test_leaving_while_the_children_start(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with peer(tmp_path) as (running, work):
+            await eventually(lambda: running.supervisor._children, "first child")
+            running.supervisor.leave("changed my mind")
+            await work
+            assert running.status.state == "left"
+            assert running.status.reason in ("gone before training began", "saved and gone")  # a quick trainer has begun by then
+
+    run(test())
+
+
+def test_leaving_while_a_child_rests_between_two_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RESTART_PAUSE_S", (30.0, 30.0))
+
+    async def test() -> None:
+        async with peer(tmp_path, trainer="die") as (running, work):
+            await eventually(lambda: running.num(TrainerRestarted), "first death")
+            running.supervisor.leave("asked to leave")
+            await work
+            assert len(running.lives("trainer")) == 1
+
+    run(test())
+
+
+def test_a_screen_that_was_closed_does_not_stop_the_peer(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with peer(tmp_path) as (running, work):
+            drawn: list[int] = []
+
+            def watch(_: object) -> None:
+                drawn.append(1)
+                raise BrokenPipeError
+
+            running.supervisor._watch = watch
+            await until_training(running)
+            assert drawn == [1]
+            assert not work.done()
+
+    run(test())
+
+
+def test_growing_figures_are_shown_but_not_logged_one_by_one(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with peer(tmp_path, wait_for_peers=1) as (running, _):
+            await eventually(lambda: running.status.step == 7, "the trainer's word")
+            for percent in range(0, 101, 5):
+                running.supervisor._on_report("node", {"state": "joining", "reason": f"downloading weights: {percent} %"})
+                assert running.status.reason == f"downloading weights: {percent} %"
+            assert [state for state in running.states() if state[0] == "joining"] == [("joining", "downloading weights: 0 %")]
+
+    run(test())

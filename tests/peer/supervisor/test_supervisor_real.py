@@ -1,0 +1,227 @@
+"""A whole peer in real processes: supervisor, trainer, and where it matters the node."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from peer.machine.control_socket import ask
+from peer.machine.events import CheckpointRejected, NodeRestarted, TrainerRestarted, read_events
+from peer.machine.home import Home
+from protocol.errors import BadSettings
+from protocol.identity import Identity
+from protocol.run.manifest import Manifest, SignedManifest
+from tests.peer.small import small_manifest
+from tests.peer.waiting import wait_until
+
+ALONE = {"alone": True, "num_threads": 1, "device": "cpu"}
+LONG = {"total_steps": 1_000_000}
+REAL_S = 80.0  # a trainer takes seconds to import torch, and the machine may be busy
+
+pytestmark = pytest.mark.timeout(170)
+
+
+class Peer:
+    """A peer's home, and the process that runs from it."""
+
+    def __init__(self, folder: Path, **run: Any) -> None:
+        self.home = Home(folder / "home")
+        self.home.create()
+        self.text = folder / "text.txt"
+        self.text.write_text("the quick brown fox jumps over the lazy dog, and so on and on; " * 400)
+        manifest = small_manifest(data={"source": "text"}, run=run)
+        self.home.manifest.write_bytes(signed(manifest, self.home).to_bytes())
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, **settings: Any) -> subprocess.Popen[bytes]:
+        given = json.dumps(ALONE | {"data": str(self.text)} | settings)
+        command = [sys.executable, "-m", "tests.peer.peer_program", str(self.home.path), given]
+        with (self.home.path / "said").open("wb") as said, (self.home.path / "errors").open("wb") as errors:
+            self.process = subprocess.Popen(command, stdout=said, stderr=errors, start_new_session=True)
+        return self.process
+
+    def said(self) -> list[str]:
+        return (self.home.path / "said").read_text().splitlines()
+
+    def errors(self) -> str:
+        return (self.home.path / "errors").read_text()
+
+    def status(self) -> dict[str, Any]:
+        with contextlib.suppress(BadSettings):
+            return ask(self.home.path, {"verb": "status"})
+        return {}
+
+    def trained(self, steps: int) -> dict[str, Any]:
+        """Wait until the status tells of so many inner steps."""
+
+        def look() -> dict[str, Any]:
+            assert self.process is not None
+            assert self.process.poll() is None, self.errors() + self.home.log.read_text()
+            status = self.status()
+            return status if status.get("own_steps", 0) >= steps and status["state"] == "training" else {}
+
+        return wait_until(look, f"{steps} steps", REAL_S)
+
+    def children(self) -> dict[str, psutil.Process]:
+        """The processes of this peer by what they are: trainer, node."""
+        assert self.process is not None
+        found = {}
+        for child in psutil.Process(self.process.pid).children():
+            for name, program in (("trainer", "peer.trainer"), ("node", "peer.node")):
+                if program in child.cmdline():
+                    found[name] = child
+        return found
+
+    def runtime(self) -> Path:
+        return Path(json.loads(self.home.running.read_text())["control"]).parent
+
+    def wait(self, seconds: float = REAL_S) -> int:
+        assert self.process is not None
+        return self.process.wait(seconds)
+
+    def num(self, kind: type) -> int:
+        return sum(isinstance(entry.event, kind) for entry in read_events(self.home.events))
+
+
+def signed(manifest: Manifest, home: Home) -> SignedManifest:
+    return SignedManifest.sign(manifest, Identity.load_or_create(home.identity))
+
+
+@contextlib.contextmanager
+def peer(folder: Path, **run: Any) -> Iterator[Peer]:
+    one = Peer(folder, **run)
+    try:
+        yield one
+    finally:
+        if one.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(one.process.pid, signal.SIGKILL)
+            one.process.wait()
+
+
+def gone(processes: list[psutil.Process], seconds: float) -> bool:
+    return not psutil.wait_procs(processes, timeout=seconds)[1]
+
+
+def test_alone_it_trains_to_its_end(tmp_path: Path) -> None:
+    with peer(tmp_path, total_steps=40) as one:
+        one.start()
+        assert one.wait() == 0, one.errors()
+        assert one.said() == ["starting: building the model", "training: alone, as asked", "done: the run is over"]
+        assert not one.home.running.exists()
+        assert one.home.log.read_text() == ""
+        assert [path.name for path in sorted(one.home.checkpoints.iterdir())][-1].startswith("step-00000040")
+
+
+def test_sigterm_saves_and_leaves_nothing_behind_and_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
+    with peer(tmp_path, **LONG) as one:
+        started = one.start(checkpoint_interval_steps=10)
+        one.trained(15)
+        assert ask(one.home.path, {"verb": "nonsense"})["error"]
+        twice = subprocess.run(started.args, capture_output=True, text=True, timeout=REAL_S, check=False)  # type: ignore[call-overload]
+        assert (twice.returncode, twice.stderr) == (
+            2,
+            f"error: a peer already runs from {one.home.path} (process {started.pid})\n"
+            "hint: stop it with `peer leave`, or give this one its own folder with --home DIR\n",
+        )
+        runtime, children = one.runtime(), list(one.children().values())
+        steps = one.status()["own_steps"]
+        asked_s = time.monotonic()
+        started.terminate()
+        assert one.wait(10.0) == 0
+        assert time.monotonic() - asked_s < 10.0
+        assert gone(children, 0.0)
+        assert not runtime.exists()
+        assert not one.home.running.exists()
+        assert one.said()[-2:] == ["leaving: SIGTERM: saving", "left: saved and gone"]
+        names = sorted(path.name for path in one.home.checkpoints.iterdir())
+        assert step_of(names[-1]) >= steps
+        (one.home.checkpoints / names[-1] / "header.json").write_text("damaged")
+        one.start(checkpoint_interval_steps=10)
+        status = one.trained(step_of(names[0]) + 1)
+        assert status["reason"].startswith(f"went back to checkpoint {names[0]}: damaged are {names[-1]} (")
+        assert one.num(CheckpointRejected) == 1
+
+
+def step_of(name: str) -> int:
+    return int(name.removeprefix("step-").split(".")[0])
+
+
+def test_a_killed_trainer_goes_on_from_its_checkpoint_and_a_killed_supervisor_takes_all_with_it(tmp_path: Path) -> None:
+    with peer(tmp_path, **LONG) as one:
+        started = one.start(checkpoint_interval_steps=5)
+        steps = one.trained(10)["own_steps"]
+        one.children()["trainer"].kill()
+        wait_until(lambda: one.num(TrainerRestarted), "restart", REAL_S)
+        assert one.trained(steps + 1)["own_steps"] > steps
+        assert any(line.startswith("starting: the trainer ended (killed by SIGKILL)") for line in one.said())
+        children = list(one.children().values())
+        assert children
+        started.kill()
+        assert gone(children, 5.0)
+        assert one.wait() == -signal.SIGKILL
+        assert ask_fails(one.home.path)
+        one.start()  # what the dead one left is no hindrance
+        one.trained(steps + 1)
+
+
+def ask_fails(home: Path) -> bool:
+    with pytest.raises(BadSettings, match="no peer is running"):
+        ask(home, {"verb": "status"})
+    return True
+
+
+def test_two_interrupts_do_not_wait(tmp_path: Path) -> None:
+    with peer(tmp_path, **LONG) as one:
+        started = one.start()
+        one.trained(3)
+        runtime, children = one.runtime(), list(one.children().values())
+        children[0].suspend()  # a trainer that cannot save now
+        started.send_signal(signal.SIGINT)
+        wait_until(lambda: any(line.startswith("leaving: Ctrl-C") for line in one.said()), "leaving", REAL_S)
+        asked_s = time.monotonic()
+        started.send_signal(signal.SIGINT)
+        assert one.wait(5.0) == 130
+        assert time.monotonic() - asked_s < 3.5  # less than a trainer is given
+        assert gone(children, 0.0)
+        assert not runtime.exists()
+
+
+def test_a_home_that_cannot_be_written_to(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.peer.peer_program", "/proc/gossamer", json.dumps(ALONE)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=REAL_S, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("error: the home /proc/gossamer cannot be written to")
+    assert "hint: choose another folder" in ended.stderr
+
+
+def test_a_killed_node_costs_no_step_and_comes_back(tmp_path: Path) -> None:
+    with peer(tmp_path, **LONG) as one:
+        started = one.start(alone=False, listen_host="127.0.0.1")
+        one.trained(5)
+        wait_until(lambda: one.status().get("addresses"), "node", REAL_S)
+        trainer, node = one.children()["trainer"], one.children()["node"]
+        grandchildren = node.children(recursive=True)
+        assert grandchildren  # p2pd
+        node.kill()
+        assert gone(grandchildren, 5.0)
+        wait_until(lambda: one.num(NodeRestarted), "restart", REAL_S)
+        steps = one.status()["own_steps"]
+        one.trained(steps + 20)
+        assert one.children()["trainer"].pid == trainer.pid
+        wait_until(lambda: one.status().get("reason") == "no other peer in sight", "node", REAL_S)
+        everybody = psutil.Process(started.pid).children(recursive=True)
+        started.terminate()
+        assert one.wait(12.0) == 0
+        assert gone(everybody, 0.0)

@@ -1,0 +1,120 @@
+"""Children that die, and which deaths end the peer."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from peer.machine.events import NodeRestarted, TrainerRestarted
+from peer.supervisor import supervisor as module
+from peer.supervisor.supervisor import ChildFailed
+from protocol.errors import ExitCode
+from tests.peer.supervised import peer, run, until_training
+from tests.peer.waiting import eventually
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RESTART_PAUSE_S", (0.01, 0.05))
+
+
+def test_a_killed_trainer_is_started_again(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with peer(tmp_path) as (running, _):
+            await until_training(running)
+            os.kill(running.lives("trainer")[0], signal.SIGKILL)
+            await eventually(lambda: len(running.lives("trainer")) == 2, "second life")
+            await eventually(lambda: running.status.state == "training", "training")
+            assert running.num(TrainerRestarted) == 1
+            assert running.num(NodeRestarted) == 0
+            assert len(running.lives("node")) == 1
+            assert (
+                "starting",
+                "the trainer ended (killed by SIGKILL); starting it again in 0.0 s, it goes on from its last checkpoint",
+            ) in (running.states())
+            await eventually(lambda: running.status.meetings["solo"] == 4, "counts of both lives")
+            assert running.status.train_seconds == 3.0
+
+    run(test())
+
+
+def test_a_killed_node_is_started_again_and_training_goes_on(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with peer(tmp_path) as (running, _):
+            await until_training(running)
+            os.kill(running.lives("node")[0], signal.SIGKILL)
+            await eventually(lambda: running.status.meetings["completed"] == 6, "second life")
+            assert running.num(NodeRestarted) == 1
+            assert len(running.lives("trainer")) == 1
+            since = [reason for state, reason in running.states() if state == "training"]
+            assert any("the node ended (killed by SIGKILL)" in reason for reason in since)
+            assert running.status.reason == ""
+            assert running.status.bytes == {"sent": 20, "received": 40}
+
+    run(test())
+
+
+@pytest.mark.parametrize("trouble", ["die", "operator"])
+def test_no_trouble_of_the_node_ends_a_trainer_that_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str) -> None:
+    monkeypatch.setattr(module, "MAX_RESTARTS", 1)
+
+    async def test() -> None:
+        async with peer(tmp_path) as (running, work):
+            await until_training(running)
+            running.does("node", trouble)
+            os.kill(running.lives("node")[0], signal.SIGKILL)
+            await eventually(lambda: len(running.lives("node")) >= 3, "several lives")
+            assert not work.done()
+            assert running.status.state == "training"
+            running.does("node", "serve")
+            await eventually(lambda: running.status.reason == "", "a node that is well again")
+
+    run(test())
+
+
+def test_being_refused_ends_the_peer(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with peer(tmp_path) as (running, work):
+            await until_training(running)
+            running.does("node", "refused")
+            os.kill(running.lives("node")[0], signal.SIGKILL)
+            with pytest.raises(ChildFailed, match="not invited") as caught:
+                await work
+            assert caught.value.exit_code is ExitCode.REFUSED_BY_RUN
+            assert caught.value.hint == "ask for an invite"
+            assert (running.status.state, running.status.reason) == ("failed", "not invited")
+            assert running.stopped_ns("trainer")  # it had its chance to save
+
+    run(test())
+
+
+@pytest.mark.parametrize(("who", "trouble", "code"), [("trainer", "operator", 2), ("node", "operator", 2), ("node", "refused", 4)])
+def test_what_the_operator_must_mend_is_said_at_once(tmp_path: Path, who: str, trouble: str, code: int) -> None:
+    async def test() -> None:
+        async with peer(tmp_path, wait_for_peers=1, **{who: trouble}) as (running, work):
+            with pytest.raises(ChildFailed) as caught:
+                await work
+            assert caught.value.exit_code == code
+            assert running.status.state == "failed"
+            assert len(running.lives(who)) == 1
+
+    run(test())
+
+
+@pytest.mark.parametrize("trouble", ["die", "bug"])
+def test_a_trainer_that_never_gets_going_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str) -> None:
+    monkeypatch.setattr(module, "MAX_RESTARTS", 2)
+
+    async def test() -> None:
+        async with peer(tmp_path, trainer=trouble) as (running, work):
+            with pytest.raises(ChildFailed, match="the trainer failed 3 times") as caught:
+                await work
+            assert caught.value.exit_code is ExitCode.OUR_FAULT
+            assert "peer.log" in caught.value.hint
+            assert len(running.lives("trainer")) == 3
+            assert running.num(TrainerRestarted) == 2
+
+    run(test())

@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from peer.swarm.address_book import loop_s
+from protocol.memory.virtual_time import run
+
+
+def test_it_is_the_loops_time_and_so_follows_a_virtual_clock() -> None:
+    async def program() -> float:
+        began_s = loop_s()
+        await asyncio.sleep(3600.0)
+        return loop_s() - began_s
+
+    assert run(program()) == pytest.approx(3600.0)
+
+
+def test_outside_a_loop_there_is_no_such_time() -> None:
+    with pytest.raises(RuntimeError):
+        loop_s()

@@ -1,0 +1,288 @@
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from peer.swarm import address_book as partners
+from peer.swarm.address_book import BAN_S, FORGET_S, REST_FAILED_S, REST_REFUSED_S, REST_S, SILENCE_S, AddressBook
+from protocol.messages.records import MemberRecord
+from tests.peer.neighbours import ME, book_of, ids, moved, record, somebody
+
+A, B, C, D = (somebody(number) for number in range(1, 5))
+
+
+def choices(book: AddressBook, now_s: float = 0.0, num: int = 300) -> Counter[str]:
+    rng = random.Random(0)
+    entries = [book.choose(now_s, rng) for _ in range(num)]
+    return Counter(str(entry.peer_id) for entry in entries if entry)
+
+
+# --------------------------------------------------------------------------- records
+
+
+def test_only_a_later_word_of_the_same_peer_counts() -> None:
+    book = book_of(A)
+    newer = moved(record(A), A, "/ip4/192.0.2.8/tcp/1")
+    assert book.is_news(newer)
+    book.learn(newer, 1.0)
+    assert book.addresses(A.peer_id) == ("/ip4/192.0.2.8/tcp/1",)
+    assert not book.is_news(record(A)) and not book.is_news(newer)
+    book.learn(record(A), 2.0)
+    assert book.addresses(A.peer_id) == ("/ip4/192.0.2.8/tcp/1",)
+
+
+def test_an_old_record_that_goes_round_keeps_no_dead_peer_alive() -> None:
+    book = book_of(A)
+    book.learn(record(A), FORGET_S - 1)
+    assert not book.live(FORGET_S)
+
+
+def test_own_records_and_addresses_are_nobody() -> None:
+    book = AddressBook(ME.peer_id)
+    book.learn(record(ME), 0.0)
+    book.hint(ME.peer_id, "/ip4/192.0.2.1/tcp/1", 0.0)
+    book.saw(ME.peer_id, 0.0, 3)
+    assert not book.live(0.0)
+
+
+def test_a_clock_may_go_back_with_a_later_word() -> None:
+    book = AddressBook(ME.peer_id)
+    book.learn(record(A, 1, clock_steps=500), 0.0)
+    book.learn(record(A, 2, clock_steps=400), 0.0)  # restarted from a checkpoint
+    assert book.typical_clock(0.0, 1000) == 400
+
+
+@pytest.mark.parametrize(
+    ("clocks", "typical"), [([], 0), ([7], 7), ([1, 9], 1), ([1, 5, 9], 5), ([1, 5, 6, 9], 5), ([0, 0, 0, 10**9], 0), ([0, 7], 7)]
+)
+def test_no_more_than_half_of_the_peers_are_before_the_typical_clock(clocks: list[int], typical: int) -> None:
+    book = AddressBook(ME.peer_id)
+    for number, clock in enumerate(clocks):
+        book.learn(record(somebody(number + 1), clock_steps=clock), 0.0)
+    book.hint(D.peer_id, "/ip4/192.0.2.1/tcp/1", 0.0)  # of whom no clock is known
+    assert book.typical_clock(0.0, 1000) == typical
+
+
+def test_a_lone_liar_moves_nobody() -> None:
+    for lie in (1, 900, 10**9):
+        book = AddressBook(ME.peer_id)
+        book.learn(record(A, clock_steps=102), 0.0)
+        book.learn(record(B, clock_steps=lie), 0.0)
+        assert book.typical_clock(0.0, 1000, 100) in (100, 102)
+    book = AddressBook(ME.peer_id)
+    book.learn(record(A, clock_steps=900), 0.0)
+    assert book.typical_clock(0.0, 1000, 100) == 100, "one against one"
+    for number in range(3):
+        book.learn(record(somebody(10 + number)), 0.0)
+    assert book.typical_clock(0.0, 1000, 0) == 0, "where all are at the start"
+
+
+def test_a_run_has_begun_where_half_of_those_that_announce_themselves_have() -> None:
+    book = AddressBook(ME.peer_id)
+    book.hint(D.peer_id, "/ip4/192.0.2.1/tcp/1", 0.0)
+    assert not book.has_begun(0.0)
+    for number, (clock_steps, has_begun) in enumerate([(0, False), (7, True), (0, False), (8, True)]):
+        book.learn(record(somebody(number + 1), clock_steps=clock_steps), 0.0)
+        assert book.has_begun(0.0) == has_begun
+
+
+def test_a_clock_is_known_once_its_peer_has_signed_it() -> None:
+    book = book_of(A)
+    book.hint(B.peer_id, "/ip4/192.0.2.1/tcp/1", 0.0)
+    assert book.clock_of(A.peer_id) == 0 and book.clock_of(B.peer_id) is None and book.clock_of(C.peer_id) is None
+    for peer in (B, C):
+        book.tells_clock(peer.peer_id, 70)
+    assert book.clock_of(B.peer_id) == 70 and book.clock_of(C.peer_id) is None
+
+
+def test_hints_are_bounded() -> None:
+    book = AddressBook(ME.peer_id)
+    for number in range(50):
+        book.hint(A.peer_id, f"/ip4/192.0.2.1/tcp/{number}", 0.0)
+    assert len(book.addresses(A.peer_id)) == partners.MAX_HINTS
+    assert book.addresses(A.peer_id)[-1] == "/ip4/192.0.2.1/tcp/49"
+
+
+# --------------------------------------------------------------------------- choice
+
+
+def test_the_choice_is_uniform() -> None:
+    counts = choices(book_of(A, B, C), num=3000)
+    assert set(counts) == {str(peer) for peer in ids(A, B, C)}
+    assert all(900 < count < 1100 for count in counts.values())
+
+
+def test_those_met_last_are_passed_over_in_a_large_swarm_only() -> None:
+    few, many = book_of(A, B), book_of(*(somebody(number) for number in range(1, 9)))
+    for book in (few, many):
+        for peer in (A, B):
+            book.met(peer.peer_id, 0.0, 5)
+    assert set(choices(few)) == {str(peer) for peer in ids(A, B)}, "two partners in turn are a fixed rotation"
+    assert not set(choices(many)) & {str(peer) for peer in ids(A, B)}
+
+
+def test_excluded_banned_resting_and_forgotten_peers_are_not_chosen() -> None:
+    book = book_of(A, B, C, D)
+    book.ban(A.peer_id, 0.0)
+    book.failed(B.peer_id, 0.0)
+    book.leaves(C.peer_id, 0.0)
+    entry = book.choose(0.0, random.Random(0))
+    assert entry is not None and entry.peer_id == D.peer_id
+    assert book.choose(0.0, random.Random(0), exclude={D.peer_id}) is None
+    assert book.choose(FORGET_S, random.Random(0)) is None
+
+
+def test_rest_doubles_up_to_its_bound_and_a_meeting_ends_it() -> None:
+    for fail, bound in ((AddressBook.failed, REST_FAILED_S), (AddressBook.refused, REST_REFUSED_S)):
+        book = book_of(A)
+        rests = []
+        for _ in range(40):
+            fail(book, A.peer_id, 0.0)
+            soonest_s = book.soonest_s(0.0)
+            assert soonest_s is not None
+            rests.append(soonest_s)
+        assert rests[:3] == [1.0, 2.0, 4.0] and rests[-1] == bound
+        book.met(A.peer_id, 0.0, 1)
+        assert book.soonest_s(0.0) == 0.0
+
+
+def test_not_now_is_short_and_counts_as_nothing() -> None:
+    book = book_of(A)
+    for _ in range(10):
+        book.not_now(A.peer_id, 0.0)
+    assert book.soonest_s(0.0) == 1.0
+    assert book.acquaintances(B.peer_id, 0.0, random.Random(0), 2)
+
+
+def test_nobody_is_soonest_when_nobody_is_known() -> None:
+    assert AddressBook(ME.peer_id).soonest_s(0.0) is None
+
+
+def test_who_was_cut_off_is_tried_at_once() -> None:
+    book = book_of(A, B)
+    for _ in range(10):
+        book.failed(A.peer_id, 0.0)
+        book.failed(B.peer_id, 0.0)
+    book.learn(record(B, 2), SILENCE_S - 20)  # one that announces itself all the time, and cannot be reached: no news
+    book.learn(record(A, 2), SILENCE_S + 1)
+    ready = book.choose(SILENCE_S + 1, random.Random(0))
+    assert ready is not None and ready.peer_id == A.peer_id
+    book.saw(B.peer_id, SILENCE_S + 1, 7)  # it has called us, which is easier than to meet us
+    assert {str(A.peer_id)} == set(choices(book, SILENCE_S + 1))
+
+
+def test_who_breaks_meetings_off_may_not_call_either_for_longer_each_time() -> None:
+    book = book_of(A, B)
+    book.failed(B.peer_id, 0.0)
+    assert book.is_welcome(B.peer_id, 0.0), "whom we cannot reach may well reach us"
+    assert book.is_welcome(C.peer_id, 0.0)
+    now_s = 0.0
+    for rest_s in (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, REST_FAILED_S, REST_FAILED_S):
+        book.saw(A.peer_id, now_s, 7)
+        book.broke_off(A.peer_id, now_s)
+        assert not book.is_welcome(A.peer_id, now_s + rest_s - 0.1) and book.is_welcome(A.peer_id, now_s + rest_s)
+        now_s += rest_s
+    book.broke_off(A.peer_id, now_s)
+    book.met(A.peer_id, now_s, 7)
+    assert book.is_welcome(A.peer_id, now_s)
+    book.broke_off(A.peer_id, now_s)
+    assert not book.is_welcome(A.peer_id, now_s + REST_S - 0.1) and book.is_welcome(A.peer_id, now_s + REST_S)
+
+
+def test_other_weights_end_the_refusals_and_not_the_failures() -> None:
+    book = book_of(A, B)
+    book.refused(A.peer_id, 0.0)
+    book.failed(B.peer_id, 0.0)
+    book.forget_refusals(0.1)
+    assert set(choices(book, 0.2)) == {str(A.peer_id)}
+
+
+def test_who_has_left_comes_back_with_a_later_word() -> None:
+    book = book_of(A)
+    book.leaves(A.peer_id, 1.0)
+    book.learn(record(A), 2.0)
+    assert not book.live(2.0)
+    book.learn(record(A, 2), 2.0)
+    assert book.live(2.0)
+
+
+def test_a_ban_lasts_a_day() -> None:
+    book = book_of(A)
+    book.ban(A.peer_id, 0.0)
+    book.learn(record(A, 2), 1.0)
+    assert book.is_banned(A.peer_id, BAN_S - 1) and not book.is_banned(A.peer_id, BAN_S) and not book.is_banned(B.peer_id, 0.0)
+    assert not book.live(1.0)
+
+
+# --------------------------------------------------------------------------- acquaintances
+
+
+def test_acquaintances_are_reachable_others_as_they_signed_themselves() -> None:
+    book = book_of(A, B, C)
+    book.hint(D.peer_id, "/ip4/192.0.2.1/tcp/1", 0.0)
+    book.failed(C.peer_id, 0.0)
+    for _ in range(20):
+        (raw,) = book.acquaintances(A.peer_id, 0.0, random.Random(_), 2)
+        assert MemberRecord.from_bytes(raw) == record(B)
+
+
+# --------------------------------------------------------------------------- bounds
+
+
+def test_strangers_push_out_no_good_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partners, "MAX_ENTRIES", 20)
+    monkeypatch.setattr(partners, "MAX_BANS", 5)
+    book = book_of(A)
+    book.met(A.peer_id, 0.0, 1)
+    for number in range(100, 300):
+        book.saw(somebody(number).peer_id, float(number), 1)
+        book.ban(somebody(number).peer_id, float(number))
+    assert len(book._entries) == 20 and A.peer_id in book._entries
+    assert len(book._banned_until_s) == 5 and book.is_banned(somebody(299).peer_id, 300.0)
+
+
+# --------------------------------------------------------------------------- disk
+
+
+def test_addresses_and_bans_outlive_the_session(tmp_path: Path) -> None:
+    book = book_of(A, B)
+    book.met(A.peer_id, 10.0, 5)
+    book.ban(C.peer_id, 10.0)
+    book.save(tmp_path / "peers.json", 110.0)
+    later = AddressBook(ME.peer_id)
+    later.load(tmp_path / "peers.json", 5.0)  # another clock: the loop's time begins anew
+    assert {entry.peer_id for entry in later.live(5.0)} == {*ids(A, B)}
+    assert later.addresses(A.peer_id) == ("/ip4/192.0.2.7/tcp/4001",)
+    assert later.is_banned(C.peer_id, 5.0 + BAN_S - 101) and not later.is_banned(C.peer_id, 5.0 + BAN_S - 99)
+
+
+def test_only_the_best_are_kept(tmp_path: Path) -> None:
+    book = book_of(*(somebody(number) for number in range(1, 101)))
+    for number in range(90, 95):
+        book.met(somebody(number).peer_id, 0.0, 1)
+    book.save(tmp_path / "peers.json", 0.0)
+    known = json.loads((tmp_path / "peers.json").read_text())["known"]
+    assert len(known) == partners.KEPT
+    assert {line["peer"] for line in known[:5]} == {str(somebody(number).peer_id) for number in range(90, 95)}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "", "{", "[]", "null", "3", '{"known": [{}], "banned": []}', '{"known": [3], "banned": []}',
+        '{"known": [{"peer": "nonsense", "addresses": ["x"]}], "banned": []}',
+        '{"known": [], "banned": [{"peer": "nonsense", "banned_for_s": 3}]}',
+        '{"known": [], "banned": [{"peer": null, "banned_for_s": 3}]}',
+    ],
+)  # fmt: skip
+def test_a_damaged_file_is_like_none(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "peers.json"
+    path.write_text(content)
+    book = AddressBook(ME.peer_id)
+    book.load(path, 0.0)
+    book.load(tmp_path / "missing.json", 0.0)
+    assert not book.live(0.0)

@@ -1,0 +1,214 @@
+"""The address book: whom we may meet, for how long somebody rests, and that nothing others do makes it grow without end."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from peer.swarm import address_book as partners
+from peer.swarm.address_book import (
+    BAN_S,
+    FORGET_S,
+    KEPT,
+    MAX_BANS,
+    MAX_ENTRIES,
+    MAX_HINTS,
+    REST_FAILED_S,
+    REST_REFUSED_S,
+    REST_S,
+    SILENCE_S,
+    AddressBook,
+)
+from protocol.identity import Identity, PeerId
+from protocol.messages.records import MemberRecord
+from tests.protocol.peers import seeded
+from tests.protocol.samples import NOW_S, RUN_ID
+
+ME = seeded(1).peer_id
+ADDRESS = "/ip4/203.0.113.5/tcp/4001"
+
+
+def others(num: int) -> list[PeerId]:
+    return [seeded(number).peer_id for number in range(2, num + 2)]
+
+
+def book_of(peers: list[PeerId], now_s: float = 0.0) -> AddressBook:
+    book = AddressBook(ME)
+    for peer in peers:
+        book.hint(peer, ADDRESS, now_s)
+    return book
+
+
+def record(identity: Identity, sequence: int = 1, clock_steps: int = 0, *, finished: bool = False) -> MemberRecord:
+    return MemberRecord(RUN_ID, identity.peer_id, (ADDRESS,), clock_steps, finished, sequence, NOW_S + 90).signed(identity)
+
+
+def rest_s(book: AddressBook, now_s: float) -> float:
+    soonest_s = book.soonest_s(now_s)
+    assert soonest_s is not None
+    return soonest_s - now_s
+
+
+def test_the_choice_is_uniform_over_who_is_ready() -> None:
+    peers = others(8)
+    book, rng = book_of(peers), random.Random(0)
+    book.failed(peers[0], 0.0)
+    book.ban(peers[1], 0.0)
+    chosen = [book.choose(0.5, rng, exclude={peers[2]}) for _ in range(5000)]
+    counts = Counter(entry.peer_id for entry in chosen if entry)
+    assert set(counts) == set(peers[3:])
+    assert all(850 < count < 1150 for count in counts.values())  # 1000 +- 5 standard deviations
+
+
+def test_those_met_last_are_passed_over_where_there_are_enough_others() -> None:
+    peers, rng = others(8), random.Random(0)
+    book = book_of(peers)
+    for peer in peers[:4]:
+        book.met(peer, 1.0, 0)
+    chosen = {entry.peer_id for _ in range(500) if (entry := book.choose(2.0, rng))}
+    assert chosen == {peers[0], *peers[4:]}
+    pair = book_of(peers[:1])
+    pair.met(peers[0], 1.0, 0)
+    entry = pair.choose(2.0, rng)
+    assert entry is not None and entry.peer_id == peers[0]  # the only one is met again
+
+
+def test_nobody_is_chosen_from_an_empty_book_and_never_ourselves() -> None:
+    book = book_of([ME])
+    book.saw(ME, 0.0, 5)
+    book.learn(record(seeded(1)), 0.0)
+    assert book.choose(0.0, random.Random(0)) is None and book.soonest_s(0.0) is None
+
+
+@pytest.mark.parametrize(("what", "most_s"), [("failed", REST_FAILED_S), ("refused", REST_REFUSED_S)])
+def test_rests_double_up_to_a_bound_and_end_with_a_meeting(what: str, most_s: float) -> None:
+    (peer,) = others(1)
+    book, rests = book_of([peer]), list[float]()
+    for _ in range(40):
+        (book.failed if what == "failed" else book.refused)(peer, 0.0)
+        rests.append(rest_s(book, 0.0))
+    assert rests == [min(most_s, REST_S * 2.0**number) for number in range(40)]
+    assert book.choose(most_s - 0.1, random.Random(0)) is None and book.choose(most_s, random.Random(0)) is not None
+    book.met(peer, 1.0, 0)
+    assert rest_s(book, 1.0) == 0.0
+    book.failed(peer, 1.0)
+    assert rest_s(book, 1.0) == REST_S
+
+
+def test_a_mere_call_ends_no_rest_and_other_weights_end_the_refusals() -> None:
+    failing, refusing = others(2)
+    book = book_of([failing, refusing])
+    for _ in range(6):
+        book.failed(failing, 0.0)
+        book.refused(refusing, 0.0)
+    for peer in (failing, refusing):
+        book.saw(peer, 1.0, 0)
+    assert book.choose(1.0, random.Random(0)) is None
+    book.forget_refusals(2.0)
+    entry = book.choose(2.0, random.Random(0))
+    assert entry is not None and entry.peer_id == refusing
+
+
+def test_a_ban_lasts_a_day_whatever_the_peer_says() -> None:
+    identity = seeded(2)
+    book = book_of([identity.peer_id])
+    book.ban(identity.peer_id, 0.0)
+    book.learn(record(identity), BAN_S - 2)
+    book.saw(identity.peer_id, BAN_S - 1, 0)
+    assert book.is_banned(identity.peer_id, BAN_S - 1) and book.live(BAN_S - 1) == []
+    assert not book.is_banned(identity.peer_id, BAN_S) and len(book.live(BAN_S)) == 1
+
+
+def test_who_is_silent_or_leaves_is_forgotten_until_it_speaks_again() -> None:
+    identity = seeded(2)
+    book = AddressBook(ME)
+    book.learn(record(identity, 1), 0.0)
+    assert book.live(FORGET_S - 1) and not book.live(FORGET_S)
+    book.leaves(identity.peer_id, 1.0)
+    assert not book.live(1.0)
+    book.learn(record(identity, 1), 2.0)
+    assert not book.live(2.0)  # its old word is not news
+    book.learn(record(identity, 2), 3.0)
+    assert book.live(3.0)
+
+
+def test_only_a_later_word_replaces_an_earlier_one() -> None:
+    identity = seeded(2)
+    book = AddressBook(ME)
+    book.learn(record(identity, 5, 50), 0.0)
+    for sequence in (4, 5):
+        book.learn(record(identity, sequence, 99, finished=True), 1.0)
+    (entry,) = book.live(1.0)
+    assert (entry.clock_steps, entry.finished, entry.seen_s) == (50, False, 0.0)
+    book.failed(identity.peer_id, 1.0)
+    book.learn(record(identity, 6, 60, finished=True), 1.0 + SILENCE_S)
+    assert (entry.clock_steps, entry.finished, entry.failures) == (60, True, 0)
+
+
+def test_one_liar_does_not_move_the_typical_clock() -> None:
+    book = AddressBook(ME)
+    assert book.typical_clock(0.0, 2**41) == 0
+    for number, clock_steps in enumerate((100, 102, 104, 2**40), 2):
+        book.learn(record(seeded(number), 1, clock_steps), 0.0)
+    book.hint(seeded(9).peer_id, ADDRESS, 0.0)  # whose clock nobody knows
+    assert book.typical_clock(0.0, 2**41) == 102
+
+
+def test_the_book_is_bounded_and_gives_up_the_useless_first() -> None:
+    peers = others(MAX_ENTRIES + 20)
+    book = book_of(peers[:1])
+    book.met(peers[0], 0.0, 0)
+    for peer in peers[1:]:
+        book.hint(peer, ADDRESS, 1.0)
+    live = {entry.peer_id for entry in book.live(1.0)}
+    assert len(live) == MAX_ENTRIES and peers[0] in live and peers[-1] in live
+    for number in range(3 * MAX_HINTS):
+        book.hint(peers[0], f"/ip4/203.0.113.5/tcp/{4001 + number}", 1.0)
+    assert len(book.addresses(peers[0])) == MAX_HINTS
+
+
+def test_bans_are_bounded_and_the_latest_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert MAX_BANS <= 4096
+    monkeypatch.setattr(partners, "MAX_BANS", 4)
+    book, peers = AddressBook(ME), others(10)
+    for number, peer in enumerate(peers):
+        book.ban(peer, float(number))
+    assert [peer for peer in peers if book.is_banned(peer, 10.0)] == peers[6:]
+
+
+def test_only_others_that_can_be_reached_are_passed_on() -> None:
+    book, identities = AddressBook(ME), [seeded(number) for number in range(2, 6)]
+    for identity in identities:
+        book.learn(record(identity), 0.0)
+    book.hint(seeded(9).peer_id, ADDRESS, 0.0)  # has not said anything itself
+    book.failed(identities[0].peer_id, 0.0)
+    passed_on = book.acquaintances(identities[1].peer_id, 0.0, random.Random(0), 8)
+    assert {MemberRecord.from_bytes(raw).peer_id for raw in passed_on} == {identity.peer_id for identity in identities[2:]}
+    assert len(book.acquaintances(identities[1].peer_id, 0.0, random.Random(0), 1)) == 1
+
+
+def test_the_best_peers_and_what_is_left_of_bans_outlive_the_session(tmp_path: Path) -> None:
+    path, peers = tmp_path / "peers.json", others(KEPT + 10)
+    book = book_of(peers, 100.0)
+    book.met(peers[-1], 101.0, 0)
+    book.ban(peers[0], 101.0)
+    book.save(path, 111.0)
+    again = AddressBook(ME)
+    again.load(path, 5.0)  # another clock
+    live = {entry.peer_id for entry in again.live(5.0)}
+    assert len(live) == KEPT and peers[-1] in live and peers[0] not in live
+    assert again.addresses(peers[-1]) == (ADDRESS,)
+    assert again.is_banned(peers[0], 5.0 + BAN_S - 11) and not again.is_banned(peers[0], 5.0 + BAN_S - 9)
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"known": 7}', '{"known": [{"peer": "x", "addresses": ["y"]}], "banned": []}'])
+def test_an_unreadable_file_is_like_none(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "peers.json"
+    path.write_text(content)
+    book = AddressBook(ME)
+    book.load(path, 0.0)
+    book.load(tmp_path / "none", 0.0)
+    assert book.live(0.0) == []

@@ -1,0 +1,118 @@
+"""A peer in the directory: found by others while it is there, gone soon after, and none the worse when the directory fails."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from peer.swarm.address_book import AddressBook, RecordIntake
+from peer.swarm.presence import ANNOUNCE_S, LOOK_S, RECORD_S, Presence, Standing, World
+from protocol.identity import Identity
+from protocol.memory.network import MemoryNetwork
+from protocol.memory.virtual_time import run
+from tests.peer.two_sides import SEEDS, TERMS, membership
+from tests.protocol.peers import nobody
+
+A, B = (Identity(seed) for seed in SEEDS)
+
+
+class Peer:
+    """A presence with its two loops."""
+
+    def __init__(self, network: MemoryNetwork, identity: Identity) -> None:
+        transport, directory = network.transport(identity.peer_id, nobody), network.directory(identity.peer_id)
+        world = World(transport, directory, lambda: ("/ip4/203.0.113.5/tcp/4001",), network.now_s, random.Random(0))
+        self.book, self.standing = AddressBook(identity.peer_id), Standing()
+        intake = RecordIntake(TERMS, self.book, network.now_s)
+        self.presence = Presence(membership(identity), world, intake, self.standing, wait_for_peers=1)
+        self.tasks = [asyncio.create_task(loop()) for loop in (self.presence.announce_for_ever, self.presence.look_for_ever)]
+
+    def clocks(self) -> list[int]:
+        return [entry.clock_steps for entry in self.book.live(asyncio.get_running_loop().time())]
+
+    def stop(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+
+
+def play(story: Callable[[MemoryNetwork, Peer, Peer], Awaitable[None]]) -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        await story(network, Peer(network, A), Peer(network, B))
+        await network.close()
+
+    run(main())
+
+
+def test_two_newcomers_find_each_other_within_two_looks() -> None:
+    async def story(network: MemoryNetwork, a: Peer, b: Peer) -> None:
+        await asyncio.sleep(2 * LOOK_S[0])
+        assert a.clocks() == b.clocks() == [0]
+        assert a.presence.has_looked.is_set()
+
+    play(story)
+
+
+def test_progress_is_heard_of_and_at_once_in_a_hurry() -> None:
+    async def story(network: MemoryNetwork, a: Peer, b: Peer) -> None:
+        await asyncio.sleep(5.0)
+        b.standing.clock_steps = 70
+        await asyncio.sleep(ANNOUNCE_S + LOOK_S[1] + 1.0)
+        assert a.clocks() == [70]
+        b.standing.finished, b.standing.clock_steps = True, 80
+        b.presence.hurry()
+        await asyncio.sleep(1.0)
+        (record,) = [record for record in await network.directory(A.peer_id).members() if record.peer_id == B.peer_id]
+        assert record.finished and record.clock_steps == 80
+
+    play(story)
+
+
+def test_who_says_goodbye_is_not_found_and_who_dies_is_forgotten() -> None:
+    async def story(network: MemoryNetwork, a: Peer, b: Peer) -> None:
+        await asyncio.sleep(5.0)
+        b.stop()
+        await b.presence.leave()
+        await asyncio.sleep(2.0)
+        assert [record.peer_id for record in await network.directory(A.peer_id).members()] == [A.peer_id]
+        a.stop()
+        network.kill(A.peer_id)
+        await asyncio.sleep(RECORD_S)
+        assert await network.directory(B.peer_id).members() == []
+
+    play(story)
+
+
+def test_a_directory_that_fails_for_an_hour_is_only_waited_for() -> None:
+    async def story(network: MemoryNetwork, a: Peer, b: Peer) -> None:
+        network.partition([A.peer_id], [B.peer_id])
+        await asyncio.sleep(3600.0)
+        assert a.clocks() == b.clocks() == [] and a.presence.has_looked.is_set()
+        assert not any(task.done() for task in a.tasks + b.tasks)
+        network.heal()
+        await asyncio.sleep(ANNOUNCE_S + LOOK_S[1])
+        assert a.clocks() == b.clocks() == [0]
+
+    play(story)
+
+
+def test_one_look_or_announcement_that_fails_as_none_should_is_logged_and_the_next_one_comes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a case that nobody thought of")
+
+    async def story(network: MemoryNetwork, a: Peer, b: Peer) -> None:
+        with monkeypatch.context() as broken:
+            broken.setattr(MemoryNetwork, "published", fail)
+            broken.setattr(MemoryNetwork, "publish", fail)
+            await asyncio.sleep(5.0)
+        assert a.presence.has_looked.is_set() and not any(task.done() for task in a.tasks + b.tasks)
+        assert {"a look into the directory failed", "an announcement failed"} == {record.message for record in caplog.records}
+        await asyncio.sleep(ANNOUNCE_S + LOOK_S[1])
+        assert a.clocks() == b.clocks() == [0]
+
+    play(story)

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from peer.text.batches import NUM_ROUNDS, Draw, batch_starts, held_out_batches, permuted
+
+KEYS = list(range(1, NUM_ROUNDS + 1))
+
+
+def draw(peer: bytes = b"a", run_seed: int = 0, batch_size: int = 4, sequence_length: int = 10) -> Draw:
+    return Draw(run_seed, peer, batch_size, sequence_length)
+
+
+def starts(of: Draw, num_steps: int, num_tokens: int) -> list[int]:
+    return [int(start) for step in range(num_steps) for start in batch_starts(of, step, num_tokens)]
+
+
+@given(st.integers(1, 3000), st.lists(st.integers(0, 2**64 - 1), min_size=NUM_ROUNDS, max_size=NUM_ROUNDS))
+@settings(max_examples=100, deadline=None)
+def test_a_permutation_hits_everything_once(size: int, keys: list[int]) -> None:
+    found = permuted(np.arange(size, dtype=np.uint64), size, keys)
+    assert sorted(found.tolist()) == list(range(size))
+
+
+def test_a_permutation_looks_shuffled() -> None:
+    size = 10_000
+    found = permuted(np.arange(size, dtype=np.uint64), size, KEYS).astype(np.float64)
+    assert abs(np.corrcoef(found, np.arange(size))[0, 1]) < 0.05
+    assert abs(np.corrcoef(found[1:], found[:-1])[0, 1]) < 0.05
+
+
+def test_a_permutation_of_any_size_is_found_at_once() -> None:
+    found = permuted(np.asarray([0, 10**12], dtype=np.uint64), 10**12 + 1, KEYS)
+    assert (found <= 10**12).all()
+
+
+@given(st.integers(11, 500), st.integers(1, 7), st.integers(0, 10**9))
+@settings(max_examples=200, deadline=None)
+def test_windows_stay_inside_the_text(num_tokens: int, batch_size: int, step: int) -> None:
+    found = batch_starts(draw(batch_size=batch_size), step, num_tokens)
+    assert found.shape == (batch_size,)
+    assert (found >= 0).all()
+    assert (found + 11 <= num_tokens).all()
+
+
+def test_a_pass_reads_each_window_once() -> None:
+    num_tokens = 10 * (48 + 1) + 1  # 48 windows, and one of slack
+    one_pass = starts(draw(), 12, num_tokens)
+    assert len({start // 10 for start in one_pass}) == 48
+    assert len({start % 10 for start in one_pass}) == 1
+    next_pass = starts(draw(), 24, num_tokens)[48:]
+    assert len({start // 10 for start in next_pass}) == 48
+    assert [start // 10 for start in next_pass] != [start // 10 for start in one_pass]
+
+
+def test_a_batch_may_span_two_passes() -> None:
+    of = draw(batch_size=5)
+    num_tokens = 10 * (3 + 1) + 1  # 3 windows
+    found = starts(of, 3, num_tokens)
+    for number in range(5):
+        assert len({start // 10 for start in found[3 * number : 3 * number + 3]}) == 3
+
+
+def test_the_step_alone_decides() -> None:
+    forwards = [batch_starts(draw(), step, 1000).tolist() for step in range(50)]
+    backwards = [batch_starts(draw(), step, 1000).tolist() for step in reversed(range(50))]
+    assert forwards == backwards[::-1]
+
+
+@pytest.mark.parametrize("other", [draw(peer=b"b"), draw(run_seed=1)])
+def test_peers_and_runs_read_in_other_orders(other: Draw) -> None:
+    num_tokens = 100_000
+    mine, theirs = starts(draw(), 25, num_tokens), starts(other, 25, num_tokens)
+    assert mine != theirs
+    assert len(set(mine) & set(theirs)) < 10
+
+
+def test_the_order_does_not_change_between_releases() -> None:
+    """A resumed run, and a paper's rerun, must read what was read."""
+    assert batch_starts(draw(), 3, 100_000).tolist() == [85165, 12115, 9595, 93645]
+
+
+def test_held_out_batches_span_the_text() -> None:
+    batches = held_out_batches(np.arange(500, dtype=np.uint16), draw(), 3)
+    assert [batch.shape for batch in batches] == [(4, 11)] * 3
+    assert all(batch.dtype == torch.int64 for batch in batches)
+    assert batches[0][0].tolist() == list(range(11))
+    assert batches[-1][-1].tolist() == list(range(489, 500))
+
+
+def test_a_short_held_out_text_is_read_again() -> None:
+    batches = held_out_batches(np.arange(11, dtype=np.uint8), draw(), 2)
+    assert all((batch == torch.arange(11)).all() for batch in batches)

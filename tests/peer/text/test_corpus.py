@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from peer.text.batches import Draw
+from peer.text.corpus import ResidentCorpus, load_corpus
+from peer.text.tokenizer import load_tokenizer
+from protocol.errors import BadSettings
+from protocol.run.sections import DataSection
+
+BYTES = load_tokenizer("bytes")
+BUILTIN, TEXT = DataSection(), DataSection(source="text")
+
+
+def draw(peer: bytes = b"a") -> Draw:
+    return Draw(run_seed=0, peer=peer, batch_size=8, sequence_length=128)
+
+
+def load_text(path: Path, cache: Path) -> ResidentCorpus:
+    corpus = load_corpus(TEXT, BYTES, draw(), path, cache)
+    assert isinstance(corpus, ResidentCorpus)
+    return corpus
+
+
+@pytest.fixture(scope="module")
+def builtin(tmp_path_factory: pytest.TempPathFactory) -> ResidentCorpus:
+    corpus = load_corpus(BUILTIN, BYTES, draw(), None, tmp_path_factory.mktemp("cache"))
+    assert isinstance(corpus, ResidentCorpus)
+    return corpus
+
+
+def test_the_built_in_corpus_is_read_as_bytes(builtin: ResidentCorpus) -> None:
+    assert builtin.tokens.train.dtype == np.uint8
+    assert b"def __init__(self" in builtin.tokens.train.tobytes()
+    assert builtin.bytes_per_token == 1.0
+
+
+def test_batches_are_what_the_trainer_expects(builtin: ResidentCorpus) -> None:
+    batch = builtin.batch(0)
+    assert batch.shape == (8, 129)
+    assert batch.dtype == torch.int64
+    assert not torch.equal(batch, builtin.batch(1))
+    text = bytes(batch[0].tolist())
+    assert text in builtin.tokens.train.tobytes()
+
+
+def test_the_step_is_the_whole_cursor(builtin: ResidentCorpus, tmp_path: Path) -> None:
+    again = load_corpus(BUILTIN, BYTES, draw(), None, tmp_path)
+    again.restore(builtin.cursor())
+    assert torch.equal(again.batch(12345), builtin.batch(12345))
+
+
+def test_peers_train_apart_and_are_measured_alike(builtin: ResidentCorpus, tmp_path: Path) -> None:
+    other = load_corpus(BUILTIN, BYTES, draw(b"b"), None, tmp_path)
+    assert not torch.equal(other.batch(0), builtin.batch(0))
+    for mine, theirs in zip(builtin.held_out_batches(4), other.held_out_batches(4), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_held_out_text_is_not_trained_on(builtin: ResidentCorpus) -> None:
+    train = builtin.tokens.train.tobytes()
+    windows = torch.cat(builtin.held_out_batches(4))
+    assert sum(bytes(window.tolist()) in train for window in windows) <= 2  # licence headers
+
+
+def test_a_text_of_the_operators_own(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("".join(f"line {number}\n" for number in range(30_000)))
+    corpus = load_text(tmp_path / "text", tmp_path / "cache")
+    share = len(corpus.tokens.held_out) / (len(corpus.tokens.train) + len(corpus.tokens.held_out))
+    assert 0.005 < share < 0.2
+    corpus.close()
+
+
+NEEDED = 9 * 129
+
+
+@pytest.mark.parametrize("num_tokens", [NEEDED, NEEDED + 1, 3 * NEEDED, 20 * NEEDED])
+@pytest.mark.parametrize("salt", range(4))
+def test_short_texts_have_both_sides(tmp_path: Path, num_tokens: int, salt: int) -> None:
+    text = f"{salt} ".ljust(num_tokens - 1, "x")
+    (tmp_path / "text").write_text(text)
+    tokens = load_text(tmp_path / "text", tmp_path / "cache").tokens
+    assert len(tokens.train) + len(tokens.held_out) == num_tokens
+    assert len(tokens.train) >= 8 * 129
+    assert len(tokens.held_out) >= 129
+
+
+@pytest.mark.parametrize("num_tokens", [0, 2, NEEDED - 1])
+def test_less_than_a_batch_is_refused_with_the_numbers(tmp_path: Path, num_tokens: int) -> None:
+    (tmp_path / "text").write_text("x" * (num_tokens - 1))
+    with pytest.raises(BadSettings, match=f"holds {num_tokens} tokens; .* need {NEEDED}") as caught:
+        load_text(tmp_path / "text", tmp_path / "cache")
+    assert caught.value.hint
+
+
+def test_missing_and_unwanted_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadSettings, match="its own text") as caught:
+        load_corpus(TEXT, BYTES, draw(), None, tmp_path)
+    assert "--data" in caught.value.hint
+    with pytest.raises(BadSettings, match="fixed"):
+        load_corpus(BUILTIN, BYTES, draw(), tmp_path, tmp_path)

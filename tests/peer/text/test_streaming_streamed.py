@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from peer.text import streaming as streamed
+from peer.text.batches import Draw
+from peer.text.corpus import load_corpus
+from peer.text.documents import is_held_out
+from peer.text.streaming import Place, StreamedCorpus, open_stream
+from peer.text.tokenizer import load_tokenizer
+from protocol.errors import BadSettings
+from protocol.run.sections import DataSection
+
+BYTES = load_tokenizer("bytes")
+DRAW = Draw(run_seed=0, peer=b"a", batch_size=2, sequence_length=16)
+OTHER = Draw(run_seed=0, peer=b"b", batch_size=2, sequence_length=16)
+NUM_BUFFER_TOKENS = 256 * 34  # the least: 272 steps
+
+
+def document(number: int) -> str:
+    return f"document {number} says {number * 7919 % 1000} "
+
+
+@pytest.fixture(scope="module")
+def section(tmp_path_factory: pytest.TempPathFactory) -> DataSection:
+    folder = tmp_path_factory.mktemp("data")
+    for shard in range(4):
+        rows = [{"text": document(number)} for number in range(shard, 6000, 4)]
+        (folder / f"train-{shard}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return DataSection(source="huggingface", name=str(folder), revision="0" * 40)
+
+
+@pytest.fixture
+def closing() -> Iterator[list[StreamedCorpus]]:
+    corpora: list[StreamedCorpus] = []
+    yield corpora
+    for corpus in corpora:
+        corpus.close()
+
+
+def opened(section: DataSection, closing: list[StreamedCorpus], draw: Draw = DRAW) -> StreamedCorpus:
+    closing.append(StreamedCorpus(open_stream(section, draw), BYTES, draw, NUM_BUFFER_TOKENS))
+    return closing[-1]
+
+
+def steps(corpus: StreamedCorpus, first: int, end: int) -> torch.Tensor:
+    return torch.stack([corpus.batch(step) for step in range(first, end)])
+
+
+def test_batches_go_on_through_buffers(section: DataSection, closing: list[StreamedCorpus]) -> None:
+    corpus = opened(section, closing)
+    batches = steps(corpus, 0, 600)
+    assert batches.shape == (600, 2, 17)
+    assert batches.dtype == torch.int64
+    windows = {bytes(window.tolist()) for window in batches.flatten(0, 1)}
+    assert len(windows) > 0.9 * 1200
+
+
+@pytest.mark.parametrize("step", [1, 5, 271, 272, 500])
+def test_a_resumed_peer_reads_what_it_would_have_read(section: DataSection, closing: list[StreamedCorpus], step: int) -> None:
+    uninterrupted, killed = opened(section, closing), opened(section, closing)
+    steps(uninterrupted, 0, step)
+    steps(killed, 0, step)
+    cursor = json.loads(json.dumps(killed.cursor()))
+    resumed = opened(section, closing)
+    resumed.restore(cursor)
+    assert torch.equal(steps(resumed, step, step + 300), steps(uninterrupted, step, step + 300))
+
+
+def test_peers_train_apart_and_are_measured_alike(section: DataSection, closing: list[StreamedCorpus]) -> None:
+    mine, theirs = opened(section, closing), opened(section, closing, OTHER)
+    assert not torch.equal(mine.batch(0), theirs.batch(0))
+    assert all(torch.equal(a, b) for a, b in zip(mine.held_out_batches(3), theirs.held_out_batches(3), strict=True))
+
+
+def test_held_out_documents_are_not_trained_on(section: DataSection, closing: list[StreamedCorpus]) -> None:
+    corpus = opened(section, closing)
+    corpus.batch(0)
+    assert corpus._present is not None
+    train = corpus._present.tokens.tobytes()
+    held_out = [document(number) for number in range(6000) if is_held_out(document(number).encode())]
+    assert 0.03 < len(held_out) / 6000 < 0.07
+    assert not any(text.encode() in train for text in held_out)
+    assert held_out[0].encode() in corpus._held_out.tobytes()
+
+
+def test_a_dead_network_means_another_pass_over_what_is_here(
+    section: DataSection, closing: list[StreamedCorpus], caplog: pytest.LogCaptureFixture
+) -> None:
+    corpus = opened(section, closing)
+    corpus.batch(0)
+    corpus._following.result(timeout=20)  # let that one end, then cut the network
+    fill, corpus._fill = corpus._fill, _no_network  # type: ignore[method-assign]
+    corpus._following = corpus._fetch(Place(0, 0, 0))
+    num_steps = corpus.cursor()["steps"][1]
+    first, second = steps(corpus, 0, num_steps), steps(corpus, num_steps, 2 * num_steps)
+    assert "late (no route)" in caplog.text
+    assert not torch.equal(first, second)
+    assert corpus.cursor()["place"] == corpus.cursor()["place"] | {"number": 0}
+    corpus._fill = fill  # type: ignore[method-assign]
+    resumed = opened(section, closing)
+    resumed.restore(corpus.cursor())
+    assert torch.equal(resumed.batch(num_steps + 3), second[3])
+
+
+def _no_network(first: Place, closing: threading.Event) -> streamed.Buffer:
+    raise ConnectionError("no route")
+
+
+def test_a_slow_network_is_waited_for_only_so_long(
+    section: DataSection, closing: list[StreamedCorpus], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streamed, "WAIT_S", 0.01)
+    corpus = opened(section, closing)
+    corpus.batch(0)
+    arrived = corpus._following.result(timeout=20)
+    corpus._following = late = type(corpus._following)()
+    num_steps = corpus.cursor()["steps"][1]
+    corpus.batch(num_steps)
+    assert corpus.cursor()["steps"] == (0, 2 * num_steps)
+    late.set_result(arrived)
+    corpus.batch(2 * num_steps)
+    assert corpus.cursor()["steps"][0] == 2 * num_steps
+
+
+def test_too_small_a_data_set_is_refused_with_the_numbers(tmp_path: Path, closing: list[StreamedCorpus]) -> None:
+    (tmp_path / "train.jsonl").write_text('{"text": "short"}\n')
+    section = DataSection(source="huggingface", name=str(tmp_path), revision="0" * 40)
+    with pytest.raises(BadSettings, match=r"held-out part has 0 tokens; one sequence needs 17"):
+        opened(section, closing)
+    held_out = next(text for text in (document(number) for number in range(1000)) if is_held_out(text.encode()))
+    (tmp_path / "train.jsonl").write_text(f'{{"text": "{held_out}"}}\n{{"text": "x"}}\n')
+    with pytest.raises(BadSettings, match=r"one batch needs 34"):
+        opened(section, closing).batch(0)
+
+
+def test_a_manifest_with_a_streamed_data_set_gets_it(section: DataSection, closing: list[StreamedCorpus], tmp_path: Path) -> None:
+    corpus = load_corpus(section, BYTES, DRAW, None, tmp_path)
+    assert isinstance(corpus, StreamedCorpus)
+    closing.append(corpus)
+    assert corpus.bytes_per_token == 1.0

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from peer.text.documents import Block, read_texts
+from peer.text.token_cache import in_memory, on_disk
+from peer.text.tokenizer import load_tokenizer
+from protocol.errors import BadSettings
+
+BYTES = load_tokenizer("bytes")
+BLOCKS = [Block("one", False, False), Block("two", False, True), Block("held", True, True), Block("\u20ac", False, True)]
+
+FILL_A_DISK = """
+import resource, sys
+from pathlib import Path
+from peer.text.documents import read_texts
+from peer.text.token_cache import on_disk
+from peer.text.tokenizer import load_tokenizer
+from protocol.errors import BadSettings
+files, cache = [Path(sys.argv[1])], Path(sys.argv[2])
+resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+try:
+    on_disk(files, read_texts(files), load_tokenizer("bytes"), cache)
+except BadSettings as error:
+    print(error, error.hint)
+"""
+
+
+def write(path: Path, text: str) -> list[Path]:
+    path.write_text(text)
+    return [path]
+
+
+def test_each_block_goes_to_its_side() -> None:
+    tokens = in_memory(BLOCKS, BYTES)
+    assert tokens.train.tobytes() == b"onetwo\0" + "\u20ac".encode() + b"\0"
+    assert tokens.held_out.tobytes() == b"held\0"
+    assert tokens.bytes_per_token == 1.0
+
+
+def test_disk_and_memory_hold_the_same(tmp_path: Path) -> None:
+    files = write(tmp_path / "text", "some words\n" * 10_000)
+    mapped = on_disk(files, read_texts(files), BYTES, tmp_path / "cache")
+    resident = in_memory(read_texts(files), BYTES)
+    assert isinstance(mapped.train, np.memmap)
+    assert np.array_equal(mapped.train, resident.train)
+    assert np.array_equal(mapped.held_out, resident.held_out)
+    assert mapped.bytes_per_token == resident.bytes_per_token
+
+
+def test_a_text_is_tokenized_once(tmp_path: Path) -> None:
+    files = write(tmp_path / "text", "some words\n" * 10)
+    first = on_disk(files, read_texts(files), BYTES, tmp_path / "cache")
+    again = on_disk(files, iter([]), BYTES, tmp_path / "cache")
+    assert np.array_equal(first.train, again.train)
+
+
+def test_a_changed_text_is_tokenized_again_and_the_old_one_goes(tmp_path: Path) -> None:
+    files = write(tmp_path / "text", "old\n")
+    on_disk(files, read_texts(files), BYTES, tmp_path / "cache")
+    (tmp_path / "cache" / "mine").touch()
+    files = write(tmp_path / "text", "newer\n")
+    tokens = on_disk(files, read_texts(files), BYTES, tmp_path / "cache")
+    assert tokens.train.tobytes() + tokens.held_out.tobytes() == b"newer\n\0"
+    assert len(list((tmp_path / "cache").glob("tokens-*"))) == 1
+    assert (tmp_path / "cache" / "mine").exists()
+
+
+def test_no_text_gives_no_tokens(tmp_path: Path) -> None:
+    files = write(tmp_path / "text", "")
+    tokens = on_disk(files, read_texts(files), BYTES, tmp_path / "cache")
+    assert len(tokens.train) == len(tokens.held_out) == 0
+
+
+def test_a_text_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"good\n" * 10_000 + b"\0")
+    files = [tmp_path / "binary"]
+    with pytest.raises(BadSettings, match="binary"):
+        on_disk(files, read_texts(files), BYTES, tmp_path / "cache")
+    assert not list((tmp_path / "cache").iterdir())
+
+
+def test_a_full_disk_is_explained_and_leaves_nothing(tmp_path: Path) -> None:
+    files = write(tmp_path / "text", "some words\n" * 20_000)
+    arguments = [sys.executable, "-c", FILL_A_DISK, str(files[0]), str(tmp_path / "cache")]
+    result = subprocess.run(arguments, capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": os.getcwd()})
+    assert "cannot be tokenized" in result.stdout
+    assert "free some space" in result.stdout
+    assert not list((tmp_path / "cache").iterdir())

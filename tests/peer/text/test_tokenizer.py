@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from peer.text.tokenizer import byte_tokenizer, load_tokenizer
+from protocol.errors import BadManifest
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
+    """The byte tokenizer after a journey through its files."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    load_tokenizer("bytes").save(folder)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def train_word_tokenizer(folder: Path, special: dict[str, str]) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"[UNK]": 0, "one": 1, "two": 2, "[END]": 3}
+    fast = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    fast.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
+    PreTrainedTokenizerFast(tokenizer_object=fast, unk_token="[UNK]", **special).save_pretrained(folder)
+
+
+def test_every_byte_is_its_own_token() -> None:
+    vocabulary = byte_tokenizer().get_vocab()
+    assert sorted(vocabulary.values()) == list(range(256))
+    tokenizer = byte_tokenizer()
+    for byte in range(256):
+        symbol = tokenizer.convert_ids_to_tokens(byte)
+        assert vocabulary[symbol] == byte
+    assert len(tokenizer) == 256
+
+
+@given(st.text())
+@settings(max_examples=200, deadline=None)
+def test_any_text_tokenizes_to_its_bytes(exported: PreTrainedTokenizerBase, text: str) -> None:
+    ids = list(text.encode())
+    assert load_tokenizer("bytes").encode(text).tolist() == ids
+    assert exported(text)["input_ids"] == ids
+    assert exported.decode(ids) == text
+
+
+@given(st.binary(max_size=64))
+@settings(max_examples=50, deadline=None)
+def test_any_bytes_decode_as_python_decodes_them(exported: PreTrainedTokenizerBase, data: bytes) -> None:
+    assert exported.decode(list(data)) == data.decode(errors="replace")
+
+
+def test_byte_tokens_take_one_byte_each() -> None:
+    tokenizer = load_tokenizer("bytes")
+    assert tokenizer.dtype == np.uint8
+    assert tokenizer.vocab_size == 256
+    assert tokenizer.document_end == 0
+
+
+def test_a_tokenizer_folder_of_transformers_loads(tmp_path: Path) -> None:
+    train_word_tokenizer(tmp_path, {"eos_token": "[END]"})
+    tokenizer = load_tokenizer(str(tmp_path))
+    assert tokenizer.encode("two one three").tolist() == [2, 1, 0]
+    assert tokenizer.document_end == 3
+    assert tokenizer.encode("one").dtype == np.uint8
+    tokenizer.save(tmp_path / "copy")
+    assert AutoTokenizer.from_pretrained(tmp_path / "copy")("two")["input_ids"] == [2]
+
+
+def test_a_tokenizer_without_an_end_is_refused(tmp_path: Path) -> None:
+    train_word_tokenizer(tmp_path, {})
+    with pytest.raises(BadManifest, match="no end-of-text token"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_an_unknown_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadManifest, match="cannot be loaded") as caught:
+        load_tokenizer(str(tmp_path))
+    assert "bytes" in caught.value.hint

@@ -1,0 +1,220 @@
+"""The trainer's second thread, over the real link, against a node that the test plays on a bare socket. The test is the trainer."""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from optim.fragment_codec import FragmentCodec, FragmentEncoded
+from peer.link import records as ask
+from peer.link.payload_folder import PayloadFolder
+from peer.link.records import File, payload_name
+from peer.link.socket import SOCKET_NAME, TrainerEnd
+from peer.trainer.coding_thread import Batch, CodingThread
+from protocol.messages.messages import RunPhase
+from tests.peer.exchange import Side, Terms, exchange, meet, replica_side
+from tests.peer.small import small_manifest, small_replica
+
+NAME = "ab" * 16
+
+
+class Gate(FragmentCodec):
+    """A codec that waits at the door before it encodes."""
+
+    def __init__(self, inner: FragmentCodec) -> None:
+        super().__init__(inner.fragment, inner.codec)
+        self.entered, self.door = threading.Event(), threading.Event()
+        self.bug: RuntimeError | None = None
+
+    def encode(self, message: Tensor, seed: int, own_sketch: Tensor, partner_sketch: Tensor) -> FragmentEncoded:
+        self.entered.set()
+        assert self.door.wait(20)
+        if self.bug is not None:
+            raise self.bug
+        return super().encode(message, seed, own_sketch, partner_sketch)
+
+
+class Trainer:
+    """A replica and its coding thread, with a node at the other end."""
+
+    def __init__(self, runtime: Path, codec: str = "int8") -> None:
+        self.payloads = PayloadFolder(runtime / "payloads")
+        self.replica = small_replica(runtime / "payloads", small_manifest(codec={"name": codec}))
+        self.thread = CodingThread(TrainerEnd(runtime), self.replica.outer)
+        self.thread.start()
+        self.runtime = runtime
+        self.node = self.come()
+
+    def come(self) -> socket.socket:
+        node = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        node.settimeout(20)
+        node.connect(str(self.runtime / SOCKET_NAME))
+        return node
+
+    def ask(self, *requests: ask.Request) -> None:
+        self.node.sendall(b"".join(map(ask.to_line, requests)))
+
+    def reply(self) -> ask.Record:
+        line = b""
+        while not line.endswith(b"\n"):
+            line += self.node.recv(1)
+        return ask.from_line(line)
+
+    def taken(self) -> Batch:
+        """What the next step boundary finds, one batch at a time."""
+        while not (batches := self.thread.take()):
+            self.thread.wait(20)
+        (batch,) = batches
+        return batch
+
+    def gate(self, fragment: int = 0) -> Gate:
+        state = self.replica.outer.fragments[fragment]
+        state.codec = gate = Gate(state.codec)
+        return gate
+
+    def prepare(self, gate: Gate) -> None:
+        """Open a meeting, and have its message encoded up to the door."""
+        self.ask(ask.Open(1, 0))
+        self.boundary()
+        self.reply()
+        self.ask(ask.Prepare(1, 100, 0, 7, RunPhase.TRAIN))
+        assert gate.entered.wait(20)
+
+    def boundary(self) -> list[ask.Request]:
+        """Do as the trainer does between two inner steps."""
+        batch = self.taken()
+        for request in batch.requests:
+            if (reply := self.replica.handle(request)) is not None:
+                self.thread.send(reply, batch.session)
+        return list(batch.requests)
+
+
+@pytest.fixture
+def trainer() -> Iterator[Trainer]:
+    with tempfile.TemporaryDirectory(prefix="coding-") as runtime:
+        one = Trainer(Path(runtime))
+        assert one.taken() == Batch(1, ())
+        yield one
+        one.node.close()
+        one.thread.close()
+
+
+def test_a_whole_meeting_needs_two_boundaries_and_ends_as_one_between_steps(trainer: Trainer, tmp_path: Path) -> None:
+    manifest = trainer.replica.manifest
+    twin, partner = (small_replica(tmp_path / name, manifest, peer) for name, peer in (("twin", b"me"), ("partner", b"you")))
+    for replica in (trainer.replica, twin, partner):
+        replica.inner_step()
+    alone = replica_side(partner, tmp_path / "partner")
+
+    trainer.ask(ask.Open(1, 0))
+    assert trainer.boundary() == [ask.Open(1, 0)]
+    mine = trainer.reply()
+    assert isinstance(mine, ask.Opened)
+
+    def answer(request: ask.MeetingRequest) -> ask.Reply:
+        if isinstance(request, ask.Open):
+            return mine
+        trainer.ask(request)
+        reply = trainer.reply()  # and no boundary came
+        assert isinstance(reply, ask.PayloadReady | ask.Checked)
+        return reply
+
+    exchange((Side(answer, trainer.payloads), alone), Terms())
+    assert answer(ask.Check(1)) == alone.answer(ask.Check(1))
+    trainer.ask(ask.Apply(1, NAME, ""))
+    assert trainer.boundary() == [ask.Apply(1, NAME, "")]
+    assert trainer.reply() == ask.Applied(1)
+
+    other = small_replica(tmp_path / "other", manifest, b"you")
+    other.inner_step()
+    meet((replica_side(twin, tmp_path / "twin"), replica_side(other, tmp_path / "other")), Terms())
+    for name, tensor in twin.tensors().items():
+        assert torch.equal(tensor, trainer.replica.tensors()[name]), name
+
+
+def test_what_needs_a_boundary_waits_for_one_in_its_order(trainer: Trainer) -> None:
+    asked: list[ask.Request] = [ask.Open(1, 0), ask.Open(2, 1), ask.Drop(1), ask.Apply(9, NAME, "zz"), ask.Solo(2), ask.Start()]
+    trainer.ask(*asked, ask.Check(77))
+    assert trainer.reply() == ask.Unavailable(77, "no such meeting here: the trainer or the link was restarted")  # the last, answered first
+    assert [request for batch in trainer.thread.take() for request in batch.requests] == asked
+    assert all(state.meeting is None for state in trainer.replica.outer.fragments)
+
+
+def test_an_impossible_apply_is_answered_at_the_boundary(trainer: Trainer, tmp_path: Path) -> None:
+    partner = replica_side(small_replica(tmp_path, trainer.replica.manifest, b"you"), tmp_path)
+    exchange((replica_side(trainer.replica, trainer.runtime / "payloads"), partner), Terms())
+    trainer.replica.handle(ask.Check(1))
+    trainer.ask(ask.Apply(1, NAME, "ff" * 99))  # a bitmap of another size
+    trainer.boundary()
+    assert isinstance(trainer.reply(), ask.Unavailable)
+    trainer.ask(ask.Apply(1, NAME, ""))
+    trainer.boundary()
+    assert trainer.reply() == ask.Applied(1)
+
+
+def test_the_trainer_steps_while_a_message_is_coded(trainer: Trainer) -> None:
+    gate = trainer.gate()
+    trainer.prepare(gate)
+    for _ in range(3):
+        trainer.replica.inner_step()
+        assert trainer.thread.take() == []
+    gate.door.set()
+    assert isinstance(trainer.reply(), ask.PayloadReady)
+
+
+def test_adopting_a_donors_state_waits_for_the_coding_and_leaves_nothing_of_it(trainer: Trainer) -> None:
+    gate = trainer.gate()
+    trainer.prepare(gate)
+    dropping = threading.Thread(target=trainer.replica.lose_node)  # as adopting does first
+    dropping.start()
+    dropping.join(0.1)
+    assert dropping.is_alive(), "it was dropped under the coding thread's hands"
+    gate.door.set()
+    dropping.join(20)
+    assert isinstance(trainer.reply(), ask.PayloadReady)
+    assert trainer.payloads.size(payload_name(1, File.OWN_PAYLOAD)) == 0
+    assert trainer.replica.outer.fragments[0].meeting is None
+    trainer.ask(ask.Check(1))
+    assert isinstance(trainer.reply(), ask.Unavailable)
+
+
+def test_a_node_that_dies_is_heard_out_and_its_successor_gets_no_reply_of_its(trainer: Trainer) -> None:
+    trainer.ask(ask.Open(1, 0))
+    trainer.node.close()
+    trainer.node = trainer.come()
+    batches: list[Batch] = []
+    while sum(1 for batch in batches if batch.session == 2) == 0:
+        trainer.thread.wait(20)
+        batches += trainer.thread.take()
+    assert batches == [Batch(1, (ask.Open(1, 0),)), Batch(0, ()), Batch(2, ())]
+    reply = trainer.replica.handle(ask.Open(1, 0))
+    assert isinstance(reply, ask.Opened)
+    trainer.thread.send(reply, 1)
+    trainer.thread.send(ask.Due(2, RunPhase.TRAIN), 2)
+    assert trainer.reply() == ask.Due(2, RunPhase.TRAIN)
+
+
+def test_a_bug_in_the_thread_is_raised_in_the_trainer(trainer: Trainer) -> None:
+    gate = trainer.gate()
+    gate.bug = RuntimeError("ours")
+    gate.door.set()
+    trainer.ask(ask.Open(1, 0))
+    trainer.boundary()
+    trainer.ask(ask.Prepare(1, 100, 0, 7, RunPhase.TRAIN))
+    trainer.thread.wait(20)
+    with pytest.raises(RuntimeError, match="ours"):
+        trainer.thread.take()
+
+
+def test_closing_ends_the_thread_and_frees_the_socket(trainer: Trainer) -> None:
+    trainer.thread.close()
+    assert all(thread.name != "coding" for thread in threading.enumerate())
+    assert not (trainer.runtime / SOCKET_NAME).exists()
+    assert trainer.node.recv(1) == b""

@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from optim.inner import learning_rate
+from peer.link import records as ask
+from peer.model.plan import CLOCK_FACTOR, inner_settings
+from peer.trainer.replica import Replica, step_seed
+from protocol.messages.messages import RunPhase
+from tests.peer.exchange import Side, Terms, exchange, meet, opened, replica_side
+from tests.peer.small import fingerprint, small_manifest, small_replica
+
+MANIFEST = small_manifest()
+SLACK = MANIFEST.outer.inner_steps
+STEP_TOKENS = MANIFEST.inner.batch_size * MANIFEST.inner.sequence_length
+
+
+def pair(tmp_path: Path) -> tuple[tuple[Replica, Replica], tuple[Side, Side]]:
+    replicas = small_replica(tmp_path / "i", MANIFEST, b"i"), small_replica(tmp_path / "j", MANIFEST, b"j")
+    return replicas, (replica_side(replicas[0], tmp_path / "i"), replica_side(replicas[1], tmp_path / "j"))
+
+
+def train(replica: Replica, num_steps: int) -> None:
+    for _ in range(num_steps):
+        replica.inner_step()
+
+
+def make_due(replica: Replica) -> int:
+    while not replica.countdown.due():
+        replica.newly_due()
+    return replica.countdown.due()[0]
+
+
+# --------------------------------------------------------------------------- steps
+
+
+def test_a_step_learns_and_counts(tmp_path: Path) -> None:
+    replica = small_replica(tmp_path, MANIFEST)
+    losses = [replica.inner_step() for _ in range(40)]
+    assert sum(step.loss for step in losses[-5:]) < sum(step.loss for step in losses[:5]) - 1.0
+    assert (replica.own_steps, replica.clock_steps, replica.tokens) == (40, 40, 40 * STEP_TOKENS)
+    assert [fragment.tokens for fragment in replica.outer.fragments] == [40 * STEP_TOKENS] * len(replica.outer.fragments)
+    assert losses[0].learning_rate == learning_rate(0, 0, inner_settings(MANIFEST))
+    assert all(step.num_tokens == STEP_TOKENS for step in losses)
+
+
+def test_a_loss_that_is_not_finite_changes_no_weight(tmp_path: Path) -> None:
+    replica = small_replica(tmp_path, MANIFEST)
+    train(replica, 3)
+    weight = next(iter(replica.parameters.values()))
+    with torch.no_grad():
+        good, weight[0, 0] = float(weight[0, 0]), torch.inf
+    before = fingerprint(replica)
+    with pytest.raises(FloatingPointError, match="inner step 3: loss nan"):
+        replica.inner_step()
+    assert fingerprint(replica) == before
+    with torch.no_grad():
+        weight[0, 0] = good
+    replica.skip_batch()
+    assert (replica.own_steps, replica.clock_steps) == (4, 3)
+    assert math.isfinite(replica.inner_step().loss)
+
+
+def test_steps_depend_on_nothing_drawn_elsewhere(tmp_path: Path) -> None:
+    assert len({step_seed(seed, step) for seed in range(3) for step in range(100)}) == 300
+    one, other = small_replica(tmp_path / "a", MANIFEST), small_replica(tmp_path / "b", MANIFEST)
+    for replica in (one, other):
+        train(replica, 2)
+        torch.rand(5)
+    assert fingerprint(one) == fingerprint(other)
+
+
+def test_who_is_alone_is_never_due(tmp_path: Path) -> None:
+    replica = small_replica(tmp_path, MANIFEST)
+    replica.alone = True
+    assert not any(replica.newly_due() for _ in range(100))
+
+
+# --------------------------------------------------------------------------- clock
+
+
+def test_the_clock_follows_one_that_is_far_ahead(tmp_path: Path) -> None:
+    (ahead, behind), sides = pair(tmp_path)
+    train(ahead, 18)
+    train(behind, 5)
+    meet(sides, Terms())
+    assert (ahead.clock_steps, behind.clock_steps) == (18, 18 - SLACK)
+    assert behind.own_steps == 5
+    train(behind, 1)
+    assert behind.clock_steps == 19 - SLACK
+
+
+def test_equal_peers_run_at_their_own_steps(tmp_path: Path) -> None:
+    """Now one is ahead, now the other: no meeting moves a clock."""
+    (one, other), sides = pair(tmp_path)
+    for number, (steps, others_steps) in enumerate([(4, 1), (1, 5), (3, 4), (5, 2)]):
+        train(one, steps)
+        train(other, others_steps)
+        meet(sides, Terms(number=number, name=f"{number:032x}"))
+    assert (one.clock_steps, other.clock_steps) == (one.own_steps, other.own_steps)
+
+
+def test_the_clock_never_runs_faster_than_a_factor_over_own_steps(tmp_path: Path) -> None:
+    replica = small_replica(tmp_path, MANIFEST)
+    train(replica, 3)
+    meet_a_clock(tmp_path, replica, 50)
+    assert replica.clock_steps == CLOCK_FACTOR * 3
+    train(replica, 2)
+    meet_a_clock(tmp_path, replica, 10**12, number=2)
+    assert replica.clock_steps == CLOCK_FACTOR * 5
+    train(replica, 20)
+    meet_a_clock(tmp_path, replica, 10**12, number=3)
+    assert replica.clock_steps == MANIFEST.run.total_steps
+    assert replica.phase is RunPhase.FINISH
+
+
+def meet_a_clock(tmp_path: Path, replica: Replica, clock_steps: int, number: int = 1) -> None:
+    """Meet a partner that is at the same weights and says that its clock stands at `clock_steps`."""
+    partner = small_replica(tmp_path / "partner", MANIFEST)
+    partner.restore(replica.tensors(), replica.state())
+    partner.clock_steps = clock_steps
+    meet((replica_side(replica, tmp_path), replica_side(partner, tmp_path / "partner")), Terms(number=number, name=f"{number:032x}"))
+
+
+def test_a_solo_step_leaves_the_clock(tmp_path: Path) -> None:
+    replica = small_replica(tmp_path, MANIFEST)
+    train(replica, 3)
+    replica.handle(ask.Solo(make_due(replica)))
+    assert replica.clock_steps == 3
+
+
+# --------------------------------------------------------------------------- due, solo, defer
+
+
+def test_an_outer_step_counts_down_anew(tmp_path: Path) -> None:
+    (replica, partner), sides = pair(tmp_path)
+    told: list[tuple[int, str]] = []
+    replica.on_solo = lambda *step: told.append(step)
+    fragment = make_due(replica)
+    train(replica, 1)
+    train(partner, 1)
+    meet(sides, Terms(fragment=fragment))
+    assert fragment not in replica.countdown.due()
+    replica.handle(ask.Solo(fragment))  # the node gave up in the very moment in which a partner called
+    assert told == []
+    fragment = make_due(replica)
+    replica.handle(ask.Solo(fragment))
+    assert told == [(fragment, "no partner answered in time")]
+    assert fragment not in replica.countdown.due()
+
+
+def test_solo_waits_for_the_end_of_a_meeting_that_comes_to_nothing(tmp_path: Path) -> None:
+    replica = small_replica(tmp_path, MANIFEST)
+    told: list[tuple[int, str]] = []
+    replica.on_solo = lambda *step: told.append(step)
+    train(replica, 2)
+    fragment = make_due(replica)
+    opened(replica_side(replica, tmp_path), Terms(fragment=fragment, number=4))
+    replica.handle(ask.Solo(fragment))
+    assert told == []
+    replica.handle(ask.Drop(4))
+    assert [step[0] for step in told] == [fragment]
+    assert fragment not in replica.countdown.due()
+
+
+def test_solo_is_not_taken_after_a_meeting_that_counts(tmp_path: Path) -> None:
+    (replica, partner), sides = pair(tmp_path)
+    told: list[tuple[int, str]] = []
+    replica.on_solo = lambda *step: told.append(step)
+    train(replica, 2)
+    fragment = make_due(replica)
+    exchange(sides, Terms(fragment=fragment))
+    replica.handle(ask.Solo(fragment))
+    assert isinstance(replica.handle(ask.Check(1)), ask.Checked)
+    assert replica.handle(ask.Apply(1, "ab" * 16, "")) == ask.Applied(1)
+    opened(sides[0], Terms(fragment=fragment, number=2))
+    replica.handle(ask.Drop(2))
+    assert told == []
+
+
+def test_defer_counts_down_again_without_a_step(tmp_path: Path) -> None:
+    replica = small_replica(tmp_path, MANIFEST)
+    train(replica, 2)
+    before = [fragment.slow.clone() for fragment in replica.outer.fragments]
+    fragment = make_due(replica)
+    left = replica.countdown.state()
+    replica.handle(ask.Defer((fragment + 1) % 3))  # not due: nothing happens
+    assert replica.countdown.state() == left
+    replica.handle(ask.Defer(fragment))
+    assert fragment not in replica.countdown.due()
+    assert all(torch.equal(f.slow, was) for f, was in zip(replica.outer.fragments, before, strict=True))
+    assert replica.outer.fragments[fragment].tokens == 2 * STEP_TOKENS
+
+
+@pytest.mark.parametrize(("no_partner", "num_solo"), [("solo", 1), ("defer", 0)])
+def test_without_a_node_the_manifest_decides(tmp_path: Path, no_partner: str, num_solo: int) -> None:
+    replica = small_replica(tmp_path, small_manifest(outer={"no_partner": no_partner}))
+    told: list[tuple[int, str]] = []
+    replica.on_solo = lambda *step: told.append(step)
+    fragment = make_due(replica)
+    replica.go_alone(fragment, "no node")
+    assert len(told) == num_solo
+    assert fragment not in replica.countdown.due()
+
+
+def test_losing_the_node_frees_every_fragment(tmp_path: Path) -> None:
+    replica = small_replica(tmp_path, MANIFEST)
+    for fragment in range(3):
+        opened(replica_side(replica, tmp_path), Terms(fragment=fragment, number=fragment))
+    replica.lose_node()
+    for fragment in range(3):
+        opened(replica_side(replica, tmp_path), Terms(fragment=fragment, number=10 + fragment))
+
+
+def test_ending_alone_makes_slow_weights_the_fast_ones(tmp_path: Path) -> None:
+    replica = small_replica(tmp_path, MANIFEST)
+    train(replica, 5)
+    opened(replica_side(replica, tmp_path), Terms())
+    fast = {name: parameter.detach().clone() for name, parameter in replica.parameters.items()}
+    replica.end_alone()
+    for name, parameter in replica.parameters.items():
+        assert torch.allclose(parameter, fast[name], atol=1e-7)
+    assert float(replica.outer.fragments[0].momentum.norm()) > 0
+    replica.end_alone()
+    assert float(replica.outer.fragments[0].momentum.norm()) < 1e-5  # there was nothing left to average
+
+
+# --------------------------------------------------------------------------- restoring
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    replica = small_replica(tmp_path, MANIFEST)
+    tensors = replica.tensors()
+    del tensors["slow/1"]
+    with pytest.raises(KeyError):
+        small_replica(tmp_path, MANIFEST).restore(tensors, replica.state())
+
+
+def test_adam_counts_its_steps_on_the_cpu(tmp_path: Path) -> None:
+    """Moments lie beside their parameter, whatever its device; the count of steps does not."""
+    manifest = small_manifest(inner={"optimizer": "adamw"})
+    replica = small_replica(tmp_path, manifest)
+    train(replica, 2)
+    restored = small_replica(tmp_path, manifest)
+    restored.restore(replica.tensors(), replica.state())
+    for parameter, state in restored.optimizer.state.items():
+        assert state["step"].device.type == "cpu"
+        assert float(state["step"]) == 2.0
+        assert state["exp_avg"].device == parameter.device
+        assert state["exp_avg"].shape == parameter.shape

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peer.machine.config import PeerConfig
+from peer.machine.events import CheckpointFailed, CheckpointRejected, CheckpointSaved, EventLog, read_events
+from peer.machine.home import Home
+from peer.model.checkpoint import load_latest
+from peer.trainer import saver as saving
+from peer.trainer.replica import Replica
+from peer.trainer.saver import Saver
+from protocol.errors import BadSettings
+from tests.peer.small import LLAMA, fingerprint, small_manifest, small_replica
+
+MANIFEST = small_manifest()
+
+
+class Kept:
+    """A home, a replica and what saves the one in the other."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.home = Home(folder / "home")
+        self.home.create()
+        self.replica = small_replica(folder / "payloads", MANIFEST)
+        self.saver = Saver(self.home, PeerConfig(home=self.home.path, **settings), EventLog(self.home.events))
+
+    def step(self, number: int = 1) -> None:
+        for _ in range(number):
+            self.replica.inner_step()
+
+    def restore(self, replica: Replica) -> None:
+        loaded = load_latest(self.home.checkpoints, MANIFEST.run_id)
+        assert loaded is not None
+        self.saver.restore(replica, loaded)
+
+    def events(self) -> list[Any]:
+        return [entry.event for entry in read_events(self.home.events)]
+
+
+def test_a_checkpoint_is_due_after_so_many_steps(tmp_path: Path) -> None:
+    kept = Kept(tmp_path, checkpoint_interval_steps=3)
+    kept.step(2)
+    assert not kept.saver.is_due(kept.replica)
+    kept.step()
+    assert kept.saver.is_due(kept.replica)
+    kept.saver.save(kept.replica)
+    assert not kept.saver.is_due(kept.replica)
+    kept.step(3)
+    assert kept.saver.is_due(kept.replica)
+
+
+def test_a_checkpoint_is_due_after_so_many_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 50.0
+    monkeypatch.setattr(saving.time, "monotonic", lambda: now_s)
+    kept = Kept(tmp_path, checkpoint_interval_s=60.0, checkpoint_interval_steps=None)
+    kept.step(101)
+    assert not kept.saver.is_due(kept.replica)
+    now_s = 111.0
+    assert kept.saver.is_due(kept.replica)
+    kept.saver.save(kept.replica)
+    assert not kept.saver.is_due(kept.replica)
+
+
+def test_saved_and_restored(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    kept.step(4)
+    assert not kept.saver.has_checkpoint
+    kept.saver.save(kept.replica)
+    assert kept.saver.has_checkpoint
+    fresh = small_replica(tmp_path / "fresh", MANIFEST)
+    kept.restore(fresh)
+    assert fingerprint(fresh) == fingerprint(kept.replica)
+    assert kept.saver.trouble == ""
+    (event,) = kept.events()
+    assert isinstance(event, CheckpointSaved)
+    assert event.step == 4
+    assert event.num_bytes == sum(file.stat().st_size for file in Path(event.path).iterdir())
+
+
+def test_a_disk_that_refuses_costs_the_checkpoint_only(tmp_path: Path) -> None:
+    kept = Kept(tmp_path, checkpoint_interval_steps=2)
+    kept.saver.save(kept.replica)
+    shutil.move(kept.home.checkpoints, tmp_path / "away")
+    kept.home.checkpoints.write_text("not a folder")  # the disk refuses
+    kept.step(2)
+    kept.saver.save(kept.replica)
+    assert "could not be written" in kept.saver.trouble
+    assert isinstance(kept.events()[-1], CheckpointFailed)
+    assert not kept.saver.is_due(kept.replica)  # tried again later, not at each step
+    kept.home.checkpoints.unlink()
+    shutil.move(tmp_path / "away", kept.home.checkpoints)
+    kept.step(2)
+    assert kept.saver.is_due(kept.replica)
+    kept.saver.save(kept.replica)
+    assert kept.saver.trouble == ""
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_told(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    for _ in range(2):
+        kept.step(2)
+        kept.saver.save(kept.replica)
+    newest = sorted(kept.home.checkpoints.iterdir())[-1]
+    tensors = newest / "state.safetensors"
+    tensors.write_bytes(tensors.read_bytes()[:-1] + b"\x7f")
+    fresh = small_replica(tmp_path / "fresh", MANIFEST)
+    kept.restore(fresh)
+    assert fresh.own_steps == 2
+    event = kept.events()[-1]
+    assert isinstance(event, CheckpointRejected)
+    assert event.path == str(newest)
+    assert kept.saver.trouble.startswith("went back to checkpoint step-00000002: damaged are step-00000004 (")
+
+
+def test_a_checkpoint_of_another_model_is_the_operators_affair(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    kept.saver.save(kept.replica)
+    other = small_replica(tmp_path / "other", small_manifest(model={"config": LLAMA | {"num_hidden_layers": 3}}))
+    with pytest.raises(BadSettings, match="does not fit the model"):
+        kept.restore(other)

@@ -1,0 +1,243 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from peer.link import records as ask
+from peer.machine.events import CheckpointSaved, EvalDone, SoloStep
+from peer.model.checkpoint import load_latest
+from peer.trainer import trainer as trainer_module
+from peer.trainer.replica import InnerStep
+from protocol.errors import OperatorError
+from protocol.messages.messages import RunPhase
+from tests.peer.small import small_manifest
+from tests.peer.trainer_thread import node, trainer
+from tests.peer.waiting import eventually
+
+LONG = small_manifest(run={"total_steps": 100_000})
+SHORT = small_manifest(run={"total_steps": 30})
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(test)
+
+
+def test_alone_it_trains_to_the_end_and_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer_module, "EVAL_INTERVAL_STEPS", 10)
+
+    async def test() -> None:
+        async with trainer(tmp_path, SHORT, alone=True) as running:
+            await running.ended()
+            assert running.replica.own_steps == 30
+            assert [event.step for event in running.events(CheckpointSaved)] == [0, 30]
+            assert [event.step for event in running.events(EvalDone)] == [10, 20, 30, 30]
+            assert running.supervision.states() == [("training", "")]
+            last = running.supervision.reports[-1]
+            assert (last["step"], last["own_steps"], last["meetings"]) == (30, 30, {"solo": 0})
+            assert last["train_seconds"] > last["blocked_seconds"] >= 0
+            loaded = load_latest(running.home.checkpoints, SHORT.run_id)
+            assert loaded is not None and loaded.contents.step == 30
+
+    run(test())
+
+
+def test_without_a_node_it_trains_and_goes_solo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer_module, "LONELY_FINISH_S", 0.2)
+
+    async def test() -> None:
+        async with trainer(tmp_path, SHORT) as running:
+            await running.ended()
+            solos = running.events(SoloStep)
+            assert len(solos) >= 6
+            assert {solo.reason for solo in solos} == {"no node to find a partner"}
+            assert running.supervision.reports[-1]["meetings"] == {"solo": len(solos)}
+
+    run(test())
+
+
+def test_it_stops_when_asked_and_saves(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with trainer(tmp_path, LONG) as running:
+            await eventually(lambda: running.replica.own_steps > 5, "some steps")
+            await running.stopped()
+            loaded = load_latest(running.home.checkpoints, LONG.run_id)
+            assert loaded is not None and loaded.contents.step == running.replica.own_steps
+
+    run(test())
+
+
+# --------------------------------------------------------------------------- beginning
+
+
+def test_it_waits_for_the_word(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with trainer(tmp_path, LONG, told_to_start=True) as running, node(running) as one:
+            await eventually(lambda: one.progress() == [ask.Progress(0, RunPhase.TRAIN, False)], "first word")
+            assert running.supervision.states() == [("ready", "")]
+            assert not running.events(CheckpointSaved)
+            one.end.tell(ask.Start())
+            await eventually(lambda: running.replica.own_steps, "first step")
+            assert ask.Progress(0, RunPhase.TRAIN, True) in one.progress()
+            assert [event.step for event in running.events(CheckpointSaved)] == [0]  # so that a restart needs no word
+
+    run(test())
+
+
+def test_a_waiting_trainer_that_is_stopped_leaves_nothing(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with trainer(tmp_path, LONG, told_to_start=True) as running:
+            await running.stopped()
+            assert load_latest(running.home.checkpoints, LONG.run_id) is None
+
+    run(test())
+
+
+def test_it_begins_with_a_donors_weights_or_says_why_not(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with trainer(tmp_path, LONG, told_to_start=True) as running, node(running) as one:
+            num_values = 2 * sum(fragment.slow.numel() for fragment in running.replica.outer.fragments)
+            one.payloads.write("adopt-1", torch.full((num_values,), torch.nan).numpy().data)
+            refused = await one.end.request(ask.Adopt("adopt-1", 40))
+            assert refused == ask.Adopted("adopt-1", False, "the clone holds values that are not finite")
+            assert not running.replica.own_steps
+            one.payloads.write("adopt-2", torch.full((num_values,), 0.01).numpy().data)
+            assert await one.end.request(ask.Adopt("adopt-2", 40)) == ask.Adopted("adopt-2", True, "")
+            await eventually(lambda: running.replica.own_steps, "first step")
+            assert running.replica.clock_steps > 40
+            assert running.supervision.states() == [("ready", ""), ("training", "")]
+            (saved,) = running.events(CheckpointSaved)
+            assert saved.step == 0
+
+    run(test())
+
+
+# --------------------------------------------------------------------------- the node
+
+
+def test_the_node_hears_what_is_due(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with trainer(tmp_path, LONG) as running, node(running) as one:
+            await eventually(lambda: len({due.fragment for due in one.dues()}) == 3, "every fragment due")
+            await eventually(lambda: running.replica.own_steps > 40, "more steps")
+            solos = len(running.events(SoloStep))
+            assert len(one.dues()) == 3  # each once: they rest until something is done about them
+            one.end.tell(ask.Solo(0))
+            await eventually(lambda: len(running.events(SoloStep)) == solos + 1, "solo step")
+            await eventually(lambda: [due.fragment for due in one.dues()].count(0) == 2, "the next period")
+
+    run(test())
+
+
+def test_a_dead_nodes_meetings_do_not_outlive_it(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with trainer(tmp_path, LONG) as running:
+            async with node(running) as first:
+                await eventually(lambda: len(first.dues()) == 3, "every fragment due")
+                for fragment in range(3):
+                    assert isinstance(await first.end.request(ask.Open(fragment + 1, fragment)), ask.Opened)
+            async with node(running) as second:
+                assert isinstance(await second.end.request(ask.Open(1, 0)), ask.Opened)
+                assert isinstance(await second.end.request(ask.Prepare(2, 0, 0, 1, RunPhase.TRAIN)), ask.Unavailable)
+
+    run(test())
+
+
+def test_fragments_that_were_due_go_solo_when_the_node_dies(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with trainer(tmp_path, LONG) as running:
+            async with node(running) as one:
+                await eventually(lambda: len(one.dues()) == 3, "every fragment due")
+                one.end.tell(ask.Solo(9999))  # nonsense about a fragment that is not there changes nothing
+                before = len(running.events(SoloStep))
+            await eventually(lambda: len(running.events(SoloStep)) >= before + 3, "solo steps")
+            assert running.replica.own_steps
+
+    run(test())
+
+
+def test_a_node_that_comes_back_hears_where_things_stand(tmp_path: Path) -> None:
+    manifest = small_manifest(run={"total_steps": 100_000}, outer={"inner_steps": 6, "no_partner": "defer"})
+
+    async def test() -> None:
+        async with trainer(tmp_path, manifest) as running:
+            for _ in range(2):
+                async with node(running) as one:
+                    await eventually(one.progress, "progress")
+                    assert one.progress()[0].started
+                    await eventually(one.dues, "something due")
+            assert not running.events(SoloStep)
+
+    run(test())
+
+
+def test_the_last_averaging_ends_when_the_node_says_so(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with trainer(tmp_path, SHORT) as running, node(running) as one:
+            await eventually(lambda: any(p.phase is RunPhase.FINISH for p in one.progress()), "the end of the schedule")
+            assert running.supervision.states()[-1][0] == "finishing"
+            opened = await one.end.request(ask.Open(1, 0))
+            assert isinstance(opened, ask.Opened) and opened.phase is RunPhase.FINISH
+            one.end.tell(ask.FinishDone())
+            await running.ended()
+            await eventually(lambda: any(p.done for p in one.progress()), "the last word")
+            for fragment in running.replica.outer.fragments:
+                fast = torch.cat([running.replica.parameters[p.name].detach().flatten() for p in fragment.codec.fragment.pieces])
+                assert torch.allclose(fragment.slow, fast, atol=1e-7)
+
+    run(test())
+
+
+def test_finish_done_before_the_end_means_nothing(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with trainer(tmp_path, LONG) as running, node(running) as one:
+            one.end.tell(ask.FinishDone())
+            assert isinstance(await one.end.request(ask.Open(1, 0)), ask.Opened)
+            assert running.is_running
+
+    run(test())
+
+
+# --------------------------------------------------------------------------- trouble
+
+
+def test_a_run_that_diverges_ends_and_leaves_the_earlier_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        async with trainer(tmp_path, LONG, told_to_start=True, checkpoint_interval_steps=2) as running:
+            async with node(running) as one:
+                one.end.tell(ask.Start())
+                await eventually(lambda: running.replica.own_steps > 3, "some steps")
+                step = running.replica.inner_step
+
+                def diverged() -> InnerStep:
+                    with torch.no_grad():
+                        next(iter(running.replica.parameters.values()))[:] = torch.inf
+                    return step()
+
+                monkeypatch.setattr(running.replica, "inner_step", diverged)
+                with pytest.raises(OperatorError, match="10 batches in a row gave no finite loss") as caught:
+                    await running.ended()
+            assert "learning_rate" in caught.value.hint
+            loaded = load_latest(running.home.checkpoints, LONG.run_id)
+            assert loaded is not None and loaded.contents.step % 2 == 0
+            assert all(bool(tensor.isfinite().all()) for tensor in loaded.contents.tensors.values())
+
+    run(test())
+
+
+def test_a_disk_that_refuses_is_the_reason_shown(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with trainer(tmp_path, LONG, told_to_start=True, checkpoint_interval_steps=5) as running, node(running) as one:
+            running.home.checkpoints.rmdir()
+            running.home.checkpoints.write_text("not a folder")
+            one.end.tell(ask.Start())
+            await eventually(lambda: running.replica.own_steps > 20, "steps all the same")
+            state, reason = running.supervision.states()[-1]
+            assert state == "training"
+            assert "could not be written" in reason
+
+    run(test())

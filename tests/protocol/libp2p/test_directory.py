@@ -1,0 +1,166 @@
+"""The directory over real p2pds: peers find each other, forgeries find no holder, and the dead do not stop the living."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protocol.errors import BadMessage, TransportError
+from protocol.identity import Identity
+from protocol.libp2p.directory import DhtDirectory
+from protocol.libp2p.hivemind_imports import PeerID
+from protocol.libp2p.kademlia import AttachedP2P, RecordProtocol
+from protocol.libp2p.p2pd import Daemon, DaemonSettings
+from protocol.libp2p.record_store import RecordShelf
+from protocol.messages.records import MemberRecord
+from tests.protocol.samples import OTHER_RUN_ID, RECORD, RUN_ID
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Seat:
+    """A peer with nothing but a directory."""
+
+    identity: Identity
+    daemon: Daemon
+    directory: DhtDirectory
+    shelf: RecordShelf
+
+    def record(self, sequence: int = 1) -> MemberRecord:
+        made = replace(RECORD, peer_id=self.identity.peer_id, addresses=(), credential=None, sequence=sequence)
+        return replace(made, expires_s=int(time.time()) + 90, signature=b"").signed(self.identity)
+
+    async def store(self, at: Seat, key: bytes, data: bytes) -> bool:
+        """Ask a node to hold these bytes, past all manners of our own."""
+        protocol: RecordProtocol = self.directory._node.protocol
+        return await protocol.call_store(PeerID(at.identity.peer_id.raw), key, data)
+
+
+async def take_seat(stack: AsyncExitStack, home: Path, first: Seat | None, client_mode: bool = False) -> Seat:
+    identity = Identity.load_or_create(home / "key")
+    settings = DaemonSettings(home / "key", home / "run", "127.0.0.1", client_mode=client_mode)
+    daemon = await stack.enter_async_context(Daemon(settings))
+    shelf = RecordShelf(RUN_ID)
+    directory = await DhtDirectory.open(await AttachedP2P.attach(daemon.socket_path), shelf, client_mode)
+    stack.push_async_callback(directory.close)
+    if first is not None:
+        await daemon.control.connect(first.identity.peer_id, first.daemon.addresses)
+        assert await directory.join([first.identity.peer_id]) == 1
+    return Seat(identity, daemon, directory, shelf)
+
+
+def play(num_seats: int, test: Callable[[list[Seat]], Coroutine[Any, Any, None]], client_modes: tuple[int, ...] = ()) -> None:
+    async def main() -> None:
+        with tempfile.TemporaryDirectory() as home:
+            async with AsyncExitStack() as stack:
+                seats: list[Seat] = []
+                for number in range(num_seats):
+                    first = seats[0] if seats else None
+                    seats.append(await take_seat(stack, Path(home) / str(number), first, number in client_modes))
+                await test(seats)
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(main())
+
+
+async def seen_by(seat: Seat) -> set[MemberRecord]:
+    return set(await seat.directory.members())
+
+
+def test_peers_find_each_other_and_outlive_the_first() -> None:
+    async def test(seats: list[Seat]) -> None:
+        records = [seat.record() for seat in seats]
+        for seat, record in zip(seats, records, strict=True):
+            await seat.directory.announce(record)
+        for seat in seats:
+            assert await seen_by(seat) == set(records)
+        seats[0].daemon.kill()
+        newer = seats[1].record(sequence=2)
+        await seats[1].directory.announce(newer)
+        assert newer in await seen_by(seats[2])
+
+    play(3, test)
+
+
+def test_a_client_announces_and_looks_without_serving() -> None:
+    async def test(seats: list[Seat]) -> None:
+        host, client = seats
+        records = {seat: seat.record() for seat in seats}
+        for seat, record in records.items():
+            await seat.directory.announce(record)
+        assert await seen_by(host) == await seen_by(client) == set(records.values())
+        assert host.directory.num_neighbours == 0
+        assert client.directory.num_neighbours == 1
+
+    play(2, test, client_modes=(1,))
+
+
+def test_forgeries_find_no_holder() -> None:
+    async def test(seats: list[Seat]) -> None:
+        honest, holder, attacker = seats
+        true = honest.record(sequence=5)
+        await honest.directory.announce(true)
+        key = honest.shelf.own_key(honest.identity.peer_id)
+        forged = replace(honest.record(sequence=9), signature=attacker.record().signature)
+        year_long = replace(true, sequence=9, expires_s=true.expires_s + 31_536_000, signature=b"").signed(honest.identity)
+        foreign = replace(true, run_id=OTHER_RUN_ID, sequence=9, signature=b"").signed(honest.identity)
+        for data in (
+            forged.to_bytes(),
+            year_long.to_bytes(),
+            foreign.to_bytes(),
+            honest.record(sequence=4).to_bytes(),
+            b"",
+            bytes(200_000),
+        ):
+            assert not await attacker.store(holder, key, data)
+        assert await seen_by(holder) == {true}
+
+    play(3, test)
+
+
+def test_nobody_took_it_is_said_aloud() -> None:
+    async def test(seats: list[Seat]) -> None:
+        one, other = seats
+        other.shelf._is_member = lambda record: False
+        with pytest.raises(TransportError, match="none of 1 directory nodes took"):
+            await one.directory.announce(one.record())
+
+    play(2, test)
+
+
+def test_alone_is_fine_and_a_bad_record_is_not() -> None:
+    async def test(seats: list[Seat]) -> None:
+        (one,) = seats
+        record = one.record()
+        await one.directory.announce(record)
+        assert await one.directory.members() == [record]
+        with pytest.raises(BadMessage) as caught:
+            await one.directory.announce(replace(record, sequence=2, expires_s=1, signature=b"").signed(one.identity))
+        assert "clock" in caught.value.hint
+
+    play(1, test)
+
+
+def test_calls_end_in_time_when_p2pd_has_died() -> None:
+    async def test(seats: list[Seat]) -> None:
+        one, _ = seats
+        await one.directory.announce(one.record())
+        looking = asyncio.create_task(one.directory.members())
+        one.daemon.kill()
+        await one.daemon.died()
+        async with asyncio.timeout(8):
+            await looking
+            with pytest.raises(TransportError):
+                await one.directory.announce(one.record(sequence=2))
+            with pytest.raises(TransportError):
+                await one.directory.members()
+        assert one.directory.is_broken
+
+    play(2, test)

@@ -1,0 +1,150 @@
+"""The gRPC service by itself, over one Unix socket: what HTTP/2 lets through and what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import tempfile
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from protocol import limits
+from protocol.errors import PeerGone, Unreachable
+from protocol.libp2p.grpc_stream import ACCEPTED, BROKEN, SERVICE, Context, GrpcStream, accepted, refuse_another, start_call, start_server
+from protocol.libp2p.splice import Tally, splice
+from protocol.streams.transport import Purpose
+from tests.protocol.peers import chunk, number_of, seeded
+
+PARTNER = seeded(1).peer_id
+
+
+async def serve(purpose: Purpose, context: Context) -> None:
+    """Echo frames, whatever they are; turn FETCH away."""
+    if purpose is Purpose.FETCH:
+        await refuse_another(context)
+    with suppress(*BROKEN):
+        await context.send_initial_metadata(ACCEPTED)
+        while isinstance(frame := await context.read(), bytes):
+            await context.write(frame)
+
+
+def play(test: Callable[[Path, int], Coroutine[Any, Any, None]]) -> None:
+    """Run a test with a Unix socket and a port that lead to the service."""
+
+    async def main() -> None:
+        server, port = await start_server(serve)
+        tasks: set[asyncio.Task[None]] = set()
+
+        async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            tasks.add(task := asyncio.create_task(splice((reader, writer), await asyncio.open_connection("127.0.0.1", port), Tally())))
+            task.add_done_callback(tasks.discard)
+
+        with tempfile.TemporaryDirectory() as folder:
+            listener = await asyncio.start_unix_server(carry, Path(folder) / "s")
+            try:
+                await test(Path(folder) / "s", port)
+            finally:
+                listener.close()
+                await server.stop(None)
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(main())
+    gc.collect()  # gRPC's thread ends with its last object
+
+
+def test_messages_pass_as_they_are() -> None:
+    async def test(path: Path, port: int) -> None:
+        channel, call = start_call(path, Purpose.MEET)
+        await accepted(call)
+        stream = GrpcStream(PARTNER, call.write, lambda _: None)
+        pump = asyncio.create_task(stream.pump(call.read))
+        for number in range(10):
+            await stream.send(chunk(number, limits.CHUNK_BYTES))
+            assert await number_of(stream) == number
+        await stream.close()
+        await call.done_writing()
+        await pump
+        await channel.close()
+
+    play(test)
+
+
+def test_a_refused_call_is_unreachable() -> None:
+    async def test(path: Path, port: int) -> None:
+        channel, call = start_call(path, Purpose.FETCH)
+        with pytest.raises(Unreachable, match="as many streams"):
+            await accepted(call)
+        await channel.close()
+
+    play(test)
+
+
+def test_a_call_to_nobody_is_unreachable() -> None:
+    async def test(path: Path, port: int) -> None:
+        channel, call = start_call(path.with_name("nothing"), Purpose.MEET)
+        with pytest.raises(Unreachable):
+            await accepted(call)
+        await channel.close()
+
+    play(test)
+
+
+def test_a_frame_above_the_limit_ends_the_stream() -> None:
+    async def test(path: Path, port: int) -> None:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            call: Any = channel.stream_stream(f"/{SERVICE}/Meet")()
+            await call.write(bytes(limits.FRAME_BYTES + 1))
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call.read()
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    play(test)
+
+
+def test_compressed_calls_are_refused() -> None:
+    async def test(path: Path, port: int) -> None:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", compression=grpc.Compression.Gzip) as channel:
+            call: Any = channel.stream_stream(f"/{SERVICE}/Meet")()
+            with pytest.raises((grpc.aio.AioRpcError, asyncio.InvalidStateError)):
+                await call.write(bytes(100_000))
+                while True:
+                    assert await call.read() is not grpc.aio.EOF
+            assert await call.code() in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.INTERNAL)
+
+    play(test)
+
+
+def test_an_unknown_method_is_refused() -> None:
+    async def test(path: Path, port: int) -> None:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            assert await channel.stream_stream(f"/{SERVICE}/Other")().code() is grpc.StatusCode.UNIMPLEMENTED
+
+    play(test)
+
+
+def test_after_its_end_a_stream_writes_nothing() -> None:
+    """grpc.aio may crash when the context of an ended call is touched."""
+    written: list[bytes] = []
+
+    async def write(frame: bytes) -> None:
+        written.append(frame)
+
+    async def main() -> None:
+        for finish in (lambda stream: stream.end("over"), lambda stream: asyncio.ensure_future(stream.close())):
+            stream = GrpcStream(PARTNER, write, lambda _: None)
+            await stream.send(chunk(1))
+            finish(stream)
+            await asyncio.sleep(0)
+            with pytest.raises(PeerGone):
+                await stream.send(chunk(2))
+
+    asyncio.run(main())
+    assert len(written) == 2

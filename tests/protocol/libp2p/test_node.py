@@ -1,0 +1,173 @@
+"""A peer on libp2p survives its p2pd: dead or hung, it is rebuilt with the same name, port, handler and record."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protocol.errors import BadSettings, PeerGone, Unreachable
+from protocol.identity import Identity
+from protocol.libp2p import node as libp2p
+from protocol.libp2p.node import Libp2pNode
+from protocol.libp2p.p2pd import DaemonSettings
+from protocol.libp2p.record_store import RecordShelf
+from protocol.messages.records import MemberRecord, announceable
+from protocol.streams.transport import Purpose
+from tests.protocol.peers import chunk, echo, number_of
+from tests.protocol.samples import RECORD, RUN_ID
+
+Test = Callable[[Libp2pNode, Libp2pNode], Coroutine[Any, Any, None]]
+
+
+@pytest.fixture(autouse=True)
+def quick_pulse(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libp2p, "PULSE_S", 0.2)
+
+
+@contextmanager
+def home() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def new_node(folder: Path, bootstraps: Callable[[], tuple[str, ...]] = tuple, port: int = 0) -> Libp2pNode:
+    Identity.load_or_create(folder / "key")
+    return Libp2pNode(DaemonSettings(folder / "key", folder / "run", "127.0.0.1", port), RecordShelf(RUN_ID), echo, bootstraps)
+
+
+def record_of(node: Libp2pNode, folder: Path, sequence: int) -> MemberRecord:
+    addresses = announceable(node.addresses, node.peer_id)
+    made = replace(RECORD, peer_id=node.peer_id, addresses=addresses, credential=None, sequence=sequence, expires_s=int(time.time()) + 90)
+    return replace(made, signature=b"").signed(Identity.load_or_create(folder / "key"))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 (it comes true in another process)
+            await asyncio.sleep(0.01)
+
+
+def play(test: Test) -> None:
+    """Run a test with a host and a peer that was told the host's address; both have announced themselves."""
+
+    async def main() -> None:
+        with home() as folder:
+            async with AsyncExitStack() as stack:
+                host = await stack.enter_async_context(new_node(folder / "host"))
+                peer = await stack.enter_async_context(new_node(folder / "peer", lambda: host.addresses))
+                await until(lambda: host.num_neighbours == peer.num_neighbours == 1)
+                await host.announce(record_of(host, folder / "host", 1))
+                await peer.announce(record_of(peer, folder / "peer", 1))
+                await test(host, peer)
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(main())
+    gc.collect()
+
+
+async def talks_to(node: Libp2pNode, partner: Libp2pNode) -> None:
+    stream = await node.connect(partner.peer_id, partner.addresses, Purpose.MEET)
+    await stream.send(chunk(3))
+    assert await number_of(stream) == 3
+    await stream.close()
+
+
+def test_a_killed_p2pd_is_replaced_as_if_nothing_had_been() -> None:
+    async def test(host: Libp2pNode, peer: Libp2pNode) -> None:
+        addresses, name, pid = host.addresses, host.peer_id, host.daemon_pid
+        stream = await peer.connect(name, addresses, Purpose.MEET)
+        await stream.send(chunk(1))
+        assert await number_of(stream) == 1
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(PeerGone):
+            await stream.receive()
+        await stream.close()
+        await until(lambda: host.daemon_pid == 0)
+        for attempt in (host.members(), host.connect(peer.peer_id, (), Purpose.MEET), host.connected(), host.dial(())):
+            with pytest.raises(Unreachable, match="restarting"):
+                await attempt
+        await until(lambda: host.daemon_pid not in (0, pid))
+        assert (host.addresses, host.peer_id) == (addresses, name)
+        await until(lambda: host.num_neighbours == 1)
+        assert {record.peer_id for record in await host.members()} == {host.peer_id, peer.peer_id}
+        await talks_to(peer, host)
+        await talks_to(host, peer)
+
+    play(test)
+
+
+def test_a_hung_p2pd_is_replaced_too() -> None:
+    async def test(host: Libp2pNode, peer: Libp2pNode) -> None:
+        pid = host.daemon_pid
+        os.kill(pid, signal.SIGSTOP)
+        await until(lambda: host.daemon_pid not in (0, pid))
+        await until(lambda: host.num_neighbours == 1)
+        await talks_to(peer, host)
+
+    play(test)
+
+
+def test_a_bootstrap_that_comes_later_is_found() -> None:
+    async def main() -> None:
+        with home() as folder, socket.socket() as spot:
+            spot.bind(("127.0.0.1", 0))
+            port = spot.getsockname()[1]
+            spot.close()
+            identity = Identity.load_or_create(folder / "host" / "key")
+            address = f"/ip4/127.0.0.1/tcp/{port}/p2p/{identity.peer_id}"
+            async with new_node(folder / "peer", lambda: ("nonsense", address)) as peer:
+                assert await peer.dial([address, "/ip4/127.0.0.1/tcp/9", "nonsense"]) == frozenset()
+                async with new_node(folder / "host", port=port) as host:
+                    await until(lambda: peer.num_neighbours == 1)
+                    assert await peer.dial([address]) == await peer.connected() == {host.peer_id}
+
+    asyncio.run(main())
+    gc.collect()
+
+
+def test_a_busy_port_is_told_on_entering() -> None:
+    async def main() -> None:
+        with home() as folder:
+            async with new_node(folder / "one") as one:
+                port = int(one.addresses[0].split("/")[4])
+                with pytest.raises(BadSettings, match=f"port {port} is in use"):
+                    async with new_node(folder / "two", port=port):
+                        pass
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(main())
+    gc.collect()
+
+
+def test_a_port_lost_while_p2pd_was_down_is_replaced_when_it_was_not_asked_for() -> None:
+    async def test(host: Libp2pNode, peer: Libp2pNode) -> None:
+        port = int(host.addresses[0].split("/")[4])
+        pid = host.daemon_pid
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: host.daemon_pid == 0)
+        with socket.socket() as thief:
+            thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            thief.bind(("127.0.0.1", port))
+            thief.listen()
+            await until(lambda: host.daemon_pid != 0)
+        assert f"/tcp/{port}/" not in host.addresses[0]
+        await until(lambda: host.num_neighbours == 1)  # through the peer's record
+
+    play(test)
+
+
+def test_addresses_of_the_widest_reach_come_first() -> None:
+    near, lan, far, name = "/ip4/127.0.0.1/tcp/1", "/ip4/192.168.0.7/tcp/1", "/ip4/8.8.8.8/tcp/1", "/dns4/peer.example.org/tcp/1"
+    assert sorted([near, lan, far, name], key=libp2p._reach) == [far, name, lan, near]

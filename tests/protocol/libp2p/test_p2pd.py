@@ -1,0 +1,132 @@
+"""p2pd: starts as asked or says why not, and never outlives its parent."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from protocol.errors import BadSettings
+from protocol.identity import Identity
+from protocol.libp2p import p2pd as daemon
+from protocol.libp2p.p2pd import Daemon, DaemonSettings
+
+
+@pytest.fixture
+def settings() -> Iterator[DaemonSettings]:
+    with tempfile.TemporaryDirectory() as home:  # pytest's own folders have paths too long for sockets
+        Identity.load_or_create(Path(home) / "key")
+        yield DaemonSettings(Path(home) / "key", Path(home) / "run", "127.0.0.1")
+
+
+async def start(settings: DaemonSettings) -> None:
+    async with Daemon(settings):
+        pass
+
+
+def test_it_lives_inside_the_with_block_and_has_our_name(settings: DaemonSettings) -> None:
+    async def main() -> None:
+        async with Daemon(settings) as p2pd:
+            assert p2pd.peer_id == Identity.load_or_create(settings.identity_file).peer_id
+            assert p2pd.addresses == (f"/ip4/127.0.0.1/tcp/{p2pd.port}",)
+            assert p2pd.port > 0
+            assert await p2pd.control.connected() == frozenset()
+            process = psutil.Process(p2pd.pid)
+            assert process.name() == "p2pd"
+        assert not process.is_running()
+        assert not any(settings.folder.iterdir())
+
+    asyncio.run(main())
+
+
+def test_death_is_seen(settings: DaemonSettings) -> None:
+    async def main() -> None:
+        async with Daemon(settings) as p2pd:
+            watch = asyncio.create_task(p2pd.died())
+            await asyncio.sleep(0)
+            assert not watch.done()
+            os.kill(p2pd.pid, signal.SIGKILL)
+            assert await watch == -signal.SIGKILL
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("reuse", [False, True], ids=["plain", "SO_REUSEPORT"])
+def test_a_busy_port_is_named(settings: DaemonSettings, reuse: bool) -> None:
+    with socket.socket() as other:
+        if reuse:  # another p2pd of ours: the kernel would let both have it
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(BadSettings, match=f"port {port} is in use") as caught:
+            asyncio.run(start(replace(settings, port=port)))
+    assert str(port) in caught.value.hint
+
+
+def test_a_port_that_is_taken_at_the_last_moment_is_named_too(settings: DaemonSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon, "check_port", lambda host, port: None)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(BadSettings, match=f"port {port} is in use"):
+            asyncio.run(start(replace(settings, port=port)))
+
+
+def test_a_host_that_is_not_ours_is_refused(settings: DaemonSettings) -> None:
+    for host in ("203.0.113.1", "example.org"):
+        with pytest.raises(BadSettings, match=host) as caught:
+            asyncio.run(start(replace(settings, host=host)))
+        assert caught.value.hint
+
+
+def test_a_folder_that_others_may_enter_is_refused(settings: DaemonSettings) -> None:
+    settings.folder.mkdir(mode=0o755)
+    with pytest.raises(BadSettings, match="other users") as caught:
+        asyncio.run(start(settings))
+    assert "chmod 700" in caught.value.hint
+
+
+def test_a_folder_too_deep_for_sockets_is_refused(settings: DaemonSettings) -> None:
+    with pytest.raises(BadSettings, match="too long"):
+        asyncio.run(start(replace(settings, folder=settings.folder / ("x" * 100))))
+
+
+def test_another_binary_is_refused(settings: DaemonSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon, "KNOWN_SHA256", {key: "0" * 64 for key in daemon.KNOWN_SHA256})
+    daemon.verified_binary.cache_clear()
+    with pytest.raises(BadSettings, match="sha256"):
+        asyncio.run(start(settings))
+
+
+PARENT = """
+import asyncio, sys
+from pathlib import Path
+from protocol.libp2p.p2pd import Daemon, DaemonSettings
+async def main():
+    async with Daemon(DaemonSettings(Path(sys.argv[1]), Path(sys.argv[2]), "127.0.0.1")) as p2pd:
+        print(p2pd.pid, flush=True)
+        await asyncio.Event().wait()
+asyncio.run(main())
+"""
+
+
+def test_it_dies_with_a_parent_that_is_killed(settings: DaemonSettings) -> None:
+    command = [sys.executable, "-c", PARENT, str(settings.identity_file), str(settings.folder)]
+    with subprocess.Popen(command, cwd=Path(__file__).parents[3], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        process = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+    psutil.wait_procs([process], timeout=5)
+    assert not process.is_running()

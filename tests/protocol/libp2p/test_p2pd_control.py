@@ -1,0 +1,107 @@
+"""The control socket against a p2pd that is silent, rude or gone. A real one is in test_daemon.py and above."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protocol.errors import BadMessage, Unreachable
+from protocol.libp2p.hivemind_imports import p2pd_pb2, read_pbmsg_safe, write_pbmsg
+from protocol.libp2p.p2pd_control import Control, stream_opener
+from tests.protocol.peers import seeded
+
+ME, PARTNER, OTHER = (seeded(number).peer_id for number in (1, 2, 3))
+
+
+def play(folder: Path, answer: Callable[[Any], Any], ask: Callable[[Control], Awaitable[object]]) -> list[Any]:
+    """Ask a p2pd that answers so (None: not at all); return the requests it saw."""
+    seen: list[Any] = []
+    writers: list[asyncio.StreamWriter] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        request = p2pd_pb2.Request()
+        await read_pbmsg_safe(reader, request)
+        seen.append(request)
+        response = answer(request)
+        if response is not None:
+            await write_pbmsg(writer, response)
+
+    async def main() -> None:
+        server = await asyncio.start_unix_server(serve, folder / "p2pd.sock")
+        try:
+            await ask(Control(folder / "p2pd.sock"))
+        finally:
+            server.close()
+            for writer in writers:
+                writer.transport.abort()
+            await asyncio.sleep(0)
+
+    asyncio.run(main())
+    return seen
+
+
+def ok(_: object) -> Any:
+    return p2pd_pb2.Response(type=p2pd_pb2.Response.OK)
+
+
+def test_a_silent_p2pd_is_unreachable_in_time(tmp_path: Path) -> None:
+    with pytest.raises(Unreachable, match=r"within 0\.1 s"):
+        play(tmp_path, lambda request: None, lambda control: control.connect(PARTNER, [], timeout_s=0.1))
+
+
+def test_what_p2pd_says_is_passed_on_in_one_line(tmp_path: Path) -> None:
+    response = p2pd_pb2.Response(type=p2pd_pb2.Response.ERROR, error=p2pd_pb2.ErrorResponse(msg="all dials failed\n  * " + "x" * 1000))
+    with pytest.raises(Unreachable, match="^p2pd: all dials failed [*] x{50}") as caught:
+        play(tmp_path, lambda request: response, lambda control: control.open_stream(PARTNER, "/p"))
+    assert len(str(caught.value)) < 400
+
+
+def test_a_p2pd_that_is_gone_is_unreachable(tmp_path: Path) -> None:
+    async def main() -> None:
+        await Control(tmp_path / "nothing.sock").identify()
+
+    with pytest.raises(Unreachable, match="gone"):
+        asyncio.run(main())
+
+
+def test_only_legal_addresses_of_the_partner_are_dialled(tmp_path: Path) -> None:
+    good = "/ip4/203.0.113.5/tcp/4001"
+    addresses = [good, f"{good}/p2p/{PARTNER}", f"{good}/p2p/{OTHER}", "/ip4/1.2.3.4/udp/1/quic", "nonsense", ""]
+    (request,) = play(tmp_path, ok, lambda control: control.connect(PARTNER, addresses))
+    assert request.connect.peer == PARTNER.raw
+    assert len(request.connect.addrs) == 2
+    assert len(set(request.connect.addrs)) == 1
+
+
+def test_peers_with_other_kinds_of_key_are_passed_over(tmp_path: Path) -> None:
+    response = p2pd_pb2.Response(
+        type=p2pd_pb2.Response.OK, peers=[p2pd_pb2.PeerInfo(id=raw) for raw in (PARTNER.raw, b"\x12\x20" + bytes(32))]
+    )
+
+    async def ask(control: Control) -> None:
+        assert await control.connected() == {PARTNER}
+
+    play(tmp_path, lambda request: response, ask)
+
+
+@pytest.mark.parametrize(("peer", "is_good"), [(PARTNER.raw, True), (b"\x12\x20" + bytes(32), False), (b"", False)])
+def test_an_inbound_stream_says_whose_it_is(peer: bytes, is_good: bool) -> None:
+    info = p2pd_pb2.StreamInfo(peer=peer, addr=b"\x04\x7f\x00\x00\x01\x06\x00\x01", proto="/p").SerializeToString()
+
+    async def main() -> object:
+        reader = asyncio.StreamReader()
+        reader.feed_data(bytes([len(info)]) + info + b"more")
+        who = await stream_opener(reader)
+        assert await reader.readexactly(4) == b"more"
+        return who
+
+    if is_good:
+        assert asyncio.run(main()) == PARTNER
+    else:
+        with pytest.raises(BadMessage):
+            asyncio.run(main())

@@ -1,0 +1,87 @@
+"""Two sockets spliced together behave like one."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from protocol.libp2p.splice import Pair, Tally, drop, splice
+
+Test = Callable[[Pair, Pair, asyncio.Task[None], Tally], Coroutine[Any, Any, None]]
+
+
+def play(test: Test) -> None:
+    """Run a test with the two outer ends of a splice."""
+
+    async def main() -> None:
+        sockets = [*socket.socketpair(), *socket.socketpair()]
+        one, left, right, other = [await asyncio.open_connection(sock=item) for item in sockets]
+        tally = Tally()
+        task = asyncio.create_task(splice(left, right, tally))
+        try:
+            await test(one, other, task, tally)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            for _, writer in (one, left, right, other):
+                drop(writer)
+            await asyncio.sleep(0)
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(main())
+
+
+def test_bytes_cross_both_ways_and_are_counted() -> None:
+    async def test(one: Pair, other: Pair, task: asyncio.Task[None], tally: Tally) -> None:
+        data = bytes(range(256)) * 4096
+        for near, far in ((one, other), (other, one)):
+            near[1].write(data)
+            assert await far[0].readexactly(len(data)) == data
+        assert (tally.sent, tally.received) == (len(data), len(data))
+
+    play(test)
+
+
+def test_what_was_written_before_closing_arrives() -> None:
+    async def test(one: Pair, other: Pair, task: asyncio.Task[None], tally: Tally) -> None:
+        data = bytes(1 << 20)
+        one[1].write(data)
+        one[1].close()
+        assert await other[0].read() == data
+        await task
+
+    play(test)
+
+
+def test_a_broken_end_ends_the_other_quietly() -> None:
+    async def test(one: Pair, other: Pair, task: asyncio.Task[None], tally: Tally) -> None:
+        other[1].transport.abort()
+        assert await one[0].read() == b""
+        await task
+
+    play(test)
+
+
+def test_a_writer_waits_for_the_far_reader() -> None:
+    async def test(one: Pair, other: Pair, task: asyncio.Task[None], tally: Tally) -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                while tally.sent < 64 << 20:
+                    one[1].write(bytes(1 << 16))
+                    await one[1].drain()
+        assert tally.sent < 8 << 20
+
+    play(test)
+
+
+def test_cancelling_drops_both_ends() -> None:
+    async def test(one: Pair, other: Pair, task: asyncio.Task[None], tally: Tally) -> None:
+        await asyncio.sleep(0)
+        task.cancel()
+        assert await one[0].read() == await other[0].read() == b""
+
+    play(test)

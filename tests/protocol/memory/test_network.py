@@ -1,0 +1,227 @@
+"""The script of a network in memory: deaths at a message, cuts, refusals, records, and the same schedule for the same seed."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from protocol.errors import BadMessage, BadSignature, PeerGone, TransportError, Unreachable
+from protocol.identity import Identity
+from protocol.memory.link import Link
+from protocol.memory.network import MemoryNetwork, MemoryTransport
+from protocol.memory.virtual_time import run
+from protocol.messages.records import MemberRecord
+from protocol.streams.transport import Purpose, Stream
+from tests.protocol.peers import chunk, echo, expect_over, nobody, number_of, seeded
+from tests.protocol.samples import RECORD
+
+A, B, C = (seeded(number) for number in (1, 2, 3))
+
+
+def pair(network: MemoryNetwork) -> tuple[MemoryTransport, MemoryTransport]:
+    return network.transport(A.peer_id, nobody), network.transport(B.peer_id, echo)
+
+
+@pytest.mark.parametrize("is_delivered", [False, True])
+def test_a_peer_dies_at_the_kth_message_it_sends(is_delivered: bool) -> None:
+    async def main() -> None:
+        network = MemoryNetwork(link=Link(latency_s=0.1))
+        deaths = []
+        network.on_death(deaths.append)
+        a, _ = pair(network)
+        network.kill_at(B.peer_id, sent=3, is_delivered=is_delivered)
+        stream = await a.connect(B.peer_id, (), Purpose.MEET)
+        for number in range(3):
+            await stream.send(chunk(number))
+            await asyncio.sleep(0.15)  # the third is on its way back when its sender dies
+        heard = []
+        with pytest.raises(PeerGone):
+            while True:
+                heard.append(await number_of(stream))
+        assert heard == ([0, 1, 2] if is_delivered else [0, 1])
+        assert deaths == [B.peer_id]
+        assert not network.is_up(B.peer_id)
+        await network.close()
+
+    run(main())
+
+
+def test_a_peer_dies_when_its_kth_message_arrives() -> None:
+    heard: list[int] = []
+
+    async def listen(purpose: Purpose, stream: Stream) -> None:
+        while True:
+            heard.append(await number_of(stream))
+
+    async def main() -> None:
+        network = MemoryNetwork(link=Link(latency_s=0.1))
+        a = network.transport(A.peer_id, nobody)
+        network.transport(B.peer_id, listen)
+        network.kill_at(B.peer_id, received=3)
+        stream = await a.connect(B.peer_id, (), Purpose.MEET)
+        for number in range(3):
+            await stream.send(chunk(number))
+        await expect_over(stream)
+        assert heard == [0, 1]
+        with pytest.raises(Unreachable):
+            await a.connect(B.peer_id, (), Purpose.MEET)
+        network.transport(B.peer_id, echo)
+        again = await a.connect(B.peer_id, (), Purpose.MEET)
+        await again.send(chunk(9))
+        assert await number_of(again) == 9
+        await again.close()
+        await asyncio.sleep(1)
+
+    run(main())
+
+
+def test_a_short_cut_delays_and_a_long_one_ends() -> None:
+    async def main() -> None:
+        network = MemoryNetwork(link=Link(latency_s=0.1, silence_s=30))
+        a, _ = pair(network)
+        loop = asyncio.get_running_loop()
+        stream = await a.connect(B.peer_id, (), Purpose.MEET)
+        await stream.send(chunk(0))
+        assert await number_of(stream) == 0
+        network.partition([A.peer_id], [B.peer_id])
+        await stream.send(chunk(1))
+        await asyncio.sleep(10)
+        network.heal()
+        assert await number_of(stream) == 1
+        assert loop.time() < 11
+        network.partition([A.peer_id])
+        cut_at_s = loop.time()
+        with pytest.raises(Unreachable):
+            await a.connect(B.peer_id, (), Purpose.MEET)
+        await expect_over(stream)
+        assert loop.time() - cut_at_s == pytest.approx(30)
+        network.heal()
+        fresh = await a.connect(B.peer_id, (), Purpose.MEET)
+        await fresh.close()
+        await asyncio.sleep(1)
+
+    run(main())
+
+
+def test_a_peer_that_refuses_turns_streams_away() -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        a, _ = pair(network)
+        network.refuse(B.peer_id)
+        with pytest.raises(Unreachable, match="turned"):
+            await a.connect(B.peer_id, (), Purpose.MEET)
+        network.refuse(B.peer_id, False)
+        stream = await a.connect(B.peer_id, (), Purpose.MEET)
+        await stream.close()
+        await asyncio.sleep(1)
+
+    run(main())
+
+
+def test_a_dead_peer_neither_calls_nor_looks() -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        a, _ = pair(network)
+        network.kill(A.peer_id)
+        with pytest.raises(Unreachable):
+            await a.connect(B.peer_id, (), Purpose.MEET)
+        with pytest.raises(TransportError):
+            await network.directory(A.peer_id).members()
+
+    run(main())
+
+
+def record(author: Identity, network: MemoryNetwork, sequence: int = 1, lifetime_s: int = 60) -> MemberRecord:
+    made = replace(RECORD, peer_id=author.peer_id, addresses=(), sequence=sequence, expires_s=int(network.now_s()) + lifetime_s)
+    return replace(made, credential=None, signature=b"").signed(author)
+
+
+def test_records_are_shared_replaced_and_forgotten() -> None:
+    async def main() -> None:
+        network = MemoryNetwork(link=Link(latency_s=0.1))
+        pair(network)
+        a, b = network.directory(A.peer_id), network.directory(B.peer_id)
+        first, second = record(A, network), record(A, network, sequence=2)
+        await a.announce(second)
+        await a.announce(first)
+        assert await b.members() == [second]
+        await asyncio.sleep(60)
+        assert await b.members() == []
+
+    run(main())
+
+
+def test_bad_records_are_not_published() -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        pair(network)
+        a = network.directory(A.peer_id)
+        with pytest.raises(BadMessage):
+            await a.announce(record(A, network, lifetime_s=10_000))
+        with pytest.raises(BadSignature):
+            await a.announce(replace(record(A, network), clock_steps=5))
+
+    run(main())
+
+
+def test_records_do_not_cross_a_cut() -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        pair(network)
+        network.transport(C.peer_id, nobody)
+        a, b, c = (network.directory(peer.peer_id) for peer in (A, B, C))
+        network.partition([A.peer_id, B.peer_id], [C.peer_id])
+        await a.announce(record(A, network))
+        assert [seen.peer_id for seen in await b.members()] == [A.peer_id]
+        assert await c.members() == []
+        with pytest.raises(TransportError):
+            await c.announce(record(C, network))
+        network.heal()
+        assert len(await c.members()) == 1
+
+    run(main())
+
+
+def _gossip(seed: int) -> list[tuple[float, str, int]]:
+    """Peers call each other in a busy, jittery network; log every arrival."""
+    log: list[tuple[float, str, int]] = []
+    peers = [seeded(number) for number in range(1, 7)]
+
+    async def listen(purpose: Purpose, stream: Stream) -> None:
+        while True:
+            number = await number_of(stream)
+            log.append((asyncio.get_running_loop().time(), stream.partner.short(), number))
+            await stream.send(chunk(number, 4000))
+
+    async def talk(transport: MemoryTransport, number: int) -> None:
+        for step in range(10):
+            partner = peers[(number + 1 + step) % len(peers)]
+            try:
+                stream = await transport.connect(partner.peer_id, (), Purpose.MEET)
+                for part in range(5):
+                    await stream.send(chunk(part, 20_000))
+                    await stream.receive()
+                await stream.close()
+            except TransportError:
+                await asyncio.sleep(0.5)
+
+    async def main() -> None:
+        network = MemoryNetwork(seed, Link(latency_s=0.05, jitter_s=0.05, bytes_per_s=1e6))
+        transports = [network.transport(peer.peer_id, listen) for peer in peers]
+        network.kill_at(peers[2].peer_id, received=40)
+        async with asyncio.TaskGroup() as group:
+            for number, transport in enumerate(transports):
+                group.create_task(talk(transport, number))
+        await network.close()
+
+    run(main())
+    return log
+
+
+def test_one_seed_one_schedule() -> None:
+    first = _gossip(1)
+    assert len(first) > 100
+    assert _gossip(1) == first
+    assert _gossip(2) != first

@@ -1,0 +1,119 @@
+"""Virtual time: hours pass at once, in an order that does not change from run to run."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+
+import pytest
+
+from protocol.memory.virtual_time import Deadlock, run
+
+
+def test_sleep_moves_the_clock_and_not_the_world() -> None:
+    async def main() -> float:
+        await asyncio.sleep(10 * 24 * 3600)
+        return asyncio.get_running_loop().time()
+
+    began = time.monotonic()
+    assert run(main()) == pytest.approx(10 * 24 * 3600)
+    assert time.monotonic() - began < 5
+
+
+def test_start_is_the_first_time_seen() -> None:
+    async def main() -> float:
+        return asyncio.get_running_loop().time()
+
+    assert run(main(), start_s=1e9) == 1e9
+
+
+def test_timers_fire_in_order_of_their_time() -> None:
+    async def main() -> list[int]:
+        order: list[int] = []
+
+        async def after(seconds: int) -> None:
+            await asyncio.sleep(seconds)
+            order.append(seconds)
+
+        await asyncio.gather(*(after(seconds) for seconds in (3, 1, 2)))
+        return order
+
+    assert run(main()) == [1, 2, 3]
+
+
+def test_timeout_expires_at_its_virtual_time() -> None:
+    async def main() -> float:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(30):
+                await asyncio.sleep(3600)
+        return asyncio.get_running_loop().time()
+
+    assert run(main()) == pytest.approx(30)
+
+
+def test_waiting_for_ever_is_reported_as_a_deadlock() -> None:
+    async def main() -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(Deadlock, match="main"):
+        run(main())
+
+
+def test_threads_are_refused() -> None:
+    async def main() -> None:
+        await asyncio.to_thread(print)
+
+    with pytest.raises(RuntimeError, match="no threads"):
+        run(main())
+
+
+def test_tasks_left_behind_are_cancelled() -> None:
+    ended: list[str] = []
+
+    async def forever() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("forever")
+
+    async def main() -> None:
+        asyncio.get_running_loop().create_task(forever())
+        await asyncio.sleep(1)
+
+    run(main())
+    assert ended == ["forever"]
+
+
+def _churn(seed: int) -> list[tuple[float, int]]:
+    """Run tasks that are cancelled together out of a set, and log who ended when."""
+    log: list[tuple[float, int]] = []
+
+    async def worker(number: int, draw: random.Random) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                await asyncio.sleep(draw.random())
+                log.append((loop.time(), number))
+        finally:
+            log.append((loop.time(), -number))
+
+    async def main() -> None:
+        draw = random.Random(seed)
+        with pytest.raises(ExceptionGroup):
+            async with asyncio.TaskGroup() as group:
+                for number in range(50):
+                    group.create_task(worker(number, draw))
+                await asyncio.sleep(3)
+                raise ValueError("enough")
+
+    run(main())
+    return log
+
+
+def test_same_seed_same_schedule() -> None:
+    first = _churn(1)
+    garbage = [bytearray(997) for _ in range(1000)]  # other addresses for the second run
+    assert _churn(1) == first
+    assert _churn(2) != first
+    del garbage

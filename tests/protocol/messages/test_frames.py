@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import random
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol import limits
+from protocol.errors import BadMessage, RefusalCode
+from protocol.identity import PeerId
+from protocol.messages.frames import BODIES, from_frame, to_frame
+from protocol.messages.messages import (
+    Chunk,
+    Commit,
+    Commitment,
+    Committed,
+    Contents,
+    ContentsKind,
+    Decision,
+    FetchRequest,
+    Hello,
+    Message,
+    Outcome,
+    Part,
+    Refusal,
+    Resolve,
+    RunPhase,
+    Verdict,
+)
+from protocol.messages.records import MemberRecord
+from protocol.run.credential import Credential
+from protocol.wire import peer_pb2
+from tests.protocol.samples import CREDENTIAL, HELLO, ISSUED, MEETING_ID, MESSAGES
+
+
+def exactly(num_bytes: int) -> st.SearchStrategy[bytes]:
+    return st.binary(min_size=num_bytes, max_size=num_bytes)
+
+
+PEERS = exactly(32).map(PeerId.from_public_key)
+SIGNATURES = exactly(64)
+MEETINGS = exactly(16)
+STEPS = st.integers(0, limits.STEPS)
+SIZES = st.integers(0, limits.TRANSFER_BYTES)
+BITMAPS = st.binary(max_size=40)
+SECONDS = st.integers(0, limits.UNIX_SECONDS)
+NAMED = st.builds(Credential, PEERS, PEERS, st.none(), SECONDS, exactly(32), SIGNATURES)
+HELD = st.builds(Credential, PEERS, st.none(), PEERS, SECONDS, exactly(32), SIGNATURES, SIGNATURES)
+CREDENTIALS = st.none() | NAMED | HELD
+VERSIONS = st.integers(0, limits.VERSIONS)
+ANY_MESSAGE = st.one_of(
+    st.builds(
+        Hello,
+        protocol_version=VERSIONS,
+        run_id=exactly(32),
+        sender=PEERS,
+        receiver=PEERS,
+        nonce=exactly(16),
+        partner_nonce=st.just(b"") | exactly(16),
+        fragment=st.integers(0, limits.FRAGMENTS),
+        codec=st.integers(0, limits.CODECS),
+        tokens=st.integers(0, limits.TOKENS),
+        clock_steps=STEPS,
+        sketch_bytes=SIZES,
+        payload_bytes=SIZES,
+        phase=st.sampled_from(RunPhase),
+        credential=CREDENTIALS,
+        acquaintances=st.lists(st.binary(max_size=limits.RECORD_BYTES), max_size=2).map(tuple),
+        signature=SIGNATURES,
+    ),
+    st.builds(Refusal, st.sampled_from(RefusalCode), st.text(max_size=limits.REFUSAL_DETAIL_CHARS)),
+    st.builds(Chunk, st.sampled_from(Part), SIZES, st.binary(min_size=1, max_size=500)),
+    st.builds(Commitment, MEETINGS, exactly(32), SIGNATURES),
+    st.builds(Verdict, MEETINGS, BITMAPS),
+    st.builds(Commit, MEETINGS, BITMAPS),
+    st.builds(Committed, MEETINGS),
+    st.builds(Resolve, exactly(32), MEETINGS),
+    st.builds(Outcome, MEETINGS, st.sampled_from(Decision), BITMAPS),
+    st.builds(FetchRequest, VERSIONS, exactly(32), PEERS, PEERS, exactly(16), st.sampled_from(ContentsKind), CREDENTIALS, SIGNATURES),
+    st.builds(Contents, st.sampled_from(ContentsKind), SIZES, exactly(32), STEPS, SIGNATURES),
+)
+
+
+@given(ANY_MESSAGE)
+@settings(max_examples=500, deadline=None, derandomize=True)
+def test_every_message_survives_the_wire(message: Message) -> None:
+    assert from_frame(to_frame(message)) == message
+
+
+@given(st.binary(max_size=300))
+@settings(max_examples=1000, deadline=None, derandomize=True)
+def test_random_bytes_raise_bad_message_or_are_read(data: bytes) -> None:
+    refused_or_read(data)
+
+
+def refused_or_read(data: bytes) -> None:
+    """Whatever is read can be sent again: nothing malformed passes."""
+    try:
+        message = from_frame(data)
+    except BadMessage:
+        return
+    assert from_frame(to_frame(message)) == message
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_mutated_frames_raise_bad_message_or_are_read(name: str) -> None:
+    generator, frame = random.Random(name), to_frame(MESSAGES[name])
+    for _ in range(2000):
+        data = bytearray(frame)
+        for _ in range(generator.choice([1, 1, 2, 5])):
+            mutate(data, generator)
+        refused_or_read(bytes(data))
+
+
+def mutate(data: bytearray, generator: random.Random) -> None:
+    at = generator.randrange(len(data) + 1)
+    match generator.randrange(5):
+        case 0:
+            data[at : at + 1] = bytes([generator.randrange(256)])
+        case 1:
+            data[at:at] = generator.randbytes(generator.choice([1, 2, 40]))
+        case 2:
+            del data[at : at + generator.choice([1, 2, 40])]
+        case 3:
+            data += data[at:]
+        case _:
+            data[at : at + 1] = bytes([(data[at] ^ 1 << generator.randrange(8)) & 255]) if at < len(data) else b""
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_every_truncation_is_refused(name: str) -> None:
+    frame = to_frame(MESSAGES[name])
+    for end in range(len(frame)):
+        with pytest.raises(BadMessage):
+            from_frame(frame[:end])
+
+
+def test_every_wire_field_has_its_twin() -> None:
+    assert set(BODIES) == {field.name for field in peer_pb2.Frame.DESCRIPTOR.fields}
+    for kind in (*BODIES.values(), Credential, MemberRecord):
+        wire = getattr(peer_pb2, kind.__name__).DESCRIPTOR
+        assert [field.name for field in fields(kind)] == [field.name for field in wire.fields]
+
+
+@pytest.mark.parametrize(
+    ("kind", "wire"),
+    [(RunPhase, peer_pb2.Phase), (Part, peer_pb2.Part), (Decision, peer_pb2.Decision), (ContentsKind, peer_pb2.ContentsKind)],
+)
+def test_every_enum_has_its_twin(kind: Any, wire: Any) -> None:
+    named = {name.split("_", 1)[1]: number for name, number in wire.items()}
+    named.pop("UNSPECIFIED", None)
+    assert named == {member.name: member.value for member in kind}
+
+
+def wire_frame(**bodies: Any) -> bytes:
+    return peer_pb2.Frame(**bodies).SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"", "without a body"),
+        (wire_frame(refusal=peer_pb2.Refusal()), "RefusalCode has no member 0"),
+        (wire_frame(refusal=peer_pb2.Refusal(code=99)), "RefusalCode has no member 99"),  # type: ignore[arg-type]
+        (wire_frame(chunk=peer_pb2.Chunk(data=b"x")), "Part has no member 0"),
+        (wire_frame(contents=peer_pb2.Contents(sha256=bytes(32), signature=bytes(64))), "ContentsKind has no member 0"),
+        (wire_frame(outcome=peer_pb2.Outcome(meeting_id=MEETING_ID, decision=3)), "Decision has no member 3"),  # type: ignore[arg-type]
+        (wire_frame(committed=peer_pb2.Committed()), "meeting_id has 0 bytes"),
+        (wire_frame(refusal=peer_pb2.Refusal(code=1, detail="x" * 201)), "detail is 201"),  # type: ignore[arg-type]
+        (b"\x12\x04\x08\x01\x12\x01\xff", "not a Frame"),  # a Refusal whose detail is not UTF-8
+        (b"\x7a\x01x", "without a body"),
+        (b"\x0b" * 5000, "not a Frame"),  # groups in groups
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_no_message_can_hold_is_refused(data: bytes, says: str) -> None:
+    with pytest.raises(BadMessage, match=says):
+        from_frame(data)
+
+
+def test_unsigned_messages_are_not_sent() -> None:
+    with pytest.raises(BadMessage, match="a Hello without a signature"):
+        to_frame(replace(HELLO, signature=b""))
+    for incomplete in (ISSUED, replace(CREDENTIAL, signature=b"")):
+        with pytest.raises(BadMessage, match="a credential that lacks a signature"):
+            to_frame(replace(HELLO, credential=incomplete))
+
+
+def test_largest_chunk_is_read_and_a_larger_frame_is_not_parsed() -> None:
+    chunk = Chunk(Part.PAYLOAD, limits.TRANSFER_BYTES, bytes(limits.CHUNK_BYTES))
+    assert from_frame(to_frame(chunk)) == chunk
+    assert len(to_frame(chunk)) - limits.CHUNK_BYTES < 32  # what framing costs
+    with pytest.raises(BadMessage, match="at most"):
+        from_frame(bytes(limits.FRAME_BYTES + 1))
+
+
+def test_a_frame_of_nothing_but_tiny_fields_is_refused() -> None:
+    empty_acquaintances = b"\x7a\x00" * (limits.FRAME_BYTES // 2 - 8)
+    with pytest.raises(BadMessage):
+        from_frame(b"\x0a" + varint(len(empty_acquaintances)) + empty_acquaintances)
+
+
+def varint(number: int) -> bytes:
+    return bytes([number]) if number < 128 else bytes([number & 127 | 128]) + varint(number >> 7)

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, fields, is_dataclass, replace
+from typing import Any
+
+import pytest
+
+from protocol import limits
+from protocol.errors import BadMessage, BadSignature, RefusalCode
+from protocol.messages.messages import Chunk, Commitment, Hello, Message, Part, Refusal, RunPhase
+from tests.protocol.samples import ALICE, BOB, CREDENTIAL, HELLO, MESSAGES, NONCE, OTHER_RUN_ID, RECORD, UNSIGNED_HELLO
+
+WRONG: list[tuple[str, str, Any]] = [
+    ("hello", "protocol_version", -1),
+    ("hello", "protocol_version", limits.VERSIONS + 1),
+    ("hello", "run_id", b"r" * 31),
+    ("hello", "nonce", b""),
+    ("hello", "nonce", b"n" * 17),
+    ("hello", "partner_nonce", b"p" * 15),
+    ("hello", "fragment", limits.FRAGMENTS + 1),
+    ("hello", "codec", -1),
+    ("hello", "tokens", limits.TOKENS + 1),
+    ("hello", "clock_steps", limits.STEPS + 1),
+    ("hello", "sketch_bytes", -1),
+    ("hello", "payload_bytes", limits.TRANSFER_BYTES + 1),
+    ("hello", "acquaintances", (b"a", b"b", b"c")),
+    ("hello", "acquaintances", (b"a" * (limits.RECORD_BYTES + 1),)),
+    ("hello", "signature", b"s" * 63),
+    ("refusal", "detail", "x" * 201),
+    ("chunk", "offset", -1),
+    ("chunk", "offset", limits.TRANSFER_BYTES + 1),
+    ("chunk", "data", b""),
+    ("chunk", "data", bytes(limits.CHUNK_BYTES + 1)),
+    ("commitment", "meeting_id", b"m" * 15),
+    ("commitment", "payload_sha256", b"d" * 33),
+    ("commitment", "signature", b"s"),
+    ("verdict", "meeting_id", b""),
+    ("verdict", "failed_blocks", bytes(limits.CHUNK_BYTES + 1)),
+    ("commit", "meeting_id", b"m"),
+    ("commit", "failed_blocks", bytes(limits.CHUNK_BYTES + 1)),
+    ("committed", "meeting_id", b"m" * 17),
+    ("resolve", "run_id", b""),
+    ("resolve", "meeting_id", b""),
+    ("outcome", "meeting_id", b""),
+    ("outcome", "failed_blocks", bytes(limits.CHUNK_BYTES + 1)),
+    ("fetch_request", "protocol_version", -1),
+    ("fetch_request", "run_id", b""),
+    ("fetch_request", "nonce", b"n"),
+    ("fetch_request", "signature", b"s"),
+    ("contents", "total_bytes", -1),
+    ("contents", "sha256", b"d"),
+    ("contents", "clock_steps", limits.STEPS + 1),
+    ("contents", "signature", b"s"),
+]
+
+
+@pytest.mark.parametrize(("name", "field", "value"), WRONG, ids=lambda value: str(value)[:20])
+def test_no_message_can_hold_a_wrong_value(name: str, field: str, value: object) -> None:
+    with pytest.raises(BadMessage, match=field.rstrip("s") if field != "data" else "carries"):
+        replace(MESSAGES[name], **{field: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("message", MESSAGES.values(), ids=list(MESSAGES))
+def test_messages_are_values(message: Message) -> None:
+    assert is_dataclass(message)
+    assert replace(message) == message
+    assert hash(replace(message)) == hash(message)
+    with pytest.raises(FrozenInstanceError):
+        setattr(message, fields(message)[0].name, None)
+
+
+def test_chunks_of_the_smallest_and_largest_size_exist() -> None:
+    assert len(Chunk(Part.SKETCH, 0, b"x").data) == 1
+    assert len(Chunk(Part.SKETCH, 0, bytes(limits.CHUNK_BYTES)).data) == limits.CHUNK_BYTES
+
+
+HELLO_CHANGES: dict[str, Any] = {
+    "protocol_version": 2,
+    "run_id": OTHER_RUN_ID,
+    "sender": BOB.peer_id,
+    "receiver": ALICE.peer_id,
+    "nonce": b"o" * 16,
+    "partner_nonce": NONCE,
+    "fragment": 0,
+    "codec": 3,
+    "tokens": 1,
+    "clock_steps": 121,
+    "sketch_bytes": 65,
+    "payload_bytes": 2001,
+    "phase": RunPhase.FINISH,
+    "credential": None,
+    "acquaintances": (),
+}
+
+
+def test_a_hello_signature_covers_every_field() -> None:
+    assert set(HELLO_CHANGES) == {field.name for field in fields(Hello)} - {"signature"}
+    HELLO.verify(ALICE.peer_id)
+    for field, value in HELLO_CHANGES.items():
+        with pytest.raises(BadSignature):
+            replace(HELLO, **{field: value}).verify(ALICE.peer_id)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("issuer", BOB.peer_id),
+        ("bearer", BOB.peer_id),
+        ("not_after_s", 1),
+        ("bootstraps_sha256", bytes(32)),
+        ("signature", bytes(64)),
+        ("bearer_signature", bytes(64)),
+    ],
+)
+def test_a_hello_signature_covers_every_field_of_its_credential(field: str, value: Any) -> None:
+    changed = replace(HELLO, credential=replace(CREDENTIAL, **{field: value}))
+    with pytest.raises(BadSignature):
+        changed.verify(ALICE.peer_id)
+
+
+def test_a_hello_signature_tells_how_acquaintances_are_cut() -> None:
+    record = RECORD.to_bytes()
+    hello = replace(UNSIGNED_HELLO, acquaintances=(record,)).signed(ALICE)
+    with pytest.raises(BadSignature):
+        replace(hello, acquaintances=(record[:100], record[100:])).verify(ALICE.peer_id)
+
+
+def test_swapping_values_of_two_fields_breaks_the_signature() -> None:
+    swapped = replace(HELLO, sketch_bytes=HELLO.payload_bytes, payload_bytes=HELLO.sketch_bytes)
+    with pytest.raises(BadSignature):
+        swapped.verify(ALICE.peer_id)
+
+
+def test_nobody_signs_for_another() -> None:
+    with pytest.raises(BadSignature):
+        UNSIGNED_HELLO.signed(BOB).verify(ALICE.peer_id)
+    with pytest.raises(BadSignature):
+        UNSIGNED_HELLO.verify(ALICE.peer_id)
+
+
+def test_a_commitment_binds_meeting_and_payload() -> None:
+    commitment = MESSAGES["commitment"]
+    assert isinstance(commitment, Commitment)
+    commitment.verify(ALICE.peer_id)
+    for changed in (replace(commitment, meeting_id=bytes(16)), replace(commitment, payload_sha256=bytes(32))):
+        with pytest.raises(BadSignature):
+            changed.verify(ALICE.peer_id)
+    with pytest.raises(BadSignature):
+        commitment.verify(BOB.peer_id)
+
+
+def test_a_refusal_cannot_write_to_our_terminal() -> None:
+    refusal = Refusal(RefusalCode.BUSY, "two\nlines\x1b[2J\u202e and \ud800 halves")
+    assert refusal.detail.isprintable()
+    assert refusal.detail.startswith("two lines [2J")

@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import random
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from protocol import limits
+from protocol.errors import BadMessage, BadSignature, PeerMisbehaved
+from protocol.identity import Identity
+from protocol.messages.frames import fill
+from protocol.messages.records import MemberRecord, announceable, lookup_keys, own_shard_key, shard_keys
+from protocol.wire import peer_pb2
+from tests.protocol.samples import ALICE, BOB, CREDENTIAL, ISSUED, ISSUER, NOW_S, OTHER_RUN_ID, RECORD, RUN_ID
+
+PLAIN = "/ip4/203.0.113.5/tcp/4001"
+LONGEST = [f"/ip6/2001:db8:1111:1111:1111:1111:1111:111{n}/tcp/65535/p2p/{BOB.peer_id}/p2p-circuit/p2p/{ALICE.peer_id}" for n in range(5)]
+
+
+def test_a_record_survives_storage() -> None:
+    assert MemberRecord.from_bytes(RECORD.to_bytes()) == RECORD
+    RECORD.verify(RUN_ID, NOW_S)
+
+
+CHANGES: dict[str, Any] = {
+    "run_id": OTHER_RUN_ID,
+    "peer_id": BOB.peer_id,
+    "addresses": (PLAIN, "/ip4/203.0.113.6/tcp/4001"),
+    "clock_steps": 121,
+    "finished": True,
+    "sequence": 8,
+    "expires_s": RECORD.expires_s - 1,
+    "credential": None,
+}
+
+
+def test_the_signature_covers_every_field() -> None:
+    assert set(CHANGES) == {field.name for field in fields(MemberRecord)} - {"signature"}
+    for field, value in CHANGES.items():
+        changed = replace(RECORD, **{field: value})
+        with pytest.raises(BadSignature):
+            changed.verify(changed.run_id, NOW_S)
+
+
+def test_a_record_holds_for_its_run_and_its_time_only() -> None:
+    with pytest.raises(BadMessage, match="another run"):
+        RECORD.verify(OTHER_RUN_ID, NOW_S)
+    RECORD.verify(RUN_ID, RECORD.expires_s - 0.1)
+    with pytest.raises(BadMessage, match="expired 0 s ago"):
+        RECORD.verify(RUN_ID, RECORD.expires_s)
+    earliest_s = RECORD.expires_s - limits.RECORD_LIFETIME_S - limits.CLOCK_SKEW_S
+    RECORD.verify(RUN_ID, earliest_s)
+    with pytest.raises(BadMessage, match="expires only in"):
+        RECORD.verify(RUN_ID, earliest_s - 1)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("run_id", b""),
+        ("addresses", (PLAIN,) * 5),
+        ("addresses", ("nonsense",)),
+        ("addresses", (f"{PLAIN}/p2p/{BOB.peer_id}",)),
+        ("clock_steps", -1),
+        ("sequence", limits.STEPS + 1),
+        ("expires_s", limits.UNIX_SECONDS + 1),
+        ("signature", b"s"),
+    ],
+    ids=str,
+)
+def test_no_record_can_hold_a_wrong_value(field: str, value: object) -> None:
+    with pytest.raises(BadMessage):
+        replace(RECORD, **{field: value})  # type: ignore[arg-type]
+
+
+def test_only_a_later_record_of_the_same_peer_replaces() -> None:
+    later = replace(RECORD, sequence=8)
+    assert later.supersedes(RECORD)
+    assert not RECORD.supersedes(later)
+    assert not RECORD.supersedes(RECORD)
+    assert not replace(later, peer_id=BOB.peer_id).supersedes(RECORD)
+
+
+def test_what_is_announced_always_fits() -> None:
+    credential = replace(CREDENTIAL, not_after_s=limits.UNIX_SECONDS).signed(ISSUER, RUN_ID)
+    addresses = announceable(LONGEST, ALICE.peer_id)
+    assert len(addresses) == limits.RECORD_ADDRESSES
+    largest = MemberRecord(RUN_ID, ALICE.peer_id, addresses, limits.STEPS, True, limits.STEPS, limits.UNIX_SECONDS, credential).signed(
+        ALICE
+    )
+    assert len(largest.to_bytes()) <= limits.RECORD_BYTES
+    assert MemberRecord.from_bytes(largest.to_bytes()) == largest
+
+
+def test_own_id_doubles_and_nonsense_are_not_announced() -> None:
+    given = [f"{PLAIN}/p2p/{ALICE.peer_id}", PLAIN, "nonsense", f"{PLAIN}/p2p/{BOB.peer_id}", "/ip4/203.0.113.6/udp/1/quic-v1"]
+    assert announceable(given, ALICE.peer_id) == (PLAIN,)
+
+
+def test_unsigned_and_oversize_records_are_not_stored() -> None:
+    for changed in (replace(RECORD, signature=b""), replace(RECORD, credential=ISSUED)):
+        with pytest.raises(BadMessage, match="lacks a signature"):
+            changed.to_bytes()
+    with pytest.raises(BadMessage, match="size of a record"):
+        replace(RECORD, addresses=tuple(LONGEST[:4])).signed(ALICE).to_bytes()
+    with pytest.raises(BadMessage, match="size of a record"):
+        MemberRecord.from_bytes(bytes(limits.RECORD_BYTES + 1))
+
+
+def test_unsigned_records_and_credentials_are_refused_on_arrival() -> None:
+    for num_record, num_issuer, num_bearer in ((0, 64, 64), (64, 0, 64), (64, 64, 0), (64, 0, 0)):
+        wire = peer_pb2.MemberRecord.FromString(RECORD.to_bytes())
+        wire.signature = wire.signature[:num_record]
+        wire.credential.signature = wire.credential.signature[:num_issuer]
+        wire.credential.bearer_signature = wire.credential.bearer_signature[:num_bearer]
+        with pytest.raises(BadMessage, match="lacks a signature"):
+            MemberRecord.from_bytes(wire.SerializeToString())
+
+
+def test_a_record_that_could_not_be_passed_on_is_not_read_however_well_signed() -> None:
+    incomplete = replace(RECORD, credential=ISSUED, signature=b"").signed(ALICE)  # as whoever needs no invite may make it up
+    wire = peer_pb2.MemberRecord()
+    fill(wire, incomplete)
+    with pytest.raises(BadMessage, match="lacks a signature"):
+        MemberRecord.from_bytes(wire.SerializeToString())
+
+
+def test_mutated_records_are_refused_or_fail_verification() -> None:
+    generator, stored = random.Random(1), RECORD.to_bytes()
+    for _ in range(5000):
+        data = bytearray(stored)
+        data[generator.randrange(len(data))] ^= 1 << generator.randrange(8)
+        if generator.random() < 0.3:
+            del data[generator.randrange(len(data)) :]
+        try:
+            record = MemberRecord.from_bytes(bytes(data))
+            record.verify(RUN_ID, NOW_S)
+        except PeerMisbehaved:
+            continue
+        assert record == RECORD, "a changed record passed"
+
+
+def test_text_that_no_address_can_hold_is_refused_on_arrival() -> None:
+    wire = peer_pb2.MemberRecord.FromString(RECORD.to_bytes())
+    wire.addresses[0] = "/ip4/203.0.113.5/tcp/4001\n; rm"
+    with pytest.raises(BadMessage):
+        MemberRecord.from_bytes(wire.SerializeToString())
+
+
+ODD = st.text(st.one_of(st.sampled_from("aZ09.-_:%/\u017f\u212a\u0130\u0665"), st.characters(exclude_categories=["Cs"])), max_size=30)
+
+
+@given(ODD | st.builds("/{}/{}/tcp/{}".format, st.sampled_from(["ip4", "ip6", "dns", "dns4"]), ODD, st.just("1") | ODD))
+@example("/dns4/\u017f.x/tcp/1")
+@example("/dns4/\u212a/tcp/1")
+def test_whatever_text_an_address_is_its_record_is_refused_or_can_be_checked(text: str) -> None:
+    wire = peer_pb2.MemberRecord.FromString(RECORD.to_bytes())
+    wire.addresses[0] = text
+    try:
+        MemberRecord.from_bytes(wire.SerializeToString()).verify(RUN_ID, NOW_S)
+    except PeerMisbehaved:
+        return
+    assert text == RECORD.addresses[0], "a changed record passed"
+
+
+def test_shard_keys_move_with_run_and_time() -> None:
+    keys = shard_keys(RUN_ID, NOW_S)
+    assert len(set(keys)) == limits.SHARDS
+    assert shard_keys(RUN_ID, NOW_S + 0.5) == keys
+    assert not set(keys) & set(shard_keys(RUN_ID, NOW_S + limits.SHARD_PERIOD_S))
+    assert not set(keys) & set(shard_keys(OTHER_RUN_ID, NOW_S))
+
+
+def test_peers_spread_over_all_shards() -> None:
+    peers = [Identity(bytes([number, 9]) * 16).peer_id for number in range(100)]
+    assert {own_shard_key(RUN_ID, peer, NOW_S) for peer in peers} == set(shard_keys(RUN_ID, NOW_S))
+
+
+@pytest.mark.parametrize("age_s", [0, 100, limits.RECORD_LIFETIME_S + limits.CLOCK_SKEW_S])
+def test_a_record_in_force_is_under_a_key_that_is_looked_up(age_s: int) -> None:
+    period_start_s = NOW_S - NOW_S % limits.SHARD_PERIOD_S
+    for now_s in range(period_start_s, period_start_s + limits.SHARD_PERIOD_S, 10):
+        for skew_s in (-limits.CLOCK_SKEW_S, 0, limits.CLOCK_SKEW_S):
+            written_s = now_s - age_s + (skew_s if age_s == 0 else 0)
+            assert own_shard_key(RUN_ID, ALICE.peer_id, written_s) in lookup_keys(RUN_ID, now_s)
+
+
+def test_no_more_than_two_periods_are_looked_up() -> None:
+    period_start_s = NOW_S - NOW_S % limits.SHARD_PERIOD_S
+    assert {len(lookup_keys(RUN_ID, period_start_s + s)) for s in range(0, limits.SHARD_PERIOD_S, 5)} == {limits.SHARDS, 2 * limits.SHARDS}
+    assert len(lookup_keys(RUN_ID, period_start_s + 400)) == limits.SHARDS

@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from protocol.errors import BadMessage, BadSignature, GossamerError, PeerMisbehaved, RefusalCode, Refused, refusal_code
+from protocol.identity import Identity, PeerId
+from protocol.messages.messages import Hello, RunPhase
+from protocol.messages.terms import FragmentTerms, RunTerms, check_clock, check_fetch, check_hello, check_member, check_phase, check_record
+from protocol.run.credential import Credential
+from protocol.run.manifest import Manifest
+from tests.protocol.samples import (
+    ALICE,
+    BEARER,
+    BOB,
+    CREDENTIAL,
+    DIGEST,
+    FETCH,
+    HELLO,
+    ISSUED,
+    ISSUER,
+    MALLORY,
+    NONCE,
+    NOW_S,
+    OTHER_RUN_ID,
+    PARTNER_NONCE,
+    RECORD,
+    RUN_ID,
+    TERMS,
+    UNSIGNED_HELLO,
+)
+
+ANSWER = replace(
+    UNSIGNED_HELLO,
+    sender=BOB.peer_id,
+    receiver=ALICE.peer_id,
+    nonce=PARTNER_NONCE,
+    partner_nonce=NONCE,
+    clock_steps=130,
+    credential=ISSUED.bound(BEARER, RUN_ID, BOB.peer_id),
+)
+
+
+def check(hello: Hello, terms: RunTerms = TERMS) -> None:
+    """Check what Alice sends to Bob."""
+    check_hello(hello, terms, BOB.peer_id, ALICE.peer_id, NOW_S, clock_steps=100)
+
+
+def check_answer(hello: Hello) -> None:
+    """Check what Bob answers to Alice's HELLO."""
+    check_hello(hello, TERMS, ALICE.peer_id, BOB.peer_id, NOW_S, own_hello=HELLO)
+
+
+def code_of(call: Callable[[], None]) -> RefusalCode | None:
+    with pytest.raises((Refused, PeerMisbehaved)) as caught:
+        call()
+    assert isinstance(caught.value, GossamerError)
+    return refusal_code(caught.value)
+
+
+def test_good_hellos_pass() -> None:
+    check(HELLO)
+    check_answer(ANSWER.signed(BOB))
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"protocol_version": 2}, RefusalCode.WRONG_VERSION),
+        ({"run_id": OTHER_RUN_ID}, RefusalCode.WRONG_RUN),
+        ({"receiver": MALLORY.peer_id}, RefusalCode.BAD_MESSAGE),
+        ({"sender": MALLORY.peer_id}, RefusalCode.BAD_MESSAGE),
+        ({"credential": None}, RefusalCode.NOT_INVITED),
+        ({"fragment": 2}, RefusalCode.WRONG_TERMS),
+        ({"fragment": 0}, RefusalCode.WRONG_TERMS),
+        ({"codec": 0}, RefusalCode.WRONG_TERMS),
+        ({"sketch_bytes": 0}, RefusalCode.WRONG_TERMS),
+        ({"payload_bytes": 1999}, RefusalCode.WRONG_TERMS),
+        ({"clock_steps": 301}, RefusalCode.CLOCK_TOO_FAR),
+        ({"partner_nonce": PARTNER_NONCE}, RefusalCode.BAD_MESSAGE),
+    ],
+    ids=str,
+)
+def test_each_fault_of_an_opening_has_its_code(change: dict[str, Any], code: RefusalCode) -> None:
+    assert code_of(lambda: check(replace(UNSIGNED_HELLO, **change).signed(ALICE))) is code
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"partner_nonce": b""}, RefusalCode.BAD_MESSAGE),
+        ({"partner_nonce": b"x" * 16}, RefusalCode.BAD_MESSAGE),
+        ({"nonce": NONCE}, RefusalCode.BAD_MESSAGE),
+        ({"fragment": 0, "sketch_bytes": 0, "payload_bytes": 1000}, RefusalCode.BAD_MESSAGE),
+        ({"phase": RunPhase.FINISH}, RefusalCode.WRONG_PHASE),
+        ({"clock_steps": 321}, RefusalCode.CLOCK_TOO_FAR),
+    ],
+    ids=str,
+)
+def test_each_fault_of_an_answer_has_its_code(change: dict[str, Any], code: RefusalCode) -> None:
+    assert code_of(lambda: check_answer(replace(ANSWER, **change).signed(BOB))) is code
+
+
+def test_faults_of_nobody_do_not_blame_the_partner() -> None:
+    with pytest.raises(Refused):
+        check(replace(UNSIGNED_HELLO, run_id=OTHER_RUN_ID).signed(ALICE))
+    with pytest.raises(BadMessage, match="meant for another peer"):
+        check(replace(UNSIGNED_HELLO, receiver=MALLORY.peer_id).signed(ALICE))
+    with pytest.raises(BadMessage, match="in the name of another peer"):
+        check_hello(HELLO, TERMS, BOB.peer_id, MALLORY.peer_id, NOW_S)
+
+
+def test_a_hello_passed_on_or_reflected_is_refused() -> None:
+    with pytest.raises(BadMessage):
+        check_hello(HELLO, TERMS, MALLORY.peer_id, ALICE.peer_id, NOW_S)  # Bob passes Alice's Hello on
+    with pytest.raises(BadMessage):
+        check_hello(HELLO, TERMS, ALICE.peer_id, BOB.peer_id, NOW_S, own_hello=HELLO)  # Bob sends it back
+
+
+def test_a_changed_or_foreign_signature_is_the_partners_fault() -> None:
+    with pytest.raises(BadSignature):
+        check(replace(HELLO, tokens=1))
+    with pytest.raises(BadSignature):
+        check(UNSIGNED_HELLO.signed(MALLORY))
+
+
+def test_another_version_is_told_before_its_signature_is_read() -> None:
+    with pytest.raises(Refused) as caught:
+        check(replace(HELLO, protocol_version=2))
+    assert caught.value.code is RefusalCode.WRONG_VERSION
+
+
+def named(issuer: Identity = ISSUER, subject: PeerId = ALICE.peer_id, not_after_s: int = NOW_S + 1, run_id: bytes = RUN_ID) -> Credential:
+    return Credential(issuer.peer_id, subject, None, not_after_s, DIGEST).signed(issuer, run_id)
+
+
+def test_in_an_invite_run_holders_of_an_invite_and_issuers_take_part() -> None:
+    check_member(ALICE.peer_id, named(), TERMS, NOW_S)
+    check_member(ALICE.peer_id, CREDENTIAL, TERMS, NOW_S)
+    check_member(BOB.peer_id, ISSUED.bound(BEARER, RUN_ID, BOB.peer_id), TERMS, NOW_S)
+    check_member(ISSUER.peer_id, None, TERMS, NOW_S)
+
+
+@pytest.mark.parametrize(
+    ("shown", "says"),
+    [
+        (None, "no invite"),
+        (named(issuer=MALLORY), "may not invite"),
+        (named(subject=BOB.peer_id), "another peer"),
+        (named(not_after_s=NOW_S), "expired"),
+        (named(run_id=OTHER_RUN_ID), "forged"),
+        (replace(named(), not_after_s=NOW_S + 9), "forged"),
+        (replace(named(issuer=MALLORY), issuer=ISSUER.peer_id), "forged"),
+        (ISSUED, "forged"),
+        (ISSUED.bound(BEARER, RUN_ID, BOB.peer_id), "forged"),
+        (ISSUED.bound(BEARER, OTHER_RUN_ID, ALICE.peer_id), "forged"),
+        (ISSUED.bound(MALLORY, RUN_ID, ALICE.peer_id), "forged"),
+        (replace(ISSUED, bearer=MALLORY.peer_id).bound(MALLORY, RUN_ID, ALICE.peer_id), "forged"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_in_an_invite_run_nobody_else_does(shown: Credential | None, says: str) -> None:
+    with pytest.raises(Refused, match=says) as caught:
+        check_member(ALICE.peer_id, shown, TERMS, NOW_S)
+    assert caught.value.code is RefusalCode.NOT_INVITED
+
+
+def test_a_credential_copied_from_a_record_or_hello_is_worth_nothing() -> None:
+    copied = RECORD.credential
+    assert copied == CREDENTIAL
+    stolen = replace(UNSIGNED_HELLO, sender=MALLORY.peer_id, credential=copied).signed(MALLORY)
+    with pytest.raises(Refused, match="forged"):
+        check_hello(stolen, TERMS, BOB.peer_id, MALLORY.peer_id, NOW_S)
+
+
+def test_an_allow_list_admits_its_members_only() -> None:
+    terms = replace(TERMS, access="allowlist", members=frozenset({ALICE.peer_id}))
+    check_member(ALICE.peer_id, None, terms, NOW_S)
+    for peer, shown in [(BOB.peer_id, None), (BOB.peer_id, named()), (ISSUER.peer_id, None)]:
+        with pytest.raises(Refused, match="not on the run's list"):
+            check_member(peer, shown, terms, NOW_S)
+
+
+def test_an_open_run_admits_everybody() -> None:
+    check_member(MALLORY.peer_id, None, replace(TERMS, access="open"), NOW_S)
+    check(replace(UNSIGNED_HELLO, credential=None).signed(ALICE), replace(TERMS, access="open"))
+
+
+@pytest.mark.parametrize(("own_steps", "far"), [(0, False), (199, False), (320, False), (321, True)])
+def test_clocks_may_differ_by_what_the_manifest_says(own_steps: int, far: bool) -> None:
+    if not far:
+        return check_clock(120, own_steps, TERMS)
+    with pytest.raises(Refused, match="201 steps apart; at most 200"):
+        check_clock(120, own_steps, TERMS)
+
+
+def test_without_a_clock_of_ours_none_is_compared() -> None:
+    check_hello(replace(UNSIGNED_HELLO, clock_steps=10**9).signed(ALICE), TERMS, BOB.peer_id, ALICE.peer_id, NOW_S)
+
+
+def test_phases_must_agree() -> None:
+    check_phase(RunPhase.FINISH, RunPhase.FINISH)
+    with pytest.raises(Refused, match="theirs is FINISH, ours TRAIN") as caught:
+        check_phase(RunPhase.FINISH, RunPhase.TRAIN)
+    assert caught.value.code is RefusalCode.WRONG_PHASE
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"protocol_version": 2}, RefusalCode.WRONG_VERSION),
+        ({"run_id": OTHER_RUN_ID}, RefusalCode.WRONG_RUN),
+        ({"receiver": MALLORY.peer_id}, RefusalCode.BAD_MESSAGE),
+        ({"sender": MALLORY.peer_id}, RefusalCode.BAD_MESSAGE),
+        ({"credential": None}, RefusalCode.NOT_INVITED),
+    ],
+    ids=str,
+)
+def test_each_fault_of_a_request_has_its_code(change: dict[str, Any], code: RefusalCode) -> None:
+    check_fetch(FETCH, TERMS, BOB.peer_id, ALICE.peer_id, NOW_S)
+    request = replace(FETCH, **change).signed(ALICE)
+    assert code_of(lambda: check_fetch(request, TERMS, BOB.peer_id, ALICE.peer_id, NOW_S)) is code
+
+
+def test_a_record_needs_a_member() -> None:
+    check_record(RECORD, TERMS, NOW_S)
+    with pytest.raises(Refused, match="no invite"):
+        check_record(replace(RECORD, credential=None).signed(ALICE), TERMS, NOW_S)
+    with pytest.raises(BadSignature):
+        check_record(replace(RECORD, credential=CREDENTIAL, sequence=9), TERMS, NOW_S)
+
+
+def test_terms_follow_from_the_manifest() -> None:
+    manifest = Manifest().with_host(ISSUER.peer_id)
+    fragments = (FragmentTerms(0, 10, 0),)
+    terms = RunTerms.from_manifest(manifest, 2, fragments, 80)
+    assert terms == RunTerms(manifest.run_id, 1, 2, fragments, 80, "invite", frozenset({ISSUER.peer_id}), frozenset(), 200)

@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol import limits
+from protocol.errors import BadContents, BadManifest, BadSignature, GossamerError, PeerMisbehaved, WrongVersion
+from protocol.identity import Identity
+from protocol.run.manifest import Manifest, SignedManifest
+from protocol.wire import peer_pb2
+from tests.protocol.samples import ALICE, BOB, ISSUER, MALLORY
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+OTHER = f"""
+[run]
+name = "caf\u00e9 \U0001f980"
+access = "allowlist"
+members = ["{ALICE.peer_id}", "{BOB.peer_id}"]
+[model]
+architecture = "gpt2"
+config = {{ n_embd = 64, scale = 1e-5, nested = {{ deep = [1, 2.5, "x"] }}, "odd key" = true }}
+[data]
+source = "huggingface"
+name = "org/set"
+revision = "{COMMIT}"
+"""
+DEMO_RUN_ID = "14ba6b131f6e0c0fc2072d5fb2fe837c616e063bdbd5aa1aaecfe1c77144eb6e"
+
+
+def demo() -> Manifest:
+    return Manifest().with_host(ISSUER.peer_id)
+
+
+def test_an_empty_file_is_the_demo_job() -> None:
+    assert Manifest.from_toml("") == Manifest()
+    assert Manifest().run.name == "demo"
+
+
+def test_the_run_id_of_the_demo_job_does_not_change_by_accident() -> None:
+    assert Manifest().run_id.hex() == DEMO_RUN_ID, "canonical bytes or a default have changed: every existing run gets another id"
+
+
+@pytest.mark.parametrize("text", ["", OTHER, '[run]\naccess = "open"', f'[model]\nhub = "a/b"\nrevision = "{COMMIT}"'])
+def test_a_manifest_survives_toml_and_canonical_bytes(text: str) -> None:
+    manifest = Manifest.from_toml(text)
+    assert Manifest.from_toml(manifest.to_toml()) == manifest
+    assert Manifest.from_canonical(manifest.canonical_bytes()) == manifest
+    assert Manifest.from_toml(manifest.to_toml()).run_id == manifest.run_id
+
+
+def test_canonical_bytes_are_sorted_json_without_space() -> None:
+    canonical = Manifest.from_toml(OTHER).canonical_bytes()
+    values = json.loads(canonical)
+    assert canonical == json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+    assert "caf\u00e9 \U0001f980".encode() in canonical
+
+
+def test_order_comments_and_written_defaults_do_not_change_the_run() -> None:
+    one = Manifest.from_toml("[run]\nseed = 3\nname = 'x'\n[outer]\nalpha = 0.0")
+    other = Manifest.from_toml("# comment\n[outer]\n[run]\nname = 'x'\ntotal_steps = 5000\nseed = 3")
+    assert one.run_id == other.run_id
+
+
+def test_a_whole_number_is_the_same_rate_as_its_float() -> None:
+    assert Manifest.from_toml("[inner]\nclip_norm = 1").run_id == Manifest.from_toml("[inner]\nclip_norm = 1.0").run_id
+
+
+def test_every_change_is_another_run() -> None:
+    texts = ["", "[run]\nseed = 1", "[outer]\nalpha = 0.4", "[codec]\nname = 'fp32'", "[model.config]\nhidden_size = 129"]
+    assert len({Manifest.from_toml(text).run_id for text in texts}) == len(texts)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[outer]\ngama = 1", "outer.gama is not a key of a manifest; did you mean outer.gamma?"),
+        ("[outr]\n", "outr is not a key of a manifest; did you mean outer?"),
+        ("[run]\nzzzz = 1", "run.zzzz is not a key of a manifest; legal here are name, protocol, seed"),
+        ("run = 3", "run is 3: should be a table"),
+        ("[run]\ntotal_steps = 0\nseed = -1", "(and 1 more)"),
+        ("[outer]\ninner_steps = 0", "outer.inner_steps is 0: should be greater than or equal to 1"),
+        ("[run", "the manifest is not TOML"),
+        ("x" * (limits.MANIFEST_BYTES + 1), "at most 65536 are read"),
+        ("a = " + "[" * 20_000, "the manifest is not TOML"),
+    ],
+    ids=lambda value: value[:24],
+)
+def test_a_manifest_that_cannot_be_read_says_why(text: str, says: str) -> None:
+    with pytest.raises(BadManifest) as caught:
+        Manifest.from_toml(text)
+    assert says in str(caught.value)
+    assert "peer init" in caught.value.hint
+    assert "\n" not in str(caught.value)
+
+
+def test_another_protocol_version_is_told_before_its_unknown_keys() -> None:
+    with pytest.raises(WrongVersion, match="version 2, this build speaks 1"):
+        Manifest.from_toml("[run]\nprotocol = 2\nnew_key = 1")
+
+
+@pytest.mark.parametrize(
+    "canonical",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b"null",
+        b'{"run":{"seed":NaN}}',
+        b"[" * 60_000,
+        b"\xff",
+        Manifest().canonical_bytes() + b" ",
+        Manifest().canonical_bytes().replace(b":", b": ", 1),
+        Manifest().canonical_bytes().replace(b'"seed":0', b'"seed":0,"seed":0'),
+        Manifest().canonical_bytes().replace(b'"seed":0', b'"seed":0.0'),
+        Manifest().canonical_bytes().replace(b'"demo"', b'"\\ud800"'),
+        b" " * (limits.MANIFEST_BYTES + 1),
+    ],
+    ids=lambda value: repr(value[:20]),
+)
+def test_only_canonical_bytes_are_read(canonical: bytes) -> None:
+    with pytest.raises(BadManifest):
+        Manifest.from_canonical(canonical)
+
+
+@given(st.binary(max_size=100) | st.text(max_size=100).map(str.encode))
+@settings(max_examples=300, deadline=None, derandomize=True)
+def test_random_bytes_are_no_manifest(data: bytes) -> None:
+    with pytest.raises(BadManifest):
+        Manifest.from_canonical(data)
+
+
+def test_the_host_joins_its_own_run() -> None:
+    assert demo().run.issuers == (str(ISSUER.peer_id),)
+    assert demo().with_host(ISSUER.peer_id) == demo()
+    closed = Manifest.from_toml(OTHER)
+    assert closed.with_host(ISSUER.peer_id).run.members == (*closed.run.members, str(ISSUER.peer_id))
+    assert closed.with_host(ALICE.peer_id) == closed
+    public = Manifest.from_toml('[run]\naccess = "open"')
+    assert public.with_host(ALICE.peer_id) == public
+
+
+@pytest.mark.parametrize(("access", "key"), [("invite", "issuers"), ("allowlist", "members")])
+def test_a_run_that_nobody_may_join_is_not_signed(access: str, key: str) -> None:
+    with pytest.raises(BadManifest, match=f"run.{key} is empty"):
+        SignedManifest.sign(Manifest.from_toml(f'[run]\naccess = "{access}"'), ALICE)
+
+
+def test_a_full_allow_list_fits() -> None:
+    members = [str(Identity(number.to_bytes(2, "big") * 16).peer_id) for number in range(limits.MEMBERS)]
+    signed = SignedManifest.sign(Manifest.checked({"run": {"access": "allowlist", "members": members}}), ALICE)
+    assert len(signed.to_bytes()) <= limits.MANIFEST_BYTES
+
+
+def test_a_manifest_too_large_to_send_is_not_signed() -> None:
+    with pytest.raises(BadManifest, match="more than the 65536"):
+        SignedManifest.sign(Manifest.checked({"run": {"access": "open"}, "model": {"config": {"a": "x" * 65_536}}}), ALICE)
+
+
+def test_a_signed_manifest_survives_storage() -> None:
+    signed = SignedManifest.sign(demo(), ISSUER)
+    assert signed.run_id == demo().run_id
+    for read in (SignedManifest.from_bytes(signed.to_bytes()), SignedManifest.from_bytes(signed.to_bytes(), signed.run_id)):
+        assert read == signed
+        assert read.manifest() == demo()
+
+
+def test_a_strangers_manifest_must_be_the_run_s_and_its_host_s() -> None:
+    signed = SignedManifest.sign(demo(), ISSUER)
+    other = SignedManifest.sign(demo().with_host(ALICE.peer_id), ISSUER)
+    with pytest.raises(BadContents, match="another run"):
+        SignedManifest.from_bytes(other.to_bytes(), signed.run_id)
+    for forged in (replace(signed, host=MALLORY.peer_id), replace(signed, signature=bytes(64)), replace(signed, signature=other.signature)):
+        with pytest.raises(BadSignature):
+            SignedManifest.from_bytes(forged.to_bytes(), signed.run_id)
+    with pytest.raises(BadContents, match="at most"):
+        SignedManifest.from_bytes(bytes(limits.MANIFEST_BYTES + 1), signed.run_id)
+
+
+def test_mutated_manifests_blame_the_stranger_or_the_file() -> None:
+    generator, stored = random.Random(2), SignedManifest.sign(demo(), ISSUER).to_bytes()
+    for _ in range(2000):
+        data = bytearray(stored)
+        data[generator.randrange(len(data))] ^= 1 << generator.randrange(8)
+        if generator.random() < 0.2:
+            del data[generator.randrange(len(data)) :]
+        for expect, kind in [(demo().run_id, PeerMisbehaved), (None, BadManifest)]:
+            with pytest.raises(kind) as caught:
+                SignedManifest.from_bytes(bytes(data), expect)
+            assert isinstance(caught.value, GossamerError)
+
+
+def test_a_signed_manifest_of_another_version_says_so() -> None:
+    canonical = demo().canonical_bytes().replace(b'"protocol":1', b'"protocol":2')
+    wire = peer_pb2.SignedManifest(canonical=canonical, host=ISSUER.peer_id.raw)
+    unsigned = SignedManifest(wire.canonical, ISSUER.peer_id, b"")
+    with pytest.raises(WrongVersion):
+        unsigned.manifest()

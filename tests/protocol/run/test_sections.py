@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from protocol.errors import BadManifest
+from protocol.run.manifest import Manifest
+from protocol.run.sections import DEMO_LLAMA, ModelSection, OuterSection
+from tests.protocol.samples import ALICE, BOB
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def fault(**tables: Any) -> str:
+    with pytest.raises(BadManifest) as caught:
+        Manifest.checked(tables)
+    assert caught.value.hint
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "legal"),
+    [
+        ("run", "name", "", "1 to 200 printable"),
+        ("run", "name", "two\nlines", "1 to 200 printable"),
+        ("run", "seed", -1, "greater than or equal to 0"),
+        ("run", "seed", True, "valid integer"),
+        ("run", "seed", 1.0, "valid integer"),
+        ("run", "seed", 1 << 63, "less than or equal to"),
+        ("run", "total_steps", 0, "greater than or equal to 1"),
+        ("run", "access", "all", "'invite', 'allowlist' or 'open'"),
+        ("run", "issuers", ["12D3Koo"], "is not a peer id"),
+        ("run", "issuers", [str(ALICE.peer_id)] * 2, "each peer once"),
+        ("run", "issuers", [str(ALICE.peer_id)] * 17, "at most 16 items"),
+        ("run", "members", [str(ALICE.peer_id)], 'only with access = "allowlist"'),
+        ("model", "config", 3, "should be a table"),
+        ("tokenizer", "name", "", "1 to 200 printable"),
+        ("data", "source", "web", "'builtin', 'text' or 'huggingface'"),
+        ("inner", "learning_rate", 0.0, "greater than 0"),
+        ("inner", "learning_rate", "2e-3", "valid number"),
+        ("inner", "learning_rate", float("nan"), "finite number"),
+        ("inner", "learning_rate", float("inf"), "finite number"),
+        ("inner", "final_fraction", 1.1, "less than or equal to 1"),
+        ("inner", "warmup_steps", -1, "greater than or equal to 0"),
+        ("inner", "rewarm_steps", -1, "greater than or equal to 0"),
+        ("inner", "beta1", 1.0, "less than 1"),
+        ("inner", "beta2", -0.1, "greater than or equal to 0"),
+        ("inner", "weight_decay", -0.1, "greater than or equal to 0"),
+        ("inner", "clip_norm", 0, "greater than 0"),
+        ("inner", "batch_size", 0, "greater than or equal to 1"),
+        ("inner", "sequence_length", 1, "greater than or equal to 2"),
+        ("inner", "optimizer", "Adam W", "lower-case"),
+        ("outer", "method", "", "lower-case"),
+        ("outer", "alpha", 1.0, "less than 1"),
+        ("outer", "beta", 0, "greater than 0"),
+        ("outer", "inner_steps", 0, "greater than or equal to 1"),
+        ("outer", "no_partner", "wait", "'solo' or 'defer'"),
+        ("outer", "deadline_s", 0.5, "greater than or equal to 1"),
+        ("outer", "max_clock_gap_steps", 0, "greater than or equal to 1"),
+        ("fragments", "blocks_per_fragment", 0, "greater than or equal to 1"),
+        ("codec", "name", "INT8", "lower-case"),
+    ],
+    ids=lambda value: str(value)[:24],
+)
+def test_a_wrong_value_is_named_with_its_key_and_what_is_legal(section: str, key: str, value: object, legal: str) -> None:
+    says = fault(**{section: {key: value}})
+    assert says.startswith(f"{section}.{key} is ")
+    assert legal in says
+
+
+@pytest.mark.parametrize(("alpha", "bound"), [(0.0, 2.0), (0.5, 1.5), (0.9, 0.38)])
+def test_gamma_is_held_to_the_bound_of_stability(alpha: float, bound: float) -> None:
+    OuterSection(alpha=alpha, gamma=bound - 1e-9)
+    for gamma in (bound + 1e-9, 0.0, -0.7):
+        says = fault(outer={"alpha": alpha, "gamma": gamma})
+        assert "gamma must satisfy 0 < gamma < 2(1 - alpha^2)" in says
+        assert f"{bound:.4g}" in says
+
+
+def test_the_bound_is_noloco_s_alone() -> None:
+    OuterSection(method="diloco", alpha=0.9, gamma=1.0)
+
+
+def test_the_clock_gap_follows_the_inner_steps_unless_given() -> None:
+    assert OuterSection().max_clock_gap_steps == 200
+    assert OuterSection(inner_steps=40).max_clock_gap_steps == 320
+    assert OuterSection(inner_steps=10, max_clock_gap_steps=5).max_clock_gap_steps == 5
+
+
+def test_the_default_model_is_the_demo_llama() -> None:
+    assert ModelSection().config == DEMO_LLAMA
+    assert ModelSection().architecture == "llama"
+    assert ModelSection().hub is None
+
+
+def test_a_hub_model_needs_only_its_name_and_commit() -> None:
+    model = ModelSection(hub="org/name", revision=COMMIT)
+    assert (model.architecture, model.config) == ("", {})
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        ({"hub": "org/name"}, "hub needs a revision"),
+        ({"hub": "org/name", "revision": "main"}, "branches and tags can move"),
+        ({"revision": COMMIT}, "revision belongs to hub"),
+        ({"hub": "org/name", "revision": COMMIT, "architecture": "llama"}, "either architecture and config, or hub and revision"),
+        ({"hub": "org/name", "revision": COMMIT, "config": {"a": 1}}, "either architecture and config, or hub and revision"),
+        ({"architecture": "gpt2"}, "needs its config fields"),
+        ({"architecture": "../llama", "config": {"a": 1}}, "should be a transformers model type"),
+        ({"config": {"a": float("inf")}}, "config.a holds inf"),
+        ({"config": {"a": [None]}}, "config.a holds None"),
+        ({"config": {"a": {"b": {"c": {"d": {"e": 1}}}}}}, "config.a.b.c.d holds"),
+        ({"config": {"a": 1 << 63}}, "config.a holds"),
+        ({"config": {"a": "\ud800"}}, "config.a holds"),
+        ({"config": {"\ud800": 1}}, "config holds"),
+    ],
+    ids=str,
+)
+def test_a_model_has_one_source_of_plain_values(model: dict[str, Any], says: str) -> None:
+    assert says in fault(model=model)
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ({"source": "huggingface"}, "needs a name and a revision"),
+        ({"source": "huggingface", "name": "org/name"}, "needs a name and a revision"),
+        ({"source": "text", "name": "org/name"}, 'only with source = "huggingface"'),
+        ({"revision": COMMIT}, 'only with source = "huggingface"'),
+    ],
+    ids=str,
+)
+def test_data_is_named_exactly_when_it_comes_from_the_hub(data: dict[str, Any], says: str) -> None:
+    assert says in fault(data=data)
+
+
+def test_an_allow_list_has_members() -> None:
+    members = [str(ALICE.peer_id), str(BOB.peer_id)]
+    assert Manifest.checked({"run": {"access": "allowlist", "members": members}}).run.members == tuple(members)

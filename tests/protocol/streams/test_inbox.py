@@ -1,0 +1,77 @@
+"""The inbox: bounded, ordered, and with three different ends."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from protocol.errors import PeerGone
+from protocol.memory.virtual_time import run
+from protocol.streams.inbox import Inbox
+
+
+def test_frames_come_out_in_order_and_an_end_comes_last() -> None:
+    async def main() -> None:
+        inbox = Inbox(2)
+        for number in range(3):  # one above the bound: the writer did not ask
+            inbox.put(bytes([number]))
+        inbox.end("over")
+        inbox.put(b"late")
+        assert [await inbox.get() for _ in range(3)] == [b"\0", b"\1", b"\2"]
+        with pytest.raises(PeerGone, match="over"):
+            await inbox.get()
+
+    run(main())
+
+
+def test_a_full_inbox_has_no_room_until_one_is_read() -> None:
+    async def main() -> None:
+        inbox = Inbox(2)
+        inbox.put(b"1")
+        await inbox.room()
+        inbox.put(b"2")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await inbox.room()
+        await inbox.get()
+        await inbox.room()
+
+    run(main())
+
+
+def test_closing_throws_away_and_wakes_both_sides() -> None:
+    async def main() -> None:
+        inbox = Inbox(1)
+        inbox.put(b"1")
+        waiting = asyncio.create_task(inbox.room())
+        await asyncio.sleep(0)
+        inbox.close()
+        await waiting
+        with pytest.raises(PeerGone, match="this side"):
+            await inbox.get()
+
+    run(main())
+
+
+def test_a_cancelled_reader_loses_nothing() -> None:
+    async def main() -> None:
+        inbox = Inbox(1)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await inbox.get()
+        inbox.put(b"1")
+        assert await inbox.get() == b"1"
+
+    run(main())
+
+
+def test_the_first_reason_stays() -> None:
+    async def main() -> None:
+        inbox = Inbox(1)
+        inbox.end("first")
+        inbox.end("second")
+        assert inbox.ended == "first"
+        await inbox.arrived()
+
+    run(main())

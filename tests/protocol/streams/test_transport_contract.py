@@ -1,0 +1,136 @@
+"""What every transport promises, checked on both."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from protocol.errors import PeerGone
+from protocol.identity import PeerId
+from protocol.streams.transport import Purpose, Stream
+from tests.protocol.peers import chunk, echo, expect_over, nobody, number_of
+from tests.protocol.worlds import Play, World
+
+MIB = 1 << 20
+CHUNK = 256 * 1024
+
+
+def test_messages_arrive_in_order_both_ways(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        a, b = await world.peer(nobody), await world.peer(echo)
+        stream = await a.transport.connect(b.peer_id, b.addresses, Purpose.MEET)
+
+        async def send() -> None:
+            for number in range(200):
+                await stream.send(chunk(number))
+
+        sending = asyncio.create_task(send())
+        assert [await number_of(stream) for _ in range(200)] == list(range(200))
+        await sending
+        assert stream.bytes_sent == stream.bytes_received > 200
+        await stream.close()
+
+    play(scenario)
+
+
+def test_eight_megabytes_both_ways_at_once(play: Play) -> None:
+    num_chunks = 8 * MIB // CHUNK
+    ended = asyncio.Event()
+
+    async def send(stream: Stream) -> None:
+        for number in range(num_chunks):
+            await stream.send(chunk(number, CHUNK))
+
+    async def receive(stream: Stream) -> None:
+        for number in range(num_chunks):
+            assert await stream.receive() == chunk(number, CHUNK)
+
+    async def both(purpose: Purpose, stream: Stream) -> None:
+        await asyncio.gather(send(stream), receive(stream))
+        assert stream.bytes_sent == stream.bytes_received > 8 * MIB
+        ended.set()
+
+    async def scenario(world: World) -> None:
+        a, b = await world.peer(nobody), await world.peer(both)
+        stream = await a.transport.connect(b.peer_id, b.addresses, Purpose.MEET)
+        await asyncio.gather(send(stream), receive(stream))
+        await stream.close()
+        await ended.wait()
+
+    play(scenario)
+
+
+def test_both_ends_know_whom_they_talk_to(play: Play) -> None:
+    seen: list[tuple[Purpose, PeerId]] = []
+
+    async def note(purpose: Purpose, stream: Stream) -> None:
+        seen.append((purpose, stream.partner))
+        await echo(purpose, stream)
+
+    async def scenario(world: World) -> None:
+        a, b = await world.peer(nobody), await world.peer(note)
+        for purpose in (Purpose.MEET, Purpose.FETCH):
+            stream = await a.transport.connect(b.peer_id, b.addresses, purpose)
+            assert stream.partner == b.peer_id
+            await stream.send(chunk(1))
+            await stream.receive()
+            await stream.close()
+        assert seen == [(Purpose.MEET, a.peer_id), (Purpose.FETCH, a.peer_id)]
+
+    play(scenario)
+
+
+def test_what_was_sent_before_closing_is_delivered(play: Play) -> None:
+    heard: asyncio.Queue[int] = asyncio.Queue()
+
+    async def slow(purpose: Purpose, stream: Stream) -> None:
+        await asyncio.sleep(0.2)
+        for _ in range(20):
+            heard.put_nowait(await number_of(stream))
+        await expect_over(stream)
+        heard.put_nowait(-1)
+
+    async def scenario(world: World) -> None:
+        a, b = await world.peer(nobody), await world.peer(slow)
+        stream = await a.transport.connect(b.peer_id, b.addresses, Purpose.MEET)
+        for number in range(20):
+            await stream.send(chunk(number))
+        await stream.close()
+        await stream.close()
+        await expect_over(stream)
+        assert [await heard.get() for _ in range(21)] == [*range(20), -1]
+
+    play(scenario)
+
+
+def test_the_other_side_may_close_too(play: Play) -> None:
+    async def brief(purpose: Purpose, stream: Stream) -> None:
+        await stream.receive()
+        for number in range(20):
+            await stream.send(chunk(number))
+        await stream.close()
+        await expect_over(stream)
+
+    async def scenario(world: World) -> None:
+        a, b = await world.peer(nobody), await world.peer(brief)
+        stream = await a.transport.connect(b.peer_id, b.addresses, Purpose.MEET)
+        await stream.send(chunk(0))
+        assert [await number_of(stream) for _ in range(20)] == list(range(20))
+        await expect_over(stream)
+        await stream.close()
+
+    play(scenario)
+
+
+def test_closing_ends_a_receive_that_waits(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        a, b = await world.peer(nobody), await world.peer(echo)
+        stream = await a.transport.connect(b.peer_id, b.addresses, Purpose.MEET)
+        waiting = asyncio.create_task(stream.receive())
+        await asyncio.sleep(0.05)
+        await stream.close()
+        with pytest.raises(PeerGone):
+            await waiting
+
+    play(scenario)

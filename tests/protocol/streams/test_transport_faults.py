@@ -1,0 +1,198 @@
+"""What every transport promises when a partner dies, lies, stalls or asks too much, checked on both."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from protocol.errors import BadMessage, PeerGone, Unreachable
+from protocol.streams.admission import StreamCaps
+from protocol.streams.transport import Purpose, Stream
+from tests.protocol.peers import chunk, echo, expect_over, nobody, number_of, seeded
+from tests.protocol.worlds import Play, World
+
+MIB = 1 << 20
+CHUNK = 256 * 1024
+
+
+def test_death_of_the_partner_is_seen_at_both_ends(play: Play) -> None:
+    over = asyncio.Event()
+
+    async def listen(purpose: Purpose, stream: Stream) -> None:
+        await stream.receive()
+        await expect_over(stream)
+        over.set()
+
+    async def scenario(world: World) -> None:
+        a, b = await world.peer(nobody), await world.peer(listen)
+        stream = await a.transport.connect(b.peer_id, b.addresses, Purpose.MEET)
+        await stream.send(chunk(1))
+        await asyncio.sleep(0.2)
+        await world.kill(b)
+        async with asyncio.timeout(5):
+            await expect_over(stream)
+            await over.wait()
+        await stream.close()
+        with pytest.raises(Unreachable):
+            await a.transport.connect(b.peer_id, b.addresses, Purpose.MEET)
+
+    play(scenario)
+
+
+def test_garbage_is_a_bad_message(play: Play) -> None:
+    answers: asyncio.Queue[str] = asyncio.Queue()
+
+    async def rude(purpose: Purpose, stream: Stream) -> None:
+        with pytest.raises(BadMessage):
+            await stream.receive()
+        await stream.send_frame(b"\xff" * 1000)  # type: ignore[attr-defined]
+        answers.put_nowait("refused")
+
+    async def scenario(world: World) -> None:
+        a, b = await world.peer(nobody), await world.peer(rude)
+        stream: Any = await a.transport.connect(b.peer_id, b.addresses, Purpose.MEET)
+        await stream.send_frame(b"not a frame")
+        assert await answers.get() == "refused"
+        with pytest.raises(BadMessage):
+            await stream.receive()
+        await stream.close()
+
+    play(scenario)
+
+
+def test_streams_of_one_partner_are_few(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        a, b = await world.peer(nobody), await world.peer(echo, StreamCaps(per_purpose=2, total=3))
+        streams = [await a.transport.connect(b.peer_id, b.addresses, Purpose.MEET) for _ in range(2)]
+        for stream in streams:  # who has said nothing has fewer, and gives way to others
+            await stream.send(chunk(1))
+            assert await number_of(stream) == 1
+        with pytest.raises(Unreachable):
+            await a.transport.connect(b.peer_id, b.addresses, Purpose.MEET)
+        streams.append(await a.transport.connect(b.peer_id, b.addresses, Purpose.FETCH))
+        await streams[2].send(chunk(1))
+        assert await number_of(streams[2]) == 1
+        with pytest.raises(Unreachable):
+            await a.transport.connect(b.peer_id, b.addresses, Purpose.FETCH)
+        for stream in streams:
+            await stream.send(chunk(1))
+            assert await number_of(stream) == 1
+        await streams[0].close()
+        await asyncio.sleep(0.5)
+        again = await a.transport.connect(b.peer_id, b.addresses, Purpose.MEET)
+        for stream in (again, *streams[1:]):
+            await stream.close()
+
+    play(scenario)
+
+
+def test_who_opens_streams_and_stays_silent_keeps_nobody_out(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        a, c, d = [await world.peer(nobody) for _ in range(3)]
+        b = await world.peer(echo, StreamCaps(total=2))
+        talks = await c.transport.connect(b.peer_id, b.addresses, Purpose.MEET)
+        await talks.send(chunk(1))
+        assert await number_of(talks) == 1
+        silent = await a.transport.connect(b.peer_id, b.addresses, Purpose.MEET)
+        late = await d.transport.connect(b.peer_id, b.addresses, Purpose.MEET)
+        async with asyncio.timeout(5):
+            await expect_over(silent)
+        for stream in (talks, late):
+            await stream.send(chunk(2))
+            assert await number_of(stream) == 2
+        for stream in (talks, silent, late):
+            await stream.close()
+
+    play(scenario)
+
+
+def test_a_failing_handler_ends_only_its_stream(play: Play) -> None:
+    async def fail(purpose: Purpose, stream: Stream) -> None:
+        if await number_of(stream) == 0:
+            raise RuntimeError("a bug")
+        await stream.send(chunk(7))
+
+    async def scenario(world: World) -> None:
+        a, b = await world.peer(nobody), await world.peer(fail)
+        broken = await a.transport.connect(b.peer_id, b.addresses, Purpose.MEET)
+        await broken.send(chunk(0))
+        await expect_over(broken)
+        await broken.close()
+        fine = await a.transport.connect(b.peer_id, b.addresses, Purpose.MEET)
+        await fine.send(chunk(1))
+        assert await number_of(fine) == 7
+        await fine.close()
+
+    play(scenario)
+
+
+def test_a_cancelled_stream_can_be_closed_and_harms_no_other(play: Play) -> None:
+    over: asyncio.Queue[str] = asyncio.Queue()
+
+    async def deaf(purpose: Purpose, stream: Stream) -> None:
+        await asyncio.sleep(0.5)
+        with pytest.raises(PeerGone):
+            while True:
+                await stream.receive()
+        over.put_nowait("over")
+
+    async def scenario(world: World) -> None:
+        a, b = await world.peer(nobody), await world.peer(deaf)
+        for _ in range(2):
+            stream = await a.transport.connect(b.peer_id, b.addresses, Purpose.MEET)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.3):
+                    while True:  # more than the lane holds: some send will wait, and be cancelled
+                        await stream.send(chunk(1, CHUNK))
+            with pytest.raises((PeerGone, TimeoutError)):
+                async with asyncio.timeout(0.05):
+                    await stream.receive()
+            await stream.close()
+            async with asyncio.timeout(20):
+                assert await over.get() == "over"
+
+    play(scenario)
+
+
+def test_a_sender_waits_for_a_partner_that_does_not_read(play: Play) -> None:
+    async def deaf(purpose: Purpose, stream: Stream) -> None:
+        await asyncio.Event().wait()
+
+    async def scenario(world: World) -> None:
+        a, b = await world.peer(nobody), await world.peer(deaf)
+        stream = await a.transport.connect(b.peer_id, b.addresses, Purpose.MEET)
+        while True:
+            try:
+                async with asyncio.timeout(0.5):
+                    await stream.send(chunk(1, CHUNK))
+            except TimeoutError:
+                break
+            assert stream.bytes_sent < 64 * MIB
+        await stream.close()
+
+    play(scenario)
+
+
+def test_a_silent_opener_is_closed(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protocol.streams.admission.FIRST_FRAME_S", 0.3)
+
+    async def scenario(world: World) -> None:
+        a, b = await world.peer(nobody), await world.peer(nobody)
+        stream = await a.transport.connect(b.peer_id, b.addresses, Purpose.MEET)
+        async with asyncio.timeout(5):
+            await expect_over(stream)
+        await stream.close()
+
+    play(scenario)
+
+
+def test_a_peer_that_is_not_there_is_unreachable(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        a = await world.peer(nobody)
+        for partner in (seeded(999).peer_id, a.peer_id):
+            with pytest.raises(Unreachable):
+                await a.transport.connect(partner, ("/ip4/127.0.0.1/tcp/9",), Purpose.MEET)
+
+    play(scenario)
