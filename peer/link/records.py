@@ -7,12 +7,15 @@ else at the trainer's next step boundary. Bulk bytes never travel in a record: t
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any, get_args
+from typing import Annotated, Generic, Literal, TypeVar
+
+from pydantic import ConfigDict, Discriminator, TypeAdapter, ValidationError
 
 from protocol.messages.messages import RunPhase
+
+Said = TypeVar("Said")
 
 
 class Writer(Enum):
@@ -45,6 +48,7 @@ class Open:
 
     meeting: int  # the node's own number for the meeting, never reused in its life
     fragment: int
+    record: Literal["Open"] = "Open"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,7 @@ class Prepare:
     partner_clock_steps: int
     seed: int  # both sides derive the same one from their nonces
     phase: RunPhase
+    record: Literal["Prepare"] = "Prepare"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,7 @@ class Encode:
     """Encode the message now that the partner's sketch lies in its file. Answered by PayloadReady."""
 
     meeting: int
+    record: Literal["Encode"] = "Encode"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +76,7 @@ class Check:
     """Decode the partner's payload and judge it without applying it. Answered by Checked."""
 
     meeting: int
+    record: Literal["Check"] = "Check"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +86,7 @@ class Apply:
     meeting: int
     meeting_id: str  # hex; both sides' name for it, journaled
     failed_blocks: str  # hex bitmap; these blocks are taken as if there were no partner
+    record: Literal["Apply"] = "Apply"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +94,7 @@ class TakeSnapshot:
     """Write slow weights and momentum of every fragment to `name` in the payload folder. Answered by SnapshotTaken or NoSnapshot."""
 
     name: str
+    record: Literal["TakeSnapshot"] = "TakeSnapshot"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +106,7 @@ class Adopt:
 
     name: str
     clock_steps: int
+    record: Literal["Adopt"] = "Adopt"
 
 
 # --------------------------------------------------------------------------- node to trainer, not answered
@@ -107,6 +117,7 @@ class Drop:
     """Forget a meeting that does not count; the fragment stays due if it was."""
 
     meeting: int
+    record: Literal["Drop"] = "Drop"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +128,7 @@ class Solo:
     """
 
     fragment: int
+    record: Literal["Solo"] = "Solo"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,16 +139,21 @@ class Defer:
     """
 
     fragment: int
+    record: Literal["Defer"] = "Defer"
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
     """Begin to train from the run's initial weights."""
 
+    record: Literal["Start"] = "Start"
+
 
 @dataclass(frozen=True, slots=True)
 class FinishDone:
     """The last averaging is over (or nobody is left to average with): save and end."""
+
+    record: Literal["FinishDone"] = "FinishDone"
 
 
 # --------------------------------------------------------------------------- trainer to node: replies
@@ -150,6 +167,7 @@ class Opened:
     tokens: int  # trained since the last outer step of this fragment
     clock_steps: int
     phase: RunPhase
+    record: Literal["Opened"] = "Opened"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +179,7 @@ class Unavailable:
 
     meeting: int
     reason: str
+    record: Literal["Unavailable"] = "Unavailable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +187,7 @@ class SketchReady:
     """Own sketch lies in its file."""
 
     meeting: int
+    record: Literal["SketchReady"] = "SketchReady"
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +196,7 @@ class PayloadReady:
 
     meeting: int
     sha256: str  # hex, of the payload
+    record: Literal["PayloadReady"] = "PayloadReady"
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +207,7 @@ class Checked:
     accepted: bool
     reason: str  # why not, empty when accepted
     failed_blocks: str  # hex bitmap, lowest bit first; empty: none
+    record: Literal["Checked"] = "Checked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +215,7 @@ class Applied:
     """The outer step is taken, once."""
 
     meeting: int
+    record: Literal["Applied"] = "Applied"
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +225,7 @@ class SnapshotTaken:
     name: str
     clock_steps: int
     sha256: str  # hex
+    record: Literal["SnapshotTaken"] = "SnapshotTaken"
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +234,7 @@ class NoSnapshot:
 
     name: str
     reason: str
+    record: Literal["NoSnapshot"] = "NoSnapshot"
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +244,7 @@ class Adopted:
     name: str
     accepted: bool
     reason: str  # why not (the donor's fault: wrong size, or not finite), empty when accepted
+    record: Literal["Adopted"] = "Adopted"
 
 
 # --------------------------------------------------------------------------- trainer to node: unasked
@@ -230,6 +256,7 @@ class Due:
 
     fragment: int
     phase: RunPhase
+    record: Literal["Due"] = "Due"
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,43 +267,43 @@ class Progress:
     phase: RunPhase
     started: bool  # it trains, or has trained
     done: bool = False  # it has saved the result and ends
+    record: Literal["Progress"] = "Progress"
 
 
 CodingRequest = Prepare | Encode | Check  # these need no step boundary
 MeetingRequest = CodingRequest | Open | Apply
-Request = MeetingRequest | TakeSnapshot | Adopt | Drop | Solo | Defer | Start | FinishDone
+AnsweredRequest = MeetingRequest | TakeSnapshot | Adopt
+ToldRequest = Drop | Solo | Defer | Start | FinishDone
+Request = AnsweredRequest | ToldRequest
 Reply = Opened | Unavailable | SketchReady | PayloadReady | Checked | Applied | SnapshotTaken | NoSnapshot | Adopted
 Notice = Due | Progress
-Record = Request | Reply | Notice
-
-_RECORDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Record)}
-
-
-def subject(record: Record) -> int | str:
-    """Return what a request and its reply are both about: a meeting's number or a file's name. Raises TypeError where there is no reply."""
-    match record:
-        case Start() | FinishDone() | Solo() | Defer() | Due() | Progress():
-            raise TypeError(f"a {type(record).__name__} has no reply, and is none")
-        case TakeSnapshot() | Adopt() | SnapshotTaken() | NoSnapshot() | Adopted():
-            return record.name
-        case _:
-            return record.meeting
+Answer = Reply | Notice
+Record = Request | Answer
 
 
-def to_line(record: Record) -> bytes:
-    """Serialize a record to one line of JSON."""
-    fields = {key: value.value if isinstance(value, Enum) else value for key, value in asdict(record).items()}
-    return json.dumps({"record": type(record).__name__, **fields}, separators=(",", ":")).encode() + b"\n"
+def subject(record: AnsweredRequest | Reply) -> int | str:
+    """Return what a request and its reply are both about: a meeting's number or a file's name."""
+    return record.name if isinstance(record, TakeSnapshot | Adopt | SnapshotTaken | NoSnapshot | Adopted) else record.meeting
 
 
-def from_line(line: bytes) -> Record:
-    """Read a record back. Both ends are our own processes, so anything unreadable is our fault: ValueError."""
-    try:
-        fields = json.loads(line)
-        kind = _RECORDS[fields.pop("record")]
-        if "phase" in fields:
-            fields["phase"] = RunPhase(fields["phase"])
-        record: Record = kind(**fields)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"not a record of the link: {line[:100]!r}") from error
-    return record
+class Lines(Generic[Said]):
+    """What one side of the link says, a line of JSON for each record."""
+
+    def __init__(self, records: TypeAdapter[Said]) -> None:
+        self._records = records
+
+    def write(self, record: Said) -> bytes:
+        """Return the line of a record."""
+        return self._records.dump_json(record) + b"\n"
+
+    def read(self, line: bytes) -> Said:
+        """Read a record back. Both ends are our own processes, so anything that this side does not say is our fault: ValueError."""
+        try:
+            return self._records.validate_json(line)
+        except ValidationError as error:
+            raise ValueError(f"not what this side of the link says: {line[:100]!r}") from error
+
+
+_STRICT = ConfigDict(extra="forbid", strict=True)
+REQUESTS: Lines[Request] = Lines(TypeAdapter(Annotated[Request, Discriminator("record")], config=_STRICT))
+ANSWERS: Lines[Answer] = Lines(TypeAdapter(Annotated[Answer, Discriminator("record")], config=_STRICT))

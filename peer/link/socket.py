@@ -16,7 +16,7 @@ import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol, get_args
+from typing import Protocol
 
 from peer.link import records as ask
 
@@ -26,19 +26,57 @@ LINE_BYTES = 1 << 20  # the longest line: a bitmap of failed blocks in hex
 UNSENT_BYTES = 1 << 20  # kept for a node that does not read, beside what the socket holds; then it is hung up on
 _RECEIVE_BYTES = 1 << 16
 
-_REQUESTS = get_args(ask.Request)
-_REPLIES = get_args(ask.Reply)
-_NOTICES = get_args(ask.Notice)
-
 log = logging.getLogger(__name__)
 
 
-class TrainerEnd:
-    """The trainer's side: one listening socket, at most one node. Everything returns at once but `wait`.
+class LinkLost(Exception):
+    """The link to the trainer broke before the reply came."""
 
-    `session` numbers the nodes that came; it is 0 while none is there. One that differs from the last means that all which the former
-    node had begun has ended. Nodes come and go in `poll` only, which belongs to one thread; `send` may be called from any.
+
+class TrainerLink(Protocol):
+    """The node's side of the link to its trainer.
+
+    Whatever is asked and told reaches the trainer in the order in which it was begun.
     """
+
+    async def request(self, request: ask.AnsweredRequest) -> ask.Reply:
+        """Ask, and wait for the reply: at once, or of the next step boundary. Raises LinkLost."""
+
+    def tell(self, request: ask.ToldRequest) -> None:
+        """Say something that has no reply; nothing happens when the link is down."""
+
+
+class NodeLink(Protocol):
+    """The trainer's side of the link to its node.
+
+    Nodes come and go in `poll` only, which belongs to one thread; `send` may be called from any.
+    """
+
+    @property
+    def session(self) -> int:
+        """Return the number of the node that is there, 0 for none.
+
+        One that differs from the last means that all which the former node had begun has ended.
+        """
+
+    def poll(self) -> list[ask.Request]:
+        """Return the requests that came since the last call; accept a node that knocks. Returns at once.
+
+        What a node said before it died is still returned, and the session ends only at the call after: its partners may count on it.
+        """
+
+    def wait(self, seconds: float) -> None:
+        """Wait until the node says something or `seconds` pass: for a thread that has nothing else to do."""
+
+    def send(self, record: ask.Answer, session: int) -> None:
+        """Send a record to the node of this session; nothing happens when that node is gone. Returns at once."""
+
+    def close(self) -> None:
+        """Let nobody in any more, and hang up."""
+
+
+class TrainerEnd:
+    """A NodeLink: one listening socket, at most one node."""
 
     def __init__(self, folder: Path) -> None:
         path = folder / SOCKET_NAME
@@ -61,10 +99,7 @@ class TrainerEnd:
         return self._num_sessions if self._node is not None else 0
 
     def poll(self) -> list[ask.Request]:
-        """Return the requests that came since the last call; accept a node that knocks.
-
-        What a node said before it died is still returned, and the session ends only at the call after: its partners may count on it.
-        """
+        """Return what came since the last call; see NodeLink."""
         with self._using:
             if self._node is None:
                 self._accept()
@@ -75,11 +110,11 @@ class TrainerEnd:
                 self._hang_up()
             return requests
 
-    def send(self, record: ask.Reply | ask.Notice, session: int) -> None:
-        """Send a record to the node of this session, or keep it until the socket takes it; nothing happens when that node is gone."""
+    def send(self, record: ask.Answer, session: int) -> None:
+        """Send a record to the node of this session, or keep it until the socket takes it."""
         with self._using:
             if session and session == self.session and not self._has_ended:
-                self._unsent += ask.to_line(record)
+                self._unsent += ask.ANSWERS.write(record)
                 self._flush()
 
     def wait(self, seconds: float) -> None:
@@ -131,7 +166,7 @@ class TrainerEnd:
             self._hang_up("the node sent a line without end")
             return []
         try:
-            return [_request(line) for line in lines]
+            return [ask.REQUESTS.read(line) for line in lines]
         except ValueError as error:
             self._hang_up(str(error))
             return []
@@ -147,16 +182,8 @@ class TrainerEnd:
         self._unsent.clear()
 
 
-def _request(line: bytes) -> ask.Request:
-    record = ask.from_line(line)
-    if not isinstance(record, _REQUESTS):
-        raise ValueError(f"the node does not send a {type(record).__name__}")
-    request: ask.Request = record
-    return request
-
-
 class NodeEnd:
-    """The node's side. `run` keeps the connection; everything belongs to one event loop."""
+    """A TrainerLink. `run` keeps the connection; everything belongs to one event loop."""
 
     def __init__(self, folder: Path, on_notice: Callable[[ask.Notice], None]) -> None:
         self._path = folder / SOCKET_NAME
@@ -169,7 +196,7 @@ class NodeEnd:
         """Whether the trainer is there."""
         return self._writer is not None
 
-    async def request(self, request: ask.Request) -> ask.Reply:
+    async def request(self, request: ask.AnsweredRequest) -> ask.Reply:
         """Ask, and wait for the reply. One request at a time may wait about one meeting or file.
 
         Cancel-safe: a reply that comes later is passed over. Raises LinkLost.
@@ -181,13 +208,13 @@ class NodeEnd:
             raise ValueError(f"{about} waits for the reply to an earlier request")
         reply: asyncio.Future[ask.Reply] = asyncio.get_running_loop().create_future()
         self._waiting[about] = reply
-        self._writer.write(ask.to_line(request))
+        self._writer.write(ask.REQUESTS.write(request))
         return await reply
 
-    def tell(self, request: ask.Request) -> None:
+    def tell(self, request: ask.ToldRequest) -> None:
         """Say something that has no reply; nothing happens when the link is down."""
         if self._writer is not None:
-            self._writer.write(ask.to_line(request))
+            self._writer.write(ask.REQUESTS.write(request))
 
     async def run(self) -> None:
         """Keep connected until cancelled."""
@@ -204,30 +231,30 @@ class NodeEnd:
             await asyncio.sleep(RECONNECT_S)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        while (line := await self._line(reader)) is not None:
-            if isinstance(line, _NOTICES):
-                self._on_notice(line)
-            elif not self._answer(line):
-                log.warning("link to the trainer closed: a %s that nobody asked for", type(line).__name__)
+        while (record := await self._next(reader)) is not None:
+            if isinstance(record, ask.Notice):
+                self._on_notice(record)
+            elif not self._answer(record):
+                log.warning("link to the trainer closed: a %s that nobody asked for", record.record)
                 return
 
-    async def _line(self, reader: asyncio.StreamReader) -> ask.Record | None:
+    async def _next(self, reader: asyncio.StreamReader) -> ask.Answer | None:
         """Return the next record; None when there will be none."""
         try:
             line = await reader.readline()
-            return ask.from_line(line) if line.endswith(b"\n") else None  # half a line: the trainer died in the middle of it
+            return ask.ANSWERS.read(line) if line.endswith(b"\n") else None  # half a line: the trainer died in the middle of it
         except ConnectionError:
             return None
         except ValueError as error:
             log.warning("link to the trainer closed: %s", error)
             return None
 
-    def _answer(self, record: ask.Record) -> bool:
-        waiting = self._waiting.pop(ask.subject(record), None) if isinstance(record, _REPLIES) else None
+    def _answer(self, reply: ask.Reply) -> bool:
+        waiting = self._waiting.pop(ask.subject(reply), None)
         if waiting is None:
             return False
         if not waiting.done():
-            waiting.set_result(record)  # type: ignore[arg-type]  # a reply, as was just seen
+            waiting.set_result(reply)
         return True
 
     def _hang_up(self) -> None:
@@ -238,22 +265,3 @@ class NodeEnd:
             _, waiting = self._waiting.popitem()
             if not waiting.done():
                 waiting.set_exception(LinkLost("the trainer went away"))
-
-
-class LinkLost(Exception):
-    """The link to the trainer broke before the reply came."""
-
-
-class TrainerLink(Protocol):
-    """The node's side of the link to its trainer.
-
-    Whatever is asked and told reaches the trainer in the order in which it was begun.
-    """
-
-    async def request(self, request: ask.Request) -> ask.Reply:
-        """Ask, and wait for the reply: at once, or of the next step boundary. Raises LinkLost."""
-        ...
-
-    def tell(self, request: ask.Request) -> None:
-        """Say something that has no reply; nothing happens when the link is down."""
-        ...

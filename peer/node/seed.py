@@ -48,11 +48,11 @@ Watch = Callable[[Status], None]
 class NoTrainer:
     """The link to a trainer that does not exist."""
 
-    async def request(self, request: ask.Request) -> ask.Reply:
+    async def request(self, request: ask.AnsweredRequest) -> ask.Reply:
         """Raise LinkLost."""
         raise LinkLost
 
-    def tell(self, request: ask.Request) -> None:
+    def tell(self, request: ask.ToldRequest) -> None:
         """Do nothing: nobody is there."""
 
 

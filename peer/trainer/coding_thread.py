@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from peer.link import records as ask
-from peer.link.socket import TrainerEnd
+from peer.link.socket import NodeLink
 from peer.trainer.outer_loop import OuterLoop
 
 WAIT_S = 0.1  # after so long the thread sees that it is to end
@@ -33,7 +33,7 @@ class Batch:
 class CodingThread:
     """Serve the link until closed. `take`, `send`, `wait` and `close` belong to the trainer's own thread and return at once but `wait`."""
 
-    def __init__(self, link: TrainerEnd, outer: OuterLoop) -> None:
+    def __init__(self, link: NodeLink, outer: OuterLoop) -> None:
         self._link = link
         self._outer = outer
         self._session = 0
@@ -56,7 +56,7 @@ class CodingThread:
         self._has_news.clear()
         return [self._batches.popleft() for _ in range(len(self._batches))]
 
-    def send(self, record: ask.Reply | ask.Notice, session: int) -> None:
+    def send(self, record: ask.Answer, session: int) -> None:
         """Send a record to the node of this session; nothing happens when that node is gone."""
         self._link.send(record, session)
 

@@ -11,7 +11,7 @@ import time
 import torch
 
 from peer.link import records as ask
-from peer.link.socket import TrainerEnd
+from peer.link.socket import NodeLink
 from peer.machine.child import Supervised
 from peer.machine.events import EvalDone, EventLog
 from peer.model.evaluation import held_out_loss
@@ -33,7 +33,7 @@ NO_NODE = "no node to find a partner"
 class Trainer:
     """Drive a replica until its run ends or the supervisor says stop."""
 
-    def __init__(self, child: Supervised, replica: Replica, link: TrainerEnd, saver: Saver, events: EventLog) -> None:
+    def __init__(self, child: Supervised, replica: Replica, link: NodeLink, saver: Saver, events: EventLog) -> None:
         self._child = child
         self._config = child.settings.config
         self._replica = replica

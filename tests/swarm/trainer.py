@@ -30,14 +30,14 @@ class Link:
         self.is_up = True
         self.asked: deque[tuple[ask.Request, asyncio.Future[ask.Reply] | None]] = deque()
 
-    async def request(self, request: ask.Request) -> ask.Reply:
+    async def request(self, request: ask.AnsweredRequest) -> ask.Reply:
         if not self.is_up:
             raise LinkLost("the trainer is not there")
         reply: asyncio.Future[ask.Reply] = asyncio.get_running_loop().create_future()
         self.asked.append((request, reply))
         return await reply
 
-    def tell(self, request: ask.Request) -> None:
+    def tell(self, request: ask.ToldRequest) -> None:
         if self.is_up:
             self.asked.append((request, None))
 

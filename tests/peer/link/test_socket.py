@@ -162,7 +162,7 @@ def test_the_node_finds_the_next_trainer(folder: Path) -> None:
     run(test, folder)
 
 
-@pytest.mark.parametrize("said", [b"garbage\n", b"x" * (link.LINE_BYTES + 2), ask.to_line(ask.Applied(1)), b'{"record":"Dru'])
+@pytest.mark.parametrize("said", [b"garbage\n", b"x" * (link.LINE_BYTES + 2), ask.ANSWERS.write(ask.Applied(1)), b'{"record":"Dru'])
 def test_the_node_leaves_a_trainer_that_makes_no_sense_and_comes_back(folder: Path, said: bytes) -> None:
     async def test() -> None:
         came: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()

@@ -41,12 +41,12 @@ def test_each_node_is_a_session_of_its_own(folder: Path) -> None:
     assert trainer.poll() == []
     assert trainer.session == 0
     first = raw_node(folder)
-    first.sendall(ask.to_line(ask.Open(1, 0)))
+    first.sendall(ask.REQUESTS.write(ask.Open(1, 0)))
     assert trainer.poll() == [ask.Open(1, 0)]
     assert trainer.session == 1
     first.close()
     second = raw_node(folder)  # before the trainer looks again
-    second.sendall(ask.to_line(ask.Open(1, 1)))
+    second.sendall(ask.REQUESTS.write(ask.Open(1, 1)))
     trainer.send(PROGRESS, trainer.session)  # goes nowhere, and nobody may take the newcomer for the dead one
     assert trainer.poll() == []
     assert trainer.session == 0
@@ -63,7 +63,7 @@ def test_what_a_node_said_before_it_died_is_heard(folder: Path, trainer_writes: 
     node = raw_node(folder)
     trainer.poll()
     apply = ask.Apply(1, "ab" * 16, "")
-    node.sendall(ask.to_line(apply) + b'{"record":"Op')
+    node.sendall(ask.REQUESTS.write(apply) + b'{"record":"Op')
     node.close()
     if trainer_writes:
         for _ in range(3):
@@ -79,7 +79,7 @@ def test_what_a_node_said_before_it_died_is_heard(folder: Path, trainer_writes: 
 def test_a_line_may_come_in_pieces(folder: Path) -> None:
     trainer = TrainerEnd(folder)
     node = raw_node(folder)
-    line = ask.to_line(ask.Apply(3, "ab" * 16, "")) + ask.to_line(ask.Drop(4))
+    line = ask.REQUESTS.write(ask.Apply(3, "ab" * 16, "")) + ask.REQUESTS.write(ask.Drop(4))
     for index in range(len(line) - 1):
         node.sendall(line[index : index + 1])
         assert trainer.poll() == ([ask.Apply(3, "ab" * 16, "")] if line[index : index + 1] == b"\n" else [])
@@ -89,7 +89,7 @@ def test_a_line_may_come_in_pieces(folder: Path) -> None:
     trainer.close()
 
 
-@pytest.mark.parametrize("line", [b"not json\n", b"[]\n", b'{"record":"Fire"}\n', b'{"record":"Open"}\n', ask.to_line(PROGRESS)])
+@pytest.mark.parametrize("line", [b"not json\n", b"[]\n", b'{"record":"Fire"}\n', b'{"record":"Open"}\n', ask.ANSWERS.write(PROGRESS)])
 def test_the_trainer_hangs_up_on_nonsense(folder: Path, line: bytes) -> None:
     trainer = TrainerEnd(folder)
     node = raw_node(folder)
@@ -124,7 +124,7 @@ def test_a_node_that_never_reads_costs_bounded_memory_and_no_time(folder: Path) 
     while trainer.session:
         for _ in range(1000):
             trainer.send(PROGRESS, trainer.session)  # returns at once, or this test never ends
-            sent += len(ask.to_line(PROGRESS))
+            sent += len(ask.ANSWERS.write(PROGRESS))
         trainer.poll()
         assert sent < 8 * link.UNSENT_BYTES
     assert sent > link.UNSENT_BYTES
@@ -146,7 +146,7 @@ def test_what_the_socket_does_not_take_is_sent_later_and_whole(folder: Path) -> 
         trainer.poll()
         with contextlib.suppress(BlockingIOError):
             received += node.recv(1 << 20)
-    assert [ask.from_line(line) for line in received.splitlines()] == records
+    assert [ask.ANSWERS.read(line) for line in received.splitlines()] == records
     node.close()
     trainer.close()
 
@@ -157,7 +157,7 @@ def test_waiting_ends_when_the_node_speaks(folder: Path) -> None:
     node = raw_node(folder)
     trainer.wait(60.0)  # returns at once: somebody knocks
     trainer.poll()
-    node.sendall(ask.to_line(ask.Start()))
+    node.sendall(ask.REQUESTS.write(ask.Start()))
     trainer.wait(60.0)
     assert trainer.poll() == [ask.Start()]
     node.close()

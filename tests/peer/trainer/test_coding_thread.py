@@ -59,13 +59,13 @@ class Trainer:
         return node
 
     def ask(self, *requests: ask.Request) -> None:
-        self.node.sendall(b"".join(map(ask.to_line, requests)))
+        self.node.sendall(b"".join(map(ask.REQUESTS.write, requests)))
 
-    def reply(self) -> ask.Record:
+    def reply(self) -> ask.Answer:
         line = b""
         while not line.endswith(b"\n"):
             line += self.node.recv(1)
-        return ask.from_line(line)
+        return ask.ANSWERS.read(line)
 
     def taken(self) -> Batch:
         """What the next step boundary finds, one batch at a time."""
