@@ -19,7 +19,8 @@ from pathlib import Path
 
 from peer.machine.events import MeetingDone, read_events
 from peer.machine.home import Home
-from peer.model.plan import run_terms
+from peer.model.model import parameter_shapes
+from peer.model.plan import fragment_codecs
 from protocol.identity import Identity
 from protocol.libp2p.node import Libp2pNode
 from protocol.libp2p.p2pd import DaemonSettings
@@ -35,8 +36,9 @@ def meetings(folder: Path, codec: str, steps: int) -> dict[int, tuple[int, list[
     command = [sys.executable, "-m", "cli.main", "demo", "--peers", "2", "--codec", codec, "--steps", str(steps), "--home", str(folder)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     home = Home(folder / "peer-1")
-    terms = run_terms(SignedManifest.from_bytes(home.manifest.read_bytes()).manifest())
-    found = {number: (f.sketch_bytes + f.payload_bytes, list[int]()) for number, f in enumerate(terms.fragments)}
+    manifest = SignedManifest.from_bytes(home.manifest.read_bytes()).manifest()
+    codecs = fragment_codecs(manifest, parameter_shapes(manifest.model))
+    found = {number: (f.sketch_bytes + f.payload_bytes, list[int]()) for number, f in enumerate(codecs)}
     for entry in read_events(home.events):
         if isinstance(entry.event, MeetingDone) and entry.event.outcome == "completed":
             found[entry.event.fragment][1].append(entry.event.bytes_sent)

@@ -14,6 +14,7 @@ from typing import Annotated, Generic, Literal, TypeVar
 from pydantic import ConfigDict, Discriminator, TypeAdapter, ValidationError
 
 from protocol.messages.messages import RunPhase
+from protocol.messages.terms import ModelPlan
 
 Said = TypeVar("Said")
 
@@ -251,6 +252,14 @@ class Adopted:
 
 
 @dataclass(frozen=True, slots=True)
+class Built:
+    """What the model comes to on the wire: the first that a node hears of its trainer, which alone knows the model."""
+
+    plan: ModelPlan
+    record: Literal["Built"] = "Built"
+
+
+@dataclass(frozen=True, slots=True)
 class Due:
     """A fragment's countdown ran out: find it a partner."""
 
@@ -276,7 +285,7 @@ AnsweredRequest = MeetingRequest | TakeSnapshot | Adopt
 ToldRequest = Drop | Solo | Defer | Start | FinishDone
 Request = AnsweredRequest | ToldRequest
 Reply = Opened | Unavailable | SketchReady | PayloadReady | Checked | Applied | SnapshotTaken | NoSnapshot | Adopted
-Notice = Due | Progress
+Notice = Built | Due | Progress
 Answer = Reply | Notice
 Record = Request | Answer
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from peer.link import records as ask
+from protocol.messages.terms import ModelPlan
 
 SOCKET_NAME = "trainer.sock"
 RECONNECT_S = 0.2
@@ -183,11 +184,11 @@ class TrainerEnd:
 
 
 class NodeEnd:
-    """A TrainerLink. `run` keeps the connection; everything belongs to one event loop."""
+    """A TrainerLink: `connect` once, then `run`, which keeps the connection. Everything belongs to one event loop."""
 
-    def __init__(self, folder: Path, on_notice: Callable[[ask.Notice], None]) -> None:
+    def __init__(self, folder: Path) -> None:
         self._path = folder / SOCKET_NAME
-        self._on_notice = on_notice
+        self._reader = asyncio.StreamReader()
         self._writer: asyncio.StreamWriter | None = None
         self._waiting: dict[int | str, asyncio.Future[ask.Reply]] = {}  # by what the request is about
 
@@ -216,32 +217,45 @@ class NodeEnd:
         if self._writer is not None:
             self._writer.write(ask.REQUESTS.write(request))
 
-    async def run(self) -> None:
-        """Keep connected until cancelled."""
+    async def connect(self) -> ModelPlan:
+        """Wait for the trainer, and return what it says first. Cancel-safe."""
         while True:
             try:
-                reader, self._writer = await asyncio.open_unix_connection(str(self._path), limit=LINE_BYTES)
+                self._reader, writer = await asyncio.open_unix_connection(str(self._path), limit=LINE_BYTES)
             except OSError:
                 await asyncio.sleep(RECONNECT_S)
                 continue
             try:
-                await self._read(reader)
+                if isinstance(built := await self._next(), ask.Built):
+                    self._writer = writer
+                    return built.plan
+            finally:
+                if self._writer is not writer:
+                    writer.close()
+            await asyncio.sleep(RECONNECT_S)
+
+    async def run(self, on_notice: Callable[[ask.Notice], None]) -> None:
+        """Pass on what the trainer says unasked, and connect again whenever the link breaks, until cancelled."""
+        while True:
+            try:
+                await self._read(on_notice)
             finally:
                 self._hang_up()
             await asyncio.sleep(RECONNECT_S)
+            await self.connect()
 
-    async def _read(self, reader: asyncio.StreamReader) -> None:
-        while (record := await self._next(reader)) is not None:
+    async def _read(self, on_notice: Callable[[ask.Notice], None]) -> None:
+        while (record := await self._next()) is not None:
             if isinstance(record, ask.Notice):
-                self._on_notice(record)
+                on_notice(record)
             elif not self._answer(record):
                 log.warning("link to the trainer closed: a %s that nobody asked for", record.record)
                 return
 
-    async def _next(self, reader: asyncio.StreamReader) -> ask.Answer | None:
+    async def _next(self) -> ask.Answer | None:
         """Return the next record; None when there will be none."""
         try:
-            line = await reader.readline()
+            line = await self._reader.readline()
             return ask.ANSWERS.read(line) if line.endswith(b"\n") else None  # half a line: the trainer died in the middle of it
         except ConnectionError:
             return None

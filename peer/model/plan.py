@@ -1,12 +1,12 @@
 """What a manifest implies, before any tensor exists: can this build carry it out, how is the model cut, what are the sizes on the wire.
 
-Node and trainer both compute it and must agree. A manifest only shapes its names, for another release may know more of them; what is not
-known here is refused, never replaced.
+The trainer computes it, and tells the node. A manifest only shapes its names, for another release may know more of them; what is not known
+here is refused, never replaced.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from optim.codecs import CODECS, codec
@@ -15,9 +15,8 @@ from optim.fragments import split
 from optim.inner import InnerSettings
 from optim.names import nearest
 from optim.optimizers import OPTIMIZERS
-from peer.model.model import parameter_shapes
 from protocol.errors import BadManifest
-from protocol.messages.terms import FragmentTerms, RunTerms
+from protocol.messages.terms import FragmentTerms, ModelPlan
 from protocol.run.manifest import Manifest
 
 METHODS: Final = ("noloco",)
@@ -53,18 +52,16 @@ def inner_settings(manifest: Manifest) -> InnerSettings:
 
 
 def fragment_codecs(manifest: Manifest, shapes: Mapping[str, tuple[int, ...]]) -> tuple[FragmentCodec, ...]:
-    """Cut a model of these parameter shapes as the manifest says; both the trainer and the node compute it."""
+    """Cut a model of these parameter shapes as the manifest says."""
     chosen = codec(manifest.codec.name)
     return tuple(FragmentCodec(fragment, chosen) for fragment in split(shapes, manifest.fragments.blocks_per_fragment))
 
 
-def run_terms(manifest: Manifest) -> RunTerms:
-    """Compute what the manifest and its model imply for the wire, without building the model. Raises BadManifest."""
-    need_abilities(manifest)
-    codecs = fragment_codecs(manifest, parameter_shapes(manifest.model))
-    fragments = tuple(FragmentTerms(c.sketch_bytes, c.payload_bytes, c.num_blocks) for c in codecs)
-    state_bytes = 8 * sum(c.fragment.numel for c in codecs)  # slow weights and momentum, fp32
-    return RunTerms.from_manifest(manifest, codec(manifest.codec.name).wire_id, fragments, state_bytes)
+def model_plan(codecs: Sequence[FragmentCodec]) -> ModelPlan:
+    """Say what these fragments, all with one codec, come to on the wire."""
+    fragments = tuple(FragmentTerms(codec.sketch_bytes, codec.payload_bytes, codec.num_blocks) for codec in codecs)
+    state_bytes = 8 * sum(codec.fragment.numel for codec in codecs)  # slow weights and momentum, fp32
+    return ModelPlan(codecs[0].codec.wire_id, fragments, state_bytes)
 
 
 def follow_clock(own_steps: int, partner_steps: int, slack_steps: int, own_trained: int, total_steps: int) -> int:

@@ -20,8 +20,6 @@ from peer.machine.events import EventLog
 from peer.machine.home import Home
 from peer.meeting.driver import Tools
 from peer.meeting.journal import Journal
-from peer.model.model import parameter_shapes
-from peer.model.plan import fragment_codecs, run_terms
 from peer.node.catch_up import NodeSettings
 from peer.node.fetching import FetchClient, find_manifest, store_manifest
 from peer.node.meetings import say
@@ -112,12 +110,11 @@ class NodeProcess:
         await self._serve(network, signed, manifest)
 
     async def _serve(self, network: Libp2pNode, signed: SignedManifest, manifest: Manifest) -> None:
-        terms = run_terms(manifest)
+        link = NodeEnd(self._child.settings.runtime)
+        terms = RunTerms.from_manifest(manifest, await link.connect())
         credential = self._invite.credential_for(self._identity.peer_id) if self._invite else None
         membership = Membership(self._identity, terms, credential, manifest.outer.deadline_s, manifest.outer.no_partner == "defer")
         world = World(network, network, lambda: network.addresses, time.time, random.SystemRandom())
-        notices: list[Node] = []
-        link = NodeEnd(self._child.settings.runtime, lambda notice: notices[0].on_notice(notice))
         payloads = PayloadFolder(self._child.settings.runtime / "payloads")
         payloads.clear(Writer.NODE)
         tools = Tools(link, payloads, Journal(self._home.journal))
@@ -129,14 +126,12 @@ class NodeProcess:
             is_founder=self._invite is None,
         )
         node = Node(membership, world, tools, settings, lambda fields: self._child.report("node", fields))
-        notices.append(node)
         node.on_event(EventLog(self._home.events).append)
         self._fill_book(node)
         self._doorman.terms = terms
         self._doorman.manifest, self._doorman.node = signed.to_bytes(), node
-        self._report_size(manifest)
         async with asyncio.TaskGroup() as tasks:
-            background = [tasks.create_task(link.run()), tasks.create_task(self._save_book(node))]
+            background = [tasks.create_task(link.run(node.on_notice)), tasks.create_task(self._save_book(node))]
             await node.run()
             for task in background:
                 task.cancel()
@@ -174,12 +169,6 @@ class NodeProcess:
             await asyncio.sleep(SAVE_BOOK_S)
             with contextlib.suppress(OSError):  # a full disk; the book is written again soon
                 node.book.save(self._home.peers, loop_s())
-
-    def _report_size(self, manifest: Manifest) -> None:
-        codecs = fragment_codecs(manifest, parameter_shapes(manifest.model))
-        params = sum(c.fragment.numel for c in codecs)
-        sent = sum(c.sketch_bytes + c.payload_bytes for c in codecs)
-        self._child.report("node", {"params": params, "bits_per_param": 8 * sent / params})
 
     async def _until_stopped(self) -> None:
         stopped = asyncio.Event()

@@ -66,7 +66,7 @@ class Seed:
 
     def learn(self, signed: SignedManifest) -> RunTerms:
         """Serve this manifest, and only its members, from now on; return its terms."""
-        terms = RunTerms.from_manifest(signed.manifest(), codec_id=0, fragments=(), state_bytes=0)  # of the sizes it needs none
+        terms = RunTerms.from_manifest(signed.manifest())  # of the sizes it needs none
         self._donor = FetchServer(self._identity, terms, signed.to_bytes(), NoTrainer(), self._payloads, time.time, lambda: None)
         return terms
 

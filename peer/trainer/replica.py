@@ -24,11 +24,12 @@ from peer.link import records as ask
 from peer.link.payload_folder import PayloadFolder
 from peer.model.evaluation import held_out_loss
 from peer.model.model import next_token_loss
-from peer.model.plan import follow_clock, fragment_codecs, inner_settings
+from peer.model.plan import follow_clock, fragment_codecs, inner_settings, model_plan
 from peer.text.corpus import Corpus
 from peer.trainer.adoption import parts, try_on, why_not
 from peer.trainer.outer_loop import OuterLoop
 from protocol.messages.messages import RunPhase
+from protocol.messages.terms import ModelPlan
 from protocol.run.manifest import Manifest
 
 
@@ -70,6 +71,11 @@ class Replica:
     def phase(self) -> RunPhase:
         """TRAIN until the schedule clock has run out."""
         return RunPhase.TRAIN if self.clock_steps < self.manifest.run.total_steps else RunPhase.FINISH
+
+    @property
+    def plan(self) -> ModelPlan:
+        """What model and codec imply for the wire."""
+        return model_plan([fragment.codec for fragment in self.outer.fragments])
 
     def inner_step(self) -> InnerStep:
         """Train on this peer's next batch.

@@ -100,6 +100,7 @@ class Trainer:
         self._replica.lose_node()
         self._session = session
         self._alone_since_s = time.monotonic()
+        self._node.send(ask.Built(self._replica.plan), session)
         self._tell_node()
         self._announce(self._replica.countdown.due())
 

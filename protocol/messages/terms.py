@@ -29,6 +29,15 @@ class FragmentTerms:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelPlan:
+    """What the run's model and codec imply for the wire. Who holds the model computes it."""
+
+    codec_id: int  # wire id
+    fragments: tuple[FragmentTerms, ...]  # by fragment id
+    state_bytes: int  # of CONTENTS_STATE
+
+
+@dataclass(frozen=True, slots=True)
 class RunTerms:
     """Everything that a partner's first message is held against."""
 
@@ -43,15 +52,15 @@ class RunTerms:
     max_clock_gap_steps: int  # partners farther apart do not meet
 
     @classmethod
-    def from_manifest(cls, manifest: Manifest, codec_id: int, fragments: tuple[FragmentTerms, ...], state_bytes: int) -> Self:
-        """Join what the manifest says with the sizes that the peer layer computed from its model."""
-        run = manifest.run
+    def from_manifest(cls, manifest: Manifest, plan: ModelPlan | None = None) -> Self:
+        """Join what the manifest says with its model's sizes; terms without these say who may take part, and suit no meeting."""
+        run, plan = manifest.run, plan or ModelPlan(0, (), 0)
         return cls(
             run_id=manifest.run_id,
             protocol_version=run.protocol,
-            codec_id=codec_id,
-            fragments=fragments,
-            state_bytes=state_bytes,
+            codec_id=plan.codec_id,
+            fragments=plan.fragments,
+            state_bytes=plan.state_bytes,
             access=run.access,
             issuers=frozenset(map(PeerId.from_text, run.issuers)),
             members=frozenset(map(PeerId.from_text, run.members)),

@@ -49,9 +49,13 @@ class Node:
 
     def __init__(self, runtime: Path) -> None:
         self.notices: list[ask.Notice] = []
-        self.end = NodeEnd(runtime, self.notices.append)
+        self.end = NodeEnd(runtime)
         self.payloads = PayloadFolder(runtime / "payloads")
-        self._running = asyncio.create_task(self.end.run())
+        self._running = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        self.plan = await self.end.connect()
+        await self.end.run(self.notices.append)
 
     async def gone(self) -> None:
         self._running.cancel()

@@ -11,14 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from optim.codecs import codec
 from peer.link.payload_folder import PayloadFolder
-from peer.model.plan import fragment_codecs
+from peer.model.plan import fragment_codecs, model_plan
 from peer.text.batches import Draw
 from peer.text.corpus import ResidentCorpus
 from peer.text.token_cache import Tokens
 from peer.trainer.replica import Replica
-from protocol.messages.terms import FragmentTerms, RunTerms
+from protocol.messages.terms import RunTerms
 from protocol.run.manifest import Manifest
 
 VOCABULARY = 32
@@ -64,9 +63,7 @@ def tiny_manifest(**sections: dict[str, Any]) -> Manifest:
 
 def tiny_terms(manifest: Manifest) -> RunTerms:
     codecs = fragment_codecs(manifest, {name: tuple(p.shape) for name, p in _initial().named_parameters()})
-    fragments = tuple(FragmentTerms(c.sketch_bytes, c.payload_bytes, c.num_blocks) for c in codecs)
-    state_bytes = 8 * sum(c.fragment.numel for c in codecs)
-    return RunTerms.from_manifest(manifest, codec(manifest.codec.name).wire_id, fragments, state_bytes)
+    return RunTerms.from_manifest(manifest, model_plan(codecs))
 
 
 @functools.cache

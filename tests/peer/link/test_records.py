@@ -11,8 +11,15 @@ import pytest
 from peer.link import records as ask
 from peer.link.records import ANSWERS, REQUESTS, File, Writer, payload_name
 from protocol.messages.messages import RunPhase
+from protocol.messages.terms import FragmentTerms, ModelPlan
 
-SAMPLES = {"int": 7, "str": 'quoted "text"\nand more', "bool": True, "RunPhase": RunPhase.FINISH}
+SAMPLES = {
+    "int": 7,
+    "str": 'quoted "text"\nand more',
+    "bool": True,
+    "RunPhase": RunPhase.FINISH,
+    "ModelPlan": ModelPlan(16, (FragmentTerms(1, 2, 3), FragmentTerms(0, 5, 0)), 800),
+}
 KINDS = typing.get_args(ask.Record)
 
 

@@ -13,8 +13,10 @@ from peer.link import records as ask
 from peer.link import socket as link
 from peer.link.socket import SOCKET_NAME, LinkLost, NodeEnd, TrainerEnd
 from protocol.messages.messages import RunPhase
+from protocol.messages.terms import FragmentTerms, ModelPlan
 from tests.peer.waiting import eventually
 
+PLAN = ModelPlan(16, (FragmentTerms(0, 1000, 0), FragmentTerms(64, 900, 20)), 800)
 PROGRESS = ask.Progress(5, RunPhase.TRAIN, True)
 
 
@@ -30,11 +32,15 @@ class Pair:
     def __init__(self, folder: Path) -> None:
         self.notices: list[ask.Notice] = []
         self.trainer = TrainerEnd(folder)
-        self.node = NodeEnd(folder, self.notices.append)
+        self.node = NodeEnd(folder)
         self.asked: list[ask.Request] = []
+        self.greeted = 0  # the last session that was told the plan
 
     def poll(self) -> list[ask.Request]:
         self.asked += self.trainer.poll()
+        if self.trainer.session != self.greeted:
+            self.greeted = self.trainer.session
+            self.trainer.send(ask.Built(PLAN), self.greeted)
         return self.asked
 
     async def requests(self, number: int) -> list[ask.Request]:
@@ -42,10 +48,15 @@ class Pair:
         return self.asked
 
 
+async def kept(node: NodeEnd, on_notice: Callable[[ask.Notice], None]) -> None:
+    assert await node.connect() == PLAN
+    await node.run(on_notice)
+
+
 @contextlib.asynccontextmanager
 async def connected(folder: Path) -> AsyncIterator[Pair]:
     pair = Pair(folder)
-    running = asyncio.create_task(pair.node.run())
+    running = asyncio.create_task(kept(pair.node, pair.notices.append))
     try:
         await eventually(lambda: pair.poll() or (pair.trainer.session and pair.node.connected), "connection")
         yield pair
@@ -150,9 +161,9 @@ def test_the_node_finds_the_next_trainer(folder: Path) -> None:
     async def test(pair: Pair) -> None:
         pair.trainer.close()
         await eventually(lambda: not pair.node.connected, "loss")
-        pair.trainer = TrainerEnd(folder)
+        pair.trainer, pair.greeted = TrainerEnd(folder), 0
         pair.trainer.send(PROGRESS, 1)  # to nobody
-        await eventually(lambda: pair.node.connected, "the next trainer")
+        await eventually(lambda: pair.poll() or pair.node.connected, "the next trainer")
         waiting = asyncio.create_task(pair.node.request(ask.Open(1, 0)))
         assert await pair.requests(1) == [ask.Open(1, 0)]
         pair.trainer.send(ask.Unavailable(1, "just started"), pair.trainer.session)
@@ -162,15 +173,15 @@ def test_the_node_finds_the_next_trainer(folder: Path) -> None:
     run(test, folder)
 
 
+@pytest.mark.parametrize("before", [b"", ask.ANSWERS.write(ask.Built(PLAN))], ids=["at first", "later"])
 @pytest.mark.parametrize("said", [b"garbage\n", b"x" * (link.LINE_BYTES + 2), ask.ANSWERS.write(ask.Applied(1)), b'{"record":"Dru'])
-def test_the_node_leaves_a_trainer_that_makes_no_sense_and_comes_back(folder: Path, said: bytes) -> None:
+def test_the_node_leaves_a_trainer_that_makes_no_sense_and_comes_back(folder: Path, said: bytes, before: bytes) -> None:
     async def test() -> None:
         came: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
         server = await asyncio.start_unix_server(lambda _, writer: came.put_nowait(writer), path=str(folder / SOCKET_NAME))
-        node = NodeEnd(folder, lambda _: None)
-        running = asyncio.create_task(node.run())
+        running = asyncio.create_task(kept(NodeEnd(folder), lambda _: None))
         first = await came.get()
-        first.write(said)
+        first.write(before + said)
         if said.endswith(b"u"):
             first.close()  # the trainer died in the middle of a line
         again = await came.get()

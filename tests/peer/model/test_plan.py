@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from optim.codecs import CODECS
-from peer.model.plan import need_abilities
+from optim.codecs import CODECS, codec
+from peer.model.model import parameter_shapes
+from peer.model.plan import fragment_codecs, model_plan, need_abilities
 from protocol.errors import BadManifest
 from protocol.run.manifest import Manifest
 
@@ -27,3 +28,11 @@ def test_an_unknown_name_is_refused_with_the_nearest(section: str, key: str, nam
     with pytest.raises(BadManifest, match=f'{section}.{key} = "{name}"') as caught:
         need_abilities(Manifest.checked({section: {key: name}}))
     assert near in caught.value.hint
+
+
+def test_the_default_manifest_implies_a_whole_model_in_fragments() -> None:
+    manifest = Manifest()
+    plan = model_plan(fragment_codecs(manifest, parameter_shapes(manifest.model)))
+    assert plan.codec_id == codec(manifest.codec.name).wire_id
+    assert len(plan.fragments) > 1 and all(fragment.payload_bytes > 0 for fragment in plan.fragments)
+    assert plan.state_bytes > 2 * sum(fragment.payload_bytes for fragment in plan.fragments), "what is sent is smaller than what is held"

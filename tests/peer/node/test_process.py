@@ -1,15 +1,11 @@
-"""Around the node: the sizes that the manifest implies, and who is let in before there is a node. The process itself: tests/e2e."""
+"""Around the node: who is let in before there is a node. The process itself: tests/e2e."""
 
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
-from peer.link.payload_folder import PayloadFolder
-from peer.link.records import TakeSnapshot
-from peer.model.plan import run_terms
 from peer.node.process import Doorman
 from protocol.errors import RefusalCode
 from protocol.identity import Identity
@@ -17,10 +13,10 @@ from protocol.memory import virtual_time
 from protocol.memory.network import EPOCH_S, MemoryNetwork
 from protocol.messages.messages import Refusal
 from protocol.messages.records import MemberRecord
-from protocol.run.manifest import Manifest
+from protocol.messages.terms import RunTerms
 from protocol.streams.transport import Purpose
 from tests.peer.deaf import Deaf
-from tests.peer.small import small_manifest, small_replica
+from tests.peer.small import small_manifest
 from tests.swarm.mallory import nobody
 
 HOST, GUEST = Identity(b"h" * 32), Identity(b"g" * 32)
@@ -28,22 +24,6 @@ HOST, GUEST = Identity(b"h" * 32), Identity(b"g" * 32)
 
 def record(who: Identity, run_id: bytes) -> MemberRecord:
     return MemberRecord(run_id, who.peer_id, ("/ip4/192.0.2.1/tcp/1",), 0, False, 1, int(EPOCH_S) + 90).signed(who)
-
-
-@pytest.mark.parametrize("codec", ["fp32", "int8", "modulo4"])
-def test_the_terms_are_what_a_replica_of_this_manifest_sends(tmp_path: Path, codec: str) -> None:
-    manifest = small_manifest(codec={"name": codec})
-    terms, replica = run_terms(manifest), small_replica(tmp_path, manifest)
-    sizes = [(f.codec.sketch_bytes, f.codec.payload_bytes, f.codec.num_blocks) for f in replica.outer.fragments]
-    assert [(f.sketch_bytes, f.payload_bytes, f.num_blocks) for f in terms.fragments] == sizes
-    replica.handle(TakeSnapshot("clone-1"))
-    assert PayloadFolder(tmp_path).size("clone-1") == terms.state_bytes
-
-
-def test_the_default_manifest_implies_a_whole_model_in_fragments() -> None:
-    terms = run_terms(Manifest().with_host(HOST.peer_id))
-    assert len(terms.fragments) > 1 and all(fragment.payload_bytes > 0 for fragment in terms.fragments)
-    assert terms.state_bytes > 2 * sum(fragment.payload_bytes for fragment in terms.fragments), "what is sent is smaller than what is held"
 
 
 @pytest.mark.parametrize("purpose", list(Purpose))
@@ -75,7 +55,7 @@ def test_who_calls_before_there_is_a_node_and_does_not_listen_is_hung_up_on(purp
 def test_the_directory_holds_members_only_once_it_is_known_who_is_one() -> None:
     doorman = Doorman()
     manifest = small_manifest(run={"access": "allowlist", "members": [str(GUEST.peer_id)]})
-    terms = run_terms(manifest)
+    terms = RunTerms.from_manifest(manifest)
     assert doorman.is_member(record(HOST, terms.run_id)), "before that, everybody may be one"
     doorman.terms = terms
     assert doorman.is_member(record(GUEST, terms.run_id)) and not doorman.is_member(record(HOST, terms.run_id))

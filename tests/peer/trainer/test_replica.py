@@ -65,6 +65,15 @@ def test_a_loss_that_is_not_finite_changes_no_weight(tmp_path: Path) -> None:
     assert math.isfinite(replica.inner_step().loss)
 
 
+@pytest.mark.parametrize("codec", ["fp32", "int8", "modulo4"])
+def test_the_plan_is_what_it_sends(tmp_path: Path, codec: str) -> None:
+    replica = small_replica(tmp_path, small_manifest(codec={"name": codec}))
+    sizes = [(f.codec.sketch_bytes, f.codec.payload_bytes, f.codec.num_blocks) for f in replica.outer.fragments]
+    assert [(f.sketch_bytes, f.payload_bytes, f.num_blocks) for f in replica.plan.fragments] == sizes
+    replica.handle(ask.TakeSnapshot("clone-1"))
+    assert replica.payloads.size("clone-1") == replica.plan.state_bytes
+
+
 def test_steps_depend_on_nothing_drawn_elsewhere(tmp_path: Path) -> None:
     assert len({step_seed(seed, step) for seed in range(3) for step in range(100)}) == 300
     one, other = small_replica(tmp_path / "a", MANIFEST), small_replica(tmp_path / "b", MANIFEST)

@@ -9,7 +9,17 @@ import pytest
 from protocol.errors import BadMessage, BadSignature, GossamerError, PeerMisbehaved, RefusalCode, Refused, refusal_code
 from protocol.identity import Identity, PeerId
 from protocol.messages.messages import Hello, RunPhase
-from protocol.messages.terms import FragmentTerms, RunTerms, check_clock, check_fetch, check_hello, check_member, check_phase, check_record
+from protocol.messages.terms import (
+    FragmentTerms,
+    ModelPlan,
+    RunTerms,
+    check_clock,
+    check_fetch,
+    check_hello,
+    check_member,
+    check_phase,
+    check_record,
+)
 from protocol.run.credential import Credential
 from protocol.run.manifest import Manifest
 from tests.protocol.samples import (
@@ -236,5 +246,6 @@ def test_a_record_needs_a_member() -> None:
 def test_terms_follow_from_the_manifest() -> None:
     manifest = Manifest().with_host(ISSUER.peer_id)
     fragments = (FragmentTerms(0, 10, 0),)
-    terms = RunTerms.from_manifest(manifest, 2, fragments, 80)
+    terms = RunTerms.from_manifest(manifest, ModelPlan(2, fragments, 80))
     assert terms == RunTerms(manifest.run_id, 1, 2, fragments, 80, "invite", frozenset({ISSUER.peer_id}), frozenset(), 200)
+    assert RunTerms.from_manifest(manifest) == replace(terms, codec_id=0, fragments=(), state_bytes=0)
