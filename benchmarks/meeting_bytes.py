@@ -64,7 +64,7 @@ async def tunnel_overhead(num_bytes: int, folder: Path) -> int:
             await stream.send(Chunk(Part.PAYLOAD, offset, bytes(min(CHUNK_BYTES, num_bytes - offset))))
         await done.wait()
         await stream.close()
-        return sender.tally.sent - stream.bytes_sent
+        return sender.carried.sent - stream.bytes_sent
 
 
 def _settings(folder: Path, name: str) -> DaemonSettings:

@@ -169,19 +169,3 @@ class Refused(GossamerError):
         super().__init__(f"{says} ({detail})" if detail else says, hint=hint)
         self.code = code
         self.detail = detail
-
-
-_CODE_OF_ERROR: tuple[tuple[type[GossamerError], RefusalCode], ...] = (
-    (BadContents, RefusalCode.GATE),
-    (BadMessage, RefusalCode.BAD_MESSAGE),
-    (BadSignature, RefusalCode.BAD_MESSAGE),
-    (PeerMisbehaved, RefusalCode.BAD_MESSAGE),
-    (DeadlineExceeded, RefusalCode.TOO_SLOW),
-)
-
-
-def refusal_code(error: GossamerError) -> RefusalCode | None:
-    """Return the code that tells the partner about this error, or None when there is nothing to tell it (or nobody to tell)."""
-    if isinstance(error, Refused):
-        return error.code
-    return next((code for kind, code in _CODE_OF_ERROR if isinstance(error, kind)), None)

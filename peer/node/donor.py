@@ -20,8 +20,8 @@ from peer.node.meetings import say
 from peer.swarm.address_book import loop_s
 from protocol.errors import BadMessage, PeerMisbehaved, RefusalCode, Refused, TransportError
 from protocol.identity import Identity, PeerId
-from protocol.limits import CHUNK_BYTES, REFUSAL_DETAIL_CHARS
-from protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Part, Refusal
+from protocol.limits import CHUNK_BYTES
+from protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Part, refusal_of
 from protocol.messages.terms import RunTerms, check_fetch
 from protocol.streams.transport import Stream
 
@@ -78,9 +78,9 @@ class FetchServer:
             else:
                 await self._send_state(stream, request)
         except Refused as refusal:
-            await say(stream, Refusal(refusal.code, refusal.detail[:REFUSAL_DETAIL_CHARS]))
+            await say(stream, refusal_of(refusal))
         except PeerMisbehaved as error:
-            await say(stream, Refusal(RefusalCode.BAD_MESSAGE, str(error)[:REFUSAL_DETAIL_CHARS]))
+            await say(stream, refusal_of(error))
             raise
         except (TransportError, TimeoutError):
             return

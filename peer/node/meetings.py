@@ -23,8 +23,8 @@ from peer.swarm.address_book import REST_FAILED_S, AddressBook, Entry, RecordInt
 from peer.swarm.membership import Membership
 from protocol.errors import BadMessage, PeerMisbehaved, RefusalCode, Refused, TransportError
 from protocol.identity import PeerId
-from protocol.limits import ACQUAINTANCES, REFUSAL_DETAIL_CHARS
-from protocol.messages.messages import Decision, Hello, Outcome, Refusal, Resolve, RunPhase
+from protocol.limits import ACQUAINTANCES
+from protocol.messages.messages import Decision, Hello, Outcome, Refusal, Resolve, RunPhase, refusal_of
 from protocol.messages.terms import check_clock, check_hello
 from protocol.streams.transport import Purpose, Stream, Transport
 
@@ -185,10 +185,10 @@ class Meetings:
                 case _:
                     raise BadMessage(f"a meeting begins with a Hello, not with a {type(first).__name__}")
         except Refused as refusal:
-            await say(stream, Refusal(refusal.code, refusal.detail[:REFUSAL_DETAIL_CHARS]))
+            await say(stream, refusal_of(refusal))
         except PeerMisbehaved as error:
             self._around.book.ban(stream.partner, loop_s())
-            await say(stream, Refusal(RefusalCode.BAD_MESSAGE, str(error)[:REFUSAL_DETAIL_CHARS]))
+            await say(stream, refusal_of(error))
         except (TransportError, TimeoutError):
             return
         finally:

@@ -138,9 +138,9 @@ class GrpcStream:
         """Mark the stream as ended by the other side or by the lane: nothing is written any more."""
         self._inbox.end(why)
 
-    async def arrived(self) -> None:
-        """Wait until the first frame is there, or the stream has ended."""
-        await self._inbox.arrived()
+    async def arrived(self) -> bool:
+        """Wait until the first frame is there, or the stream has ended; return whether there is one."""
+        return await self._inbox.arrived()
 
     async def pump(self, read: Callable[[], Awaitable[Any]]) -> None:
         """Read frames into the inbox until `read` returns none. After `close` they are read and thrown away."""

@@ -27,8 +27,9 @@ from protocol.libp2p.outbound import TunnelTransport
 from protocol.libp2p.p2pd import Daemon, DaemonSettings
 from protocol.libp2p.p2pd_control import Control
 from protocol.libp2p.record_store import RecordShelf
-from protocol.libp2p.splice import Tally
+from protocol.libp2p.splice import CarriedBytes
 from protocol.messages.records import MemberRecord
+from protocol.streams.admission import Admission
 from protocol.streams.transport import Purpose, StreamHandler
 
 log = logging.getLogger(__name__)
@@ -57,18 +58,25 @@ class _Unit:
 class Libp2pNode:
     """Transport and Directory of one peer over libp2p. Use as `async with`, on the process's only event loop.
 
-    `bootstraps` is asked for multiaddrs with /p2p/<peer id> (invite, address book) whenever no connection exists. Entering raises
-    BadSettings (busy port, unusable folder) or TransportError; it does not wait for any bootstrap.
+    `bootstraps` is asked for multiaddrs with /p2p/<peer id> (invite, address book) whenever no connection exists, `is_banned` about
+    everybody who opens a stream to us. Entering raises BadSettings (busy port, unusable folder) or TransportError; it does not wait
+    for any bootstrap.
     """
 
     def __init__(
-        self, settings: DaemonSettings, shelf: RecordShelf, handler: StreamHandler, bootstraps: Callable[[], Sequence[str]] = tuple
+        self,
+        settings: DaemonSettings,
+        shelf: RecordShelf,
+        handler: StreamHandler,
+        bootstraps: Callable[[], Sequence[str]] = tuple,
+        is_banned: Callable[[PeerId], bool] = lambda partner: False,
     ) -> None:
         self._settings = settings
         self._shelf = shelf
         self._handler = handler
         self._bootstraps = bootstraps
-        self.tally = Tally()
+        self._is_banned = is_banned
+        self.carried = CarriedBytes()
         """Bytes given to and taken from p2pd by streams, HTTP/2 framing included."""
         self._unit: _Unit | None = None
         self._peer_id: PeerId | None = None
@@ -143,7 +151,8 @@ class Libp2pNode:
                 stack.push_async_callback(p2p.close)
                 directory = await DhtDirectory.open(p2p, self._shelf, self._settings.client_mode)
                 stack.push_async_callback(directory.close)
-                tunnel = TunnelTransport(daemon.control, self._settings.folder, self._handler, tally=self.tally)
+                admission = Admission(is_banned=self._is_banned)
+                tunnel = TunnelTransport(daemon.control, self._settings.folder, self._handler, admission, self.carried)
                 await stack.enter_async_context(tunnel)
                 return _Unit(daemon, directory, tunnel, stack.pop_all())
         except (OSError, EOFError, P2PDaemonError) as error:  # OSError: the time-out too

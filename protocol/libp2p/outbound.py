@@ -3,8 +3,8 @@
     gRPC channel -> our Unix socket -> p2pd ~~ libp2p ~~ p2pd -> our Unix socket -> loopback TCP -> gRPC server
 
 libp2p brings NAT traversal, encryption and the proof of who the partner is; gRPC brings framing, flow control and keep-alive. One
-lane per stream: nothing is pooled, and closing a stream frees all of it. This file opens streams; `lanes.py` and `reception.py`
-take those that others open.
+connection per stream: nothing is pooled, and closing a stream frees all of it. This file opens streams; `inbound.py` takes those that
+others open.
 """
 
 from __future__ import annotations
@@ -19,36 +19,35 @@ from typing import Any, Self
 from protocol.errors import Unreachable
 from protocol.identity import PeerId
 from protocol.libp2p.grpc_stream import BROKEN, LINGER_S, GrpcStream, accepted, start_call
-from protocol.libp2p.inbound import PROTOCOL, InboundLanes
+from protocol.libp2p.inbound import PROTOCOL, Inbound
 from protocol.libp2p.p2pd_control import BUFFER_BYTES, Control
-from protocol.libp2p.server import Reception
-from protocol.libp2p.splice import Pair, Tally, drop, splice
-from protocol.streams.admission import StreamCaps
+from protocol.libp2p.splice import CarriedBytes, Pair, drop, splice
+from protocol.streams.admission import Admission
 from protocol.streams.transport import Purpose, StreamHandler
 
 CLOSE_S = 1.0
 ACCEPT_S = 10.0
 
 
-class _Lane:
+class _Call:
     """One outbound call with all that carries it."""
 
-    def __init__(self, socket: Path, remote: Pair, tally: Tally) -> None:
+    def __init__(self, socket: Path, remote: Pair, carried: CarriedBytes) -> None:
         self._socket = socket
         self._remote = remote
-        self._tally = tally
+        self._carried = carried
         self._splice: asyncio.Task[None] | None = None
         self._listener: asyncio.Server | None = None
         self._channel: Any = None
-        self.call: Any = None
+        self.rpc: Any = None
 
     async def open(self, purpose: Purpose) -> None:
         """Connect a channel to the libp2p stream, start the call and wait until the partner has accepted it. Raises Unreachable."""
         self._listener = await asyncio.start_unix_server(self._accept, self._socket, limit=BUFFER_BYTES)
-        self._channel, self.call = start_call(self._socket, purpose)
+        self._channel, self.rpc = start_call(self._socket, purpose)
         try:
             async with asyncio.timeout(ACCEPT_S):
-                await accepted(self.call)
+                await accepted(self.rpc)
         except TimeoutError:
             raise Unreachable(f"the partner did not answer within {ACCEPT_S:g} s") from None
 
@@ -57,7 +56,7 @@ class _Lane:
         self._stop_listening()
         if self._channel is not None:
             with suppress(*BROKEN):
-                self.call.cancel()
+                self.rpc.cancel()
             await self._channel.close()
         if self._splice is None:
             drop(self._remote[1])
@@ -71,7 +70,7 @@ class _Lane:
             drop(writer)
             return
         self._stop_listening()
-        self._splice = asyncio.create_task(splice((reader, writer), self._remote, self._tally), name="outbound lane")
+        self._splice = asyncio.create_task(splice((reader, writer), self._remote, self._carried), name="outbound connection")
 
     def _stop_listening(self) -> None:
         if self._listener is not None:
@@ -82,38 +81,29 @@ class _Lane:
 class TunnelTransport:
     """Streams to and from other peers over one running p2pd. Use as `async with`; one event loop only.
 
-    Leaving it ends every stream: handlers and callers get PeerGone. `tally` counts the bytes through p2pd, HTTP/2 framing included.
+    Leaving it ends every stream: handlers and callers get PeerGone.
     """
 
-    def __init__(
-        self, control: Control, folder: Path, handler: StreamHandler, caps: StreamCaps | None = None, tally: Tally | None = None
-    ) -> None:
+    def __init__(self, control: Control, folder: Path, handler: StreamHandler, admission: Admission, carried: CarriedBytes) -> None:
         self._control = control
         self._folder = folder
-        self._tally = tally or Tally()
-        self._reception = Reception(handler, caps or StreamCaps())
-        self._tasks: set[asyncio.Task[None]] = set()  # closing lanes
-        self._open: dict[GrpcStream, tuple[_Lane, asyncio.Task[None]]] = {}
+        self._carried = carried
+        self._inbound = Inbound(folder / "in.sock", handler, admission, carried)
+        self._closing: set[asyncio.Task[None]] = set()
+        self._open: dict[GrpcStream, tuple[_Call, asyncio.Task[None]]] = {}
 
     async def __aenter__(self) -> Self:
-        self._inbound = InboundLanes(await self._reception.open(), self._folder / "in.sock", self._tally)
-        self._reception.admit_from(self._inbound)
-        try:
-            await self._inbound.open(self._control)
-        except BaseException:
-            await self._reception.close()
-            raise
+        await self._inbound.open(self._control)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         for stream in list(self._open):
             await stream.close()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=CLOSE_S)
-        for task in self._tasks:
+        if self._closing:
+            await asyncio.wait(self._closing, timeout=CLOSE_S)
+        for task in self._closing:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._reception.close()
+        await asyncio.gather(*self._closing, return_exceptions=True)
         await self._inbound.close()
 
     async def connect(self, partner: PeerId, addresses: Sequence[str], purpose: Purpose) -> GrpcStream:
@@ -122,34 +112,34 @@ class TunnelTransport:
             with suppress(Unreachable):  # stale hints: p2pd may still find the partner by itself
                 await self._control.connect(partner, addresses)
         remote = await self._control.open_stream(partner, PROTOCOL)
-        lane = _Lane(self._folder / f"lane-{secrets.token_hex(4)}.sock", remote, self._tally)
+        call = _Call(self._folder / f"call-{secrets.token_hex(4)}.sock", remote, self._carried)
         try:
-            await lane.open(purpose)
+            await call.open(purpose)
         except BaseException:
-            await asyncio.shield(self._spawn(lane.close()))
+            await asyncio.shield(self._spawn(call.close()))
             raise
-        stream = GrpcStream(partner, lane.call.write, self._finish)
-        self._open[stream] = lane, asyncio.create_task(stream.pump(lane.call.read), name="outbound frames")
+        stream = GrpcStream(partner, call.rpc.write, self._finish)
+        self._open[stream] = call, asyncio.create_task(stream.pump(call.rpc.read), name="outbound frames")
         return stream
 
     def _finish(self, stream: GrpcStream) -> None:
-        lane, pump = self._open.pop(stream)
-        self._spawn(self._wind_up(lane, pump))
+        call, pump = self._open.pop(stream)
+        self._spawn(self._wind_up(call, pump))
 
-    async def _wind_up(self, lane: _Lane, pump: asyncio.Task[None]) -> None:
+    async def _wind_up(self, call: _Call, pump: asyncio.Task[None]) -> None:
         """Let what was sent arrive: say that nothing more comes, and wait a while for the partner to end the call."""
         try:
             with suppress(TimeoutError, *BROKEN):
                 async with asyncio.timeout(LINGER_S):
-                    await lane.call.done_writing()
+                    await call.rpc.done_writing()
                     await pump
         finally:
             pump.cancel()
             await asyncio.gather(pump, return_exceptions=True)
-            await lane.close()
+            await call.close()
 
     def _spawn(self, coroutine: Any) -> asyncio.Task[None]:
         task: asyncio.Task[None] = asyncio.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
         return task

@@ -38,7 +38,7 @@ MESSAGE_BYTES = 256 * 1024
 START_S = 15.0
 END_S = 1.0
 SOCKET_PATH_CHARS = 100  # the kernel takes 108 bytes on Linux, 104 on macOS
-LONGEST_SOCKET_NAME = "lane-ffffffff.sock"
+LONGEST_SOCKET_NAME = "call-ffffffff.sock"
 
 # p2pd inherits the wish to be killed with its parent; a child of a fork could not safely run Python beside gRPC's threads.
 _LEASH = """

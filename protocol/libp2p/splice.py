@@ -12,14 +12,14 @@ FLUSH_S = 2.0
 
 
 @dataclass(slots=True)
-class Tally:
-    """Bytes that crossed a tunnel."""
+class CarriedBytes:
+    """Bytes given to and taken from p2pd, HTTP/2 framing included."""
 
     sent: int = 0
     received: int = 0
 
 
-async def splice(local: Pair, remote: Pair, tally: Tally) -> None:
+async def splice(local: Pair, remote: Pair, carried: CarriedBytes) -> None:
     """Copy both ways until one side ends or breaks, write out what was read by then, and close both.
 
     Cancelling drops both at once. A slow reader on either side stops the other side's writer (back-pressure).
@@ -27,13 +27,13 @@ async def splice(local: Pair, remote: Pair, tally: Tally) -> None:
 
     async def out() -> None:
         while data := await local[0].read(READ_BYTES):
-            tally.sent += len(data)
+            carried.sent += len(data)
             remote[1].write(data)
             await remote[1].drain()
 
     async def back() -> None:
         while data := await remote[0].read(READ_BYTES):
-            tally.received += len(data)
+            carried.received += len(data)
             local[1].write(data)
             await local[1].drain()
 

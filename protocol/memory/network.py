@@ -16,7 +16,7 @@ from protocol.identity import PeerId
 from protocol.memory.link import Doom, Line, Link
 from protocol.memory.stream import Conversation, MemoryStream
 from protocol.messages.records import MemberRecord
-from protocol.streams.admission import Admission, Place, StreamCaps, first_frame, handle
+from protocol.streams.admission import Admission, StreamCaps, Visit, handle
 from protocol.streams.transport import Purpose, StreamHandler
 
 DIAL_S = 5.0
@@ -50,12 +50,17 @@ class MemoryNetwork:
     # ---- peers ----
 
     def transport(
-        self, peer_id: PeerId, handler: StreamHandler, link: Link | None = None, caps: StreamCaps | None = None
+        self,
+        peer_id: PeerId,
+        handler: StreamHandler,
+        link: Link | None = None,
+        caps: StreamCaps | None = None,
+        is_banned: Callable[[PeerId], bool] = lambda partner: False,
     ) -> MemoryTransport:
-        """Bring a peer up; one that is up is killed first (a restart)."""
+        """Bring a peer up; one that is up is killed first (a restart). `is_banned` is asked about everybody who opens a stream to it."""
         self.kill(peer_id)
         self._lines[peer_id] = Line(link or self._link)
-        self._hosts[peer_id] = _Host(self._lines[peer_id], handler, Admission(caps or StreamCaps()))
+        self._hosts[peer_id] = _Host(self._lines[peer_id], handler, Admission(caps, is_banned))
         return MemoryTransport(self, peer_id)
 
     def directory(self, peer_id: PeerId) -> MemoryDirectory:
@@ -133,25 +138,27 @@ class MemoryNetwork:
         host = self._hosts.get(partner)
         if caller not in self._hosts or host is None:
             raise Unreachable(f"{partner.short()} is down")
-        place = None if host.refuses else host.admission.enter(caller, purpose)
-        if place is None:
+        visit = None if host.refuses else host.admission.admit(caller, conversation.streams[1].hang_up)
+        if visit is None or not host.admission.begin(visit, purpose):
+            if visit is not None:
+                host.admission.end(visit)
             raise Unreachable(f"{partner.short()} turned the stream away")
         for end in (host, self._hosts[caller]):
             end.conversations[conversation] = None
         conversation.on_over(0, lambda: self._forget(conversation, caller))
         conversation.on_over(1, lambda: self._forget(conversation, partner))
-        task = asyncio.create_task(self._receive(host, conversation.streams[1], place), name=f"{partner.short()} {purpose.value}")
+        task = asyncio.create_task(self._receive(host, visit, purpose, conversation.streams[1]), name=f"{partner.short()} {purpose.value}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return conversation.streams[0]
 
-    async def _receive(self, host: _Host, stream: MemoryStream, place: Place) -> None:
+    async def _receive(self, host: _Host, visit: Visit, purpose: Purpose, stream: MemoryStream) -> None:
         try:
-            if await first_frame(stream, place):
-                await handle(host.handler, place.purpose, stream)
+            if await stream.arrived() and host.admission.heard(visit):
+                await handle(host.handler, purpose, stream)
         finally:
-            host.admission.leave(place)
-            await stream.close()
+            host.admission.end(visit)
+            stream.hang_up()
 
     def _forget(self, conversation: Conversation, peer_id: PeerId) -> None:
         if host := self._hosts.get(peer_id):

@@ -60,12 +60,16 @@ class MemoryStream:
         self._bytes_received += len(frame)
         return from_frame(frame)
 
-    async def arrived(self) -> None:
-        """Wait until the first frame is there, or the stream has ended."""
-        await self._inbox.arrived()
+    async def arrived(self) -> bool:
+        """Wait until the first frame is there, or the stream has ended; return whether there is one."""
+        return await self._inbox.arrived()
 
     async def close(self) -> None:
         """End the stream in both directions; what was sent before still arrives. Idempotent."""
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """Do the same, without waiting for anything."""
         self._inbox.close()
         self._conversation.say_goodbye(self._side)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from protocol import limits
-from protocol.errors import BadMessage, RefusalCode
+from protocol.errors import BadMessage, PeerMisbehaved, RefusalCode, Refused
 from protocol.identity import Identity, PeerId, signable
 from protocol.run.credential import Credential
 
@@ -107,6 +107,12 @@ class Refusal:
         limits.need_count("length of detail", len(self.detail), limits.REFUSAL_DETAIL_CHARS)
         # It ends on a terminal: no control character of a stranger may.
         object.__setattr__(self, "detail", "".join(char if char.isprintable() else " " for char in self.detail))
+
+
+def refusal_of(error: Refused | PeerMisbehaved) -> Refusal:
+    """Return what the partner is told about an error: that we refuse, or that it broke the rules."""
+    code, detail = (error.code, error.detail) if isinstance(error, Refused) else (RefusalCode.BAD_MESSAGE, str(error))
+    return Refusal(code, detail[: limits.REFUSAL_DETAIL_CHARS])
 
 
 @dataclass(frozen=True, slots=True)

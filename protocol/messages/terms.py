@@ -2,7 +2,7 @@
 
 Each check raises the first thing that is wrong. `Refused` is nobody's fault: another run, another version, no invitation, too far
 apart. `BadMessage` and `BadSignature` are the partner's fault: it addressed somebody else, or lied about who it is. What to tell
-the partner in either case is `refusals.refusal_code`. Pure functions: the time comes in as an argument.
+the partner in either case is `messages.refusal_of`. Pure functions: the time comes in as an argument.
 """
 
 from __future__ import annotations

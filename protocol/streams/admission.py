@@ -1,11 +1,16 @@
-"""What holds for every inbound stream, whatever transport it came by: how many there may be, and how its handler is run."""
+"""The front door: one table of a peer's inbound connections, whatever transport they came by.
+
+A connection stands in it as a visit, from the moment its partner is proven until it has ended: silent, then in conversation, then over.
+The table says who may come in, takes the connection of whoever stays silent or lingers, and where all places are taken gives a newcomer
+the place of the visit that has been silent or over the longest. Nobody takes the place of a conversation.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from protocol.errors import PeerMisbehaved, Refused, TransportError
 from protocol.identity import PeerId
@@ -13,83 +18,95 @@ from protocol.streams.transport import Purpose, Stream, StreamHandler
 
 log = logging.getLogger(__name__)
 
-FIRST_FRAME_S = 10.0
+FIRST_FRAME_S = 10.0  # from the connection to its call, and from there to the first message
+LINGER_S = 6.0  # a connection whose conversation is over is the caller's to close, for this long
 
 
 @dataclass(frozen=True, slots=True)
 class StreamCaps:
-    """Inbound streams at once; a retry may overlap the stream that it replaces, hence two."""
+    """Inbound connections at once."""
 
-    per_purpose: int = 2  # from one partner
+    per_purpose: int = 2  # conversations with one partner; a retry may overlap the one that it replaces, hence two
+    per_partner: int = 8  # those included that are over
+    silent: int = 2  # of a partner that has said nothing on any of them: a key costs nothing
     total: int = 32
 
 
 @dataclass(eq=False, slots=True)
-class Place:
-    """One inbound stream among those that are open."""
+class Visit:
+    """One inbound connection. Whoever carries it tells the table what becomes of it."""
 
     partner: PeerId
-    purpose: Purpose
+    drop: Callable[[], object]  # ends the connection at once
+    purpose: Purpose | None = None  # once its call has come
     is_heard: bool = False  # its opener has said something
-    is_lost: bool = False  # it had said nothing, and somebody else came
-    patience: asyncio.Timeout | None = None  # while its first frame is waited for
-
-    def lose(self) -> None:
-        """Have its `first_frame` give up at once."""
-        self.is_lost = True
-        if self.patience is not None and not self.patience.expired():
-            self.patience.reschedule(asyncio.get_running_loop().time())
+    is_over: bool = False  # the conversation has ended, the connection not yet
+    deadline: asyncio.TimerHandle | None = None  # when it is dropped; none during a conversation
 
 
 class Admission:
-    """The inbound streams of one transport. Where all places are taken, a newcomer gets that of the stream that is silent the longest."""
+    """The table. It drops a visit by calling its `drop`, after which the visit is no longer in it."""
 
-    def __init__(self, caps: StreamCaps) -> None:
-        self._caps = caps
-        self._places: dict[Place, None] = {}  # oldest first
+    def __init__(self, caps: StreamCaps | None = None, is_banned: Callable[[PeerId], bool] = lambda partner: False) -> None:
+        self._caps = caps or StreamCaps()
+        self._is_banned = is_banned
+        self._visits: dict[Visit, None] = {}  # of those that are silent or over, the one that is so the longest stands first
 
-    def enter(self, partner: PeerId, purpose: Purpose) -> Place | None:
-        """Take a place for one more stream, or return None when that would be too many."""
-        num_own = sum((place.partner, place.purpose) == (partner, purpose) for place in self._places)
-        if num_own >= self._caps.per_purpose or (len(self._places) >= self._caps.total and not self._displace()):
+    def admit(self, partner: PeerId, drop: Callable[[], object]) -> Visit | None:
+        """Let a connection in, for FIRST_FRAME_S until its call begins; None: its partner is banned, or it is one too many."""
+        own = [visit for visit in self._visits if visit.partner == partner]
+        most = self._caps.per_partner if any(visit.is_heard for visit in own) else self._caps.silent
+        if self._is_banned(partner) or len(own) >= most or (len(self._visits) >= self._caps.total and not self._displace()):
+            log.info("a connection from %s was turned away", partner.short())
             return None
-        place = Place(partner, purpose)
-        self._places[place] = None
-        return place
+        visit = Visit(partner, drop)
+        self._visits[visit] = None
+        self._allow(visit, FIRST_FRAME_S)
+        return visit
 
-    def leave(self, place: Place) -> None:
-        """Give a place back, if it was not lost before."""
-        self._places.pop(place, None)
-
-    def _displace(self) -> bool:
-        silent = next((place for place in self._places if not place.is_heard), None)
-        if silent is None:
+    def begin(self, visit: Visit, purpose: Purpose) -> bool:
+        """Note what a visit is for, and wait FIRST_FRAME_S for its first message; False: one too many for this, or dropped."""
+        own = [other for other in self._visits if (other.partner, other.purpose) == (visit.partner, purpose) and not other.is_over]
+        if visit not in self._visits or len(own) >= self._caps.per_purpose:
             return False
-        del self._places[silent]
-        silent.lose()
+        visit.purpose = purpose
+        self._allow(visit, FIRST_FRAME_S)
         return True
 
+    def heard(self, visit: Visit) -> bool:
+        """Note that the opener has said something: from now on the conversation takes as long as it takes; False: dropped before."""
+        self._allow(visit, None)
+        visit.is_heard = visit in self._visits
+        return visit.is_heard
 
-class Arriving(Stream, Protocol):
-    """A stream that can be waited for without taking its first message."""
+    def over(self, visit: Visit) -> None:
+        """Note that the conversation, if there was one, has ended: the connection goes too, LINGER_S from now at the latest."""
+        if visit in self._visits:
+            visit.is_over = True
+            self._visits[visit] = self._visits.pop(visit)
+            self._allow(visit, LINGER_S)
 
-    async def arrived(self) -> None:
-        """Wait until the first frame is there, or the stream has ended."""
-        ...
+    def end(self, visit: Visit) -> None:
+        """Forget a visit whose connection has ended. Idempotent."""
+        self._visits.pop(visit, None)
+        self._allow(visit, None)
 
+    def _allow(self, visit: Visit, seconds: float | None) -> None:
+        if visit.deadline is not None:
+            visit.deadline.cancel()
+        visit.deadline = None if seconds is None else asyncio.get_running_loop().call_later(seconds, self._drop, visit)
 
-async def first_frame(stream: Arriving, place: Place) -> bool:
-    """Wait for the opener to say something; return False when it stays silent for FIRST_FRAME_S, or loses its place before that."""
-    try:
-        async with asyncio.timeout(0.0 if place.is_lost else FIRST_FRAME_S) as place.patience:
-            await stream.arrived()
-    except TimeoutError:
-        log.info("%s opened a stream and stayed silent", stream.partner.short())
-        return False
-    finally:
-        place.patience = None
-    place.is_heard = True
-    return True
+    def _displace(self) -> bool:
+        """Drop the visit that has been silent or over the longest; return whether there was one."""
+        idle = next((visit for visit in self._visits if visit.is_over or not visit.is_heard), None)
+        if idle is not None:
+            self._drop(idle)
+        return idle is not None
+
+    def _drop(self, visit: Visit) -> None:
+        log.info("the connection from %s, %s, was dropped", visit.partner.short(), "over" if visit.is_over else "silent")
+        self.end(visit)
+        visit.drop()
 
 
 async def handle(handler: StreamHandler, purpose: Purpose, stream: Stream) -> None:

@@ -41,9 +41,10 @@ class Inbox:
         if len(self._frames) >= self._max_frames:
             self._has_room.clear()
 
-    async def arrived(self) -> None:
-        """Wait until there is a frame to read, or never will be."""
+    async def arrived(self) -> bool:
+        """Wait until there is a frame to read, or never will be; return whether there is one."""
         await self._arrived.wait()
+        return bool(self._frames)
 
     async def get(self) -> bytes:
         """Return the next frame. Raises PeerGone when none is left and none will come."""

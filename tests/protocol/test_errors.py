@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from protocol import errors
-from protocol.errors import ExitCode, GossamerError
+from protocol.errors import MEANING, ExitCode, GossamerError, RefusalCode, Refused
+from protocol.wire import peer_pb2
 
 LEAVES = sorted(
     {kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, GossamerError)}, key=lambda kind: kind.__name__
@@ -36,3 +37,24 @@ def test_exit_codes_are_those_that_scripts_rely_on() -> None:
         "VERSION_MISMATCH": 10,
         "INTERRUPTED": 130,
     }
+
+
+def test_codes_are_those_of_the_wire() -> None:
+    wire = {name.removeprefix("REFUSAL_"): number for name, number in peer_pb2.RefusalCode.items() if number}
+    assert wire == {code.name: code.value for code in RefusalCode}
+
+
+def test_every_code_has_its_own_meaning_and_hint() -> None:
+    assert set(MEANING) == set(RefusalCode)
+    assert len({says for says, _ in MEANING.values()}) == len(RefusalCode)
+    for says, hint in MEANING.values():
+        assert says and hint and not says.endswith(".")
+
+
+@pytest.mark.parametrize("code", RefusalCode)
+def test_refused_carries_its_code_and_what_it_means(code: RefusalCode) -> None:
+    refused = Refused(code, "detail")
+    assert refused.code is code
+    assert "(detail)" in str(refused)
+    assert refused.hint == MEANING[code][1]
+    assert str(Refused(code)) == MEANING[code][0]

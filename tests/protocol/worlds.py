@@ -16,10 +16,11 @@ import uvloop
 from protocol.identity import Identity, PeerId
 from protocol.libp2p.outbound import TunnelTransport
 from protocol.libp2p.p2pd import Daemon, DaemonSettings
+from protocol.libp2p.splice import CarriedBytes
 from protocol.memory import virtual_time
 from protocol.memory.link import Link
 from protocol.memory.network import MemoryNetwork
-from protocol.streams.admission import StreamCaps
+from protocol.streams.admission import Admission, StreamCaps
 from protocol.streams.transport import StreamHandler, Transport
 from tests.protocol.peers import seeded
 
@@ -33,10 +34,15 @@ class Peer:
 
 Scenario = Callable[["World"], Coroutine[Any, Any, None]]
 Play = Callable[[Scenario], None]
+Banned = Callable[[PeerId], bool]
+
+
+def nobody_is_banned(partner: PeerId) -> bool:
+    return False
 
 
 class World(Protocol):
-    async def peer(self, handler: StreamHandler, caps: StreamCaps | None = None) -> Peer: ...
+    async def peer(self, handler: StreamHandler, caps: StreamCaps | None = None, is_banned: Banned = nobody_is_banned) -> Peer: ...
 
     async def kill(self, peer: Peer) -> None: ...
 
@@ -52,10 +58,10 @@ class MemoryWorld:
     async def __aexit__(self, *_: object) -> None:
         await self._network.close()
 
-    async def peer(self, handler: StreamHandler, caps: StreamCaps | None = None) -> Peer:
+    async def peer(self, handler: StreamHandler, caps: StreamCaps | None = None, is_banned: Banned = nobody_is_banned) -> Peer:
         self._num_peers += 1
         peer_id = seeded(self._num_peers).peer_id
-        return Peer(peer_id, self._network.transport(peer_id, handler, caps=caps))
+        return Peer(peer_id, self._network.transport(peer_id, handler, caps=caps, is_banned=is_banned))
 
     async def kill(self, peer: Peer) -> None:
         self._network.kill(peer.peer_id)
@@ -73,14 +79,14 @@ class TunnelWorld:
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
-    async def peer(self, handler: StreamHandler, caps: StreamCaps | None = None) -> Peer:
+    async def peer(self, handler: StreamHandler, caps: StreamCaps | None = None, is_banned: Banned = nobody_is_banned) -> Peer:
         home = self._root / str(len(self._daemons))
         Identity.load_or_create(home / "key")
         daemon = await self._stack.enter_async_context(Daemon(DaemonSettings(home / "key", home / "run", "127.0.0.1")))
         assert daemon.peer_id is not None
         self._daemons[daemon.peer_id] = daemon
-        transport = await self._stack.enter_async_context(TunnelTransport(daemon.control, home / "run", handler, caps))
-        return Peer(daemon.peer_id, transport, daemon.addresses)
+        transport = TunnelTransport(daemon.control, home / "run", handler, Admission(caps, is_banned), CarriedBytes())
+        return Peer(daemon.peer_id, await self._stack.enter_async_context(transport), daemon.addresses)
 
     async def kill(self, peer: Peer) -> None:
         self._daemons[peer.peer_id].kill()

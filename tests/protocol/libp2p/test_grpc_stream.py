@@ -17,7 +17,7 @@ import pytest
 from protocol import limits
 from protocol.errors import PeerGone, Unreachable
 from protocol.libp2p.grpc_stream import ACCEPTED, BROKEN, SERVICE, Context, GrpcStream, accepted, refuse_another, start_call, start_server
-from protocol.libp2p.splice import Tally, splice
+from protocol.libp2p.splice import CarriedBytes, splice
 from protocol.streams.transport import Purpose
 from tests.protocol.peers import chunk, number_of, seeded
 
@@ -42,7 +42,9 @@ def play(test: Callable[[Path, int], Coroutine[Any, Any, None]]) -> None:
         tasks: set[asyncio.Task[None]] = set()
 
         async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            tasks.add(task := asyncio.create_task(splice((reader, writer), await asyncio.open_connection("127.0.0.1", port), Tally())))
+            tasks.add(
+                task := asyncio.create_task(splice((reader, writer), await asyncio.open_connection("127.0.0.1", port), CarriedBytes()))
+            )
             task.add_done_callback(tasks.discard)
 
         with tempfile.TemporaryDirectory() as folder:

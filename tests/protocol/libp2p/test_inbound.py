@@ -1,197 +1,310 @@
-"""Inbound lanes against a p2pd that we play ourselves: who is registered, how many, and for how long."""
+"""Inbound streams against a p2pd that we play ourselves: whose call is served, and how long a connection lasts."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import tempfile
 from collections.abc import Callable, Coroutine
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+import grpc
+import grpc.aio
 import pytest
 
+from protocol.errors import PeerGone, Unreachable
 from protocol.identity import PeerId
-from protocol.libp2p import inbound as lanes
+from protocol.libp2p import inbound
+from protocol.libp2p.grpc_stream import SERVICE, accepted, start_call, start_server
 from protocol.libp2p.hivemind_imports import p2pd_pb2, write_pbmsg
-from protocol.libp2p.inbound import InboundLanes
-from protocol.libp2p.splice import Pair, Tally, drop
-from tests.protocol.peers import seeded
+from protocol.libp2p.inbound import Inbound
+from protocol.libp2p.splice import CarriedBytes, Pair, drop, splice
+from protocol.messages.frames import to_frame
+from protocol.streams.admission import Admission, StreamCaps
+from protocol.streams.transport import Purpose, Stream, StreamHandler
+from tests.protocol.peers import chunk, echo, seeded
 
 PARTNER, OTHER = seeded(1).peer_id, seeded(2).peer_id
 
 
-class Silent:
-    """A control socket that accepts everything."""
+class Control:
+    """A p2pd that is told where to bring streams."""
+
+    def __init__(self, is_there: bool = True) -> None:
+        self.is_there = is_there
 
     async def receive_streams(self, protocol: str, listener: Path) -> None:
-        assert protocol == lanes.PROTOCOL
+        assert protocol == inbound.PROTOCOL
+        if not self.is_there:
+            raise Unreachable("p2pd has gone")
 
 
 class World:
-    """Lanes, the server that they end at, and the p2pd that brings them."""
+    """The receiving half of a peer, and the p2pd that brings it streams."""
 
-    def __init__(self, stack: AsyncExitStack) -> None:
-        self._stack = stack
-        self.calls: asyncio.Queue[tuple[str, Pair]] = asyncio.Queue()
+    def __init__(self, stack: AsyncExitStack, handler: StreamHandler = echo, caps: StreamCaps | None = None) -> None:
+        self.stack = stack
+        self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        self.carried = CarriedBytes()
+        self.inbound = Inbound(self.folder / "in.sock", handler, Admission(caps), self.carried)
+        self.num_callers = 0
 
-    async def open(self) -> None:
-        self._path = Path(self._stack.enter_context(tempfile.TemporaryDirectory())) / "in.sock"
-        server = await asyncio.start_server(self._on_call, "127.0.0.1", 0)
-        self._stack.callback(server.close)
-        self.tally = Tally()
-        self.lanes = InboundLanes(server.sockets[0].getsockname()[1], self._path, self.tally)
-        control: Any = Silent()
-        await self.lanes.open(control)
-        self._stack.push_async_callback(self.lanes.close)
-
-    def _on_call(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._stack.callback(drop, writer)
-        host, port = writer.get_extra_info("peername")
-        self.calls.put_nowait((f"ipv4:{host}:{port}", (reader, writer)))
+    async def open(self, is_there: bool = True) -> None:
+        control: Any = Control(is_there)
+        await self.inbound.open(control)
 
     async def stream_from(self, partner: PeerId) -> Pair:
-        reader, writer = await asyncio.open_unix_connection(self._path)
-        self._stack.callback(drop, writer)
-        await write_pbmsg(writer, p2pd_pb2.StreamInfo(peer=partner.raw, addr=b"\x04\x7f\x00\x00\x01\x06\x00\x01", proto=lanes.PROTOCOL))
+        """Bring a raw stream of somebody's."""
+        reader, writer = await asyncio.open_unix_connection(self.folder / "in.sock")
+        self.stack.callback(drop, writer)
+        await write_pbmsg(writer, p2pd_pb2.StreamInfo(peer=partner.raw, addr=b"\x04\x7f\x00\x00\x01\x06\x00\x01", proto=inbound.PROTOCOL))
         return reader, writer
 
+    async def way_in(self, partner: PeerId) -> Path:
+        """Return a Unix socket behind which one connection of somebody's leads to the server."""
+        tasks: set[asyncio.Task[None]] = set()
 
-def play(test: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+        async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await splice((reader, writer), await self.stream_from(partner), CarriedBytes())
+
+        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            tasks.add(asyncio.create_task(carry(reader, writer)))
+
+        async def end() -> None:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+        self.num_callers += 1
+        path = self.folder / f"caller-{self.num_callers}"
+        listening = await asyncio.start_unix_server(accept, path)
+        self.stack.push_async_callback(end)
+        self.stack.callback(listening.close)
+        return path
+
+    async def call_from(self, partner: PeerId) -> Any:
+        """Start a call of somebody's."""
+        channel, call = start_call(await self.way_in(partner), Purpose.MEET)
+        self.stack.push_async_callback(channel.close)
+        return call
+
+
+def play(test: Callable[[World], Coroutine[Any, Any, None]], handler: StreamHandler = echo, caps: StreamCaps | None = None) -> None:
     async def main() -> None:
         async with AsyncExitStack() as stack:
-            world = World(stack)
+            world = World(stack, handler, caps)
             await world.open()
+            stack.push_async_callback(world.inbound.close)
             await test(world)
         await asyncio.sleep(0.01)
         assert len(asyncio.all_tasks()) == 1
 
     asyncio.run(main())
+    gc.collect()
 
 
-def test_a_lane_carries_bytes_and_names_its_partner_once() -> None:
+async def talks(call: Any) -> bool:
+    """Say something; return whether it is answered."""
+    with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        await call.write(to_frame(chunk(1)))
+        return bool(await call.read() == to_frame(chunk(1)))
+    return False
+
+
+def test_a_call_is_served_in_the_name_of_the_partner_that_p2pd_has_proven() -> None:
+    partners: list[PeerId] = []
+
+    async def note(purpose: Purpose, stream: Stream) -> None:
+        partners.append(stream.partner)
+        await echo(purpose, stream)
+
     async def test(world: World) -> None:
-        reader, writer = await world.stream_from(PARTNER)
-        caller, server = await world.calls.get()
-        assert world.lanes.claim(caller) == PARTNER
-        assert world.lanes.claim(caller) is None, "one lane, one call"
-        writer.write(b"question")
-        assert await server[0].readexactly(8) == b"question"
-        server[1].write(b"answer")
-        assert await reader.readexactly(6) == b"answer"
-        assert (world.tally.sent, world.tally.received) == (6, 8)
+        for partner in (PARTNER, OTHER):
+            call = await world.call_from(partner)
+            assert await talks(call)
+            await call.done_writing()
+            assert await call.code() is grpc.StatusCode.OK
+        assert partners == [PARTNER, OTHER]
+        assert world.carried.sent > 0 and world.carried.received > 0
+
+    play(test, note)
+
+
+def test_a_connection_serves_one_call() -> None:
+    async def test(world: World) -> None:
+        channel, call = start_call(await world.way_in(PARTNER), Purpose.MEET)
+        world.stack.push_async_callback(channel.close)
+        assert await talks(call)
+        await call.done_writing()
+        assert await call.code() is grpc.StatusCode.OK
+        again: Any = channel.stream_stream(f"/{SERVICE}/Meet")()
+        assert not await talks(again)
+        assert await again.code() is grpc.StatusCode.UNAUTHENTICATED
 
     play(test)
 
 
-@pytest.mark.parametrize("caller", ["ipv4:127.0.0.1:1", "ipv6:[::1]:1", "unix:", "", "ipv4:10.0.0.1:{port}", "ipv4:127.0.0.1:x"])
-def test_strangers_are_not_in_the_register(caller: str) -> None:
+def test_a_local_program_that_dials_the_server_is_turned_away() -> None:
+    async def test(world: World) -> None:
+        server, port = await start_server(world.inbound.serve)  # as our own one, whose port nobody is told
+        world.stack.push_async_callback(server.stop, None)
+        for host in ("127.0.0.1", "localhost"):
+            async with grpc.aio.insecure_channel(f"{host}:{port}") as channel:
+                call: Any = channel.stream_stream(f"/{SERVICE}/Meet")()
+                assert not await talks(call)
+                assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
+
+    play(test)
+
+
+class Turned(Exception):
+    """A call was turned away as a stranger's."""
+
+
+class Call:
+    """A call from somewhere."""
+
+    def __init__(self, caller: str) -> None:
+        self.caller = caller
+
+    def peer(self) -> str:
+        return self.caller
+
+    async def abort(self, code: grpc.StatusCode, why: str) -> None:
+        assert code is grpc.StatusCode.UNAUTHENTICATED
+        raise Turned
+
+
+def test_a_known_port_counts_on_this_machine_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    ports: asyncio.Queue[int] = asyncio.Queue()
+
+    class Server:
+        async def stop(self, grace: None) -> None:
+            self.listening.close()
+
+        async def start(self, serve: object) -> tuple[Server, int]:
+            self.listening = await asyncio.start_server(self.note, "127.0.0.1", 0)
+            return self, self.listening.sockets[0].getsockname()[1]
+
+        def note(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            ports.put_nowait(writer.get_extra_info("peername")[1])
+            writer.close()
+
     async def test(world: World) -> None:
         await world.stream_from(PARTNER)
-        known, _ = await world.calls.get()
-        assert world.lanes.claim(caller.format(port=known.rpartition(":")[2])) is None
-        world.lanes.release(caller)
+        port = await ports.get()
+        for caller in (f"ipv4:10.0.0.1:{port}", f"ipv6:[::1]:{port}", "unix:", "", "ipv4:127.0.0.1:x"):
+            call: Any = Call(caller)
+            with pytest.raises(Turned):
+                await world.inbound.serve(Purpose.MEET, call)
 
+    monkeypatch.setattr(inbound, "start_server", Server().start)
     play(test)
 
 
-def test_a_lane_that_has_ended_is_forgotten() -> None:
+def test_one_conversation_too_many_is_refused_with_a_reason() -> None:
     async def test(world: World) -> None:
-        _, writer = await world.stream_from(PARTNER)
-        caller, (reader, _) = await world.calls.get()
-        writer.close()
-        assert await reader.read() == b""
-        await asyncio.sleep(0.05)
-        assert world.lanes.claim(caller) is None
+        assert await talks(await world.call_from(PARTNER))
+        late = await world.call_from(PARTNER)
+        with pytest.raises(Unreachable, match="as many streams"):
+            await accepted(late)
+        assert await talks(await world.call_from(OTHER))
 
-    play(test)
+    play(test, caps=StreamCaps(per_purpose=1))
 
 
-def test_one_partner_has_few_lanes_and_takes_none_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes, "LANES_PER_PARTNER", 2)
-
+def test_a_connection_too_many_is_dropped_at_the_door() -> None:
     async def test(world: World) -> None:
-        for _ in range(2):
-            await world.stream_from(PARTNER)
-            await world.calls.get()
-        reader, _ = await world.stream_from(PARTNER)
-        assert await reader.read() == b""
-        await world.stream_from(OTHER)
-        caller, _ = await world.calls.get()
-        assert world.lanes.claim(caller) == OTHER
-
-    play(test)
-
-
-def test_a_key_that_has_said_nothing_has_fewer_lanes() -> None:
-    async def test(world: World) -> None:
-        for _ in range(lanes.SILENT_LANES):
-            await world.stream_from(PARTNER)
-            caller, _ = await world.calls.get()
-        reader, _ = await world.stream_from(PARTNER)
-        assert await reader.read() == b""
-        assert world.lanes.claim(caller) == PARTNER
-        world.lanes.heard(caller)
         await world.stream_from(PARTNER)
-        assert world.lanes.claim((await world.calls.get())[0]) == PARTNER
+        reader, _ = await world.stream_from(PARTNER)
+        assert await reader.read() == b""
+        assert await talks(await world.call_from(OTHER))
 
-    play(test)
-
-
-def test_where_all_is_full_the_oldest_lane_without_a_conversation_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes, "LANES", 3)
-
-    async def test(world: World) -> None:
-        readers, callers = [], []
-        for number in range(1, 4):
-            readers.append((await world.stream_from(seeded(number).peer_id))[0])
-            callers.append((await world.calls.get())[0])
-            world.lanes.claim(callers[-1])
-        for talks in callers[:2]:
-            world.lanes.heard(talks)
-        await world.stream_from(seeded(4).peer_id)
-        assert await readers[2].read() == b"", "it was silent"
-        talks, _ = await world.calls.get()
-        assert world.lanes.claim(talks) == seeded(4).peer_id
-        world.lanes.heard(talks)
-        refused, _ = await world.stream_from(seeded(5).peer_id)
-        assert await refused.read() == b"", "all are in conversation"
-        world.lanes.release(callers[1])
-        await world.stream_from(seeded(5).peer_id)
-        assert await readers[1].read() == b"", "its conversation is over"
-        assert world.lanes.claim((await world.calls.get())[0]) == seeded(5).peer_id
-
-    play(test)
+    play(test, caps=StreamCaps(silent=1))
 
 
-def test_a_lane_without_a_call_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes, "SILENCE_S", 0.1)
+def test_a_connection_without_a_call_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protocol.streams.admission.FIRST_FRAME_S", 0.1)
 
     async def test(world: World) -> None:
         reader, _ = await world.stream_from(PARTNER)
+        assert await reader.read(1 << 16)  # the server's greeting
         assert await reader.read() == b""
 
     play(test)
 
 
-def test_a_lane_whose_call_has_ended_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes, "LINGER_S", 0.1)
+def test_a_connection_whose_call_has_ended_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protocol.streams.admission.LINGER_S", 0.1)
 
     async def test(world: World) -> None:
-        reader, _ = await world.stream_from(PARTNER)
-        caller, _ = await world.calls.get()
-        assert world.lanes.claim(caller) == PARTNER
-        world.lanes.release(caller)
-        assert await reader.read() == b""
+        call = await world.call_from(PARTNER)
+        assert await talks(call)
+        await call.done_writing()
+        assert await call.code() is grpc.StatusCode.OK
+        received = world.carried.received
+        await asyncio.sleep(0.5)
+        again = await world.call_from(PARTNER)
+        assert await talks(again), received
 
-    play(test)
+    play(test, caps=StreamCaps(per_partner=1))
 
 
-def test_peers_with_other_kinds_of_key_get_no_lane() -> None:
+def test_a_stream_without_an_owner_or_with_another_kind_of_key_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inbound, "OPENER_S", 0.1)
+
     async def test(world: World) -> None:
         stranger: Any = type("Stranger", (), {"raw": b"\x12\x20" + bytes(32)})
         reader, _ = await world.stream_from(stranger)
         assert await reader.read() == b""
-        assert world.calls.empty()
+        mute, writer = await asyncio.open_unix_connection(world.folder / "in.sock")
+        world.stack.callback(drop, writer)
+        assert await mute.read() == b""
 
     play(test)
+
+
+def test_closing_gives_handlers_a_moment_and_then_cancels_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inbound, "HANDLERS_END_S", 0.1)
+    ends: list[str] = []
+
+    async def stubborn(purpose: Purpose, stream: Stream) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ends.append("cancelled")
+
+    async def polite(purpose: Purpose, stream: Stream) -> None:
+        with pytest.raises(PeerGone):
+            while True:
+                await stream.receive()
+        ends.append("over")
+
+    async def test(world: World) -> None:
+        for partner in (PARTNER, OTHER):
+            call = await world.call_from(partner)
+            await accepted(call)
+            await call.write(to_frame(chunk(1)))
+        await asyncio.sleep(0.1)
+        await world.inbound.close()
+        assert ends == ["over", "cancelled"]
+
+    async def either(purpose: Purpose, stream: Stream) -> None:
+        await (stubborn if stream.partner == PARTNER else polite)(purpose, stream)
+
+    play(test, either)
+
+
+def test_a_p2pd_that_has_gone_leaves_nothing_open() -> None:
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            world = World(stack)
+            with pytest.raises(Unreachable):
+                await world.open(is_there=False)
+            assert not (world.folder / "in.sock").exists()
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(main())
+    gc.collect()

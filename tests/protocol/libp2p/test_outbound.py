@@ -15,34 +15,35 @@ from protocol.identity import Identity
 from protocol.libp2p.inbound import PROTOCOL
 from protocol.libp2p.outbound import TunnelTransport
 from protocol.libp2p.p2pd import Daemon, DaemonSettings
-from protocol.libp2p.splice import Tally, drop
+from protocol.libp2p.splice import CarriedBytes, drop
+from protocol.streams.admission import Admission
 from protocol.streams.transport import Purpose, StreamHandler
 from tests.protocol.peers import chunk, echo, nobody, number_of
 
 
-async def open_tunnel(stack: AsyncExitStack, home: Path, handler: StreamHandler, tally: Tally) -> tuple[Daemon, TunnelTransport]:
+async def open_tunnel(stack: AsyncExitStack, home: Path, handler: StreamHandler, carried: CarriedBytes) -> tuple[Daemon, TunnelTransport]:
     Identity.load_or_create(home / "key")
     daemon = await stack.enter_async_context(Daemon(DaemonSettings(home / "key", home / "run", "127.0.0.1")))
-    return daemon, await stack.enter_async_context(TunnelTransport(daemon.control, home / "run", handler, tally=tally))
+    return daemon, await stack.enter_async_context(TunnelTransport(daemon.control, home / "run", handler, Admission(), carried))
 
 
-def test_a_lane_costs_little_and_leaves_nothing() -> None:
+def test_a_stream_costs_little_and_leaves_nothing() -> None:
     async def main() -> None:
-        tallies = Tally(), Tally()
+        carried = CarriedBytes(), CarriedBytes()
         with tempfile.TemporaryDirectory() as home:
             async with AsyncExitStack() as stack:
-                _, a = await open_tunnel(stack, Path(home) / "a", nobody, tallies[0])
-                there, _ = await open_tunnel(stack, Path(home) / "b", echo, tallies[1])
+                _, a = await open_tunnel(stack, Path(home) / "a", nobody, carried[0])
+                there, _ = await open_tunnel(stack, Path(home) / "b", echo, carried[1])
                 assert there.peer_id is not None
                 stream = await a.connect(there.peer_id, there.addresses, Purpose.MEET)
                 await stream.send(chunk(1, 200_000))
                 assert await number_of(stream) == 1
                 await stream.close()
                 await asyncio.sleep(0.2)
-                for tally in tallies:
-                    assert tally.sent < 1.01 * stream.bytes_sent
-                    assert tally.received < 1.01 * stream.bytes_received
-                assert (tallies[0].sent, tallies[0].received) == (tallies[1].received, tallies[1].sent)
+                for side in carried:
+                    assert side.sent < 1.01 * stream.bytes_sent
+                    assert side.received < 1.01 * stream.bytes_received
+                assert (carried[0].sent, carried[0].received) == (carried[1].received, carried[1].sent)
                 left = {path.name for path in (Path(home) / "a" / "run").iterdir()}
                 assert left == {"p2pd.sock", "in.sock"}
             assert not list((Path(home) / "a" / "run").iterdir())
@@ -59,7 +60,7 @@ def test_a_partner_that_accepts_and_says_nothing_is_given_up(monkeypatch: pytest
     async def main() -> None:
         with tempfile.TemporaryDirectory() as home:
             async with AsyncExitStack() as stack:
-                _, a = await open_tunnel(stack, Path(home) / "a", nobody, Tally())
+                _, a = await open_tunnel(stack, Path(home) / "a", nobody, CarriedBytes())
                 Identity.load_or_create(Path(home) / "b" / "key")
                 settings = DaemonSettings(Path(home) / "b" / "key", Path(home) / "b" / "run", "127.0.0.1")
                 mute = await stack.enter_async_context(Daemon(settings))

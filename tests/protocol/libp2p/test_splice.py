@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from protocol.libp2p.splice import Pair, Tally, drop, splice
+from protocol.libp2p.splice import CarriedBytes, Pair, drop, splice
 
-Test = Callable[[Pair, Pair, asyncio.Task[None], Tally], Coroutine[Any, Any, None]]
+Test = Callable[[Pair, Pair, asyncio.Task[None], CarriedBytes], Coroutine[Any, Any, None]]
 
 
 def play(test: Test) -> None:
@@ -20,10 +20,10 @@ def play(test: Test) -> None:
     async def main() -> None:
         sockets = [*socket.socketpair(), *socket.socketpair()]
         one, left, right, other = [await asyncio.open_connection(sock=item) for item in sockets]
-        tally = Tally()
-        task = asyncio.create_task(splice(left, right, tally))
+        carried = CarriedBytes()
+        task = asyncio.create_task(splice(left, right, carried))
         try:
-            await test(one, other, task, tally)
+            await test(one, other, task, carried)
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -36,18 +36,18 @@ def play(test: Test) -> None:
 
 
 def test_bytes_cross_both_ways_and_are_counted() -> None:
-    async def test(one: Pair, other: Pair, task: asyncio.Task[None], tally: Tally) -> None:
+    async def test(one: Pair, other: Pair, task: asyncio.Task[None], carried: CarriedBytes) -> None:
         data = bytes(range(256)) * 4096
         for near, far in ((one, other), (other, one)):
             near[1].write(data)
             assert await far[0].readexactly(len(data)) == data
-        assert (tally.sent, tally.received) == (len(data), len(data))
+        assert (carried.sent, carried.received) == (len(data), len(data))
 
     play(test)
 
 
 def test_what_was_written_before_closing_arrives() -> None:
-    async def test(one: Pair, other: Pair, task: asyncio.Task[None], tally: Tally) -> None:
+    async def test(one: Pair, other: Pair, task: asyncio.Task[None], carried: CarriedBytes) -> None:
         data = bytes(1 << 20)
         one[1].write(data)
         one[1].close()
@@ -58,7 +58,7 @@ def test_what_was_written_before_closing_arrives() -> None:
 
 
 def test_a_broken_end_ends_the_other_quietly() -> None:
-    async def test(one: Pair, other: Pair, task: asyncio.Task[None], tally: Tally) -> None:
+    async def test(one: Pair, other: Pair, task: asyncio.Task[None], carried: CarriedBytes) -> None:
         other[1].transport.abort()
         assert await one[0].read() == b""
         await task
@@ -67,19 +67,19 @@ def test_a_broken_end_ends_the_other_quietly() -> None:
 
 
 def test_a_writer_waits_for_the_far_reader() -> None:
-    async def test(one: Pair, other: Pair, task: asyncio.Task[None], tally: Tally) -> None:
+    async def test(one: Pair, other: Pair, task: asyncio.Task[None], carried: CarriedBytes) -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):
-                while tally.sent < 64 << 20:
+                while carried.sent < 64 << 20:
                     one[1].write(bytes(1 << 16))
                     await one[1].drain()
-        assert tally.sent < 8 << 20
+        assert carried.sent < 8 << 20
 
     play(test)
 
 
 def test_cancelling_drops_both_ends() -> None:
-    async def test(one: Pair, other: Pair, task: asyncio.Task[None], tally: Tally) -> None:
+    async def test(one: Pair, other: Pair, task: asyncio.Task[None], carried: CarriedBytes) -> None:
         await asyncio.sleep(0)
         task.cancel()
         assert await one[0].read() == await other[0].read() == b""

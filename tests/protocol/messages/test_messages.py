@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from protocol import limits
-from protocol.errors import BadMessage, BadSignature, RefusalCode
-from protocol.messages.messages import Chunk, Commitment, Hello, Message, Part, Refusal, RunPhase
+from protocol.errors import BadContents, BadMessage, BadSignature, PeerMisbehaved, RefusalCode, Refused
+from protocol.messages.messages import Chunk, Commitment, Hello, Message, Part, Refusal, RunPhase, refusal_of
 from tests.protocol.samples import ALICE, BOB, CREDENTIAL, HELLO, MESSAGES, NONCE, OTHER_RUN_ID, RECORD, UNSIGNED_HELLO
 
 WRONG: list[tuple[str, str, Any]] = [
@@ -153,3 +153,9 @@ def test_a_refusal_cannot_write_to_our_terminal() -> None:
     refusal = Refusal(RefusalCode.BUSY, "two\nlines\x1b[2J\u202e and \ud800 halves")
     assert refusal.detail.isprintable()
     assert refusal.detail.startswith("two lines [2J")
+
+
+def test_a_partner_is_told_which_rule_of_ours_it_met() -> None:
+    assert refusal_of(Refused(RefusalCode.BUSY, "in a meeting")) == Refusal(RefusalCode.BUSY, "in a meeting")
+    for broken in (PeerMisbehaved, BadMessage, BadSignature, BadContents):
+        assert refusal_of(broken("why\n" + "x" * 300)) == Refusal(RefusalCode.BAD_MESSAGE, "why " + "x" * 196)

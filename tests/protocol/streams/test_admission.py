@@ -1,89 +1,178 @@
-"""Caps on inbound streams. What a handler's failure and a silent opener lead to is in the transport contract."""
+"""The table of inbound connections by itself: who comes in, for how long, and who gives way. What callers see of it is in the contract."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import cast
+from collections.abc import Callable
+
+import pytest
 
 from protocol.identity import PeerId
 from protocol.memory import virtual_time
-from protocol.streams.admission import Admission, Arriving, StreamCaps, first_frame
+from protocol.streams.admission import FIRST_FRAME_S, LINGER_S, Admission, StreamCaps, Visit
 from protocol.streams.transport import Purpose
 from tests.protocol.peers import seeded
 
-A, B = seeded(1).peer_id, seeded(2).peer_id
+A, B, C, D = (seeded(number).peer_id for number in range(1, 5))
 
 
-def test_caps_hold_per_partner_and_purpose_and_in_all() -> None:
-    admission = Admission(StreamCaps(per_purpose=2, total=4))
+class Door:
+    """A table, and when each of its visits was dropped."""
 
-    def enter(partner: PeerId, purpose: Purpose) -> bool:
-        place = admission.enter(partner, purpose)
-        if place is not None:
-            place.is_heard = True
-        return place is not None
+    def __init__(self, caps: StreamCaps | None = None, is_banned: Callable[[PeerId], bool] = lambda partner: False) -> None:
+        self.table = Admission(caps, is_banned)
+        self.dropped_s: dict[Visit, float] = {}
 
-    assert enter(A, Purpose.MEET)
-    assert enter(A, Purpose.MEET)
-    assert not enter(A, Purpose.MEET)
-    assert enter(A, Purpose.FETCH)
-    assert enter(B, Purpose.MEET)
-    assert not enter(B, Purpose.FETCH)
+    def admit(self, partner: PeerId) -> Visit | None:
+        visit = self.table.admit(partner, lambda: self.dropped_s.update({visit: asyncio.get_running_loop().time()}))  # type: ignore[dict-item]
+        return visit
 
+    def admitted(self, partner: PeerId) -> Visit:
+        visit = self.admit(partner)
+        assert visit is not None
+        return visit
 
-def test_a_place_is_free_again_after_leaving() -> None:
-    admission = Admission(StreamCaps(per_purpose=1, total=1))
-    for _ in range(3):
-        place = admission.enter(A, Purpose.MEET)
-        assert place is not None
-        assert not admission.enter(A, Purpose.MEET)
-        admission.leave(place)
+    def talking(self, partner: PeerId, purpose: Purpose = Purpose.MEET) -> Visit:
+        visit = self.admitted(partner)
+        assert self.table.begin(visit, purpose)
+        assert self.table.heard(visit)
+        return visit
 
 
-class Opener:
-    """A stream whose opener speaks when told to."""
-
-    def __init__(self, partner: PeerId) -> None:
-        self.partner = partner
-        self.speaks = asyncio.Event()
-
-    def stream(self) -> Arriving:
-        return cast(Arriving, self)
-
-    async def arrived(self) -> None:
-        await self.speaks.wait()
-
-
-def test_where_all_is_full_the_one_silent_longest_gives_way_and_nobody_else_does() -> None:
+def play(test: Callable[[], None]) -> None:
     async def main() -> None:
-        admission = Admission(StreamCaps(per_purpose=2, total=3))
-        openers = [Opener(seeded(number).peer_id) for number in range(1, 4)]
-        openers[0].speaks.set()
-        places = [admission.enter(opener.partner, Purpose.MEET) for opener in openers]
-        waits = [asyncio.create_task(first_frame(opener.stream(), place)) for opener, place in zip(openers, places, strict=True) if place]
-        assert await waits[0], "it has something to say"
-        newcomer = admission.enter(seeded(9).peer_id, Purpose.MEET)
-        assert newcomer is not None
-        assert not await waits[1], "silent the longest"
-        assert not waits[2].done()
-        openers[2].speaks.set()
-        assert await waits[2]
-        newcomer.is_heard = True
-        assert not admission.enter(seeded(10).peer_id, Purpose.MEET), "all are talking"
-        for place in filter(None, places):
-            admission.leave(place)  # also of the one that has lost it
-        assert admission.enter(A, Purpose.MEET)
+        test()
 
     virtual_time.run(main())
 
 
-def test_a_place_that_is_lost_before_anybody_waits_is_lost_all_the_same() -> None:
+def test_conversations_with_one_partner_for_one_purpose_are_few() -> None:
+    def test() -> None:
+        door = Door(StreamCaps(per_purpose=2))
+        first, _ = door.talking(A), door.talking(A)
+        third = door.admitted(A)
+        assert not door.table.begin(third, Purpose.MEET)
+        assert door.table.begin(third, Purpose.FETCH)
+        door.talking(B)
+        door.table.over(first)
+        door.talking(A)
+
+    play(test)
+
+
+def test_connections_of_one_partner_are_few_those_included_that_are_over() -> None:
+    def test() -> None:
+        door = Door(StreamCaps(per_partner=3))
+        visits = [door.talking(A), door.talking(A), door.talking(A, Purpose.FETCH)]
+        door.table.over(visits[0])
+        assert door.admit(A) is None
+        assert door.admit(B)
+        door.table.end(visits[0])
+        assert door.admit(A)
+
+    play(test)
+
+
+def test_a_partner_that_has_said_nothing_has_fewer() -> None:
+    def test() -> None:
+        door = Door(StreamCaps(silent=2))
+        visit, other = door.admitted(A), door.admitted(A)
+        assert door.table.begin(visit, Purpose.MEET)
+        assert door.admit(A) is None
+        assert door.table.heard(visit)
+        assert door.admit(A)
+        for known in (visit, other):
+            door.table.end(known)
+        assert door.admit(A)
+        assert door.admit(A) is None, "what it said is forgotten with its connection"
+
+    play(test)
+
+
+def test_the_banned_are_turned_away_and_cost_nobody_a_place() -> None:
+    def test() -> None:
+        banned = {A}
+        door = Door(StreamCaps(total=1), lambda partner: partner in banned)
+        visit = door.admitted(B)
+        assert door.admit(A) is None
+        assert door.table.begin(visit, Purpose.MEET), "it has given way to nobody"
+        banned.clear()
+        assert door.admit(A)
+
+    play(test)
+
+
+def test_where_all_is_full_the_longest_silent_or_over_gives_way_and_no_conversation_does() -> None:
+    def test() -> None:
+        door = Door(StreamCaps(total=4))
+        over_later, talks, silent, over_late = door.talking(A), door.talking(B), door.admitted(C), door.talking(A, Purpose.FETCH)
+        door.table.over(over_later)
+        assert door.admit(D)
+        assert list(door.dropped_s) == [silent], "it was silent before the other was over"
+        door.talking(D)
+        assert list(door.dropped_s) == [silent, over_later]
+        door.table.over(over_late)
+        assert door.table.begin(talks, Purpose.MEET) and door.table.heard(talks)
+
+    play(test)
+
+
+def test_a_full_house_of_conversations_takes_nobody() -> None:
+    def test() -> None:
+        door = Door(StreamCaps(total=2))
+        first, _ = door.talking(A), door.talking(B)
+        assert door.admit(C) is None
+        door.table.end(first)
+        door.table.end(first)
+        door.talking(C)
+        assert door.admit(A) is None
+        assert not door.dropped_s
+
+    play(test)
+
+
+def test_a_visit_that_was_dropped_can_do_nothing_more() -> None:
+    def test() -> None:
+        door = Door(StreamCaps(total=1))
+        early, called = door.admitted(A), None
+        called = door.admitted(B)
+        assert door.table.begin(called, Purpose.MEET)
+        door.admitted(C)
+        assert list(door.dropped_s) == [early, called]
+        assert not door.table.begin(early, Purpose.MEET)
+        assert not door.table.heard(called)
+        for visit in (early, called):
+            door.table.over(visit)
+            door.table.end(visit)
+        assert len(door.dropped_s) == 2
+
+    play(test)
+
+
+@pytest.mark.parametrize("calls", [False, True], ids=["no call", "a call without a message"])
+def test_the_silent_are_dropped_in_time(calls: bool) -> None:
     async def main() -> None:
-        admission = Admission(StreamCaps(total=1))
-        place = admission.enter(A, Purpose.MEET)
-        assert place is not None
-        assert admission.enter(B, Purpose.MEET)
-        assert not await first_frame(Opener(A).stream(), place)
-        assert asyncio.get_running_loop().time() < 1.0
+        door = Door()
+        visit = door.admitted(A)
+        if calls:
+            await asyncio.sleep(FIRST_FRAME_S - 1)
+            assert door.table.begin(visit, Purpose.MEET)
+        began_s = asyncio.get_running_loop().time()
+        await asyncio.sleep(FIRST_FRAME_S + 1)
+        assert door.dropped_s == {visit: pytest.approx(began_s + FIRST_FRAME_S)}
+
+    virtual_time.run(main())
+
+
+def test_a_conversation_takes_as_long_as_it_takes_and_its_connection_then_only_a_moment() -> None:
+    async def main() -> None:
+        door = Door()
+        talks, ended = door.talking(A), door.talking(B)
+        await asyncio.sleep(1000)
+        door.table.over(talks)
+        door.table.over(ended)
+        door.table.end(ended)
+        await asyncio.sleep(LINGER_S + 1)
+        assert door.dropped_s == {talks: pytest.approx(1000 + LINGER_S)}
 
     virtual_time.run(main())

@@ -88,6 +88,22 @@ def test_streams_of_one_partner_are_few(play: Play) -> None:
     play(scenario)
 
 
+def test_the_banned_are_turned_away(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        banned = set()
+        a, b = await world.peer(nobody), await world.peer(echo, is_banned=lambda partner: partner in banned)
+        banned.add(a.peer_id)
+        with pytest.raises(Unreachable):
+            await a.transport.connect(b.peer_id, b.addresses, Purpose.MEET)
+        banned.clear()
+        stream = await a.transport.connect(b.peer_id, b.addresses, Purpose.MEET)
+        await stream.send(chunk(1))
+        assert await number_of(stream) == 1
+        await stream.close()
+
+    play(scenario)
+
+
 def test_who_opens_streams_and_stays_silent_keeps_nobody_out(play: Play) -> None:
     async def scenario(world: World) -> None:
         a, c, d = [await world.peer(nobody) for _ in range(3)]
