@@ -39,9 +39,9 @@ def meetings(folder: Path, codec: str, steps: int) -> dict[int, tuple[int, list[
     manifest = SignedManifest.from_bytes(home.manifest.read_bytes()).manifest()
     codecs = fragment_codecs(manifest, parameter_shapes(manifest.model))
     found = {number: (f.sketch_bytes + f.payload_bytes, list[int]()) for number, f in enumerate(codecs)}
-    for entry in read_events(home.events):
-        if isinstance(entry.event, MeetingDone) and entry.event.outcome == "completed":
-            found[entry.event.fragment][1].append(entry.event.bytes_sent)
+    for event in read_events(home.events):
+        if isinstance(event, MeetingDone) and event.outcome == "completed":
+            found[event.fragment][1].append(event.bytes_sent)
     return found
 
 

@@ -29,11 +29,11 @@ from typing import Any
 
 import psutil
 
-from peer.machine.config import PeerConfig
+from peer.machine.config import NODE, TRAINER, PeerConfig
 from peer.machine.home import Home
 from peer.machine.runtime_folder import runtime_folder
 from peer.machine.status import Status
-from peer.supervisor.supervisor import NODE, PROGRAMS, TRAINER, Supervisor
+from peer.supervisor.supervisor import PROGRAMS, Supervisor
 from protocol.identity import Identity
 from protocol.run.invite import Invite
 from protocol.run.manifest import Manifest, SignedManifest
@@ -62,8 +62,12 @@ class BenchedPeer:
         self.seen: list[tuple[float, int]] = []  # when, own steps
         self.programs = dict(PROGRAMS)
         config = PeerConfig(home=folder, num_threads=threads, device="cpu", listen_host="127.0.0.1")
-        self.supervisor = Supervisor(config, self._watch, self.programs)
-        self.status = self.supervisor.status
+        self.supervisor = Supervisor(config, str(self.identity.peer_id), self._watch, self.programs)
+
+    @property
+    def status(self) -> Status:
+        """Return the newest status."""
+        return self.supervisor.status
 
     def _watch(self, status: Status) -> None:
         if not self.seen or status.own_steps != self.seen[-1][1]:

@@ -1,7 +1,7 @@
 """The side of the supervisor's pipes that lives in a child process (node or trainer).
 
-Settings come as the first line of stdin; a later line, or its end, asks the child to stop. Reports leave on stdout, one JSON object a
-line, and never block: a supervisor that does not read costs it reports, not training. Nothing else may write to stdout, so it is moved
+Settings come as the first line of stdin; a later line, or its end, asks the child to stop. Events leave on stdout, one JSON object a
+line, and never block: a supervisor that does not read costs it events, not training. Nothing else may write to stdout, so it is moved
 away first. Signals meant for the whole group (Ctrl-C, a closed terminal, a service manager's SIGTERM) are the supervisor's to decide on.
 """
 
@@ -9,54 +9,50 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import os
 import select
 import signal
 import sys
-from dataclasses import asdict, dataclass
+import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
+
+from pydantic import BaseModel, ConfigDict
 
 from peer.machine.config import PeerConfig
+from peer.machine.events import Event, EventsLost, ProcessFailed, to_line
 from protocol.errors import ExitCode, GossamerError, OperatorError
 
 _PR_SET_PDEATHSIG = 1
-_UNSENT_BYTES = 1 << 16  # reports kept while the supervisor does not read; newer ones are dropped beyond
+_UNSENT_BYTES = 1 << 16  # of events, kept while the supervisor does not read; newer ones are dropped beyond
 _LAST_WORDS_S = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class ChildSettings:
+class ChildSettings(BaseModel):
     """What the supervisor hands to its children."""
 
+    model_config = ConfigDict(frozen=True)
+
     config: PeerConfig
+    peer_id: str  # base58
     runtime: Path  # the private runtime folder
     told_to_start: bool  # the trainer waits for the node's word before it trains from the initial weights
-    supervisor: int  # process id
 
     def to_line(self) -> bytes:
         """Serialize to one line of JSON."""
-        fields = asdict(self) | {"config": self.config.model_dump(mode="json"), "runtime": str(self.runtime)}
-        return json.dumps(fields).encode() + b"\n"
-
-    @classmethod
-    def from_line(cls, line: bytes) -> ChildSettings:
-        """Read it back."""
-        fields = json.loads(line)
-        config = PeerConfig.model_validate(fields.pop("config"))
-        return cls(config=config, runtime=Path(fields.pop("runtime")), **fields)
+        return self.model_dump_json().encode() + b"\n"
 
 
 class Supervised(Protocol):
-    """What a trainer needs of its supervisor."""
+    """What a process needs of its supervisor."""
 
     @property
     def settings(self) -> ChildSettings:
         """Return what the supervisor handed over."""
 
-    def report(self, kind: str, fields: dict[str, Any]) -> None:
-        """Send a report. Returns at once."""
+    def emit(self, event: Event) -> None:
+        """Tell what happened. Returns at once. Call it from one thread."""
 
     def stop_requested(self) -> bool:
         """Tell whether to stop. Returns at once."""
@@ -72,25 +68,33 @@ class Child:
         line = os.fdopen(0, "rb", buffering=0, closefd=False).readline()
         if not line.endswith(b"\n"):
             sys.exit(ExitCode.DONE)
-        self._settings = ChildSettings.from_line(line)
-        self._reports = os.dup(1)
+        self.settings = ChildSettings.model_validate_json(line)
+        self._events = os.dup(1)
         os.dup2(2, 1)
-        os.set_blocking(self._reports, False)
+        os.set_blocking(self._events, False)
         self._unsent = b""
+        self._num_lost = 0
         self._stopping = False
 
-    @property
-    def settings(self) -> ChildSettings:
-        """Return what the supervisor handed over."""
-        return self._settings
+    def emit(self, event: Event) -> None:
+        """Send an event, or drop it when the supervisor has stopped reading; how many were lost is told as soon as it reads again."""
+        self._send()
+        if len(self._unsent) >= _UNSENT_BYTES:
+            self._num_lost += 1
+            return
+        self._tell_lost()
+        self._unsent += to_line(event)
+        self._send()
 
-    def report(self, kind: str, fields: dict[str, Any]) -> None:
-        """Send a report, or drop it when the supervisor has stopped reading."""
-        if len(self._unsent) < _UNSENT_BYTES:
-            self._unsent += _line(kind, fields)
+    def _tell_lost(self) -> None:
+        if self._num_lost:
+            self._unsent += to_line(EventsLost(self._num_lost, "the supervisor did not read"))
+            self._num_lost = 0
+
+    def _send(self) -> None:
         with contextlib.suppress(OSError):  # full, or the supervisor is gone: then stdin has ended too
             while self._unsent:
-                self._unsent = self._unsent[os.write(self._reports, self._unsent) :]
+                self._unsent = self._unsent[os.write(self._events, self._unsent) :]
 
     def stop_requested(self) -> bool:
         """Tell whether the supervisor asked us to stop, or is gone. Returns at once."""
@@ -98,25 +102,35 @@ class Child:
             self._stopping = True
         return self._stopping
 
-    def fail(self, error: BaseException) -> int:
-        """Report what ended this process, waiting a little for the supervisor to read, and return the exit code."""
-        known = error if isinstance(error, GossamerError) else None
-        code = int(known.exit_code if known else ExitCode.OUR_FAULT)
-        words = {
-            "error": str(error) if known else f"{type(error).__name__}: {error}",
-            "hint": known.hint if known else "",
-            "exit_code": code,
-            "final": isinstance(error, OperatorError),  # the operator must act: another try would end the same way
-        }
-        self._unsent += _line("failed", words)
+    def end(self, error: BaseException | None = None) -> int:
+        """Tell what ended this process, unless it is `None`; wait a little until all is read, and return the exit code."""
+        self._tell_lost()
+        code = ExitCode.DONE
+        if error is not None:
+            known = error if isinstance(error, GossamerError) else None
+            code = known.exit_code if known else ExitCode.OUR_FAULT
+            words = str(error) if known else f"{type(error).__name__}: {error}"
+            final = isinstance(error, OperatorError)  # the operator must act
+            self._unsent += to_line(ProcessFailed(words, known.hint if known else "", int(code), final))
         with contextlib.suppress(OSError):
-            while self._unsent and select.select([], [self._reports], [], _LAST_WORDS_S)[1]:
-                self._unsent = self._unsent[os.write(self._reports, self._unsent) :]
-        return code
+            while self._unsent and select.select([], [self._events], [], _LAST_WORDS_S)[1]:
+                self._unsent = self._unsent[os.write(self._events, self._unsent) :]
+        return int(code)
 
 
-def _line(kind: str, fields: dict[str, Any]) -> bytes:
-    return json.dumps({"kind": kind, **fields}).encode() + b"\n"
+def run_child(work: Callable[[Child], None]) -> int:
+    """Do the work of a child process, tell the supervisor what it ended with, and return the exit code. A bug of ours is logged whole."""
+    child = Child()
+    try:
+        work(child)
+        return child.end()
+    except Exception as error:
+        first: BaseException = error
+        while isinstance(first, BaseExceptionGroup):  # of nested task groups
+            first = first.exceptions[0]
+        if not isinstance(first, GossamerError):
+            traceback.print_exc()
+        return child.end(first)
 
 
 def _leave_it_to_the_supervisor(_number: int, _frame: object) -> None:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from protocol.errors import BadSettings
 
+NODE, TRAINER = "node", "trainer"  # the processes of a peer, beside its supervisor
 OPTIONS_PAGE = "docs/reference/cli.md"  # where each setting is an option
 
 
@@ -37,12 +38,19 @@ class PeerConfig(BaseModel):
     """Addresses to tell the others instead of those found by listening, for a forwarded port."""
     alone: bool = False
     """Train without ever meeting anybody: the baseline that a swarm is compared with."""
+    trains: bool = True
+    """Train; a peer that does not is a node alone, which shows newcomers the way."""
     wait_for_peers: int = Field(default=0, ge=0, le=4096)
     """Begin to train only when this many other peers have been seen; 0 begins at once."""
     checkpoint_interval_s: float = Field(default=60.0, gt=0)
     """Save when this much time has passed since the last save, or..."""
     checkpoint_interval_steps: int | None = Field(default=100, ge=1)
     """...this many inner steps, whichever comes first: at most this much is lost in a crash. None leaves it to the time."""
+
+    @property
+    def children(self) -> tuple[str, ...]:
+        """Return the processes that this peer is made of; the peer is over when the first of them is."""
+        return ((TRAINER,) if self.trains else ()) + (() if self.alone else (NODE,))
 
 
 def peer_config(values: Mapping[str, object]) -> PeerConfig:

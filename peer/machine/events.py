@@ -1,58 +1,106 @@
-"""What happens in a peer, as typed events in one JSONL file: the record that progress screens, dashboards and post-mortems read.
+"""What happens in a peer, as typed events: the one report of its processes, and the record behind screens, dashboards and post-mortems.
 
-Several processes of one peer append to the same file: each line is one write to a descriptor opened for appending, so lines never mix.
-Not a source of truth: nothing in training reads it back, and a disk that is full costs events, never training.
+Node and trainer send theirs to the supervisor (peer/machine/child.py), which folds them into the status (peer/machine/status.py) and alone
+writes the file. An event is one line of JSON on both ways. Not a source of truth: nothing in training reads it back, and a disk that is
+full costs events, never training.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import fcntl
-import json
 import math
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Annotated, Literal, get_args
+
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 MAX_LOG_BYTES = 64 << 20  # chosen, not measured: weeks of a busy peer; one older file of this size is kept beside it
 
-
-class Event(Protocol):
-    """Any of the frozen dataclasses below."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
+Figure = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]  # one that is not finite is null in a line
 
 
 @dataclass(frozen=True, slots=True)
-class StateChanged:
+class Stamped:
+    """What every event has. When it happened has no part in comparisons."""
+
+    ts: float = field(default_factory=lambda: round(time.time(), 6), kw_only=True, compare=False, repr=False)  # seconds since 1970
+
+
+@dataclass(frozen=True, slots=True)
+class PeerStarted(Stamped):
+    """The peer was started; what follows, up to the next PeerStarted, is one session."""
+
+    event: Literal["PeerStarted"] = field(default="PeerStarted", kw_only=True, repr=False)
+    peer_id: str  # base58
+
+
+@dataclass(frozen=True, slots=True)
+class RunKnown(Stamped):
+    """The manifest is on disk, so the trainer may begin."""
+
+    event: Literal["RunKnown"] = field(default="RunKnown", kw_only=True, repr=False)
+    run_id: str  # hexadecimal
+    total_steps: int  # where the run ends
+
+
+@dataclass(frozen=True, slots=True)
+class ModelBuilt(Stamped):
+    """The trainer has built the model."""
+
+    event: Literal["ModelBuilt"] = field(default="ModelBuilt", kw_only=True, repr=False)
+    params: int
+    bits_per_param: float  # what the codec sends one way in a meeting
+
+
+@dataclass(frozen=True, slots=True)
+class StateChanged(Stamped):
     """The peer is in another state now."""
 
+    event: Literal["StateChanged"] = field(default="StateChanged", kw_only=True, repr=False)
     state: str  # as in Status
     reason: str  # why, in words
 
 
 @dataclass(frozen=True, slots=True)
-class StepDone:
-    """Inner steps were made; written about once a second, not for each step."""
+class PeersSeen(Stamped):
+    """There are more or fewer peers in sight than before."""
 
-    step: int  # own inner steps so far
-    clock_steps: int  # the schedule's clock
-    tokens: int  # trained by this peer so far
-    loss: float  # nats per token, the mean since the previous StepDone
-    learning_rate: float
-    tokens_per_second: float  # since the previous StepDone
-    train_s: float  # in inner steps so far, and blocked between them
-    blocked_s: float  # of these, in work for meetings: the trainer could not make inner steps
+    event: Literal["PeersSeen"] = field(default="PeersSeen", kw_only=True, repr=False)
+    num_peers: int  # others, known to be there
 
 
 @dataclass(frozen=True, slots=True)
-class MeetingDone:
+class AddressesChanged(Stamped):
+    """Others can reach this peer at these addresses from now on."""
+
+    event: Literal["AddressesChanged"] = field(default="AddressesChanged", kw_only=True, repr=False)
+    addresses: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone(Stamped):
+    """Inner steps were made; written about once a second, not for each step."""
+
+    event: Literal["StepDone"] = field(default="StepDone", kw_only=True, repr=False)
+    step: int  # own inner steps so far
+    clock_steps: int  # the schedule's clock
+    tokens: int  # trained by this peer so far
+    loss: Figure  # nats per token, the mean since the previous StepDone
+    learning_rate: Figure
+    tokens_per_second: Figure  # since the previous StepDone
+    train_s: Figure  # of this trainer process so far: in inner steps, and blocked between them
+    blocked_s: Figure  # of these, in work for meetings: the trainer could not make inner steps
+
+
+@dataclass(frozen=True, slots=True)
+class MeetingDone(Stamped):
     """A meeting ended, one way or another."""
 
+    event: Literal["MeetingDone"] = field(default="MeetingDone", kw_only=True, repr=False)
     partner: str  # PeerId, base58
     fragment: int
     outcome: str  # MeetingOutcome in lower case: completed busy refused gated misbehaved failed abandoned
@@ -60,166 +108,168 @@ class MeetingDone:
     lane: str  # how the partner was reached
     bytes_sent: int
     bytes_received: int
-    seconds: float
+    seconds: Figure
 
 
 @dataclass(frozen=True, slots=True)
-class SoloStep:
+class SoloStep(Stamped):
     """A fragment took its outer step without a partner."""
 
+    event: Literal["SoloStep"] = field(default="SoloStep", kw_only=True, repr=False)
     fragment: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointSaved:
+class CheckpointSaved(Stamped):
     """A checkpoint is on disk."""
 
+    event: Literal["CheckpointSaved"] = field(default="CheckpointSaved", kw_only=True, repr=False)
     step: int
     path: str
     num_bytes: int
-    seconds: float
+    seconds: Figure
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointFailed:
+class CheckpointFailed(Stamped):
     """A checkpoint could not be written; the earlier ones are untouched."""
 
+    event: Literal["CheckpointFailed"] = field(default="CheckpointFailed", kw_only=True, repr=False)
     step: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointRejected:
+class CheckpointRejected(Stamped):
     """A checkpoint on disk is damaged; an earlier one is used."""
 
+    event: Literal["CheckpointRejected"] = field(default="CheckpointRejected", kw_only=True, repr=False)
     path: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class EvalDone:
+class EvalDone(Stamped):
     """The held-out loss was measured."""
 
+    event: Literal["EvalDone"] = field(default="EvalDone", kw_only=True, repr=False)
     step: int
-    loss: float  # nats per token
+    loss: Figure  # nats per token
     num_batches: int
 
 
 @dataclass(frozen=True, slots=True)
-class StateCloned:
+class StateCloned(Stamped):
     """Slow weights, momentum and clock were taken over from a donor."""
 
+    event: Literal["StateCloned"] = field(default="StateCloned", kw_only=True, repr=False)
     donor: str  # PeerId, base58
     clock_steps: int
     num_bytes: int
-    seconds: float
+    seconds: Figure
 
 
 @dataclass(frozen=True, slots=True)
-class NodeRestarted:
+class NodeRestarted(Stamped):
     """The node process ended unasked and was started again."""
 
+    event: Literal["NodeRestarted"] = field(default="NodeRestarted", kw_only=True, repr=False)
     reason: str
     num_restarts: int  # in a row; one that had run for a minute counts as the first again
 
 
 @dataclass(frozen=True, slots=True)
-class TrainerRestarted:
+class TrainerRestarted(Stamped):
     """The trainer process ended unasked and was started again."""
 
+    event: Literal["TrainerRestarted"] = field(default="TrainerRestarted", kw_only=True, repr=False)
     reason: str
     num_restarts: int  # in a row; one that had run for a minute counts as the first again
 
 
 @dataclass(frozen=True, slots=True)
-class EventsLost:
+class EventsLost(Stamped):
     """Events before this one could not be written."""
 
+    event: Literal["EventsLost"] = field(default="EventsLost", kw_only=True, repr=False)
     num_events: int
     reason: str
 
 
-KINDS: dict[str, type[Any]] = {
-    kind.__name__: kind
-    for kind in (
-        StateChanged, StepDone, MeetingDone, SoloStep, CheckpointSaved, CheckpointFailed, CheckpointRejected, EvalDone, StateCloned,
-        NodeRestarted, TrainerRestarted, EventsLost,
-    )
-}  # fmt: skip
+@dataclass(frozen=True, slots=True)
+class ProcessSays(Stamped):
+    """How far the node or the trainer is, in its own words; the peer's state is composed of these."""
+
+    event: Literal["ProcessSays"] = field(default="ProcessSays", kw_only=True, repr=False)
+    state: str  # the trainer: ready training finishing; the node: joining waiting, without a trainer seeding
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """One line of the log."""
+class TrainerIdle(Stamped):
+    """The trainer made no inner step since it last spoke: it averages at the end, or its batches fail."""
 
-    ts: float  # seconds since 1970
-    event: Event
+    event: Literal["TrainerIdle"] = field(default="TrainerIdle", kw_only=True, repr=False)
+    step: int  # these as in StepDone
+    clock_steps: int
+    tokens: int
+    train_s: Figure
+    blocked_s: Figure
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFailed(Stamped):
+    """The last words of a process that ends with an error."""
+
+    event: Literal["ProcessFailed"] = field(default="ProcessFailed", kw_only=True, repr=False)
+    error: str
+    hint: str
+    exit_code: int
+    final: bool  # another try would end the same way
+
+
+Written = (
+    PeerStarted | RunKnown | ModelBuilt | StateChanged | PeersSeen | AddressesChanged | StepDone | MeetingDone | SoloStep | CheckpointSaved
+    | CheckpointFailed | CheckpointRejected | EvalDone | StateCloned | NodeRestarted | TrainerRestarted | EventsLost
+)  # fmt: skip
+Told = ProcessSays | TrainerIdle | ProcessFailed  # to the supervisor only
+Event = Written | Told
+
+KINDS = {kind.__name__: kind for kind in get_args(Event)}
+_LINES: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
 
 
 class EventLog:
-    """Appends events to one file. Each process opens its own; call it from one thread of that process."""
+    """The file that the supervisor appends to. It may be moved away or deleted at any time."""
 
     def __init__(self, path: Path, max_bytes: int = MAX_LOG_BYTES) -> None:
         self._path = path
         self._max_bytes = max_bytes
         self._num_lost = 0
         self._lost_reason = ""
-        self._descriptor = self._open()
 
     def append(self, event: Event) -> None:
         """Write an event. Never raises for the disk's sake: what cannot be written is counted, and told by an EventsLost later."""
         try:
-            self._follow_rotation()
             if self._num_lost:
-                self._write(EventsLost(self._num_lost, self._lost_reason))
+                self._write(to_line(EventsLost(self._num_lost, self._lost_reason)))
                 self._num_lost = 0
-            self._write(event)
+            self._write(to_line(event))
         except OSError as error:
             self._num_lost += 1
             self._lost_reason = error.strerror or str(error)
 
-    def close(self) -> None:
-        """Close the file; appending afterwards is an error of ours."""
-        os.close(self._descriptor)
-
-    def _open(self) -> int:
-        descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
-        size = os.fstat(descriptor).st_size
-        if size and os.pread(descriptor, 1, size - 1) != b"\n":
-            os.write(descriptor, b"\n")  # a process died, or a disk filled up, in the middle of a line: end it
-        return descriptor
-
-    def _write(self, event: Event) -> None:
-        line = to_line(Entry(time.time(), event))
-        if os.write(self._descriptor, line) != len(line):
-            os.write(self._descriptor, b"\n")
-            raise OSError(0, "a line was cut short")
-
-    def _follow_rotation(self) -> None:
-        if not self._is_current():  # another process has rotated
-            self._reopen()
-        if os.fstat(self._descriptor).st_size >= self._max_bytes:
-            self._rotate()
-            self._reopen()
-
-    def _rotate(self) -> None:
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-        try:
-            if self._is_current():
-                self._path.replace(older(self._path))
-        finally:
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
-
-    def _is_current(self) -> bool:
+    def _write(self, line: bytes) -> None:
         with contextlib.suppress(FileNotFoundError):
-            return os.path.samestat(self._path.stat(), os.fstat(self._descriptor))
-        return False
-
-    def _reopen(self) -> None:
-        descriptor = self._open()
-        os.close(self._descriptor)
-        self._descriptor = descriptor
+            if self._path.stat().st_size >= self._max_bytes:
+                self._path.replace(older(self._path))
+        with open(os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600), "r+b", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
+                line = b"\n" + line  # a disk filled up, or the process died, in the middle of the last one
+            if file.write(line) != len(line):
+                raise OSError(0, "a line was cut short")
 
 
 def older(path: Path) -> Path:
@@ -227,31 +277,21 @@ def older(path: Path) -> Path:
     return path.with_name(path.name + ".1")
 
 
-def to_line(entry: Entry) -> bytes:
-    """Serialize an entry to one line; numbers that JSON does not know (a loss that is not finite) become null."""
-    fields = {key: _plain(value) for key, value in dataclasses.asdict(entry.event).items()}
-    record = {"ts": round(entry.ts, 6), "event": type(entry.event).__name__, **fields}
-    return json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+def to_line(event: Event) -> bytes:
+    """Serialize an event to one line; numbers that JSON does not know (a loss that is not finite) become null."""
+    return _LINES.dump_json(event) + b"\n"
 
 
-def from_line(line: bytes) -> Entry | None:
-    """Read an entry back; None for a torn line, or for an event of another version."""
+def from_line(line: bytes) -> Event | None:
+    """Read an event back; None for a torn line, or for an event of another version."""
     try:
-        fields = json.loads(line)
-        ts, kind = fields.pop("ts"), KINDS[fields.pop("event")]
-        numbers = {field.name for field in dataclasses.fields(kind) if field.type == "float"}
-        event = kind(**{key: math.nan if value is None and key in numbers else value for key, value in fields.items()})
-    except (ValueError, KeyError, TypeError, AttributeError):
+        return _LINES.validate_json(line)
+    except ValidationError:
         return None
-    return Entry(float(ts), event)
 
 
-def read_events(path: Path) -> Iterator[Entry]:
-    """Yield the entries of a log, oldest first, with the older file's before; skips what cannot be read. A missing log is empty."""
+def read_events(path: Path) -> Iterator[Event]:
+    """Yield the events of a log, oldest first, with the older file's before; skips what cannot be read. A missing log is empty."""
     for file in (older(path), path):
         with contextlib.suppress(FileNotFoundError), file.open("rb") as lines:
             yield from filter(None, map(from_line, lines))
-
-
-def _plain(value: object) -> object:
-    return None if isinstance(value, float) and not math.isfinite(value) else value

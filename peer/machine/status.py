@@ -1,18 +1,36 @@
-"""What a peer says of itself: the one record behind `peer status`, the screen, the demo and the dashboards."""
+"""What a peer says of itself: the one record behind `peer status`, the screen, the demo and the dashboards; folded from its events."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from peer.machine.events import (
+    AddressesChanged,
+    EvalDone,
+    Event,
+    MeetingDone,
+    ModelBuilt,
+    PeersSeen,
+    PeerStarted,
+    RunKnown,
+    SoloStep,
+    StateChanged,
+    StepDone,
+    TrainerIdle,
+    TrainerRestarted,
+)
+
 VERSION = "0.1.0"
+COUNTED_AS = {"completed": "completed", "busy": "refused", "refused": "refused"}  # any other outcome of a meeting: failed
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Status:
     """A peer's state, with the reason for it. Times are Unix seconds; counts are since this start of the peer unless named otherwise."""
 
-    state: str = "starting"  # joining waiting training finishing leaving left done failed; a seed is seeding
+    state: str = "starting"  # joining waiting training finishing leaving left done failed; without a trainer: seeding
     reason: str = ""
     since: float = 0.0
     run_id: str = ""
@@ -34,22 +52,67 @@ class Status:
     lane_counts: dict[str, int] = field(default_factory=dict)
     addresses: list[str] = field(default_factory=list)
     version: str = VERSION
+    earlier_s: tuple[float, float] = (0.0, 0.0)  # train_seconds and blocked_seconds of earlier trainer processes; not shown
 
     def to_json(self) -> dict[str, Any]:
-        """Return all fields, JSON-able."""
-        return asdict(self)
+        """Return what is shown, JSON-able."""
+        shown = asdict(self)
+        del shown["earlier_s"]
+        return shown
 
-    def update(self, fields: dict[str, Any]) -> None:
-        """Take in what a process of the peer reported. Unknown names are our own bug: AttributeError."""
-        for name, value in fields.items():
-            if not hasattr(self, name):
-                raise AttributeError(f"no such status field: {name}")
-            setattr(self, name, value)
 
-    def enter(self, state: str, reason: str, now_s: float) -> bool:
-        """Change state; True when state or reason are new. `since` moves with the state only."""
-        is_new = (state, reason) != (self.state, self.reason) or not self.since
-        if state != self.state or not self.since:
-            self.since = now_s
-        self.state, self.reason = state, reason
-        return is_new
+def apply(status: Status, event: Event) -> Status:
+    """Return the status after an event. All of a session's events, in their order, give all of its status."""
+    match event:
+        case PeerStarted():
+            return Status(peer_id=event.peer_id, since=event.ts)
+        case StateChanged():
+            since = status.since if event.state == status.state else event.ts
+            return replace(status, state=event.state, reason=event.reason, since=since)
+        case RunKnown():
+            return replace(status, run_id=event.run_id, total_steps=event.total_steps)
+        case ModelBuilt():
+            return replace(status, params=event.params, bits_per_param=event.bits_per_param)
+        case PeersSeen():
+            return replace(status, peers_seen=event.num_peers)
+        case AddressesChanged():
+            return replace(status, addresses=list(event.addresses))
+        case StepDone():
+            return replace(_trained(status, event), loss=event.loss, tokens_per_second=event.tokens_per_second)
+        case TrainerIdle():
+            return replace(_trained(status, event), tokens_per_second=0.0)
+        case EvalDone():
+            return replace(status, eval_loss=event.loss)
+        case SoloStep():
+            return replace(status, meetings=_plus(status.meetings, solo=1))
+        case MeetingDone():
+            return _met(status, event)
+        case TrainerRestarted():
+            return replace(status, earlier_s=(status.train_seconds, status.blocked_seconds))
+        case _:  # it changes nothing that is shown
+            return status
+
+
+def _trained(status: Status, event: StepDone | TrainerIdle) -> Status:
+    return replace(
+        status,
+        step=event.clock_steps,
+        own_steps=event.step,
+        tokens=event.tokens,
+        train_seconds=status.earlier_s[0] + event.train_s,
+        blocked_seconds=status.earlier_s[1] + event.blocked_s,
+    )
+
+
+def _met(status: Status, done: MeetingDone) -> Status:
+    lanes = _plus(status.lane_counts, **{done.lane: 1}) if done.outcome == "completed" else status.lane_counts
+    return replace(
+        status,
+        meetings=_plus(status.meetings, **{COUNTED_AS.get(done.outcome, "failed"): 1}),
+        bytes=_plus(status.bytes, sent=done.bytes_sent, received=done.bytes_received),
+        lane_counts=lanes,
+    )
+
+
+def _plus(counts: Mapping[str, int], **more: int) -> dict[str, int]:
+    return {**counts, **{name: counts.get(name, 0) + number for name, number in more.items()}}

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from peer.machine.events import Entry, MeetingDone, StateCloned
+from peer.machine.events import Event, MeetingDone, StateCloned
 from peer.machine.status import VERSION
 
 MARK: Final = "gossamer.json"  # marks a folder as an export of ours, and lists its files
@@ -136,10 +136,10 @@ class HeldOut:
         return "not measured" if self.loss is None else f"{self.loss:.4f} nats per token, over {self.num_tokens} tokens"
 
 
-def model_card(trained: Trained, entries: Sequence[Entry], weights: str, held_out: HeldOut) -> str:
+def model_card(trained: Trained, events: Sequence[Event], weights: str, held_out: HeldOut) -> str:
     """Write the card (Markdown with a Hugging Face header) of a checkpoint; its contributors come from the peer's event log."""
     manifest, state = trained.manifest, trained.checkpoint.state
-    partners = contributors(entries)
+    partners = contributors(events)
     rows = {
         "run": f"{_plain(manifest.run.name)} `{manifest.run_id.hex()}` (the SHA-256 of its manifest)",
         "model": _plain(manifest.model.hub or manifest.model.architecture),
@@ -159,11 +159,11 @@ def model_card(trained: Trained, entries: Sequence[Entry], weights: str, held_ou
     return _CARD.format(title=_plain(manifest.run.name), table=table, contributors=named + more or "None that this peer knows of.\n")
 
 
-def contributors(entries: Sequence[Entry]) -> list[str]:
+def contributors(events: Sequence[Event]) -> list[str]:
     """Name the peers whose weights went into this one's directly, each once, the first met first."""
     met: dict[str, None] = {}
-    for entry in entries:
-        match entry.event:
+    for event in events:
+        match event:
             case MeetingDone(partner=partner, outcome="completed") | StateCloned(donor=partner):
                 met[partner] = None
     return list(met)

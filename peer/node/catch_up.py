@@ -19,6 +19,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from peer.link import records as ask
+from peer.machine.events import ProcessSays
 from peer.meeting.words import Finish, MeetingOutcome
 from peer.node.joining import Joining, Wanted
 from peer.node.meetings import Meetings
@@ -120,7 +121,7 @@ class CatchUp:
     async def _wait_for_company(self) -> None:
         wanted = self._settings.wait_for_peers
         while (seen := len(self._joining.book.live(loop_s()))) < wanted:
-            self._joining.report({"state": "waiting", "reason": f"waiting for peers: {seen} seen, {wanted} wanted"})
+            self._joining.emit(ProcessSays("waiting", f"waiting for peers: {seen} seen, {wanted} wanted"))
             await asyncio.sleep(COMPANY_S)
 
     # ------------------------------------------------------------------ to stay with the others

@@ -10,11 +10,10 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
 
 from peer.link import records as ask
 from peer.link.socket import LinkLost
-from peer.machine.events import StateCloned
+from peer.machine.events import Event, ProcessSays, StateCloned
 from peer.meeting.driver import Tools
 from peer.node.fetching import FetchClient, as_final
 from peer.swarm.address_book import AddressBook, Entry, loop_s
@@ -66,19 +65,11 @@ async def _nothing() -> None:
 class Joining:
     """Take over a donor's slow weights, momentum and clock."""
 
-    def __init__(
-        self,
-        asker: FetchClient,
-        book: AddressBook,
-        tools: Tools,
-        report: Callable[[dict[str, Any]], None],
-        log: Callable[[StateCloned], None],
-    ) -> None:
+    def __init__(self, asker: FetchClient, book: AddressBook, tools: Tools, emit: Callable[[Event], None]) -> None:
         self._asker = asker
         self.book = book
         self.tools = tools
-        self.report = report
-        self.log = log
+        self.emit = emit
         self._names = itertools.count(1)
 
     async def take_over(self, wanted: Callable[[], Wanted], shuffle: Callable[[list[Entry]], None]) -> None:
@@ -119,7 +110,7 @@ class Joining:
             error = await self._try(donor, wanted, make_way)
             if error is None:
                 return None
-            self.report({"state": "joining", "reason": f"{donor.peer_id.short()} cannot give its weights: {error}"})
+            self.emit(ProcessSays("joining", f"{donor.peer_id.short()} cannot give its weights: {error}"))
             if not isinstance(error, TransportError):
                 answers.append(error)
         return answers
@@ -152,7 +143,7 @@ class Joining:
             done += len(data)
             if (percent := 100 * done // wanted.state_bytes) > told:
                 told = percent
-                self.report({"state": "joining", "reason": f"downloading weights from {donor.peer_id.short()}: {percent} %"})
+                self.emit(ProcessSays("joining", f"downloading weights from {donor.peer_id.short()}: {percent} %"))
 
         try:
             header = await self._asker.state(donor.peer_id, donor.addresses, check, keep)
@@ -162,7 +153,7 @@ class Joining:
             self.tools.payloads.remove(name)
         if isinstance(adopted, ask.Adopted) and not adopted.accepted:
             raise BadContents(adopted.reason)
-        self.log(StateCloned(str(donor.peer_id), header.clock_steps, done, loop_s() - started_s))
+        self.emit(StateCloned(str(donor.peer_id), header.clock_steps, done, loop_s() - started_s))
 
 
 def _unanimous(answers: list[GossamerError]) -> GossamerError | None:

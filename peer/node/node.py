@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
 
 from peer.link import records as ask
-from peer.machine.events import MeetingDone, StateCloned
+from peer.machine.events import AddressesChanged, Event, MeetingDone, PeersSeen
 from peer.meeting.driver import Tools
 from peer.meeting.machine import Meeting
 from peer.node.catch_up import CatchUp, NodeSettings
@@ -29,42 +28,32 @@ from protocol.errors import PeerMisbehaved, RefusalCode
 from protocol.messages.messages import Refusal, RunPhase
 from protocol.streams.transport import Purpose, Stream
 
-REPORT_S = 0.5
+LOOK_S = 0.5  # between two looks at what the supervisor is told of
 CLOSE_S = 5.0  # for the last meetings of a run to end
 
 
 class Node:
     """One peer's node. Everything belongs to one event loop. The book reckons in the loop's time."""
 
-    def __init__(
-        self, membership: Membership, world: World, tools: Tools, settings: NodeSettings, report: Callable[[dict[str, Any]], None]
-    ) -> None:
+    def __init__(self, membership: Membership, world: World, tools: Tools, settings: NodeSettings, emit: Callable[[Event], None]) -> None:
         self.book = AddressBook(membership.identity.peer_id)
         self._membership = membership
         self._world = world
         self._tools = tools
-        self._report = report
+        self._emit = emit
         self._standing = Standing()
         self._trainer_done = asyncio.Event()
         self._is_over = False
         self._donor: FetchServer | None = None
-        self._counts = {"completed": 0, "refused": 0, "failed": 0}
-        self._bytes = {"sent": 0, "received": 0}
-        self._lanes: dict[str, int] = {}
         intake = RecordIntake(membership.terms, self.book, world.now_s)
         surroundings = Surroundings(world.transport, self.book, intake, world.now_s, world.rng, self._on_meeting_done)
         self.meetings = Meetings(membership, surroundings, tools)
         self.searches = Searches(self.meetings, defer=membership.defer)
         self._presence = Presence(membership, world, intake, self._standing, settings.wait_for_peers)
         asker = FetchClient(membership.identity, membership.terms.run_id, membership.credential, world.transport)
-        joining = Joining(asker, self.book, tools, report, lambda cloned: self._log(cloned))
+        joining = Joining(asker, self.book, tools, emit)
         self._upkeep = CatchUp(settings, joining, self.meetings, self._presence.has_looked, world.rng)
         self._finishing = FinalAveraging(self.searches, self.book, len(membership.terms.fragments))
-        self._log: Callable[[MeetingDone | StateCloned], None] = lambda _: None
-
-    def on_event(self, log: Callable[[MeetingDone | StateCloned], None]) -> None:
-        """Have every ended meeting, and every donor's state that was taken over, told to `log`."""
-        self._log = log
 
     def donor(self, manifest: bytes) -> FetchServer:
         """Return the one part of this node that serves manifest and state."""
@@ -144,27 +133,19 @@ class Node:
     # ------------------------------------------------------------------ telling
 
     def _on_meeting_done(self, meeting: Meeting, done: MeetingDone) -> None:
-        kind = {"completed": "completed", "busy": "refused", "refused": "refused"}.get(done.outcome, "failed")
-        self._counts[kind] += 1
         if meeting.outcome is not None:
             self._upkeep.on_meeting(meeting.partner, meeting.outcome, initiated=meeting.initiates)
-        self._bytes["sent"] += done.bytes_sent
-        self._bytes["received"] += done.bytes_received
-        if kind == "completed":
-            self._lanes[done.lane] = self._lanes.get(done.lane, 0) + 1
-            if meeting.pairing.phase is RunPhase.FINISH:
-                self._finishing.completed(done.fragment)
-        self._log(done)
+        if done.outcome == "completed" and meeting.pairing.phase is RunPhase.FINISH:
+            self._finishing.completed(done.fragment)
+        self._emit(done)
 
     async def _tell_supervisor(self) -> None:
+        """Emit who is in sight, and where we can be reached, whenever that changes."""
+        told: list[Event] = []
         while True:
-            self._report(
-                {
-                    "peers_seen": len(self.book.live(loop_s())),
-                    "meetings": dict(self._counts),
-                    "bytes": dict(self._bytes),
-                    "lane_counts": dict(self._lanes),
-                    "addresses": list(self._world.addresses()),
-                }
-            )
-            await asyncio.sleep(REPORT_S)
+            news: list[Event] = [PeersSeen(len(self.book.live(loop_s()))), AddressesChanged(self._world.addresses())]
+            for event in news:
+                if event not in told:
+                    self._emit(event)
+            told = news
+            await asyncio.sleep(LOOK_S)

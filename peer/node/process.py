@@ -16,7 +16,7 @@ from peer.link.payload_folder import PayloadFolder
 from peer.link.records import Writer
 from peer.link.socket import NodeEnd
 from peer.machine.child import Child
-from peer.machine.events import EventLog
+from peer.machine.events import ProcessSays, RunKnown
 from peer.machine.home import Home
 from peer.meeting.driver import Tools
 from peer.meeting.journal import Journal
@@ -106,7 +106,7 @@ class NodeProcess:
     async def _work(self, network: Libp2pNode) -> None:
         signed = self._read_manifest() if self._home.manifest.exists() else await self._fetch_manifest(network)
         manifest = signed.manifest()
-        self._child.report("node", {"manifest_ready": True, "run_id": signed.run_id.hex(), "total_steps": manifest.run.total_steps})
+        self._child.emit(RunKnown(signed.run_id.hex(), manifest.run.total_steps))
         await self._serve(network, signed, manifest)
 
     async def _serve(self, network: Libp2pNode, signed: SignedManifest, manifest: Manifest) -> None:
@@ -125,8 +125,7 @@ class NodeProcess:
             wait_for_peers=self._config.wait_for_peers,
             is_founder=self._invite is None,
         )
-        node = Node(membership, world, tools, settings, lambda fields: self._child.report("node", fields))
-        node.on_event(EventLog(self._home.events).append)
+        node = Node(membership, world, tools, settings, self._child.emit)
         self._fill_book(node)
         self._doorman.terms = terms
         self._doorman.manifest, self._doorman.node = signed.to_bytes(), node
@@ -149,12 +148,9 @@ class NodeProcess:
         assert self._invite is not None
         credential = self._invite.credential_for(self._identity.peer_id)
         asker = FetchClient(self._identity, self._invite.run_id, credential, network)
-        signed = await find_manifest(asker, self._invite.bootstraps, lambda reason: self._say("joining", reason))
+        signed = await find_manifest(asker, self._invite.bootstraps, lambda reason: self._child.emit(ProcessSays("joining", reason)))
         store_manifest(self._home, signed)
         return signed
-
-    def _say(self, state: str, reason: str) -> None:
-        self._child.report("node", {"state": state, "reason": reason})
 
     # ------------------------------------------------------------------ the rest
 

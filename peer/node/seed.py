@@ -20,10 +20,11 @@ from peer.link.socket import LinkLost
 from peer.machine import control_socket as control
 from peer.machine.atomic_file import write_whole
 from peer.machine.config import PeerConfig
+from peer.machine.events import AddressesChanged, Event, PeersSeen, PeerStarted, RunKnown, StateChanged
 from peer.machine.home import Home
 from peer.machine.runtime_folder import runtime_folder
 from peer.machine.signals import ASKED, asked_to_leave
-from peer.machine.status import Status
+from peer.machine.status import Status, apply
 from peer.node.donor import FetchServer
 from peer.node.fetching import FetchClient, find_manifest, store_manifest
 from peer.node.meetings import say
@@ -114,7 +115,7 @@ class _Session:
     """One run of a seed, from start to leave."""
 
     def __init__(self, config: PeerConfig, home: Home, identity: Identity, watch: Watch) -> None:
-        self.status = Status(state="starting", since=time.time(), peer_id=str(identity.peer_id))
+        self.status = apply(Status(), PeerStarted(str(identity.peer_id)))
         self.interrupted = False  # by Ctrl-C
         self._config = config
         self._home = home
@@ -149,11 +150,11 @@ class _Session:
         signed = await self._manifest(network)
         intake = RecordIntake(seed.learn(signed), self._book, time.time)
         self._book.load(self._home.peers, loop_s())
-        self.status.run_id = signed.run_id.hex()
-        self.status.total_steps = signed.manifest().run.total_steps
+        self._note(RunKnown(signed.run_id.hex(), signed.manifest().run.total_steps))
         while True:
             connected = await _num_connected(network)
-            self.status.peers_seen, self.status.addresses = connected, list(network.addresses)
+            self._note(PeersSeen(connected))
+            self._note(AddressesChanged(network.addresses))
             self._enter("seeding", f"{connected} connected")
             self._remember(shelf, intake)
             await asyncio.sleep(LOOK_S)
@@ -205,8 +206,11 @@ class _Session:
         self._leave_reason = self._leave_reason or reason
         self._leaving.set()
 
+    def _note(self, event: Event) -> None:
+        self.status = apply(self.status, event)
+
     def _enter(self, state: str, reason: str) -> None:
-        self.status.enter(state, reason, time.time())
+        self._note(StateChanged(state, reason))
         try:
             self._watch(self.status)
         except OSError:  # the terminal or pipe that we draw on was closed: no reason to stop

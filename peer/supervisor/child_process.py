@@ -1,51 +1,41 @@
-"""One child process as the supervisor sees it: settings in, reports out, and why it ended."""
+"""One child process as the supervisor sees it: settings in, events out, and why it ended."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-REPORT_BYTES = 1 << 20
+from peer.machine.events import Event, ProcessFailed, from_line
+
+LINE_BYTES = 1 << 20
 MAX_LOG_BYTES = 16 << 20
 OURS = Path(__file__).parents[2]  # where the packages lie
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
-    """A child's last words."""
-
-    error: str
-    hint: str
-    exit_code: int
-    final: bool  # another try would end the same way
-
-
-@dataclass(frozen=True, slots=True)
-class Exit:
+class ChildExit:
     """How a child ended."""
 
     code: int  # negative: the signal that killed it
     reason: str
-    failure: Failure | None
+    failure: ProcessFailed | None  # its last words
 
 
 class ChildProcess:
     """Start `python -m module`, once. Its stderr goes to the log file."""
 
-    def __init__(self, module: str, log: Path, on_report: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, module: str, log: Path, on_event: Callable[[Event], None]) -> None:
         self._module = module
         self._log = log
-        self._on_report = on_report
+        self._on_event = on_event
         self._process: asyncio.subprocess.Process | None = None
-        self._failure: Failure | None = None
+        self._failure: ProcessFailed | None = None
 
     @property
     def pid(self) -> int | None:
@@ -60,7 +50,7 @@ class ChildProcess:
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-P", "-m", self._module,  # -P: a folder named `peer` where we were started must not win
-                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log, limit=REPORT_BYTES,
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log, limit=LINE_BYTES,
                 env=os.environ | {"PYTHONPATH": path},
             )  # fmt: skip
 
@@ -70,19 +60,19 @@ class ChildProcess:
         with contextlib.suppress(ConnectionError):
             self._process.stdin.write(line)
 
-    async def wait(self) -> Exit:
-        """Pass its reports on until it ends, and say how it ended. Cancel-safe: the child lives on."""
+    async def wait(self) -> ChildExit:
+        """Pass its events on until it ends, and say how it ended. Cancel-safe: the child lives on."""
         assert self._process is not None and self._process.stdout is not None
-        while (line := await self._process.stdout.readline()).endswith(b"\n"):  # half a line: it was killed in the middle
-            report = json.loads(line)
-            if report.pop("kind") == "failed":
-                self._failure = Failure(**report)
-            else:
-                self._on_report(report)
+        while line := await self._process.stdout.readline():
+            event = from_line(line)
+            if isinstance(event, ProcessFailed):
+                self._failure = event
+            elif event is not None:  # else it was killed in the middle of a line
+                self._on_event(event)
         code = await self._process.wait()
-        return Exit(code, self._reason(code), self._failure)
+        return ChildExit(code, self._reason(code), self._failure)
 
-    async def stop(self, grace_s: float) -> Exit | None:
+    async def stop(self, grace_s: float) -> ChildExit | None:
         """Ask the child to stop and say how it ended; None if it took longer than `grace_s` and was killed, or never ran."""
         process = self._process
         if process is None or process.stdin is None:
@@ -94,7 +84,7 @@ class ChildProcess:
                 return await self.wait()
         except TimeoutError:
             self.kill()
-            await process.wait()
+            await self.wait()
             return None
 
     def kill(self) -> None:

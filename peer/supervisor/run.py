@@ -36,8 +36,7 @@ async def run_peer(config: PeerConfig, manifest: SignedManifest | None, invite: 
             write_whole(home.manifest, manifest.to_bytes(), private=True)
         if invite is not None:
             write_whole(home.invite, invite.to_text().encode() + b"\n", private=True)  # it is a secret
-        supervisor = Supervisor(config, watch)
-        supervisor.status.peer_id = str(identity.peer_id)
+        supervisor = Supervisor(config, str(identity.peer_id), watch)
         try:
             await supervisor.run(runtime)
         except GossamerError:

@@ -1,5 +1,7 @@
 """The supervisor: starts the node and the trainer of one peer, restarts what dies, answers the control socket, and stops both cleanly.
 
+What they tell, and what it sees itself, are events: folded into the status, shown, and written to the home folder by nobody else.
+
 Light on purpose: no torch, no hivemind. It holds the home's lock and owns the runtime folder, so whatever way its children end,
 nothing of them stays behind; the children end with it (peer/machine/child.py).
 """
@@ -7,7 +9,6 @@ nothing of them stays behind; the children end with it (peer/machine/child.py).
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import signal
 import time
@@ -19,24 +20,23 @@ from typing import Any
 
 from peer.machine import control_socket as control
 from peer.machine.child import ChildSettings
-from peer.machine.config import PeerConfig
-from peer.machine.events import EventLog, NodeRestarted, StateChanged, TrainerRestarted
+from peer.machine.config import NODE, TRAINER, PeerConfig
+from peer.machine.events import Event, EventLog, NodeRestarted, PeerStarted, RunKnown, StateChanged, TrainerRestarted, Written
 from peer.machine.home import Home
 from peer.machine.signals import ASKED, asked_to_leave
-from peer.machine.status import Status
-from peer.supervisor.child_process import ChildProcess, Exit
-from peer.supervisor.condition import Condition, Said, trouble
+from peer.machine.status import Status, apply
+from peer.supervisor.child_process import ChildExit, ChildProcess
+from peer.supervisor.condition import Condition
 from protocol.errors import ExitCode, GossamerError
 
-NODE, TRAINER = "node", "trainer"
 PROGRAMS = {NODE: "peer.node", TRAINER: "peer.trainer"}  # python -m
 RESTART_PAUSE_S = (0.5, 30.0)  # first and longest pause before a child is started again
 MAX_RESTARTS = 8  # of one child in a row, none of which got going; then the fault is ours and restarting hides it
 HEALTHY_S = 60.0  # a child that lived so long starts from a clean slate
-LEAVE_S = {NODE: 5.0, TRAINER: 4.0}  # to end meetings, then to save, before they are killed; in this order
+LEAVE_S = {NODE: 5.0, TRAINER: 4.0}  # to end meetings, then to save, before they are killed
+LAST_WORK = {NODE: "ending meetings", TRAINER: "saving"}  # in this order
 LOOK_S = 1.0  # between two looks at whether the trainer has fallen silent
 NEVER_AGAIN = {ExitCode.REFUSED_BY_RUN, ExitCode.VERSION_MISMATCH}  # what ends a node for good even beside a trainer that trains
-COUNTED, TIMED = ("meetings", "bytes", "lane_counts"), {"train_seconds", "blocked_seconds"}  # added up over a process's lives
 
 Watch = Callable[[Status], None]
 
@@ -52,48 +52,49 @@ class ChildFailed(GossamerError):
 class Supervisor:
     """One peer on this machine. Make one, `run` it once."""
 
-    def __init__(self, config: PeerConfig, watch: Watch, programs: Mapping[str, str] = MappingProxyType(PROGRAMS)) -> None:
+    def __init__(self, config: PeerConfig, peer_id: str, watch: Watch, programs: Mapping[str, str] = MappingProxyType(PROGRAMS)) -> None:
         self.status = Status()
         self.interrupted = False  # by Ctrl-C
-        self.has_trained = False  # in this start
         self._config = config
+        self._peer_id = peer_id
         self._home = Home(config.home)
         self._watch = watch
         self._programs = programs
-        self._events = EventLog(self._home.events)
-        self._condition = Condition(config.alone)
+        self._log = EventLog(self._home.events)
+        self._condition = Condition(config.children)
         self._logged = ("", "")
         self._leaving = asyncio.Event()
         self._leave_reason = ""
         self._manifest_ready = asyncio.Event()
         self._children: dict[str, ChildProcess] = {}
-        self._tallies = {name: Tally() for name in programs}
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether the trainer has begun, in this start."""
+        return self._condition.has_trained
 
     async def run(self, runtime: Path) -> None:
         """Run the peer until its run ends or it is asked to leave. Raises GossamerError when it cannot go on."""
         told_to_start = not self._config.alone and (self._home.invite.exists() or self._config.wait_for_peers > 0)
-        settings = ChildSettings(self._config, runtime, told_to_start, os.getpid())
+        settings = ChildSettings(config=self._config, peer_id=self._peer_id, runtime=runtime, told_to_start=told_to_start)
         if self._home.manifest.exists():
             self._manifest_ready.set()
+        self._note(PeerStarted(self._peer_id))
         self._describe()
         async with control.serving(self._home, runtime, self._answer):
             with asked_to_leave(self._on_signal):
                 looking = asyncio.create_task(self._look())
-                work = [asyncio.create_task(self._keep(TRAINER, settings, self._manifest_ready))]
-                if not self._config.alone:
-                    work.append(asyncio.create_task(self._keep(NODE, settings, None)))
+                work = [asyncio.create_task(self._keep(name, settings)) for name in self._config.children]
                 try:
                     await self._until_over(work)
                 finally:
-                    await self._stop([*work, looking])
-                    self._events.close()
+                    await self._stop(work, looking)
 
     async def _until_over(self, work: list[asyncio.Task[None]]) -> None:
-        trainer = work[0]
         leaving = asyncio.create_task(self._leaving.wait())
         pending: set[asyncio.Task[Any]] = {leaving, *work}
         try:
-            while not trainer.done() and not leaving.done():
+            while not work[0].done() and not leaving.done():
                 done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()  # raises what ended it
@@ -103,47 +104,47 @@ class Supervisor:
         finally:
             leaving.cancel()
 
-    async def _stop(self, work: list[asyncio.Task[None]]) -> None:
+    async def _stop(self, work: list[asyncio.Task[None]], looking: asyncio.Task[None]) -> None:
         """End the node, which ends its meetings, then the trainer, which saves."""
         is_leaving = not work[0].done() and self._condition.ending is None
         if work[0].done() and self._condition.ending is None:
             self._end("done", "the run is over")
-        for task in work:
+        for task in (*work, looking):
             task.cancel()  # no more restarts
-        await asyncio.gather(*work, return_exceptions=True)
+        await asyncio.gather(*work, looking, return_exceptions=True)
+        exits = {}
+        for name, last_work in LAST_WORK.items():
+            if name not in self._children:
+                continue
+            if is_leaving:
+                self._end("leaving", f"{self._leave_reason}: {last_work}")
+            exits[name] = await self._children[name].stop(LEAVE_S[name])
         if is_leaving:
-            self._end("leaving", f"{self._leave_reason}: ending meetings")
-        await self._stop_child(NODE)
-        if is_leaving:
-            self._end("leaving", f"{self._leave_reason}: saving")
-        exit = await self._stop_child(TRAINER)
-        if is_leaving:
-            self._end("left", self._farewell(exit))
+            self._end("left", self._farewell(exits.get(TRAINER)))
 
-    def _farewell(self, trainer: Exit | None) -> str:
+    def _farewell(self, trainer: ChildExit | None) -> str:
+        if not self._config.trains:
+            return self._leave_reason
         if not self.has_trained:
             return "gone before training began"
         if trainer is not None and trainer.code == 0:
             return "saved and gone"
         return "gone; the trainer did not save in time, so its last checkpoint counts"
 
-    async def _stop_child(self, name: str) -> Exit | None:
-        return await self._children[name].stop(LEAVE_S[name]) if name in self._children else None
-
-    # ------------------------------------------------------------------ children
+    # ------------------------------------------------------------------ keeping the children alive
 
     def pid(self, name: str) -> int:
         """Return a child's process id, for benchmarks and diagnosis. Raises KeyError for one that was not started yet."""
         return self._children[name].pid or 0
 
-    async def _keep(self, name: str, settings: ChildSettings, when: asyncio.Event | None) -> None:
+    async def _keep(self, name: str, settings: ChildSettings) -> None:
         """Start a child again whenever it dies. Returns when it ended as it should; raises ChildFailed."""
         restarts = 0
         while True:
-            child = self._children[name] = ChildProcess(self._programs[name], self._home.log, partial(self._on_report, name))
+            child = self._children[name] = ChildProcess(self._programs[name], self._home.log, partial(self._hear, name))
             await child.start()
-            if when is not None:
-                await when.wait()
+            if name == TRAINER:
+                await self._manifest_ready.wait()
             started_s = time.monotonic()
             child.tell(settings.to_line())
             exit = await child.wait()
@@ -151,11 +152,9 @@ class Supervisor:
                 return
             restarts = 1 if time.monotonic() - started_s > HEALTHY_S else restarts + 1
             self._give_up(name, exit, restarts)
-            pause_s = min(RESTART_PAUSE_S[1], RESTART_PAUSE_S[0] * 2 ** (restarts - 1))
-            self._note_restart(name, exit, restarts, pause_s)
-            await asyncio.sleep(pause_s)
+            await self._rest(name, exit, restarts)
 
-    def _give_up(self, name: str, exit: Exit, restarts: int) -> None:
+    def _give_up(self, name: str, exit: ChildExit, restarts: int) -> None:
         """Raise ChildFailed where another start would not help; a trainer that trains outlives almost any trouble of its node."""
         trains_on = name == NODE and self.has_trained
         if exit.failure is not None and exit.failure.final and not (trains_on and exit.code not in NEVER_AGAIN):
@@ -163,39 +162,26 @@ class Supervisor:
         if restarts > MAX_RESTARTS and not trains_on:
             raise ChildFailed(f"the {name} failed {restarts} times: {exit.reason}", hint=f"see {self._home.log}", exit_code=1)
 
-    def _note_restart(self, name: str, exit: Exit, restarts: int, pause_s: float) -> None:
-        event = NodeRestarted if name == NODE else TrainerRestarted
-        self._events.append(event(exit.reason, restarts))
-        self._tallies[name].begin_life()
-        said = Said(trouble=trouble(name, exit.reason, pause_s))
-        if name == NODE:
-            self._condition.node = said
-        else:
-            self._condition.trainer = said
+    async def _rest(self, name: str, exit: ChildExit, restarts: int) -> None:
+        pause_s = min(RESTART_PAUSE_S[1], RESTART_PAUSE_S[0] * 2 ** (restarts - 1))
+        self._note((NodeRestarted if name == NODE else TrainerRestarted)(exit.reason, restarts))
+        self._condition.fell(name, exit.reason, pause_s)
         self._describe()
-
-    def _on_report(self, name: str, report: dict[str, Any]) -> None:
-        if report.pop("manifest_ready", False):
-            self._manifest_ready.set()
-        state, reason = report.pop("state", None), report.pop("reason", "")
-        if name == TRAINER:
-            self._condition.heard_s = time.monotonic()
-            if state is not None:
-                self._condition.trainer_says(state, reason)
-                self.has_trained |= self._condition.trains
-        elif state is not None or self._condition.node.trouble:
-            self._condition.node_says(state or "", reason)
-        tally = self._tallies[name]
-        for field in COUNTED:
-            counts = getattr(self.status, field)
-            for kind, count in report.pop(field, {}).items():
-                counts[kind] = tally.total(f"{field} {kind}", count)
-        for field in TIMED & report.keys():
-            report[field] = tally.total(field, report[field])
-        self.status.update(report)
-        self._describe()
+        await asyncio.sleep(pause_s)
 
     # ------------------------------------------------------------------ telling
+
+    def _hear(self, name: str, event: Event) -> None:
+        self._condition.hear(name, event, time.monotonic())
+        if isinstance(event, RunKnown):
+            self._manifest_ready.set()
+        self._note(event)
+        self._describe()
+
+    def _note(self, event: Event) -> None:
+        self.status = apply(self.status, event)
+        if isinstance(event, Written):
+            self._log.append(event)
 
     async def _look(self) -> None:
         while True:
@@ -207,16 +193,20 @@ class Supervisor:
         self._describe()
 
     def _describe(self) -> None:
-        """Bring the status up to date and show it."""
+        """Bring the status's state up to date and show it."""
         state, reason = self._condition.describe(self.status.peers_seen, time.monotonic())
+        event = StateChanged(state, reason)
+        self.status = apply(self.status, event)
         wording = (state, re.sub(r"[0-9]+", "#", reason))  # a percentage that grows is no news
-        if self.status.enter(state, reason, time.time()) and wording != self._logged:
+        if wording != self._logged:
             self._logged = wording
-            self._events.append(StateChanged(state, reason))
+            self._log.append(event)
         try:
             self._watch(self.status)
         except OSError:  # the terminal or pipe that we draw on was closed: no reason to stop
             self._watch = lambda _: None
+
+    # ------------------------------------------------------------------ answering
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         match request.get("verb"):
@@ -243,22 +233,3 @@ class Supervisor:
                 child.kill()
         self.interrupted |= number == signal.SIGINT
         self.leave(ASKED[number])
-
-
-class Tally:
-    """Totals by name. Not thread-safe."""
-
-    def __init__(self) -> None:
-        self._before: dict[str, float] = {}
-        self._now: dict[str, float] = {}
-
-    def total(self, name: str, count: float) -> float:
-        """Note that the present life has counted `count` so far, and return the total."""
-        self._now[name] = count
-        return self._before.get(name, 0) + count
-
-    def begin_life(self) -> None:
-        """The process was started again: what it says from now on comes on top."""
-        for name, count in self._now.items():
-            self._before[name] = self._before.get(name, 0) + count
-        self._now.clear()

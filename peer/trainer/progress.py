@@ -1,6 +1,6 @@
 """Where the trainer's time goes: in inner steps, or blocked by synchronization at the boundaries between them.
 
-Tells the supervisor about once a second, and the event log as often while there are steps to tell of.
+Tells the supervisor about once a second.
 """
 
 from __future__ import annotations
@@ -8,24 +8,21 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
-from peer.machine.events import EventLog, SoloStep, StepDone
+from peer.machine.events import Event, StepDone, TrainerIdle
 from peer.trainer.replica import InnerStep, Replica
 
 TELL_S = 1.0
 
 
 class Stopwatch:
-    """Timing and counting of one trainer process. Times are of this process's life, counts too."""
+    """Timing of one trainer process, from its start."""
 
-    def __init__(self, events: EventLog, report: Callable[[str, dict[str, Any]], None]) -> None:
-        self._events = events
-        self._report = report
+    def __init__(self, emit: Callable[[Event], None]) -> None:
+        self._emit = emit
         self._train_s = 0.0
         self._blocked_s = 0.0
-        self._solo = 0
-        self._losses: list[float] = []  # since the last report, like the next two
+        self._losses: list[float] = []  # since it was told last, like the next two
         self._learning_rate = 0.0
         self._tokens = 0
         self._told_s = time.monotonic()
@@ -60,37 +57,19 @@ class Stopwatch:
         self._learning_rate = step.learning_rate
         self._tokens += step.num_tokens
 
-    def solo(self, fragment: int, reason: str) -> None:
-        """Note an outer step without a partner."""
-        self._solo += 1
-        self._events.append(SoloStep(fragment, reason))
-
     def is_time_to_tell(self) -> bool:
-        """Tell whether the last report is old enough for another."""
+        """Return whether the last telling is old enough for another."""
         return time.monotonic() - self._told_s >= TELL_S
 
-    def report(self, replica: Replica) -> None:
-        """Send the trainer's part of the status, and write it to the event log where something was trained."""
+    def tell(self, replica: Replica) -> None:
+        """Emit how far the trainer is."""
         passed_s = max(1e-9, time.monotonic() - self._told_s)
         self._told_s = time.monotonic()
-        status: dict[str, Any] = {
-            "step": replica.clock_steps,
-            "own_steps": replica.own_steps,
-            "tokens": replica.tokens,
-            "train_seconds": self._train_s,
-            "blocked_seconds": self._blocked_s,
-            "meetings": {"solo": self._solo},
-            "tokens_per_second": self._tokens / passed_s,
-        }
+        step, clock_steps, tokens = replica.own_steps, replica.clock_steps, replica.tokens
         if self._losses:
-            loss = sum(self._losses) / len(self._losses)
-            status["loss"] = loss
-            self._events.append(
-                StepDone(
-                    replica.own_steps, replica.clock_steps, replica.tokens, loss, self._learning_rate,
-                    self._tokens / passed_s, self._train_s, self._blocked_s,
-                )
-            )  # fmt: skip
+            loss, tokens_per_s = sum(self._losses) / len(self._losses), self._tokens / passed_s
+            self._emit(StepDone(step, clock_steps, tokens, loss, self._learning_rate, tokens_per_s, self._train_s, self._blocked_s))
+        else:
+            self._emit(TrainerIdle(step, clock_steps, tokens, self._train_s, self._blocked_s))
         self._losses.clear()
         self._tokens = 0
-        self._report("trainer", status)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from peer.machine.config import PeerConfig
-from peer.machine.events import CheckpointFailed, CheckpointRejected, CheckpointSaved, EventLog
+from peer.machine.events import CheckpointFailed, CheckpointRejected, CheckpointSaved, Event
 from peer.machine.home import Home
 from peer.model.checkpoint import CheckpointContents, Loaded, save
 from peer.trainer.replica import Replica
@@ -15,13 +16,13 @@ from protocol.errors import BadSettings, GossamerError
 class Saver:
     """Save a replica every so many steps or seconds, whichever comes first."""
 
-    def __init__(self, home: Home, config: PeerConfig, events: EventLog) -> None:
+    def __init__(self, home: Home, config: PeerConfig, emit: Callable[[Event], None]) -> None:
         self.has_checkpoint = False  # of this run, written or restored by us
         self._trouble = ""  # why the last one could not be saved
         self._passed_over = ""  # what was damaged when this process began
         self._home = home
         self._config = config
-        self._events = events
+        self._emit = emit
         self._saved_s = time.monotonic()
         self._saved_step = 0
 
@@ -39,7 +40,7 @@ class Saver:
     def save(self, replica: Replica) -> None:
         """Save now.
 
-        A disk that refuses costs this checkpoint, not the training: the earlier ones are untouched, and the event log says so.
+        A disk that refuses costs this checkpoint, not the training: the earlier ones are untouched, and an event says so.
         """
         started_s = time.monotonic()
         contents = CheckpointContents(replica.manifest.run_id, replica.own_steps, replica.tensors(), replica.state())
@@ -47,17 +48,17 @@ class Saver:
             path = save(self._home.checkpoints, contents)
         except GossamerError as error:
             self._trouble = str(error)
-            self._events.append(CheckpointFailed(replica.own_steps, self._trouble))
+            self._emit(CheckpointFailed(replica.own_steps, self._trouble))
         else:
             self.has_checkpoint, self._trouble = True, ""
             num_bytes = sum(file.stat().st_size for file in path.iterdir())
-            self._events.append(CheckpointSaved(replica.own_steps, str(path), num_bytes, time.monotonic() - started_s))
+            self._emit(CheckpointSaved(replica.own_steps, str(path), num_bytes, time.monotonic() - started_s))
         self._saved_s, self._saved_step = time.monotonic(), replica.own_steps
 
     def restore(self, replica: Replica, loaded: Loaded) -> None:
         """Take over a checkpoint. Raises BadSettings when it is of another model than the manifest's."""
         for path, reason in loaded.rejected:
-            self._events.append(CheckpointRejected(str(path), reason))
+            self._emit(CheckpointRejected(str(path), reason))
         try:
             replica.restore(loaded.contents.tensors, loaded.contents.state)
         except (KeyError, ValueError, RuntimeError) as error:

@@ -13,7 +13,7 @@ import torch
 from peer.link import records as ask
 from peer.link.socket import NodeLink
 from peer.machine.child import Supervised
-from peer.machine.events import EvalDone, EventLog
+from peer.machine.events import EvalDone, ProcessSays, SoloStep
 from peer.model.evaluation import held_out_loss
 from peer.trainer.coding_thread import CodingThread
 from peer.trainer.progress import Stopwatch
@@ -33,22 +33,21 @@ NO_NODE = "no node to find a partner"
 class Trainer:
     """Drive a replica until its run ends or the supervisor says stop."""
 
-    def __init__(self, child: Supervised, replica: Replica, link: NodeLink, saver: Saver, events: EventLog) -> None:
+    def __init__(self, child: Supervised, replica: Replica, link: NodeLink, saver: Saver) -> None:
         self._child = child
         self._config = child.settings.config
         self._replica = replica
         self._node = CodingThread(link, replica.outer)
         self._saver = saver
-        self._events = events
         self._device = replica.outer.fragments[0].slow.device
-        self._watch = Stopwatch(events, child.report)
+        self._watch = Stopwatch(child.emit)
         self._started = saver.has_checkpoint or not child.settings.told_to_start
         self._session = 0  # of the link, at the last boundary
         self._alone_since_s = time.monotonic()  # without a node
         self._finish_done = False
         self._bad_batches = 0
         self._said = ("", "")
-        replica.on_solo = self._watch.solo
+        replica.on_solo = lambda fragment, reason: child.emit(SoloStep(fragment, reason))
 
     def run(self) -> None:
         """Train to the end of the run, or until asked to stop; save before returning."""
@@ -169,7 +168,7 @@ class Trainer:
 
     def _housekeeping(self) -> None:
         if self._watch.is_time_to_tell():
-            self._watch.report(self._replica)
+            self._watch.tell(self._replica)
             self._tell_node()
         if self._replica.own_steps % EVAL_INTERVAL_STEPS == 0:
             self._evaluate()
@@ -179,13 +178,12 @@ class Trainer:
 
     def _evaluate(self) -> None:
         loss = held_out_loss(self._replica.model, self._replica.corpus, NUM_EVAL_BATCHES)
-        self._events.append(EvalDone(self._replica.own_steps, loss, NUM_EVAL_BATCHES))
-        self._child.report("trainer", {"eval_loss": loss})
+        self._child.emit(EvalDone(self._replica.own_steps, loss, NUM_EVAL_BATCHES))
 
     def _say(self, state: str, reason: str) -> None:
         if (state, reason) != self._said:
             self._said = (state, reason)
-            self._child.report("trainer", {"state": state, "reason": reason})
+            self._child.emit(ProcessSays(state, reason))
 
     # ------------------------------------------------------------------ the end
 
@@ -197,7 +195,7 @@ class Trainer:
             return
         self._say("finishing", "the schedule has run out: averaging with the others")
         if self._watch.is_time_to_tell():
-            self._watch.report(self._replica)
+            self._watch.tell(self._replica)
             self._tell_node()
         self._node.wait(IDLE_S)
 
@@ -207,6 +205,6 @@ class Trainer:
             self._evaluate()
         if self._started and (self._finish_done or not self._bad_batches):
             self._saver.save(self._replica)
-        self._watch.report(self._replica)
+        self._watch.tell(self._replica)
         if self._finish_done:
             self._tell_node(done=True)

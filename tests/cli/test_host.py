@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,7 +71,7 @@ def test_the_invite_is_printed_once_and_alone(identity: Identity, capsys: pytest
     drawn = PlainLines(io.StringIO())
     line(status, drawn)
     assert capsys.readouterr().out == ""
-    status.addresses = [f"/ip4/127.0.0.1/tcp/4001/p2p/{identity.peer_id}"]
+    status = replace(status, addresses=[f"/ip4/127.0.0.1/tcp/4001/p2p/{identity.peer_id}"])
     line(status, drawn)
     line(status, drawn)
     [text] = capsys.readouterr().out.splitlines()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,7 @@ def remember(home: Path, peer: PeerId) -> str:
 
 def test_a_running_peer_invites_to_itself(shell: Shell, me: PeerId) -> None:
     peer = Running(shell)
-    peer.status.addresses = [f"{ADDRESS}/p2p/{me}"]
+    peer.status = replace(peer.status, addresses=[f"{ADDRESS}/p2p/{me}"])
     invite = Invite.from_text(peer.during(lambda: shell("invite")).out)
     assert invite.bootstraps == tuple(peer.status.addresses)
     assert invite.credential.subject is None

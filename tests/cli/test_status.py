@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -24,7 +25,7 @@ def test_json_is_one_object_with_the_documented_keys(shell: Shell) -> None:
 
 def test_words_give_the_reason_beside_the_state(shell: Shell) -> None:
     peer = Running(shell)
-    peer.status.state, peer.status.reason = "waiting", "waiting for peers: 0 seen, 2 wanted"
+    peer.status = replace(peer.status, state="waiting", reason="waiting for peers: 0 seen, 2 wanted")
     said = peer.during(lambda: shell("status"))
     assert "waiting: waiting for peers: 0 seen, 2 wanted (since " in said.out
     assert peer.status.peer_id in said.out

@@ -6,32 +6,28 @@ import os
 import signal
 import sys
 import time
-from pathlib import Path
 
-from peer.machine.child import Child
+from peer.machine.child import Child, run_child
+from peer.machine.events import ProcessSays, SoloStep
 from protocol.errors import BadSettings, TransportError
 
 NUM_CHATTER = 20_000
+STDOUT = os.dup(1)  # before it is moved away
 
 
 def main() -> int:
-    child = Child()
+    return run_child(act)
+
+
+def act(child: Child) -> None:
     assert child.settings.config.data is not None
     behaviour, home = child.settings.config.data.name, child.settings.config.home
-    child.report("test", {"pid": os.getpid(), "supervisor": child.settings.supervisor})
-    try:
-        return act(behaviour, child, home)
-    except Exception as error:
-        return child.fail(error)
-
-
-def act(behaviour: str, child: Child, home: Path) -> int:
+    child.emit(ProcessSays(str(os.getpid()), ""))
     match behaviour:
         case "obey":
             while not child.stop_requested():
                 time.sleep(0.01)
-            child.report("test", {"said": "goodbye"})
-            return 0
+            child.emit(ProcessSays("goodbye", ""))
         case "deaf":
             while True:
                 time.sleep(0.01)
@@ -39,16 +35,15 @@ def act(behaviour: str, child: Child, home: Path) -> int:
             sys.stdout.write("printed\n")
             sys.stdout.flush()
             os.write(1, b"written\n")
-            return 0
         case "chatter":
             for number in range(NUM_CHATTER):
-                child.report("test", {"number": number, "padding": "x" * 200})
+                child.emit(SoloStep(number, "x" * 200))
             (home / "done").touch()
             while not child.stop_requested():
                 time.sleep(0.01)
-            return 0
         case "half":
-            os.write(child._reports, b'{"kind": "te')
+            child.emit(SoloStep(1, ""))
+            os.write(STDOUT, b'{"event": "So')
             os.kill(os.getpid(), signal.SIGKILL)
         case "operator":
             raise BadSettings("the port is busy", hint="choose another")
@@ -56,7 +51,6 @@ def act(behaviour: str, child: Child, home: Path) -> int:
             raise TransportError("nobody there", hint="wait")
         case "bug":
             raise ValueError("out of cheese")
-    return 3
 
 
 if __name__ == "__main__":

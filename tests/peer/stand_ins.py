@@ -9,9 +9,11 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
-from peer.machine.child import Child
+from peer.machine.child import Child, run_child
+from peer.machine.events import Event, MeetingDone, PeersSeen, ProcessSays, RunKnown, SoloStep, StepDone
 from protocol.errors import BadSettings, RunRefusesUs, TransportError
 
 FAILURES = {
@@ -23,39 +25,39 @@ FAILURES = {
 
 
 def main(name: str) -> int:
-    child = Child()
+    return run_child(partial(_act, name))
+
+
+def _act(name: str, child: Child) -> None:
     home = child.settings.config.home
     with (home / f"{name}.lives").open("a") as lives:
         lives.write(f"{os.getpid()}\n")
-    try:
-        return _act(name, child, home)
-    except Exception as error:
-        return child.fail(error)
-
-
-def _act(name: str, child: Child, home: Path) -> int:
     does = (home / f"{name}.does").read_text()
     if does in FAILURES:
         raise FAILURES[does]
-    child.report(name, _first_words(name, does, child, home))
+    for event in _first_words(name, does, child, home):
+        child.emit(event)
     if does == "die":
         os.kill(os.getpid(), signal.SIGKILL)
     while not child.stop_requested() or does == "deaf":
         if (home / f"{name}.ends").exists():
-            return 0
+            return
         time.sleep(0.01)
     (home / f"{name}.stopped").write_text(str(time.time_ns()))
-    return 0
 
 
-def _first_words(name: str, does: str, child: Child, home: Path) -> dict[str, object]:
+def _first_words(name: str, does: str, child: Child, home: Path) -> list[Event]:
     if name == "node":
         if not (home / "manifest.bin").exists():
             (home / "manifest.bin").write_bytes(b"a manifest")
-        return {"manifest_ready": True, "peers_seen": 2, "meetings": {"completed": 3}, "bytes": {"sent": 10, "received": 20}}
+        if does == "count":
+            return [ProcessSays("joining", f"downloading weights: {percent} %") for percent in range(0, 101, 5)]
+        if does == "seed":
+            return [RunKnown("ab", 100), PeersSeen(2), ProcessSays("seeding", "2 connected")]
+        return [RunKnown("ab", 100), *3 * [MeetingDone("12D3KooY", 0, "completed", "", "tunnel", 10, 20, 0.1)], PeersSeen(2)]
     assert (home / "manifest.bin").exists()
     state = "ready" if does == "wait" or child.settings.told_to_start else "training"
-    return {"state": state, "reason": "", "step": 7, "meetings": {"solo": 2}, "train_seconds": 1.5}
+    return [*2 * [SoloStep(0, "")], StepDone(5, 7, 80, 2.5, 0.1, 10.0, 1.5, 0.5), ProcessSays(state, "")]
 
 
 if __name__ == "__main__":

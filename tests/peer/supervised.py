@@ -14,7 +14,8 @@ from peer.machine.config import PeerConfig
 from peer.machine.events import StateChanged, read_events
 from peer.machine.home import Home
 from peer.machine.runtime_folder import runtime_folder
-from peer.supervisor.supervisor import Supervisor
+from peer.machine.status import Status
+from peer.supervisor.supervisor import Supervisor, Watch
 from tests.peer.waiting import eventually
 
 PROGRAMS = {"trainer": "tests.peer.stand_in_trainer", "node": "tests.peer.stand_in_node"}
@@ -23,15 +24,18 @@ PROGRAMS = {"trainer": "tests.peer.stand_in_trainer", "node": "tests.peer.stand_
 class Running:
     """A supervisor over stand-ins."""
 
-    def __init__(self, folder: Path, config: dict[str, Any], trainer: str, node: str, manifest: bool) -> None:
+    def __init__(self, folder: Path, config: dict[str, Any], trainer: str, node: str, manifest: bool, watch: Watch) -> None:
         self.home = Home(folder / "home")
         self.home.create()
         if manifest:
             self.home.manifest.write_bytes(b"a manifest")
         self.does("trainer", trainer)
         self.does("node", node)
-        self.supervisor = Supervisor(PeerConfig(home=self.home.path, **config), lambda status: None, PROGRAMS)
-        self.status = self.supervisor.status
+        self.supervisor = Supervisor(PeerConfig(home=self.home.path, **config), "12D3KooX", watch, PROGRAMS)
+
+    @property
+    def status(self) -> Status:
+        return self.supervisor.status
 
     def does(self, name: str, what: str) -> None:
         (self.home.path / f"{name}.does").write_text(what)
@@ -48,11 +52,10 @@ class Running:
         return int(path.read_text()) if path.exists() else 0
 
     def states(self) -> list[tuple[str, str]]:
-        events = [entry.event for entry in read_events(self.home.events)]
-        return [(event.state, event.reason) for event in events if isinstance(event, StateChanged)]
+        return [(event.state, event.reason) for event in read_events(self.home.events) if isinstance(event, StateChanged)]
 
     def num(self, kind: type) -> int:
-        return sum(isinstance(entry.event, kind) for entry in read_events(self.home.events))
+        return sum(isinstance(event, kind) for event in read_events(self.home.events))
 
     def children(self) -> list[int]:
         return [pid for name in PROGRAMS for pid in self.lives(name) if psutil.pid_exists(pid)]
@@ -68,9 +71,9 @@ def run(test: Coroutine[Any, Any, None]) -> None:
 
 @contextlib.asynccontextmanager
 async def peer(
-    folder: Path, *, trainer: str = "train", node: str = "serve", manifest: bool = True, **config: Any
+    folder: Path, *, trainer: str = "train", node: str = "serve", manifest: bool = True, watch: Watch = lambda status: None, **config: Any
 ) -> AsyncIterator[tuple[Running, asyncio.Task[None]]]:
-    running = Running(folder, config, trainer, node, manifest)
+    running = Running(folder, config, trainer, node, manifest, watch)
     with runtime_folder(0) as runtime:
         work = asyncio.create_task(running.supervisor.run(runtime))
         try:

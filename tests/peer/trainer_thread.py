@@ -16,7 +16,7 @@ from peer.link.payload_folder import PayloadFolder
 from peer.link.socket import NodeEnd, TrainerEnd
 from peer.machine.child import ChildSettings
 from peer.machine.config import PeerConfig
-from peer.machine.events import EventLog, read_events
+from peer.machine.events import Event, ProcessSays
 from peer.machine.home import Home
 from peer.trainer.replica import Replica
 from peer.trainer.saver import Saver
@@ -31,17 +31,17 @@ class Supervision:
     """The supervisor's side, as a trainer sees it."""
 
     settings: ChildSettings
-    reports: list[dict[str, Any]] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
     stop: threading.Event = field(default_factory=threading.Event)
 
-    def report(self, kind: str, fields: dict[str, Any]) -> None:
-        self.reports.append(fields)
+    def emit(self, event: Event) -> None:
+        self.events.append(event)
 
     def stop_requested(self) -> bool:
         return self.stop.is_set()
 
     def states(self) -> list[tuple[str, str]]:
-        return [(report["state"], report["reason"]) for report in self.reports if "state" in report]
+        return [(event.state, event.reason) for event in self.events if isinstance(event, ProcessSays)]
 
 
 class Node:
@@ -77,12 +77,11 @@ class RunningTrainer:
         self.home.create()
         self.runtime = runtime
         self.config = PeerConfig(home=self.home.path, **config)
-        self.supervision = Supervision(ChildSettings(self.config, runtime, told_to_start, 0))
+        self.supervision = Supervision(ChildSettings(config=self.config, peer_id="12D3KooX", runtime=runtime, told_to_start=told_to_start))
         self.replica: Replica = small_replica(runtime / "payloads", manifest)
         self.replica.alone = self.config.alone
-        events = EventLog(self.home.events)
-        self.saver = Saver(self.home, self.config, events)
-        self.trainer = Trainer(self.supervision, self.replica, TrainerEnd(runtime), self.saver, events)
+        self.saver = Saver(self.home, self.config, self.supervision.emit)
+        self.trainer = Trainer(self.supervision, self.replica, TrainerEnd(runtime), self.saver)
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run)
 
@@ -100,7 +99,7 @@ class RunningTrainer:
         return self._thread.is_alive()
 
     def events(self, kind: type) -> list[Any]:
-        return [entry.event for entry in read_events(self.home.events) if isinstance(entry.event, kind)]
+        return [event for event in self.supervision.events if isinstance(event, kind)]
 
     async def ended(self) -> None:
         await eventually(lambda: not self.is_running, "end of the trainer")

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from peer.link.payload_folder import PayloadFolder
 from peer.link.records import Writer
-from peer.machine.events import MeetingDone, StateCloned
+from peer.machine.events import Event, MeetingDone, ProcessSays, StateCloned
+from peer.machine.status import Status, apply
 from peer.meeting.driver import Tools
 from peer.meeting.journal import Journal
 from peer.node.catch_up import NodeSettings
@@ -60,7 +61,8 @@ class Peer:
         self.checkpoint: Checkpoint | None = None
         self.meetings: list[MeetingDone] = []
         self.clones: list[StateCloned] = []
-        self.said: list[dict[str, Any]] = []
+        self.said: list[ProcessSays] = []
+        self.status = Status()  # as far as the node's events tell it
         self.failure: BaseException | None = None
         self.is_done = False
         self._folder = swarm.folder / f"peer-{number}"
@@ -129,16 +131,19 @@ class Peer:
             self.habits.wait_for_peers,
             self.habits.is_founder,
         )
-        self.node = Node(membership, world, Tools(self.link, self.payloads, self.journal), settings, self.said.append)
-        self.node.on_event(self._log)
+        self.node = Node(membership, world, Tools(self.link, self.payloads, self.journal), settings, self._on_event)
         self.trainer.connect(self.link)
         self._run(self._serve(), self._node_tasks)
 
-    def _log(self, event: MeetingDone | StateCloned) -> None:
-        if isinstance(event, StateCloned):
-            self.clones.append(event)
-        else:
-            self.meetings.append(event)
+    def _on_event(self, event: Event) -> None:
+        self.status = apply(self.status, event)
+        match event:
+            case StateCloned():
+                self.clones.append(event)
+            case MeetingDone():
+                self.meetings.append(event)
+            case ProcessSays():
+                self.said.append(event)
 
     def kill(self) -> None:
         """kill -9 of the whole peer; its replica stays to be looked at."""

@@ -1,15 +1,45 @@
+"""The status as it follows from events."""
+
 from __future__ import annotations
 
 import json
+import random
+from functools import reduce
 
 import pytest
 
-from peer.machine.status import VERSION, Status
+from peer.machine.events import (
+    AddressesChanged,
+    EvalDone,
+    Event,
+    MeetingDone,
+    ModelBuilt,
+    NodeRestarted,
+    PeersSeen,
+    PeerStarted,
+    RunKnown,
+    SoloStep,
+    StateChanged,
+    StepDone,
+    TrainerIdle,
+    TrainerRestarted,
+    from_line,
+    to_line,
+)
+from peer.machine.status import VERSION, Status, apply
 
 DESIGN = {
     "state", "reason", "since", "run_id", "peer_id", "step", "total_steps", "tokens", "loss", "peers_seen", "meetings", "bytes",
     "lane_counts", "version",
 }  # fmt: skip
+
+
+def after(*events: Event) -> Status:
+    return reduce(apply, events, Status())
+
+
+def met(outcome: str, lane: str = "tunnel") -> MeetingDone:
+    return MeetingDone("12D3KooX", 1, outcome, "", lane, 10, 20, 0.5)
 
 
 def test_the_keys_of_the_contract_are_there() -> None:
@@ -21,20 +51,70 @@ def test_the_keys_of_the_contract_are_there() -> None:
     assert json.loads(json.dumps(fields)) == fields
 
 
-def test_reports_change_what_they_name() -> None:
-    status = Status()
-    status.update({"step": 5, "loss": 2.5})
-    assert (status.step, status.loss, status.tokens) == (5, 2.5, 0)
-    with pytest.raises(AttributeError, match="stpe"):
-        status.update({"stpe": 6})
+def test_a_session_told_by_its_events() -> None:
+    status = after(
+        PeerStarted("12D3KooX", ts=50.0),
+        RunKnown("ab", 800),
+        ModelBuilt(1000, 4.125),
+        PeersSeen(3),
+        AddressesChanged(("/ip4/192.0.2.1/tcp/1",)),
+        StateChanged("training", "", ts=60.0),
+        StepDone(5, 7, 90, 2.5, 1e-3, 18.0, 1.5, 0.5),
+        EvalDone(5, 2.25, 8),
+    )
+    assert status == Status(
+        "training", "", 60.0, "ab", "12D3KooX", 7, 5, 800, 90, 2.5, 2.25, 18.0, 1.5, 0.5, 3,
+        params=1000, bits_per_param=4.125, addresses=["/ip4/192.0.2.1/tcp/1"],
+    )  # fmt: skip
+    idle = apply(status, TrainerIdle(6, 8, 100, 2.0, 1.0))
+    assert (idle.own_steps, idle.step, idle.tokens, idle.train_seconds, idle.blocked_seconds) == (6, 8, 100, 2.0, 1.0)
+    assert (idle.loss, idle.tokens_per_second) == (2.5, 0.0)  # the last loss stands
+    assert apply(idle, PeerStarted("12D3KooX", ts=70.0)) == Status(peer_id="12D3KooX", since=70.0)  # counts are of one session
 
 
 def test_since_moves_with_the_state_only() -> None:
-    status = Status()
-    assert status.enter("starting", "", 100.0)
-    assert status.since == 100.0  # from the very first word
-    assert not status.enter("starting", "", 101.0)
-    assert status.enter("starting", "building the model", 102.0)
-    assert status.since == 100.0
-    assert status.enter("training", "", 103.0)
+    status = after(PeerStarted("", ts=100.0), StateChanged("starting", "building the model", ts=102.0))
+    assert (status.reason, status.since) == ("building the model", 100.0)
+    status = apply(status, StateChanged("training", "", ts=103.0))
     assert (status.state, status.reason, status.since) == ("training", "", 103.0)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "counted"),
+    [
+        ("completed", "completed"), ("busy", "refused"), ("refused", "refused"), ("gated", "failed"), ("misbehaved", "failed"),
+        ("failed", "failed"), ("abandoned", "failed"),
+    ],
+)  # fmt: skip
+def test_a_meeting_counts_as_what_it_came_to(outcome: str, counted: str) -> None:
+    status = after(met(outcome), met(outcome, "relay"))
+    assert status.meetings == Status().meetings | {counted: 2}
+    assert status.bytes == {"sent": 20, "received": 40}
+    assert status.lane_counts == ({"tunnel": 1, "relay": 1} if outcome == "completed" else {})
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_totals_add_up_over_the_lives_of_the_processes(seed: int) -> None:
+    """However often node and trainer die, what they count from zero again comes on top, and nothing that was shown is taken back."""
+    rng = random.Random(seed)
+    status, counted, train_s, life_s = Status(), {"completed": 0, "solo": 0}, 0.0, 0.0
+    for _ in range(200):
+        event: Event
+        match rng.randrange(5):
+            case 0:
+                event, counted["completed"] = met("completed"), counted["completed"] + 1
+            case 1:
+                event, counted["solo"] = SoloStep(0, ""), counted["solo"] + 1
+            case 2:
+                event = NodeRestarted("killed", 1)
+            case 3:
+                event, life_s = TrainerRestarted("killed", 1), 0.0
+            case _:
+                train_s, life_s = train_s + 0.5, life_s + 0.5
+                event = StepDone(1, 1, 1, 2.0, 0.1, 1.0, life_s, life_s / 2)
+        told = from_line(to_line(event))
+        assert told is not None
+        shown, status = status, apply(status, told)
+        assert status.train_seconds >= shown.train_seconds
+    assert (status.train_seconds, status.blocked_seconds) == (train_s, train_s / 2)
+    assert status.meetings == Status().meetings | counted

@@ -2,14 +2,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from peer.machine.events import Entry, MeetingDone, StateCloned
+from peer.machine.events import MeetingDone, StateCloned
 from peer.model.export import MAX_NAMED, HeldOut, contributors, model_card
 from peer.model.weights import load_trained
 from tests.peer.trained_homes import tiny_manifest, trained_home
 
 
-def met(partner: str, outcome: str = "completed") -> Entry:
-    return Entry(1.0, MeetingDone(partner, 0, outcome, "", "tunnel", 1, 1, 0.1))
+def met(partner: str, outcome: str = "completed") -> MeetingDone:
+    return MeetingDone(partner, 0, outcome, "", "tunnel", 1, 1, 0.1)
 
 
 def test_the_card_names_where_the_model_comes_from(tmp_path: Path) -> None:
@@ -31,8 +31,8 @@ def test_the_card_names_where_the_model_comes_from(tmp_path: Path) -> None:
 
 
 def test_contributors_are_those_whose_weights_came_in() -> None:
-    entries = [met("a"), met("b", "failed"), met("c"), met("a"), Entry(1.0, StateCloned("d", 5, 10, 0.1))]
-    assert contributors(entries) == ["a", "c", "d"]
+    events = [met("a"), met("b", "failed"), met("c"), met("a"), StateCloned("d", 5, 10, 0.1)]
+    assert contributors(events) == ["a", "c", "d"]
 
 
 def test_a_peer_that_met_nobody_says_so(tmp_path: Path) -> None:

@@ -48,10 +48,11 @@ def test_the_supervisor_is_told_of_every_meeting(tmp_path: Path) -> None:
         for peer in (a, b):
             peer.trainer.frozen = True
         await asyncio.sleep(15.0)
-        last = [said for said in a.said if "meetings" in said][-1]
-        assert last["meetings"]["completed"] == a.outcomes()["completed"] and sum(last["meetings"].values()) == len(a.meetings)
-        assert last["bytes"]["sent"] == sum(done.bytes_sent for done in a.meetings) > 0
-        assert last["lane_counts"] == {"memory": a.outcomes()["completed"]} and last["peers_seen"] == 1
+        told = a.status
+        assert told.meetings["completed"] == a.outcomes()["completed"] and sum(told.meetings.values()) == len(a.meetings)
+        assert told.bytes["sent"] == sum(done.bytes_sent for done in a.meetings) > 0
+        assert told.lane_counts == {"memory": a.outcomes()["completed"]} and told.peers_seen == 1
+        assert told.addresses == ["/ip4/192.0.2.1/tcp/4001"]
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 

@@ -12,8 +12,9 @@ import pytest
 
 from peer.machine.child import ChildSettings
 from peer.machine.config import PeerConfig
+from peer.machine.events import Event, EventsLost, ProcessFailed, ProcessSays, SoloStep
 from peer.supervisor import child_process as process
-from peer.supervisor.child_process import ChildProcess, Exit, Failure
+from peer.supervisor.child_process import ChildExit, ChildProcess
 from tests.peer.child_program import NUM_CHATTER
 from tests.peer.waiting import eventually
 
@@ -21,23 +22,25 @@ T = TypeVar("T")
 
 
 class Started:
-    """One started child and what it reported."""
+    """One started child and what it told."""
 
     def __init__(self, home: Path, module: str = "tests.peer.child_program") -> None:
         self.home = home
-        self.reports: list[dict[str, Any]] = []
-        self.process = ChildProcess(module, home / "log", self.reports.append)
+        self.events: list[Event] = []
+        self.process = ChildProcess(module, home / "log", self.events.append)
 
     async def start(self, behaviour: str) -> None:
         await self.process.start()
         config = PeerConfig(home=self.home, data=Path(behaviour))
-        self.process.tell(ChildSettings(config, self.home, True, os.getpid()).to_line())
+        self.process.tell(ChildSettings(config=config, peer_id="12D3KooX", runtime=self.home, told_to_start=True).to_line())
 
-    async def begun(self) -> tuple[int, asyncio.Task[Exit]]:
+    async def begun(self) -> tuple[int, asyncio.Task[ChildExit]]:
         """Wait until it runs; return its process id and what waits for its end."""
         waiting = asyncio.create_task(self.process.wait())
-        await eventually(lambda: self.reports, "first report")
-        return self.reports[0]["pid"], waiting
+        await eventually(lambda: self.events, "first event")
+        first = self.events[0]
+        assert isinstance(first, ProcessSays)
+        return int(first.state), waiting
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
@@ -48,8 +51,8 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(bounded())
 
 
-def started_and_ended(home: Path, behaviour: str) -> tuple[Exit, Started]:
-    async def inside() -> tuple[Exit, Started]:
+def started_and_ended(home: Path, behaviour: str) -> tuple[ChildExit, Started]:
+    async def inside() -> tuple[ChildExit, Started]:
         child = Started(home)
         await child.start(behaviour)
         return await child.process.wait(), child
@@ -64,12 +67,11 @@ def test_a_child_gets_its_settings_and_stops_when_asked(tmp_path: Path) -> None:
         await child.start("obey")
         pid, waiting = await child.begun()
         assert pid == child.process.pid
-        assert child.reports[0]["supervisor"] == os.getpid()
         waiting.cancel()  # the child lives on
         await asyncio.wait([waiting])
         assert psutil.pid_exists(pid)
-        assert await child.process.stop(10.0) == Exit(0, "exit code 0", None)
-        assert child.reports[-1] == {"said": "goodbye"}
+        assert await child.process.stop(10.0) == ChildExit(0, "exit code 0", None)
+        assert child.events[-1] == ProcessSays("goodbye", "")
         assert not psutil.pid_exists(pid)
 
     run(test())
@@ -85,7 +87,7 @@ def test_a_child_that_does_not_stop_is_killed(tmp_path: Path) -> None:
         assert await child.process.stop(0.1) is None
         assert not psutil.pid_exists(pid)
         child.process.kill()  # twice is harmless
-        assert await child.process.stop(0.1) == Exit(-9, "killed by SIGKILL", None)
+        assert await child.process.stop(0.1) == ChildExit(-9, "killed by SIGKILL", None)
 
     run(test())
 
@@ -113,7 +115,7 @@ def test_a_killed_child_is_told_from_others(tmp_path: Path) -> None:
         await child.start("deaf")
         pid, waiting = await child.begun()
         os.kill(pid, signal.SIGKILL)
-        assert await waiting == Exit(-9, "killed by SIGKILL", None)
+        assert await waiting == ChildExit(-9, "killed by SIGKILL", None)
 
     run(test())
 
@@ -121,44 +123,42 @@ def test_a_killed_child_is_told_from_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("behaviour", "failure"),
     [
-        ("operator", Failure("the port is busy", "choose another", 2, True)),
-        ("network", Failure("nobody there", "wait", 3, False)),
-        ("bug", Failure("ValueError: out of cheese", "", 1, False)),
+        ("operator", ProcessFailed("the port is busy", "choose another", 2, True)),
+        ("network", ProcessFailed("nobody there", "wait", 3, False)),
+        ("bug", ProcessFailed("ValueError: out of cheese", "", 1, False)),
     ],
 )
-def test_last_words_arrive(tmp_path: Path, behaviour: str, failure: Failure) -> None:
+def test_last_words_arrive(tmp_path: Path, behaviour: str, failure: ProcessFailed) -> None:
     end, child = started_and_ended(tmp_path, behaviour)
-    assert end == Exit(failure.exit_code, failure.error, failure)
-    assert len(child.reports) == 1
+    assert end == ChildExit(failure.exit_code, failure.error, failure)
+    assert len(child.events) == 1
 
 
-def test_a_report_cut_in_the_middle_is_passed_over(tmp_path: Path) -> None:
+def test_an_event_cut_in_the_middle_is_passed_over(tmp_path: Path) -> None:
     end, child = started_and_ended(tmp_path, "half")
     assert end.code == -9
-    assert len(child.reports) == 1
+    assert child.events[1:] == [SoloStep(1, "")]
 
 
 def test_what_a_child_prints_goes_to_the_log(tmp_path: Path) -> None:
     end, child = started_and_ended(tmp_path, "print")
     assert end.code == 0
-    assert len(child.reports) == 1
+    assert len(child.events) == 1
     assert (tmp_path / "log").read_text() == "printed\nwritten\n"
 
 
-def test_a_child_whose_reports_nobody_reads_goes_on(tmp_path: Path) -> None:
+def test_a_child_whose_events_nobody_reads_goes_on_and_counts_what_it_lost(tmp_path: Path) -> None:
     async def test() -> None:
         child = Started(tmp_path)
         await child.start("chatter")
-        process = child.process._process
-        assert process is not None and process.stdout is not None
-        process.stdout._transport.pause_reading()  # type: ignore[attr-defined]
         await eventually((tmp_path / "done").exists, "end of the chatter")
-        process.stdout._transport.resume_reading()  # type: ignore[attr-defined]
         end = await child.process.stop(20.0)
         assert end is not None and end.code == 0
-        numbers = [report["number"] for report in child.reports if "number" in report]
+        numbers = [event.fragment for event in child.events if isinstance(event, SoloStep)]
         assert numbers == sorted(numbers)
-        assert 0 < len(numbers) < NUM_CHATTER
+        lost = [event.num_events for event in child.events if isinstance(event, EventsLost)]
+        assert lost
+        assert len(numbers) + sum(lost) == NUM_CHATTER
 
     run(test())
 
@@ -167,7 +167,7 @@ def test_a_child_that_was_told_nothing_ends_quietly(tmp_path: Path) -> None:
     async def test() -> None:
         child = Started(tmp_path)
         await child.process.start()
-        assert await child.process.stop(20.0) == Exit(0, "exit code 0", None)
+        assert await child.process.stop(20.0) == ChildExit(0, "exit code 0", None)
         assert (tmp_path / "log").read_text() == ""
 
     run(test())

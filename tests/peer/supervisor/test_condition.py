@@ -1,27 +1,34 @@
 from __future__ import annotations
 
-from peer.supervisor.condition import SILENT_S, Condition, Said, trouble
+from peer.machine.config import NODE, TRAINER
+from peer.machine.events import PeersSeen, ProcessSays
+from peer.supervisor.condition import SILENT_S, Condition
+
+BOTH = (TRAINER, NODE)
+
+
+def says(condition: Condition, name: str, state: str, reason: str, now_s: float = 100.0) -> None:
+    condition.hear(name, ProcessSays(state, reason), now_s)
 
 
 def test_a_joiner_as_a_person_reads_it() -> None:
     """The whole way of a peer that joins, in the order in which the words come."""
-    condition = Condition(alone=False)
+    condition = Condition(BOTH)
     read = [condition.describe(0, 0.0)]
 
     def now(peers_seen: int = 0) -> None:
-        condition.heard_s = 1.0
-        read.append(condition.describe(peers_seen, 1.0))
+        read.append(condition.describe(peers_seen, 101.0))
 
-    condition.node_says("joining", "asking 10.0.0.1 for the run's manifest")
+    says(condition, NODE, "joining", "asking 10.0.0.1 for the run's manifest")
     now()
-    condition.trainer_says("ready", "")
+    says(condition, TRAINER, "ready", "")
     now()
-    condition.node_says("joining", "downloading weights from QmX: 40 %")
+    says(condition, NODE, "joining", "downloading weights from QmX: 40 %")
     now(2)
-    condition.trainer_says("training", "")
+    says(condition, TRAINER, "training", "")
     now(2)
     now(0)
-    condition.trainer_says("finishing", "the schedule has run out: averaging with the others")
+    says(condition, TRAINER, "finishing", "the schedule has run out: averaging with the others")
     now(2)
     condition.ending = ("done", "the run is over")
     now(2)
@@ -38,31 +45,31 @@ def test_a_joiner_as_a_person_reads_it() -> None:
 
 
 def training(**said: str) -> Condition:
-    condition = Condition(alone=False, heard_s=100.0)
-    condition.trainer_says("training", said.get("reason", ""))
+    condition = Condition(BOTH)
+    says(condition, TRAINER, "training", said.get("reason", ""))
     return condition
 
 
 def test_before_the_network_is_up() -> None:
-    condition = Condition(alone=False)
-    condition.trainer_says("ready", "")
+    condition = Condition(BOTH)
+    says(condition, TRAINER, "ready", "")
     assert condition.describe(0, 0.0) == ("starting", "opening the network")
 
 
 def test_training_goes_on_without_the_node() -> None:
     condition = training()
-    condition.node = Said(trouble=trouble("node", "killed by SIGKILL", 0.5))
+    condition.fell(NODE, "killed by SIGKILL", 0.5)
     state, reason = condition.describe(3, 100.0)
     assert state == "training"
     assert "node ended (killed by SIGKILL)" in reason
     assert "training goes on" in reason
-    condition.node_says("", "")  # it is back
+    condition.hear(NODE, PeersSeen(3), 100.0)  # it is back
     assert condition.describe(3, 100.0) == ("training", "")
 
 
 def test_what_the_node_says_does_not_hide_that_the_trainer_trains() -> None:
     condition = training()
-    condition.node_says("joining", "downloading weights from QmX: 3 %")
+    says(condition, NODE, "joining", "downloading weights from QmX: 3 %")
     assert condition.describe(1, 100.0) == ("training", "")
 
 
@@ -74,20 +81,22 @@ def test_the_trainers_own_remark_is_shown() -> None:
 def test_a_trainer_that_is_down_is_said_to_be() -> None:
     condition = training()
     assert condition.trains
-    condition.trainer = Said(trouble=trouble("trainer", "killed by SIGKILL", 2.0))
+    condition.fell(TRAINER, "killed by SIGKILL", 2.0)
     assert not condition.trains
     state, reason = condition.describe(1, 100.0)
     assert state == "starting"
     assert "starting it again in 2.0 s" in reason
     assert "from its last checkpoint" in reason
-    condition.trainer_says("training", "")
+    says(condition, TRAINER, "training", "")
     assert condition.describe(1, 100.0) == ("training", "")
 
 
 def test_a_node_that_is_down_before_anything_is_trained() -> None:
-    condition = Condition(alone=False)
-    condition.node = Said(trouble="the node ended (exit code 1)")
-    assert condition.describe(0, 0.0) == ("joining", "the node ended (exit code 1)")
+    condition = Condition(BOTH)
+    condition.fell(NODE, "exit code 1", 0.5)
+    state, reason = condition.describe(0, 0.0)
+    assert state == "joining"
+    assert reason.startswith("the node ended (exit code 1); starting it again in 0.5 s")
 
 
 def test_silence_is_told() -> None:
@@ -99,14 +108,28 @@ def test_silence_is_told() -> None:
 
 
 def test_who_is_alone_misses_nobody() -> None:
-    condition = Condition(alone=True)
-    condition.trainer_says("training", "")
-    assert condition.describe(0, 0.0) == ("training", "alone, as asked")
+    condition = Condition((TRAINER,))
+    says(condition, TRAINER, "training", "")
+    assert condition.describe(0, 100.0) == ("training", "alone, as asked")
+
+
+def test_without_a_trainer_the_nodes_word_is_the_state() -> None:
+    condition = Condition((NODE,))
+    read = [condition.describe(0, 0.0)]
+    says(condition, NODE, "seeding", "3 connected")
+    read.append(condition.describe(3, 1.0))
+    condition.fell(NODE, "exit code 1", 0.5)
+    read.append(condition.describe(3, 2.0))
+    assert read == [
+        ("starting", "opening the network"),
+        ("seeding", "3 connected"),
+        ("joining", "the node ended (exit code 1); starting it again in 0.5 s"),
+    ]
 
 
 def test_nothing_overrides_the_end() -> None:
     condition = training()
     condition.ending = ("leaving", "SIGTERM: saving")
-    condition.trainer_says("training", "")
-    condition.node_says("joining", "x")
+    says(condition, TRAINER, "training", "")
+    says(condition, NODE, "joining", "x")
     assert condition.describe(1, 500.0) == ("leaving", "SIGTERM: saving")

@@ -62,4 +62,4 @@ def test_a_new_run_that_has_begun_stays(home: Home) -> None:
     assert host(home, signed, "train").state == "done"
     assert home.manifest.read_bytes() == signed.to_bytes()
     assert home.manifest.stat().st_mode & 0o77 == 0
-    assert any(isinstance(entry.event, StateChanged) for entry in read_events(home.events))
+    assert any(isinstance(event, StateChanged) for event in read_events(home.events))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import reduce
 from pathlib import Path
 
 import pytest
 
 from peer.machine.control_socket import ask
-from peer.machine.events import TrainerRestarted
+from peer.machine.events import TrainerRestarted, read_events
+from peer.machine.status import Status, apply
 from peer.supervisor import supervisor as module
 from tests.peer.supervised import peer, run, until_training
 from tests.peer.waiting import eventually
@@ -124,7 +126,7 @@ def test_a_trainer_that_does_not_stop_is_killed_and_said_so(tmp_path: Path, monk
 def test_leaving_while_the_children_start(tmp_path: Path) -> None:
     async def test() -> None:
         async with peer(tmp_path) as (running, work):
-            await eventually(lambda: running.supervisor._children, "first child")
+            await eventually(lambda: running.lives("trainer"), "first child")
             running.supervisor.leave("changed my mind")
             await work
             assert running.status.state == "left"
@@ -148,14 +150,13 @@ def test_leaving_while_a_child_rests_between_two_lives(tmp_path: Path, monkeypat
 
 def test_a_screen_that_was_closed_does_not_stop_the_peer(tmp_path: Path) -> None:
     async def test() -> None:
-        async with peer(tmp_path) as (running, work):
-            drawn: list[int] = []
+        drawn: list[int] = []
 
-            def watch(_: object) -> None:
-                drawn.append(1)
-                raise BrokenPipeError
+        def watch(_: object) -> None:
+            drawn.append(1)
+            raise BrokenPipeError
 
-            running.supervisor._watch = watch
+        async with peer(tmp_path, watch=watch) as (running, work):
             await until_training(running)
             assert drawn == [1]
             assert not work.done()
@@ -165,11 +166,40 @@ def test_a_screen_that_was_closed_does_not_stop_the_peer(tmp_path: Path) -> None
 
 def test_growing_figures_are_shown_but_not_logged_one_by_one(tmp_path: Path) -> None:
     async def test() -> None:
-        async with peer(tmp_path, wait_for_peers=1) as (running, _):
-            await eventually(lambda: running.status.step == 7, "the trainer's word")
-            for percent in range(0, 101, 5):
-                running.supervisor._on_report("node", {"state": "joining", "reason": f"downloading weights: {percent} %"})
-                assert running.status.reason == f"downloading weights: {percent} %"
+        seen: list[str] = []
+        async with peer(tmp_path, node="count", wait_for_peers=1, watch=lambda status: seen.append(status.reason)) as (running, _):
+            await eventually(lambda: running.status.reason == "downloading weights: 100 %", "the last word")
+            assert [reason for reason in dict.fromkeys(seen) if "%" in reason] == [f"downloading weights: {n} %" for n in range(0, 101, 5)]
             assert [state for state in running.states() if state[0] == "joining"] == [("joining", "downloading weights: 0 %")]
+
+    run(test())
+
+
+def test_a_node_alone_is_a_peer_too(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with peer(tmp_path, node="seed", trains=False) as (running, work):
+            await eventually(lambda: running.status.state == "seeding", "seeding")
+            assert running.status.reason == "2 connected"
+            assert not running.lives("trainer")
+            running.supervisor.leave("asked to leave")
+            await work
+            assert (running.status.state, running.status.reason) == ("left", "asked to leave")
+            assert running.stopped_ns("node")
+
+    run(test())
+
+
+def test_the_file_holds_the_session_as_it_was_shown(tmp_path: Path) -> None:
+    """The status follows from the events alone; what the file leaves out are the figures that grow within one state's reason."""
+
+    async def test() -> None:
+        async with peer(tmp_path) as (running, work):
+            await until_training(running)
+            running.ends("trainer")
+            await work
+            (running.home.path / "trainer.ends").unlink()
+            told = reduce(apply, read_events(running.home.events), Status())
+            assert told == running.status
+            assert (told.state, told.run_id, told.step, told.meetings["solo"]) == ("done", "ab", 7, 2)
 
     run(test())

@@ -91,7 +91,7 @@ class Peer:
         return self.process.wait(seconds)
 
     def num(self, kind: type) -> int:
-        return sum(isinstance(entry.event, kind) for entry in read_events(self.home.events))
+        return sum(isinstance(event, kind) for event in read_events(self.home.events))
 
 
 def signed(manifest: Manifest, home: Home) -> SignedManifest:

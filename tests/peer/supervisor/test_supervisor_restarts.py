@@ -36,7 +36,7 @@ def test_a_killed_trainer_is_started_again(tmp_path: Path) -> None:
                 "the trainer ended (killed by SIGKILL); starting it again in 0.0 s, it goes on from its last checkpoint",
             ) in (running.states())
             await eventually(lambda: running.status.meetings["solo"] == 4, "counts of both lives")
-            assert running.status.train_seconds == 3.0
+            assert (running.status.train_seconds, running.status.blocked_seconds) == (3.0, 1.0)
 
     run(test())
 
@@ -52,7 +52,7 @@ def test_a_killed_node_is_started_again_and_training_goes_on(tmp_path: Path) -> 
             since = [reason for state, reason in running.states() if state == "training"]
             assert any("the node ended (killed by SIGKILL)" in reason for reason in since)
             assert running.status.reason == ""
-            assert running.status.bytes == {"sent": 20, "received": 40}
+            assert running.status.bytes == {"sent": 60, "received": 120}
 
     run(test())
 

@@ -12,7 +12,6 @@ from torch import Tensor
 from peer.link import records as ask
 from peer.link.records import File, payload_name
 from peer.machine.config import PeerConfig
-from peer.machine.events import EventLog
 from peer.machine.home import Home
 from peer.model.checkpoint import load_latest
 from peer.trainer.replica import Replica
@@ -106,7 +105,7 @@ def partner_message(manifest: Manifest, fragment: int, seed: int) -> Tensor:
 def saver(tmp_path: Path) -> Saver:
     home = Home(tmp_path / "home")
     home.create()
-    return Saver(home, PeerConfig(home=home.path), EventLog(home.events))
+    return Saver(home, PeerConfig(home=home.path), lambda event: None)
 
 
 def resumed(tmp_path: Path, replica: Replica) -> Replica:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from peer.machine.config import PeerConfig
-from peer.machine.events import CheckpointFailed, CheckpointRejected, CheckpointSaved, EventLog, read_events
+from peer.machine.events import CheckpointFailed, CheckpointRejected, CheckpointSaved, Event
 from peer.machine.home import Home
 from peer.model.checkpoint import load_latest
 from peer.trainer import saver as saving
@@ -26,7 +26,8 @@ class Kept:
         self.home = Home(folder / "home")
         self.home.create()
         self.replica = small_replica(folder / "payloads", MANIFEST)
-        self.saver = Saver(self.home, PeerConfig(home=self.home.path, **settings), EventLog(self.home.events))
+        self.events: list[Event] = []
+        self.saver = Saver(self.home, PeerConfig(home=self.home.path, **settings), self.events.append)
 
     def step(self, number: int = 1) -> None:
         for _ in range(number):
@@ -36,9 +37,6 @@ class Kept:
         loaded = load_latest(self.home.checkpoints, MANIFEST.run_id)
         assert loaded is not None
         self.saver.restore(replica, loaded)
-
-    def events(self) -> list[Any]:
-        return [entry.event for entry in read_events(self.home.events)]
 
 
 def test_a_checkpoint_is_due_after_so_many_steps(tmp_path: Path) -> None:
@@ -75,7 +73,7 @@ def test_saved_and_restored(tmp_path: Path) -> None:
     kept.restore(fresh)
     assert fingerprint(fresh) == fingerprint(kept.replica)
     assert kept.saver.trouble == ""
-    (event,) = kept.events()
+    (event,) = kept.events
     assert isinstance(event, CheckpointSaved)
     assert event.step == 4
     assert event.num_bytes == sum(file.stat().st_size for file in Path(event.path).iterdir())
@@ -89,7 +87,7 @@ def test_a_disk_that_refuses_costs_the_checkpoint_only(tmp_path: Path) -> None:
     kept.step(2)
     kept.saver.save(kept.replica)
     assert "could not be written" in kept.saver.trouble
-    assert isinstance(kept.events()[-1], CheckpointFailed)
+    assert isinstance(kept.events[-1], CheckpointFailed)
     assert not kept.saver.is_due(kept.replica)  # tried again later, not at each step
     kept.home.checkpoints.unlink()
     shutil.move(tmp_path / "away", kept.home.checkpoints)
@@ -110,7 +108,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_told(tmp_path: Path) -> None:
     fresh = small_replica(tmp_path / "fresh", MANIFEST)
     kept.restore(fresh)
     assert fresh.own_steps == 2
-    event = kept.events()[-1]
+    event = kept.events[-1]
     assert isinstance(event, CheckpointRejected)
     assert event.path == str(newest)
     assert kept.saver.trouble.startswith("went back to checkpoint step-00000002: damaged are step-00000004 (")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from peer.link import records as ask
 from peer.machine.events import CheckpointSaved, EvalDone, SoloStep
+from peer.machine.status import Status, apply
 from peer.model.checkpoint import load_latest
 from peer.trainer import trainer as trainer_module
 from peer.trainer.replica import InnerStep
@@ -37,9 +39,10 @@ def test_alone_it_trains_to_the_end_and_saves(tmp_path: Path, monkeypatch: pytes
             assert [event.step for event in running.events(CheckpointSaved)] == [0, 30]
             assert [event.step for event in running.events(EvalDone)] == [10, 20, 30, 30]
             assert running.supervision.states() == [("training", "")]
-            last = running.supervision.reports[-1]
-            assert (last["step"], last["own_steps"], last["meetings"]) == (30, 30, {"solo": 0})
-            assert last["train_seconds"] > last["blocked_seconds"] >= 0
+            status = reduce(apply, running.supervision.events, Status())
+            assert (status.step, status.own_steps, status.meetings["solo"]) == (30, 30, 0)
+            assert status.train_seconds > status.blocked_seconds >= 0
+            assert status.eval_loss == running.events(EvalDone)[-1].loss
             loaded = load_latest(running.home.checkpoints, SHORT.run_id)
             assert loaded is not None and loaded.contents.step == 30
 
@@ -55,7 +58,6 @@ def test_without_a_node_it_trains_and_goes_solo(tmp_path: Path, monkeypatch: pyt
             solos = running.events(SoloStep)
             assert len(solos) >= 6
             assert {solo.reason for solo in solos} == {"no node to find a partner"}
-            assert running.supervision.reports[-1]["meetings"] == {"solo": len(solos)}
 
     run(test())
 
