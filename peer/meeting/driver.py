@@ -48,6 +48,7 @@ class Driver:
     """Run one meeting over one stream. Make one per meeting, call `run` once."""
 
     def __init__(self, meeting: Meeting, stream: Stream, tools: Tools, resolve: Resolve) -> None:
+        self.written = asyncio.Event()  # the disk has taken the decision, or has refused it
         self._meeting = meeting
         self._stream = stream
         self._tools = tools
@@ -87,10 +88,15 @@ class Driver:
                 raise event
             if isinstance(event, on.PartnerSent):
                 self._frames_ahead.release()
-            for command in self._meeting.handle(event):
-                if isinstance(command, on.Finish):
-                    return command
-                await self._carry_out(command)
+            if (finish := await self._handle(event)) is not None:
+                return finish
+
+    async def _handle(self, event: on.Event) -> on.Finish | None:
+        for command in self._meeting.handle(event):
+            if isinstance(command, on.Finish):
+                return command
+            await self._carry_out(command)
+        return None
 
     async def _carry_out(self, command: on.Command) -> None:
         match command:
@@ -103,13 +109,13 @@ class Driver:
             case on.Tell(request):
                 self._spawn(self._ask_trainer(request))
                 await asyncio.sleep(0)  # it is on its way before anything else happens: a Drop must follow it, an Apply precede the Commit
-            case on.Journal(meeting_id, failed_blocks):
-                self._record(meeting_id, failed_blocks)
+            case on.WriteDown(meeting_id, failed_blocks):
+                await self._write_down(meeting_id, failed_blocks)
             case on.Allow(seconds):
                 self._allow(seconds)
             case on.AskAgain(meeting_id):
                 self._spawn(self._ask_again(meeting_id))
-            case on.Drop():
+            case on.Forget():
                 self._tools.link.tell(ask.Drop(self._meeting.number))
 
     def _store(self, part: Part, data: bytes) -> None:
@@ -118,12 +124,22 @@ class Driver:
         except OSError as error:
             self.stop(f"cannot store what the partner sends: {error.strerror}", RefusalCode.NOT_READY)
 
-    def _record(self, meeting_id: bytes, failed_blocks: bytes) -> None:
-        try:
-            self._tools.journal.commit(meeting_id, failed_blocks)
-            self._events.put_nowait(on.Journaled())
-        except OSError as error:
-            self._events.put_nowait(on.NotJournaled(error.strerror or str(error)))
+    async def _write_down(self, meeting_id: bytes, failed_blocks: bytes) -> None:
+        """Have the decision written. A cancellation waits for the disk, and until the trainer is told: what is written counts."""
+        writing = asyncio.create_task(self._tools.journal.commit(meeting_id, failed_blocks))
+        cancelled: asyncio.CancelledError | None = None
+        while not writing.done():
+            try:
+                await asyncio.wait([writing])
+            except asyncio.CancelledError as error:
+                cancelled = error
+        self.written.set()
+        event = _journaled(writing)
+        if cancelled is None:
+            self._events.put_nowait(event)
+            return
+        await self._handle(event)
+        raise cancelled
 
     def _allow(self, seconds: float) -> None:
         if self._timer is not None:
@@ -164,7 +180,7 @@ class Driver:
     async def _write_part(self, part: Part) -> None:
         data = self._tools.payloads.read(payload_name(self._meeting.number, _OWN_FILES[part]))
         for offset in range(0, len(data), CHUNK_BYTES):
-            if self._meeting.outcome is not None:
+            if self._meeting.finish is not None:
                 return  # what follows is a Refusal
             await self._stream.send(Chunk(part, offset, bytes(data[offset : offset + CHUNK_BYTES])))
 
@@ -185,7 +201,7 @@ class Driver:
         """Do at once all that must be done, whatever happens to the rest of the cleaning up."""
         if self._timer is not None:
             self._timer.cancel()
-        if self._meeting.outcome is None:
+        if self._meeting.finish is None:
             self._tools.link.tell(ask.Drop(self._meeting.number))
         self._tools.payloads.remove_meeting(self._meeting.number)
 
@@ -197,3 +213,11 @@ class Driver:
             await asyncio.gather(*tasks, return_exceptions=True)
         finally:
             await self._stream.close()
+
+
+def _journaled(writing: asyncio.Task[None]) -> on.Journaled | on.NotJournaled:
+    try:
+        writing.result()
+        return on.Journaled()
+    except OSError as error:
+        return on.NotJournaled(error.strerror or str(error))

@@ -6,6 +6,7 @@ decision after we were killed and restarted (`Resolve`). It keeps the last few t
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -15,7 +16,7 @@ KEPT = 4096  # meetings; the file holds at most twice as many
 
 
 class Journal:
-    """Decisions by meeting id. One process writes; not thread-safe."""
+    """Decisions by meeting id. One process writes, on one event loop; the disk's work is done in threads, one line after the other."""
 
     def __init__(self, path: Path) -> None:
         """Open the journal, or begin one. Raises OSError."""
@@ -23,23 +24,25 @@ class Journal:
         self._committed = _read(path)
         self._num_lines = 0
         self._descriptor = -1
+        self._writing = asyncio.Lock()
         self._rewrite()
 
-    def commit(self, meeting_id: bytes, failed_blocks: bytes) -> None:
+    async def commit(self, meeting_id: bytes, failed_blocks: bytes) -> None:
         """Record that a meeting counts; durable when this returns. A second call for the same meeting changes nothing.
 
-        Raises OSError, with nothing recorded.
+        Raises OSError, with nothing recorded. Not to be cancelled: the line may be on the disk all the same.
         """
-        if meeting_id in self._committed:
-            return
-        self._append(_line(meeting_id, failed_blocks))
-        self._committed[meeting_id] = failed_blocks
-        self._num_lines += 1
-        while len(self._committed) > KEPT:
-            del self._committed[next(iter(self._committed))]
-        if self._num_lines >= 2 * KEPT:
-            with contextlib.suppress(OSError):  # the long file does as well, and is shortened another time
-                self._rewrite()
+        async with self._writing:
+            if meeting_id in self._committed:
+                return
+            await asyncio.to_thread(self._append, _line(meeting_id, failed_blocks))
+            self._committed[meeting_id] = failed_blocks
+            self._num_lines += 1
+            while len(self._committed) > KEPT:
+                del self._committed[next(iter(self._committed))]
+            if self._num_lines >= 2 * KEPT:
+                with contextlib.suppress(OSError):  # the long file does as well, and is shortened another time
+                    await asyncio.to_thread(self._rewrite)
 
     def failed_blocks(self, meeting_id: bytes) -> bytes | None:
         """Return the failed blocks of a meeting that counts, None for one that was never committed here (or long ago)."""

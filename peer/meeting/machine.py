@@ -65,7 +65,7 @@ class Meeting:
 
     def __init__(self, number: int, greeting: Greeting) -> None:
         self.number = number
-        self.outcome: Finish | None = None
+        self.finish: Finish | None = None
         self.pairing = Pairing(b"", 0, RunPhase.TRAIN)  # until both Hellos are there
         self._greeting = greeting
         self._deadline_s = greeting.membership.deadline_s
@@ -79,7 +79,7 @@ class Meeting:
     @property
     def state(self) -> MeetingState:
         """Where this side stands."""
-        return self._state if self._settlement is None or self.outcome is not None else self._settlement.state
+        return self._state if self._settlement is None or self.finish is not None else self._settlement.state
 
     @property
     def initiates(self) -> bool:
@@ -111,7 +111,7 @@ class Meeting:
 
         A partner that misbehaves ends the meeting with an outcome, not with an exception. Raises InvalidTransition on our own bugs only.
         """
-        if self.outcome is not None:
+        if self.finish is not None:
             return []
         self._story.append(f"{self.state.name} {type(event).__name__}")
         try:
@@ -120,7 +120,7 @@ class Meeting:
             bug.add_note(f"the story: {', '.join(self._story)}")
             raise
         if commands and isinstance(commands[-1], Finish):
-            self.outcome = commands[-1]
+            self.finish = commands[-1]
             self._state = MeetingState.OVER
         return commands
 
@@ -196,8 +196,8 @@ class Meeting:
 
     def _on_message(self, message: Message) -> list[Command]:
         if isinstance(message, Refusal):
-            over = MeetingOutcome.BUSY if message.code is RefusalCode.BUSY else MeetingOutcome.REFUSED
-            return self._end(over, f"{message.code.name}: {message.detail}", refusal=message.code)
+            outcome = MeetingOutcome.BUSY if message.code is RefusalCode.BUSY else MeetingOutcome.REFUSED
+            return self._end(outcome, f"{message.code.name}: {message.detail}", refusal=message.code)
         handlers: dict[type, Callable[[Any], list[Command]]] = {
             Hello: self._on_hello,
             Chunk: self._on_chunk,
@@ -290,14 +290,14 @@ class Meeting:
             return self._end(MeetingOutcome.FAILED, "the stream broke before the decision, and the partner cannot be asked")
         if self._awaits_decision:
             return self._doubt()
-        over = MeetingOutcome.ABANDONED if self.state in TRAINERS_TURN else MeetingOutcome.FAILED
-        return self._end(over, f"the deadline passed while {self.state.name.lower()}", RefusalCode.TOO_SLOW)
+        outcome = MeetingOutcome.ABANDONED if self.state in TRAINERS_TURN else MeetingOutcome.FAILED
+        return self._end(outcome, f"the deadline passed while {self.state.name.lower()}", RefusalCode.TOO_SLOW)
 
     def _end(
-        self, over: MeetingOutcome, reason: str, say: RefusalCode | None = None, detail: str = "", *, refusal: RefusalCode | None = None
+        self, outcome: MeetingOutcome, reason: str, say: RefusalCode | None = None, detail: str = "", *, refusal: RefusalCode | None = None
     ) -> list[Command]:
         """End before the decision. `say` is what the partner is told, unless we initiate and it has not heard of us yet."""
-        commands: list[Command] = [on.Drop(), Finish(over, reason, refusal)]
+        commands: list[Command] = [on.Forget(), Finish(outcome, reason, refusal)]
         if say is None or (self.initiates and self.state is MeetingState.OPENING):
             return commands
         return [on.Send(Refusal(say, detail[:REFUSAL_DETAIL_CHARS])), *commands]
@@ -320,7 +320,7 @@ class Settlement:
 
     def begin(self) -> list[Command]:
         """Return what must be done first."""
-        return [on.Journal(self._commit.meeting_id, self._commit.failed_blocks)]
+        return [on.WriteDown(self._commit.meeting_id, self._commit.failed_blocks)]
 
     def handle(self, event: on.Event) -> list[Command]:
         """Take in one event and return what must be done now. Raises InvalidTransition on our own bugs only."""
@@ -358,7 +358,7 @@ class Settlement:
         if not self._initiates:
             return self._apply()  # it counts for the partner, whose journal is the one that is asked
         refusal = Refusal(RefusalCode.NOT_READY, "cannot record the decision")
-        return [on.Send(refusal), on.Drop(), Finish(MeetingOutcome.ABANDONED, f"the decision cannot be recorded: {reason}")]
+        return [on.Send(refusal), on.Forget(), Finish(MeetingOutcome.ABANDONED, f"the decision cannot be recorded: {reason}")]
 
     def _on_applied(self) -> list[Command]:
         self.state = MeetingState.CONFIRMING
@@ -367,7 +367,7 @@ class Settlement:
         return [on.Allow(CONFIRM_S)]
 
     def _lost(self, reason: str) -> list[Command]:
-        return [on.Drop(), Finish(MeetingOutcome.ABANDONED, f"it counts for the partner, but is lost here: {reason}")]
+        return [on.Forget(), Finish(MeetingOutcome.ABANDONED, f"it counts for the partner, but is lost here: {reason}")]
 
     def _end_if_applied(self) -> list[Command]:
         if self.state is not MeetingState.CONFIRMING:

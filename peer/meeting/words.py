@@ -143,7 +143,7 @@ class Store:
 
 
 @dataclass(frozen=True, slots=True)
-class Journal:
+class WriteDown:
     """Write to disk that the meeting counts; Journaled or NotJournaled comes back."""
 
     meeting_id: bytes
@@ -165,7 +165,7 @@ class Allow:
 
 
 @dataclass(frozen=True, slots=True)
-class Drop:
+class Forget:
     """Tell own trainer to forget the meeting."""
 
 
@@ -185,9 +185,9 @@ class MeetingOutcome(Enum):
 class Finish:
     """The meeting is over."""
 
-    over: MeetingOutcome
+    outcome: MeetingOutcome
     reason: str
     refusal: RefusalCode | None = None  # the partner's code, when it refused
 
 
-Command = Tell | Send | SendPart | Store | Journal | AskAgain | Allow | Drop | Finish
+Command = Tell | Send | SendPart | Store | WriteDown | AskAgain | Allow | Forget | Finish

@@ -77,14 +77,14 @@ class CatchUp:
 
     def on_meeting(self, partner: PeerId, finish: Finish, *, initiated: bool) -> None:
         """Take in how a meeting ended. Who calls us only to refuse us, as often as he likes, says nothing about our weights."""
-        if finish.over is MeetingOutcome.COMPLETED:
+        if finish.outcome is MeetingOutcome.COMPLETED:
             self._met_s = loop_s()
             self._forget_outcasts()
         elif not initiated:
             return
         elif finish.refusal is RefusalCode.CLOCK_TOO_FAR:
             self._too_far.append(partner)
-        elif finish.over is MeetingOutcome.GATED or finish.refusal is RefusalCode.GATE:
+        elif finish.outcome is MeetingOutcome.GATED or finish.refusal is RefusalCode.GATE:
             self._gated.append(partner)
 
     async def run(self) -> None:

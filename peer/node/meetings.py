@@ -232,11 +232,11 @@ class Meetings:
         if resolve.run_id != self._membership.terms.run_id:
             raise Refused(RefusalCode.WRONG_RUN)
         for active in list(self._active.values()):
-            if (
-                active.meeting.pairing.meeting_id == resolve.meeting_id
-                and active.meeting.partner == partner
-                and not active.meeting.is_decided
-            ):
+            if active.meeting.pairing.meeting_id != resolve.meeting_id or active.meeting.partner != partner:
+                continue
+            if active.meeting.is_decided:
+                await active.driver.written.wait()
+            else:
                 active.driver.stop("the partner lost the stream", RefusalCode.TOO_SLOW)
                 await active.over.wait()
         failed_blocks = self._tools.journal.failed_blocks(resolve.meeting_id)
@@ -263,7 +263,7 @@ class Meetings:
         started_s = loop_s()
         try:
             finish = await driver.run()
-            self._completed[fragment] += finish.over is MeetingOutcome.COMPLETED
+            self._completed[fragment] += finish.outcome is MeetingOutcome.COMPLETED
         finally:
             del self._active[fragment]
             active.over.set()
@@ -285,19 +285,19 @@ def learn_from(book: AddressBook, meeting: Meeting, finish: Finish, stream: Stre
     """Note in the book how a partner behaved. Own troubles (ABANDONED) and a busy partner say nothing about it."""
     partner, hello = stream.partner, meeting.partner_hello
     match finish:
-        case Finish(over=MeetingOutcome.COMPLETED) if hello is not None:
+        case Finish(outcome=MeetingOutcome.COMPLETED) if hello is not None:
             book.met(partner, now_s, hello.clock_steps, finished=hello.phase is RunPhase.FINISH)
-        case Finish(over=MeetingOutcome.MISBEHAVED):
+        case Finish(outcome=MeetingOutcome.MISBEHAVED):
             book.ban(partner, now_s)
         case Finish(refusal=RefusalCode.LEAVING):
             book.leaves(partner, now_s)
         case Finish(refusal=code) if code in _NOT_YET:
             book.not_now(partner, now_s)
-        case Finish(over=MeetingOutcome.GATED):
+        case Finish(outcome=MeetingOutcome.GATED):
             book.refused(partner, now_s, REST_FAILED_S)
-        case Finish(over=MeetingOutcome.REFUSED):
+        case Finish(outcome=MeetingOutcome.REFUSED):
             book.refused(partner, now_s)
-        case Finish(over=MeetingOutcome.FAILED):
+        case Finish(outcome=MeetingOutcome.FAILED):
             book.broke_off(partner, now_s)
 
 
@@ -306,7 +306,7 @@ def meeting_done(meeting: Meeting, finish: Finish, stream: Stream, seconds: floa
     return MeetingDone(
         partner=str(stream.partner),
         fragment=meeting.fragment,
-        outcome=finish.over.name.lower(),
+        outcome=finish.outcome.name.lower(),
         reason=finish.reason,
         lane=stream.lane,
         bytes_sent=stream.bytes_sent,

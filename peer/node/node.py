@@ -133,8 +133,8 @@ class Node:
     # ------------------------------------------------------------------ telling
 
     def _on_meeting_done(self, meeting: Meeting, done: MeetingDone) -> None:
-        if meeting.outcome is not None:
-            self._upkeep.on_meeting(meeting.partner, meeting.outcome, initiated=meeting.initiates)
+        if meeting.finish is not None:
+            self._upkeep.on_meeting(meeting.partner, meeting.finish, initiated=meeting.initiates)
         if done.outcome == "completed" and meeting.pairing.phase is RunPhase.FINISH:
             self._finishing.completed(done.fragment)
         self._emit(done)

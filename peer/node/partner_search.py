@@ -89,6 +89,6 @@ class Searches:
                 return False
             finish = await meetings.try_next(fragment, tried)
         if meetings.num_completed(fragment) < goal.num_completed:
-            in_trouble = finish is not None and finish.over is MeetingOutcome.ABANDONED
+            in_trouble = finish is not None and finish.outcome is MeetingOutcome.ABANDONED
             await asyncio.sleep(OWN_TROUBLE_S if in_trouble else meetings.rng.uniform(*PAUSE_S))
         return True

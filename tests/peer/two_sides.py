@@ -126,7 +126,7 @@ class Seat:
                     self._send(Chunk(part, offset, data[offset : offset + CHUNK_BYTES]))
             case on.Store(part, data):
                 self.stored[part] += data
-            case on.Journal(meeting_id, failed_blocks):
+            case on.WriteDown(meeting_id, failed_blocks):
                 if self.disk_is_full:
                     self.waiting.append(on.NotJournaled("no space left"))
                 else:
@@ -134,7 +134,7 @@ class Seat:
                     self.waiting.append(on.Journaled())
             case on.AskAgain():
                 self.asks_again = True
-            case on.Drop():
+            case on.Forget():
                 self.num_drops += 1
             case Finish():
                 self.finish = command
@@ -158,7 +158,7 @@ class Seat:
     @property
     def over(self) -> MeetingOutcome:
         assert self.finish is not None
-        return self.finish.over
+        return self.finish.outcome
 
     @property
     def state(self) -> MeetingState:

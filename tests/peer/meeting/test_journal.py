@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,10 @@ from peer.meeting.journal import Journal
 
 def name(number: int) -> bytes:
     return number.to_bytes(16, "little")
+
+
+def commit(journal: Journal, meeting_id: bytes, failed_blocks: bytes) -> None:
+    asyncio.run(journal.commit(meeting_id, failed_blocks))
 
 
 def reopened(path: Path, number: int) -> bytes | None:
@@ -33,7 +40,7 @@ def test_a_decision_is_flushed_before_commit_returns(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(os, "fdatasync", watched)
     journal = Journal(path)
-    journal.commit(name(1), b"\x05")
+    commit(journal, name(1), b"\x05")
     assert name(1).hex().encode() in flushed[-1] and flushed[-1].endswith(b"\n")
     assert reopened(path, 1) == b"\x05"  # the first was not closed: that is how a killed process leaves it
     journal.close()
@@ -41,7 +48,7 @@ def test_a_decision_is_flushed_before_commit_returns(tmp_path: Path, monkeypatch
 
 def test_no_failed_blocks_is_another_answer_than_never_committed(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal")
-    journal.commit(name(1), b"")
+    commit(journal, name(1), b"")
     assert journal.failed_blocks(name(1)) == b"" and journal.failed_blocks(name(2)) is None
     journal.close()
 
@@ -49,9 +56,9 @@ def test_no_failed_blocks_is_another_answer_than_never_committed(tmp_path: Path)
 def test_the_first_decision_about_a_meeting_stands(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     journal = Journal(path)
-    journal.commit(name(1), b"\x01")
+    commit(journal, name(1), b"\x01")
     written = path.read_bytes()
-    journal.commit(name(1), b"\x02")
+    commit(journal, name(1), b"\x02")
     assert journal.failed_blocks(name(1)) == b"\x01" and path.read_bytes() == written
     journal.close()
 
@@ -61,12 +68,12 @@ def test_a_torn_last_line_costs_only_itself(tmp_path: Path, num_lost: int) -> No
     path = tmp_path / "journal"
     journal = Journal(path)
     for number in (1, 2):
-        journal.commit(name(number), b"\x07")
+        commit(journal, name(number), b"\x07")
     journal.close()
     path.write_bytes(path.read_bytes()[:-num_lost])
     again = Journal(path)
     assert again.failed_blocks(name(1)) == b"\x07"
-    again.commit(name(3), b"\x03")  # is not joined to what is left of the torn line
+    commit(again, name(3), b"\x03")  # is not joined to what is left of the torn line
     again.close()
     assert reopened(path, 1) == b"\x07" and reopened(path, 3) == b"\x03"
 
@@ -74,7 +81,7 @@ def test_a_torn_last_line_costs_only_itself(tmp_path: Path, num_lost: int) -> No
 def test_lines_that_are_not_ours_are_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     journal = Journal(path)
-    journal.commit(name(1), b"")
+    commit(journal, name(1), b"")
     journal.close()
     path.write_bytes(b'\xff\xfe\n[]\n7\n{"meeting": 7}\n{"meeting": "zz", "failed_blocks": ""}\n\n' + path.read_bytes())
     assert reopened(path, 1) == b""
@@ -85,7 +92,7 @@ def test_it_keeps_the_latest_and_stays_small(tmp_path: Path, monkeypatch: pytest
     path = tmp_path / "journal"
     journal = Journal(path)
     for number in range(50):
-        journal.commit(name(number), bytes([number]))
+        commit(journal, name(number), bytes([number]))
         assert len(path.read_bytes().splitlines()) <= 16
     assert [number for number in range(50) if journal.failed_blocks(name(number)) is not None] == list(range(42, 50))
     journal.close()
@@ -95,7 +102,7 @@ def test_it_keeps_the_latest_and_stays_small(tmp_path: Path, monkeypatch: pytest
 def test_what_the_disk_does_not_take_is_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "journal"
     journal = Journal(path)
-    journal.commit(name(1), b"\x01")
+    commit(journal, name(1), b"\x01")
     written = path.read_bytes()
 
     def full(descriptor: int) -> None:
@@ -104,9 +111,9 @@ def test_what_the_disk_does_not_take_is_not_recorded(tmp_path: Path, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(os, "fdatasync", full)
         with pytest.raises(OSError, match="no space left"):
-            journal.commit(name(2), b"\x02")
+            commit(journal, name(2), b"\x02")
     assert journal.failed_blocks(name(2)) is None and path.read_bytes() == written
-    journal.commit(name(2), b"\x03")  # there is space again
+    commit(journal, name(2), b"\x03")  # there is space again
     assert reopened(path, 2) == b"\x03"
     journal.close()
 
@@ -127,8 +134,32 @@ def test_a_shortening_that_fails_halfway_loses_no_later_decision(tmp_path: Path,
 
     monkeypatch.setattr(os, "fsync", failing)
     for number in range(9):
-        journal.commit(name(number), b"\x09")
+        commit(journal, name(number), b"\x09")
     monkeypatch.setattr(os, "fsync", flush)
     assert num_calls >= 2
     assert reopened(path, 8) == b"\x09"
     journal.close()
+
+
+def test_decisions_of_one_moment_are_written_in_order_beside_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flush, writers, order = os.fdatasync, set[threading.Thread](), list[int]()
+
+    def watched(descriptor: int) -> None:
+        assert len(writers) == 0, "two at once"
+        writers.add(threading.current_thread())
+        flush(descriptor)
+        assert writers.pop() is not threading.main_thread(), "the loop waited for the disk"
+
+    async def main(journal: Journal) -> None:
+        async def write(number: int) -> None:
+            await journal.commit(name(number), b"")
+            order.append(number)
+
+        await asyncio.gather(*map(write, range(20)))
+
+    monkeypatch.setattr(os, "fdatasync", watched)
+    journal = Journal(tmp_path / "journal")
+    asyncio.run(main(journal))
+    journal.close()
+    written = [json.loads(line)["meeting"] for line in (tmp_path / "journal").read_bytes().splitlines()]
+    assert order == list(range(20)) and written == [name(number).hex() for number in range(20)]

@@ -69,7 +69,7 @@ def test_payloads_cross_only_after_both_commitments() -> None:
 
 def test_the_trainer_is_told_before_the_partner() -> None:
     for seat in Table(PLAIN).run():
-        told = next(index for index, command in enumerate(seat.commands) if isinstance(command, on.Journal))
+        told = next(index for index, command in enumerate(seat.commands) if isinstance(command, on.WriteDown))
         after = [c for c in seat.commands[told:] if isinstance(c, on.Tell | on.Send)]
         assert isinstance(after[0], on.Tell) and isinstance(after[0].request, ask.Apply)
         assert isinstance(after[1], on.Send) and isinstance(after[1].message, Commit | Committed)

@@ -38,7 +38,7 @@ def settled(initiates: bool, *events: on.Event) -> tuple[Settlement, list[on.Com
 @pytest.mark.parametrize("initiates", [True, False])
 def test_it_is_on_disk_before_the_trainer_and_the_trainer_before_the_partner(initiates: bool) -> None:
     settlement, commands = settled(initiates)
-    assert commands == [on.Journal(MEETING_ID, b"\x05")] and settlement.state is MeetingState.RECORDING
+    assert commands == [on.WriteDown(MEETING_ID, b"\x05")] and settlement.state is MeetingState.RECORDING
     settlement, commands = settled(initiates, on.Journaled())
     assert commands == [APPLY, on.Send(COMMIT if initiates else Committed(MEETING_ID))]
     assert settlement.state is MeetingState.APPLYING
@@ -75,7 +75,7 @@ def test_nothing_takes_the_outer_step_back_before_it_is_applied(event: on.Event,
             told += settlement.handle(on.DeadlinePassed())
         assert told[-1] == Finish(MeetingOutcome.COMPLETED, NOT_CONFIRMED if initiates else "")
         assert before or told[0] == APPLY
-        assert not any(isinstance(command, on.Drop) for command in told)
+        assert not any(isinstance(command, on.Forget) for command in told)
 
 
 def test_a_partner_that_is_gone_is_not_waited_for() -> None:
@@ -86,8 +86,8 @@ def test_a_partner_that_is_gone_is_not_waited_for() -> None:
 def test_an_initiator_that_cannot_record_drops_and_a_responder_applies() -> None:
     _, commands = settled(True, on.NotJournaled("no space left"))
     refusal, drop, finish = commands
-    assert isinstance(refusal, on.Send) and isinstance(refusal.message, Refusal) and drop == on.Drop()
-    assert isinstance(finish, Finish) and finish.over is MeetingOutcome.ABANDONED and "no space left" in finish.reason
+    assert isinstance(refusal, on.Send) and isinstance(refusal.message, Refusal) and drop == on.Forget()
+    assert isinstance(finish, Finish) and finish.outcome is MeetingOutcome.ABANDONED and "no space left" in finish.reason
     _, commands = settled(False, on.NotJournaled("no space left"))  # the initiator's journal is the one that is asked
     assert commands[0] == APPLY
 
@@ -96,7 +96,9 @@ def test_an_initiator_that_cannot_record_drops_and_a_responder_applies() -> None
 @pytest.mark.parametrize("event", [on.TrainerGone(), on.TrainerAnswered(ask.Unavailable(3, "restarted"))], ids=repr)
 def test_a_trainer_that_dies_before_it_applied_loses_the_step_here(event: on.Event, initiates: bool) -> None:
     _, (drop, finish) = settled(initiates, on.Journaled(), event)
-    assert drop == on.Drop() and isinstance(finish, Finish) and finish.over is MeetingOutcome.ABANDONED and "lost here" in finish.reason
+    assert (
+        drop == on.Forget() and isinstance(finish, Finish) and finish.outcome is MeetingOutcome.ABANDONED and "lost here" in finish.reason
+    )
 
 
 def test_a_trainer_that_dies_after_it_applied_loses_nothing() -> None:

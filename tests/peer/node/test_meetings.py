@@ -49,9 +49,9 @@ def test_a_fragment_in_a_meeting_is_busy_for_others_and_another_fragment_is_not(
         await swarm.until(lambda: b.node.meetings._active)
         same, other = await asyncio.gather(c.node.meetings.try_next(0, {a.peer_id}), c.node.meetings.try_next(1, {b.peer_id}))
         assert same is not None and same.refusal is RefusalCode.BUSY
-        assert other is not None and other.over is MeetingOutcome.COMPLETED
+        assert other is not None and other.outcome is MeetingOutcome.COMPLETED
         finish = await first
-        assert finish is not None and finish.over is MeetingOutcome.COMPLETED
+        assert finish is not None and finish.outcome is MeetingOutcome.COMPLETED
         assert all(not peer.node.meetings._active for peer in peers)
         assert b.peer_id in {entry.peer_id for entry in c.node.book.live(0.0)}, "being busy is no fault"
 

@@ -60,12 +60,19 @@ def test_waiting_for_ever_is_reported_as_a_deadlock() -> None:
         run(main())
 
 
-def test_threads_are_refused() -> None:
-    async def main() -> None:
-        await asyncio.to_thread(print)
+def test_what_a_thread_would_do_is_done_at_once_and_told_in_the_next_round() -> None:
+    order: list[str] = []
 
-    with pytest.raises(RuntimeError, match="no threads"):
-        run(main())
+    async def main() -> None:
+        asyncio.get_running_loop().call_soon(order.append, "meanwhile")
+        assert await asyncio.to_thread(lambda: order.append("done") or 7) == 7  # type: ignore[func-returns-value]
+        order.append("told")
+        with pytest.raises(ZeroDivisionError):
+            await asyncio.to_thread(lambda: 1 // 0)
+        assert asyncio.get_running_loop().time() == 0.0
+
+    run(main())
+    assert order == ["done", "meanwhile", "told"]
 
 
 def test_tasks_left_behind_are_cancelled() -> None:
