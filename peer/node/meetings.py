@@ -308,7 +308,7 @@ def meeting_done(meeting: Meeting, finish: Finish, stream: Stream, seconds: floa
         fragment=meeting.fragment,
         outcome=finish.outcome.name.lower(),
         reason=finish.reason,
-        lane=stream.lane,
+        lane=stream.transport,
         bytes_sent=stream.bytes_sent,
         bytes_received=stream.bytes_received,
         seconds=seconds,

@@ -1,7 +1,7 @@
 """The gRPC service `gossamer.v1.Peer` as streams of messages, whatever carries its HTTP/2 connection.
 
 Frames pass as bytes through generic handlers: they are made and read in `frames.py`, and gRPC only delimits them. Here are the
-caps and clocks of HTTP/2 (size, metadata, keep-alive, no compression); who the partner is, is told by the lane.
+caps and clocks of HTTP/2 (size, metadata, keep-alive, no compression); who the partner is, is told by what carries the connection.
 
 A rule of grpc.aio holds this file together: after an RPC's coroutine has ended, touching its context may crash the process. So
 one task reads for as long as the RPC lives, and nothing is written once the stream has been marked as ended.
@@ -24,10 +24,8 @@ import grpc.aio
 from protocol import limits
 from protocol.errors import PeerGone, Unreachable
 from protocol.identity import PeerId
-from protocol.messages.frames import from_frame, to_frame
-from protocol.messages.messages import Message
 from protocol.streams.inbox import Inbox
-from protocol.streams.transport import Purpose
+from protocol.streams.transport import Purpose, Stream
 
 SERVICE: Final = "gossamer.v1.Peer"
 METADATA_BYTES: Final = 8 * 1024
@@ -49,7 +47,7 @@ _SERVER: Final = [
     *_COMMON,
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ("grpc.server_handshake_timeout_ms", 2_000),
-    ("grpc.max_concurrent_streams", 1),  # a lane is one stream
+    ("grpc.max_concurrent_streams", 1),  # a connection is one stream
     ("grpc.so_reuseport", 0),
 ]
 _CHANNEL: Final = [
@@ -70,77 +68,29 @@ Context = grpc.aio.ServicerContext[bytes, bytes]
 Serve = Callable[[Purpose, Context], Awaitable[None]]
 
 
-class GrpcStream:
-    """A `transport.Stream` over one RPC, the same on both sides.
+class GrpcStream(Stream):
+    """A stream over one RPC, the same on both sides.
 
     `write` sends a frame; `on_close` is called once, with the stream, and ends the RPC in its own time. Whoever makes the stream runs
     `pump` beside it.
     """
 
-    lane = "libp2p"
+    def __init__(self, partner: PeerId, write: Callable[[bytes], Awaitable[None]], on_close: Callable[[Stream], None]) -> None:
+        async def send(frame: bytes) -> None:
+            try:
+                await write(frame)
+            except BROKEN as error:
+                self.end(_why(error))
+                raise PeerGone(_why(error)) from error
+            except asyncio.CancelledError:  # whether the frame went out, nobody knows
+                self.end("a send was cancelled")
+                raise
 
-    def __init__(self, partner: PeerId, write: Callable[[bytes], Awaitable[None]], on_close: Callable[[GrpcStream], None]) -> None:
-        self._partner = partner
-        self._write, self._on_close = write, on_close
-        self._inbox = Inbox(FRAMES_AHEAD)
-        self._closed = False
-        self._bytes_sent = 0
-        self._bytes_received = 0
-
-    @property
-    def partner(self) -> PeerId:
-        """The other end, as the lane proved it."""
-        return self._partner
-
-    @property
-    def bytes_sent(self) -> int:
-        """Serialized bytes handed to the lane so far."""
-        return self._bytes_sent
-
-    @property
-    def bytes_received(self) -> int:
-        """Serialized bytes taken from the lane so far."""
-        return self._bytes_received
-
-    async def send(self, message: Message) -> None:
-        """Send one message; wait while the partner is slow to read. Raises PeerGone."""
-        await self.send_frame(to_frame(message))
-
-    async def send_frame(self, frame: bytes) -> None:
-        """Send bytes as they are, for tests that need a hostile partner. Raises PeerGone."""
-        if self._inbox.ended is not None:
-            raise PeerGone(self._inbox.ended)
-        try:
-            await self._write(frame)
-        except BROKEN as error:
-            self.end(_why(error))
-            raise PeerGone(_why(error)) from error
-        except asyncio.CancelledError:  # whether the frame went out, nobody knows
-            self.end("a send was cancelled")
-            raise
-        self._bytes_sent += len(frame)
-
-    async def receive(self) -> Message:
-        """Return the partner's next message. Raises PeerGone, BadMessage."""
-        frame = await self._inbox.get()
-        self._bytes_received += len(frame)
-        return from_frame(frame)
-
-    async def close(self) -> None:
-        """End the stream in both directions; what was sent before still goes out. Idempotent, does not wait."""
-        self._inbox.close()
-        if not self._closed:
-            self._closed = True
-            self._write = _nowhere  # the RPC is freed as soon as it has ended, whoever still holds this stream
-            self._on_close(self)
+        super().__init__(partner, "libp2p", Inbox(FRAMES_AHEAD), send, on_close)
 
     def end(self, why: str) -> None:
-        """Mark the stream as ended by the other side or by the lane: nothing is written any more."""
+        """Mark the stream as ended by the other side or by what carries it: nothing is written any more."""
         self._inbox.end(why)
-
-    async def arrived(self) -> bool:
-        """Wait until the first frame is there, or the stream has ended; return whether there is one."""
-        return await self._inbox.arrived()
 
     async def pump(self, read: Callable[[], Awaitable[Any]]) -> None:
         """Read frames into the inbox until `read` returns none. After `close` they are read and thrown away."""
@@ -153,10 +103,6 @@ class GrpcStream:
             why = _why(error)
         finally:
             self.end(why)
-
-
-async def _nowhere(frame: bytes) -> None:
-    raise asyncio.InvalidStateError("closed")
 
 
 def _why(error: BaseException) -> str:
@@ -182,7 +128,7 @@ def _method(purpose: Purpose, serve: Serve) -> grpc.RpcMethodHandler[bytes, byte
 
 
 async def refuse_stranger(context: Context) -> NoReturn:
-    """End a call that came by no lane of ours."""
+    """End a call that came by no connection of ours."""
     await context.abort(grpc.StatusCode.UNAUTHENTICATED, "this port takes calls from its own tunnel only")
 
 

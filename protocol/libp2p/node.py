@@ -16,11 +16,10 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Self
 
-from protocol.addresses import read_address
+from protocol.addresses import read_address, with_peer
 from protocol.errors import BadMessage, BadSettings, GossamerError, TransportError, Unreachable
 from protocol.identity import PeerId
 from protocol.libp2p.directory import DhtDirectory
-from protocol.libp2p.grpc_stream import GrpcStream
 from protocol.libp2p.hivemind_imports import P2PDaemonError
 from protocol.libp2p.kademlia import AttachedP2P
 from protocol.libp2p.outbound import TunnelTransport
@@ -30,7 +29,7 @@ from protocol.libp2p.record_store import RecordShelf
 from protocol.libp2p.splice import CarriedBytes
 from protocol.messages.records import MemberRecord
 from protocol.streams.admission import Admission
-from protocol.streams.transport import Purpose, StreamHandler
+from protocol.streams.transport import Purpose, Stream, StreamHandler
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +92,7 @@ class Libp2pNode:
     @property
     def addresses(self) -> tuple[str, ...]:
         """Multiaddrs of this peer with its id, the widest reach first: internet, local network, this machine."""
-        return tuple(f"{address}/p2p/{self.peer_id}" for address in sorted(self._addresses, key=_reach))
+        return tuple(with_peer(address, self.peer_id) for address in sorted(self._addresses, key=_reach))
 
     @property
     def num_neighbours(self) -> int:
@@ -115,7 +114,7 @@ class Libp2pNode:
         await asyncio.gather(self._supervisor, return_exceptions=True)
         await self._tear_down()
 
-    async def connect(self, partner: PeerId, addresses: Sequence[str], purpose: Purpose) -> GrpcStream:
+    async def connect(self, partner: PeerId, addresses: Sequence[str], purpose: Purpose) -> Stream:
         """Open a stream to `partner`; `addresses` are hints (multiaddrs) and may be empty. Raises Unreachable."""
         return await self._up().tunnel.connect(partner, addresses, purpose)
 
@@ -127,10 +126,6 @@ class Libp2pNode:
     async def members(self) -> list[MemberRecord]:
         """Return the verified, unexpired records that can be found now. Raises Unreachable while p2pd is down."""
         return await self._up().directory.members()
-
-    async def dial(self, addresses: Iterable[str]) -> frozenset[PeerId]:
-        """Connect to these multiaddrs, all at once, and join the directory through them; return who answered. Takes 5 s at most."""
-        return await _dial(self._up(), addresses)
 
     async def connected(self) -> frozenset[PeerId]:
         """Return the peers to which a connection is open. Raises Unreachable while p2pd is down."""
@@ -242,10 +237,12 @@ class Libp2pNode:
     def _acquaintances(self) -> list[str]:
         records = self._shelf.records()
         some = random.sample(records, min(len(records), NUM_ACQUAINTANCES))
-        return [f"{address.removesuffix(f'/p2p/{record.peer_id}')}/p2p/{record.peer_id}" for record in some for address in record.addresses]
+        return [with_peer(address, record.peer_id) for record in some for address in record.addresses]
 
 
-async def _dial(unit: _Unit, addresses: Iterable[str]) -> frozenset[PeerId]:
+async def _dial(unit: _Unit, addresses: Iterable[str]) -> None:
+    """Connect to these multiaddrs, all at once, and join the directory through those that answer."""
+
     async def dial(address: str) -> PeerId | None:
         try:
             partner = read_address(address)
@@ -256,9 +253,7 @@ async def _dial(unit: _Unit, addresses: Iterable[str]) -> frozenset[PeerId]:
             log.info("bootstrap %s: %s", address, error)
         return None
 
-    answered = frozenset(peer for peer in await asyncio.gather(*map(dial, addresses)) if peer is not None)
-    await unit.directory.join(answered)
-    return answered
+    await unit.directory.join({peer for peer in await asyncio.gather(*map(dial, addresses)) if peer is not None})
 
 
 def _reach(address: str) -> int:

@@ -23,7 +23,7 @@ from protocol.libp2p.inbound import PROTOCOL, Inbound
 from protocol.libp2p.p2pd_control import BUFFER_BYTES, Control
 from protocol.libp2p.splice import CarriedBytes, Pair, drop, splice
 from protocol.streams.admission import Admission
-from protocol.streams.transport import Purpose, StreamHandler
+from protocol.streams.transport import Purpose, Stream, StreamHandler
 
 CLOSE_S = 1.0
 ACCEPT_S = 10.0
@@ -90,7 +90,7 @@ class TunnelTransport:
         self._carried = carried
         self._inbound = Inbound(folder / "in.sock", handler, admission, carried)
         self._closing: set[asyncio.Task[None]] = set()
-        self._open: dict[GrpcStream, tuple[_Call, asyncio.Task[None]]] = {}
+        self._open: dict[Stream, tuple[_Call, asyncio.Task[None]]] = {}
 
     async def __aenter__(self) -> Self:
         await self._inbound.open(self._control)
@@ -106,7 +106,7 @@ class TunnelTransport:
         await asyncio.gather(*self._closing, return_exceptions=True)
         await self._inbound.close()
 
-    async def connect(self, partner: PeerId, addresses: Sequence[str], purpose: Purpose) -> GrpcStream:
+    async def connect(self, partner: PeerId, addresses: Sequence[str], purpose: Purpose) -> Stream:
         """Open a stream to `partner`; `addresses` are hints (multiaddrs) and may be empty. Raises Unreachable."""
         if addresses and partner not in await self._control.connected():
             with suppress(Unreachable):  # stale hints: p2pd may still find the partner by itself
@@ -122,7 +122,7 @@ class TunnelTransport:
         self._open[stream] = call, asyncio.create_task(stream.pump(call.rpc.read), name="outbound frames")
         return stream
 
-    def _finish(self, stream: GrpcStream) -> None:
+    def _finish(self, stream: Stream) -> None:
         call, pump = self._open.pop(stream)
         self._spawn(self._wind_up(call, pump))
 

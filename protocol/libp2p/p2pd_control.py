@@ -16,13 +16,12 @@ from protocol.addresses import read_address
 from protocol.errors import BadMessage, Unreachable
 from protocol.identity import PeerId
 from protocol.libp2p.hivemind_imports import Multiaddr, p2pd_pb2, read_pbmsg_safe, write_pbmsg
+from protocol.libp2p.splice import Pair
 
 ASK_S = 2.0  # a question that p2pd answers from memory
 DIAL_S = 5.0  # one that makes it dial
 BUFFER_BYTES = 256 * 1024
 ERROR_CHARS = 300  # of p2pd's explanation, which lists every address that it tried
-
-Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Control:
@@ -36,42 +35,37 @@ class Control:
 
     async def identify(self) -> tuple[PeerId, tuple[str, ...]]:
         """Return p2pd's peer id and the multiaddrs it listens on, without /p2p."""
-        response = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.IDENTIFY))
+        response = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.IDENTIFY), ASK_S)
         addresses = tuple(str(Multiaddr(raw)) for raw in response.identify.addrs)
         return PeerId.from_bytes(response.identify.id), addresses
 
     async def connected(self) -> frozenset[PeerId]:
         """Return the peers to which a connection is open."""
-        response = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS))
+        response = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS), ASK_S)
         found = set()
         for peer in response.peers:
             with suppress(BadMessage):  # hosts of other kinds of key are none of ours
                 found.add(PeerId.from_bytes(peer.id))
         return frozenset(found)
 
-    async def connect(self, partner: PeerId, addresses: Sequence[str], timeout_s: float = DIAL_S) -> None:
+    async def connect(self, partner: PeerId, addresses: Sequence[str]) -> None:
         """Dial `partner` unless connected; unreadable addresses are passed over. Raises Unreachable."""
         raw = [parsed for address in addresses if (parsed := _transport_part(address, partner)) is not None]
         request = p2pd_pb2.ConnectRequest(peer=partner.raw, addrs=raw)
-        await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.CONNECT, connect=request), timeout_s)
+        await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.CONNECT, connect=request), DIAL_S)
 
-    async def disconnect(self, partner: PeerId) -> None:
-        """Close every connection to `partner`."""
-        request = p2pd_pb2.DisconnectRequest(peer=partner.raw)
-        await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.DISCONNECT, disconnect=request))
-
-    async def open_stream(self, partner: PeerId, protocol: str, timeout_s: float = DIAL_S) -> Pair:
+    async def open_stream(self, partner: PeerId, protocol: str) -> Pair:
         """Open a raw byte stream to `partner`; the caller closes the writer. Raises Unreachable."""
         request = p2pd_pb2.StreamOpenRequest(peer=partner.raw, proto=[protocol])
-        _, reader, writer = await self._send(p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=request), timeout_s)
+        _, reader, writer = await self._send(p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=request), DIAL_S)
         return reader, writer
 
     async def receive_streams(self, protocol: str, listener: Path) -> None:
         """Have inbound streams of `protocol` connect to the Unix socket `listener`, where `stream_opener` tells whose they are."""
         request = p2pd_pb2.StreamHandlerRequest(addr=Multiaddr(f"/unix{listener}").to_bytes(), proto=[protocol], balanced=False)
-        await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_HANDLER, streamHandler=request))
+        await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_HANDLER, streamHandler=request), ASK_S)
 
-    async def _ask(self, request: Any, timeout_s: float = ASK_S) -> Any:
+    async def _ask(self, request: Any, timeout_s: float) -> Any:
         response, _, writer = await self._send(request, timeout_s)
         writer.transport.abort()
         return response

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from protocol.errors import TransportError, Unreachable
 from protocol.identity import PeerId
 from protocol.memory.link import Doom, Line, Link
-from protocol.memory.stream import Conversation, MemoryStream
+from protocol.memory.stream import Conversation
 from protocol.messages.records import MemberRecord
 from protocol.streams.admission import Admission, StreamCaps, Visit, handle
-from protocol.streams.transport import Purpose, StreamHandler
+from protocol.streams.transport import Purpose, Stream, StreamHandler
 
 DIAL_S = 5.0
 EPOCH_S = 1_700_000_000.0  # Unix time at loop time 0, so that records have dates
@@ -122,7 +122,7 @@ class MemoryNetwork:
         """Whether the peer lives."""
         return peer_id in self._hosts
 
-    async def open(self, caller: PeerId, partner: PeerId, purpose: Purpose) -> MemoryStream:
+    async def open(self, caller: PeerId, partner: PeerId, purpose: Purpose) -> Stream:
         """Open a stream, which takes a round trip. Raises Unreachable."""
         if caller not in self._hosts or caller == partner:
             raise Unreachable("this peer is down, or calls itself")
@@ -133,7 +133,7 @@ class MemoryNetwork:
         await asyncio.sleep(conversation.round_trip_s())
         return self._admit(conversation, purpose)
 
-    def _admit(self, conversation: Conversation, purpose: Purpose) -> MemoryStream:
+    def _admit(self, conversation: Conversation, purpose: Purpose) -> Stream:
         caller, partner = conversation.peers
         host = self._hosts.get(partner)
         if caller not in self._hosts or host is None:
@@ -152,7 +152,7 @@ class MemoryNetwork:
         task.add_done_callback(self._tasks.discard)
         return conversation.streams[0]
 
-    async def _receive(self, host: _Host, visit: Visit, purpose: Purpose, stream: MemoryStream) -> None:
+    async def _receive(self, host: _Host, visit: Visit, purpose: Purpose, stream: Stream) -> None:
         try:
             if await stream.arrived() and host.admission.heard(visit):
                 await handle(host.handler, purpose, stream)
@@ -195,7 +195,7 @@ class MemoryTransport:
         self._network = network
         self._peer_id = peer_id
 
-    async def connect(self, partner: PeerId, addresses: Sequence[str], purpose: Purpose) -> MemoryStream:
+    async def connect(self, partner: PeerId, addresses: Sequence[str], purpose: Purpose) -> Stream:
         """Open a stream to `partner`; addresses mean nothing here. Raises Unreachable."""
         return await self._network.open(self._peer_id, partner, purpose)
 

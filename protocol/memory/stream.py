@@ -8,74 +8,9 @@ from collections.abc import Callable
 from protocol.errors import PeerGone
 from protocol.identity import PeerId
 from protocol.memory.link import Doom, Line, Way
-from protocol.messages.frames import from_frame, to_frame
-from protocol.messages.messages import Message
+from protocol.streams.transport import Stream
 
 Struck = Callable[[PeerId, Doom], None]
-
-
-class MemoryStream:
-    """One end. `send_frame` lets a test play a partner that does not speak our language."""
-
-    lane = "memory"
-
-    def __init__(self, conversation: Conversation, side: int) -> None:
-        self._conversation = conversation
-        self._side = side
-        self._inbox = conversation.ways[1 - side].inbox
-        self._bytes_sent = 0
-        self._bytes_received = 0
-
-    @property
-    def partner(self) -> PeerId:
-        """The other end."""
-        return self._conversation.peers[1 - self._side]
-
-    @property
-    def bytes_sent(self) -> int:
-        """Serialized bytes handed over so far."""
-        return self._bytes_sent
-
-    @property
-    def bytes_received(self) -> int:
-        """Serialized bytes read so far."""
-        return self._bytes_received
-
-    async def send(self, message: Message) -> None:
-        """Send one message; wait while the partner is slow to read. Raises PeerGone."""
-        await self.send_frame(to_frame(message))
-
-    async def send_frame(self, frame: bytes) -> None:
-        """Send bytes as they are. Raises PeerGone."""
-        self._need_open()
-        await self._conversation.ways[self._side].room()
-        self._need_open()
-        self._conversation.carry(self._side, frame)
-        self._need_open()  # the message may have been this peer's last
-        self._bytes_sent += len(frame)
-
-    async def receive(self) -> Message:
-        """Return the partner's next message. Raises PeerGone, BadMessage."""
-        frame = await self._inbox.get()
-        self._bytes_received += len(frame)
-        return from_frame(frame)
-
-    async def arrived(self) -> bool:
-        """Wait until the first frame is there, or the stream has ended; return whether there is one."""
-        return await self._inbox.arrived()
-
-    async def close(self) -> None:
-        """End the stream in both directions; what was sent before still arrives. Idempotent."""
-        self.hang_up()
-
-    def hang_up(self) -> None:
-        """Do the same, without waiting for anything."""
-        self._inbox.close()
-        self._conversation.say_goodbye(self._side)
-
-    def _need_open(self) -> None:
-        if self._inbox.ended is not None:
-            raise PeerGone(self._inbox.ended)
 
 
 class Conversation:
@@ -86,9 +21,21 @@ class Conversation:
         self._lines = lines
         self._struck = struck
         self.ways = (Way(lines[0], lines[1], draw), Way(lines[1], lines[0], draw))
-        self.streams = (MemoryStream(self, 0), MemoryStream(self, 1))
+        self.streams = (self._stream(0), self._stream(1))
         self._over: list[Callable[[], None] | None] = [None, None]
         self._silence: asyncio.TimerHandle | None = None
+
+    def _stream(self, side: int) -> Stream:
+        inbox = self.ways[1 - side].inbox
+
+        async def write(frame: bytes) -> None:
+            await self.ways[side].room()
+            if inbox.ended is None:
+                self.carry(side, frame)
+            if inbox.ended is not None:  # the message may have been this peer's last
+                raise PeerGone(inbox.ended)
+
+        return Stream(self.peers[1 - side], "memory", inbox, write, lambda _: self.say_goodbye(side))
 
     def round_trip_s(self) -> float:
         """Return how long a question and its answer take, this time."""

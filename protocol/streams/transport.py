@@ -1,7 +1,7 @@
 """The two seams between a peer and the world: `Transport` (streams to partners) and `Directory` (who is there).
 
-Each has exactly two implementations: over libp2p (`tunnel.py`, `directory.py`) and in memory (`memory.py`), where the tests
-script delay, loss and death under a virtual clock. Nothing above these interfaces knows which one it drives.
+Each has exactly two implementations: over libp2p (`protocol/libp2p/`) and in memory (`protocol/memory/`), where whole swarms live in
+virtual time. Nothing above these interfaces knows which one it drives.
 """
 
 from __future__ import annotations
@@ -10,9 +10,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
 from typing import Protocol
 
+from protocol.errors import PeerGone
 from protocol.identity import PeerId
+from protocol.messages.frames import from_frame, to_frame
 from protocol.messages.messages import Message
 from protocol.messages.records import MemberRecord
+from protocol.streams.inbox import Inbox
 
 
 class Purpose(Enum):
@@ -22,49 +25,69 @@ class Purpose(Enum):
     FETCH = "Fetch"
 
 
-class Stream(Protocol):
+class Stream:
     """One conversation with one partner: ordered, reliable, both ways until it breaks.
 
     `send` and `receive` may run at the same time in two tasks; both are cancel-safe in that a cancelled stream can only be closed.
+    A transport makes it: `write` sends one frame or raises PeerGone, frames that arrive go into `inbox`, and `on_close` is called once.
     """
 
-    @property
-    def partner(self) -> PeerId:
-        """The other end, as the lane proved it (not as it claims)."""
-        ...
-
-    @property
-    def lane(self) -> str:
-        """How the partner is reached, for the status page: "libp2p", "memory", ..."""
-        ...
+    def __init__(
+        self,
+        partner: PeerId,
+        transport: str,
+        inbox: Inbox,
+        write: Callable[[bytes], Awaitable[None]],
+        on_close: Callable[[Stream], None],
+    ) -> None:
+        self.partner = partner
+        """The other end, as the transport proved it (not as it claims)."""
+        self.transport = transport
+        """How the partner is reached, for the status page: "libp2p" or "memory"."""
+        self.bytes_sent = 0
+        """Serialized bytes handed to the transport so far."""
+        self.bytes_received = 0
+        """Serialized bytes taken from the transport so far."""
+        self._inbox = inbox
+        self._write = write
+        self._on_close: Callable[[Stream], None] | None = on_close
 
     async def send(self, message: Message) -> None:
-        """Send one message; wait while the partner is slow to read.
-
-        Raises PeerGone when the stream has ended.
-        """
-        ...
+        """Send one message; wait while the partner is slow to read. Raises PeerGone when the stream has ended."""
+        frame = to_frame(message)
+        if self._inbox.ended is not None:
+            raise PeerGone(self._inbox.ended)
+        await self._write(frame)
+        self.bytes_sent += len(frame)
 
     async def receive(self) -> Message:
         """Return the partner's next message.
 
         Raises PeerGone when the stream has ended, BadMessage when what came is not a message.
         """
-        ...
+        frame = await self._inbox.get()
+        self.bytes_received += len(frame)
+        return from_frame(frame)
+
+    async def arrived(self) -> bool:
+        """Wait until the first message is there, or the stream has ended; return whether there is one."""
+        return await self._inbox.arrived()
 
     async def close(self) -> None:
         """End the stream in both directions; what was sent before is still delivered if the network allows. Idempotent."""
-        ...
+        self.hang_up()
 
-    @property
-    def bytes_sent(self) -> int:
-        """Serialized bytes handed to the lane so far."""
-        ...
+    def hang_up(self) -> None:
+        """Close, for who cannot wait."""
+        self._inbox.close()
+        on_close, self._on_close = self._on_close, None
+        if on_close is not None:
+            self._write = _nowhere  # what carried the stream is freed, whoever still holds it
+            on_close(self)
 
-    @property
-    def bytes_received(self) -> int:
-        """Serialized bytes taken from the lane so far."""
-        ...
+
+async def _nowhere(frame: bytes) -> None:
+    raise PeerGone("this side closed the stream")
 
 
 StreamHandler = Callable[[Purpose, Stream], Awaitable[None]]

@@ -4,8 +4,8 @@
 set -eu
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
-"${BIN:-.venv/bin}/python" -m grpc_tools.protoc --proto_path=. --python_out="$out" --pyi_out="$out" --grpc_python_out="$out" protocol/wire/peer.proto
-for file in peer_pb2.py peer_pb2.pyi peer_pb2_grpc.py; do
+"${BIN:-.venv/bin}/python" -m grpc_tools.protoc --proto_path=. --python_out="$out" --pyi_out="$out" protocol/wire/peer.proto
+for file in peer_pb2.py peer_pb2.pyi; do
     if [ "${1:-}" = --check ]; then
         cmp -s "$out/protocol/wire/$file" "protocol/wire/$file" || { echo "error: protocol/wire/$file is stale; run make proto" >&2; exit 1; }
     else

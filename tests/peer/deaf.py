@@ -11,7 +11,7 @@ from protocol.messages.messages import Message
 class Deaf:
     """The stream to it; what it says first, if anything, is `says`."""
 
-    lane = "memory"
+    transport = "memory"
     bytes_sent = 0
     bytes_received = 0
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import pytest
 
 from protocol.errors import PeerGone
 from protocol.identity import Identity
+from protocol.messages.frames import to_frame
 from protocol.messages.messages import Chunk, Part
 from protocol.streams.transport import Purpose, Stream
 
@@ -24,6 +28,22 @@ async def number_of(stream: Stream) -> int:
     message = await stream.receive()
     assert isinstance(message, Chunk)
     return message.offset
+
+
+@dataclass(frozen=True)
+class Raw:
+    """Sent like a message where `send_raw` is in force, it goes out as the bytes that it holds, which need not be a frame."""
+
+    frame: bytes
+
+
+def send_raw(patch: pytest.MonkeyPatch) -> None:
+    """Let streams carry `Raw`, so that a test can play a partner that does not speak our language."""
+
+    def write(message: Any) -> bytes:
+        return message.frame if isinstance(message, Raw) else to_frame(message)
+
+    patch.setattr("protocol.streams.transport.to_frame", write)
 
 
 async def nobody(purpose: Purpose, stream: Stream) -> None:

@@ -13,15 +13,20 @@ import pytest
 
 from protocol.errors import PeerGone, RefusalCode
 from protocol.identity import Identity
-from protocol.memory.stream import MemoryStream
 from protocol.messages.messages import Chunk, Commit, Decision, Hello, Outcome, Part, Refusal, Resolve
 from protocol.streams.transport import Purpose, Stream
+from tests.protocol.peers import Raw, send_raw
 from tests.swarm.mallory import MALLORY, hello_to, nobody, spoil_payload
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play
 
 QUIET = tiny_manifest(run={"total_steps": 100_000})
 Trick = Callable[[Stream], Awaitable[None]]
+
+
+@pytest.fixture(autouse=True)
+def raw_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    send_raw(monkeypatch)
 
 
 def now() -> float:
@@ -37,9 +42,8 @@ async def says_nothing(stream: Stream) -> None:
 
 
 async def sends_garbage(stream: Stream) -> None:
-    assert isinstance(stream, MemoryStream)
     await stream.receive()
-    await stream.send_frame(b"\xff" * 40)
+    await stream.send(Raw(b"\xff" * 40))
     await asyncio.sleep(100.0)
 
 
@@ -116,7 +120,7 @@ def test_what_a_bad_caller_says_first(tmp_path: Path, is_bad: bool) -> None:
         await asyncio.sleep(1.0)
         good = hello_to(swarm, victim.peer_id)
         bad = [
-            b"\xff" * 100,
+            Raw(b"\xff" * 100),
             replace(good, receiver=MALLORY.peer_id, signature=b"").signed(MALLORY),  # caught on its way to another
             replace(good, tokens=5),  # not what was signed
             replace(good, sender=victim.peer_id),
@@ -137,10 +141,7 @@ def test_what_a_bad_caller_says_first(tmp_path: Path, is_bad: bool) -> None:
         for message in bad if is_bad else strange:
             victim.node.book._banned_until_s.clear()
             stream = await transport.connect(victim.peer_id, (), Purpose.MEET)
-            if isinstance(message, bytes):
-                await stream.send_frame(message)
-            else:
-                await stream.send(message)
+            await stream.send(message)
             await expect_no(stream, message)
             assert victim.node.book.is_banned(MALLORY.peer_id, now()) == is_bad, message
         assert not victim.meetings and all(f.meeting is None for f in victim.trainer.replica.outer.fragments)
@@ -151,7 +152,7 @@ def test_what_a_bad_caller_says_first(tmp_path: Path, is_bad: bool) -> None:
             answer = await stream.receive()
             assert isinstance(answer, Refusal) and answer.code is RefusalCode.NOT_INVITED
 
-    async def expect_no(stream: MemoryStream, message: object) -> None:
+    async def expect_no(stream: Stream, message: object) -> None:
         if isinstance(message, Refusal):
             with pytest.raises(PeerGone):
                 await stream.receive()

@@ -49,9 +49,10 @@ def ok(_: object) -> Any:
     return p2pd_pb2.Response(type=p2pd_pb2.Response.OK)
 
 
-def test_a_silent_p2pd_is_unreachable_in_time(tmp_path: Path) -> None:
+def test_a_silent_p2pd_is_unreachable_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protocol.libp2p.p2pd_control.DIAL_S", 0.1)
     with pytest.raises(Unreachable, match=r"within 0\.1 s"):
-        play(tmp_path, lambda request: None, lambda control: control.connect(PARTNER, [], timeout_s=0.1))
+        play(tmp_path, lambda request: None, lambda control: control.connect(PARTNER, []))
 
 
 def test_what_p2pd_says_is_passed_on_in_one_line(tmp_path: Path) -> None:

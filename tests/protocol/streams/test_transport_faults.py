@@ -10,7 +10,7 @@ import pytest
 from protocol.errors import BadMessage, PeerGone, Unreachable
 from protocol.streams.admission import StreamCaps
 from protocol.streams.transport import Purpose, Stream
-from tests.protocol.peers import chunk, echo, expect_over, nobody, number_of, seeded
+from tests.protocol.peers import Raw, chunk, echo, expect_over, nobody, number_of, seeded, send_raw
 from tests.protocol.worlds import Play, World
 
 MIB = 1 << 20
@@ -41,19 +41,20 @@ def test_death_of_the_partner_is_seen_at_both_ends(play: Play) -> None:
     play(scenario)
 
 
-def test_garbage_is_a_bad_message(play: Play) -> None:
+def test_garbage_is_a_bad_message(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    send_raw(monkeypatch)
     answers: asyncio.Queue[str] = asyncio.Queue()
 
     async def rude(purpose: Purpose, stream: Stream) -> None:
         with pytest.raises(BadMessage):
             await stream.receive()
-        await stream.send_frame(b"\xff" * 1000)  # type: ignore[attr-defined]
+        await stream.send(Raw(b"\xff" * 1000))
         answers.put_nowait("refused")
 
     async def scenario(world: World) -> None:
         a, b = await world.peer(nobody), await world.peer(rude)
         stream: Any = await a.transport.connect(b.peer_id, b.addresses, Purpose.MEET)
-        await stream.send_frame(b"not a frame")
+        await stream.send(Raw(b"not a frame"))
         assert await answers.get() == "refused"
         with pytest.raises(BadMessage):
             await stream.receive()
