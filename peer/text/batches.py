@@ -1,13 +1,11 @@
 """Which windows of the training text an inner step reads: a shuffle that needs no state but the step's number.
 
-Each pass over the text visits every window once, in an order that depends only on the run's seed, the peer and the pass. A position in
-that order is found directly, with a small block cipher over the window numbers (format-preserving encryption by cycle walking: Black and
-Rogaway, CT-RSA 2002), so a peer resumes at step n by asking for step n, bit for bit, and a permutation is never stored.
+Each pass over the text visits every window once, in an order that depends only on the run's seed, the peer and the pass. So a peer resumes
+at step n by asking for step n, bit for bit. Why in parts: docs/decisions/2026-11-22-window-order.md.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import struct
 from dataclasses import dataclass
@@ -18,9 +16,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-NUM_ROUNDS = 6  # a shuffle for training, not for secrecy
-NUM_AT_ONCE = 512  # windows found together, for speed only: numpy takes as long for 8 numbers as for 500
-U64 = npt.NDArray[np.uint64]
+MAX_PART_WINDOWS = 1 << 18  # shuffled together: 2 MiB
+IndexArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,76 +40,63 @@ class Draw:
         return self.batch_size * self.num_window_tokens
 
 
-def batch_starts(draw: Draw, step: int, num_tokens: int) -> npt.NDArray[np.int64]:
-    """Say where in a text of `num_tokens` the windows of an inner step begin: int64[B], each at most num_tokens - (L + 1).
+class WindowOrder:
+    """The order in which one peer reads the windows of one text. Call it from one thread.
 
-    Windows of a pass do not overlap but in the one token that ends one and begins the next; each pass cuts the text elsewhere.
-    `num_tokens` must be at least L + 1.
+    Windows of a pass do not overlap but in the one token that ends one and begins the next. A long text is read in parts of up to
+    2^18 windows, each spread evenly over the whole text and each cut a little elsewhere; peers take the parts in different orders.
     """
-    num_steps = max(1, NUM_AT_ONCE // draw.batch_size)
-    block, row = divmod(step, num_steps)
-    starts: npt.NDArray[np.int64] = _block_starts(draw, block, num_steps, num_tokens)[row]
-    return starts
+
+    def __init__(self, draw: Draw, num_tokens: int) -> None:
+        self._draw = draw
+        num_windows = max(1, (num_tokens - 1) // draw.sequence_length - 1)
+        self._num_parts = -(-num_windows // MAX_PART_WINDOWS)
+        self._part_windows = num_windows // self._num_parts
+        self._num_spare = num_tokens - 1 - self._num_parts * self._part_windows * draw.sequence_length
+        self._part = -1  # the one at hand, counted from the first pass on
+        self._part_starts: IndexArray = np.empty(0, dtype=np.int64)
+
+    def starts(self, step: int) -> IndexArray:
+        """Say where in the text the windows of an inner step begin: int64[B], each at most num_tokens - (L + 1)."""
+        first = step * self._draw.batch_size
+        return np.asarray([self._start(position) for position in range(first, first + self._draw.batch_size)], dtype=np.int64)
+
+    def _start(self, position: int) -> int:
+        part, place = divmod(position, self._part_windows)
+        if part != self._part:
+            self._part, self._part_starts = part, self._starts_of(part)
+        return int(self._part_starts[place])
+
+    def _starts_of(self, part: int) -> IndexArray:
+        number, place = divmod(part, self._num_parts)
+        offset = permutation(random_stream(self._draw, b"parts", number), self._num_parts)[place]
+        stream = random_stream(self._draw, b"windows", part)
+        shift = stream.random_raw() % (self._num_spare + 1)
+        return (permutation(stream, self._part_windows) * self._num_parts + offset) * self._draw.sequence_length + shift
 
 
-@functools.lru_cache(maxsize=4)
-def _block_starts(draw: Draw, block: int, num_steps: int, num_tokens: int) -> npt.NDArray[np.int64]:  # [num_steps, B], shared
-    num_windows = max(1, (num_tokens - 1) // draw.sequence_length - 1)
-    spare = num_tokens - 1 - num_windows * draw.sequence_length
-    num_positions = num_steps * draw.batch_size
-    positions = np.arange(block * num_positions, (block + 1) * num_positions, dtype=np.uint64)
-    passes = positions // np.uint64(num_windows)
-    starts = np.empty(num_positions, dtype=np.int64)
-    for number in np.unique(passes):
-        *keys, shift = _secrets(draw, int(number))
-        here = passes == number
-        windows = permuted(positions[here] % np.uint64(num_windows), num_windows, keys)
-        starts[here] = windows.astype(np.int64) * draw.sequence_length + shift % (spare + 1)
-    starts.setflags(write=False)
-    return starts.reshape(num_steps, draw.batch_size)
+def random_stream(draw: Draw, purpose: bytes, number: int) -> np.random.Philox:
+    """Return the random numbers that belong to the run, the peer, a purpose and a number; the same on every machine.
+
+    numpy promises that the raw stream of a bit generator never changes (NEP 19).
+    """
+    message = b"gossamer-" + purpose + struct.pack("<qQ", draw.run_seed, number) + draw.peer
+    return np.random.Philox(key=int.from_bytes(hashlib.blake2b(message, digest_size=16).digest(), "little"))
 
 
-def permuted(
-    indices: U64,  # each below size
-    size: int,
-    keys: list[int],  # NUM_ROUNDS numbers of 64 bits
-) -> U64:
-    """Map each index to its place in a permutation of range(size) that the keys decide. Returns a new array."""
-    half = max(1, ((size - 1).bit_length() + 1) // 2)
-    found = _encrypted(indices, half, keys)
-    while (outside := found >= np.uint64(size)).any():
-        found[outside] = _encrypted(found[outside], half, keys)
-    return found
+def permutation(stream: np.random.Philox, size: int) -> IndexArray:
+    """Return range(size) in an order drawn from a stream: int64[size].
 
-
-def _encrypted(values: U64, half: int, keys: list[int]) -> U64:
-    """A Feistel network over numbers of 2 * half bits."""
-    shift, mask = np.uint64(half), np.uint64((1 << half) - 1)
-    left, right = values >> shift, values & mask
-    for key in keys:
-        left, right = right, left ^ (_mixed(right, key) & mask)
-    return (left << shift) | right
-
-
-def _mixed(values: U64, key: int) -> U64:
-    """Scramble 64 bits; the finalizer of splitmix64 (Steele et al., OOPSLA 2014). Overflow is meant: it wraps."""
-    mixed = values + np.uint64(key)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))
-
-
-def _secrets(draw: Draw, number: int) -> tuple[int, ...]:
-    """The round keys of a pass, and where its first window begins."""
-    message = b"gossamer-windows" + struct.pack("<qQ", draw.run_seed, number) + draw.peer
-    return struct.unpack(f"<{NUM_ROUNDS + 1}Q", hashlib.blake2b(message, digest_size=8 * (NUM_ROUNDS + 1)).digest())
+    By sorting raw numbers, for numpy does not promise that its own shuffle stays the same.
+    """
+    return np.argsort(stream.random_raw(size), kind="stable").astype(np.int64, copy=False)
 
 
 def cut(
     tokens: npt.NDArray[Any],  # [num_tokens], any integer type
-    starts: npt.NDArray[np.int64],  # [B]
+    starts: IndexArray,  # [B]
     num_window_tokens: int,
-) -> npt.NDArray[np.int64]:  # [B, num_window_tokens]
+) -> IndexArray:  # [B, num_window_tokens]
     """Copy windows out of a text."""
     return np.stack([tokens[start : start + num_window_tokens] for start in starts]).astype(np.int64)
 

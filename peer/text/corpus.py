@@ -14,10 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from peer.text import token_cache as token_store
-from peer.text.batches import Draw, batch_starts, cut, held_out_batches
+from peer.text.batches import Draw, WindowOrder, cut, held_out_batches
 from peer.text.documents import GIVE_TEXT, HELD_OUT_SHARE, read_texts, standard_library, text_files
-from peer.text.token_cache import Tokens
+from peer.text.token_cache import Tokens, in_memory, on_disk
 from protocol.errors import BadSettings
 
 if TYPE_CHECKING:
@@ -53,11 +52,11 @@ class ResidentCorpus:
         self.tokens = tokens
         self.bytes_per_token = tokens.bytes_per_token
         self._draw = draw
+        self._order = WindowOrder(draw, len(tokens.train))
 
     def batch(self, step: int) -> Tensor:
         """Return the batch of an inner step; see Corpus."""
-        starts = batch_starts(self._draw, step, len(self.tokens.train))
-        return torch.from_numpy(cut(self.tokens.train, starts, self._draw.num_window_tokens))
+        return torch.from_numpy(cut(self.tokens.train, self._order.starts(step), self._draw.num_window_tokens))
 
     def held_out_batches(self, num_batches: int) -> list[Tensor]:
         """Return held-out batches, spread evenly over the held-out text; see Corpus."""
@@ -84,17 +83,14 @@ def load_corpus(section: DataSection, tokenizer: Tokenizer, draw: Draw, path: Pa
     if path is not None and section.source != "text":
         raise BadSettings(f"this run's data is fixed ({section.source}), so --data has no place in it", hint="leave --data out")
     if section.source == "huggingface":
-        from peer.text.streaming import (
-            StreamedCorpus,
-            open_stream,  # not before it is asked for: `datasets` takes long to import
-        )
+        from peer.text.streaming import StreamedCorpus, open_stream  # `datasets` takes long to import
 
         return StreamedCorpus(open_stream(section, draw), tokenizer, draw)
     if path is None:
-        tokens, name = token_store.in_memory(standard_library(), tokenizer), "the standard library of this interpreter"
+        tokens, name = in_memory(standard_library(), tokenizer), "the standard library of this interpreter"
     else:
         files = text_files(path)
-        tokens, name = token_store.on_disk(files, read_texts(files), tokenizer, cache), str(path)
+        tokens, name = on_disk(files, read_texts(files), tokenizer, cache), str(path)
     return ResidentCorpus(balanced(tokens, draw, name), draw)
 
 

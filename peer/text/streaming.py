@@ -13,37 +13,29 @@ then do the steps after that differ from those of a run with a good network; the
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import struct
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-
-from peer.text.batches import NUM_ROUNDS, Draw, permuted
-from protocol.errors import BadManifest, BadSettings
-
-if TYPE_CHECKING:
-    from protocol.run.sections import DataSection
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
+import datasets
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from peer.text.batches import batch_starts, cut, held_out_batches
+from peer.text.batches import Draw, WindowOrder, cut, held_out_batches, permutation, random_stream
 from peer.text.documents import is_held_out
+from protocol.errors import BadManifest, BadSettings
 
 if TYPE_CHECKING:
     from peer.text.tokenizer import Tokenizer
+    from protocol.run.sections import DataSection
 
+logger = logging.getLogger(__name__)
 
 FIRST_DOCUMENTS = 10_000  # a peer begins at one of so many documents of its first shard
 MIN_BUFFER_TOKENS = 1 << 20
@@ -53,7 +45,7 @@ WAIT_S = 30.0  # for a late buffer, before the present one is read again
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Bookmark:
     """A place in a peer's endless order of documents."""
 
     number: int  # of the pass over the data set
@@ -70,15 +62,15 @@ class DocumentStream:
         self._draw = draw
         self._num_shards: int = dataset.num_shards
 
-    def first_place(self) -> Place:
+    def first_place(self) -> Bookmark:
         """Return where this peer begins."""
-        return Place(0, 0, self._secrets(0)[-1] % FIRST_DOCUMENTS)
+        return Bookmark(0, 0, random_stream(self._draw, b"first-document", 0).random_raw() % FIRST_DOCUMENTS)
 
     def in_order(self) -> Iterator[str]:
         """Yield one pass in the data set's own order, the same at every peer."""
         return (row[self._column] or "" for row in self._dataset)
 
-    def read(self, place: Place) -> Iterator[tuple[str, Place]]:
+    def read(self, place: Bookmark) -> Iterator[tuple[str, Bookmark]]:
         """Yield documents for ever, each with the place after it. Raises BadManifest if the data set has none."""
         shard, document = place.shard, place.document
         for number in itertools.count(place.number):
@@ -87,27 +79,20 @@ class DocumentStream:
                 for text in self._shard(number, at, document):
                     is_empty = False
                     document += 1
-                    yield text, Place(number, at, document)
+                    yield text, Bookmark(number, at, document)
                 document = 0
             shard = 0
             if is_empty:
                 raise BadManifest("the data set has no documents", hint="correct [data] in the manifest")
 
     def _shard(self, number: int, shard: int, first_document: int) -> Iterator[str]:
-        index = int(permuted(np.asarray([shard], dtype=np.uint64), self._num_shards, list(self._secrets(number)[:-1]))[0])
-        rows = self._dataset.shard(num_shards=self._num_shards, index=index).skip(first_document)
+        order = permutation(random_stream(self._draw, b"shards", number), self._num_shards)
+        rows = self._dataset.shard(num_shards=self._num_shards, index=int(order[shard])).skip(first_document)
         return (row[self._column] or "" for row in rows)
-
-    def _secrets(self, number: int) -> tuple[int, ...]:
-        """The keys of a pass's order, and a number to begin with."""
-        message = b"gossamer-shards" + struct.pack("<qQ", self._draw.run_seed, number) + self._draw.peer
-        return struct.unpack(f"<{NUM_ROUNDS + 1}Q", hashlib.blake2b(message, digest_size=8 * (NUM_ROUNDS + 1)).digest())
 
 
 def open_stream(section: DataSection, draw: Draw) -> DocumentStream:
     """Open the data set that a manifest names. Raises BadSettings if it cannot be reached, BadManifest if it has no such column of text."""
-    import datasets
-
     datasets.disable_progress_bars()
     try:
         dataset = datasets.load_dataset(section.name, section.config, split=section.split, revision=section.revision, streaming=True)
@@ -123,26 +108,24 @@ def open_stream(section: DataSection, draw: Draw) -> DocumentStream:
     return DocumentStream(dataset, section.column, draw)
 
 
-logger = logging.getLogger(__name__)
-
-
 @dataclass(frozen=True, slots=True)
 class Buffer:
     """The tokens of the documents from one place to another."""
 
     tokens: npt.NDArray[Any]
-    first: Place
-    after: Place
+    order: WindowOrder
+    first: Bookmark
+    after: Bookmark
 
 
 class StreamedCorpus:
-    """Batches out of one buffer after the other; see peer.data.Corpus."""
+    """Batches out of one buffer after the other; see peer.text.corpus.Corpus."""
 
-    def __init__(self, stream: DocumentStream, tokenizer: Tokenizer, draw: Draw, num_buffer_tokens: int = MIN_BUFFER_TOKENS) -> None:
+    def __init__(self, stream: DocumentStream, tokenizer: Tokenizer, draw: Draw) -> None:
         self._stream = stream
         self._tokenizer = tokenizer
         self._draw = draw
-        self._num_buffer_tokens = max(num_buffer_tokens, MIN_BUFFER_BATCHES * draw.num_batch_tokens)
+        self._num_buffer_tokens = max(MIN_BUFFER_TOKENS, MIN_BUFFER_BATCHES * draw.num_batch_tokens)
         self._held_out, self.bytes_per_token = self._read_held_out()
         self._closing = threading.Event()
         self._place = stream.first_place()  # where the present buffer begins
@@ -156,7 +139,7 @@ class StreamedCorpus:
         assert self._steps is not None
         if step >= self._steps[1]:
             buffer = self._turn_over(step, buffer)
-        starts = batch_starts(self._draw, step - self._steps[0], len(buffer.tokens))
+        starts = buffer.order.starts(step - self._steps[0])
         return torch.from_numpy(cut(buffer.tokens, starts, self._draw.num_window_tokens))
 
     def held_out_batches(self, num_batches: int) -> list[Tensor]:
@@ -171,7 +154,7 @@ class StreamedCorpus:
         """Go on from a cursor; the next batch fetches its buffer again."""
         self.close()
         self._closing = threading.Event()
-        self._place = Place(**cursor["place"])
+        self._place = Bookmark(**cursor["place"])
         self._steps = None if cursor["steps"] is None else (int(cursor["steps"][0]), int(cursor["steps"][1]))
         self._present = None
 
@@ -210,19 +193,19 @@ class StreamedCorpus:
         """How many steps read each window of a buffer about once."""
         return max(1, (len(buffer.tokens) // self._draw.sequence_length - 1) // self._draw.batch_size)
 
-    def _fetch(self, place: Place) -> Future[Buffer]:
+    def _fetch(self, place: Bookmark) -> Future[Buffer]:
         """Fill a buffer in the background; on a daemon thread, for a dead network must not keep the process from ending."""
         future: Future[Buffer] = Future()
         threading.Thread(target=self._fetch_into, args=(future, place, self._closing), name="data-set", daemon=True).start()
         return future
 
-    def _fetch_into(self, future: Future[Buffer], place: Place, closing: threading.Event) -> None:
+    def _fetch_into(self, future: Future[Buffer], place: Bookmark, closing: threading.Event) -> None:
         try:
             future.set_result(self._fill(place, closing))
         except Exception as error:  # the trainer's thread meets it in the future
             future.set_exception(error)
 
-    def _fill(self, first: Place, closing: threading.Event) -> Buffer:
+    def _fill(self, first: Bookmark, closing: threading.Event) -> Buffer:
         parts: list[npt.NDArray[Any]] = []
         after, num_tokens = first, 0
         for text, after in self._stream.read(first):
@@ -232,7 +215,8 @@ class StreamedCorpus:
             if num_tokens >= self._num_buffer_tokens or closing.is_set():
                 break
             self._refuse_too_little(num_tokens, after.number - first.number)
-        return Buffer(np.concatenate(parts)[: self._num_buffer_tokens], first, after)
+        tokens = np.concatenate(parts)[: self._num_buffer_tokens]
+        return Buffer(tokens, WindowOrder(self._draw, len(tokens)), first, after)
 
     def _refuse_too_little(self, num_tokens: int, num_passes: int) -> None:
         if num_passes >= 2 and num_tokens < self._draw.num_batch_tokens:  # the pass that was entered midway does not count

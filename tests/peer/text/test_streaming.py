@@ -1,19 +1,33 @@
+"""A streamed data set: its documents from any place on, and batches out of one buffer after the other."""
+
 from __future__ import annotations
 
 import itertools
 import json
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import datasets
 import pytest
+import torch
 
+from peer.text import streaming
 from peer.text.batches import Draw
-from peer.text.streaming import DocumentStream, Place, open_stream
+from peer.text.corpus import load_corpus
+from peer.text.documents import is_held_out
+from peer.text.streaming import Bookmark, DocumentStream, StreamedCorpus, open_stream
+from peer.text.tokenizer import load_tokenizer
 from protocol.errors import BadManifest, BadSettings
 from protocol.run.sections import DataSection
 
+BYTES = load_tokenizer("bytes")
 DRAW = Draw(run_seed=0, peer=b"a", batch_size=2, sequence_length=16)
 OTHER = Draw(run_seed=0, peer=b"b", batch_size=2, sequence_length=16)
 REVISION = "0" * 40
+START = Bookmark(0, 0, 0)
+FIRST_BUFFER_DOCUMENTS = 500  # more than the 360 that it takes, and far fewer than two buffers do
 
 
 def write_shards(folder: Path, num_shards: int, num_documents: int) -> Path:
@@ -27,11 +41,8 @@ def opened(folder: Path, draw: Draw = DRAW, column: str = "text") -> DocumentStr
     return open_stream(DataSection(source="huggingface", name=str(folder), revision=REVISION, column=column), draw)
 
 
-def take(stream: DocumentStream, place: Place, num: int) -> list[tuple[str, Place]]:
+def take(stream: DocumentStream, place: Bookmark, num: int) -> list[tuple[str, Bookmark]]:
     return list(itertools.islice(stream.read(place), num))
-
-
-START = Place(0, 0, 0)
 
 
 def test_each_pass_reads_everything_in_an_order_of_its_own(tmp_path: Path) -> None:
@@ -51,8 +62,8 @@ def test_any_place_can_be_entered(tmp_path: Path) -> None:
 
 def test_a_place_beyond_a_shard_is_the_next_shards_start(tmp_path: Path) -> None:
     stream = opened(write_shards(tmp_path, 3, 4))
-    assert take(stream, Place(0, 0, 999), 1) == take(stream, Place(0, 1, 0), 1)
-    assert take(stream, Place(0, 2, 999), 1) == take(stream, Place(1, 0, 0), 1)
+    assert take(stream, Bookmark(0, 0, 999), 1) == take(stream, Bookmark(0, 1, 0), 1)
+    assert take(stream, Bookmark(0, 2, 999), 1) == take(stream, Bookmark(1, 0, 0), 1)
 
 
 def test_peers_begin_apart_and_go_their_own_ways(tmp_path: Path) -> None:
@@ -62,11 +73,10 @@ def test_peers_begin_apart_and_go_their_own_ways(tmp_path: Path) -> None:
     assert [text for text, _ in take(mine, START, 16)] != [text for text, _ in take(theirs, START, 16)]
 
 
-def test_an_empty_data_set_is_refused(tmp_path: Path) -> None:
-    stream = opened(write_shards(tmp_path, 1, 1))
-    stream._dataset = stream._dataset.filter(lambda row: False)
+def test_an_empty_data_set_is_refused() -> None:
+    nothing = datasets.Dataset.from_dict({"text": ["one"]}).to_iterable_dataset().filter(lambda row: False)
     with pytest.raises(BadManifest, match="no documents"):
-        take(stream, Place(0, 0, 5), 1)
+        take(DocumentStream(nothing, "text", DRAW), Bookmark(0, 0, 5), 1)
 
 
 def test_a_missing_text_is_an_empty_document(tmp_path: Path) -> None:
@@ -93,3 +103,162 @@ def test_parquet_is_read_too(tmp_path: Path) -> None:
 
     pyarrow.parquet.write_table(pyarrow.table({"text": ["one", "two"]}), tmp_path / "train.parquet")
     assert list(opened(tmp_path).in_order()) == ["one", "two"]
+
+
+def document(number: int) -> str:
+    return f"document {number} says {number * 7919 % 1000} "
+
+
+@pytest.fixture(scope="module")
+def section(tmp_path_factory: pytest.TempPathFactory) -> DataSection:
+    folder = tmp_path_factory.mktemp("data")
+    for shard in range(4):
+        rows = [{"text": document(number)} for number in range(shard, 6000, 4)]
+        (folder / f"train-{shard}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return DataSection(source="huggingface", name=str(folder), revision=REVISION)
+
+
+@pytest.fixture
+def closing() -> Iterator[list[StreamedCorpus]]:
+    corpora: list[StreamedCorpus] = []
+    yield corpora
+    for corpus in corpora:
+        corpus.close()
+
+
+@pytest.fixture(autouse=True)
+def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The least: 256 batches, of which windows of 16 tokens make 271 steps."""
+    monkeypatch.setattr(streaming, "MIN_BUFFER_TOKENS", 0)
+
+
+def corpus_of(section: DataSection, closing: list[StreamedCorpus], draw: Draw = DRAW) -> StreamedCorpus:
+    closing.append(StreamedCorpus(open_stream(section, draw), BYTES, draw))
+    return closing[-1]
+
+
+def steps(corpus: StreamedCorpus, first: int, end: int) -> torch.Tensor:
+    return torch.stack([corpus.batch(step) for step in range(first, end)])
+
+
+def test_batches_go_on_through_buffers(section: DataSection, closing: list[StreamedCorpus]) -> None:
+    corpus = corpus_of(section, closing)
+    batches = steps(corpus, 0, 600)
+    assert batches.shape == (600, 2, 17)
+    assert batches.dtype == torch.int64
+    windows = {bytes(window.tolist()) for window in batches.flatten(0, 1)}
+    assert len(windows) > 0.9 * 1200
+
+
+@pytest.mark.parametrize("step", [1, 5, 271, 272, 500])
+def test_a_resumed_peer_reads_what_it_would_have_read(section: DataSection, closing: list[StreamedCorpus], step: int) -> None:
+    uninterrupted, killed = corpus_of(section, closing), corpus_of(section, closing)
+    steps(uninterrupted, 0, step)
+    steps(killed, 0, step)
+    cursor = json.loads(json.dumps(killed.cursor()))
+    resumed = corpus_of(section, closing)
+    resumed.restore(cursor)
+    assert torch.equal(steps(resumed, step, step + 300), steps(uninterrupted, step, step + 300))
+
+
+def test_peers_train_apart_and_are_measured_alike(section: DataSection, closing: list[StreamedCorpus]) -> None:
+    mine, theirs = corpus_of(section, closing), corpus_of(section, closing, OTHER)
+    assert not torch.equal(mine.batch(0), theirs.batch(0))
+    assert all(torch.equal(a, b) for a, b in zip(mine.held_out_batches(3), theirs.held_out_batches(3), strict=True))
+
+
+def test_held_out_documents_are_not_trained_on(section: DataSection, closing: list[StreamedCorpus]) -> None:
+    corpus = corpus_of(section, closing, Draw(0, b"a", batch_size=2, sequence_length=100))
+    train = [bytes(window.tolist()) for window in steps(corpus, 0, 250).flatten(0, 1)]
+    held_out = {document(number).encode() for number in range(6000) if is_held_out(document(number).encode())}
+    assert 0.03 < len(held_out) / 6000 < 0.07
+    assert not any(text in window for text in held_out for window in train)
+    measured = [bytes(window.tolist()) for batch in corpus.held_out_batches(20) for window in batch]
+    assert all(any(text in window for text in held_out) for window in measured)
+
+
+class Line:
+    """A data set behind a network that lets so many more documents of its shards through, then is slow, or dead."""
+
+    def __init__(self, section: DataSection, num_documents: int) -> None:
+        self._dataset = datasets.load_dataset(section.name, split="train", streaming=True)
+        self.num_shards = self._dataset.num_shards
+        self.num_documents = num_documents
+        self.is_dead = False
+        self.is_open = threading.Event()
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self._dataset)
+
+    def shard(self, num_shards: int, index: int) -> Shard:
+        return Shard(self, self._dataset.shard(num_shards=num_shards, index=index))
+
+
+class Shard:
+    def __init__(self, line: Line, rows: Any) -> None:
+        self._line = line
+        self._rows = rows
+
+    def skip(self, num: int) -> Iterator[dict[str, Any]]:
+        for row in self._rows.skip(num):
+            self._line.num_documents -= 1
+            if self._line.num_documents < 0:
+                if self._line.is_dead:
+                    raise ConnectionError("no route")
+                self._line.is_open.wait(timeout=20)
+            yield row
+
+
+def corpus_behind(line: Line, closing: list[StreamedCorpus]) -> StreamedCorpus:
+    closing.append(StreamedCorpus(DocumentStream(line, "text", DRAW), BYTES, DRAW))
+    return closing[-1]
+
+
+def test_a_dead_network_means_another_pass_over_what_is_here(
+    section: DataSection, closing: list[StreamedCorpus], caplog: pytest.LogCaptureFixture
+) -> None:
+    line = Line(section, FIRST_BUFFER_DOCUMENTS)
+    line.is_dead = True
+    corpus = corpus_behind(line, closing)
+    corpus.batch(0)
+    num_steps = corpus.cursor()["steps"][1]
+    first, second = steps(corpus, 0, num_steps), steps(corpus, num_steps, 2 * num_steps)
+    assert "late (no route)" in caplog.text
+    assert not torch.equal(first, second)
+    resumed = corpus_of(section, closing)
+    resumed.restore(corpus.cursor())
+    assert torch.equal(resumed.batch(num_steps + 3), second[3])
+
+
+def test_a_slow_network_is_waited_for_only_so_long(
+    section: DataSection, closing: list[StreamedCorpus], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = Line(section, FIRST_BUFFER_DOCUMENTS)
+    corpus = corpus_behind(line, closing)
+    corpus.batch(0)
+    num_steps = corpus.cursor()["steps"][1]
+    monkeypatch.setattr(streaming, "WAIT_S", 0.01)
+    corpus.batch(num_steps)
+    assert corpus.cursor()["steps"] == (0, 2 * num_steps)
+    monkeypatch.setattr(streaming, "WAIT_S", 20.0)
+    line.is_open.set()
+    corpus.batch(2 * num_steps)
+    assert corpus.cursor()["steps"][0] == 2 * num_steps
+
+
+def test_too_small_a_data_set_is_refused_with_the_numbers(tmp_path: Path, closing: list[StreamedCorpus]) -> None:
+    (tmp_path / "train.jsonl").write_text('{"text": "short"}\n')
+    section = DataSection(source="huggingface", name=str(tmp_path), revision=REVISION)
+    with pytest.raises(BadSettings, match=r"held-out part has 0 tokens; one sequence needs 17"):
+        corpus_of(section, closing)
+    held_out = next(text for text in (document(number) for number in range(1000)) if is_held_out(text.encode()))
+    (tmp_path / "train.jsonl").write_text(f'{{"text": "{held_out}"}}\n{{"text": "x"}}\n')
+    with pytest.raises(BadSettings, match=r"one batch needs 34"):
+        corpus_of(section, closing).batch(0)
+
+
+def test_a_manifest_with_a_streamed_data_set_gets_it(section: DataSection, closing: list[StreamedCorpus], tmp_path: Path) -> None:
+    corpus = load_corpus(section, BYTES, DRAW, None, tmp_path)
+    assert isinstance(corpus, StreamedCorpus)
+    closing.append(corpus)
+    assert corpus.bytes_per_token == 1.0
