@@ -16,3 +16,12 @@ def write_whole(path: Path, content: bytes, *, private: bool = False) -> None:
     with open(os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600 if private else 0o666), "wb") as file:
         file.write(content)
     beside.replace(path)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make new names in a folder durable: a power cut takes away a file whose name was not synced, however well its content was."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

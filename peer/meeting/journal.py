@@ -12,6 +12,8 @@ import json
 import os
 from pathlib import Path
 
+from peer.machine.atomic_file import sync_folder
+
 KEPT = 4096  # meetings; the file holds at most twice as many
 
 
@@ -79,7 +81,7 @@ class Journal:
         if self._descriptor >= 0:
             os.close(self._descriptor)
         self._descriptor, self._num_lines = descriptor, len(lines)  # it has the name now, whatever happens to the folder
-        _sync_folder(self._path.parent)
+        sync_folder(self._path.parent)
 
 
 def _read(path: Path) -> dict[bytes, bytes]:
@@ -90,15 +92,6 @@ def _read(path: Path) -> dict[bytes, bytes]:
                 entry = json.loads(line)
                 committed[bytes.fromhex(entry["meeting"])] = bytes.fromhex(entry["failed_blocks"])
     return committed
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the new name durable too: lines added to a file that a power cut takes away again would be lost."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _line(meeting_id: bytes, failed_blocks: bytes) -> bytes:

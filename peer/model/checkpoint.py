@@ -27,6 +27,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from peer.machine.atomic_file import sync_folder
 from protocol.errors import BadSettings
 
 FORMAT: Final = 1
@@ -35,8 +36,20 @@ TENSORS: Final = "state.safetensors"
 HEADER: Final = "header.json"
 NAME: Final = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
 UNFINISHED: Final = ".writing-"
-ALIGNMENT = 8
+ALIGNMENT: Final = 8
 PIECE_BYTES = 1 << 24  # between hashing and writing, so that both read it from the processor's cache or near it
+DTYPES: Final = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +84,8 @@ def save(folder: Path, contents: CheckpointContents) -> Path:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _remove_unfinished(folder)
-        path = folder / _free_name(folder, contents.step)
+        order = contents.step, _free_number(folder, contents.step)
+        path = folder / (f"step-{contents.step:08d}" + (f".{order[1]}" if order[1] else ""))
         unfinished = folder / f"{UNFINISHED}{path.name}"
         unfinished.mkdir(mode=0o700)
         try:
@@ -79,13 +93,13 @@ def save(folder: Path, contents: CheckpointContents) -> Path:
             unfinished.rename(path)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
-        _sync_folder(folder)
+        sync_folder(folder)
     except OSError as error:
         raise BadSettings(
             f"the checkpoint of step {contents.step} could not be written to {folder}: {error.strerror}",
             hint="free some space there; the earlier checkpoints are untouched",
         ) from error
-    _prune(folder, path)
+    _prune(folder, order)
     return path
 
 
@@ -95,7 +109,7 @@ def load_latest(folder: Path, run_id: bytes) -> Loaded | None:
     Raises BadSettings if all are damaged, or if the newest whole one is another run's.
     """
     rejected: list[tuple[Path, str]] = []
-    for path in _checkpoints(folder):
+    for path in _checkpoints(folder).values():
         try:
             contents = _read(path)
         except _Damaged as error:
@@ -115,9 +129,6 @@ def load_latest(folder: Path, run_id: bytes) -> Loaded | None:
     return None
 
 
-# --------------------------------------------------------------------------- one checkpoint
-
-
 def _write(folder: Path, contents: CheckpointContents) -> None:
     digest = write_tensors(folder / TENSORS, contents.tensors)
     header = {"format": FORMAT, "run_id": contents.run_id.hex(), "step": contents.step, "state": dict(contents.state), "tensors": digest}
@@ -126,7 +137,7 @@ def _write(folder: Path, contents: CheckpointContents) -> None:
         file.write(hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
         file.flush()
         os.fsync(file.fileno())
-    _sync_folder(folder)
+    sync_folder(folder)
 
 
 def _read(path: Path) -> CheckpointContents:
@@ -148,63 +159,30 @@ def _read(path: Path) -> CheckpointContents:
     return CheckpointContents(bytes.fromhex(header["run_id"]), header["step"], tensors, header["state"])
 
 
-# --------------------------------------------------------------------------- the folder
-
-
-def _checkpoints(folder: Path) -> list[Path]:
-    """All finished checkpoints, the newest first."""
+def _checkpoints(folder: Path) -> dict[tuple[int, int], Path]:
+    """All finished checkpoints by step and number, the newest first."""
     with contextlib.suppress(FileNotFoundError):
-        return sorted((path for path in folder.iterdir() if NAME.fullmatch(path.name)), key=_order, reverse=True)
-    return []
+        found = {(int(match[1]), int(match[2] or 0)): path for path in folder.iterdir() if (match := NAME.fullmatch(path.name))}
+        return dict(sorted(found.items(), reverse=True))
+    return {}
 
 
-def _order(path: Path) -> tuple[int, int]:
-    match = NAME.fullmatch(path.name)
-    assert match is not None
-    return int(match[1]), int(match[2] or 0)
+def _free_number(folder: Path, step: int) -> int:
+    """Number the checkpoints of one step (a meeting counted in between), for a rename must not replace anything."""
+    return max((number + 1 for at, number in _checkpoints(folder) if at == step), default=0)
 
 
-def _free_name(folder: Path, step: int) -> str:
-    """Name a checkpoint by its step; a second one of the same step (a meeting counted in between) gets a number, for a rename must not
-    replace anything.
-    """
-    same = [_order(path)[1] for path in _checkpoints(folder) if _order(path)[0] == step]
-    return f"step-{step:08d}" + (f".{max(same) + 1}" if same else "")
-
-
-def _prune(folder: Path, newest: Path) -> None:
+def _prune(folder: Path, newest: tuple[int, int]) -> None:
     """Keep the newest two. One of a later step is damaged, or of a past that was given up: it must not win over `newest`."""
-    earlier = [path for path in _checkpoints(folder) if _order(path) < _order(newest)]
-    for path in _checkpoints(folder):
-        if path != newest and path not in earlier[: NUM_KEPT - 1]:
-            shutil.rmtree(path, ignore_errors=True)
+    found = _checkpoints(folder)
+    kept = [order for order in found if order <= newest][:NUM_KEPT]
+    for order in found.keys() - kept:
+        shutil.rmtree(found[order], ignore_errors=True)
 
 
 def _remove_unfinished(folder: Path) -> None:
     for path in folder.glob(f"{UNFINISHED}*"):
         shutil.rmtree(path, ignore_errors=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-DTYPES: Final = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
@@ -213,10 +191,11 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
     Raises OSError when the disk refuses (the file is then incomplete), FileExistsError if the file is there.
     """
     digest = hashlib.sha256()
-    with path.open("xb", buffering=0) as file:
+    with path.open("xb") as file:
         for data in _pieces(tensors):
             digest.update(data)
-            _write_whole(file.fileno(), data)
+            file.write(data)
+        file.flush()
         os.fsync(file.fileno())
     return digest.hexdigest()
 
@@ -245,8 +224,3 @@ def _bytes(tensor: Tensor) -> memoryview:
     """See a tensor's values as bytes, without a copy if it is contiguous and on the CPU."""
     flat = tensor.detach().cpu().contiguous().view(-1)
     return flat.view(torch.uint8).numpy().data
-
-
-def _write_whole(descriptor: int, data: memoryview) -> None:
-    while data:
-        data = data[os.write(descriptor, data) :]

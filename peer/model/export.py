@@ -1,7 +1,7 @@
 """A trained model as a Hugging Face folder: weights, config, tokenizer, and a card that says where it comes from.
 
-Fast weights unless asked otherwise: after the last averaging both are the same, before it the fast ones are ahead (docs/log.md). At a peer
-that trains alone the slow ones never move.
+Fast weights unless asked otherwise: after the last averaging both are the same, early in a run the fast ones are ahead (docs/log.md), and
+at a peer that trains alone the slow ones never move.
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from peer.machine.events import read_events
+from peer.machine.events import Event, MeetingDone, StateCloned, read_events
 from peer.machine.home import Home
+from peer.machine.status import VERSION
 from peer.model.evaluation import NUM_BATCHES, held_out_loss, open_corpus
 from peer.model.model import build_model, quiet_transformers
 from peer.model.weights import Trained, fast_weights, load_trained, set_weights, slow_weights
@@ -23,19 +26,47 @@ from protocol.run.manifest import Manifest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-from peer.machine.events import Event, MeetingDone, StateCloned
-from peer.machine.status import VERSION
 
 MARK: Final = "gossamer.json"  # marks a folder as an export of ours, and lists its files
-MAX_NAMED = 64  # contributors
+MAX_NAMED: Final = 64  # contributors
+CARD: Final = """---
+library_name: transformers
+pipeline_tag: text-generation
+tags:
+- gossamer
+- decentralized-training
+---
+
+# {title}
+
+Trained by a swarm of peers that meet in pairs, without a coordinator. Load it with `AutoModelForCausalLM.from_pretrained`.
+
+| | |
+|---|---|
+{table}
+
+## Contributors
+
+Peers whose weights were merged into this one's directly, as far as its log goes back (they brought others' work with them):
+
+{contributors}"""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredLoss:
+    """How well exactly the exported weights predict held-out text."""
+
+    loss: float | None  # nats per token; None if it was not measured
+    num_tokens: int = 0  # predicted
+    reason: str = ""  # why not measured
+
+    def __str__(self) -> str:
+        return "not measured" if self.loss is None else f"{self.loss:.4f} nats per token, over {self.num_tokens} tokens"
 
 
 def export_model(
     home: Home, folder: Path, use_slow_weights: bool = False, data: Path | None = None, num_batches: int = NUM_BATCHES
-) -> HeldOut:
+) -> MeasuredLoss:
     """Write a home's newest checkpoint to `folder`, which must be new, empty, or an earlier export; returns the loss on its card.
 
     The loss is that of the weights that are written; `data` is the operator's text where the run asks for one, and with no batches
@@ -46,8 +77,8 @@ def export_model(
     manifest = trained.manifest
     model = build_model(manifest.model, manifest.run.seed)
     set_weights(model, slow_weights(trained) if use_slow_weights else fast_weights(trained.checkpoint))
-    held_out = measure(model, manifest, home, data, num_batches)
-    card = model_card(trained, list(read_events(home.events)), "slow" if use_slow_weights else "fast", held_out)
+    measured = measure(model, manifest, home, data, num_batches)
+    card = model_card(trained, list(read_events(home.events)), "slow" if use_slow_weights else "fast", measured)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         unfinished = folder / f".writing-{os.getpid()}"
@@ -61,16 +92,16 @@ def export_model(
         raise BadSettings(
             f"cannot write to {folder}: {error.strerror or error}", hint="choose another folder, or free some space"
         ) from error
-    return held_out
+    return measured
 
 
-def measure(model: PreTrainedModel, manifest: Manifest, home: Home, data: Path | None, num_batches: int) -> HeldOut:
+def measure(model: PreTrainedModel, manifest: Manifest, home: Home, data: Path | None, num_batches: int) -> MeasuredLoss:
     """Measure the held-out loss of a model of the run, where there is text for it.
 
     Raises BadSettings when `data` was given and will not do; without it, an export does not fail for the lack of text.
     """
     if num_batches == 0:
-        return HeldOut(None, reason="as asked")
+        return MeasuredLoss(None, reason="as asked")
     try:
         corpus = open_corpus(manifest, home, data)
         try:
@@ -80,8 +111,8 @@ def measure(model: PreTrainedModel, manifest: Manifest, home: Home, data: Path |
     except BadSettings as error:
         if data is not None:
             raise
-        return HeldOut(None, reason=str(error))
-    return HeldOut(loss, num_batches * manifest.inner.batch_size * manifest.inner.sequence_length)
+        return MeasuredLoss(None, reason=str(error))
+    return MeasuredLoss(loss, num_batches * manifest.inner.batch_size * manifest.inner.sequence_length)
 
 
 def write_model(model: PreTrainedModel, manifest: Manifest, folder: Path) -> None:
@@ -124,19 +155,7 @@ def _replace(folder: Path, unfinished: Path, trained: Trained) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-@dataclass(frozen=True, slots=True)
-class HeldOut:
-    """How well exactly the exported weights predict held-out text."""
-
-    loss: float | None  # nats per token; None if it was not measured
-    num_tokens: int = 0  # predicted
-    reason: str = ""  # why not measured
-
-    def __str__(self) -> str:
-        return "not measured" if self.loss is None else f"{self.loss:.4f} nats per token, over {self.num_tokens} tokens"
-
-
-def model_card(trained: Trained, events: Sequence[Event], weights: str, held_out: HeldOut) -> str:
+def model_card(trained: Trained, events: Sequence[Event], weights: str, measured: MeasuredLoss) -> str:
     """Write the card (Markdown with a Hugging Face header) of a checkpoint; its contributors come from the peer's event log."""
     manifest, state = trained.manifest, trained.checkpoint.state
     partners = contributors(events)
@@ -149,14 +168,14 @@ def model_card(trained: Trained, events: Sequence[Event], weights: str, held_out
         "clock": f"{state['clock_steps']} of {manifest.run.total_steps} steps",
         "this peer": f"{trained.checkpoint.step} inner steps, {state['tokens']} tokens",
         "weights": weights,
-        "held-out loss": str(held_out),
+        "held-out loss": str(measured),
         "peers met": f"{len(partners)} at least" if partners else "none",
         "trained with": f"gossamer {VERSION}",
     }
     table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
     named = "".join(f"- `{partner}`\n" for partner in partners[:MAX_NAMED])
     more = f"- and {len(partners) - MAX_NAMED} more\n" if len(partners) > MAX_NAMED else ""
-    return _CARD.format(title=_plain(manifest.run.name), table=table, contributors=named + more or "None that this peer knows of.\n")
+    return CARD.format(title=_plain(manifest.run.name), table=table, contributors=named + more or "None that this peer knows of.\n")
 
 
 def contributors(events: Sequence[Event]) -> list[str]:
@@ -172,26 +191,3 @@ def contributors(events: Sequence[Event]) -> list[str]:
 def _plain(name: str) -> str:
     """Keep a stranger's names from being read as markup."""
     return "".join(letter if letter.isalnum() or letter in " -_./" else "?" for letter in name)
-
-
-_CARD = """---
-library_name: transformers
-pipeline_tag: text-generation
-tags:
-- gossamer
-- decentralized-training
----
-
-# {title}
-
-Trained by a swarm of peers that meet in pairs, without a coordinator. Load it with `AutoModelForCausalLM.from_pretrained`.
-
-| | |
-|---|---|
-{table}
-
-## Contributors
-
-Peers whose weights were merged into this one's directly, as far as its log goes back (they brought others' work with them):
-
-{contributors}"""

@@ -72,7 +72,9 @@ class WindowOrder:
         offset = permutation(random_stream(self._draw, b"parts", number), self._num_parts)[place]
         stream = random_stream(self._draw, b"windows", part)
         shift = stream.random_raw() % (self._num_spare + 1)
-        return (permutation(stream, self._part_windows) * self._num_parts + offset) * self._draw.sequence_length + shift
+        windows = permutation(stream, self._part_windows) * self._num_parts + offset
+        starts: IndexArray = windows * self._draw.sequence_length + shift
+        return starts
 
 
 def random_stream(draw: Draw, purpose: bytes, number: int) -> np.random.Philox:

@@ -1,42 +1,41 @@
 from __future__ import annotations
 
+import hashlib
 import os
 import random
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
 
-from peer.model.checkpoint import HEADER, TENSORS, CheckpointContents, load_latest, save
+from peer.model import checkpoint
+from peer.model.checkpoint import DTYPES, HEADER, TENSORS, CheckpointContents, load_latest, save, write_tensors
 from protocol.errors import BadSettings
+from tests.full_disk import room_for
 
 RUN, OTHER_RUN = b"r" * 32, b"o" * 32
 
-SAVE_IN_LITTLE_SPACE = """
-import resource, sys
-from pathlib import Path
-import torch
-from peer.model.checkpoint import CheckpointContents, save
-from protocol.errors import BadSettings
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
-try:
-    save(Path(sys.argv[1]), CheckpointContents(b"r" * 32, 3, {"x": torch.zeros(int(sys.argv[3]))}, {"long": "x" * 100_000}))
-except BadSettings as error:
-    print(error, "|", error.hint)
-"""
-
 SAVE_UNTIL_KILLED = """
-import itertools, sys
+import itertools, os, signal, sys
 from pathlib import Path
 import torch
 from peer.model.checkpoint import CheckpointContents, save
 torch.set_num_threads(1)
-for step in itertools.count(1):
-    save(Path(sys.argv[1]), CheckpointContents(b"r" * 32, step, {"x": torch.full((300_000,), float(step))}, {"step": step}))
-    print(step, flush=True)
+for line in sys.stdin:
+    results, mine = os.pipe()
+    child = os.fork()
+    if not child:
+        for step in itertools.count(1):
+            save(Path(sys.argv[1]), CheckpointContents(b"r" * 32, step, {"x": torch.full((300_000,), float(step))}, {"step": step}))
+            os.write(mine, b"s")
+    saved = sum(len(os.read(results, 1)) for _ in range(int(line)))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    print(saved, flush=True)
 """
 
 
@@ -159,13 +158,12 @@ def test_if_all_are_damaged_training_does_not_silently_start_over(tmp_path: Path
     ("limit_bytes", "num_values"), [(0, 100_000), (399_000, 100_000), (5000, 10)], ids=["at once", "tensors", "header"]
 )
 def test_a_disk_that_refuses_leaves_the_earlier_ones_untouched(tmp_path: Path, limit_bytes: int, num_values: int) -> None:
-    """A limit on the size of files fails writes as a full disk does."""
     for step in (1, 2):
         save(tmp_path, contents(step))
-    arguments = [sys.executable, "-c", SAVE_IN_LITTLE_SPACE, str(tmp_path), str(limit_bytes), str(num_values)]
-    result = subprocess.run(arguments, capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": os.getcwd()})
-    assert "could not be written" in result.stdout
-    assert "earlier checkpoints are untouched" in result.stdout
+    large = CheckpointContents(RUN, 3, {"x": torch.zeros(num_values)}, {"long": "x" * 100_000})
+    with room_for(limit_bytes), pytest.raises(BadSettings, match="could not be written") as caught:
+        save(tmp_path, large)
+    assert "earlier checkpoints are untouched" in caught.value.hint
     assert names(tmp_path) == ["step-00000001", "step-00000002"]
     assert loaded_step(tmp_path) == 2
 
@@ -178,21 +176,19 @@ def test_a_folder_that_cannot_be_made_is_explained(tmp_path: Path) -> None:
 
 def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     chance = random.Random(0)
+    program = [sys.executable, "-c", SAVE_UNTIL_KILLED, str(tmp_path / "checkpoints")]
     environment = os.environ | {"PYTHONPATH": os.getcwd()}
-    last = 0
-    for _ in range(3):
-        with subprocess.Popen(
-            [sys.executable, "-c", SAVE_UNTIL_KILLED, str(tmp_path / "checkpoints")], stdout=subprocess.PIPE, env=environment
-        ) as writer:
-            assert writer.stdout is not None
-            for _ in range(chance.randrange(2, 12)):
-                last = int(writer.stdout.readline())
-            writer.send_signal(signal.SIGKILL)
-        loaded = load_latest(tmp_path / "checkpoints", RUN)
-        assert loaded is not None
-        assert loaded.rejected == ()
-        assert loaded.contents.step >= last
-        assert loaded.contents.tensors["x"].eq(loaded.contents.step).all()
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as writer:
+        assert writer.stdin is not None and writer.stdout is not None
+        for _ in range(4):
+            writer.stdin.write(f"{chance.randrange(2, 12)}\n")
+            writer.stdin.flush()
+            last = int(writer.stdout.readline())
+            loaded = load_latest(tmp_path / "checkpoints", RUN)
+            assert loaded is not None
+            assert loaded.rejected == ()
+            assert loaded.contents.step >= last
+            assert loaded.contents.tensors["x"].eq(loaded.contents.step).all()
 
 
 def test_the_rest_of_a_killed_save_is_cleared(tmp_path: Path) -> None:
@@ -201,3 +197,50 @@ def test_the_rest_of_a_killed_save_is_cleared(tmp_path: Path) -> None:
     assert load_latest(tmp_path, RUN) is None
     save(tmp_path, contents(1))
     assert names(tmp_path) == ["step-00000001"]
+
+
+def sample() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    tensors = {f"{dtype}": torch.randint(0, 2, (3, 5), generator=generator).to(dtype) for dtype in DTYPES}
+    tensors["odd"] = torch.arange(7, dtype=torch.uint8)
+    tensors["scalar"] = torch.tensor(2.5)
+    tensors["empty"] = torch.empty(0, 4)
+    tensors["transposed"] = torch.arange(6.0).view(2, 3).t()
+    tensors["learning"] = torch.nn.Parameter(torch.tensor([float("nan"), float("inf"), -0.0]))
+    return tensors
+
+
+def raw(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+
+
+def test_the_library_reads_what_was_written(tmp_path: Path) -> None:
+    written = sample()
+    digest = write_tensors(tmp_path / "file", written)
+    assert hashlib.sha256((tmp_path / "file").read_bytes()).hexdigest() == digest
+    loaded = load_file(tmp_path / "file")
+    assert loaded.keys() == written.keys()
+    for name, tensor in written.items():
+        assert loaded[name].dtype == tensor.dtype
+        assert loaded[name].shape == tensor.shape
+        assert raw(loaded[name]) == raw(tensor)
+
+
+def test_large_tensors_are_written_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "PIECE_BYTES", 1000)
+    tensor = torch.randn(12345)
+    write_tensors(tmp_path / "file", {"x": tensor})
+    assert load_file(tmp_path / "file")["x"].equal(tensor)
+
+
+def test_one_tensor_can_be_read_alone(tmp_path: Path) -> None:
+    write_tensors(tmp_path / "file", sample())
+    with safe_open(tmp_path / "file", "pt") as file:
+        assert file.get_tensor("odd").tolist() == list(range(7))
+
+
+def test_a_file_is_never_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(FileExistsError):
+        write_tensors(tmp_path / "file", sample())
+    assert (tmp_path / "file").read_text() == "mine"

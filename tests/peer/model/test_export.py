@@ -1,37 +1,23 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from peer.machine.events import MeetingDone, StateCloned
 from peer.model.checkpoint import CheckpointContents, save
 from peer.model.evaluation import NUM_BATCHES, held_out_loss, open_corpus
-from peer.model.export import MARK, export_model
+from peer.model.export import MARK, MAX_NAMED, MeasuredLoss, contributors, export_model, model_card
 from peer.model.model import build_model
-from peer.model.weights import set_weights
+from peer.model.weights import load_trained, set_weights
 from protocol.errors import BadSettings
+from tests.full_disk import room_for
 from tests.peer.trained_homes import checkpoint, tiny_manifest, trained_home, weights_from
 
 MANIFEST = tiny_manifest(source="text")
-
-EXPORT_IN_LITTLE_SPACE = """
-import resource, sys
-from pathlib import Path
-from peer.model.export import export_model
-from peer.machine.home import Home
-from protocol.errors import BadSettings
-resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
-try:
-    export_model(Home(Path(sys.argv[1])), Path(sys.argv[2]))
-except BadSettings as error:
-    print(error, "|", error.hint)
-"""
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -100,9 +86,9 @@ def test_a_full_disk_leaves_the_earlier_export(tmp_path: Path) -> None:
     home = trained_home(tmp_path / "home", MANIFEST, fast_seed=2)
     export_model(home, tmp_path / "out")
     before = contents(tmp_path / "out")
-    arguments = [sys.executable, "-c", EXPORT_IN_LITTLE_SPACE, str(home.path), str(tmp_path / "out")]
-    result = subprocess.run(arguments, capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": os.getcwd()})
-    assert "cannot write to" in result.stdout, result.stderr
+    with room_for(50_000), pytest.raises(BadSettings, match="cannot write to") as caught:
+        export_model(home, tmp_path / "out")
+    assert "free some space" in caught.value.hint
     assert contents(tmp_path / "out") == before
 
 
@@ -135,3 +121,51 @@ def test_without_text_the_card_has_no_loss(tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("hello")
     with pytest.raises(BadSettings, match="one batch"):
         export_model(home, tmp_path / "out", data=tmp_path / "short.txt")
+
+
+def met(partner: str, outcome: str = "completed") -> MeetingDone:
+    return MeetingDone(partner, 0, outcome, "", "tunnel", 1, 1, 0.1)
+
+
+def test_the_card_names_where_the_model_comes_from(tmp_path: Path) -> None:
+    manifest = tiny_manifest()
+    trained = load_trained(trained_home(tmp_path, manifest, fast_seed=2))
+    card = model_card(trained, [met("12D3KooWa")], "fast", MeasuredLoss(2.125, 4096))
+    steps = f"42 of {manifest.run.total_steps} steps"
+    for fact in (
+        manifest.run_id.hex(),
+        steps,
+        "40 inner steps, 1000 tokens",
+        "2.1250 nats per token, over 4096 tokens",
+        "`12D3KooWa`",
+        f"codec {manifest.codec.name}",
+        "| fast |",
+    ):
+        assert fact in card
+    assert card.startswith("---\nlibrary_name: transformers\n")
+
+
+def test_contributors_are_those_whose_weights_came_in() -> None:
+    events = [met("a"), met("b", "failed"), met("c"), met("a"), StateCloned("d", 5, 10, 0.1)]
+    assert contributors(events) == ["a", "c", "d"]
+
+
+def test_a_peer_that_met_nobody_says_so(tmp_path: Path) -> None:
+    trained = load_trained(trained_home(tmp_path, tiny_manifest(), fast_seed=2))
+    card = model_card(trained, [], "fast", MeasuredLoss(None))
+    assert "| peers met | none |" in card
+    assert "| held-out loss | not measured |" in card
+
+
+def test_a_large_swarm_is_not_listed_whole(tmp_path: Path) -> None:
+    trained = load_trained(trained_home(tmp_path, tiny_manifest(), fast_seed=2))
+    card = model_card(trained, [met(f"peer{number}") for number in range(MAX_NAMED + 9)], "fast", MeasuredLoss(None))
+    assert card.count("- `peer") == MAX_NAMED
+    assert "and 9 more" in card
+
+
+def test_a_runs_name_is_only_text(tmp_path: Path) -> None:
+    trained = load_trained(trained_home(tmp_path, tiny_manifest(name="x | <img src=http://e> {title}"), fast_seed=2))
+    card = model_card(trained, [], "fast", MeasuredLoss(None))
+    assert "<img" not in card
+    assert "{title}" not in card

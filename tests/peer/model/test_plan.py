@@ -1,12 +1,14 @@
-"""What a manifest names and this build does not know is refused, by its key and with the nearest names."""
+"""What a manifest implies: names that this build must know, sizes on the wire, and the clock that peers share."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from optim.codecs import CODECS, codec
 from peer.model.model import parameter_shapes
-from peer.model.plan import fragment_codecs, model_plan, need_abilities
+from peer.model.plan import CLOCK_FACTOR, follow_clock, fragment_codecs, model_plan, need_abilities
 from protocol.errors import BadManifest
 from protocol.run.manifest import Manifest
 
@@ -36,3 +38,17 @@ def test_the_default_manifest_implies_a_whole_model_in_fragments() -> None:
     assert plan.codec_id == codec(manifest.codec.name).wire_id
     assert len(plan.fragments) > 1 and all(fragment.payload_bytes > 0 for fragment in plan.fragments)
     assert plan.state_bytes > 2 * sum(fragment.payload_bytes for fragment in plan.fragments), "what is sent is smaller than what is held"
+
+
+@given(st.integers(0, 99), st.integers(0, 200), st.integers(1, 50), st.integers(0, 99))
+def test_a_clock_never_goes_back_nor_past_the_end_nor_past_the_partners(own: int, partner: int, slack: int, trained: int) -> None:
+    clock = follow_clock(own, partner, slack, trained, 100)
+    assert own <= clock <= max(own, min(partner, 100, CLOCK_FACTOR * trained))
+    if partner >= 100:
+        assert clock == max(own, min(100, CLOCK_FACTOR * trained)), "at the end nobody is left behind"
+
+
+def test_one_that_is_far_behind_follows_up_to_the_slack() -> None:
+    assert follow_clock(40, 60, 25, 40, 1000) == 40
+    assert follow_clock(40, 80, 25, 40, 1000) == 55
+    assert follow_clock(40, 990, 25, 400, 1000) == 980, "the slack shrinks to what is left"

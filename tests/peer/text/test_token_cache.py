@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,24 +9,10 @@ from peer.text.documents import Block, read_texts
 from peer.text.token_cache import in_memory, on_disk
 from peer.text.tokenizer import load_tokenizer
 from protocol.errors import BadSettings
+from tests.full_disk import room_for
 
 BYTES = load_tokenizer("bytes")
 BLOCKS = [Block("one", False, False), Block("two", False, True), Block("held", True, True), Block("\u20ac", False, True)]
-
-FILL_A_DISK = """
-import resource, sys
-from pathlib import Path
-from peer.text.documents import read_texts
-from peer.text.token_cache import on_disk
-from peer.text.tokenizer import load_tokenizer
-from protocol.errors import BadSettings
-files, cache = [Path(sys.argv[1])], Path(sys.argv[2])
-resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
-try:
-    on_disk(files, read_texts(files), load_tokenizer("bytes"), cache)
-except BadSettings as error:
-    print(error, error.hint)
-"""
 
 
 def write(path: Path, text: str) -> list[Path]:
@@ -88,8 +71,7 @@ def test_a_text_that_fails_leaves_nothing(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_explained_and_leaves_nothing(tmp_path: Path) -> None:
     files = write(tmp_path / "text", "some words\n" * 20_000)
-    arguments = [sys.executable, "-c", FILL_A_DISK, str(files[0]), str(tmp_path / "cache")]
-    result = subprocess.run(arguments, capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": os.getcwd()})
-    assert "cannot be tokenized" in result.stdout
-    assert "free some space" in result.stdout
+    with room_for(50_000), pytest.raises(BadSettings, match="cannot be tokenized") as caught:
+        on_disk(files, read_texts(files), BYTES, tmp_path / "cache")
+    assert "free some space" in caught.value.hint
     assert not list((tmp_path / "cache").iterdir())
