@@ -23,7 +23,9 @@ def rows_text(rows: Sequence[Row], *, as_json: bool) -> str:
 def result_text(result: Result) -> str:
     """Return the closing statement of one simulation."""
     low, high = min(result.eval_loss), max(result.eval_loss)
-    others = "".join(f", {count} {word}" for count, word in ((result.solo, "alone"), (result.dropped, "dropped")) if count)
+    others = "".join(
+        f", {count} {word}" for count, word in ((result.solo, "alone"), (result.dropped, "dropped"), (result.refused, "refused")) if count
+    )
     rate = result.tokens / result.train_seconds
     return (
         "held-out loss, nats per token\n"

@@ -16,14 +16,14 @@ from optim.diloco import DiLoCoSettings, eager_gradient, mean_gradient, outer_st
 from peer.simulator.channel import Channel
 from peer.simulator.lockstep import slowest_step, steps_together
 from peer.simulator.population import Population
-from peer.simulator.replicas import Replica
+from peer.simulator.replicas import SimulatedReplica
 
 
 @dataclass(slots=True)
-class Member:
+class EagerPeer:
     """One peer's slow weights, momentum, and what the others decoded of it in the round before; all flat."""
 
-    replica: Replica
+    replica: SimulatedReplica
     channels: list[Channel]
     slow: Tensor
     momentum: Tensor
@@ -41,13 +41,13 @@ def train_eagerly(population: Population, settings: DiLoCoSettings) -> Iterator[
         yield step * slowest_step(population.scenario)
 
 
-def _member(population: Population, replica: Replica) -> Member:
+def _member(population: Population, replica: SimulatedReplica) -> EagerPeer:
     weights, decay = replica.weights, population.scenario.feedback
     channels = [Channel(codec, decay, weights.device) for codec in population.layout.codecs]
-    return Member(replica, channels, weights.clone(), weights.new_zeros(weights.shape), weights.new_zeros(weights.shape))
+    return EagerPeer(replica, channels, weights.clone(), weights.new_zeros(weights.shape), weights.new_zeros(weights.shape))
 
 
-def _round(population: Population, members: list[Member], settings: DiLoCoSettings, step: int) -> None:
+def _round(population: Population, members: list[EagerPeer], settings: DiLoCoSettings, step: int) -> None:
     late_mean = mean_gradient([member.late for member in members], [1.0] * len(members))
     for member in members:
         decoded = _sent(population, member, step * len(members) + member.replica.number)
@@ -58,7 +58,7 @@ def _round(population: Population, members: list[Member], settings: DiLoCoSettin
     population.traffic.completed += 1
 
 
-def _sent(population: Population, member: Member, seed: int) -> Tensor:
+def _sent(population: Population, member: EagerPeer, seed: int) -> Tensor:
     """Send a member's pseudo-gradient and return what everybody decodes."""
     decoded = member.slow - member.replica.weights
     for channel, part in zip(member.channels, population.layout.slices, strict=True):

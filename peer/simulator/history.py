@@ -8,7 +8,7 @@ from typing import Any, Final
 
 JSON_KEYS: Final = (
     *("method", "codec", "peers", "steps", "tokens", "eval_loss", "eval_loss_averaged"),
-    *("weight_std", "meetings", "bits_per_param", "wall_seconds"),
+    *("weight_std", "meetings", "bits_per_param", "wall_seconds", "refused"),
 )
 
 
@@ -40,7 +40,8 @@ class Result:
     bits_per_param: float  # what a peer sends when everything is exchanged once
     wall_seconds: float
     solo: int  # outer steps without a partner
-    dropped: int  # meetings that counted for neither side
+    dropped: int  # meetings that counted for neither side, for a peer went away
+    refused: int  # meetings that counted for neither side, for the merge gate of one refused the other's message
     sent_bytes: float  # per peer; one copy per exchange: the least that a group can send
     bits_per_step: float  # what a peer sends per parameter and inner step; one copy per exchange: the least that a group can send
     virtual_steps: float  # how long it took, in steps at mean speed

@@ -1,6 +1,6 @@
 """Who meets whom, and when: on demand, as real peers do, or by a schedule of perfect matchings, as the NoLoCo paper does.
 
-Both decide from the seed alone. Not here: what happens in a meeting (pair.py) and how meetings run side by side (gossip.py).
+Both decide from the seed alone. Not here: what happens in a meeting and how meetings run side by side (pairs.py).
 """
 
 from __future__ import annotations

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from torch import Tensor
 
 from peer.model.evaluation import HeldOut, held_out_loss
-from peer.simulator.replicas import Replica
+from peer.simulator.replicas import SimulatedReplica
 
 
-def mean_weights(replicas: Sequence[Replica]) -> Tensor:
+def mean_weights(replicas: Sequence[SimulatedReplica]) -> Tensor:
     """Return the mean of the replicas' fast weights: a new flat vector, exactly theirs when all are equal."""
     first = replicas[0].weights
     away = first.new_zeros(first.shape)
@@ -21,26 +21,26 @@ def mean_weights(replicas: Sequence[Replica]) -> Tensor:
     return away.div_(len(replicas)).add_(first)
 
 
-def weight_std(replicas: Sequence[Replica]) -> float:
+def weight_std(replicas: Sequence[SimulatedReplica]) -> float:
     """Return the root mean square distance of the replicas' fast weights from their mean (NoLoCo, Figure 3B, not normalized)."""
     mean = mean_weights(replicas)
     squares = [float((replica.weights - mean).square_().mean()) for replica in replicas]
     return math.sqrt(math.fsum(squares) / len(squares))
 
 
-def losses(replicas: Sequence[Replica], held_out: HeldOut, num_batches: int) -> list[float]:
+def losses(replicas: Sequence[SimulatedReplica], held_out: HeldOut, num_batches: int) -> list[float]:
     """Return each replica's held-out loss, nats per token."""
     return [held_out_loss(replica.model, held_out, num_batches) for replica in replicas]
 
 
-def averaged_loss(replicas: Sequence[Replica], held_out: HeldOut, num_batches: int) -> float:
+def averaged_loss(replicas: Sequence[SimulatedReplica], held_out: HeldOut, num_batches: int) -> float:
     """Return the held-out loss of the replicas' mean weights, nats per token."""
     with _holding(replicas[0], mean_weights(replicas)):
         return held_out_loss(replicas[0].model, held_out, num_batches)
 
 
 @contextmanager
-def _holding(replica: Replica, weights: Tensor) -> Iterator[None]:
+def _holding(replica: SimulatedReplica, weights: Tensor) -> Iterator[None]:
     """Put other weights into a replica for a while."""
     own = replica.weights.clone()
     replica.weights.copy_(weights)

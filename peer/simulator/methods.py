@@ -16,13 +16,13 @@ from optim.diloco import DiLoCoSettings, learning_rate_for, mean_gradient
 from optim.streaming import StreamingSchedule
 from peer.simulator.channel import feedback_decay
 from peer.simulator.eager import train_eagerly
-from peer.simulator.gossip import gossip, train_alone
 from peer.simulator.group import GroupRule, Mean, every_coordinate, train_group
 from peer.simulator.lockstep import data_parallel, slowest_step
 from peer.simulator.names import known
+from peer.simulator.pairs import averaged_rule, gasloc_rule, gossip, noloco_rule, slowmo_rule, train_alone
 from peer.simulator.population import Population, Size
-from peer.simulator.rules import PairRule, averaged_rule, gasloc_rule, noloco_rule, slowmo_rule
 from peer.simulator.scenario import Scenario
+from peer.trainer.meeting import PairRule
 from protocol.errors import BadSettings
 from protocol.run.manifest import Manifest
 

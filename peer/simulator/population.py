@@ -11,7 +11,7 @@ import psutil
 import torch
 
 from peer.model.model import build_model, check_fit, model_config, parameter_shapes
-from peer.simulator.replicas import Inner, Layout, Replica, lay_out, replicate
+from peer.simulator.replicas import Inner, Layout, SimulatedReplica, lay_out, replicate
 from peer.simulator.scenario import Scenario
 from peer.simulator.texts import Texts
 from peer.simulator.timeline import Presence
@@ -30,7 +30,8 @@ class Traffic:
 
     completed: int = 0  # meetings of pairs, or exchanges of a group
     solo: int = 0
-    dropped: int = 0
+    dropped: int = 0  # because a peer went away
+    refused: int = 0  # by the merge gate of either side
     sent_bytes: int = 0
 
     def sent(self, num_bytes: int) -> None:
@@ -66,7 +67,7 @@ class Population:
 
     scenario: Scenario
     layout: Layout
-    replicas: tuple[Replica, ...]
+    replicas: tuple[SimulatedReplica, ...]
     texts: Texts
     presence: Presence
     traffic: Traffic = field(default_factory=Traffic)
@@ -83,7 +84,7 @@ def populate(scenario: Scenario, tokenizer: Tokenizer, texts: Texts, device: tor
     layout = lay_out(manifest, {name: tuple(parameter.shape) for name, parameter in model.named_parameters()})
     models = replicate(model.to(device), len(schedules))
     replicas = tuple(
-        Replica(number, one, layout, texts.batches[number], _inner(scenario, rate))
+        SimulatedReplica(number, one, layout, texts.batches[number], _inner(scenario, rate))
         for number, (one, rate) in enumerate(zip(models, schedules, strict=True))
     )
     return Population(scenario, layout, replicas, texts, Presence(scenario.seed, scenario.drop_out, manifest.outer.inner_steps))

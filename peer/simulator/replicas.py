@@ -1,7 +1,10 @@
 """The replicas of a simulation: each one's fast weights lie in one flat vector, fragment after fragment, of which its model is a view.
 
-So a fragment is a slice, to be read and written without gathering, and the mean over replicas is a mean of vectors. Inner steps are
-those of a real peer (peer/trainer/replica.py). Not here: slow weights and outer steps.
+So a fragment is a slice, to be read and written without gathering, and the mean over replicas is a mean of vectors. An inner step does what
+a real peer's does (peer/trainer/replica.py), but is not its code: gradient and step are two calls here, for data-parallel training averages
+many peers' gradients between them; a gradient goes as soon as it was used, for N replicas need one at a time; and a batch that gives no
+finite loss, which a real peer passes over, ends the simulation.
+Not here: slow weights and outer steps.
 """
 
 from __future__ import annotations
@@ -90,7 +93,7 @@ class Inner:
     slack_steps: int  # see follow_clock
 
 
-class Replica:
+class SimulatedReplica:
     """One peer's model in training. `weights` (f32, flat) are its fast weights and the model's own storage."""
 
     def __init__(self, number: int, model: PreTrainedModel, layout: Layout, batches: Batches, inner: Inner) -> None:

@@ -18,7 +18,7 @@ from peer.simulator.history import Point, Result
 from peer.simulator.lockstep import steps_together
 from peer.simulator.methods import Method, method
 from peer.simulator.population import Population, need_memory, populate
-from peer.simulator.replicas import Replica
+from peer.simulator.replicas import SimulatedReplica
 from peer.simulator.scenario import Scenario
 from peer.simulator.texts import load_texts
 from peer.simulator.timeline import step_ends
@@ -150,6 +150,7 @@ class Recorder:
             wall_seconds=time.monotonic() - started_s,
             solo=traffic.solo,
             dropped=traffic.dropped,
+            refused=traffic.refused,
             sent_bytes=self._sent_bytes,
             bits_per_step=8.0 * self._sent_bytes / (population.layout.numel * scenario.num_steps),
             virtual_steps=float(self._now),
@@ -158,7 +159,7 @@ class Recorder:
         )
 
 
-def _taken(replica: Replica) -> list[float]:
+def _taken(replica: SimulatedReplica) -> list[float]:
     losses, replica.losses = replica.losses, []
     return losses
 

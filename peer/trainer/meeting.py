@@ -1,46 +1,69 @@
-"""What the trainer holds of one meeting on one fragment, from the snapshot to the outer step that it computes.
+"""One side of one meeting over one fragment, as tensors: message, sketch, encode, gap, gate, step, merge.
 
-Everything here reads the fragment and writes only to the meeting and its files: slow weights and momentum stand still while a meeting is
-open, and the fast weights are in the snapshot. So all of it may run on a second thread, beside the inner steps (coding_thread.py); only the
-snapshot before and the merge after need a step boundary (outer_loop.py).
+The only place where a meeting is computed. Real peers (outer_loop.py) add the link's requests, files and a lock; simulated ones
+(peer/simulator/pairs.py) hand one side's tensors straight to the other. Between the snapshot and the merge everything here reads the
+fragment and writes only to the meeting: slow weights and momentum stand still while a meeting is open, and the fast weights are in the
+snapshot. So all of that may run on a second thread, beside the inner steps; snapshot and merge need a step boundary.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from optim import merge, noloco
 from optim.codecs import Gap
 from optim.fragment_codec import FragmentCodec, FragmentEncoded
-from optim.noloco import FINISH, OuterSettings
-from peer.link import records as ask
-from peer.link.payload_folder import PayloadFolder
-from peer.link.records import File, payload_name
-from peer.trainer import meeting as bitmaps
+from optim.fragments import add, gather
+from optim.noloco import OuterSettings
 from peer.trainer.merge_gate import Lengths, MergeGate
-from protocol.messages.messages import RunPhase
 
 MAX_TOKEN_RATIO = 16  # more than the speeds of peers that train together differ by
 SLAB_VALUES = 1 << 15  # 128 KiB: what one operation leaves in the processor's cache, the next one finds there
 
 
-@dataclass(slots=True)
-class FragmentState:
-    """One fragment between meetings."""
+class PairRule(Protocol):
+    """What a peer of a pair sends, and the outer steps that it takes: value by value, so that any part of a fragment can go by itself.
 
-    codec: FragmentCodec
-    slow: Tensor  # f32[numel]
-    momentum: Tensor  # f32[numel]
-    tokens: int = 0  # trained since the last outer step
-    meeting: int | None = None
+    `weight` is one's own share of the pair's tokens. Nothing given is written to.
+    """
+
+    def message(self, slow: Tensor, momentum: Tensor, fast: Tensor, weight: float) -> Tensor:
+        """Return the one tensor that is sent."""
+
+    def pair_step(
+        self, slow: Tensor, momentum: Tensor, fast: Tensor, weight: float, gap: Tensor, failed: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return new slow weights and momentum. `gap` is the partner's message minus one's own, as decoded; `failed` values go alone."""
+
+    def solo_step(self, slow: Tensor, momentum: Tensor, fast: Tensor) -> tuple[Tensor, Tensor]:
+        """Return new slow weights and momentum of a step without a partner."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoLoCo:
+    """NoLoCo, with the momentum averaged too where the settings say so; see optim.noloco. The rule of real peers."""
+
+    settings: OuterSettings
+
+    def message(self, slow: Tensor, momentum: Tensor, fast: Tensor, weight: float) -> Tensor:
+        """Return u; see PairRule."""
+        return noloco.message(slow, fast, weight, self.settings, momentum)
+
+    def pair_step(
+        self, slow: Tensor, momentum: Tensor, fast: Tensor, weight: float, gap: Tensor, failed: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Take NoLoCo's step; see PairRule."""
+        return noloco.pair_step(slow, momentum, fast, weight, gap, self.settings, failed)
+
+    def solo_step(self, slow: Tensor, momentum: Tensor, fast: Tensor) -> tuple[Tensor, Tensor]:
+        """Take NoLoCo's step with n = 1; see PairRule."""
+        return noloco.solo_step(slow, momentum, fast, self.settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +75,42 @@ class OuterStep:
     shift: Tensor  # f32[numel]
 
 
+class FragmentState:
+    """One fragment of a replica between meetings. `parameters` are the model's own tensors, by name, and are written to."""
+
+    def __init__(self, codec: FragmentCodec, parameters: Mapping[str, Tensor]) -> None:
+        self.codec = codec
+        self.slow = gather(codec.fragment, parameters)  # f32[numel]
+        self.momentum = torch.zeros_like(self.slow)
+        self.gate = MergeGate()
+        self.tokens = 0  # trained since the last outer step
+        self.meeting: int | None = None
+        self._parameters = parameters
+
+    def fast(self) -> Tensor:
+        """Return the fast weights: a new f32[numel]."""
+        return gather(self.codec.fragment, self._parameters)
+
+    def solo_step(self, rule: PairRule) -> OuterStep:
+        """Compute the outer step without a partner."""
+        fast = self.fast()
+        return self.in_slabs(fast, lambda part: rule.solo_step(self.slow[part], self.momentum[part], fast[part]))
+
+    def merge(self, step: OuterStep, tokens: int) -> None:
+        """Make an outer step count, and with it so many tokens; all or nothing, for nothing is allocated."""
+        add(self.codec.fragment, step.shift, self._parameters)
+        self.slow, self.momentum = step.slow, step.momentum
+        self.tokens -= tokens
+
+    def in_slabs(self, snapshot: Tensor, step: Callable[[slice], tuple[Tensor, Tensor]]) -> OuterStep:
+        """Compute an outer step from a snapshot of the fast weights, slab by slab; `step` returns a slab's slow weights and momentum."""
+        slow, momentum, shift = (torch.empty_like(self.slow) for _ in range(3))
+        for part in _slabs(slow):
+            slow[part], momentum[part] = step(part)
+            shift[part] = merge.shift(slow[part], snapshot[part])
+        return OuterStep(slow, momentum, shift)
+
+
 @dataclass(frozen=True, slots=True)
 class Accepted:
     """A partner's message that passed the gate, with the lengths by which it was judged."""
@@ -61,132 +120,85 @@ class Accepted:
     own: Lengths
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What every meeting of a replica shares."""
+class MeetingSide:
+    """One side of a meeting: `prepare`, `encode`, `judge`, `step`, `merge`, in this order; made with the snapshot.
 
-    settings: OuterSettings
-    payloads: PayloadFolder
-    gate: MergeGate
+    Sketches, payloads and bitmaps of failed blocks lie on the fragment's device. Raises ValueError for what is out of turn, and where the
+    codec does: for values that are no weights any more, a sketch that no honest partner sends, a bitmap of another size. Then nothing has
+    changed.
+    """
 
+    _rule: PairRule  # these from `prepare` on
+    _weight: float
+    _seed: int
+    _sketch: Tensor
 
-class OpenMeeting:
-    """One meeting's side in the trainer. `code` and `step` may be called from another thread than the rest, which is the opener's."""
-
-    def __init__(self, request: ask.Open, state: FragmentState, snapshot: Tensor, around: Surroundings) -> None:
-        self.fragment = request.fragment
-        self.snapshot = snapshot  # f32[numel], fast weights when it was opened
-        self.tokens = state.tokens
-        self.partner_clock_steps = 0
-        self.accepted: Accepted | None = None
-        self._number = request.meeting
-        self._state = state
-        self._around = around
-        self._settings = around.settings
-        self._weight = 0.5
-        self._seed = 0
+    def __init__(self, state: FragmentState) -> None:
+        self.state = state
+        self.snapshot = state.fast()  # f32[numel]
+        self.tokens = state.tokens  # behind the snapshot
         self._message: Tensor | None = None
         self._encoded: FragmentEncoded | None = None
-        self._step: tuple[str, OuterStep] | None = None  # and the failed blocks for which it holds
-        self._is_closed = False
-        self._working = threading.Lock()
+        self._accepted: Accepted | None = None
 
-    def code(self, request: ask.CodingRequest) -> ask.Reply:
-        """Carry out one stage. What cannot be carried out is answered by Unavailable and changes nothing."""
-        with self._working:
-            if self._is_closed:
-                return unknown(self._number)
-            try:
-                match request:
-                    case ask.Prepare():
-                        return self._prepare(request)
-                    case ask.Encode():
-                        return self._encode()
-                    case ask.Check():
-                        return self._check()
-            except (ValueError, OSError, torch.OutOfMemoryError) as error:  # what no honest partner sends; a full disk or device
-                return ask.Unavailable(self._number, str(error))
+    def prepare(self, rule: PairRule, weight: float, seed: int) -> Tensor:
+        """Form the message and return its sketch, uint8[sketch_bytes]; both sides must pass the same seed."""
+        state = self.state
+        message = rule.message(state.slow, state.momentum, self.snapshot, weight)
+        self._sketch = state.codec.sketch(message, seed)
+        self._rule, self._weight, self._seed, self._message = rule, weight, seed, message
+        return self._sketch
 
-    def step(self, failed_blocks: str) -> OuterStep | None:
-        """Compute the outer step for the failed blocks of both sides, once; None when nothing was accepted.
-
-        Raises ValueError for a bitmap of another size.
-        """
-        with self._working:
-            if self.accepted is None or self._is_closed:
-                return None
-            if self._step is None or self._step[0] != failed_blocks:
-                self._step = failed_blocks, self._pair_step(self.accepted.gap, failed_blocks)
-            return self._step[1]
-
-    def close(self) -> None:
-        """Wait for what a second thread is doing here, and remove the meeting's own files; nothing is carried out any more."""
-        with self._working:
-            self._is_closed = True
-            for file in (File.OWN_SKETCH, File.OWN_PAYLOAD):
-                self._around.payloads.remove(payload_name(self._number, file))
-
-    def _prepare(self, request: ask.Prepare) -> ask.Reply:
-        """Form the message u; write the sketch, or the payload where the codec has no sketch."""
-        state = self._state
-        finish = request.phase is RunPhase.FINISH
-        self._weight = 0.5 if finish else bounded_weight(self.tokens, request.partner_tokens)
-        self._settings = FINISH if finish else self._around.settings
-        self._seed = request.seed
-        self.partner_clock_steps = request.partner_clock_steps
-        self._message = noloco.message(state.slow, self.snapshot, self._weight, self._settings)
-        if not state.codec.sketch_bytes:
-            return self._encode()
-        self._write(File.OWN_SKETCH, state.codec.sketch(self._message, self._seed))
-        return ask.SketchReady(self._number)
-
-    def _encode(self) -> ask.Reply:
-        """Encode the message against both sketches."""
+    def encode(self, partner_sketch: Tensor) -> Tensor:
+        """Code the message against both sketches and return the payload, uint8[payload_bytes]."""
         if self._message is None:
-            return unknown(self._number)
-        own, partner = self._read(File.OWN_SKETCH), self._read(File.PARTNER_SKETCH)
-        encoded = self._state.codec.encode(self._message, self._seed, own, partner)
-        digest = self._write(File.OWN_PAYLOAD, encoded.payload)
-        self._encoded, self._message = encoded, None
-        return ask.PayloadReady(self._number, digest)
+            raise ValueError("There is no message to encode in this meeting.")
+        self._encoded = self.state.codec.encode(self._message, self._seed, self._sketch, partner_sketch)
+        self._message = None
+        return self._encoded.payload
 
-    def _check(self) -> ask.Reply:
-        """Decode the partner's payload and judge it; what is not accepted cannot be applied."""
+    def judge(self, partner_payload: Tensor) -> str:
+        """Decode the partner's message; return why it must not be merged, empty if it may."""
         if self._encoded is None:
-            return unknown(self._number)
-        state = self._state
+            raise ValueError("Nothing was sent in this meeting that an answer could be read against.")
+        state, self._accepted = self.state, None
         try:
-            gap = state.codec.gap(self._encoded, self._read(File.PARTNER_PAYLOAD))
+            gap = state.codec.gap(self._encoded, partner_payload)
         except ValueError as error:
-            return ask.Checked(self._number, False, str(error), "")
-        gap_length, own = _length(gap.values), _lengths(state, self.snapshot)
-        reason = self._around.gate.judge(self.fragment, gap_length, own)
-        if reason:
-            return ask.Checked(self._number, False, reason, "")
-        self.accepted = Accepted(gap, gap_length, own)
-        return ask.Checked(self._number, True, "", bitmaps.pack(gap.failed))
+            return str(error)
+        gap_length = _length(gap.values)
+        own = Lengths(_length(self.snapshot - state.slow), _length(state.momentum), _length(state.slow))
+        reason = state.gate.judge(gap_length, own)
+        if not reason:
+            self._accepted = Accepted(gap, gap_length, own)
+        return reason
 
-    def _pair_step(self, gap: Gap, failed_blocks: str) -> OuterStep:
-        state, snapshot, weight, settings = self._state, self.snapshot, self._weight, self._settings
-        failed = state.codec.failed_values(bitmaps.unpack(failed_blocks, state.codec.num_blocks, gap.failed.device))
+    @property
+    def failed_blocks(self) -> Tensor:
+        """Return bool[num_blocks]: what did not decode here."""
+        return self._need_accepted().gap.failed
+
+    def step(self, failed_blocks: Tensor) -> OuterStep:
+        """Compute the outer step with the partner; blocks that failed on either side, the same for both, are taken alone."""
+        accepted, state = self._need_accepted(), self.state
+        failed = state.codec.failed_values(failed_blocks)
 
         def step(part: slice) -> tuple[Tensor, Tensor]:
-            alone = None if failed is None else failed[part]
-            return noloco.pair_step(state.slow[part], state.momentum[part], snapshot[part], weight, gap.values[part], settings, alone)
+            alone, gap = None if failed is None else failed[part], accepted.gap.values[part]
+            return self._rule.pair_step(state.slow[part], state.momentum[part], self.snapshot[part], self._weight, gap, alone)
 
-        return in_slabs(state, snapshot, step)
+        return state.in_slabs(self.snapshot, step)
 
-    def _write(self, file: File, data: Tensor) -> str:
-        content = data.cpu().numpy().data
-        self._around.payloads.write(payload_name(self._number, file), content)
-        return hashlib.sha256(content).hexdigest()
+    def merge(self, step: OuterStep) -> None:
+        """Make the meeting count: merge its step into the fragment, and let the gate learn from it. Inner steps made meanwhile are kept."""
+        accepted = self._need_accepted()
+        self.state.merge(step, self.tokens)
+        self.state.gate.accept(accepted.gap_length, accepted.own)
 
-    def _read(self, file: File) -> Tensor:
-        data = self._around.payloads.read(payload_name(self._number, file))
-        device = self._state.slow.device
-        if not data:
-            return torch.empty(0, dtype=torch.uint8, device=device)
-        return torch.frombuffer(data, dtype=torch.uint8).to(device)
+    def _need_accepted(self) -> Accepted:
+        if self._accepted is None:
+            raise ValueError("No message was accepted in this meeting.")
+        return self._accepted
 
 
 def bounded_weight(own_tokens: int, partner_tokens: int) -> float:
@@ -199,53 +211,12 @@ def bounded_weight(own_tokens: int, partner_tokens: int) -> float:
     return noloco.token_weight(own, partner)
 
 
-def in_slabs(state: FragmentState, snapshot: Tensor, step: Callable[[slice], tuple[Tensor, Tensor]]) -> OuterStep:
-    """Compute a fragment's outer step, slab by slab."""
-    slow, momentum, shift = (torch.empty_like(state.slow) for _ in range(3))
-    for part in _slabs(slow):
-        slow[part], momentum[part] = step(part)
-        shift[part] = merge.shift(slow[part], snapshot[part])
-    return OuterStep(slow, momentum, shift)
-
-
 def _slabs(values: Tensor) -> Iterator[slice]:
     """Cut a flat tensor into parts that stay in the processor's cache; one part on other devices."""
     size = SLAB_VALUES if values.device.type == "cpu" else values.numel()
     return (slice(start, start + size) for start in range(0, values.numel(), size))
 
 
-def unknown(meeting: int) -> ask.Unavailable:
-    """Answer a request of a meeting that is not open, or not so far."""
-    return ask.Unavailable(meeting, "no such meeting here: the trainer or the link was restarted")
-
-
 def _length(values: Tensor) -> float:
     length = float(values.norm())
     return length if math.isfinite(length) else float(values.double().norm())  # the square of a legal value can overflow f32
-
-
-def _lengths(state: FragmentState, snapshot: Tensor) -> Lengths:
-    return Lengths(_length(snapshot - state.slow), _length(state.momentum), _length(state.slow))
-
-
-def pack(failed: Tensor) -> str:
-    """Write bool[num_blocks] as hex, padded with zeros to whole bytes."""
-    if not bool(failed.any()):
-        return ""
-    bits = functional.pad(failed.to(torch.uint8), (0, -failed.numel() % 8)).view(-1, 8)
-    return bytes((bits << _places(failed.device)).sum(1).tolist()).hex()
-
-
-def unpack(text: str, num_blocks: int, device: torch.device) -> Tensor:
-    """Read bool[num_blocks] back. Raises ValueError for a list of another number of blocks."""
-    packed = bytes.fromhex(text)
-    if packed and len(packed) != -(-num_blocks // 8):
-        raise ValueError(f"A list of failed blocks of {len(packed)} bytes does not fit {num_blocks} blocks.")
-    if not packed:
-        return torch.zeros(num_blocks, dtype=torch.bool, device=device)
-    bits = (torch.tensor(list(packed), dtype=torch.uint8, device=device).unsqueeze(1) >> _places(device)) & 1
-    return bits.flatten()[:num_blocks].bool()
-
-
-def _places(device: torch.device) -> Tensor:
-    return torch.arange(8, dtype=torch.uint8, device=device)

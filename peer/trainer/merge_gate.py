@@ -1,24 +1,20 @@
 """The merge gate: whether a partner's message is of a size that honest training explains. Sums and comparisons only; no tensor, no I/O.
 
 A gap (the partner's message minus one's own) is refused when it is not finite, or more than ten times as long as its yardstick: the
-largest of the usual accepted gap, one's own pseudo-gradients lately, and one's own usual momentum. The accepted gaps alone would be a poor
-yardstick: on the demo job they refuse honest partners whenever the learning rate warms up or two peers have just met (gaps of up to 30
-times their running mean). With one's own movement beside them, the longest honest gap was 2.4 times the yardstick with four equal peers and
-with one that joined half-way, 2.4 with peers of unequal speed, 3.7 after a peer had stood still for 150 of 400 steps, 4.0 after a
-partition of 150 of 400 steps and 7.9 after one of 400 of 800 (measured with the momentum of the moment in the yardstick, not the usual
-one). Before a peer's first outer step there is nothing to compare with but its own movement, and nothing to lose: then half the length of
-the weights will do too (the longest honest gap with AdamW: a third; with Muon, whose first steps are long, a half after 24 steps beside a
-peer three times slower, and as much as the weights after 60).
+largest of the usual accepted gap, one's own pseudo-gradients lately, and one's own usual momentum. The accepted gaps alone would refuse
+honest partners whenever the learning rate warms up or two peers have just met; with one's own movement beside them, no honest gap that was
+measured comes near ten yardsticks. Before a peer's first outer step there is nothing to compare with but its own movement, and nothing to
+lose: then half the length of the weights will do too. (The measurements: docs/log.md, "The merge gate's yardstick".)
 
 What partners can lengthen, the gap and the momentum (which holds half of every gap that was merged), enters the yardstick as a running
 mean in which one meeting counts for a fifth, and for no more than one and a half yardsticks. So whoever always sends what is just allowed
-makes the limit grow by a tenth at each meeting, 2.6 times in ten, and honest meetings in between take it back. After a first meeting of
-all, the limit is no wider than before it, unless one's own pseudo-gradients make it so. The momentum of the moment counts only for who has
-not met anybody: a joiner with what it took over.
+makes the limit grow by a tenth at each meeting, and honest meetings in between take it back. After a first meeting of all, the limit is no
+wider than before it, unless one's own pseudo-gradients make it so. The momentum of the moment counts only for who has not met anybody: a
+joiner with what it took over.
 
-This stops scaled noise, overflow and other models' weights. It does not stop a patient liar who keeps to the usual size: ten meetings at
-the limit shift the slow weights by up to eighty yardsticks, which for lack of anything better counts as the harm that a member can do. The
-idea, with the factor ten, is from the norm tests of robust gossip (ClippedGossip, arXiv 2202.01545).
+This stops scaled noise, overflow and other models' weights. It does not stop a patient liar who keeps to the usual size; for lack of
+anything better that counts as the harm that a member can do. The idea, with the factor ten, is from the norm tests of robust gossip
+(ClippedGossip, arXiv 2202.01545).
 """
 
 from __future__ import annotations
@@ -53,44 +49,42 @@ class Usual:
 
 
 class MergeGate:
-    """Judge gaps, one yardstick per fragment."""
+    """Judge the gaps of one fragment."""
 
-    def __init__(self, num_fragments: int) -> None:
-        self._usual = [Usual()] * num_fragments
+    def __init__(self) -> None:
+        self._usual = Usual()
 
-    def judge(self, fragment: int, gap: float, own: Lengths) -> str:
+    def limit(self, own: Lengths) -> float:
+        """Return how long a gap may be."""
+        is_first = own.momentum == 0.0 and self._usual.gap == 0.0
+        return max(FIRST_LIMIT * own.slow if is_first else 0.0, LIMIT * self._yardstick(own))
+
+    def judge(self, gap: float, own: Lengths) -> str:
         """Return why a gap of this length must not be merged; empty if it may. Changes nothing."""
         if not math.isfinite(gap):
             return "the partner's message is not finite"
-        limit = self._limit(fragment, own)
+        limit = self.limit(own)
         return "" if gap <= limit else f"the partner's message is {gap:.3g} away from ours, more than {limit:.3g} can be honest"
 
-    def accept(self, fragment: int, gap: float, own: Lengths) -> None:
+    def accept(self, gap: float, own: Lengths) -> None:
         """Take note of a merged gap. One long gap moves the yardstick by little, so that it cannot open the gate for longer ones."""
-        usual, most = self._usual[fragment], GROWTH * self._yardstick(fragment, own)
+        usual, most = self._usual, GROWTH * self._yardstick(own)
         pseudo_gradient = max(own.pseudo_gradient, _running(usual.pseudo_gradient, own.pseudo_gradient))
         if usual.gap:
-            now = Usual(_running(usual.gap, min(gap, most)), pseudo_gradient, _running(usual.momentum, min(own.momentum, most)))
+            self._usual = Usual(_running(usual.gap, min(gap, most)), pseudo_gradient, _running(usual.momentum, min(own.momentum, most)))
         else:
-            now = Usual(min(gap, max(most, FIRST_LIMIT * own.slow / LIMIT)), pseudo_gradient, own.momentum)
-        self._usual[fragment] = now
+            self._usual = Usual(min(gap, max(most, FIRST_LIMIT * own.slow / LIMIT)), pseudo_gradient, own.momentum)
 
-    def state(self) -> list[dict[str, float]]:
+    def state(self) -> dict[str, float]:
         """Return what a checkpoint must hold: JSON-able."""
-        return [asdict(usual) for usual in self._usual]
+        return asdict(self._usual)
 
-    def restore(self, state: list[Mapping[str, Any]]) -> None:
-        """Take over what `state` returned. Raises ValueError for another number of fragments."""
-        if len(state) != len(self._usual):
-            raise ValueError(f"A gate for {len(self._usual)} fragments cannot take over the state of {len(state)}.")
-        self._usual = [Usual(float(usual["gap"]), float(usual["pseudo_gradient"]), float(usual.get("momentum", 0.0))) for usual in state]
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` returned, of an earlier version too."""
+        self._usual = Usual(float(state["gap"]), float(state["pseudo_gradient"]), float(state.get("momentum", 0.0)))
 
-    def _limit(self, fragment: int, own: Lengths) -> float:
-        is_first = own.momentum == 0.0 and self._usual[fragment].gap == 0.0
-        return max(FIRST_LIMIT * own.slow if is_first else 0.0, LIMIT * self._yardstick(fragment, own))
-
-    def _yardstick(self, fragment: int, own: Lengths) -> float:
-        usual = self._usual[fragment]
+    def _yardstick(self, own: Lengths) -> float:
+        usual = self._usual
         return max(usual.gap, usual.pseudo_gradient, own.pseudo_gradient, usual.momentum if usual.gap else own.momentum)
 
 

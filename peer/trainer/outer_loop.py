@@ -1,30 +1,114 @@
-"""The outer loop of one replica: slow weights, momentum and open meetings of every fragment, as the link's requests see them.
+"""The outer loop of one replica: the meetings of all its fragments, as the link's requests and files see them.
 
 Synchronous, on the trainer's thread and device, but for `code` and `step_ahead`, which a second thread may call. A fragment is in at most
 one meeting; while it is, its slow weights and momentum stand still and the inner steps go on in the fast weights. Every refusal to act
-leaves all state as it was.
+leaves all state as it was. What a meeting computes stands in meeting.py.
 """
 
 from __future__ import annotations
 
+import hashlib
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from optim import noloco
 from optim.fragment_codec import FragmentCodec
-from optim.fragments import add, gather
 from optim.noloco import FINISH, OuterSettings
 from peer.link import records as ask
 from peer.link.payload_folder import PayloadFolder
-from peer.trainer.meeting import FragmentState, OpenMeeting, OuterStep, Surroundings, in_slabs, unknown
-from peer.trainer.merge_gate import MergeGate
+from peer.link.records import File, payload_name
+from peer.trainer.meeting import FragmentState, MeetingSide, NoLoCo, OuterStep, bounded_weight
 from protocol.messages.messages import RunPhase
 
 JOURNALED = 256  # meetings remembered as applied; the node never asks for an older one again
+
+
+class OpenMeeting:
+    """One meeting in the trainer: its side, and its files. `code` and `step` may be called from another thread than the opener's."""
+
+    def __init__(self, number: int, fragment: int, side: MeetingSide, rule: NoLoCo, payloads: PayloadFolder) -> None:
+        self.fragment = fragment
+        self.side = side
+        self.partner_clock_steps = 0
+        self._number = number
+        self._rule = rule  # while the run trains
+        self._payloads = payloads
+        self._step: tuple[str, OuterStep] | None = None  # and the failed blocks for which it holds
+        self._is_closed = False
+        self._working = threading.Lock()
+
+    def code(self, request: ask.CodingRequest) -> ask.Reply:
+        """Carry out one stage. What cannot be carried out is answered by Unavailable and changes nothing."""
+        with self._working:
+            if self._is_closed:
+                return unknown(self._number)
+            try:
+                match request:
+                    case ask.Prepare():
+                        return self._prepare(request)
+                    case ask.Encode():
+                        return self._encode()
+                    case ask.Check():
+                        return self._check()
+            except (ValueError, OSError, torch.OutOfMemoryError) as error:  # what no honest partner sends; a full disk or device
+                return ask.Unavailable(self._number, str(error))
+
+    def step(self, failed_blocks: str) -> OuterStep | None:
+        """Compute the outer step for the failed blocks of both sides, once; None for a meeting that was closed.
+
+        Raises ValueError for a bitmap of another size, and when nothing was accepted.
+        """
+        with self._working:
+            if self._is_closed:
+                return None
+            if self._step is None or self._step[0] != failed_blocks:
+                state = self.side.state
+                self._step = failed_blocks, self.side.step(unpack(failed_blocks, state.codec.num_blocks, state.slow.device))
+            return self._step[1]
+
+    def close(self) -> None:
+        """Wait for what a second thread is doing here, and remove the meeting's own files; nothing is carried out any more."""
+        with self._working:
+            self._is_closed = True
+            for file in (File.OWN_SKETCH, File.OWN_PAYLOAD):
+                self._payloads.remove(payload_name(self._number, file))
+
+    def _prepare(self, request: ask.Prepare) -> ask.Reply:
+        """Form the message; write the sketch, or the payload where the codec has no sketch."""
+        finish = request.phase is RunPhase.FINISH
+        weight = 0.5 if finish else bounded_weight(self.side.tokens, request.partner_tokens)
+        sketch = self.side.prepare(NoLoCo(FINISH) if finish else self._rule, weight, request.seed)
+        self.partner_clock_steps = request.partner_clock_steps
+        if not sketch.numel():
+            return self._encode()
+        self._write(File.OWN_SKETCH, sketch)
+        return ask.SketchReady(self._number)
+
+    def _encode(self) -> ask.Reply:
+        payload = self.side.encode(self._read(File.PARTNER_SKETCH))
+        return ask.PayloadReady(self._number, self._write(File.OWN_PAYLOAD, payload))
+
+    def _check(self) -> ask.Reply:
+        """Judge the partner's payload; what is not accepted cannot be applied."""
+        reason = self.side.judge(self._read(File.PARTNER_PAYLOAD))
+        return ask.Checked(self._number, not reason, reason, "" if reason else pack(self.side.failed_blocks))
+
+    def _write(self, file: File, data: Tensor) -> str:
+        content = data.cpu().numpy().data
+        self._payloads.write(payload_name(self._number, file), content)
+        return hashlib.sha256(content).hexdigest()
+
+    def _read(self, file: File) -> Tensor:
+        data = self._payloads.read(payload_name(self._number, file))
+        device = self.side.snapshot.device
+        if not data:
+            return torch.empty(0, dtype=torch.uint8, device=device)
+        return torch.frombuffer(data, dtype=torch.uint8).to(device)
 
 
 class OuterLoop:
@@ -38,16 +122,12 @@ class OuterLoop:
         payloads: PayloadFolder,
         on_outer_step: Callable[[int, int], None],  # (fragment, partner's clock or 0)
     ) -> None:
-        self._parameters = parameters
-        self._around = Surroundings(settings, payloads, MergeGate(len(codecs)))
+        self.fragments = tuple(FragmentState(codec, parameters) for codec in codecs)
+        self.applied: OrderedDict[str, None] = OrderedDict()
+        self._rule = NoLoCo(settings)
+        self._payloads = payloads
         self._on_outer_step = on_outer_step
         self._meetings: dict[int, OpenMeeting] = {}
-        self.applied: OrderedDict[str, None] = OrderedDict()
-        self.fragments = tuple(self._initial(codec) for codec in codecs)
-
-    def _initial(self, codec: FragmentCodec) -> FragmentState:
-        slow = gather(codec.fragment, self._parameters)
-        return FragmentState(codec, slow, torch.zeros_like(slow))
 
     def count_tokens(self, num_tokens: int) -> None:
         """Credit an inner step's tokens to every fragment."""
@@ -93,11 +173,8 @@ class OuterLoop:
         state = self.fragments[fragment]
         if state.meeting is not None:
             return False
-        settings = FINISH if phase is RunPhase.FINISH else self._around.settings
-        fast = gather(state.codec.fragment, self._parameters)
-        step = in_slabs(state, fast, lambda part: noloco.solo_step(state.slow[part], state.momentum[part], fast[part], settings))
-        self._merge(state, step)
-        state.tokens = 0
+        rule = NoLoCo(FINISH) if phase is RunPhase.FINISH else self._rule
+        state.merge(state.solo_step(rule), state.tokens)
         self._on_outer_step(fragment, 0)
         return True
 
@@ -108,8 +185,8 @@ class OuterLoop:
             return ask.Unavailable(request.meeting, "the fragment is in another meeting")
         if request.meeting in self._meetings:
             return ask.Unavailable(request.meeting, "this meeting is open already")
-        snapshot = gather(state.codec.fragment, self._parameters)
-        self._meetings[request.meeting] = OpenMeeting(request, state, snapshot, self._around)
+        side = MeetingSide(state)
+        self._meetings[request.meeting] = OpenMeeting(request.meeting, request.fragment, side, self._rule, self._payloads)
         state.meeting = request.meeting
         return ask.Opened(request.meeting, state.tokens, clock_steps, phase)
 
@@ -120,24 +197,16 @@ class OuterLoop:
             return ask.Applied(request.meeting)
         meeting = self._meetings.get(request.meeting)
         step = None if meeting is None else meeting.step(request.failed_blocks)
-        if meeting is None or meeting.accepted is None or step is None:
+        if meeting is None or step is None:
             return unknown(request.meeting)
-        state = self.fragments[meeting.fragment]
-        self._merge(state, step)
-        self._around.gate.accept(meeting.fragment, meeting.accepted.gap_length, meeting.accepted.own)
-        state.tokens -= meeting.tokens
+        if step.shift.is_cuda:  # made on the coding thread's stream: its memory may serve that stream again only after this one is through
+            for tensor in (step.shift, step.slow, step.momentum):
+                tensor.record_stream(torch.cuda.current_stream(tensor.device))
+        meeting.side.merge(step)
         self._remember(request.meeting_id)
         self._forget(request.meeting)
         self._on_outer_step(meeting.fragment, meeting.partner_clock_steps)
         return ask.Applied(request.meeting)
-
-    def _merge(self, state: FragmentState, step: OuterStep) -> None:
-        """Make an outer step count, and merge it into the fast weights; all or nothing, for nothing is allocated."""
-        add(state.codec.fragment, step.shift, self._parameters)
-        if step.shift.is_cuda:  # made on the coding thread's stream: its memory may serve that stream again only after this one is through
-            for tensor in (step.shift, step.slow, step.momentum):
-                tensor.record_stream(torch.cuda.current_stream(tensor.device))
-        state.slow, state.momentum = step.slow, step.momentum
 
     def _remember(self, meeting_id: str) -> None:
         self.applied[meeting_id] = None
@@ -154,11 +223,43 @@ class OuterLoop:
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold beside the tensors: JSON-able. Open meetings are not part of it."""
-        return {"tokens": [f.tokens for f in self.fragments], "applied": list(self.applied), "gate": self._around.gate.state()}
+        return {
+            "tokens": [f.tokens for f in self.fragments],
+            "applied": list(self.applied),
+            "gate": [f.gate.state() for f in self.fragments],
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over what `state` returned; the tensors are the caller's to copy into `fragments`."""
-        for fragment, tokens in zip(self.fragments, state["tokens"], strict=True):
+        for fragment, tokens, gate in zip(self.fragments, state["tokens"], state["gate"], strict=True):
             fragment.tokens = tokens
+            fragment.gate.restore(gate)
         self.applied = OrderedDict.fromkeys(state["applied"])
-        self._around.gate.restore(state["gate"])
+
+
+def unknown(meeting: int) -> ask.Unavailable:
+    """Answer a request of a meeting that is not open, or not any more."""
+    return ask.Unavailable(meeting, "no such meeting here: the trainer or the link was restarted")
+
+
+def pack(failed: Tensor) -> str:
+    """Write bool[num_blocks] as hex, padded with zeros to whole bytes."""
+    if not bool(failed.any()):
+        return ""
+    bits = functional.pad(failed.to(torch.uint8), (0, -failed.numel() % 8)).view(-1, 8)
+    return bytes((bits << _places(failed.device)).sum(1).tolist()).hex()
+
+
+def unpack(text: str, num_blocks: int, device: torch.device) -> Tensor:
+    """Read bool[num_blocks] back. Raises ValueError for a list of another number of blocks."""
+    packed = bytes.fromhex(text)
+    if packed and len(packed) != -(-num_blocks // 8):
+        raise ValueError(f"A list of failed blocks of {len(packed)} bytes does not fit {num_blocks} blocks.")
+    if not packed:
+        return torch.zeros(num_blocks, dtype=torch.bool, device=device)
+    bits = (torch.tensor(list(packed), dtype=torch.uint8, device=device).unsqueeze(1) >> _places(device)) & 1
+    return bits.flatten()[:num_blocks].bool()
+
+
+def _places(device: torch.device) -> Tensor:
+    return torch.arange(8, dtype=torch.uint8, device=device)

@@ -29,7 +29,8 @@ def test_one_result_is_told_in_sentences() -> None:
     assert "2.125 (2.000 to 2.250)" in text
     assert "noloco with modulo4: 12 exchanges, 1 alone; 4.14 bits per value, 2.5 MB sent per peer" in text
     assert "5000 tokens, 50 steps of virtual time" in text
-    assert "dropped" not in text
+    assert "dropped" not in text and "refused" not in text
+    assert "12 exchanges, 1 alone, 2 refused;" in result_text(result(refused=2))
 
 
 def test_a_sweep_is_a_table_with_the_best_first() -> None:

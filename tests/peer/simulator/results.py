@@ -22,6 +22,7 @@ RESULT = Result(
     wall_seconds=3.5,
     solo=1,
     dropped=0,
+    refused=0,
     sent_bytes=2.5e6,
     bits_per_step=0.1,
     virtual_steps=50.0,

@@ -1,11 +1,17 @@
 from __future__ import annotations
 
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optim.noloco import token_weight
-from peer.trainer.meeting import MAX_TOKEN_RATIO, bounded_weight
+from optim.codecs import codec
+from optim.fragment_codec import FragmentCodec
+from optim.fragments import Fragment, Piece
+from optim.noloco import OuterSettings, token_weight
+from peer.trainer.meeting import MAX_TOKEN_RATIO, FragmentState, MeetingSide, NoLoCo, bounded_weight
 
+RULE = NoLoCo(OuterSettings())
 TOKENS = st.integers(0, 2**53)
 
 
@@ -24,3 +30,54 @@ def test_honest_differences_in_speed_count_in_full(tokens: int, ratio: int) -> N
 
 def test_two_that_have_not_trained_count_alike() -> None:
     assert bounded_weight(0, 0) == 0.5
+
+
+def state(fast: float, codec_name: str = "fp32") -> FragmentState:
+    """A fragment whose slow weights are 1 and whose fast weights are not."""
+    parameters = {"matrix": torch.ones(5000), "norm": torch.ones(7)}
+    made = FragmentState(FragmentCodec(Fragment(0, "all", (Piece("matrix", 5000), Piece("norm", 7)), 5000), codec(codec_name)), parameters)
+    for tensor in parameters.values():
+        tensor.fill_(fast)
+    return made
+
+
+def test_what_is_out_of_turn_raises_and_what_follows_still_counts() -> None:
+    states = state(1.1), state(1.3)
+    one, other = (MeetingSide(each) for each in states)
+    nothing = torch.empty(0, dtype=torch.uint8)
+    for out_of_turn in (
+        lambda: one.encode(nothing),
+        lambda: one.judge(nothing),
+        lambda: one.step(nothing.bool()),
+        lambda: one.failed_blocks,
+    ):
+        with pytest.raises(ValueError):
+            out_of_turn()
+    sketches = [side.prepare(RULE, 0.5, 7) for side in (one, other)]
+    payloads = one.encode(sketches[1]), other.encode(sketches[0])
+    with pytest.raises(ValueError, match="no message to encode"):
+        one.encode(sketches[1])
+    assert one.judge(payloads[1]) == other.judge(payloads[0]) == ""
+    for side in (one, other):
+        side.merge(side.step(side.failed_blocks))
+    assert torch.allclose(states[0].slow + states[1].slow, 2.0 + 0.7 * torch.full((5007,), 0.4))
+
+
+def test_a_message_that_was_accepted_counts_no_more_once_another_one_is_refused() -> None:
+    side, other = MeetingSide(state(1.1)), MeetingSide(state(1.3))
+    sketches = [one.prepare(RULE, 0.5, 7) for one in (side, other)]
+    side.encode(sketches[1])
+    payload = other.encode(sketches[0])
+    assert side.judge(payload) == ""
+    assert "away from ours" in side.judge(payload.view(torch.float32).mul(1e6).view(torch.uint8))
+    with pytest.raises(ValueError, match="No message was accepted"):
+        side.step(side.failed_blocks)
+
+
+def test_a_solo_step_takes_the_tokens_along() -> None:
+    alone = state(1.1)
+    alone.tokens = 300
+    alone.merge(alone.solo_step(RULE), alone.tokens)
+    assert alone.tokens == 0
+    assert torch.allclose(alone.slow, torch.full((5007,), 1.07))
+    assert torch.allclose(alone.fast(), alone.slow)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from optim.codecs import CODECS, codec
@@ -15,12 +17,12 @@ from optim.noloco import OuterSettings
 from peer.link import records as ask
 from peer.link.payload_folder import PayloadFolder
 from peer.link.records import File
-from peer.trainer import meeting as bitmaps
-from peer.trainer.outer_loop import OuterLoop
+from peer.trainer.outer_loop import OuterLoop, pack, unpack
 from protocol.messages.messages import RunPhase
 from tests import reference
 from tests.peer.exchange import Side, Terms, checked, exchange, meet, opened
 
+CPU = torch.device("cpu")
 SETTINGS = OuterSettings()
 LETTERS = (SETTINGS.alpha, SETTINGS.beta, SETTINGS.gamma)
 CODED, SMALL = 5000, 30  # values: the first are coded in blocks, the last short; the others travel in fp32
@@ -170,7 +172,7 @@ def test_failed_blocks_are_taken_alone_on_both_sides(tmp_path: Path) -> None:
     failed = torch.zeros(5, dtype=torch.bool)  # blocks of 1024
     failed[[1, 4]] = True
     values = failed.repeat_interleave(1024)[:CODED].tolist() + [False] * SMALL
-    meet(sides(peers), Terms(), bitmaps.pack(failed))
+    meet(sides(peers), Terms(), pack(failed))
     for peer, met, solo in zip(peers, pairs, alone, strict=True):
         assert_at(peer, [s if is_failed else m for is_failed, m, s in zip(values, met, solo, strict=True)], NAMES["modulo8"])
 
@@ -244,3 +246,41 @@ def test_a_hostile_sketch_is_refused(tmp_path: Path, sketch: bytes) -> None:
     peer.side.put(1, File.PARTNER_SKETCH, sketch)
     assert isinstance(peer.side.answer(ask.Encode(1)), ask.Unavailable)
     assert same(before, peer.state())
+
+
+def test_fragments_have_yardsticks_of_their_own_and_a_restored_loop_has_them_too(tmp_path: Path) -> None:
+    peers = pair(tmp_path)
+    before = peers[0].loop.state()["gate"]
+    meet(sides(peers), Terms())
+    state = json.loads(json.dumps(peers[0].loop.state()))
+    assert state["gate"][0]["gap"] > 0.0 and state["gate"][1] == before[1]
+    again = Peer(tmp_path, "again")
+    again.loop.restore(state)
+    assert again.loop.state() == state
+    with pytest.raises(ValueError):
+        again.loop.restore({**state, "gate": state["gate"][:1]})
+
+
+def test_none_failed_is_empty() -> None:
+    assert pack(torch.zeros(100, dtype=torch.bool)) == ""
+    assert not unpack("", 100, CPU).any()
+    assert unpack("", 0, CPU).shape == (0,)
+    assert pack(torch.zeros(0, dtype=torch.bool)) == ""
+
+
+def test_the_lowest_bit_is_the_first_block() -> None:
+    failed = torch.zeros(10, dtype=torch.bool)
+    failed[[0, 2, 9]] = True
+    assert pack(failed) == "0502"
+
+
+@given(st.lists(st.booleans(), max_size=50))
+def test_what_was_packed_is_unpacked(blocks: list[bool]) -> None:
+    failed = torch.tensor(blocks, dtype=torch.bool)
+    assert torch.equal(unpack(pack(failed), len(blocks), CPU), failed)
+
+
+@pytest.mark.parametrize(("text", "num_blocks"), [("01", 9), ("0101", 8), ("01", 0), ("zz", 8)])
+def test_a_list_of_another_size_is_refused(text: str, num_blocks: int) -> None:
+    with pytest.raises(ValueError):
+        unpack(text, num_blocks, CPU)

@@ -1,0 +1,283 @@
+"""Methods of pairs: peers step at their own rates and meet two by two (NoLoCo and its kin), or never (`local`).
+
+A meeting is that of real peers (peer/trainer/meeting.py), gate included, with no network between its sides and the method's own rule.
+Each instant of virtual time: the peers whose inner step ends open and apply the meetings that wait for them, then new meetings begin. A
+meeting counts for both sides or for neither: when the gate of one refuses the other's message, or a peer goes away before it is decided,
+both drop it. Who meets whom, and when: matching.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from random import Random
+
+from torch import Tensor
+
+from optim import gasloc, noloco, slowmo
+from optim.noloco import OuterSettings
+from peer.simulator.matching import Matcher, matcher
+from peer.simulator.population import Population
+from peer.simulator.replicas import Layout, SimulatedReplica, coding
+from peer.simulator.scenario import Scenario
+from peer.simulator.timeline import step_ends
+from peer.trainer.meeting import FragmentState, MeetingSide, NoLoCo, PairRule, bounded_weight
+from protocol.errors import BadSettings
+
+
+def train_alone(population: Population) -> Iterator[Fraction]:
+    """Let every peer train by itself; yield each time at which inner steps end."""
+    scenario = population.scenario
+    for now, arrived in step_ends(scenario.rates, scenario.num_steps, population.presence):
+        for peer in arrived:
+            population.replicas[peer].inner_step()
+        yield now
+
+
+def gossip(population: Population, rule: PairRule) -> Iterator[Fraction]:
+    """Let peers train and meet by a rule; yield each time at which inner steps end, after its meetings."""
+    scenario = population.scenario
+    table = Gossip(population, rule, matcher(scenario, len(population.layout.codecs)))
+    for now, arrived in step_ends(scenario.rates, scenario.num_steps, population.presence):
+        for peer in arrived:
+            table.peers[peer].inner_step(scenario.step_tokens)
+        table.boundary(now, arrived)
+        yield now
+
+
+# ---------------------------------------------------------------------- a meeting
+
+
+class PairPeer:
+    """A peer that meets others: its replica, and what it holds of each fragment between meetings."""
+
+    def __init__(self, replica: SimulatedReplica, layout: Layout) -> None:
+        self.replica = replica
+        self.fragments = tuple(FragmentState(codec, replica.parameters) for codec in layout.codecs)
+
+    def inner_step(self, num_tokens: int) -> None:
+        """Train on the next batch, and credit its tokens to every fragment. Raises Diverged."""
+        self.replica.inner_step()
+        for fragment in self.fragments:
+            fragment.tokens += num_tokens
+
+    def solo_step(self, fragment: int, rule: PairRule) -> None:
+        """Take the outer step of a fragment without a partner."""
+        state = self.fragments[fragment]
+        state.merge(state.solo_step(rule), state.tokens)
+
+
+@dataclass(slots=True)
+class Pair:
+    """A meeting of two peers over a fragment. It is decided when both sides are open and the exchange has had its time."""
+
+    fragment: int
+    peers: tuple[PairPeer, PairPeer]
+    seed: int
+    sides: dict[int, MeetingSide] = field(default_factory=dict)  # by peer number, like the next two
+    clock_steps: dict[int, int] = field(default_factory=dict)  # at the snapshots
+    applied: set[int] = field(default_factory=set)
+    failed_blocks: Tensor | None = None  # on either side; None until the exchange, or when it was refused
+    ready: Fraction | None = None  # when both sides have everything
+
+    def open(self, member: PairPeer) -> None:
+        """Take this side's snapshot."""
+        replica = member.replica
+        self.sides[replica.number] = MeetingSide(member.fragments[self.fragment])
+        self.clock_steps[replica.number] = replica.clock_steps
+
+    def exchange(self, rule: PairRule, *, token_weights: bool) -> str:
+        """Send each side's message to the other; return why one of them refuses, empty if none does."""
+        one, two = self.sides.values()
+        both = ((one, two), (two, one))
+        weights = [bounded_weight(own.tokens, partner.tokens) if token_weights else 0.5 for own, partner in both]
+        sketches = [side.prepare(rule, weight, self.seed) for side, weight in zip((one, two), weights, strict=True)]
+        payloads = one.encode(sketches[1]), two.encode(sketches[0])
+        reason = one.judge(payloads[1]) or two.judge(payloads[0])
+        self.failed_blocks = None if reason else one.failed_blocks | two.failed_blocks
+        return reason
+
+    def apply(self, member: PairPeer) -> None:
+        """Take one side's outer step; the inner steps made since its snapshot are kept."""
+        number = member.replica.number
+        side = self.sides[number]
+        assert self.failed_blocks is not None
+        side.merge(side.step(self.failed_blocks))
+        member.replica.hear_clock(next(steps for peer, steps in self.clock_steps.items() if peer != number))
+        self.applied.add(number)
+
+
+# ---------------------------------------------------------------------- all meetings
+
+
+class Gossip:
+    """All meetings under way. A fragment of a peer is in at most one."""
+
+    def __init__(self, population: Population, rule: PairRule, matching: Matcher) -> None:
+        self.peers = [PairPeer(replica, population.layout) for replica in population.replicas]
+        self._population = population
+        self._matcher = matching
+        self._rule = rule
+        self._meetings: dict[tuple[int, int], Pair] = {}  # by peer and fragment, until that peer has applied or dropped it
+        self._alone: set[tuple[int, int]] = set()
+        self._away: set[int] = set()
+        self._seeds = Random(f"{population.scenario.seed}/meetings")
+
+    def boundary(self, now: Fraction, arrived: Sequence[int]) -> None:
+        """Do what the peers at a step boundary do there."""
+        self._away.difference_update(arrived)
+        self._settle(now, arrived)
+        self._matcher.arrange(now, arrived, self)
+        self._settle(now, arrived)
+        for peer in arrived:
+            if self._population.presence.is_away(peer, now):
+                self._leave(peer)
+
+    # ------------------------------------------------------------------ what the matcher sees and does
+
+    def is_free(self, peer: int, fragment: int) -> bool:
+        """Say whether the peer is there and the fragment in no meeting."""
+        return peer not in self._away and (peer, fragment) not in self._meetings and (peer, fragment) not in self._alone
+
+    def clock_gap(self, one: int, two: int) -> int:
+        """Return by how many steps the two peers' schedule clocks differ."""
+        return abs(self._population.replicas[one].clock_steps - self._population.replicas[two].clock_steps)
+
+    def begin(self, one: int, two: int, fragment: int) -> None:
+        """Let two peers meet over a fragment, each from its next step boundary on."""
+        meeting = Pair(fragment, (self.peers[one], self.peers[two]), self._seeds.getrandbits(63))
+        self._meetings[one, fragment] = self._meetings[two, fragment] = meeting
+
+    def step_alone(self, peer: int, fragment: int) -> None:
+        """Let a peer take the fragment's outer step alone at its next step boundary."""
+        self._alone.add((peer, fragment))
+
+    # ------------------------------------------------------------------ meetings under way
+
+    def _settle(self, now: Fraction, arrived: Sequence[int]) -> None:
+        here = set(arrived)
+        mine = [(peer, meeting) for (peer, _), meeting in self._meetings.items() if peer in here]
+        for peer, meeting in mine:
+            if peer not in meeting.sides:
+                meeting.open(self.peers[peer])
+        for _, meeting in mine:
+            if len(meeting.sides) == 2 and meeting.ready is None:
+                self._exchange(meeting, now)
+        for peer, meeting in mine:
+            if meeting.ready is not None and meeting.ready <= now and (peer, meeting.fragment) in self._meetings:
+                self._decide(peer, meeting)
+        for peer, fragment in sorted(self._alone):
+            if peer in here:
+                self.peers[peer].solo_step(fragment, self._rule)
+                self._alone.discard((peer, fragment))
+                self._population.traffic.solo += 1
+                self._matcher.done(peer, fragment)
+
+    def _exchange(self, meeting: Pair, now: Fraction) -> None:
+        with coding("a pair of peers"):
+            meeting.exchange(self._rule, token_weights=self._population.scenario.token_weights)
+        meeting.ready = now + self._population.scenario.delay_steps
+        codec = self._population.layout.codecs[meeting.fragment]
+        self._population.traffic.sent(2 * (codec.sketch_bytes + codec.payload_bytes))
+
+    def _decide(self, peer: int, meeting: Pair) -> None:
+        """Apply a meeting on this peer's side, or drop one that was refused; its fragment stays due, as with real peers."""
+        if meeting.failed_blocks is None:
+            self._drop(meeting)
+            self._population.traffic.refused += 1
+            return
+        self._population.traffic.completed += not meeting.applied
+        meeting.apply(self.peers[peer])
+        del self._meetings[peer, meeting.fragment]
+        self._matcher.done(peer, meeting.fragment)
+
+    def _drop(self, meeting: Pair) -> None:
+        assert not meeting.applied
+        for member in meeting.peers:
+            del self._meetings[member.replica.number, meeting.fragment]
+
+    def _leave(self, peer: int) -> None:
+        """Go away, and drop the meetings under way: no partner has applied one of them, or this peer just would have too."""
+        self._away.add(peer)
+        for meeting in [meeting for (member, _), meeting in self._meetings.items() if member == peer]:
+            self._drop(meeting)
+            self._population.traffic.dropped += 1
+
+
+# ---------------------------------------------------------------------- the rules beside NoLoCo's; the formulas are optim's
+
+
+@dataclass(frozen=True, slots=True)
+class SlowMo:
+    """SlowMo without its average, plus gossip; see optim.slowmo. Token weights play no part."""
+
+    settings: OuterSettings
+
+    def message(self, slow: Tensor, momentum: Tensor, fast: Tensor, weight: float) -> Tensor:
+        """Return where one's own step leads; see PairRule."""
+        return slowmo.message(slow, momentum, fast, self.settings)
+
+    def pair_step(
+        self, slow: Tensor, momentum: Tensor, fast: Tensor, weight: float, gap: Tensor, failed: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Take one's own step and half the way to the partner; see PairRule."""
+        return slowmo.pair_step(slow, momentum, fast, gap, self.settings, failed)
+
+    def solo_step(self, slow: Tensor, momentum: Tensor, fast: Tensor) -> tuple[Tensor, Tensor]:
+        """Take one's own step; see PairRule."""
+        return noloco.solo_step(slow, momentum, fast, self.settings)
+
+
+@dataclass(frozen=True, slots=True)
+class GASLoC:
+    """GASLoC for pairs; see optim.gasloc. Token weights play no part."""
+
+    settings: OuterSettings
+
+    def message(self, slow: Tensor, momentum: Tensor, fast: Tensor, weight: float) -> Tensor:
+        """Return where a plain outer step leads; see PairRule."""
+        return gasloc.message(slow, fast, self.settings)
+
+    def pair_step(
+        self, slow: Tensor, momentum: Tensor, fast: Tensor, weight: float, gap: Tensor, failed: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Take GASLoC's step; see PairRule."""
+        return gasloc.pair_step(slow, momentum, fast, gap, self.settings, failed)
+
+    def solo_step(self, slow: Tensor, momentum: Tensor, fast: Tensor) -> tuple[Tensor, Tensor]:
+        """Take Nesterov's step; see PairRule."""
+        return gasloc.solo_step(slow, momentum, fast, self.settings)
+
+
+def noloco_rule(scenario: Scenario) -> PairRule:
+    """Return NoLoCo's rule with the scenario's constants. Raises BadSettings outside the stable range."""
+    return _checked(lambda: NoLoCo(_settings(scenario)))
+
+
+def averaged_rule(scenario: Scenario) -> PairRule:
+    """Return the rule of NoLoCo with averaged momentum. Raises BadSettings outside the stable range."""
+    return _checked(lambda: NoLoCo(_settings(scenario, average_momentum=True)))
+
+
+def slowmo_rule(scenario: Scenario) -> PairRule:
+    """Return SlowMo's rule with the scenario's constants: alpha and beta, as the manifest has checked them, whatever gamma is."""
+    outer = scenario.manifest.outer
+    return SlowMo(slowmo.outer_settings(outer.alpha, outer.beta))
+
+
+def gasloc_rule(scenario: Scenario) -> PairRule:
+    """Return GASLoC's rule with the scenario's constants. Raises BadSettings for values that cannot train."""
+    return _checked(lambda: GASLoC(_settings(scenario)))
+
+
+def _settings(scenario: Scenario, *, average_momentum: bool = False) -> OuterSettings:
+    outer = scenario.manifest.outer
+    return OuterSettings(outer.alpha, outer.beta, outer.gamma, average_momentum)
+
+
+def _checked(make: Callable[[], PairRule]) -> PairRule:
+    try:
+        return make()
+    except ValueError as error:
+        raise BadSettings(str(error), hint="change alpha or gamma") from None
