@@ -27,7 +27,8 @@ def bootstrap(
     Takes part in the run's directory and gives its manifest to newcomers. Prints its own addresses, one a line, on stdout.
     """
     config = settings(home, listen=listen, port=port, announce=announce)
-    hold_seed(config, read_invite(Home(config.home), invite))
+    _, read = read_invite(Home(config.home), invite)
+    hold_seed(config, read)
 
 
 def hold_seed(config: PeerConfig, invite: Invite | None) -> None:

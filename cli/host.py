@@ -74,7 +74,7 @@ def host(
     wanted = changed(read_manifest(manifest, own_text=data is not None), steps=steps, seed=seed, codec=codec, method=method)
     is_given = manifest is not None or (steps, seed, codec, method) != (None, None, None, None)
     signed = run_to_host(folder, identity, wanted.with_host(identity.peer_id), must_match=is_given)
-    hold_session(config, signed, None, InviteLine(identity, signed))
+    hold_session(config, identity, signed, None, InviteLine(identity, signed))
 
 
 def run_to_host(folder: Home, identity: Identity, wanted: Manifest, *, must_match: bool) -> SignedManifest:

@@ -42,21 +42,25 @@ def join(
     """
     config = settings(home, data, device, threads, listen=listen, port=port, announce=announce, checkpoint_every_s=checkpoint_every)
     folder = Home(config.home)
-    read = read_invite(folder, invite)
-    if read is None:
+    if invite is None:
         need_run(folder)
-    hold_session(config, None, read)
+    identity, read = read_invite(folder, invite)
+    hold_session(config, identity, None, read)
 
 
-def read_invite(folder: Home, text: str | None) -> Invite | None:
-    """Read and check the invite, if there is one. Raises BadInvite, or BadSettings where the home holds another run."""
-    if text is None:
-        return None
-    invite = Invite.from_text(text)
-    need_same_run(folder, invite.run_id)
+def read_invite(folder: Home, text: str | None) -> tuple[Identity, Invite | None]:
+    """Return who this peer is, and the invite, checked, if there is one.
+
+    Raises BadInvite, or BadSettings where the home holds another run.
+    """
+    invite = Invite.from_text(text) if text is not None else None
+    if invite is not None:
+        need_same_run(folder, invite.run_id)
     folder.create()
-    invite.check(Identity.load_or_create(folder.identity).peer_id, time.time())
-    return invite
+    identity = Identity.load_or_create(folder.identity)
+    if invite is not None:
+        invite.check(identity.peer_id, time.time())
+    return identity, invite
 
 
 def need_run(folder: Home) -> None:

@@ -12,13 +12,16 @@ from cli.screen import Screen, screen
 from peer.machine.config import PeerConfig
 from peer.machine.status import Status
 from peer.supervisor.run import run_peer
+from protocol.identity import Identity
 from protocol.run.invite import Invite
 from protocol.run.manifest import SignedManifest
 
 Also = Callable[[Status, Screen], None]
 
 
-def hold_session(config: PeerConfig, manifest: SignedManifest | None, invite: Invite | None, also: Also | None = None) -> None:
+def hold_session(
+    config: PeerConfig, identity: Identity, manifest: SignedManifest | None, invite: Invite | None, also: Also | None = None
+) -> None:
     """Run the peer, draw its status after each change, and call `also` with it. Raises what `run_peer` raises."""
     with screen(sys.stderr) as drawn:
 
@@ -28,7 +31,7 @@ def hold_session(config: PeerConfig, manifest: SignedManifest | None, invite: In
             if also is not None:
                 also(status, drawn)
 
-        status = asyncio.run(run_peer(config, manifest, invite, watch))
+        status = asyncio.run(run_peer(config, identity, manifest, invite, watch))
     print(farewell(status, config), file=sys.stderr)
 
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, dataclass_transform, get_args
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
@@ -23,69 +23,64 @@ MAX_LOG_BYTES = 64 << 20  # chosen, not measured: weeks of a busy peer; one olde
 Figure = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]  # one that is not finite is null in a line
 
 
-@dataclass(frozen=True, slots=True)
-class Stamped:
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+class Named:
+    """Makes a frozen dataclass of each subclass, with a field `event` that holds the subclass's name and is its mark in a line."""
+
+    def __init_subclass__(cls) -> None:
+        cls.__annotations__["event"] = Literal[cls.__name__]
+        setattr(cls, "event", field(default=cls.__name__, kw_only=True, repr=False))  # noqa: B010 - not for type checkers
+        dataclass(frozen=True)(cls)
+
+
+class Stamped(Named):
     """What every event has. When it happened has no part in comparisons."""
 
     ts: float = field(default_factory=lambda: round(time.time(), 6), kw_only=True, compare=False, repr=False)  # seconds since 1970
 
 
-@dataclass(frozen=True, slots=True)
 class PeerStarted(Stamped):
     """The peer was started; what follows, up to the next PeerStarted, is one session."""
 
-    event: Literal["PeerStarted"] = field(default="PeerStarted", kw_only=True, repr=False)
     peer_id: str  # base58
 
 
-@dataclass(frozen=True, slots=True)
 class RunKnown(Stamped):
     """The manifest is on disk, so the trainer may begin."""
 
-    event: Literal["RunKnown"] = field(default="RunKnown", kw_only=True, repr=False)
     run_id: str  # hexadecimal
     total_steps: int  # where the run ends
 
 
-@dataclass(frozen=True, slots=True)
 class ModelBuilt(Stamped):
     """The trainer has built the model."""
 
-    event: Literal["ModelBuilt"] = field(default="ModelBuilt", kw_only=True, repr=False)
     params: int
     bits_per_param: float  # what the codec sends one way in a meeting
 
 
-@dataclass(frozen=True, slots=True)
 class StateChanged(Stamped):
     """The peer is in another state now."""
 
-    event: Literal["StateChanged"] = field(default="StateChanged", kw_only=True, repr=False)
     state: str  # as in Status
     reason: str  # why, in words
 
 
-@dataclass(frozen=True, slots=True)
 class PeersSeen(Stamped):
     """There are more or fewer peers in sight than before."""
 
-    event: Literal["PeersSeen"] = field(default="PeersSeen", kw_only=True, repr=False)
     num_peers: int  # others, known to be there
 
 
-@dataclass(frozen=True, slots=True)
 class AddressesChanged(Stamped):
     """Others can reach this peer at these addresses from now on."""
 
-    event: Literal["AddressesChanged"] = field(default="AddressesChanged", kw_only=True, repr=False)
     addresses: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
 class StepDone(Stamped):
     """Inner steps were made; written about once a second, not for each step."""
 
-    event: Literal["StepDone"] = field(default="StepDone", kw_only=True, repr=False)
     step: int  # own inner steps so far
     clock_steps: int  # the schedule's clock
     tokens: int  # trained by this peer so far
@@ -96,11 +91,9 @@ class StepDone(Stamped):
     blocked_s: Figure  # of these, in work for meetings: the trainer could not make inner steps
 
 
-@dataclass(frozen=True, slots=True)
 class MeetingDone(Stamped):
     """A meeting ended, one way or another."""
 
-    event: Literal["MeetingDone"] = field(default="MeetingDone", kw_only=True, repr=False)
     partner: str  # PeerId, base58
     fragment: int
     outcome: str  # MeetingOutcome in lower case: completed busy refused gated misbehaved failed abandoned
@@ -111,106 +104,84 @@ class MeetingDone(Stamped):
     seconds: Figure
 
 
-@dataclass(frozen=True, slots=True)
 class SoloStep(Stamped):
     """A fragment took its outer step without a partner."""
 
-    event: Literal["SoloStep"] = field(default="SoloStep", kw_only=True, repr=False)
     fragment: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
 class CheckpointSaved(Stamped):
     """A checkpoint is on disk."""
 
-    event: Literal["CheckpointSaved"] = field(default="CheckpointSaved", kw_only=True, repr=False)
     step: int
     path: str
     num_bytes: int
     seconds: Figure
 
 
-@dataclass(frozen=True, slots=True)
 class CheckpointFailed(Stamped):
     """A checkpoint could not be written; the earlier ones are untouched."""
 
-    event: Literal["CheckpointFailed"] = field(default="CheckpointFailed", kw_only=True, repr=False)
     step: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
 class CheckpointRejected(Stamped):
     """A checkpoint on disk is damaged; an earlier one is used."""
 
-    event: Literal["CheckpointRejected"] = field(default="CheckpointRejected", kw_only=True, repr=False)
     path: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
 class EvalDone(Stamped):
     """The held-out loss was measured."""
 
-    event: Literal["EvalDone"] = field(default="EvalDone", kw_only=True, repr=False)
     step: int
     loss: Figure  # nats per token
     num_batches: int
 
 
-@dataclass(frozen=True, slots=True)
 class StateCloned(Stamped):
     """Slow weights, momentum and clock were taken over from a donor."""
 
-    event: Literal["StateCloned"] = field(default="StateCloned", kw_only=True, repr=False)
     donor: str  # PeerId, base58
     clock_steps: int
     num_bytes: int
     seconds: Figure
 
 
-@dataclass(frozen=True, slots=True)
 class NodeRestarted(Stamped):
     """The node process ended unasked and was started again."""
 
-    event: Literal["NodeRestarted"] = field(default="NodeRestarted", kw_only=True, repr=False)
     reason: str
     num_restarts: int  # in a row; one that had run for a minute counts as the first again
 
 
-@dataclass(frozen=True, slots=True)
 class TrainerRestarted(Stamped):
     """The trainer process ended unasked and was started again."""
 
-    event: Literal["TrainerRestarted"] = field(default="TrainerRestarted", kw_only=True, repr=False)
     reason: str
     num_restarts: int  # in a row; one that had run for a minute counts as the first again
 
 
-@dataclass(frozen=True, slots=True)
 class EventsLost(Stamped):
     """Events before this one could not be written."""
 
-    event: Literal["EventsLost"] = field(default="EventsLost", kw_only=True, repr=False)
     num_events: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
 class ProcessSays(Stamped):
     """How far the node or the trainer is, in its own words; the peer's state is composed of these."""
 
-    event: Literal["ProcessSays"] = field(default="ProcessSays", kw_only=True, repr=False)
     state: str  # the trainer: ready training finishing; the node: joining waiting, without a trainer seeding
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
 class TrainerIdle(Stamped):
     """The trainer made no inner step since it last spoke: it averages at the end, or its batches fail."""
 
-    event: Literal["TrainerIdle"] = field(default="TrainerIdle", kw_only=True, repr=False)
     step: int  # these as in StepDone
     clock_steps: int
     tokens: int
@@ -218,11 +189,9 @@ class TrainerIdle(Stamped):
     blocked_s: Figure
 
 
-@dataclass(frozen=True, slots=True)
 class ProcessFailed(Stamped):
     """The last words of a process that ends with an error."""
 
-    event: Literal["ProcessFailed"] = field(default="ProcessFailed", kw_only=True, repr=False)
     error: str
     hint: str
     exit_code: int

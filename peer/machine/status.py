@@ -6,21 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from peer.machine.events import (
-    AddressesChanged,
-    EvalDone,
-    Event,
-    MeetingDone,
-    ModelBuilt,
-    PeersSeen,
-    PeerStarted,
-    RunKnown,
-    SoloStep,
-    StateChanged,
-    StepDone,
-    TrainerIdle,
-    TrainerRestarted,
-)
+from peer.machine import events
 
 VERSION = "0.1.0"
 COUNTED_AS = {"completed": "completed", "busy": "refused", "refused": "refused"}  # any other outcome of a meeting: failed
@@ -61,39 +47,39 @@ class Status:
         return shown
 
 
-def apply(status: Status, event: Event) -> Status:
+def apply(status: Status, event: events.Event) -> Status:
     """Return the status after an event. All of a session's events, in their order, give all of its status."""
     match event:
-        case PeerStarted():
+        case events.PeerStarted():
             return Status(peer_id=event.peer_id, since=event.ts)
-        case StateChanged():
+        case events.StateChanged():
             since = status.since if event.state == status.state else event.ts
             return replace(status, state=event.state, reason=event.reason, since=since)
-        case RunKnown():
+        case events.RunKnown():
             return replace(status, run_id=event.run_id, total_steps=event.total_steps)
-        case ModelBuilt():
+        case events.ModelBuilt():
             return replace(status, params=event.params, bits_per_param=event.bits_per_param)
-        case PeersSeen():
+        case events.PeersSeen():
             return replace(status, peers_seen=event.num_peers)
-        case AddressesChanged():
+        case events.AddressesChanged():
             return replace(status, addresses=list(event.addresses))
-        case StepDone():
+        case events.StepDone():
             return replace(_trained(status, event), loss=event.loss, tokens_per_second=event.tokens_per_second)
-        case TrainerIdle():
+        case events.TrainerIdle():
             return replace(_trained(status, event), tokens_per_second=0.0)
-        case EvalDone():
+        case events.EvalDone():
             return replace(status, eval_loss=event.loss)
-        case SoloStep():
+        case events.SoloStep():
             return replace(status, meetings=_plus(status.meetings, solo=1))
-        case MeetingDone():
+        case events.MeetingDone():
             return _met(status, event)
-        case TrainerRestarted():
+        case events.TrainerRestarted():
             return replace(status, earlier_s=(status.train_seconds, status.blocked_seconds))
         case _:  # it changes nothing that is shown
             return status
 
 
-def _trained(status: Status, event: StepDone | TrainerIdle) -> Status:
+def _trained(status: Status, event: events.StepDone | events.TrainerIdle) -> Status:
     return replace(
         status,
         step=event.clock_steps,
@@ -104,7 +90,7 @@ def _trained(status: Status, event: StepDone | TrainerIdle) -> Status:
     )
 
 
-def _met(status: Status, done: MeetingDone) -> Status:
+def _met(status: Status, done: events.MeetingDone) -> Status:
     lanes = _plus(status.lane_counts, **{done.lane: 1}) if done.outcome == "completed" else status.lane_counts
     return replace(
         status,

@@ -19,8 +19,8 @@ from protocol.run.manifest import SignedManifest
 PAYLOAD_BYTES = 64 << 20  # room wanted in the runtime folder before the model's size is known
 
 
-async def run_peer(config: PeerConfig, manifest: SignedManifest | None, invite: Invite | None, watch: Watch) -> Status:
-    """Run one peer until its run ends, it is asked to leave, or it cannot go on.
+async def run_peer(config: PeerConfig, identity: Identity, manifest: SignedManifest | None, invite: Invite | None, watch: Watch) -> Status:
+    """Run one peer until its run ends, it is asked to leave, or it cannot go on. Its home folder is there (`Home.create`).
 
     A manifest makes it the run's host, an invite a member; with neither, it goes on with what its home folder holds. A new run that
     fails before it has trained leaves no manifest: only the children, which load torch, can tell that a codec or a model cannot be, and
@@ -28,9 +28,7 @@ async def run_peer(config: PeerConfig, manifest: SignedManifest | None, invite: 
     the last status. Raises GossamerError; KeyboardInterrupt after Ctrl-C.
     """
     home = Home(config.home)
-    home.create()
     with home.locked(), runtime_folder(PAYLOAD_BYTES) as runtime:
-        identity = Identity.load_or_create(home.identity)
         is_new = manifest is not None and not home.manifest.exists()
         if manifest is not None:
             write_whole(home.manifest, manifest.to_bytes(), private=True)

@@ -11,9 +11,11 @@ import sys
 from pathlib import Path
 
 from peer.machine.config import peer_config
+from peer.machine.home import Home
 from peer.machine.status import Status
 from peer.supervisor.run import run_peer
 from protocol.errors import ExitCode, GossamerError
+from protocol.identity import Identity
 
 
 def main() -> int:
@@ -27,7 +29,10 @@ def main() -> int:
 
     try:
         config = peer_config({"home": Path(sys.argv[1]), **json.loads(sys.argv[2])})
-        asyncio.run(run_peer(config, None, None, watch))
+        home = Home(config.home)
+        home.create()
+        identity = Identity.load_or_create(home.identity)
+        asyncio.run(run_peer(config, identity, None, None, watch))
     except GossamerError as error:
         sys.stderr.write(f"error: {error}\nhint: {error.hint}\n")
         return int(error.exit_code)

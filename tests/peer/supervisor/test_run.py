@@ -36,7 +36,8 @@ def run_of(home: Home, codec: str = "int8") -> SignedManifest:
 
 def host(home: Home, signed: SignedManifest | None, trainer: str) -> Status:
     (home.path / "trainer.does").write_text(trainer)
-    return asyncio.run(module.run_peer(PeerConfig(home=home.path, alone=True), signed, None, lambda status: None))
+    identity = Identity.load_or_create(home.identity)
+    return asyncio.run(module.run_peer(PeerConfig(home=home.path, alone=True), identity, signed, None, lambda status: None))
 
 
 def test_a_new_run_that_cannot_begin_leaves_the_home_free(home: Home) -> None:
