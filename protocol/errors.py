@@ -1,24 +1,6 @@
 """Every error that crosses a package border, and whose fault it is.
 
-- GossamerError                 carries `hint`: what to do next
-  - TransportError              the network's fault: try again, or another partner, within the deadline
-    - Unreachable               no lane to the partner opened
-    - PeerGone                  the partner's stream ended before the conversation did
-    - DeadlineExceeded          the time set aside for the step has passed
-  - PeerMisbehaved              the partner's fault: drop it, note the reason, do not retry
-    - BadMessage                unreadable, out of order, or a size that the manifest does not imply
-    - BadSignature              signed by another key, or over other bytes
-    - BadContents               the bytes do not have the hash that was promised, or are not finite
-  - Refused                     the partner said no, with a code; nobody's fault
-  - OperatorError               the operator's fault: exit code 2 unless the subclass says otherwise
-    - BadInvite                 cut, expired, forged or for somebody else
-    - BadManifest               not a manifest, or one with values that cannot work
-    - BadSettings               local settings or data that cannot work
-    - WrongVersion              exit code 10
-    - RunRefusesUs              exit code 4
-    - SwarmUnreachable          exit code 3
-
-Anything else that escapes is our own fault: exit code 1. A refusal's code tells the other side whether to ask again; the enum repeats
+The network's, the partner's, the operator's, or nobody's (`Refused`). Anything else that escapes is our own fault: exit code 1. A refusal's code tells the other side whether to ask again; the enum repeats
 `RefusalCode` of peer.proto without its zero, and a test holds the two together.
 """
 
@@ -50,13 +32,13 @@ class GossamerError(Exception):
 
 
 class TransportError(GossamerError):
-    """The network's fault."""
+    """The network's fault: try again, or another partner, within the deadline."""
 
     exit_code = ExitCode.SWARM_UNREACHABLE
 
 
 class Unreachable(TransportError):
-    """No lane to the partner opened."""
+    """No connection to the partner opened."""
 
 
 class PeerGone(TransportError):
@@ -68,7 +50,7 @@ class DeadlineExceeded(TransportError):
 
 
 class PeerMisbehaved(GossamerError):
-    """The partner's fault: drop it and note why."""
+    """The partner's fault: drop it and note why, do not retry."""
 
 
 class BadMessage(PeerMisbehaved):
@@ -84,7 +66,7 @@ class BadContents(PeerMisbehaved):
 
 
 class OperatorError(GossamerError):
-    """The operator's fault."""
+    """The operator's fault: exit code 2 unless the subclass says otherwise."""
 
     exit_code = ExitCode.BAD_INPUT
 

@@ -6,6 +6,7 @@ manifest implies (payloads, state) are not here: see `terms.py`.
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Final
 
 from protocol.errors import BadMessage
@@ -17,7 +18,7 @@ KIB: Final = 1024
 
 # ---- frames ----
 CHUNK_BYTES: Final = 256 * KIB
-"""Data in one chunk: large enough that framing costs under 0.1 %, small enough that two lanes of buffers stay in the megabytes."""
+"""Data in one chunk: large enough that framing costs under 0.1 %, small enough that the buffers of two streams stay in the megabytes."""
 FRAME_BYTES: Final = 512 * KIB
 """Refused before parsing, and gRPC's receive limit. Protobuf can blow a message up 36 times in memory (measured): 18 MiB here."""
 SMALL_FRAME_BYTES: Final = 8 * KIB
@@ -82,16 +83,61 @@ MEMBERS: Final = 512
 """Names on an allow list; a larger swarm uses invites."""
 
 
+# ---- where they hold: the name of a field means the same in every message, record and credential ----
+_LENGTHS: Final = {
+    "run_id": RUN_ID_BYTES,
+    "nonce": NONCE_BYTES,
+    "partner_nonce": NONCE_BYTES,
+    "meeting_id": MEETING_ID_BYTES,
+    "payload_sha256": DIGEST_BYTES,
+    "sha256": DIGEST_BYTES,
+    "bootstraps_sha256": DIGEST_BYTES,
+    "signature": SIGNATURE_BYTES,
+    "bearer_signature": SIGNATURE_BYTES,
+}
+_MAY_BE_EMPTY: Final = ("partner_nonce", "signature", "bearer_signature")
+_COUNTS: Final = {
+    "protocol_version": VERSIONS,
+    "fragment": FRAGMENTS,
+    "codec": CODECS,
+    "tokens": TOKENS,
+    "clock_steps": STEPS,
+    "sequence": STEPS,
+    "sketch_bytes": TRANSFER_BYTES,
+    "payload_bytes": TRANSFER_BYTES,
+    "total_bytes": TRANSFER_BYTES,
+    "offset": TRANSFER_BYTES,
+    "expires_s": UNIX_SECONDS,
+    "not_after_s": UNIX_SECONDS,
+}
+_SIZES: Final = {
+    "detail": REFUSAL_DETAIL_CHARS,
+    "acquaintances": ACQUAINTANCES,
+    "addresses": RECORD_ADDRESSES,
+    "failed_blocks": CHUNK_BYTES,
+}
+
+
+class Checked:
+    """A dataclass whose fields are within the caps that their names imply; raises BadMessage when made with others."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        for field in fields(self):  # type: ignore[arg-type]
+            name, value = field.name, getattr(self, field.name)
+            if name in _LENGTHS and (value or name not in _MAY_BE_EMPTY):
+                need_length(name, value, _LENGTHS[name])
+            elif name in _COUNTS:
+                need_count(name, value, _COUNTS[name])
+            elif name in _SIZES:
+                need_count(f"size of {name}", len(value), _SIZES[name])
+
+
 def need_length(name: str, value: bytes, num_bytes: int) -> None:
     """Raise BadMessage unless `value` has exactly this many bytes."""
     if len(value) != num_bytes:
         raise BadMessage(f"{name} has {len(value)} bytes, not {num_bytes}")
-
-
-def need_signature(value: bytes) -> None:
-    """Raise BadMessage unless `value` is a signature, or empty: not signed yet (which frames do not carry)."""
-    if value:
-        need_length("signature", value, SIGNATURE_BYTES)
 
 
 def need_count(name: str, value: int, most: int) -> None:

@@ -97,7 +97,7 @@ class RecordShelf:
             known = self._view.get(record.peer_id)
             if known is not None and known.data == data and record.expires_s > self._now():
                 return known  # its signature was checked when it came first
-            record.verify(self._run_id, self._now())
+            record.check(self._run_id, self._now())
             return _Held(record, data) if self._is_member(record) else None
         except (BadMessage, BadSignature, ValueError):  # a ValueError is a gap in our checks: a stranger must not end us through it
             return None

@@ -171,7 +171,7 @@ class MemoryNetwork:
 
     async def publish(self, author: PeerId, record: MemberRecord) -> None:
         """Keep a record where those on the author's side of a cut find it. Raises TransportError when nobody is there to take it."""
-        record.verify(record.run_id, self.now_s())
+        record.check(record.run_id, self.now_s())
         await asyncio.sleep(2 * self._lines[author].link.latency_s)
         others = [peer for peer in self._hosts if peer != author]
         if author not in self._hosts or (others and all(self.is_cut(author, peer) for peer in others)):

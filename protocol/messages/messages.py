@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import Self
 
 from protocol import limits
 from protocol.errors import BadMessage, PeerMisbehaved, RefusalCode, Refused
 from protocol.identity import Identity, PeerId, signable
+from protocol.limits import Checked
 from protocol.run.credential import Credential
 
 
@@ -43,8 +45,27 @@ class Decision(IntEnum):
     DROPPED = 2
 
 
+class Signed(Checked):
+    """A message that its sender signs; `signed_bytes` is every field but the signature."""
+
+    __slots__ = ()
+    signature: bytes
+
+    def signed_bytes(self) -> bytes:
+        """Return what the sender signs."""
+        raise NotImplementedError
+
+    def signed(self, identity: Identity) -> Self:
+        """Return a copy with the sender's signature."""
+        return replace(self, signature=identity.sign(self.signed_bytes()))  # type: ignore[type-var]
+
+    def verify(self, signer: PeerId) -> None:
+        """Raise BadSignature unless `signer` signed this."""
+        signer.verify(self.signature, self.signed_bytes())
+
+
 @dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(Signed):
     """First frame of a meeting, from each side; the two signatures bind one fresh pair of nonces."""
 
     protocol_version: int  # of the sender
@@ -65,20 +86,9 @@ class Hello:
     signature: bytes = b""  # the sender's, over every field above
 
     def __post_init__(self) -> None:
-        limits.need_length("run_id", self.run_id, limits.RUN_ID_BYTES)
-        limits.need_length("nonce", self.nonce, limits.NONCE_BYTES)
-        limits.need_length("partner_nonce", self.partner_nonce, limits.NONCE_BYTES if self.partner_nonce else 0)
-        limits.need_count("protocol_version", self.protocol_version, limits.VERSIONS)
-        limits.need_count("fragment", self.fragment, limits.FRAGMENTS)
-        limits.need_count("codec", self.codec, limits.CODECS)
-        limits.need_count("tokens", self.tokens, limits.TOKENS)
-        limits.need_count("clock_steps", self.clock_steps, limits.STEPS)
-        limits.need_count("sketch_bytes", self.sketch_bytes, limits.TRANSFER_BYTES)
-        limits.need_count("payload_bytes", self.payload_bytes, limits.TRANSFER_BYTES)
-        limits.need_count("number of acquaintances", len(self.acquaintances), limits.ACQUAINTANCES)
+        Checked.__post_init__(self)
         for record in self.acquaintances:
             limits.need_count("size of an acquaintance", len(record), limits.RECORD_BYTES)
-        limits.need_signature(self.signature)
 
     def signed_bytes(self) -> bytes:
         """Return what the sender signs: every field but the signature."""
@@ -87,24 +97,16 @@ class Hello:
         credential = self.credential.fields() if self.credential else b""
         return signable(b"gossamer/hello/1", *who, *what, credential, signable(b"acquaintances", *self.acquaintances))
 
-    def signed(self, identity: Identity) -> Hello:
-        """Return a copy with the sender's signature."""
-        return replace(self, signature=identity.sign(self.signed_bytes()))
-
-    def verify(self, signer: PeerId) -> None:
-        """Raise BadSignature unless `signer` signed this."""
-        signer.verify(self.signature, self.signed_bytes())
-
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(Checked):
     """No, and why."""
 
     code: RefusalCode  # what the other side may act on
     detail: str = ""  # one line for the log only
 
     def __post_init__(self) -> None:
-        limits.need_count("length of detail", len(self.detail), limits.REFUSAL_DETAIL_CHARS)
+        Checked.__post_init__(self)
         # It ends on a terminal: no control character of a stranger may.
         object.__setattr__(self, "detail", "".join(char if char.isprintable() else " " for char in self.detail))
 
@@ -116,7 +118,7 @@ def refusal_of(error: Refused | PeerMisbehaved) -> Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(Checked):
     """A run of bytes; a side sends each part once, in order and without gaps."""
 
     part: Part  # what the bytes belong to
@@ -124,96 +126,62 @@ class Chunk:
     data: bytes  # 1 byte to 256 KiB
 
     def __post_init__(self) -> None:
-        limits.need_count("offset", self.offset, limits.TRANSFER_BYTES)
+        Checked.__post_init__(self)
         if not 1 <= len(self.data) <= limits.CHUNK_BYTES:
             raise BadMessage(f"a chunk carries {len(self.data)} bytes, outside 1 to {limits.CHUNK_BYTES}")
 
 
 @dataclass(frozen=True, slots=True)
-class Commitment:
+class Commitment(Signed):
     """Binds the sender to its payload before it sees the partner's. The meeting id stands for run, peers and nonces."""
 
     meeting_id: bytes  # 16 bytes, derived from run, fragment and both nonces
     payload_sha256: bytes  # 32 bytes
     signature: bytes = b""  # the sender's, over the fields above
 
-    def __post_init__(self) -> None:
-        limits.need_length("meeting_id", self.meeting_id, limits.MEETING_ID_BYTES)
-        limits.need_length("payload_sha256", self.payload_sha256, limits.DIGEST_BYTES)
-        limits.need_signature(self.signature)
-
     def signed_bytes(self) -> bytes:
         """Return what the sender signs."""
         return signable(b"gossamer/commitment/1", self.meeting_id, self.payload_sha256)
 
-    def signed(self, identity: Identity) -> Commitment:
-        """Return a copy with the sender's signature."""
-        return replace(self, signature=identity.sign(self.signed_bytes()))
-
-    def verify(self, signer: PeerId) -> None:
-        """Raise BadSignature unless `signer` signed this."""
-        signer.verify(self.signature, self.signed_bytes())
-
-
-def _need_bitmap(meeting_id: bytes, failed_blocks: bytes) -> None:
-    limits.need_length("meeting_id", meeting_id, limits.MEETING_ID_BYTES)
-    limits.need_count("size of failed_blocks", len(failed_blocks), limits.CHUNK_BYTES)
-
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Checked):
     """The whole payload is here and passed, except for these blocks, which both sides take alone."""
 
     meeting_id: bytes  # 16 bytes
     failed_blocks: bytes = b""  # bitmap, one bit a block, lowest bit first; empty: none failed
 
-    def __post_init__(self) -> None:
-        _need_bitmap(self.meeting_id, self.failed_blocks)
-
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(Checked):
     """The initiator's decision, sent once it has both verdicts. From here the meeting counts."""
 
     meeting_id: bytes  # 16 bytes
     failed_blocks: bytes = b""  # the union of both verdicts
 
-    def __post_init__(self) -> None:
-        _need_bitmap(self.meeting_id, self.failed_blocks)
-
 
 @dataclass(frozen=True, slots=True)
-class Committed:
+class Committed(Checked):
     """The responder has recorded the decision too."""
 
     meeting_id: bytes  # 16 bytes
 
-    def __post_init__(self) -> None:
-        limits.need_length("meeting_id", self.meeting_id, limits.MEETING_ID_BYTES)
-
 
 @dataclass(frozen=True, slots=True)
-class Resolve:
+class Resolve(Checked):
     """What became of this meeting? From a responder that lost the stream between its verdict and the decision."""
 
     run_id: bytes  # 32 bytes
     meeting_id: bytes  # 16 bytes
 
-    def __post_init__(self) -> None:
-        limits.need_length("run_id", self.run_id, limits.RUN_ID_BYTES)
-        limits.need_length("meeting_id", self.meeting_id, limits.MEETING_ID_BYTES)
-
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Checked):
     """The initiator's answer to Resolve."""
 
     meeting_id: bytes  # 16 bytes
     decision: Decision  # UNKNOWN: the initiator has no trace of it, so it did not count
     failed_blocks: bytes = b""  # of a committed meeting: as in Commit
-
-    def __post_init__(self) -> None:
-        _need_bitmap(self.meeting_id, self.failed_blocks)
 
 
 class ContentsKind(IntEnum):
@@ -224,7 +192,7 @@ class ContentsKind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class FetchRequest:
+class FetchRequest(Signed):
     """Send me this."""
 
     protocol_version: int  # of the sender
@@ -236,29 +204,15 @@ class FetchRequest:
     credential: Credential | None  # in invite runs
     signature: bytes = b""  # the sender's, over every field above
 
-    def __post_init__(self) -> None:
-        limits.need_count("protocol_version", self.protocol_version, limits.VERSIONS)
-        limits.need_length("run_id", self.run_id, limits.RUN_ID_BYTES)
-        limits.need_length("nonce", self.nonce, limits.NONCE_BYTES)
-        limits.need_signature(self.signature)
-
     def signed_bytes(self) -> bytes:
         """Return what the sender signs: every field but the signature."""
         credential = self.credential.fields() if self.credential else b""
         who = (self.protocol_version, self.run_id, self.sender.raw, self.receiver.raw, self.nonce)
         return signable(b"gossamer/fetch-request/1", *who, int(self.kind), credential)
 
-    def signed(self, identity: Identity) -> FetchRequest:
-        """Return a copy with the sender's signature."""
-        return replace(self, signature=identity.sign(self.signed_bytes()))
-
-    def verify(self, signer: PeerId) -> None:
-        """Raise BadSignature unless `signer` signed this."""
-        signer.verify(self.signature, self.signed_bytes())
-
 
 @dataclass(frozen=True, slots=True)
-class Contents:
+class Contents(Checked):
     """Header of an answer to a FetchRequest."""
 
     kind: ContentsKind  # as asked
@@ -266,12 +220,6 @@ class Contents:
     sha256: bytes  # 32 bytes; of the chunks' data in order
     clock_steps: int = 0  # of a state: the donor's schedule clock
     signature: bytes = b""  # the donor's, over the request's run, peers and nonce and the fields above
-
-    def __post_init__(self) -> None:
-        limits.need_count("total_bytes", self.total_bytes, limits.TRANSFER_BYTES)
-        limits.need_length("sha256", self.sha256, limits.DIGEST_BYTES)
-        limits.need_count("clock_steps", self.clock_steps, limits.STEPS)
-        limits.need_signature(self.signature)
 
     def signed_bytes(self, request: FetchRequest) -> bytes:
         """Return what the donor signs: the request that it answers, and every field but the signature."""

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from protocol import limits
 from protocol.addresses import read_address
 from protocol.errors import BadMessage
-from protocol.identity import Identity, PeerId, signable
+from protocol.identity import PeerId, signable
+from protocol.limits import Checked
 from protocol.messages.frames import fill, from_wire, parse
+from protocol.messages.messages import Signed
 from protocol.run.credential import Credential
 from protocol.wire import peer_pb2
 
 
 @dataclass(frozen=True, slots=True)
-class MemberRecord:
+class MemberRecord(Signed):
     """One peer's announcement of itself in one run; at most 1 KiB as bytes."""
 
     run_id: bytes  # 32 bytes
@@ -35,14 +37,9 @@ class MemberRecord:
     signature: bytes = b""  # the peer's, over every field above
 
     def __post_init__(self) -> None:
-        limits.need_length("run_id", self.run_id, limits.RUN_ID_BYTES)
-        limits.need_count("number of addresses", len(self.addresses), limits.RECORD_ADDRESSES)
+        Checked.__post_init__(self)
         for address in self.addresses:
             self._need_own(address)
-        limits.need_count("clock_steps", self.clock_steps, limits.STEPS)
-        limits.need_count("sequence", self.sequence, limits.STEPS)
-        limits.need_count("expires_s", self.expires_s, limits.UNIX_SECONDS)
-        limits.need_signature(self.signature)
 
     def _need_own(self, address: str) -> None:
         try:
@@ -63,10 +60,6 @@ class MemberRecord:
         what = (self.clock_steps, int(self.finished), self.sequence, self.expires_s)
         return signable(b"gossamer/member-record/1", self.run_id, self.peer_id.raw, addresses, *what, credential)
 
-    def signed(self, identity: Identity) -> MemberRecord:
-        """Return a copy with the peer's signature."""
-        return replace(self, signature=identity.sign(self.signed_bytes()))
-
     def to_bytes(self) -> bytes:
         """Return the record as it is stored. Raises BadMessage when it is not signed, or its addresses make it larger than 1 KiB."""
         self._need_complete()
@@ -78,7 +71,7 @@ class MemberRecord:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> MemberRecord:
-        """Read a stored record. Raises BadMessage, and nothing else; says nothing about signature or time: see `verify`."""
+        """Read a stored record. Raises BadMessage, and nothing else; says nothing about signature or time: see `check`."""
         limits.need_count("size of a record", len(data), limits.RECORD_BYTES)
         wire = peer_pb2.MemberRecord()
         parse(wire, data)
@@ -86,7 +79,7 @@ class MemberRecord:
         record._need_complete()  # what we believe we pass on, and whoever is passed an incomplete one refuses it
         return record
 
-    def verify(self, run_id: bytes, now_s: float) -> None:
+    def check(self, run_id: bytes, now_s: float) -> None:
         """Raise BadSignature or BadMessage unless this is its peer's own word, about this run, and in force now.
 
         Membership is `terms.check_record`.
@@ -97,7 +90,7 @@ class MemberRecord:
             raise BadMessage(f"a record that expired {now_s - self.expires_s:.0f} s ago")
         if self.expires_s > now_s + limits.RECORD_LIFETIME_S + limits.CLOCK_SKEW_S:
             raise BadMessage(f"a record that expires only in {self.expires_s - now_s:.0f} s")
-        self.peer_id.verify(self.signature, self.signed_bytes())
+        self.verify(self.peer_id)
 
     def supersedes(self, other: MemberRecord) -> bool:
         """Whether this is a later word of the same peer, and so replaces `other`."""

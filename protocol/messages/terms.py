@@ -80,7 +80,7 @@ def check_hello(
 ) -> None:
     """Raise unless this Hello opens, or answers, a meeting between `partner` and `me` on the run's terms.
 
-    `partner` is the peer that the lane proved; `own_hello` is ours, which the initiator has and this one must answer. `clock_steps` is
+    `partner` is the peer that the transport proved; `own_hello` is ours, which the initiator has and this one must answer. `clock_steps` is
     our schedule clock, when there is no Hello of ours yet but a clock to compare. Raises Refused, BadMessage or BadSignature.
     """
     _check_opening(hello, terms, me, partner)
@@ -104,7 +104,7 @@ def check_fetch(request: FetchRequest, terms: RunTerms, me: PeerId, partner: Pee
 
 def check_record(record: MemberRecord, terms: RunTerms, now_s: float) -> None:
     """Raise BadMessage, BadSignature or Refused unless this record is in force and its peer may take part."""
-    record.verify(terms.run_id, now_s)
+    record.check(terms.run_id, now_s)
     check_member(record.peer_id, record.credential, terms, now_s)
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from protocol import limits
 from protocol.errors import BadMessage, BadSignature
 from protocol.identity import Identity, PeerId, signable
+from protocol.limits import Checked
 
 
 @dataclass(frozen=True, slots=True)
-class Credential:
+class Credential(Checked):
     """An issuer's word for one peer that it names, or for whoever holds the invite's key."""
 
     issuer: PeerId  # who gives its word
@@ -29,10 +29,7 @@ class Credential:
     def __post_init__(self) -> None:
         if (self.subject is None) == (self.bearer is None):
             raise BadMessage("a credential names either its subject or its bearer key")
-        limits.need_count("not_after_s", self.not_after_s, limits.UNIX_SECONDS)
-        limits.need_length("bootstraps_sha256", self.bootstraps_sha256, limits.DIGEST_BYTES)
-        limits.need_signature(self.signature)
-        limits.need_signature(self.bearer_signature)
+        Checked.__post_init__(self)
         if self.bearer is None and self.bearer_signature:
             raise BadMessage("a credential for a named peer has no bearer signature")
 

@@ -33,10 +33,3 @@ def test_need_length_names_what_is_wrong() -> None:
     limits.need_length("nonce", b"ab", 2)
     with pytest.raises(BadMessage, match="nonce has 1 bytes, not 2"):
         limits.need_length("nonce", b"a", 2)
-
-
-def test_a_signature_is_whole_or_not_there_yet() -> None:
-    limits.need_signature(b"")
-    limits.need_signature(bytes(64))
-    with pytest.raises(BadMessage, match="signature has 63 bytes"):
-        limits.need_signature(bytes(63))

@@ -87,7 +87,7 @@ def test_a_gap_in_the_checks_is_no_record(own: RecordShelf, monkeypatch: pytest.
     def fail(record: MemberRecord, run_id: bytes, now_s: float) -> None:
         raise ValueError("a case that nobody thought of")
 
-    monkeypatch.setattr(MemberRecord, "verify", fail)
+    monkeypatch.setattr(MemberRecord, "check", fail)
     assert not own.offer(own.own_key(ALICE.peer_id), record(ALICE).to_bytes())
     assert not own.notice(record(ALICE).to_bytes())
 

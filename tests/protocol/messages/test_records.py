@@ -22,7 +22,7 @@ LONGEST = [f"/ip6/2001:db8:1111:1111:1111:1111:1111:111{n}/tcp/65535/p2p/{BOB.pe
 
 def test_a_record_survives_storage() -> None:
     assert MemberRecord.from_bytes(RECORD.to_bytes()) == RECORD
-    RECORD.verify(RUN_ID, NOW_S)
+    RECORD.check(RUN_ID, NOW_S)
 
 
 CHANGES: dict[str, Any] = {
@@ -42,19 +42,19 @@ def test_the_signature_covers_every_field() -> None:
     for field, value in CHANGES.items():
         changed = replace(RECORD, **{field: value})
         with pytest.raises(BadSignature):
-            changed.verify(changed.run_id, NOW_S)
+            changed.check(changed.run_id, NOW_S)
 
 
 def test_a_record_holds_for_its_run_and_its_time_only() -> None:
     with pytest.raises(BadMessage, match="another run"):
-        RECORD.verify(OTHER_RUN_ID, NOW_S)
-    RECORD.verify(RUN_ID, RECORD.expires_s - 0.1)
+        RECORD.check(OTHER_RUN_ID, NOW_S)
+    RECORD.check(RUN_ID, RECORD.expires_s - 0.1)
     with pytest.raises(BadMessage, match="expired 0 s ago"):
-        RECORD.verify(RUN_ID, RECORD.expires_s)
+        RECORD.check(RUN_ID, RECORD.expires_s)
     earliest_s = RECORD.expires_s - limits.RECORD_LIFETIME_S - limits.CLOCK_SKEW_S
-    RECORD.verify(RUN_ID, earliest_s)
+    RECORD.check(RUN_ID, earliest_s)
     with pytest.raises(BadMessage, match="expires only in"):
-        RECORD.verify(RUN_ID, earliest_s - 1)
+        RECORD.check(RUN_ID, earliest_s - 1)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_mutated_records_are_refused_or_fail_verification() -> None:
             del data[generator.randrange(len(data)) :]
         try:
             record = MemberRecord.from_bytes(bytes(data))
-            record.verify(RUN_ID, NOW_S)
+            record.check(RUN_ID, NOW_S)
         except PeerMisbehaved:
             continue
         assert record == RECORD, "a changed record passed"
@@ -160,7 +160,7 @@ def test_whatever_text_an_address_is_its_record_is_refused_or_can_be_checked(tex
     wire = peer_pb2.MemberRecord.FromString(RECORD.to_bytes())
     wire.addresses[0] = text
     try:
-        MemberRecord.from_bytes(wire.SerializeToString()).verify(RUN_ID, NOW_S)
+        MemberRecord.from_bytes(wire.SerializeToString()).check(RUN_ID, NOW_S)
     except PeerMisbehaved:
         return
     assert text == RECORD.addresses[0], "a changed record passed"
