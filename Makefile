@@ -6,12 +6,13 @@ STAMP := $(VENV)/.installed
 PROTO := protocol/wire/peer.proto
 PEERS ?= 4
 STEPS ?= 600
+WORKERS ?= $(shell nproc)
 
 .PHONY: help demo test check format proto clean install
 
 help:
 	@echo "make demo    train a swarm of $(PEERS) peers on this machine and compare it with one peer alone (PEERS=, STEPS=)"
-	@echo "make test    run the tests"
+	@echo "make test    run the tests on all cores (WORKERS=)"
 	@echo "make check   formatting, lint, types, and whether the generated wire code is fresh"
 	@echo "make format  format the sources"
 	@echo "make proto   generate the wire code from $(PROTO)"
@@ -29,7 +30,7 @@ demo: $(STAMP)
 	$(BIN)/peer demo --peers $(PEERS) --steps $(STEPS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadscope --no-loadscope-reorder
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -153,12 +153,13 @@ def local_swarm(folder: Path) -> Iterator[LocalSwarm]:
 
 @contextmanager
 def _signals_interrupt() -> Iterator[None]:
-    """Take SIGTERM and a closed terminal as Ctrl-C, so that the children are stopped then too."""
+    """Take SIGTERM and a closed terminal as Ctrl-C, so that the children are stopped then too. Under nohup a closed one means nothing."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    heard = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in heard}
     try:
         yield
     finally:

@@ -1,12 +1,17 @@
-"""What every test runs under: one torch thread, and nothing left behind: no thread, no child process, no socket."""
+"""What every test runs under: one torch thread, and nothing left behind: no thread, no child process, no socket.
+
+Where several workers share the tests (`make test`), it also says which tests run one after the other, and which begin first.
+"""
 
 from __future__ import annotations
 
 import gc
 import os
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -19,6 +24,52 @@ GRACE_S = 5.0
 
 # Threads that libraries start once per process and keep on purpose.
 KEPT_THREADS = ("tqdm_monitor", "ThreadPoolExecutor-hf", "pydantic")
+
+# Tests that start real peers, or daemons with deadlines: those of one group never run at the same time, so that no peer starves another.
+PEERS, DAEMONS = "peers", "daemons"
+GROUPS = {"e2e": PEERS, "peer/supervisor/test_supervisor_real.py": PEERS, "peer/supervisor": DAEMONS, "protocol/libp2p": DAEMONS}
+FIRST = (PEERS, DAEMONS, "swarm", "benchmarks", "peer/trainer", "peer/simulator", "cli")  # what takes longest must not come last
+
+
+def group_of(test: str) -> str:
+    """The tests of a group run one after the other in one worker; a file that is named in no group is one of its own."""
+    file = test.partition("::")[0].removeprefix("tests/")
+    return next((group for path, group in GROUPS.items() if file.startswith(path)), file)
+
+
+def turn_of(test: str) -> int:
+    return next((turn for turn, group in enumerate(FIRST) if group_of(test).startswith(group)), len(FIRST))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: turn_of(item.nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Share the tests by group. Not by xdist's own marks, which pytest 9.2 ignores without a word (pytest-xdist issue 1386)."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByGroup(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    return ByGroup(config, log)
+
+
+@pytest.fixture
+def signals_of_a_terminal() -> Iterator[None]:
+    """Let a closed terminal and Ctrl-C end a process, as they do by default, also where the tests run under `nohup` or in the background.
+
+    Children inherit what is ignored, so a test whose child must hear such a signal asks for this too.
+    """
+    before = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGINT)}
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for number, disposition in before.items():
+        signal.signal(number, disposition)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -70,12 +70,23 @@ def test_everything_is_stopped_whatever_happens(tmp_path: Path, sleeper: None) -
     assert len(started[0].peers) == 2  # that both are gone, the leak check at the end of each test sees
 
 
+@pytest.mark.usefixtures("signals_of_a_terminal")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=str)
 def test_a_signal_to_the_demo_stops_the_children_too(number: signal.Signals, tmp_path: Path, sleeper: None) -> None:
     with pytest.raises(KeyboardInterrupt), local_swarm(tmp_path) as swarm:
         swarm.start("peer-1", ["host"])
         signal.raise_signal(number)
     assert signal.getsignal(number) is signal.SIG_DFL
+
+
+def test_a_demo_under_nohup_goes_on_when_its_terminal_is_closed(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with local_swarm(tmp_path):
+            signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_child_that_does_not_listen_is_ended_by_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,7 @@ def test_a_short_demo_prints_one_object_with_every_figure(tmp_path: Path) -> Non
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.usefixtures("signals_of_a_terminal")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)], ids=["Ctrl-C", "kill -9"])
 def test_nothing_outlives_the_demo(number: signal.Signals, code: int, tmp_path: Path) -> None:
     with (tmp_path / "stderr").open("wb") as log:

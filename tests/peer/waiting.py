@@ -9,22 +9,28 @@ from typing import TypeVar
 
 T = TypeVar("T")
 DEADLINE_S = 30.0
-_LOOK_S = 0.005
+_FIRST_S, _LONGEST_S = 0.005, 0.1  # pauses grow with the wait: a look at another process costs both processes time
 
 
 def wait_until(look: Callable[[], T], what: str, deadline_s: float = DEADLINE_S) -> T:
     """Look again and again until there is something; fails when there is nothing in time."""
-    until_s = time.monotonic() + deadline_s
+    began_s = time.monotonic()
     while not (seen := look()):
-        assert time.monotonic() < until_s, f"no {what} in {deadline_s:.0f} s"
-        time.sleep(_LOOK_S)
+        pause_s = _pause_s(began_s, what, deadline_s)
+        time.sleep(pause_s)
     return seen
 
 
 async def eventually(look: Callable[[], T], what: str, deadline_s: float = DEADLINE_S) -> T:
     """The same, letting the event loop run."""
-    until_s = time.monotonic() + deadline_s
+    began_s = time.monotonic()
     while not (seen := look()):
-        assert time.monotonic() < until_s, f"no {what} in {deadline_s:.0f} s"
-        await asyncio.sleep(_LOOK_S)
+        pause_s = _pause_s(began_s, what, deadline_s)
+        await asyncio.sleep(pause_s)
     return seen
+
+
+def _pause_s(began_s: float, what: str, deadline_s: float) -> float:
+    waited_s = time.monotonic() - began_s
+    assert waited_s < deadline_s, f"no {what} in {deadline_s:.0f} s"
+    return min(max(_FIRST_S, waited_s / 20), _LONGEST_S)

@@ -9,6 +9,7 @@ import pytest
 from peer.machine.signals import ASKED, asked_to_leave
 
 
+@pytest.mark.usefixtures("signals_of_a_terminal")
 @pytest.mark.parametrize("number", ASKED)
 def test_each_signal_is_handed_over_while_the_body_runs(number: signal.Signals) -> None:
     async def body() -> signal.Signals:

@@ -150,6 +150,7 @@ def test_without_a_run_it_does_not_start(start: Start) -> None:
     asyncio.run(test())
 
 
+@pytest.mark.usefixtures("signals_of_a_terminal")
 def test_ctrl_c_stays_one_whatever_follows(start: Start) -> None:
     async def test() -> None:
         running = start(INVITE)
@@ -161,6 +162,7 @@ def test_ctrl_c_stays_one_whatever_follows(start: Start) -> None:
         asyncio.run(test())
 
 
+@pytest.mark.usefixtures("signals_of_a_terminal")
 def test_it_leaves_when_its_terminal_is_closed_though_it_cannot_say_so(start: Start) -> None:
     def draw(status: Status) -> None:
         if status.state == "left":

@@ -182,6 +182,7 @@ def ask_fails(home: Path) -> bool:
     return True
 
 
+@pytest.mark.usefixtures("signals_of_a_terminal")
 def test_two_interrupts_do_not_wait(tmp_path: Path) -> None:
     with peer(tmp_path, **LONG) as one:
         started = one.start()
