@@ -22,6 +22,7 @@ from peer.machine.events import (
     read_events,
     to_line,
 )
+from tests.full_disk import room_for
 
 STATE = StateChanged("training", "joined")
 MEETING = MeetingDone("12D3KooX", 1, "completed", "", "tunnel", 10, 20, 0.5)
@@ -106,3 +107,15 @@ def test_a_full_disk_costs_events_and_nothing_else(tmp_path: Path) -> None:
     path.unlink()  # as if there were room again
     log.append(MEETING)
     assert events(path) == [EventsLost(2, "No space left on device"), MEETING]
+
+
+def test_a_line_that_a_full_disk_cut_short_is_lost_alone(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path)
+    log.append(STATE)
+    with room_for(path.stat().st_size + 20):
+        log.append(MEETING)
+        log.append(MEETING)
+    assert path.read_bytes().endswith(to_line(MEETING)[:20])
+    log.append(STATE)
+    assert events(path) == [STATE, EventsLost(2, "File too large"), STATE]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -31,9 +32,15 @@ def test_it_is_private_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_too_small_a_memory_folder_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "_free_bytes", lambda place: 0 if place == tmp_path else 1 << 40)
+    monkeypatch.setattr(runtime.shutil, "disk_usage", lambda place: SimpleNamespace(free=0 if place == tmp_path else 1 << 40))
     with runtime_folder(1 << 20) as folder:
         assert folder.parent != tmp_path
+
+
+def test_a_system_without_a_memory_folder_uses_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "MEMORY_FOLDER", tmp_path / "missing")
+    with runtime_folder(1) as folder:
+        assert folder.is_dir()
 
 
 def test_a_long_path_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,6 +60,9 @@ def test_no_room_anywhere_says_how_much_is_needed() -> None:
 
 def test_orphans_go_and_live_folders_stay(tmp_path: Path) -> None:
     orphan = tmp_path / f"{PREFIX}{os.getuid()}-orphan"
+    unlocked = tmp_path / f"{PREFIX}{os.getuid()}-unlocked"  # its owner died before it could lock it
+    unlocked.mkdir()
+    age(unlocked)
     fresh = tmp_path / f"{PREFIX}{os.getuid()}-fresh"
     other = tmp_path / f"{PREFIX}{os.getuid() + 1}-other"
     for folder in (orphan, fresh, other):
@@ -67,6 +77,7 @@ def test_orphans_go_and_live_folders_stay(tmp_path: Path) -> None:
             assert fresh.is_dir()
             assert other.is_dir()
             assert not orphan.exists()
+            assert not unlocked.exists()
 
 
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
