@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from peer.machine.config import OPTIONS_PAGE, peer_config
+from peer.machine.child import ChildSettings
+from peer.machine.config import NODE, OPTIONS_PAGE, TRAINER, PeerConfig, peer_config
 from protocol.errors import BadSettings, ExitCode
 
 
@@ -48,3 +49,17 @@ def test_a_value_that_cannot_work_is_named(name: str, value: object) -> None:
     with pytest.raises(BadSettings, match=name) as caught:
         peer_config({"home": "h", name: value})
     assert caught.value.hint
+
+
+def test_a_peer_is_made_of_what_its_settings_ask_for() -> None:
+    asked = [{}, {"alone": True}, {"trains": False}]
+    assert [peer_config({"home": "h", **settings}).children for settings in asked] == [(TRAINER, NODE), (TRAINER,), (NODE,)]
+
+
+def test_settings_cross_the_pipe_whole() -> None:
+    config = PeerConfig(home=Path("/some home"), data=Path("text"), announce=("/ip4/1.2.3.4/tcp/5",), num_threads=3, alone=True)
+    settings = ChildSettings(config=config, peer_id="12D3KooX", runtime=Path("/run/x"), told_to_start=True)
+    line = settings.to_line()
+    assert line.count(b"\n") == 1
+    assert line.endswith(b"\n")
+    assert ChildSettings.model_validate_json(line) == settings
