@@ -1,7 +1,8 @@
 """Every error that crosses a package border, and whose fault it is.
 
-The network's, the partner's, the operator's, or nobody's (`Refused`). Anything else that escapes is our own fault: exit code 1. A refusal's code tells the other side whether to ask again; the enum repeats
-`RefusalCode` of peer.proto without its zero, and a test holds the two together.
+The network's, the partner's, the operator's, or nobody's (`Refused`). Anything else that escapes is our own fault: exit code 1. A
+refusal's code tells the other side whether to ask again; the enum repeats `RefusalCode` of peer.proto without its zero, and a test holds
+the two together.
 """
 
 from __future__ import annotations
