@@ -6,9 +6,9 @@ import asyncio
 import sys
 
 from cli.join import InviteText, read_invite
-from cli.options import DEFAULT_HOME, DEFAULT_LISTEN, Announce, HomeFolder, Listen, Port, settings
-from cli.ports import keep_port
+from cli.options import DEFAULT_HOME, DEFAULT_LISTEN, Announce, HomeFolder, Listen, Port
 from cli.screen import screen
+from cli.session import keep_port, settings
 from peer.machine.config import PeerConfig
 from peer.machine.home import Home
 from peer.machine.status import Status

@@ -25,10 +25,9 @@ from cli.options import (
     Steps,
     Threads,
     WaitForPeers,
-    settings,
 )
 from cli.screen import Screen
-from cli.session import hold_session
+from cli.session import hold_session, settings
 from peer.machine.home import Home
 from peer.machine.status import Status
 from protocol.errors import BadSettings

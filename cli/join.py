@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from cli.options import DEFAULT_HOME, DEFAULT_LISTEN, Announce, CheckpointEvery, Data, Device, HomeFolder, Listen, Port, Threads, settings
-from cli.session import hold_session
+from cli.options import DEFAULT_HOME, DEFAULT_LISTEN, Announce, CheckpointEvery, Data, Device, HomeFolder, Listen, Port, Threads
+from cli.session import hold_session, settings
 from peer.machine.home import Home
 from protocol.errors import BadInvite, BadSettings
 from protocol.identity import Identity

@@ -6,7 +6,6 @@ a clean leave, at its parent's death. Linux only: elsewhere a killed demo leaves
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
@@ -25,6 +24,8 @@ def follow_parent() -> None:
     parent = os.environ.pop(VARIABLE, "")
     if not parent or sys.platform != "linux":
         return
+    import ctypes  # no verb of a person's needs it
+
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if str(os.getppid()) != parent:
         os.kill(os.getpid(), signal.SIGTERM)

@@ -1,61 +1,62 @@
 """The `peer` command: its verbs, and how it ends.
 
-Verbs import what is slow (torch, hivemind, the manifest's checks) only when they run, so that `peer --help` answers at once.
+A verb is a file of that name. It is imported when it is asked for, and what is slow (torch, hivemind) only where it runs, so that
+`peer status` and `peer --help` answer at once.
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 import typer
 
-from cli.bootstrap import bootstrap
-from cli.demo import demo
-from cli.eval import evaluate
-from cli.export import export
-from cli.host import host
-from cli.id import identity
-from cli.init import init
-from cli.invite import invite
-from cli.join import join
 from cli.leash import follow_parent
-from cli.leave import leave
-from cli.report import report_failure
-from cli.simulate import simulate
-from cli.status import status
-from peer.machine.status import VERSION
-from protocol.errors import ExitCode
+from protocol.errors import ExitCode, GossamerError
 
-app = typer.Typer(
-    name="peer",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command("demo")(demo)
-app.command("init")(init)
-app.command("host")(host)
-app.command("join")(join)
-app.command("invite")(invite)
-app.command("bootstrap")(bootstrap)
-app.command("status")(status)
-app.command("leave")(leave)
-app.command("export")(export)
-app.command("eval")(evaluate)
-app.command("simulate")(simulate)
-app.command("id")(identity)
+VERBS = {
+    # verb: its function
+    "demo": "demo",
+    "init": "init",
+    "host": "host",
+    "join": "join",
+    "invite": "invite",
+    "bootstrap": "bootstrap",
+    "status": "status",
+    "leave": "leave",
+    "export": "export",
+    "eval": "evaluate",
+    "simulate": "simulate",
+    "id": "identity",
+}
+
+
+def command_line(verbs: Iterable[str] = VERBS) -> typer.Typer:
+    """Return the command with these verbs, and import them."""
+    app = typer.Typer(
+        name="peer",
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback(invoke_without_command=True)(peer)
+    for verb in verbs:
+        app.command(verb)(getattr(importlib.import_module(f"cli.{verb}"), VERBS[verb]))
+    return app
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from peer.machine.status import VERSION  # with the events that a status is folded from: not for every verb
+
         print(VERSION)
         raise typer.Exit
 
 
-@app.callback(invoke_without_command=True)
 def peer(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")] = False,
@@ -68,11 +69,41 @@ def peer(
 
 def run(arguments: Sequence[str]) -> int:
     """Carry out one command line and return its exit code."""
+    asked = [verb for verb in arguments[:1] if verb in VERBS]
     try:
-        returned = app(args=list(arguments), prog_name="peer", standalone_mode=False)
+        returned = command_line(asked or VERBS)(args=list(arguments), prog_name="peer", standalone_mode=False)
     except (Exception, KeyboardInterrupt) as failure:
         return int(report_failure(failure))
     return returned if isinstance(returned, int) else int(ExitCode.DONE)
+
+
+def report_failure(failure: BaseException) -> ExitCode:
+    """Tell the operator on stderr what went wrong, with a hint, and return the exit code that says whose fault it was."""
+    match failure:
+        case GossamerError():
+            _report(str(failure), failure.hint)
+            return failure.exit_code
+        case typer.TyperException():
+            _report(_sentence(failure.format_message()), "`peer --help` lists the verbs, `peer VERB --help` the options of one")
+            return ExitCode.BAD_INPUT
+        case KeyboardInterrupt() | typer.Abort():
+            _report("interrupted")
+            return ExitCode.INTERRUPTED
+        case _:
+            traceback.print_exception(failure, file=sys.stderr)
+            _report(f"internal error: {failure!r}", "this is our fault; please report it with the lines above")
+            return ExitCode.OUR_FAULT
+
+
+def _report(message: str, hint: str = "") -> None:
+    print(f"error: {message}", file=sys.stderr)
+    if hint:
+        print(f"hint: {hint}", file=sys.stderr)
+
+
+def _sentence(message: str) -> str:
+    first = message.strip().removesuffix(".")
+    return first[:1].lower() + first[1:]
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""The options that several verbs share, so that each means the same everywhere, and what they make together."""
+"""The options that several verbs share, so that each means the same everywhere."""
 
 from __future__ import annotations
 
@@ -6,10 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-
-from cli.ports import need_port, usual_port
-from peer.machine.config import PeerConfig, peer_config
-from peer.machine.home import Home
 
 DEFAULT_HOME = Path("~/.gossamer")
 DEFAULT_LISTEN = "0.0.0.0"
@@ -64,33 +60,3 @@ Codec = Annotated[
     str | None, typer.Option("--codec", metavar="NAME", help="How peers pack what they exchange, like fp32, int8 or modulo4.")
 ]
 Method = Annotated[str | None, typer.Option("--method", metavar="NAME", help="How peers pull their weights together: noloco.")]
-
-
-def settings(
-    home: Path,
-    data: Path | None = None,
-    device: str = "auto",
-    threads: int = 0,
-    *,
-    listen: str,
-    port: int | None,
-    announce: list[str] | None,
-    checkpoint_every_s: float | None = None,
-) -> PeerConfig:
-    """Check the options that make up a peer's local settings. Raises BadSettings."""
-    home = home.expanduser().absolute()
-    if port is None:
-        port = usual_port(Home(home), listen)
-    need_port(listen, port)
-    values: dict[str, object] = {
-        "home": home,
-        "data": data.expanduser().absolute() if data else None,
-        "device": device,
-        "num_threads": threads,
-        "listen_host": listen,
-        "listen_port": port,
-        "announce": tuple(announce or ()),
-    }
-    if checkpoint_every_s is not None:
-        values |= {"checkpoint_interval_s": checkpoint_every_s, "checkpoint_interval_steps": None}
-    return peer_config(values)

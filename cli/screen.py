@@ -1,4 +1,4 @@
-"""Live progress of one or several peers: a table that stays in place on a terminal, plain lines everywhere else."""
+"""Live progress: of peers as a table, of a long computation as bars, both in place on a terminal, and as plain lines everywhere else."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Protocol, TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -108,8 +109,61 @@ class LiveTable:
 @contextmanager
 def screen(stream: TextIO) -> Iterator[Screen]:
     """Draw on `stream`: a live table where it is a terminal, plain lines where it is not."""
-    if not stream.isatty() or os.environ.get("TERM") == "dumb":
+    if not _can_draw(stream):
         yield PlainLines(stream)
         return
     with Live(console=Console(file=stream), refresh_per_second=4, redirect_stdout=False, redirect_stderr=False) as live:
         yield LiveTable(live)
+
+
+class Meter(Protocol):
+    """Where the progress of a computation on tokens is drawn."""
+
+    def show(self, name: str, done: int, total: int, loss: float) -> None:
+        """Draw how many of the tokens behind `name` are done, and the loss so far."""
+        ...
+
+
+class MeterLines:
+    """Progress as lines, so many for each name."""
+
+    def __init__(self, stream: TextIO, what: str, num_lines: int) -> None:
+        self._stream, self._what, self._num_lines = stream, what, num_lines
+        self._shown: dict[str, int] = {}
+
+    def show(self, name: str, done: int, total: int, loss: float) -> None:
+        """Print a line when another part is done."""
+        part = self._num_lines * done // total
+        if part > self._shown.get(name, 0):
+            self._shown[name] = part
+            print(f"{name}: {100 * done // total} % of {total} tokens, {self._what} {loss:.3f}", file=self._stream, flush=True)
+
+
+class MeterBars:
+    """Progress as one bar for each name."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._tasks: dict[str, TaskID] = {}
+
+    def show(self, name: str, done: int, total: int, loss: float) -> None:
+        """Move the bar."""
+        if name not in self._tasks:
+            self._tasks[name] = self._progress.add_task(name, total=total, loss=loss)
+        self._progress.update(self._tasks[name], completed=done, loss=loss)
+
+
+@contextmanager
+def meter(stream: TextIO, what: str = "training loss", num_lines: int = 10) -> Iterator[Meter]:
+    """Draw on `stream` while inside: bars where it is a terminal, elsewhere `num_lines` lines for each name that call the loss `what`."""
+    if not _can_draw(stream):
+        yield MeterLines(stream, what, num_lines)
+        return
+    loss = TextColumn("loss {task.fields[loss]:.3f}")
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), loss, TimeRemainingColumn())
+    with Progress(*columns, console=Console(file=stream), refresh_per_second=4) as progress:
+        yield MeterBars(progress)
+
+
+def _can_draw(stream: TextIO) -> bool:
+    return stream.isatty() and os.environ.get("TERM") != "dumb"

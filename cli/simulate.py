@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from cli.manifests import read_manifest
-from cli.meter import meter
 from cli.options import DEFAULT_HOME, Codec, Data, Device, HomeFolder, Json, Seed, Steps, Threads
+from cli.screen import meter
 from cli.simulate_options import need_meaning, need_network_settings
 from cli.simulation_report import network_text, rows_text
 from peer.machine.home import Home

@@ -12,7 +12,6 @@ import typer
 
 from cli.figures import Status, bytes_text, loss_text, meetings_text, share_text
 from cli.options import DEFAULT_HOME, HomeFolder, Json
-from cli.screen import screen
 from peer.machine.control_socket import NobodyRuns, ask
 from peer.machine.home import Home
 from protocol.errors import BadSettings
@@ -35,6 +34,8 @@ def status(home: HomeFolder = DEFAULT_HOME, as_json: Json = False, watch: Watch 
 
 
 def _watch(folder: Home) -> None:
+    from cli.screen import screen  # rich: slow to import, and needed only now
+
     answer: dict[str, Any] = ask(folder.path, {"verb": "status"})
     with screen(sys.stdout) as drawn, suppress(NobodyRuns):  # it stopped in the pause: that is the end
         while True:

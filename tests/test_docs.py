@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import typer
 
-from cli.main import app
+from cli.main import command_line
 from peer.machine.events import KINDS
 from peer.machine.home import Home
 from peer.machine.status import Status
@@ -47,7 +47,7 @@ def test_every_page_can_be_found(page: Path) -> None:
 
 
 def test_every_verb_and_option_is_described() -> None:
-    group = typer.main.get_command(app)
+    group = typer.main.get_command(command_line())
     for verb, command in group.commands.items():  # type: ignore[attr-defined]
         text = section("cli.md", verb)
         for parameter in command.params:
@@ -57,7 +57,7 @@ def test_every_verb_and_option_is_described() -> None:
 
 def test_what_holds_for_every_verb_is_described() -> None:
     introduction = (REFERENCE / "cli.md").read_text().partition("\n## ")[0]
-    group = typer.main.get_command(app)
+    group = typer.main.get_command(command_line())
     home = next(parameter for parameter in group.commands["status"].params if parameter.name == "home")  # type: ignore[attr-defined]
     for parameter in (*group.params, home):
         for name in spellings(parameter):

@@ -131,7 +131,17 @@ LOADED = {
         "grpc",
     ),
     "peer.supervisor.run": ("peer.node", "peer.trainer", "peer.meeting", "peer.link", "torch", "numpy", "transformers", "hivemind", "grpc"),
-    "cli.main": ("peer.node", "peer.trainer", "torch", "numpy", "transformers", "datasets", "hivemind", "grpc"),
+    "cli.status": ("asyncio", "pydantic", "rich", "peer.supervisor", "peer.swarm", "numpy"),
+    "cli.host, cli.join, cli.bootstrap, cli.demo, cli.export, cli.simulate": (
+        "peer.node",
+        "peer.trainer",
+        "torch",
+        "numpy",
+        "transformers",
+        "datasets",
+        "hivemind",
+        "grpc",
+    ),
     "peer.simulator.training": ("peer.node", "peer.supervisor", "protocol.libp2p", "hivemind", "grpc"),
 }
 

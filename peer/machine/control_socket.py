@@ -5,7 +5,6 @@ The socket lies in the peer's private runtime folder, so only its owner can reac
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -33,6 +32,8 @@ class NobodyRuns(BadSettings):
 @contextlib.asynccontextmanager
 async def serving(home: Home, runtime: Path, answer: Answer) -> AsyncIterator[None]:
     """Answer requests while the body runs, and say in the home folder where."""
+    import asyncio  # who only asks does not wait for it
+
     path = runtime / SOCKET_NAME
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

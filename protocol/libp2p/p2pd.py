@@ -178,7 +178,7 @@ class Daemon:
         said = " / ".join(self._last_lines) or "nothing"
         if "address already in use" in said:
             return _port_in_use(self._settings.port)
-        return TransportError(f"p2pd ended at once and said: {said}", hint="see the log; `peer doctor` checks the installation")
+        return TransportError(f"p2pd ended at once and said: {said}", hint="see the log; `make clean install` installs it anew")
 
     async def _end(self) -> None:
         self._signal(signal.SIGTERM)

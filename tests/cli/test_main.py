@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import typer
 
 from cli import main
-from cli.main import run
+from cli.main import VERBS, report_failure, run
 from peer.machine.status import VERSION
-from protocol.errors import ExitCode, RunRefusesUs, SwarmUnreachable, WrongVersion
+from protocol.errors import BadInvite, ExitCode, RunRefusesUs, SwarmUnreachable, WrongVersion
 from tests.cli.shell import Shell
-
-VERBS = ("demo", "init", "host", "join", "invite", "bootstrap", "status", "leave", "export", "eval", "id")
 
 
 def test_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,24 +60,48 @@ def test_what_is_not_understood_is_bad_input(arguments: list[str], shell: Shell)
     ],
 )
 def test_the_exit_code_says_whose_fault_it_was(failure: BaseException, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(**_: object) -> None:
+    def fail(verbs: object) -> None:
         raise failure
 
-    monkeypatch.setattr(main, "app", fail)
+    monkeypatch.setattr(main, "command_line", fail)
     assert run(["id"]) == code
 
 
 def test_a_bug_of_ours_shows_where_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def fail(**_: object) -> None:
+    def fail(verbs: object) -> None:
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr(main, "app", fail)
+    monkeypatch.setattr(main, "command_line", fail)
     run(["id"])
     said = capsys.readouterr().err
     assert "Traceback" in said
     assert "error: internal error: ZeroDivisionError('oops')" in said
 
 
+def test_error_then_hint(capsys: pytest.CaptureFixture[str]) -> None:
+    report_failure(BadInvite("the invite is cut", hint="copy the whole line"))
+    assert capsys.readouterr() == ("", "error: the invite is cut\nhint: copy the whole line\n")
+
+
+def test_no_empty_hint(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report_failure(BadInvite("the invite is cut")) is ExitCode.BAD_INPUT
+    assert capsys.readouterr().err == "error: the invite is cut\n"
+
+
+def test_usage_errors_read_like_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report_failure(typer.BadParameter("Must be a number.")) is ExitCode.BAD_INPUT
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error.startswith("error: invalid value: Must be a number")
+    assert not error.endswith(".")
+    assert "--help" in hint
+
+
 def test_help_loads_nothing_that_is_slow_to_import() -> None:
     loaded = "import sys; from cli.main import run; run(['--help']); sys.exit(bool({'torch', 'hivemind', 'grpc'} & set(sys.modules)))"
     subprocess.run([sys.executable, "-c", loaded], check=True, stdout=subprocess.DEVNULL, timeout=30)
+
+
+def test_a_status_waits_for_nothing_that_it_does_not_need(tmp_path: Path) -> None:
+    program = "import sys; from cli.main import run; run(sys.argv[1:]); sys.exit(bool({'asyncio', 'rich', 'hivemind'} & set(sys.modules)))"
+    command = [sys.executable, "-c", program, "status", "--home", str(tmp_path)]
+    subprocess.run(command, check=True, stderr=subprocess.DEVNULL, timeout=30)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from cli.main import app
+from cli.main import command_line
 from cli.simulate_options import ALWAYS, ONLY_NETWORK
 from tests.cli.shell import Shell
 
@@ -37,7 +37,7 @@ NETWORK = {
 
 
 def test_every_option_is_of_training_of_the_network_or_of_both() -> None:
-    command = typer.main.get_command(app).commands["simulate"]  # type: ignore[attr-defined]
+    command = typer.main.get_command(command_line()).commands["simulate"]  # type: ignore[attr-defined]
     names = {parameter.name for parameter in command.params} - {"help"}
     assert set(NETWORK) == ONLY_NETWORK
     assert names - ALWAYS == set(TRAINING) | set(NETWORK)
