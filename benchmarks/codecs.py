@@ -15,8 +15,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from optim.codecs import CODECS, Codec, Direct, bits, codec
-from optim.codecs.blockwise import blocks, num_blocks, read_scales
+from optim.codecs import CODECS, Codec, Direct, codec
+from optim.codecs.packings import blocks, code_bytes, num_blocks, pack_codes, read_scales, unpack_codes
 
 
 class PlainInt4:
@@ -27,20 +27,20 @@ class PlainInt4:
 
     def payload_bytes(self, num_values: int) -> int:
         """Return the payload's exact size."""
-        return 2 * num_blocks(num_values, 128) + bits.num_bytes(num_values, 4)
+        return 2 * num_blocks(num_values, 128) + code_bytes(num_values, 4)
 
     def pack(self, values: Tensor) -> Tensor:
         """Return scales and codes; takes whole blocks only."""
         rows = blocks(values, 128)
         scales = rows.abs().amax(1).bfloat16()
         codes = (rows * (7.0 / scales.float().clamp(min=1e-30))[:, None]).round_().add_(8.0).to(torch.uint8)
-        return torch.cat((scales.view(torch.uint8), bits.pack(codes.view(-1), 4)))
+        return torch.cat((scales.view(torch.uint8), pack_codes(codes.view(-1), 4)))
 
     def unpack(self, payload: Tensor, num_values: int) -> Tensor:
         """Return f32[num_values]."""
         count = num_blocks(num_values, 128)
         scales = read_scales(payload, count, self.name).mul_(1.0 / 7.0)
-        codes = bits.unpack(payload[2 * count :], 4, num_values)
+        codes = unpack_codes(payload[2 * count :], 4, num_values)
         return codes.float().sub_(8.0).view(-1, 128).mul_(scales[:, None]).view(-1)
 
 

@@ -1,8 +1,10 @@
-"""DiLoCo's outer step for a whole group: everybody averages pseudo-gradients and takes the same step.
+"""DiLoCo and Streaming DiLoCo: everybody of a group averages pseudo-gradients and takes the same outer step.
 
 DiLoCo (arXiv 2311.08105), in its Nesterov form and in the heavy-ball form that the NoLoCo paper compares with; SparseLoCo's plain step is
 momentum 0. Options: outer learning rate by group size (arXiv 2503.09799), the clip and penalty of CO2 (arXiv 2401.16265), eager updates
-(arXiv 2502.12996). A pseudo-gradient is slow - fast, as everywhere. Pure functions on f32 tensors of one shape; results are new tensors.
+(arXiv 2502.12996). Streaming DiLoCo (arXiv 2501.18512, Algorithm 2) takes the step fragment by fragment, on a schedule, and merges it into
+fast weights that have moved on. A pseudo-gradient is slow - fast, as everywhere. Pure functions on f32 tensors of one shape; results are
+new tensors.
 """
 
 from __future__ import annotations
@@ -95,3 +97,47 @@ def eager_gradient(late_mean: Tensor, own_late: Tensor, own_now: Tensor, group_s
     `late_mean` is the mean of the round before, `own_late` one's own part of it (decoded), `own_now` this round's (decoded).
     """
     return torch.sub(own_now, own_late).div_(group_size).add_(late_mean)
+
+
+def mix(new_slow: Tensor, fast_now: Tensor, keep: float) -> Tensor:
+    """Return the new fast weights: `keep` parts of the local ones, 1 - keep parts of the new slow weights.
+
+    keep = 0 restarts from the slow weights, keep = 1 ignores them. Raises ValueError outside [0, 1].
+    """
+    if not 0.0 <= keep <= 1.0:
+        raise ValueError(f"The share of the local weights to keep must lie in [0, 1], and is {keep}.")
+    return torch.lerp(new_slow, fast_now, keep)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamingSchedule:
+    """When each fragment is sent, and when what the group sent is taken; the same for all peers of a group.
+
+    Fragment p of P has the offset round(p * H / P) and is sent every H inner steps, first when it has had at least H; what was sent at
+    step t is taken at t + overlap. With one fragment and no overlap this is DiLoCo. Raises ValueError where a fragment would be sent
+    again before it arrived.
+    """
+
+    num_fragments: int
+    inner_steps: int
+    overlap_steps: int = 1
+
+    def __post_init__(self) -> None:
+        if self.num_fragments < 1 or self.inner_steps < 1:
+            raise ValueError(f"A schedule needs at least one fragment and one inner step, not {self.num_fragments} and {self.inner_steps}.")
+        if not 0 <= self.overlap_steps < self.inner_steps:
+            raise ValueError(f"overlap_steps must satisfy 0 <= overlap_steps < inner_steps, and is {self.overlap_steps}.")
+
+    def offset_steps(self, fragment_id: int) -> int:
+        """Return by how many inner steps the fragment is behind fragment 0."""
+        return round(fragment_id * self.inner_steps / self.num_fragments)
+
+    def sending(self, step: int) -> list[int]:
+        """Return the fragments to send after inner step `step` (the first is 1)."""
+        if step < self.inner_steps:
+            return []
+        return [fragment for fragment in range(self.num_fragments) if (step - self.offset_steps(fragment)) % self.inner_steps == 0]
+
+    def arriving(self, step: int) -> list[int]:
+        """Return the fragments to take after inner step `step`: those sent `overlap_steps` before."""
+        return self.sending(step - self.overlap_steps)

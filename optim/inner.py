@@ -1,17 +1,32 @@
-"""The inner optimizer: AdamW with decay groups, and a learning rate that follows the run's clock.
+"""The inner optimizers by the name in the manifest, and a learning rate that follows the run's clock.
 
-Warm-up then cosine over the clock that the whole run shares; who joins late ramps up again from zero over its own first steps
-(re-warming, arXiv 2308.04014), so that a fresh optimizer state does not kick cloned weights. Nothing here knows of outer steps.
+adamw: AdamW; weight decay only on tensors of two or more dimensions (not on norms and biases).
+muon:  Muon for the matrices inside the blocks (two dimensions, and a name of a block), AdamW for everything else. Muon (Keller Jordan,
+       2024; as the inner optimizer of DiLoCo: MuLoCo, arXiv 2505.23725): momentum, then the nearest orthogonal matrix by five
+       Newton-Schulz steps, then a step whose root mean square is 0.2, like AdamW's (Moonlight, arXiv 2502.16982): so both parts share
+       one learning rate and one weight decay.
+
+Learning rate: warm-up then cosine over the clock that the whole run shares; who joins late ramps up again from zero over its own first
+steps (re-warming, arXiv 2308.04014), so that a fresh optimizer state does not kick cloned weights. Nothing here knows of outer steps.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from optim.fragments import BLOCK_NAME
+from optim.names import look_up
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of a Newton-Schulz step
+NUM_ITERATIONS = 5
+UPDATE_SIZE = 0.2
+MOMENTUM = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +71,97 @@ def _ramp(done_steps: int, ramp_steps: int) -> float:
     return 1.0 if done_steps >= ramp_steps else (done_steps + 1) / (ramp_steps + 1)
 
 
-def build_adamw(parameters: Iterable[tuple[str, Tensor]], settings: InnerSettings) -> torch.optim.AdamW:
-    """Build AdamW over named parameters; weight decay only on those of two or more dimensions (not on norms and biases).
+def build_optimizer(name: str, parameters: Iterable[tuple[str, Tensor]], settings: InnerSettings) -> torch.optim.Optimizer:
+    """Build the inner optimizer of that name over named parameters.
 
-    Parameters that do not require a gradient are left out. The learning rate is the peak until `set_learning_rate`.
+    Those that do not require a gradient are left out. The learning rate is the peak until `set_learning_rate`. Raises ValueError
+    that names the nearest optimizers for an unknown one.
     """
-    trained = [parameter for _, parameter in parameters if parameter.requires_grad]
-    groups = [
-        {"params": [parameter for parameter in trained if parameter.dim() >= 2], "weight_decay": settings.weight_decay},
-        {"params": [parameter for parameter in trained if parameter.dim() < 2], "weight_decay": 0.0},
-    ]
-    betas = (settings.beta1, settings.beta2)
-    return torch.optim.AdamW([group for group in groups if group["params"]], lr=settings.learning_rate, betas=betas)
+    build = look_up("inner optimizer", name, OPTIMIZERS)
+    return build([(name, parameter) for name, parameter in parameters if parameter.requires_grad], settings)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
     """Set the learning rate of every group."""
     for group in optimizer.param_groups:
         group["lr"] = value
+
+
+class Muon(torch.optim.Optimizer):
+    """Groups with `orthogonal` set take Muon's step, the others AdamW's.
+
+    State per parameter: `momentum`, or `mean`, `square` and `step`.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], settings: InnerSettings) -> None:
+        super().__init__(groups, {"lr": settings.learning_rate, "betas": (settings.beta1, settings.beta2), "eps": 1e-8})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Take one step. Raises ValueError for a closure."""
+        if closure is not None:
+            raise ValueError("This optimizer takes no closure.")
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                parameter.mul_(1.0 - group["lr"] * group["weight_decay"])
+                rule = self._orthogonal if group["orthogonal"] else self._adam
+                rule(parameter, parameter.grad, self.state[parameter], group)
+
+    def _orthogonal(self, parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        if not state:
+            state["momentum"] = torch.zeros_like(parameter)
+        momentum = state["momentum"].lerp_(gradient, 1.0 - MOMENTUM)
+        direction = orthogonalized(gradient.lerp(momentum, MOMENTUM))
+        parameter.add_(direction, alpha=-group["lr"] * UPDATE_SIZE * math.sqrt(max(parameter.shape)))
+
+    def _adam(self, parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        if not state:
+            state |= {"step": torch.zeros(()), "mean": torch.zeros_like(parameter), "square": torch.zeros_like(parameter)}
+        beta1, beta2 = group["betas"]
+        state["step"] += 1
+        state["mean"].lerp_(gradient, 1.0 - beta1)
+        state["square"].mul_(beta2).addcmul_(gradient, gradient, value=1.0 - beta2)
+        num_steps = float(state["step"])
+        scale = (state["square"] / (1.0 - beta2**num_steps)).sqrt_().add_(group["eps"])
+        parameter.addcdiv_(state["mean"], scale, value=-group["lr"] / (1.0 - beta1**num_steps))
+
+
+def orthogonalized(matrix: Tensor) -> Tensor:
+    """Return about the nearest matrix with orthonormal rows (or columns): f32[m, n], singular values between 0.7 and 1.2."""
+    a, b, c = COEFFICIENTS
+    wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.t()
+    x: Tensor = wide / wide.norm().clamp(min=1e-7)
+    for _ in range(NUM_ITERATIONS):
+        gram = x @ x.t()
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x if wide is matrix else x.t()
+
+
+def _build_adamw(named: list[tuple[str, Tensor]], settings: InnerSettings) -> torch.optim.Optimizer:
+    groups = _decay_groups([parameter for _, parameter in named], settings)
+    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(settings.beta1, settings.beta2))
+
+
+def _build_muon(named: list[tuple[str, Tensor]], settings: InnerSettings) -> torch.optim.Optimizer:
+    hidden = [parameter for name, parameter in named if _is_hidden(name, parameter)]
+    others = [parameter for name, parameter in named if not _is_hidden(name, parameter)]
+    matrices = [{"params": hidden, "weight_decay": settings.weight_decay, "orthogonal": True}] if hidden else []
+    return Muon(matrices + [group | {"orthogonal": False} for group in _decay_groups(others, settings)], settings)
+
+
+def _is_hidden(name: str, parameter: Tensor) -> bool:
+    return parameter.dim() == 2 and BLOCK_NAME.search(name) is not None
+
+
+def _decay_groups(parameters: list[Tensor], settings: InnerSettings) -> list[dict[str, Any]]:
+    groups = [
+        {"params": [parameter for parameter in parameters if parameter.dim() >= 2], "weight_decay": settings.weight_decay},
+        {"params": [parameter for parameter in parameters if parameter.dim() < 2], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+Build = Callable[[list[tuple[str, Tensor]], InnerSettings], torch.optim.Optimizer]
+OPTIMIZERS: Mapping[str, Build] = {"adamw": _build_adamw, "muon": _build_muon}

@@ -1,9 +1,19 @@
-"""Names that people mistype."""
+"""Tables by name, for names that people mistype."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from typing import TypeVar
+
+Value = TypeVar("Value")
+
+
+def look_up(kind: str, name: str, table: Mapping[str, Value]) -> Value:
+    """Return what has that name. Raises ValueError that names the nearest ones."""
+    if name not in table:
+        raise ValueError(f"There is no {kind} named {name!r}. Did you mean {nearest(name, table)}?")
+    return table[name]
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

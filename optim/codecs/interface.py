@@ -44,17 +44,9 @@ class Codec(Protocol):
     finite, `gap` (and `encode`, for the partner's sketch) for bytes that no honest partner sends.
     """
 
-    @property
-    def name(self) -> str:
-        """Return the name in the manifest."""
-
-    @property
-    def wire_id(self) -> int:
-        """Return the number on the wire."""
-
-    @property
-    def block_values(self) -> int:
-        """Return how many values fail together; 0 when nothing can."""
+    name: str  # in the manifest
+    wire_id: int
+    block_values: int  # that fail together; 0 when nothing can
 
     def sketch_bytes(self, num_values: int) -> int:
         """Return the sketch's exact size; 0: no sketch stage."""
@@ -81,13 +73,8 @@ class Packing(Protocol):
     `pack` raises ValueError for values that are not finite or above MAX_MAGNITUDE, `unpack` for bytes that `pack` never writes.
     """
 
-    @property
-    def name(self) -> str:
-        """Return the name in the manifest."""
-
-    @property
-    def wire_id(self) -> int:
-        """Return the number on the wire."""
+    name: str  # in the manifest
+    wire_id: int
 
     def payload_bytes(self, num_values: int) -> int:
         """Return the payload's exact size."""
@@ -145,7 +132,7 @@ def require_payload(payload: Tensor, num_bytes: int, name: str) -> None:
 def require_message(values: Tensor) -> None:
     """Raise ValueError unless `values` is flat f32, finite and at most MAX_MAGNITUDE."""
     require_vector(values)
-    require_bounded(values)
+    require_bounded(values, "message")
 
 
 def require_vector(values: Tensor) -> None:
@@ -154,24 +141,13 @@ def require_vector(values: Tensor) -> None:
         raise ValueError(f"A message is a flat float32 tensor, not {values.dtype} of shape {tuple(values.shape)}.")
 
 
-def require_bounded(values: Tensor) -> None:
-    """Raise ValueError unless what one is about to send is finite and at most MAX_MAGNITUDE."""
-    if not _bounded(values):
-        raise ValueError("The message holds values that are not finite, or far too large to be weights.")
-
-
-def require_decoded(values: Tensor, name: str) -> None:
-    """Raise ValueError unless values that came from a partner are finite and at most MAX_MAGNITUDE."""
-    if not _bounded(values):
-        raise ValueError(f"The {name} payload holds numbers that are not finite, or far too large to be weights.")
-
-
-def _bounded(values: Tensor) -> bool:
-    # One pass without a temporary; NaN goes through aminmax and compares false.
+def require_bounded(values: Tensor, origin: str) -> None:
+    """Raise ValueError, naming where they come from, unless values are finite and at most MAX_MAGNITUDE."""
     if values.numel() == 0:
-        return True
-    low, high = torch.aminmax(values)
-    return bool((low >= -MAX_MAGNITUDE) & (high <= MAX_MAGNITUDE))
+        return
+    low, high = torch.aminmax(values)  # one pass without a temporary; NaN goes through and compares false
+    if not bool((low >= -MAX_MAGNITUDE) & (high <= MAX_MAGNITUDE)):
+        raise ValueError(f"The {origin} holds numbers that are not finite, or far too large to be weights.")
 
 
 def aligned(payload: Tensor, itemsize: int) -> Tensor:

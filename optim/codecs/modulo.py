@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from optim.codecs import checks, planes, sketches
-from optim.codecs.blockwise import blocks, num_blocks
 from optim.codecs.hadamard import BLOCK_VALUES, SIDE, dither_pool, exact_products, leading, sign_pool, transform, window
 from optim.codecs.interface import Encoded, Gap, aligned, require_bounded, require_payload, require_vector
+from optim.codecs.packings import blocks, num_blocks
 
 ROUNDING = 12582912.0  # 1.5 * 2^23: adding it to |x| < 2^22 in f32 rounds x and leaves the integer in the low bits
 CPU_SLAB_BLOCKS = 128  # blocks per thread that go through the chain of operations together: two buffers of 512 KiB stay in its cache
@@ -72,7 +72,7 @@ class Modulo:
         with exact_products():
             for part, rows in _slabs(message):
                 values[part] = leading(rows * window(signs, part), sketches.VALUES).div_(SIDE)
-        require_bounded(values)
+        require_bounded(values, "message")
         return sketches.to_bytes(values)
 
     def encode(self, message: Tensor, seed: int, own_sketch: Tensor, partner_sketch: Tensor) -> ModuloEncoded:

@@ -12,9 +12,8 @@ from typing import Final
 from optim.codecs import CODECS, codec
 from optim.fragment_codec import FragmentCodec
 from optim.fragments import split
-from optim.inner import InnerSettings
+from optim.inner import OPTIMIZERS, InnerSettings
 from optim.names import nearest
-from optim.optimizers import OPTIMIZERS
 from protocol.errors import BadManifest
 from protocol.messages.terms import FragmentTerms, ModelPlan
 from protocol.run.manifest import Manifest

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from optim.codecs import PACKINGS
-from optim.codecs.feedback import Feedback
+from optim.codecs.packings import Feedback
 from optim.fragment_codec import FragmentCodec
 from peer.simulator.replicas import coding
 

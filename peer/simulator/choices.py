@@ -12,7 +12,7 @@ from itertools import product
 from typing import Any, Final
 
 from optim.codecs import CODECS
-from optim.optimizers import OPTIMIZERS
+from optim.inner import OPTIMIZERS
 from peer.simulator.methods import method
 from peer.simulator.names import known
 from peer.simulator.scenario import NUM_PEERS, Scenario

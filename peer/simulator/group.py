@@ -13,9 +13,7 @@ from fractions import Fraction
 
 from torch import Tensor
 
-from optim import merge
-from optim.diloco import DiLoCoSettings, contributor_mean, mean_gradient, outer_step
-from optim.streaming import StreamingSchedule
+from optim.diloco import DiLoCoSettings, StreamingSchedule, contributor_mean, mean_gradient, mix, outer_step
 from peer.simulator.channel import Channel
 from peer.simulator.lockstep import slowest_step, steps_together
 from peer.simulator.population import Population
@@ -111,7 +109,7 @@ class Group:
             shared.slow, shared.momentum = outer_step(shared.slow, shared.momentum, shared.flying.pop(0), self._rule.settings)
             for peer in present:
                 fast = self._fast(peer, fragment)
-                fast.copy_(merge.mix(shared.slow, fast, self._rule.keep))
+                fast.copy_(mix(shared.slow, fast, self._rule.keep))
 
     def _return(self, peer: int) -> None:
         for fragment, shared in enumerate(self.shared):

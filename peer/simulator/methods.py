@@ -12,8 +12,8 @@ from fractions import Fraction
 from functools import partial
 from typing import Any, Final
 
-from optim.diloco import DiLoCoSettings, learning_rate_for, mean_gradient
-from optim.streaming import StreamingSchedule
+from optim.diloco import DiLoCoSettings, StreamingSchedule, learning_rate_for, mean_gradient
+from optim.noloco import PairRule
 from peer.simulator.channel import feedback_decay
 from peer.simulator.eager import train_eagerly
 from peer.simulator.group import GroupRule, Mean, every_coordinate, train_group
@@ -22,7 +22,6 @@ from peer.simulator.names import known
 from peer.simulator.pairs import averaged_rule, gasloc_rule, gossip, noloco_rule, slowmo_rule, train_alone
 from peer.simulator.population import Population, Size
 from peer.simulator.scenario import Scenario
-from peer.trainer.meeting import PairRule
 from protocol.errors import BadSettings
 from protocol.run.manifest import Manifest
 

@@ -15,14 +15,14 @@ from random import Random
 
 from torch import Tensor
 
-from optim import gasloc, noloco, slowmo
-from optim.noloco import OuterSettings
+from optim.gossip import GASLoC, SlowMo
+from optim.noloco import NoLoCo, PairRule
 from peer.simulator.matching import Matcher, matcher
 from peer.simulator.population import Population
 from peer.simulator.replicas import Layout, SimulatedReplica, coding
 from peer.simulator.scenario import Scenario
 from peer.simulator.timeline import step_ends
-from peer.trainer.meeting import FragmentState, MeetingSide, NoLoCo, PairRule, bounded_weight
+from peer.trainer.meeting import FragmentState, MeetingSide, bounded_weight
 from protocol.errors import BadSettings
 
 
@@ -205,75 +205,30 @@ class Gossip:
             self._population.traffic.dropped += 1
 
 
-# ---------------------------------------------------------------------- the rules beside NoLoCo's; the formulas are optim's
-
-
-@dataclass(frozen=True, slots=True)
-class SlowMo:
-    """SlowMo without its average, plus gossip; see optim.slowmo. Token weights play no part."""
-
-    settings: OuterSettings
-
-    def message(self, slow: Tensor, momentum: Tensor, fast: Tensor, weight: float) -> Tensor:
-        """Return where one's own step leads; see PairRule."""
-        return slowmo.message(slow, momentum, fast, self.settings)
-
-    def pair_step(
-        self, slow: Tensor, momentum: Tensor, fast: Tensor, weight: float, gap: Tensor, failed: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Take one's own step and half the way to the partner; see PairRule."""
-        return slowmo.pair_step(slow, momentum, fast, gap, self.settings, failed)
-
-    def solo_step(self, slow: Tensor, momentum: Tensor, fast: Tensor) -> tuple[Tensor, Tensor]:
-        """Take one's own step; see PairRule."""
-        return noloco.solo_step(slow, momentum, fast, self.settings)
-
-
-@dataclass(frozen=True, slots=True)
-class GASLoC:
-    """GASLoC for pairs; see optim.gasloc. Token weights play no part."""
-
-    settings: OuterSettings
-
-    def message(self, slow: Tensor, momentum: Tensor, fast: Tensor, weight: float) -> Tensor:
-        """Return where a plain outer step leads; see PairRule."""
-        return gasloc.message(slow, fast, self.settings)
-
-    def pair_step(
-        self, slow: Tensor, momentum: Tensor, fast: Tensor, weight: float, gap: Tensor, failed: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Take GASLoC's step; see PairRule."""
-        return gasloc.pair_step(slow, momentum, fast, gap, self.settings, failed)
-
-    def solo_step(self, slow: Tensor, momentum: Tensor, fast: Tensor) -> tuple[Tensor, Tensor]:
-        """Take Nesterov's step; see PairRule."""
-        return gasloc.solo_step(slow, momentum, fast, self.settings)
+# ---------------------------------------------------------------------- the rules
 
 
 def noloco_rule(scenario: Scenario) -> PairRule:
     """Return NoLoCo's rule with the scenario's constants. Raises BadSettings outside the stable range."""
-    return _checked(lambda: NoLoCo(_settings(scenario)))
+    outer = scenario.manifest.outer
+    return _checked(lambda: NoLoCo(outer.alpha, outer.beta, outer.gamma))
 
 
 def averaged_rule(scenario: Scenario) -> PairRule:
     """Return the rule of NoLoCo with averaged momentum. Raises BadSettings outside the stable range."""
-    return _checked(lambda: NoLoCo(_settings(scenario, average_momentum=True)))
+    outer = scenario.manifest.outer
+    return _checked(lambda: NoLoCo(outer.alpha, outer.beta, outer.gamma, average_momentum=True))
 
 
 def slowmo_rule(scenario: Scenario) -> PairRule:
     """Return SlowMo's rule with the scenario's constants: alpha and beta, as the manifest has checked them, whatever gamma is."""
-    outer = scenario.manifest.outer
-    return SlowMo(slowmo.outer_settings(outer.alpha, outer.beta))
+    return SlowMo(scenario.manifest.outer.alpha, scenario.manifest.outer.beta)
 
 
 def gasloc_rule(scenario: Scenario) -> PairRule:
     """Return GASLoC's rule with the scenario's constants. Raises BadSettings for values that cannot train."""
-    return _checked(lambda: GASLoC(_settings(scenario)))
-
-
-def _settings(scenario: Scenario, *, average_momentum: bool = False) -> OuterSettings:
     outer = scenario.manifest.outer
-    return OuterSettings(outer.alpha, outer.beta, outer.gamma, average_momentum)
+    return _checked(lambda: GASLoC(outer.alpha, outer.beta, outer.gamma))
 
 
 def _checked(make: Callable[[], PairRule]) -> PairRule:

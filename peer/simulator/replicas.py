@@ -21,8 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from optim.fragment_codec import FragmentCodec
-from optim.inner import InnerSettings, learning_rate, set_learning_rate
-from optim.optimizers import build_optimizer
+from optim.inner import InnerSettings, build_optimizer, learning_rate, set_learning_rate
 from peer.model.model import next_token_loss
 from peer.model.plan import follow_clock, fragment_codecs
 from peer.simulator.texts import Batches
@@ -88,7 +87,7 @@ class Inner:
     """How a replica takes its inner steps."""
 
     settings: InnerSettings
-    optimizer: str  # a name of optim.optimizers
+    optimizer: str  # a name of optim.inner
     clip_norm: float
     slack_steps: int  # see follow_clock
 

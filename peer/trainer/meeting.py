@@ -11,59 +11,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from optim import merge, noloco
 from optim.codecs import Gap
 from optim.fragment_codec import FragmentCodec, FragmentEncoded
 from optim.fragments import add, gather
-from optim.noloco import OuterSettings
+from optim.noloco import PairRule, token_weight
 from peer.trainer.merge_gate import Lengths, MergeGate
 
 MAX_TOKEN_RATIO = 16  # more than the speeds of peers that train together differ by
 SLAB_VALUES = 1 << 15  # 128 KiB: what one operation leaves in the processor's cache, the next one finds there
-
-
-class PairRule(Protocol):
-    """What a peer of a pair sends, and the outer steps that it takes: value by value, so that any part of a fragment can go by itself.
-
-    `weight` is one's own share of the pair's tokens. Nothing given is written to.
-    """
-
-    def message(self, slow: Tensor, momentum: Tensor, fast: Tensor, weight: float) -> Tensor:
-        """Return the one tensor that is sent."""
-
-    def pair_step(
-        self, slow: Tensor, momentum: Tensor, fast: Tensor, weight: float, gap: Tensor, failed: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Return new slow weights and momentum. `gap` is the partner's message minus one's own, as decoded; `failed` values go alone."""
-
-    def solo_step(self, slow: Tensor, momentum: Tensor, fast: Tensor) -> tuple[Tensor, Tensor]:
-        """Return new slow weights and momentum of a step without a partner."""
-
-
-@dataclass(frozen=True, slots=True)
-class NoLoCo:
-    """NoLoCo, with the momentum averaged too where the settings say so; see optim.noloco. The rule of real peers."""
-
-    settings: OuterSettings
-
-    def message(self, slow: Tensor, momentum: Tensor, fast: Tensor, weight: float) -> Tensor:
-        """Return u; see PairRule."""
-        return noloco.message(slow, fast, weight, self.settings, momentum)
-
-    def pair_step(
-        self, slow: Tensor, momentum: Tensor, fast: Tensor, weight: float, gap: Tensor, failed: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Take NoLoCo's step; see PairRule."""
-        return noloco.pair_step(slow, momentum, fast, weight, gap, self.settings, failed)
-
-    def solo_step(self, slow: Tensor, momentum: Tensor, fast: Tensor) -> tuple[Tensor, Tensor]:
-        """Take NoLoCo's step with n = 1; see PairRule."""
-        return noloco.solo_step(slow, momentum, fast, self.settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +66,7 @@ class FragmentState:
         slow, momentum, shift = (torch.empty_like(self.slow) for _ in range(3))
         for part in _slabs(slow):
             slow[part], momentum[part] = step(part)
-            shift[part] = merge.shift(slow[part], snapshot[part])
+            torch.sub(slow[part], snapshot[part], out=shift[part])
         return OuterStep(slow, momentum, shift)
 
 
@@ -208,7 +167,7 @@ def bounded_weight(own_tokens: int, partner_tokens: int) -> float:
     sides compute it from the same two numbers, so their weights still sum to 1.
     """
     own, partner = max(own_tokens, partner_tokens // MAX_TOKEN_RATIO), max(partner_tokens, own_tokens // MAX_TOKEN_RATIO)
-    return noloco.token_weight(own, partner)
+    return token_weight(own, partner)
 
 
 def _slabs(values: Tensor) -> Iterator[slice]:

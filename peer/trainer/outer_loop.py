@@ -18,11 +18,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from optim.fragment_codec import FragmentCodec
-from optim.noloco import FINISH, OuterSettings
+from optim.noloco import FINISH, PairRule
 from peer.link import records as ask
 from peer.link.payload_folder import PayloadFolder
 from peer.link.records import File, payload_name
-from peer.trainer.meeting import FragmentState, MeetingSide, NoLoCo, OuterStep, bounded_weight
+from peer.trainer.meeting import FragmentState, MeetingSide, OuterStep, bounded_weight
 from protocol.messages.messages import RunPhase
 
 JOURNALED = 256  # meetings remembered as applied; the node never asks for an older one again
@@ -31,7 +31,7 @@ JOURNALED = 256  # meetings remembered as applied; the node never asks for an ol
 class OpenMeeting:
     """One meeting in the trainer: its side, and its files. `code` and `step` may be called from another thread than the opener's."""
 
-    def __init__(self, number: int, fragment: int, side: MeetingSide, rule: NoLoCo, payloads: PayloadFolder) -> None:
+    def __init__(self, number: int, fragment: int, side: MeetingSide, rule: PairRule, payloads: PayloadFolder) -> None:
         self.fragment = fragment
         self.side = side
         self.partner_clock_steps = 0
@@ -82,7 +82,7 @@ class OpenMeeting:
         """Form the message; write the sketch, or the payload where the codec has no sketch."""
         finish = request.phase is RunPhase.FINISH
         weight = 0.5 if finish else bounded_weight(self.side.tokens, request.partner_tokens)
-        sketch = self.side.prepare(NoLoCo(FINISH) if finish else self._rule, weight, request.seed)
+        sketch = self.side.prepare(FINISH if finish else self._rule, weight, request.seed)
         self.partner_clock_steps = request.partner_clock_steps
         if not sketch.numel():
             return self._encode()
@@ -118,13 +118,13 @@ class OuterLoop:
         self,
         codecs: tuple[FragmentCodec, ...],
         parameters: Mapping[str, Tensor],
-        settings: OuterSettings,
+        rule: PairRule,  # while the run trains
         payloads: PayloadFolder,
         on_outer_step: Callable[[int, int], None],  # (fragment, partner's clock or 0)
     ) -> None:
         self.fragments = tuple(FragmentState(codec, parameters) for codec in codecs)
         self.applied: OrderedDict[str, None] = OrderedDict()
-        self._rule = NoLoCo(settings)
+        self._rule = rule
         self._payloads = payloads
         self._on_outer_step = on_outer_step
         self._meetings: dict[int, OpenMeeting] = {}
@@ -173,7 +173,7 @@ class OuterLoop:
         state = self.fragments[fragment]
         if state.meeting is not None:
             return False
-        rule = NoLoCo(FINISH) if phase is RunPhase.FINISH else self._rule
+        rule = FINISH if phase is RunPhase.FINISH else self._rule
         state.merge(state.solo_step(rule), state.tokens)
         self._on_outer_step(fragment, 0)
         return True

@@ -17,9 +17,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from optim.fragments import Countdown
-from optim.inner import learning_rate, set_learning_rate
-from optim.noloco import OuterSettings
-from optim.optimizers import build_optimizer
+from optim.inner import build_optimizer, learning_rate, set_learning_rate
+from optim.noloco import NoLoCo
 from peer.link import records as ask
 from peer.link.payload_folder import PayloadFolder
 from peer.model.evaluation import held_out_loss
@@ -62,8 +61,8 @@ class Replica:
         self._settings = inner_settings(manifest)
         self.parameters: dict[str, Tensor] = dict(model.named_parameters())
         codecs = fragment_codecs(manifest, {name: tuple(p.shape) for name, p in self.parameters.items()})
-        outer = OuterSettings(manifest.outer.alpha, manifest.outer.beta, manifest.outer.gamma)
-        self.outer = OuterLoop(codecs, self.parameters, outer, payloads, self._on_outer_step)
+        rule = NoLoCo(manifest.outer.alpha, manifest.outer.beta, manifest.outer.gamma)
+        self.outer = OuterLoop(codecs, self.parameters, rule, payloads, self._on_outer_step)
         self.countdown = Countdown(len(codecs), manifest.outer.inner_steps, peer_seed)
         self.optimizer = build_optimizer(manifest.inner.optimizer, self.parameters.items(), self._settings)
 

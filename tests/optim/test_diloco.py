@@ -5,15 +5,17 @@ import math
 import pytest
 import torch
 
-from optim import noloco
 from optim.diloco import (
     DiLoCoSettings,
+    StreamingSchedule,
     contributor_mean,
     eager_gradient,
     learning_rate_for,
     mean_gradient,
+    mix,
     outer_step,
 )
+from optim.noloco import NoLoCo
 from tests import reference
 from tests.reference import Replica
 
@@ -71,7 +73,7 @@ def test_it_is_torchs_sgd(settings: DiLoCoSettings, nesterov: bool, momentum: fl
 def test_two_noloco_peers_are_this_heavy_ball() -> None:
     """Heavy-ball DiLoCo of two is NoLoCo, between the two implementations."""
     generator = torch.Generator().manual_seed(0)
-    pair = noloco.OuterSettings(alpha=0.5, beta=0.7, gamma=0.4)
+    pair = NoLoCo(alpha=0.5, beta=0.7, gamma=0.4)
     group = DiLoCoSettings(learning_rate=0.7, momentum=0.5, nesterov=False)
     start = torch.randn(200, generator=generator)
     slows, momenta = [start, start], [torch.zeros(200)] * 2
@@ -79,8 +81,8 @@ def test_two_noloco_peers_are_this_heavy_ball() -> None:
     for _ in range(15):
         moves = 0.1 * torch.randn(2, 200, generator=generator)
         fasts = [slows[k] + moves[k] for k in (0, 1)]
-        u = [noloco.message(slows[k], fasts[k], 0.5, pair) for k in (0, 1)]
-        steps = [noloco.pair_step(slows[k], momenta[k], fasts[k], 0.5, u[1 - k] - u[k], pair) for k in (0, 1)]
+        u = [pair.message(slows[k], momenta[k], fasts[k], 0.5) for k in (0, 1)]
+        steps = [pair.pair_step(slows[k], momenta[k], fasts[k], 0.5, u[1 - k] - u[k]) for k in (0, 1)]
         slows, momenta = [step[0] for step in steps], [step[1] for step in steps]
         slow, momentum = outer_step(slow, momentum, mean_gradient(list(-moves), [1, 1]), group)
         torch.testing.assert_close(slows[0], slow, rtol=0, atol=2e-6)
@@ -143,3 +145,85 @@ def test_learning_rates_of_the_scaling_study() -> None:
 def test_impossible_settings_are_refused(change: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must"):
         DiLoCoSettings(**change)  # type: ignore[arg-type]
+
+
+def test_mix_keeps_a_share_of_the_local_weights() -> None:
+    slow, fast = torch.randn(2, 100)
+    assert torch.equal(mix(slow, fast, 0.0), slow)
+    assert torch.equal(mix(slow, fast, 1.0), fast)
+    torch.testing.assert_close(mix(slow, fast, 0.25), 0.75 * slow + 0.25 * fast)
+    with pytest.raises(ValueError, match=r"\[0, 1\]"):
+        mix(slow, fast, 1.5)
+
+
+def test_the_papers_worked_example() -> None:
+    """H 100, two fragments: the first at 100, 200, ..., the second at 150, 250, ..., and not at 50."""
+    schedule = StreamingSchedule(2, 100, overlap_steps=5)
+    sent = [(step, fragment) for step in range(1, 401) for fragment in schedule.sending(step)]
+    assert sent == [(100, 0), (150, 1), (200, 0), (250, 1), (300, 0), (350, 1), (400, 0)]
+    taken = [(step - 5, fragment) for step in range(1, 406) for fragment in schedule.arriving(step)]
+    assert taken == sent
+
+
+@pytest.mark.parametrize(("fragments", "inner_steps"), [(9, 100), (17, 100), (3, 10), (7, 5)])
+def test_every_fragment_is_sent_every_h_steps_after_at_least_h(fragments: int, inner_steps: int) -> None:
+    schedule = StreamingSchedule(fragments, inner_steps)
+    for fragment in range(fragments):
+        steps = [step for step in range(1, 10 * inner_steps) if fragment in schedule.sending(step)]
+        assert inner_steps <= steps[0] < 2 * inner_steps
+        assert {after - before for before, after in zip(steps, steps[1:], strict=False)} == {inner_steps}
+
+
+def train(schedule: StreamingSchedule, keep: float, steps: int, peers: int = 3, values: int = 30) -> torch.Tensor:
+    """A toy group: inner steps pull each peer to its own target, fragments are equal cuts of one vector; returns the fast weights."""
+    generator = torch.Generator().manual_seed(1)
+    targets = torch.randn(peers, values, generator=generator)
+    fast, slow, momentum = torch.zeros(peers, values), torch.zeros(values), torch.zeros(values)
+    cuts = list(torch.arange(values).chunk(schedule.num_fragments))
+    in_flight: dict[int, torch.Tensor] = {}
+    for step in range(1, steps + 1):
+        fast = fast + 0.05 * (targets - fast)
+        for fragment in schedule.arriving(step) if schedule.overlap_steps else []:
+            cut = cuts[fragment]
+            slow[cut], momentum[cut] = outer_step(slow[cut], momentum[cut], in_flight.pop(fragment), DiLoCoSettings())
+            fast[:, cut] = mix(slow[cut].expand(peers, -1), fast[:, cut], keep)
+        for fragment in schedule.sending(step):
+            in_flight[fragment] = mean_gradient(list(slow[cuts[fragment]] - fast[:, cuts[fragment]]), [1.0] * peers)
+            if not schedule.overlap_steps:
+                cut = cuts[fragment]
+                slow[cut], momentum[cut] = outer_step(slow[cut], momentum[cut], in_flight.pop(fragment), DiLoCoSettings())
+                fast[:, cut] = mix(slow[cut].expand(peers, -1), fast[:, cut], keep)
+    return fast
+
+
+def diloco(inner_steps: int, steps: int, peers: int = 3, values: int = 30) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    targets = torch.randn(peers, values, generator=generator)
+    fast, slow, momentum = torch.zeros(peers, values), torch.zeros(values), torch.zeros(values)
+    for step in range(1, steps + 1):
+        fast = fast + 0.05 * (targets - fast)
+        if step % inner_steps == 0:
+            slow, momentum = outer_step(slow, momentum, mean_gradient(list(slow - fast), [1.0] * peers), DiLoCoSettings())
+            fast = slow.expand(peers, -1).clone()
+    return fast
+
+
+def test_one_fragment_without_overlap_is_diloco_bit_for_bit() -> None:
+    assert torch.equal(train(StreamingSchedule(1, 10, overlap_steps=0), 0.0, 57), diloco(10, 57))
+
+
+def test_keeping_all_of_the_local_weights_never_lets_peers_interact() -> None:
+    alone = train(StreamingSchedule(1, 1000, overlap_steps=0), 1.0, 57)
+    assert torch.equal(train(StreamingSchedule(3, 10, overlap_steps=2), 1.0, 57), alone)
+
+
+def test_fragments_with_overlap_still_agree_on_the_slow_weights() -> None:
+    fast = train(StreamingSchedule(5, 10, overlap_steps=1), 0.0, 200)
+    apart = float((fast - fast.mean(0)).abs().max())
+    assert apart < 0.5 * float((diloco(1000, 200) - diloco(1000, 200).mean(0)).abs().max())
+
+
+@pytest.mark.parametrize(("fragments", "inner_steps", "overlap"), [(0, 10, 1), (3, 0, 0), (3, 10, 10), (3, 10, -1)])
+def test_impossible_schedules_are_refused(fragments: int, inner_steps: int, overlap: int) -> None:
+    with pytest.raises(ValueError, match=r"schedule|overlap"):
+        StreamingSchedule(fragments, inner_steps, overlap)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +12,14 @@ from torch import Tensor
 from optim.codecs import CODECS, codec
 from optim.fragment_codec import FragmentCodec
 from optim.fragments import Fragment, Piece
-from optim.noloco import OuterSettings, message, pair_step, solo_step
+from optim.noloco import NoLoCo
+
+
+class Unchecked(NoLoCo):
+    """NoLoCo that may drift apart."""
+
+    def __post_init__(self) -> None:
+        pass
 
 
 @dataclass
@@ -29,26 +35,26 @@ class Population:
         zeros = torch.zeros(peers, values)
         return Population(zeros, zeros, torch.Generator().manual_seed(seed))
 
-    def round(self, settings: OuterSettings | SimpleNamespace) -> None:
+    def round(self, rule: NoLoCo) -> None:
         fast = self.slow + torch.randn(self.slow.shape, generator=self.generator)
-        u = message(self.slow, fast, 0.5, settings, self.momentum)
+        u = rule.message(self.slow, self.momentum, fast, 0.5)
         order = torch.randperm(len(u), generator=self.generator)
         partner = torch.empty_like(order)
         half = len(order) // 2
         partner[order[:half]], partner[order[half:]] = order[half:], order[:half]
-        self.slow, self.momentum = pair_step(self.slow, self.momentum, fast, 0.5, u[partner] - u, settings)
+        self.slow, self.momentum = rule.pair_step(self.slow, self.momentum, fast, 0.5, u[partner] - u)
 
     def variance(self) -> float:
         return float((self.slow - self.slow.mean(0)).square().mean())
 
 
-def stationary_variance(peers: int, settings: OuterSettings, values: int, rounds: int) -> float:
+def stationary_variance(peers: int, rule: NoLoCo, values: int, rounds: int) -> float:
     population = Population.start(peers, values)
     for _ in range(60):
-        population.round(settings)
+        population.round(rule)
     total = 0.0
     for _ in range(rounds):
-        population.round(settings)
+        population.round(rule)
         total += population.variance()
     return total / rounds
 
@@ -56,20 +62,20 @@ def stationary_variance(peers: int, settings: OuterSettings, values: int, rounds
 @pytest.mark.parametrize(("peers", "expected"), [(4, 0.43), (8, 0.81), (16, 1.05), (32, 1.18), (64, 1.24)])
 def test_variance_of_a_finite_population(peers: int, expected: float) -> None:
     # Few peers have few matchings, and all values share them: average over many rounds rather than many values.
-    measured = stationary_variance(peers, OuterSettings(), values=8192 // peers, rounds=40_000 // peers)
+    measured = stationary_variance(peers, NoLoCo(), values=8192 // peers, rounds=40_000 // peers)
     assert measured == pytest.approx(expected, rel=0.02)
 
 
 @pytest.mark.parametrize(("alpha", "gamma", "expected"), [(0.0, 1.0, 0.49), (0.3, 0.91, 0.77), (0.5, 0.75, 1.31), (0.7, 0.51, 3.20)])
 def test_variance_of_a_large_population(alpha: float, gamma: float, expected: float) -> None:
-    measured = stationary_variance(1024, OuterSettings(alpha, 0.7, gamma), values=32, rounds=100)
+    measured = stationary_variance(1024, NoLoCo(alpha, 0.7, gamma), values=32, rounds=100)
     assert measured == pytest.approx(expected, rel=0.02)
 
 
 @pytest.mark.parametrize(("alpha", "gamma", "expected"), [(0.9, 0.35, 2.759), (0.5, 0.7, 0.944)])
 def test_variance_with_averaged_momentum(alpha: float, gamma: float, expected: float) -> None:
-    settings = OuterSettings(alpha, 0.7, gamma, average_momentum=True)
-    assert stationary_variance(64, settings, values=256, rounds=1000) == pytest.approx(expected, rel=0.02)
+    rule = NoLoCo(alpha, 0.7, gamma, average_momentum=True)
+    assert stationary_variance(64, rule, values=256, rounds=1000) == pytest.approx(expected, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -80,11 +86,10 @@ def test_variance_with_averaged_momentum(alpha: float, gamma: float, expected: f
     ],
 )
 def test_divergence_bounds(alpha: float, gamma: float, average_momentum: bool, bounded: bool) -> None:
-    # The settings type refuses the unstable ones, so the formulas are fed from outside it.
-    settings = SimpleNamespace(alpha=alpha, beta=0.7, gamma=gamma, average_momentum=average_momentum)
+    rule = Unchecked(alpha, 0.7, gamma, average_momentum)
     population = Population.start(512, 64)
     for _ in range(1000):
-        population.round(settings)
+        population.round(rule)
     assert (population.variance() < 1000) is bounded
 
 
@@ -92,17 +97,17 @@ def coded_meeting(
     name: str, slow: Tensor, momentum: Tensor, fast: Tensor, weights: tuple[float, float]
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], Tensor]:
     """One meeting through a codec; returns both outcomes and the values that failed."""
-    settings = OuterSettings()
+    rule = NoLoCo()
     fragment = Fragment(0, "f", (Piece("large", slow.shape[1] - 100), Piece("small", 100)), slow.shape[1] - 100)
     coder = FragmentCodec(fragment, codec(name))
-    u = [message(slow[k], fast[k], weights[k], settings) for k in (0, 1)]
+    u = [rule.message(slow[k], momentum[k], fast[k], weights[k]) for k in (0, 1)]
     sketches = [coder.sketch(x, 77) for x in u]
     encoded = [coder.encode(u[k], 77, sketches[k], sketches[1 - k]) for k in (0, 1)]
     gaps = [coder.gap(encoded[k], encoded[1 - k].payload) for k in (0, 1)]
     assert torch.equal(gaps[0].values, -gaps[1].values)
     assert torch.equal(gaps[0].failed, gaps[1].failed)
     failed = coder.failed_values(gaps[0].failed | gaps[1].failed)
-    steps = [pair_step(slow[k], momentum[k], fast[k], weights[k], gaps[k].values, settings, failed) for k in (0, 1)]
+    steps = [rule.pair_step(slow[k], momentum[k], fast[k], weights[k], gaps[k].values, failed) for k in (0, 1)]
     return steps[0], steps[1], torch.zeros(slow.shape[1], dtype=torch.bool) if failed is None else failed
 
 
@@ -137,7 +142,7 @@ def test_the_population_mean_moves_as_if_nothing_were_coded(name: str) -> None:
         mean_slow = mean_slow + mean_momentum
         order = torch.randperm(peers, generator=generator).tolist()
         alone, pairs = order[:3], [tuple(order[3:5]), tuple(order[5:7])]
-        outcome = {peer: solo_step(slow[peer], momentum[peer], fast[peer], OuterSettings()) for peer in alone}
+        outcome = {peer: NoLoCo().solo_step(slow[peer], momentum[peer], fast[peer]) for peer in alone}
         for pair in pairs:
             rows = list(pair)
             outcome[rows[0]], outcome[rows[1]], _ = coded_meeting(name, slow[rows], momentum[rows], fast[rows], (0.5, 0.5))

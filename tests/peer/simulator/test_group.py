@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from optim.diloco import DiLoCoSettings, contributor_mean
-from optim.streaming import StreamingSchedule
+from optim.diloco import DiLoCoSettings, StreamingSchedule, contributor_mean
 from peer.simulator.group import Group, GroupRule, every_coordinate, train_group
 from peer.simulator.population import Population
 from tests import reference

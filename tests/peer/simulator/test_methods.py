@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from optim.codecs import CODECS
-from optim.codecs.feedback import Feedback
 from optim.codecs.interface import Packing
+from optim.codecs.packings import Feedback
 from peer.simulator import channel
 from peer.simulator.measure import losses
 from peer.simulator.methods import METHODS, method

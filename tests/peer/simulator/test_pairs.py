@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from optim import gasloc, noloco, slowmo
-from optim.noloco import OuterSettings
+from optim.gossip import GASLoC, SlowMo
+from optim.noloco import NoLoCo, PairRule
 from peer.link import records as ask
 from peer.simulator.matching import Matcher, matcher
 from peer.simulator.pairs import Gossip, Pair, PairPeer, averaged_rule, gasloc_rule, noloco_rule, slowmo_rule
 from peer.simulator.population import Population
 from peer.simulator.scenario import Scenario
-from peer.trainer.meeting import PairRule
 from peer.trainer.replica import Replica
 from protocol.errors import BadSettings
 from tests import reference
@@ -347,9 +346,9 @@ def made(**outer: float) -> Scenario:
 
 
 def test_constants_come_from_the_manifest() -> None:
-    settings = OuterSettings(0.3, 0.6, 0.9)
-    sent = noloco_rule(made(alpha=0.3, beta=0.6, gamma=0.9)).message(SLOW, MOMENTUM, FAST, 0.25)
-    assert torch.equal(sent, noloco.message(SLOW, FAST, 0.25, settings))
+    assert noloco_rule(made(alpha=0.3, beta=0.6, gamma=0.9)) == NoLoCo(0.3, 0.6, 0.9)
+    assert slowmo_rule(made(alpha=0.3, beta=0.6, gamma=0.9)) == SlowMo(0.3, 0.6)
+    assert gasloc_rule(made(alpha=0.3, beta=0.6, gamma=0.9)) == GASLoC(0.3, 0.6, 0.9)
 
 
 def test_averaged_momentum_is_the_oracles() -> None:
@@ -362,13 +361,6 @@ def test_averaged_momentum_is_the_oracles() -> None:
     assert float(momentum) == pytest.approx(want.delta, abs=1e-6)
 
 
-def test_slowmo_takes_its_own_step_and_half_the_way() -> None:
-    rule, settings = slowmo_rule(made()), OuterSettings()
-    assert torch.equal(rule.message(SLOW, MOMENTUM, FAST, 0.9), slowmo.message(SLOW, MOMENTUM, FAST, settings))
-    stepped = rule.pair_step(SLOW, MOMENTUM, FAST, 0.9, GAP, None)
-    assert all(torch.equal(*both) for both in zip(stepped, slowmo.pair_step(SLOW, MOMENTUM, FAST, GAP, settings), strict=True))
-
-
 def test_gamma_plays_no_part_in_slowmo() -> None:
     """Where NoLoCo would drift apart, and whatever the gamma."""
     one, other = (slowmo_rule(made(alpha=0.95, gamma=gamma)) for gamma in (0.7, 5.0))
@@ -376,19 +368,11 @@ def test_gamma_plays_no_part_in_slowmo() -> None:
     assert all(torch.equal(*both) for both in zip(*stepped, strict=True))
 
 
-def test_gasloc_is_optims() -> None:
-    rule, settings = gasloc_rule(made()), OuterSettings()
-    assert torch.equal(rule.message(SLOW, MOMENTUM, FAST, 0.9), gasloc.message(SLOW, FAST, settings))
-    paired, alone = rule.pair_step(SLOW, MOMENTUM, FAST, 0.9, GAP, None), rule.solo_step(SLOW, MOMENTUM, FAST)
-    assert all(torch.equal(*both) for both in zip(paired, gasloc.pair_step(SLOW, MOMENTUM, FAST, GAP, settings), strict=True))
-    assert all(torch.equal(*both) for both in zip(alone, gasloc.solo_step(SLOW, MOMENTUM, FAST, settings), strict=True))
-
-
 @pytest.mark.parametrize("rule", [noloco_rule, averaged_rule, slowmo_rule])
 def test_alone_all_take_the_same_step(rule: object) -> None:
     assert callable(rule)
     alone = rule(made()).solo_step(SLOW, MOMENTUM, FAST)
-    assert all(torch.equal(*both) for both in zip(alone, noloco.solo_step(SLOW, MOMENTUM, FAST, OuterSettings()), strict=True))
+    assert all(torch.equal(*both) for both in zip(alone, NoLoCo().solo_step(SLOW, MOMENTUM, FAST), strict=True))
 
 
 def test_outside_the_stable_range_is_refused() -> None:

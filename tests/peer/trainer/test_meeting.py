@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from optim.codecs import codec
 from optim.fragment_codec import FragmentCodec
 from optim.fragments import Fragment, Piece
-from optim.noloco import OuterSettings, token_weight
-from peer.trainer.meeting import MAX_TOKEN_RATIO, FragmentState, MeetingSide, NoLoCo, bounded_weight
+from optim.noloco import NoLoCo, token_weight
+from peer.trainer.meeting import MAX_TOKEN_RATIO, FragmentState, MeetingSide, bounded_weight
 
-RULE = NoLoCo(OuterSettings())
+RULE = NoLoCo()
 TOKENS = st.integers(0, 2**53)
 
 

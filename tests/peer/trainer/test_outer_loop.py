@@ -13,7 +13,7 @@ from torch import Tensor
 from optim.codecs import CODECS, codec
 from optim.fragment_codec import FragmentCodec
 from optim.fragments import Fragment, Piece, gather
-from optim.noloco import OuterSettings
+from optim.noloco import NoLoCo
 from peer.link import records as ask
 from peer.link.payload_folder import PayloadFolder
 from peer.link.records import File
@@ -23,8 +23,8 @@ from tests import reference
 from tests.peer.exchange import Side, Terms, checked, exchange, meet, opened
 
 CPU = torch.device("cpu")
-SETTINGS = OuterSettings()
-LETTERS = (SETTINGS.alpha, SETTINGS.beta, SETTINGS.gamma)
+RULE = NoLoCo()
+LETTERS = (RULE.alpha, RULE.beta, RULE.gamma)
 CODED, SMALL = 5000, 30  # values: the first are coded in blocks, the last short; the others travel in fp32
 FRAGMENTS = (
     Fragment(0, "blocks", (Piece("matrix", CODED), Piece("norm", SMALL)), CODED),
@@ -43,7 +43,7 @@ class Peer:
         self.steps: list[tuple[int, int]] = []
         self.payloads = PayloadFolder(folder / name)
         codecs = tuple(FragmentCodec(fragment, codec(codec_name)) for fragment in FRAGMENTS)
-        self.loop = OuterLoop(codecs, self.parameters, SETTINGS, self.payloads, lambda *step: self.steps.append(step))
+        self.loop = OuterLoop(codecs, self.parameters, RULE, self.payloads, lambda *step: self.steps.append(step))
         self.clock_steps = 0
         self.side = Side(lambda request: self.loop.answer(request, self.clock_steps, RunPhase.TRAIN), self.payloads)
 
@@ -157,7 +157,7 @@ def test_the_last_averaging_alone_keeps_the_fast_weights(tmp_path: Path) -> None
 
 def test_a_solo_step_is_the_oracles(tmp_path: Path) -> None:
     peer = pair(tmp_path)[0]
-    wanted = [reference.solo(replica, SETTINGS.alpha, SETTINGS.beta) for replica in peer.oracle()]
+    wanted = [reference.solo(replica, RULE.alpha, RULE.beta) for replica in peer.oracle()]
     assert peer.loop.solo(0, RunPhase.TRAIN)
     assert_at(peer, wanted, 2e-7)
     assert peer.loop.fragments[0].tokens == 0
@@ -168,7 +168,7 @@ def test_a_solo_step_is_the_oracles(tmp_path: Path) -> None:
 def test_failed_blocks_are_taken_alone_on_both_sides(tmp_path: Path) -> None:
     peers = pair(tmp_path, "modulo8")
     pairs = expected(peers, (300, 100))
-    alone = [[reference.solo(replica, SETTINGS.alpha, SETTINGS.beta) for replica in peer.oracle()] for peer in peers]
+    alone = [[reference.solo(replica, RULE.alpha, RULE.beta) for replica in peer.oracle()] for peer in peers]
     failed = torch.zeros(5, dtype=torch.bool)  # blocks of 1024
     failed[[1, 4]] = True
     values = failed.repeat_interleave(1024)[:CODED].tolist() + [False] * SMALL
@@ -179,7 +179,7 @@ def test_failed_blocks_are_taken_alone_on_both_sides(tmp_path: Path) -> None:
 
 def test_a_block_that_one_side_cannot_decode_is_reported_and_taken_alone_by_both(tmp_path: Path) -> None:
     peers = pair(tmp_path, "modulo4")
-    wanted = [[reference.solo(replica, SETTINGS.alpha, SETTINGS.beta) for replica in peer.oracle()] for peer in peers]
+    wanted = [[reference.solo(replica, RULE.alpha, RULE.beta) for replica in peer.oracle()] for peer in peers]
     exchange(sides(peers), Terms())
     payload = bytearray(peers[0].side.get(1, File.PARTNER_PAYLOAD))
     for place in range(512, 1024, 40):  # codes of the second block, two a byte

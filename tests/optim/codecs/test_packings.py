@@ -1,3 +1,5 @@
+"""Packings one by one; what all codecs must hold stands in test_interface.py."""
+
 from __future__ import annotations
 
 import math
@@ -5,19 +7,105 @@ from statistics import median
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from optim.codecs import PACKINGS
-from optim.codecs.lowbit import LLOYD_LEVELS, NF4_LEVELS
+from optim.codecs.packings import LLOYD_LEVELS, NF4_LEVELS, Feedback, code_bytes, pack_codes, unpack_codes
+
+KEPT_SHARE = 0.9 * 64 / 4096
 
 
 def round_trip(name: str, values: Tensor) -> Tensor:
     return PACKINGS[name].unpack(PACKINGS[name].pack(values), len(values))
 
 
-@pytest.mark.parametrize(("name", "bits"), [("nf4", 4.125), ("q2", 2.125), ("sign1", 1.125)])
+@pytest.mark.parametrize("bits", [1, 2, 4])
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 1001])
+def test_codes_round_trip(bits: int, count: int) -> None:
+    codes = torch.randint(0, 2**bits, (count,), dtype=torch.uint8)
+    packed = pack_codes(codes, bits)
+    assert packed.shape == (code_bytes(count, bits),)
+    assert torch.equal(unpack_codes(packed, bits, count), codes)
+
+
+def test_the_first_code_is_lowest() -> None:
+    assert pack_codes(torch.tensor([1, 2, 3], dtype=torch.uint8), 4).tolist() == [0x21, 0x03]
+    assert pack_codes(torch.tensor([1, 2, 3, 0, 1], dtype=torch.uint8), 2).tolist() == [0b00111001, 0b01]
+    assert pack_codes(torch.tensor([1, 0, 1, 1, 0, 0, 0, 0, 1], dtype=torch.uint8), 1).tolist() == [0b1101, 1]
+
+
+def test_set_bits_after_the_end_are_refused() -> None:
+    assert unpack_codes(torch.tensor([0x21, 0x03], dtype=torch.uint8), 4, 3).tolist() == [1, 2, 3]
+    with pytest.raises(ValueError, match="after its last code"):
+        unpack_codes(torch.tensor([0x21, 0x13], dtype=torch.uint8), 4, 3)
+
+
+def test_fp32_is_exact() -> None:
+    values = torch.randn(1000)
+    assert torch.equal(round_trip("fp32", values), values)
+
+
+def test_fp32_is_little_endian() -> None:
+    assert PACKINGS["fp32"].pack(torch.tensor([1.0])).tolist() == [0, 0, 0x80, 0x3F]
+
+
+def test_bf16_rounds_to_nearest() -> None:
+    values = torch.randn(10_000)
+    decoded = round_trip("bf16", values)
+    assert torch.equal(decoded, values.bfloat16().float())
+    assert bool(((decoded - values).abs() <= values.abs() * 2.0**-8).all())
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e36])
+def test_numbers_that_are_no_weights_are_refused(name: str, bad: float) -> None:
+    dtype = torch.float32 if name == "fp32" else torch.bfloat16
+    payload = torch.tensor([1.0, bad], dtype=dtype).view(torch.uint8)
+    with pytest.raises(ValueError, match="not finite"):
+        PACKINGS[name].unpack(payload, 2)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(
+    num_values=st.integers(1, 1000),
+    scale=st.sampled_from([1e-36, 1e-8, 1.0, 1e8, 1e25]),
+    spikes=st.integers(0, 3),
+    seed=st.integers(0, 2**62),
+)
+def test_int8_error_is_at_most_half_a_step_of_the_block(num_values: int, scale: float, spikes: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    values = scale * torch.randn(num_values, generator=generator)
+    values[:spikes] *= 100
+    decoded = round_trip("int8", values)
+    for start in range(0, num_values, 256):
+        block = values[start : start + 256]
+        bound = block.abs().max() * (1 / 254 + 2**-8)
+        assert bool(((decoded[start : start + 256] - block).abs() <= bound).all())
+
+
+def test_int8_of_zeros_and_of_values_below_any_scale() -> None:
+    assert not round_trip("int8", torch.zeros(300)).any()
+    tiny = torch.full((300,), 1e-45)
+    assert float(round_trip("int8", tiny).abs().max()) <= 1e-40
+
+
+def test_int8_keeps_signs_and_the_largest_value() -> None:
+    values = torch.tensor([2.0, -2.0, 1.0, 0.0])
+    assert round_trip("int8", values).tolist() == pytest.approx([2.0, -2.0, 1.0, 0.0], abs=0.009)
+
+
+def test_int8_refuses_the_code_that_is_never_sent() -> None:
+    payload = PACKINGS["int8"].pack(torch.ones(300))
+    payload[-1] = 128
+    with pytest.raises(ValueError, match="-128"):
+        PACKINGS["int8"].unpack(payload, 300)
+
+
+@pytest.mark.parametrize(("name", "bits"), [("int8", 8.0625), ("nf4", 4.125), ("q2", 2.125), ("sign1", 1.125)])
 def test_bits_per_value(name: str, bits: float) -> None:
-    assert PACKINGS[name].payload_bytes(128 * 1000) * 8 / 128_000 == bits
+    assert PACKINGS[name].payload_bytes(256 * 1000) * 8 / 256_000 == bits
 
 
 def test_e3m0_costs_four_bits_and_one_scale() -> None:
@@ -72,7 +160,7 @@ def test_e3m0_leaves_zeros_zero() -> None:
     assert torch.equal(round_trip("e3m0", values), values)
 
 
-@pytest.mark.parametrize("name", ["nf4", "q2", "sign1"])
+@pytest.mark.parametrize("name", ["int8", "nf4", "q2", "sign1"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0, 1e30])
 def test_hostile_scales_are_refused(name: str, bad: float) -> None:
     payload = PACKINGS[name].pack(torch.ones(300))
@@ -144,4 +232,39 @@ def test_every_packing_is_contractive(name: str, kind: str) -> None:
     assert float(lost) <= (1 - least) * float(values.square().sum())
 
 
-KEPT_SHARE = 0.9 * 64 / 4096
+@pytest.mark.parametrize("name", ["q2", "sign1", "topk", "topk12", "nf4"])
+def test_nothing_is_lost_at_decay_1(name: str) -> None:
+    """What was sent plus what is owed is the sum of what came in."""
+    feedback = Feedback(PACKINGS[name], 1.0, 5000)
+    generator = torch.Generator().manual_seed(0)
+    came, sent = torch.zeros(5000, dtype=torch.float64), torch.zeros(5000, dtype=torch.float64)
+    for _ in range(20):
+        values = torch.randn(5000, generator=generator)
+        payload, decoded = feedback.pack(values)
+        assert torch.equal(decoded, PACKINGS[name].unpack(payload, 5000))
+        came, sent = came + values, sent + decoded
+    torch.testing.assert_close(sent + feedback.residual, came, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["q2", "sign1", "topk"])
+def test_a_steady_gradient_gets_through(name: str) -> None:
+    feedback = Feedback(PACKINGS[name], 1.0, 4096)
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(4096, generator=generator)
+    total = torch.zeros(4096)
+    for _ in range(300):
+        total += feedback.pack(values)[1]
+    once = PACKINGS[name].unpack(PACKINGS[name].pack(values), 4096)
+    assert float((total / 300 - values).norm()) < 0.5 * float((once - values).norm())
+
+
+def test_decay_forgets() -> None:
+    feedback = Feedback(PACKINGS["sign1"], 0.0, 256)
+    values = torch.randn(256)
+    first, second = feedback.pack(values)[1], feedback.pack(values)[1]
+    assert torch.equal(first, second)
+
+
+def test_a_decay_that_would_grow_what_is_owed_is_refused() -> None:
+    with pytest.raises(ValueError, match="decay"):
+        Feedback(PACKINGS["q2"], 1.5, 10)
