@@ -25,19 +25,19 @@ from peer.model.model import build_model
 from peer.text.batches import Draw
 from peer.text.corpus import load_corpus
 from peer.text.tokenizer import load_tokenizer
-from peer.trainer.replica import SimulatedReplica
+from peer.trainer.replica import Replica
 from protocol.run.manifest import Manifest
 
 KAPPAS = (3.5, 4.0, 4.5, 5.0, 5.5, 6.0)
 SEED = 7
 
 
-def replica(manifest: Manifest, number: int, folder: Path) -> SimulatedReplica:
+def replica(manifest: Manifest, number: int, folder: Path) -> Replica:
     """Build a replica with batches of its own."""
     inner = manifest.inner
     draw = Draw(0, bytes([number]) * 38, inner.batch_size, inner.sequence_length)
     corpus = load_corpus(manifest.data, load_tokenizer(manifest.tokenizer.name), draw, None, folder)
-    return SimulatedReplica(manifest, build_model(manifest.model, 0), corpus, PayloadFolder(folder / str(number)), number)
+    return Replica(manifest, build_model(manifest.model, 0), corpus, PayloadFolder(folder / str(number)), number, lambda solo: None)
 
 
 def lost(codec: Codec, fragment: Fragment, messages: tuple[Tensor, Tensor]) -> tuple[float, float, float, int, int]:
@@ -54,7 +54,7 @@ def lost(codec: Codec, fragment: Fragment, messages: tuple[Tensor, Tensor]) -> t
     return noise, whole, unread, int(gap.failed.sum()), gap.failed.numel()
 
 
-def train(pair: tuple[SimulatedReplica, SimulatedReplica], num_steps: int) -> list[tuple[Fragment, tuple[Tensor, Tensor]]]:
+def train(pair: tuple[Replica, Replica], num_steps: int) -> list[tuple[Fragment, tuple[Tensor, Tensor]]]:
     """Train both and return their messages, fragment by fragment."""
     for one in pair:
         for _ in range(num_steps):

@@ -7,7 +7,7 @@ else at the trainer's next step boundary. Bulk bytes never travel in a record: t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Generic, Literal, TypeVar
 
@@ -49,7 +49,7 @@ class Open:
 
     meeting: int  # the node's own number for the meeting, never reused in its life
     fragment: int
-    record: Literal["Open"] = "Open"
+    record: Literal["Open"] = field(default="Open", kw_only=True, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Prepare:
     partner_clock_steps: int
     seed: int  # both sides derive the same one from their nonces
     phase: RunPhase
-    record: Literal["Prepare"] = "Prepare"
+    record: Literal["Prepare"] = field(default="Prepare", kw_only=True, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Encode:
     """Encode the message now that the partner's sketch lies in its file. Answered by PayloadReady."""
 
     meeting: int
-    record: Literal["Encode"] = "Encode"
+    record: Literal["Encode"] = field(default="Encode", kw_only=True, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Check:
     """Decode the partner's payload and judge it without applying it. Answered by Checked."""
 
     meeting: int
-    record: Literal["Check"] = "Check"
+    record: Literal["Check"] = field(default="Check", kw_only=True, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Apply:
     meeting: int
     meeting_id: str  # hex; both sides' name for it, journaled
     failed_blocks: str  # hex bitmap; these blocks are taken as if there were no partner
-    record: Literal["Apply"] = "Apply"
+    record: Literal["Apply"] = field(default="Apply", kw_only=True, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class TakeSnapshot:
     """Write slow weights and momentum of every fragment to `name` in the payload folder. Answered by SnapshotTaken or NoSnapshot."""
 
     name: str
-    record: Literal["TakeSnapshot"] = "TakeSnapshot"
+    record: Literal["TakeSnapshot"] = field(default="TakeSnapshot", kw_only=True, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class Adopt:
 
     name: str
     clock_steps: int
-    record: Literal["Adopt"] = "Adopt"
+    record: Literal["Adopt"] = field(default="Adopt", kw_only=True, repr=False)
 
 
 # --------------------------------------------------------------------------- node to trainer, not answered
@@ -118,7 +118,7 @@ class Drop:
     """Forget a meeting that does not count; the fragment stays due if it was."""
 
     meeting: int
-    record: Literal["Drop"] = "Drop"
+    record: Literal["Drop"] = field(default="Drop", kw_only=True, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class Solo:
     """
 
     fragment: int
-    record: Literal["Solo"] = "Solo"
+    record: Literal["Solo"] = field(default="Solo", kw_only=True, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,21 +140,21 @@ class Defer:
     """
 
     fragment: int
-    record: Literal["Defer"] = "Defer"
+    record: Literal["Defer"] = field(default="Defer", kw_only=True, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
     """Begin to train from the run's initial weights."""
 
-    record: Literal["Start"] = "Start"
+    record: Literal["Start"] = field(default="Start", kw_only=True, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class FinishDone:
     """The last averaging is over (or nobody is left to average with): save and end."""
 
-    record: Literal["FinishDone"] = "FinishDone"
+    record: Literal["FinishDone"] = field(default="FinishDone", kw_only=True, repr=False)
 
 
 # --------------------------------------------------------------------------- trainer to node: replies
@@ -168,7 +168,7 @@ class Opened:
     tokens: int  # trained since the last outer step of this fragment
     clock_steps: int
     phase: RunPhase
-    record: Literal["Opened"] = "Opened"
+    record: Literal["Opened"] = field(default="Opened", kw_only=True, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,7 @@ class Unavailable:
 
     meeting: int
     reason: str
-    record: Literal["Unavailable"] = "Unavailable"
+    record: Literal["Unavailable"] = field(default="Unavailable", kw_only=True, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ class SketchReady:
     """Own sketch lies in its file."""
 
     meeting: int
-    record: Literal["SketchReady"] = "SketchReady"
+    record: Literal["SketchReady"] = field(default="SketchReady", kw_only=True, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,7 @@ class PayloadReady:
 
     meeting: int
     sha256: str  # hex, of the payload
-    record: Literal["PayloadReady"] = "PayloadReady"
+    record: Literal["PayloadReady"] = field(default="PayloadReady", kw_only=True, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +208,7 @@ class Checked:
     accepted: bool
     reason: str  # why not, empty when accepted
     failed_blocks: str  # hex bitmap, lowest bit first; empty: none
-    record: Literal["Checked"] = "Checked"
+    record: Literal["Checked"] = field(default="Checked", kw_only=True, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,7 @@ class Applied:
     """The outer step is taken, once."""
 
     meeting: int
-    record: Literal["Applied"] = "Applied"
+    record: Literal["Applied"] = field(default="Applied", kw_only=True, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +226,7 @@ class SnapshotTaken:
     name: str
     clock_steps: int
     sha256: str  # hex
-    record: Literal["SnapshotTaken"] = "SnapshotTaken"
+    record: Literal["SnapshotTaken"] = field(default="SnapshotTaken", kw_only=True, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +235,7 @@ class NoSnapshot:
 
     name: str
     reason: str
-    record: Literal["NoSnapshot"] = "NoSnapshot"
+    record: Literal["NoSnapshot"] = field(default="NoSnapshot", kw_only=True, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +245,7 @@ class Adopted:
     name: str
     accepted: bool
     reason: str  # why not (the donor's fault: wrong size, or not finite), empty when accepted
-    record: Literal["Adopted"] = "Adopted"
+    record: Literal["Adopted"] = field(default="Adopted", kw_only=True, repr=False)
 
 
 # --------------------------------------------------------------------------- trainer to node: unasked
@@ -256,7 +256,7 @@ class Built:
     """What the model comes to on the wire: the first that a node hears of its trainer, which alone knows the model."""
 
     plan: ModelPlan
-    record: Literal["Built"] = "Built"
+    record: Literal["Built"] = field(default="Built", kw_only=True, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +265,7 @@ class Due:
 
     fragment: int
     phase: RunPhase
-    record: Literal["Due"] = "Due"
+    record: Literal["Due"] = field(default="Due", kw_only=True, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +276,7 @@ class Progress:
     phase: RunPhase
     started: bool  # it trains, or has trained
     done: bool = False  # it has saved the result and ends
-    record: Literal["Progress"] = "Progress"
+    record: Literal["Progress"] = field(default="Progress", kw_only=True, repr=False)
 
 
 CodingRequest = Prepare | Encode | Check  # these need no step boundary

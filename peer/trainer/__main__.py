@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+import time
 
 import torch
 
@@ -18,7 +19,7 @@ from peer.model.checkpoint import load_latest
 from peer.model.model import build_model, check_fit, choose_device
 from peer.model.plan import need_abilities
 from peer.text.batches import Draw
-from peer.text.corpus import Corpus, load_corpus
+from peer.text.corpus import load_corpus
 from peer.text.tokenizer import load_tokenizer
 from peer.trainer.replica import Replica
 from peer.trainer.saver import Saver
@@ -35,22 +36,21 @@ def peer_seed(run_seed: int, peer_id: PeerId) -> int:
 def build_replica(child: Supervised, home: Home, manifest: Manifest) -> Replica:
     """Build the model with its initial weights, and its text. Raises OperatorError for what cannot be."""
     need_abilities(manifest)
-    config, inner, peer_id = child.settings.config, manifest.inner, PeerId.from_text(child.settings.peer_id)
-    device, _ = choose_device(config.device)
+    settings, inner, run_seed = child.settings, manifest.inner, manifest.run.seed
+    peer_id = PeerId.from_text(settings.peer_id)
+    device, _ = choose_device(settings.config.device)
     tokenizer = load_tokenizer(manifest.tokenizer.name)
-    model = build_model(manifest.model, manifest.run.seed)
+    model = build_model(manifest.model, run_seed)
     check_fit(model.config, tokenizer.vocab_size, inner.sequence_length)
-    draw = Draw(manifest.run.seed, peer_id.raw, inner.batch_size, inner.sequence_length)
-    corpus: Corpus = load_corpus(manifest.data, tokenizer, draw, config.data, home.cache)
-    payloads = PayloadFolder(child.settings.runtime / "payloads")
+    draw = Draw(run_seed, peer_id.raw, inner.batch_size, inner.sequence_length)
+    corpus = load_corpus(manifest.data, tokenizer, draw, settings.config.data, home.cache)
+    payloads = PayloadFolder(settings.runtime / "payloads")
     payloads.clear(Writer.TRAINER)
-    replica = Replica(manifest, model.to(device), corpus, payloads, peer_seed(manifest.run.seed, peer_id))
-    replica.alone = config.alone
-    return replica
+    return Replica(manifest, model.to(device), corpus, payloads, peer_seed(run_seed, peer_id), child.emit)
 
 
 def build(child: Supervised) -> Trainer:
-    """Put the trainer together, from its checkpoint where there is one."""
+    """Put the trainer together, from its checkpoint where there is one, and tell what it trains."""
     config = child.settings.config
     home = Home(config.home)
     if config.num_threads:
@@ -58,20 +58,14 @@ def build(child: Supervised) -> Trainer:
     manifest = SignedManifest.from_bytes(home.manifest.read_bytes()).manifest()
     child.emit(RunKnown(manifest.run_id.hex(), manifest.run.total_steps))
     replica = build_replica(child, home, manifest)
-    child.emit(ModelBuilt(*size(replica)))
-    saver = Saver(home, config, child.emit)
+    num_params = sum(parameter.numel() for parameter in replica.parameters.values())
+    sent_bytes = sum(fragment.sketch_bytes + fragment.payload_bytes for fragment in replica.plan.fragments)
+    child.emit(ModelBuilt(num_params, 8 * sent_bytes / num_params))
+    saver = Saver(home, config, child.emit, time.monotonic)
     loaded = load_latest(home.checkpoints, manifest.run_id)
     if loaded is not None:
         saver.restore(replica, loaded)
-    return Trainer(child, replica, TrainerEnd(child.settings.runtime), saver)
-
-
-def size(replica: Replica) -> tuple[int, float]:
-    """Return the number of parameters, and the bits that the codec sends for each."""
-    codecs = [fragment.codec for fragment in replica.outer.fragments]
-    params = sum(codec.fragment.numel for codec in codecs)
-    sent = sum(codec.sketch_bytes + codec.payload_bytes for codec in codecs)
-    return params, 8 * sent / params
+    return Trainer(child, replica, TrainerEnd(child.settings.runtime), saver, time.monotonic)
 
 
 if __name__ == "__main__":

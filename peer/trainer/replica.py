@@ -1,8 +1,7 @@
 """One replica of the model in training: inner steps, outer loop, schedule clock, and all that a checkpoint must hold.
 
-Synchronous, with no process, thread, socket or clock of its own: the trainer process drives it, and so do the simulator and
-the tests. Everything random follows from (run seed, peer id, step), so a replica restored from its state goes on bit for bit on the
-CPU.
+It acts when it is called and knows no time: peer/trainer/trainer.py drives it. Everything random follows from (run seed, peer id, step),
+so a replica restored from its state goes on bit for bit on the CPU.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from optim.inner import build_optimizer, learning_rate, set_learning_rate
 from optim.noloco import NoLoCo
 from peer.link import records as ask
 from peer.link.payload_folder import PayloadFolder
+from peer.machine.events import SoloStep
 from peer.model.evaluation import held_out_loss
 from peer.model.model import next_token_loss
 from peer.model.plan import follow_clock, fragment_codecs, inner_settings, model_plan
@@ -42,21 +42,31 @@ class InnerStep:
 
 
 class Replica:
-    """A model in training. The model's tensors are written to; everything belongs to one thread but what `OuterLoop` says otherwise of."""
+    """A model in training. The model's tensors are written to.
 
-    def __init__(self, manifest: Manifest, model: PreTrainedModel, corpus: Corpus, payloads: PayloadFolder, peer_seed: int) -> None:
+    Everything belongs to one thread, but what a second one may call of `outer` (see `OuterLoop`).
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        model: PreTrainedModel,
+        corpus: Corpus,
+        payloads: PayloadFolder,
+        peer_seed: int,
+        emit: Callable[[SoloStep], None],
+    ) -> None:
         self.manifest = manifest
         self.model = model
         self.clock_steps = 0
         self.own_steps = 0
         self.tokens = 0
-        self.alone = False  # plain inner training: no fragment is ever due
-        self.on_solo: Callable[[int, str], None] = lambda fragment, reason: None  # told of each outer step without a partner
         self.corpus = corpus
         self.payloads = payloads
         self._joined = (0, 0)  # clock and own steps when weights were last taken over from a donor
         self._is_founder = True
         self._seed = peer_seed
+        self._emit = emit
         self._solo_later: set[int] = set()  # fragments to go solo when their meeting has come to nothing
         self._settings = inner_settings(manifest)
         self.parameters: dict[str, Tensor] = dict(model.named_parameters())
@@ -84,7 +94,7 @@ class Replica:
         """
         batch = self.corpus.batch(self.own_steps).to(self.outer.fragments[0].slow.device)
         _seed_generators(batch.device, step_seed(self._seed, self.own_steps))
-        rate = learning_rate(self.clock_steps, self._steps_since_join(), self._settings)
+        rate = learning_rate(self.clock_steps, self.steps_since_join(), self._settings)
         set_learning_rate(self.optimizer, rate)
         self.optimizer.zero_grad(set_to_none=True)
         loss = next_token_loss(self.model, batch)
@@ -105,15 +115,11 @@ class Replica:
         """Pass over the next batch: it made the loss not finite."""
         self.own_steps += 1
 
-    def newly_due(self) -> list[int]:
-        """Count one inner step down and return the fragments that became due with it."""
-        return [] if self.alone else self.countdown.tick()
-
     def handle(self, request: ask.Request) -> ask.Reply | None:
         """Carry out a request of the node; call at a step boundary. Start and FinishDone are the trainer's own affair."""
         match request:
             case ask.TakeSnapshot():
-                return self._clone(request)
+                return self._take_snapshot(request)
             case ask.Adopt():
                 return self._adopt(request)
             case ask.Drop(meeting):
@@ -146,7 +152,7 @@ class Replica:
 
     def _solo(self, fragment: int, reason: str) -> None:
         if self.outer.solo(fragment, self.phase):
-            self.on_solo(fragment, reason)
+            self._emit(SoloStep(fragment, reason))
         else:
             self._solo_later.add(fragment)
 
@@ -172,12 +178,13 @@ class Replica:
         )
         self.clock_steps = joined_clock + since
 
-    def _steps_since_join(self) -> int:
+    def steps_since_join(self) -> int:
+        """Return how many steps the learning rate has had to warm up: own ones since the weights were taken over, all of a founder's."""
         return self.clock_steps if self._is_founder else self.own_steps - self._joined[1]
 
     # ------------------------------------------------------------------ taking over another peer's state
 
-    def _clone(self, request: ask.TakeSnapshot) -> ask.SnapshotTaken | ask.NoSnapshot:
+    def _take_snapshot(self, request: ask.TakeSnapshot) -> ask.SnapshotTaken | ask.NoSnapshot:
         digest = hashlib.sha256()
         try:
             self.payloads.write(request.name, b"")

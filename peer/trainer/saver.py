@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from peer.machine.config import PeerConfig
@@ -16,14 +15,15 @@ from protocol.errors import BadSettings, GossamerError
 class Saver:
     """Save a replica every so many steps or seconds, whichever comes first."""
 
-    def __init__(self, home: Home, config: PeerConfig, emit: Callable[[Event], None]) -> None:
+    def __init__(self, home: Home, config: PeerConfig, emit: Callable[[Event], None], now_s: Callable[[], float]) -> None:
         self.has_checkpoint = False  # of this run, written or restored by us
         self._trouble = ""  # why the last one could not be saved
         self._passed_over = ""  # what was damaged when this process began
         self._home = home
         self._config = config
         self._emit = emit
-        self._saved_s = time.monotonic()
+        self._now_s = now_s
+        self._saved_s = self._now_s()
         self._saved_step = 0
 
     @property
@@ -33,7 +33,7 @@ class Saver:
 
     def is_due(self, replica: Replica) -> bool:
         """Tell whether enough steps or seconds have passed since the last checkpoint."""
-        steps, seconds = replica.own_steps - self._saved_step, time.monotonic() - self._saved_s
+        steps, seconds = replica.own_steps - self._saved_step, self._now_s() - self._saved_s
         enough_steps = self._config.checkpoint_interval_steps
         return seconds >= self._config.checkpoint_interval_s or (enough_steps is not None and steps >= enough_steps)
 
@@ -42,7 +42,7 @@ class Saver:
 
         A disk that refuses costs this checkpoint, not the training: the earlier ones are untouched, and an event says so.
         """
-        started_s = time.monotonic()
+        started_s = self._now_s()
         contents = CheckpointContents(replica.manifest.run_id, replica.own_steps, replica.tensors(), replica.state())
         try:
             path = save(self._home.checkpoints, contents)
@@ -52,8 +52,8 @@ class Saver:
         else:
             self.has_checkpoint, self._trouble = True, ""
             num_bytes = sum(file.stat().st_size for file in path.iterdir())
-            self._emit(CheckpointSaved(replica.own_steps, str(path), num_bytes, time.monotonic() - started_s))
-        self._saved_s, self._saved_step = time.monotonic(), replica.own_steps
+            self._emit(CheckpointSaved(replica.own_steps, str(path), num_bytes, self._now_s() - started_s))
+        self._saved_s, self._saved_step = self._now_s(), replica.own_steps
 
     def restore(self, replica: Replica, loaded: Loaded) -> None:
         """Take over a checkpoint. Raises BadSettings when it is of another model than the manifest's."""

@@ -1,19 +1,20 @@
-"""The trainer process: one replica, stepping, and at each step boundary whatever the node asked for that needs one.
+"""The trainer's loop: one replica, stepping, and at each step boundary whatever the node asked for that needs one.
 
 Never waits for the network: with no node at the other end of the link it trains on and takes solo steps. Messages are coded beside the
-inner steps, on a second thread (coding_thread.py). Started by the supervisor as `python -m peer.trainer`; owns every tensor.
+inner steps, on a second thread (coding_thread.py).
 """
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
+from enum import Enum, auto
 
 import torch
 
 from peer.link import records as ask
 from peer.link.socket import NodeLink
 from peer.machine.child import Supervised
-from peer.machine.events import EvalDone, ProcessSays, SoloStep
+from peer.machine.events import EvalDone, ProcessSays
 from peer.model.evaluation import held_out_loss
 from peer.trainer.coding_thread import CodingThread
 from peer.trainer.progress import Stopwatch
@@ -30,61 +31,100 @@ MAX_BAD_BATCHES = 10  # in a row, before the run itself must be at fault
 NO_NODE = "no node to find a partner"
 
 
-class Trainer:
-    """Drive a replica until its run ends or the supervisor says stop."""
+class State(Enum):
+    """How far a trainer is."""
 
-    def __init__(self, child: Supervised, replica: Replica, link: NodeLink, saver: Saver) -> None:
+    READY = auto()  # waits for the node's word
+    BEGUN = auto()  # trains, or takes part in the last averaging
+    OVER = auto()  # the last averaging is over
+
+
+class Trainer:
+    """Drive a replica, one `tick` at a time: `run` does it for a process, a test in its own time.
+
+    All belongs to one thread. `now_s` is a clock that never goes back.
+    """
+
+    def __init__(self, child: Supervised, replica: Replica, link: NodeLink, saver: Saver, now_s: Callable[[], float]) -> None:
+        self.state = State.READY
         self._child = child
-        self._config = child.settings.config
+        self._is_alone = child.settings.config.alone
         self._replica = replica
         self._node = CodingThread(link, replica.outer)
         self._saver = saver
+        self._now_s = now_s
         self._device = replica.outer.fragments[0].slow.device
-        self._watch = Stopwatch(child.emit)
-        self._started = saver.has_checkpoint or not child.settings.told_to_start
+        self._watch = Stopwatch(child.emit, now_s)
         self._session = 0  # of the link, at the last boundary
-        self._alone_since_s = time.monotonic()  # without a node
-        self._finish_done = False
-        self._bad_batches = 0
+        self._node_changed_s = now_s()
+        self._bad_batches = 0  # in a row, up to the last one
         self._said = ("", "")
-        replica.on_solo = lambda fragment, reason: child.emit(SoloStep(fragment, reason))
 
     def run(self) -> None:
         """Train to the end of the run, or until asked to stop; save before returning."""
-        self._node.start()
         try:
-            if self._started:
-                self._start()
-            else:
-                self._say("ready", "")
-            self._train()
-            self._end()
+            self.start()
+            while self.state is not State.OVER and not self._child.stop_requested():
+                self._node.wait(self.tick())
+            self.end()
         except OperatorError:  # raised between two steps only, so nothing is half done
             if not self._bad_batches:
                 self._saver.save(self._replica)
             raise
         finally:
-            self._node.close()
-            self._replica.corpus.close()
+            self.close()
 
-    def _train(self) -> None:
-        while not self._child.stop_requested() and not self._finish_done:
-            if not self._started:
-                self._boundary()
-                self._node.wait(IDLE_S)
-            elif self._replica.phase is RunPhase.FINISH:
-                self._boundary()
-                self._idle_at_the_end()
-            else:
-                with self._watch.blocked():
-                    self._boundary()
-                if self._replica.phase is RunPhase.TRAIN:  # a partner's clock may have ended the schedule just now
-                    self._inner_step()
-                self._housekeeping()
+    def start(self) -> None:
+        """Listen to the node, and begin to train unless its word is to be waited for."""
+        self._node.start()
+        if self._saver.has_checkpoint or not self._child.settings.told_to_start:
+            self._begin()
+        else:
+            self._say("ready", "")
+
+    def tick(self) -> float:
+        """Take one turn: answer the node, make an inner step where there is one to make, tell and save what is due.
+
+        Returns the seconds for which there is nothing to do unless the node says something. Raises OperatorError for a run that diverges or
+        a text that cannot be read.
+        """
+        if not self._is_training:
+            self.answer_node()
+            if self.state is State.BEGUN and self._replica.phase is RunPhase.FINISH:
+                self._finish()
+            return IDLE_S
+        with self._watch.blocked():
+            self.answer_node()
+        if self._is_training:  # a partner's clock may have ended the schedule just now
+            self._inner_step()
+        self._housekeeping()
+        return 0.0
+
+    def end(self) -> None:
+        """Save, and tell how it ended: at a step boundary, once."""
+        is_over = self.state is State.OVER
+        if is_over:
+            self._replica.end_alone()
+            self._evaluate()
+        if self.state is not State.READY and (is_over or not self._bad_batches):
+            self._saver.save(self._replica)
+        self._watch.tell(self._replica)
+        if is_over:
+            self._tell_node(done=True)
+
+    def close(self) -> None:
+        """Let go of the link, the coding thread and the text."""
+        self._node.close()
+        self._replica.corpus.close()
+
+    @property
+    def _is_training(self) -> bool:
+        return self.state is State.BEGUN and self._replica.phase is RunPhase.TRAIN
 
     # ------------------------------------------------------------------ the node
 
-    def _boundary(self) -> None:
+    def answer_node(self) -> None:
+        """Do what the node asked for: the part of a turn that is done even where nothing is trained."""
         batches = self._node.take()
         for batch in batches:
             if batch.session != self._session:
@@ -98,24 +138,30 @@ class Trainer:
         """The node came, went, or is another one; whatever the former one had begun has ended."""
         self._replica.lose_node()
         self._session = session
-        self._alone_since_s = time.monotonic()
-        self._node.send(ask.Built(self._replica.plan), session)
-        self._tell_node()
+        self._node_changed_s = self._now_s()
+        if session:
+            self._greet()
         self._announce(self._replica.countdown.due())
+
+    def _greet(self) -> None:
+        """Tell a new node what it must know of us before anything else."""
+        self._node.send(ask.Built(self._replica.plan), self._session)
+        self._tell_node()
 
     def _answer(self, request: ask.Request) -> None:
         match request:
             case ask.Start():
-                self._start()
+                self._begin()
             case ask.FinishDone():
-                self._finish_done = self._replica.phase is RunPhase.FINISH
+                if self._replica.phase is RunPhase.FINISH:
+                    self.state = State.OVER
             case _:
                 reply = self._replica.handle(request)
                 if reply is not None:
                     self._node.send(reply, self._session)
                 if isinstance(reply, ask.Adopted) and reply.accepted:
                     self._saver.save(self._replica)
-                    self._start()
+                    self._begin()
 
     def _announce(self, due: list[int]) -> None:
         for fragment in due:
@@ -125,7 +171,8 @@ class Trainer:
                 self._replica.go_alone(fragment, NO_NODE)
 
     def _tell_node(self, *, done: bool = False) -> None:
-        self._node.send(ask.Progress(self._replica.clock_steps, self._replica.phase, self._started, done), self._session)
+        has_begun = self.state is not State.READY
+        self._node.send(ask.Progress(self._replica.clock_steps, self._replica.phase, has_begun, done), self._session)
 
     def _settle(self) -> None:
         """Wait for what a GPU still does for the node, so that it counts as blocked and not as training."""
@@ -134,9 +181,9 @@ class Trainer:
 
     # ------------------------------------------------------------------ training
 
-    def _start(self) -> None:
+    def _begin(self) -> None:
         """Begin, or go on; who has begun has a checkpoint, so that a restart does not ask for the word again."""
-        self._started = True
+        self.state = State.BEGUN
         if not self._saver.has_checkpoint:
             self._saver.save(self._replica)
         self._say("training", self._saver.trouble)
@@ -151,7 +198,7 @@ class Trainer:
             return
         self._bad_batches = 0
         self._watch.step(step)
-        due = self._replica.newly_due()
+        due = [] if self._is_alone else self._replica.countdown.tick()
         if due:
             with self._watch.blocked():
                 self._announce(due)
@@ -167,14 +214,26 @@ class Trainer:
             )
 
     def _housekeeping(self) -> None:
-        if self._watch.is_time_to_tell():
-            self._watch.tell(self._replica)
-            self._tell_node()
+        self._tell_if_time()
         if self._replica.own_steps % EVAL_INTERVAL_STEPS == 0:
             self._evaluate()
         if self._saver.is_due(self._replica) and not self._bad_batches:  # weights that do not work must not replace those that did
             self._saver.save(self._replica)
             self._say("training", self._saver.trouble)
+
+    def _finish(self) -> None:
+        """The schedule has run out: only answer meetings, until the node says that the last averaging is over."""
+        is_lonely = not self._session and self._now_s() - self._node_changed_s > LONELY_FINISH_S
+        if self._is_alone or is_lonely:
+            self.state = State.OVER
+            return
+        self._say("finishing", "the schedule has run out: averaging with the others")
+        self._tell_if_time()
+
+    def _tell_if_time(self) -> None:
+        if self._watch.is_time_to_tell():
+            self._watch.tell(self._replica)
+            self._tell_node()
 
     def _evaluate(self) -> None:
         loss = held_out_loss(self._replica.model, self._replica.corpus, NUM_EVAL_BATCHES)
@@ -184,27 +243,3 @@ class Trainer:
         if (state, reason) != self._said:
             self._said = (state, reason)
             self._child.emit(ProcessSays(state, reason))
-
-    # ------------------------------------------------------------------ the end
-
-    def _idle_at_the_end(self) -> None:
-        """The schedule has run out: answer meetings until the node says that the last averaging is over."""
-        is_lonely = not self._session and time.monotonic() - self._alone_since_s > LONELY_FINISH_S
-        if self._config.alone or is_lonely:
-            self._finish_done = True
-            return
-        self._say("finishing", "the schedule has run out: averaging with the others")
-        if self._watch.is_time_to_tell():
-            self._watch.tell(self._replica)
-            self._tell_node()
-        self._node.wait(IDLE_S)
-
-    def _end(self) -> None:
-        if self._finish_done:
-            self._replica.end_alone()
-            self._evaluate()
-        if self._started and (self._finish_done or not self._bad_batches):
-            self._saver.save(self._replica)
-        self._watch.tell(self._replica)
-        if self._finish_done:
-            self._tell_node(done=True)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import tempfile
 import threading
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,10 +79,9 @@ class RunningTrainer:
         self.runtime = runtime
         self.config = PeerConfig(home=self.home.path, **config)
         self.supervision = Supervision(ChildSettings(config=self.config, peer_id="12D3KooX", runtime=runtime, told_to_start=told_to_start))
-        self.replica: Replica = small_replica(runtime / "payloads", manifest)
-        self.replica.alone = self.config.alone
-        self.saver = Saver(self.home, self.config, self.supervision.emit)
-        self.trainer = Trainer(self.supervision, self.replica, TrainerEnd(runtime), self.saver)
+        self.replica: Replica = small_replica(runtime / "payloads", manifest, emit=self.supervision.emit)
+        self.saver = Saver(self.home, self.config, self.supervision.emit, time.monotonic)
+        self.trainer = Trainer(self.supervision, self.replica, TrainerEnd(runtime), self.saver, time.monotonic)
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run)
 

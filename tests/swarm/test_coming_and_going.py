@@ -60,7 +60,7 @@ def test_a_late_joiner_clones_weights_momentum_and_clock_and_warms_up_again(tmp_
         await swarm.until(lambda: joiner.trainer.started)
         assert any(adopted(joiner, donor) and joiner.clock == donor.clock for donor in elders)
         assert torch.equal(joiner.fast, torch.cat([p.detach().flatten() for p in joiner.trainer.replica.parameters.values()]))
-        rates = [peer.trainer.replica._steps_since_join() for peer in (joiner, elders[0])]
+        rates = [peer.trainer.replica.steps_since_join() for peer in (joiner, elders[0])]
         assert rates[0] == 0 < rates[1], "its learning rate starts low again"
         for peer in swarm.peers:
             peer.trainer.frozen = False

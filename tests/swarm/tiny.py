@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections import Counter
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from peer.link import records as ask
 from peer.link.payload_folder import PayloadFolder
+from peer.machine.events import SoloStep
 from peer.model.plan import fragment_codecs, model_plan
 from peer.text.batches import Draw
 from peer.text.corpus import ResidentCorpus
@@ -74,8 +78,23 @@ def _tokens() -> Tokens:
     return Tokens(walk[:5000], walk[5000:], 1.0)
 
 
-def tiny_replica(manifest: Manifest, payloads: PayloadFolder, peer: bytes) -> Replica:
+class CountedReplica(Replica):
+    """A replica that counts the outer steps which its meetings really take, by their ids."""
+
+    applied: Counter[str]
+
+    def handle(self, request: ask.Request) -> ask.Reply | None:
+        before = [fragment.slow for fragment in self.outer.fragments]
+        reply = super().handle(request)
+        if isinstance(request, ask.Apply) and any(f.slow is not slow for f, slow in zip(self.outer.fragments, before, strict=True)):
+            self.applied[request.meeting_id] += 1
+        return reply
+
+
+def tiny_replica(manifest: Manifest, payloads: PayloadFolder, peer: bytes, emit: Callable[[SoloStep], None]) -> CountedReplica:
     """A replica at its start, with the same initial weights for every peer and a text order of its own."""
     draw = Draw(manifest.run.seed, peer, manifest.inner.batch_size, manifest.inner.sequence_length)
     model: Any = copy.deepcopy(_initial())
-    return Replica(manifest, model, ResidentCorpus(_tokens(), draw), payloads, int.from_bytes(peer[-6:], "little"))
+    replica = CountedReplica(manifest, model, ResidentCorpus(_tokens(), draw), payloads, int.from_bytes(peer[-6:], "little"), emit)
+    replica.applied = Counter()
+    return replica

@@ -1,51 +1,114 @@
-"""A trainer as a coroutine: one real replica, an inner step each `step_s` of virtual time, and the node's requests at the boundaries.
+"""The real trainer as a coroutine: a turn of its loop each `step_s` of virtual time, and a link in memory between it and its node.
 
-It keeps the rules of peer/trainer/trainer.py, which drives the same replica from a process of its own.
+The coding thread really runs; whatever is put into the trainer's end of the link waits until that thread has nothing to do again, so a
+story goes the same way each time.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from torch import Tensor
 
 from peer.link import records as ask
 from peer.link.socket import LinkLost
+from peer.machine.child import ChildSettings
+from peer.machine.config import PeerConfig
+from peer.machine.events import Event, SoloStep, StepDone
+from peer.machine.home import Home
+from peer.trainer import trainer as real
 from peer.trainer.replica import Replica
-from protocol.messages.messages import RunPhase
-
-PROGRESS_S = 1.0
-NO_REPLY = (ask.Drop, ask.Solo, ask.Defer, ask.Start, ask.FinishDone)
+from peer.trainer.saver import Saver
+from tests.peer.trainer_thread import Supervision
+from tests.swarm.tiny import CountedReplica
 
 
 class Link:
-    """Node and trainer's link: a queue, and replies in the order of the requests. `cut` is the death of either end."""
+    """A TrainerLink in memory. `cut` is the death of the trainer."""
 
     def __init__(self, on_notice: Callable[[ask.Notice], None]) -> None:
-        self.on_notice = on_notice
         self.is_up = True
-        self.asked: deque[tuple[ask.Request, asyncio.Future[ask.Reply] | None]] = deque()
+        self.end: End | None = None
+        self._on_notice = on_notice
+        self._waiting: dict[int | str, asyncio.Future[ask.Reply]] = {}
 
     async def request(self, request: ask.AnsweredRequest) -> ask.Reply:
-        if not self.is_up:
+        if not self.is_up or self.end is None:
             raise LinkLost("the trainer is not there")
-        reply: asyncio.Future[ask.Reply] = asyncio.get_running_loop().create_future()
-        self.asked.append((request, reply))
+        about = ask.subject(request)
+        assert about not in self._waiting, "asked before the reply to an earlier request"
+        self._waiting[about] = reply = asyncio.get_running_loop().create_future()
+        self.end.put(request)
         return await reply
 
     def tell(self, request: ask.ToldRequest) -> None:
-        if self.is_up:
-            self.asked.append((request, None))
+        if self.is_up and self.end is not None:
+            self.end.put(request)
+
+    def hear(self, record: ask.Answer) -> None:
+        if not self.is_up:  # either end died with this on its lips
+            return
+        if isinstance(record, ask.Notice):
+            self._on_notice(record)
+        elif not (waiting := self._waiting.pop(ask.subject(record))).done():
+            waiting.set_result(record)
 
     def cut(self) -> None:
         self.is_up = False
-        for _, reply in self.asked:
-            if reply is not None and not reply.done():
-                reply.set_exception(LinkLost("the trainer went away"))
+        while self._waiting:
+            _, waiting = self._waiting.popitem()
+            if not waiting.done():
+                waiting.set_exception(LinkLost("the trainer went away"))
+
+
+class End:
+    """A NodeLink in memory: requests, and numbers of sessions that begin (0: ends), are taken one by one by the coding thread."""
+
+    def __init__(self) -> None:
+        self.session = 0
+        self.said: list[ask.Answer] = []
+        self._coming: SimpleQueue[ask.Request | int | None] = SimpleQueue()
+        self._idle: SimpleQueue[None] = SimpleQueue()  # one for each time that the thread began to wait
+        self._next: ask.Request | int | None = None
+        self._is_served = False
+
+    def put(self, item: ask.Request | int) -> None:
+        self._coming.put(item)
+        if self._is_served:
+            self._idle.get()
+
+    def serve(self, start: Callable[[], None]) -> None:
+        """Start the thread, and have it take what came before."""
+        self._is_served, num_turns = True, self._coming.qsize() + 1
+        start()
+        for _ in range(num_turns):
+            self._idle.get()
+
+    def wake(self) -> None:
+        self._is_served = False
+        self._coming.put(None)
+
+    def wait(self, seconds: float) -> None:
+        self._idle.put(None)
+        self._next = self._coming.get() if self._is_served else None
+
+    def poll(self) -> list[ask.Request]:
+        if isinstance(self._next, int):
+            self.session = self._next
+        return [] if self._next is None or isinstance(self._next, int) else [self._next]
+
+    def send(self, record: ask.Answer, session: int) -> None:
+        if session and session == self.session:
+            self.said.append(record)
+
+    def close(self) -> None:
+        self.session = 0
 
 
 @dataclass
@@ -56,101 +119,83 @@ class Checkpoint:
     state: dict[str, Any]
 
 
-@dataclass
+class Disk(Saver):
+    """Keeps nothing: what survives a peer, the test saves."""
+
+    def save(self, replica: Replica) -> None:
+        self.has_checkpoint = True
+
+    def is_due(self, replica: Replica) -> bool:
+        return False
+
+
 class Trainer:
-    """Drives a replica. `frozen` answers requests without making inner steps."""
+    """Drives the real trainer. `frozen`, it answers requests without making inner steps."""
 
-    replica: Replica
-    step_s: float
-    started: bool = True
-    frozen: bool = False
-    link: Link | None = None
-    solo: list[int] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
-    handled: list[ask.Request] = field(default_factory=list)
-    applied: Counter[str] = field(default_factory=Counter)  # outer steps really taken, by meeting id
-    on_handled: Callable[[ask.Request], None] = lambda _: None
-    spoil: Callable[[ask.Reply], ask.Reply] = lambda reply: reply  # what a dishonest one makes of its replies
-    finish_done: bool = False
+    def __init__(self, replica_of: Callable[[Callable[[Event], None]], CountedReplica], step_s: float, told_to_start: bool) -> None:
+        config = PeerConfig(home=Path("unused"))
+        self._child = child = Supervision(ChildSettings(config=config, peer_id="", runtime=config.home, told_to_start=told_to_start))
+        self.replica = replica_of(child.emit)
+        self.frozen = False
+        self.handled: list[ask.Reply] = []
+        self.on_handled: Callable[[ask.Reply], None] = lambda _: None
+        self.spoil: Callable[[ask.Reply], ask.Reply] = lambda reply: reply  # what a dishonest one makes of its replies
+        self._step_s = step_s
+        self._num_nodes = 0
+        self._link: Link | None = None
+        self._end = End()
+        now_s = asyncio.get_running_loop().time
+        self._real = real.Trainer(child, self.replica, self._end, Disk(Home(config.home), config, child.emit, now_s), now_s)
 
-    def __post_init__(self) -> None:
-        self.replica.on_solo = lambda fragment, reason: self.solo.append(fragment)
+    @property
+    def started(self) -> bool:
+        return self._real.state is not real.State.READY
+
+    @property
+    def applied(self) -> Counter[str]:
+        return self.replica.applied
+
+    @property
+    def solo(self) -> list[int]:
+        return [event.fragment for event in self._child.events if isinstance(event, SoloStep)]
+
+    @property
+    def losses(self) -> list[float]:
+        return [event.loss for event in self._child.events if isinstance(event, StepDone)]
 
     def connect(self, link: Link) -> None:
         """A node comes: whatever the former one had begun has ended."""
-        self.replica.lose_node()
-        self.link = link
-        self._tell_node()
-        self._announce(self.replica.countdown.due())
+        self._num_nodes += 1
+        self._link, link.end = link, self._end
+        self._end.put(self._num_nodes)
 
     def disconnect(self) -> None:
         """The node dies. What it had said before is heard; then all that it began is dropped."""
-        if self.link is not None:
-            self._answer_all()
-            self.link = None
-            self.replica.lose_node()
-            self._announce(self.replica.countdown.due())
+        self._end.put(0)
 
     async def run(self) -> None:
-        told_s = 0.0
-        while not self.finish_done:
-            self._answer_all()
-            if self.started and not self.frozen and self.replica.phase is RunPhase.TRAIN:
-                self.losses.append(self.replica.inner_step().loss)
-                self._announce(self.replica.newly_due())
-            if (now_s := asyncio.get_running_loop().time()) >= told_s + PROGRESS_S:
-                told_s = now_s
-                self._tell_node()
-            await asyncio.sleep(self.step_s)
-        self.replica.end_alone()
-        self._tell_node(done=True)
+        try:
+            self._end.serve(self._real.start)
+            while self._real.state is not real.State.OVER:
+                _ = self._real.answer_node() if self.frozen else self._real.tick()
+                self._deliver()
+                await asyncio.sleep(self._step_s)
+            self._real.end()
+            self._deliver()
+        finally:
+            self._end.wake()
+            self._real.close()
 
     def save(self) -> Checkpoint:
         tensors = {name: tensor.clone() for name, tensor in self.replica.tensors().items()}
         return Checkpoint(tensors, self.replica.state())
 
-    def _answer_all(self) -> None:
-        while self.link is not None and self.link.asked:
-            request, waiting = self.link.asked.popleft()
-            reply = self._answer(request)
-            self.handled.append(request)
-            self.on_handled(request)
-            reply = None if reply is None else self.spoil(reply)
-            assert (reply is None) == isinstance(request, NO_REPLY)
-            if waiting is None or waiting.done() or reply is None:
-                continue
-            if self.link is None:  # died with the reply on its lips
-                waiting.set_exception(LinkLost("the trainer went away"))
-            else:
-                waiting.set_result(reply)
-
-    def _answer(self, request: ask.Request) -> ask.Reply | None:
-        match request:
-            case ask.Start():
-                self._start()
-                return None
-            case ask.FinishDone():
-                self.finish_done = self.replica.phase is RunPhase.FINISH
-                return None
-        known = set(self.replica.outer.applied)
-        reply = self.replica.handle(request)
-        if isinstance(request, ask.Apply) and isinstance(reply, ask.Applied) and request.meeting_id not in known:
-            self.applied[request.meeting_id] += 1
-        if isinstance(reply, ask.Adopted) and reply.accepted:
-            self._start()
-        return reply
-
-    def _start(self) -> None:
-        self.started = True
-        self._tell_node()
-
-    def _announce(self, due: list[int]) -> None:
-        for fragment in due:
-            if self.link is not None and self.link.is_up:
-                self.link.on_notice(ask.Due(fragment, self.replica.phase))
-            else:
-                self.replica.go_alone(fragment, "no node")
-
-    def _tell_node(self, *, done: bool = False) -> None:
-        if self.link is not None and self.link.is_up:
-            self.link.on_notice(ask.Progress(self.replica.clock_steps, self.replica.phase, self.started, done))
+    def _deliver(self) -> None:
+        said, self._end.said = self._end.said, []
+        for record in said:
+            if not isinstance(record, ask.Notice):
+                self.handled.append(record)
+                self.on_handled(record)
+                record = self.spoil(record)
+            if self._link is not None:
+                self._link.hear(record)

@@ -123,7 +123,7 @@ def _condemn(swarm: Swarm, victim: Peer, death: Death) -> None:
     kill: Callable[[], None] = victim.kill_trainer if death.what == "trainer" else victim.kill
     left = death.handled
 
-    def strike(_: ask.Request) -> None:
+    def strike(_: ask.Reply) -> None:
         nonlocal left
         left -= 1
         if left == 0:

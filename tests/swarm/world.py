@@ -36,7 +36,7 @@ from protocol.run.credential import Credential
 from protocol.run.manifest import Manifest, SignedManifest
 from protocol.streams.transport import Purpose, Stream, Transport
 from tests.peer.small import fingerprint
-from tests.swarm.tiny import tiny_manifest, tiny_replica, tiny_terms
+from tests.swarm.tiny import CountedReplica, tiny_manifest, tiny_replica, tiny_terms
 from tests.swarm.trainer import Checkpoint, Link, Trainer
 
 
@@ -153,13 +153,11 @@ class Peer:
         for task in list(self._tasks):
             task.cancel()
         self.link.cut()
-        self.trainer.link = None
 
     def restart_trainer(self) -> None:
         """Start the trainer from its checkpoint; the node finds it again."""
         self.start_trainer()
         self.link.is_up = True
-        self.link.asked.clear()
         self.trainer.connect(self.link)
 
     def died(self) -> None:
@@ -181,10 +179,14 @@ class Peer:
 
     def _new_trainer(self) -> Trainer:
         self.payloads.clear(Writer.TRAINER)
-        replica = tiny_replica(self.swarm.manifest, self.payloads, self.peer_id.raw)
+        told_to_start = self.checkpoint is None and self.habits.told_to_start
+        return Trainer(self._new_replica, self.habits.step_s, told_to_start)
+
+    def _new_replica(self, emit: Callable[[Event], None]) -> CountedReplica:
+        replica = tiny_replica(self.swarm.manifest, self.payloads, self.peer_id.raw, emit)
         if self.checkpoint is not None:
             replica.restore(self.checkpoint.tensors, self.checkpoint.state)
-        return Trainer(replica, self.habits.step_s, started=self.checkpoint is not None or not self.habits.told_to_start)
+        return replica
 
     async def _serve(self) -> None:
         try:

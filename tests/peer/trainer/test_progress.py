@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from peer.machine.events import Event, StepDone, TrainerIdle
-from peer.trainer import progress as stopwatch
 from peer.trainer.progress import Stopwatch
 from peer.trainer.replica import InnerStep
 from tests.peer.small import small_manifest, small_replica
@@ -14,12 +13,10 @@ from tests.peer.small import small_manifest, small_replica
 class Told:
     """A stopwatch under a clock that stands still unless moved, and what it told."""
 
-    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder: Path) -> None:
         self.now_s = 1000.0
-        patch.setattr(stopwatch.time, "perf_counter", lambda: self.now_s)
-        patch.setattr(stopwatch.time, "monotonic", lambda: self.now_s)
         self.events: list[Event] = []
-        self.watch = Stopwatch(self.events.append)
+        self.watch = Stopwatch(self.events.append, lambda: self.now_s)
         self.replica = small_replica(folder / "payloads", small_manifest())
 
     def tell(self) -> StepDone | TrainerIdle:
@@ -30,8 +27,8 @@ class Told:
 
 
 @pytest.fixture
-def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Told:
-    return Told(tmp_path, monkeypatch)
+def told(tmp_path: Path) -> Told:
+    return Told(tmp_path)
 
 
 def test_blocked_time_is_part_of_training_time(told: Told) -> None:

@@ -8,6 +8,7 @@ import torch
 
 from optim.inner import learning_rate
 from peer.link import records as ask
+from peer.machine.events import SoloStep
 from peer.model.plan import CLOCK_FACTOR, inner_settings
 from peer.trainer.replica import Replica, step_seed
 from protocol.messages.messages import RunPhase
@@ -19,8 +20,10 @@ SLACK = MANIFEST.outer.inner_steps
 STEP_TOKENS = MANIFEST.inner.batch_size * MANIFEST.inner.sequence_length
 
 
-def pair(tmp_path: Path) -> tuple[tuple[Replica, Replica], tuple[Side, Side]]:
-    replicas = small_replica(tmp_path / "i", MANIFEST, b"i"), small_replica(tmp_path / "j", MANIFEST, b"j")
+def pair(tmp_path: Path, told: list[SoloStep] | None = None) -> tuple[tuple[Replica, Replica], tuple[Side, Side]]:
+    """Two replicas; what the first one emits goes to `told`."""
+    emit = (told if told is not None else []).append
+    replicas = small_replica(tmp_path / "i", MANIFEST, b"i", emit), small_replica(tmp_path / "j", MANIFEST, b"j")
     return replicas, (replica_side(replicas[0], tmp_path / "i"), replica_side(replicas[1], tmp_path / "j"))
 
 
@@ -31,7 +34,7 @@ def train(replica: Replica, num_steps: int) -> None:
 
 def make_due(replica: Replica) -> int:
     while not replica.countdown.due():
-        replica.newly_due()
+        replica.countdown.tick()
     return replica.countdown.due()[0]
 
 
@@ -81,12 +84,6 @@ def test_steps_depend_on_nothing_drawn_elsewhere(tmp_path: Path) -> None:
         train(replica, 2)
         torch.rand(5)
     assert fingerprint(one) == fingerprint(other)
-
-
-def test_who_is_alone_is_never_due(tmp_path: Path) -> None:
-    replica = small_replica(tmp_path, MANIFEST)
-    replica.alone = True
-    assert not any(replica.newly_due() for _ in range(100))
 
 
 # --------------------------------------------------------------------------- clock
@@ -146,9 +143,8 @@ def test_a_solo_step_leaves_the_clock(tmp_path: Path) -> None:
 
 
 def test_an_outer_step_counts_down_anew(tmp_path: Path) -> None:
-    (replica, partner), sides = pair(tmp_path)
-    told: list[tuple[int, str]] = []
-    replica.on_solo = lambda *step: told.append(step)
+    told: list[SoloStep] = []
+    (replica, partner), sides = pair(tmp_path, told)
     fragment = make_due(replica)
     train(replica, 1)
     train(partner, 1)
@@ -158,28 +154,26 @@ def test_an_outer_step_counts_down_anew(tmp_path: Path) -> None:
     assert told == []
     fragment = make_due(replica)
     replica.handle(ask.Solo(fragment))
-    assert told == [(fragment, "no partner answered in time")]
+    assert told == [SoloStep(fragment, "no partner answered in time")]
     assert fragment not in replica.countdown.due()
 
 
 def test_solo_waits_for_the_end_of_a_meeting_that_comes_to_nothing(tmp_path: Path) -> None:
-    replica = small_replica(tmp_path, MANIFEST)
-    told: list[tuple[int, str]] = []
-    replica.on_solo = lambda *step: told.append(step)
+    told: list[SoloStep] = []
+    replica = small_replica(tmp_path, MANIFEST, emit=told.append)
     train(replica, 2)
     fragment = make_due(replica)
     opened(replica_side(replica, tmp_path), Terms(fragment=fragment, number=4))
     replica.handle(ask.Solo(fragment))
     assert told == []
     replica.handle(ask.Drop(4))
-    assert [step[0] for step in told] == [fragment]
+    assert [solo.fragment for solo in told] == [fragment]
     assert fragment not in replica.countdown.due()
 
 
 def test_solo_is_not_taken_after_a_meeting_that_counts(tmp_path: Path) -> None:
-    (replica, partner), sides = pair(tmp_path)
-    told: list[tuple[int, str]] = []
-    replica.on_solo = lambda *step: told.append(step)
+    told: list[SoloStep] = []
+    (replica, partner), sides = pair(tmp_path, told)
     train(replica, 2)
     fragment = make_due(replica)
     exchange(sides, Terms(fragment=fragment))
@@ -207,9 +201,8 @@ def test_defer_counts_down_again_without_a_step(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("no_partner", "num_solo"), [("solo", 1), ("defer", 0)])
 def test_without_a_node_the_manifest_decides(tmp_path: Path, no_partner: str, num_solo: int) -> None:
-    replica = small_replica(tmp_path, small_manifest(outer={"no_partner": no_partner}))
-    told: list[tuple[int, str]] = []
-    replica.on_solo = lambda *step: told.append(step)
+    told: list[SoloStep] = []
+    replica = small_replica(tmp_path, small_manifest(outer={"no_partner": no_partner}), emit=told.append)
     fragment = make_due(replica)
     replica.go_alone(fragment, "no node")
     assert len(told) == num_solo

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,7 @@ class Story:
         while self.replica.own_steps < until_step:
             self._boundary()
             self.replica.inner_step()
-            self.replica.newly_due()
+            self.replica.countdown.tick()
 
     def _boundary(self) -> None:
         step = self.replica.own_steps
@@ -105,7 +106,7 @@ def partner_message(manifest: Manifest, fragment: int, seed: int) -> Tensor:
 def saver(tmp_path: Path) -> Saver:
     home = Home(tmp_path / "home")
     home.create()
-    return Saver(home, PeerConfig(home=home.path), lambda event: None)
+    return Saver(home, PeerConfig(home=home.path), lambda event: None, time.monotonic)
 
 
 def resumed(tmp_path: Path, replica: Replica) -> Replica:
@@ -173,7 +174,7 @@ def test_while_a_fragment_is_due(tmp_path: Path) -> None:
     replica = small_replica(tmp_path / "payloads", small_manifest())
     while not replica.countdown.due():
         replica.inner_step()
-        replica.newly_due()
+        replica.countdown.tick()
     fresh = resumed(tmp_path, replica)
     assert fresh.countdown.due() == replica.countdown.due() != []
     for one in (replica, fresh):
