@@ -18,7 +18,7 @@ from protocol.libp2p.outbound import TunnelTransport
 from protocol.libp2p.p2pd import Daemon, DaemonSettings
 from protocol.libp2p.splice import CarriedBytes
 from protocol.memory import virtual_time
-from protocol.memory.link import Link
+from protocol.memory.conversation import Link
 from protocol.memory.network import MemoryNetwork
 from protocol.streams.admission import Admission, StreamCaps
 from protocol.streams.transport import StreamHandler, Transport

@@ -13,7 +13,7 @@ from peer.meeting.words import MeetingState
 from peer.node import donor
 from protocol.errors import RefusalCode, RunRefusesUs, SwarmUnreachable
 from protocol.identity import Identity
-from protocol.memory.link import Link as Wire
+from protocol.memory.conversation import Link as Wire
 from protocol.messages.messages import Refusal, RunPhase
 from protocol.streams.transport import Purpose, Stream
 from tests.swarm.tiny import tiny_manifest
@@ -96,7 +96,7 @@ def test_a_donor_dies_in_the_middle_and_the_next_one_is_asked(tmp_path: Path, mo
             peer.trainer.frozen = True
         await asyncio.sleep(12.0)
         for peer, num_more in zip(doomed, (2, 4), strict=True):
-            swarm.network.kill_at(peer.peer_id, sent=swarm.network._lines[peer.peer_id].num_sent + num_more, is_delivered=True)
+            swarm.network.kill_at(peer.peer_id, sent=swarm.network.counts[peer.peer_id].num_sent + num_more, is_delivered=True)
         swarm.network.refuse(last.peer_id)  # so that both others are asked before it
         joiner = swarm.add(**JOINER).start()
         joiner.trainer.frozen = True

@@ -87,7 +87,7 @@ async def _play(swarm: Swarm, death: Death | None, goes_on: bool) -> Result:
     await asyncio.sleep(1.0)
     before = peers[0].hash, peers[1].hash
     trainers = [peer.trainer for peer in peers]
-    lines = [swarm.network._lines[peer.peer_id] for peer in peers]
+    lines = [swarm.network.counts[peer.peer_id] for peer in peers]
     if death is not None:
         _condemn(swarm, peers[death.victim], death)
     meeting = asyncio.create_task(peers[0].node.meetings.try_next(FRAGMENT, set()))

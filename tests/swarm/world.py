@@ -29,13 +29,13 @@ from peer.swarm.membership import Membership
 from peer.swarm.presence import World
 from protocol.identity import Identity, PeerId
 from protocol.memory import virtual_time
-from protocol.memory.link import Link as Wire
-from protocol.memory.network import MemoryNetwork
+from protocol.memory.conversation import Link as Wire
 from protocol.messages.terms import RunTerms
 from protocol.run.credential import Credential
 from protocol.run.manifest import Manifest, SignedManifest
 from protocol.streams.transport import Purpose, Stream, Transport
 from tests.peer.small import fingerprint
+from tests.protocol.scripted import ScriptedNetwork
 from tests.swarm.tiny import CountedReplica, tiny_manifest, tiny_replica, tiny_terms
 from tests.swarm.trainer import Checkpoint, Link, Trainer
 
@@ -223,7 +223,7 @@ class Swarm:
     peers: list[Peer] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.network = MemoryNetwork(self.seed, self.wire)
+        self.network = ScriptedNetwork(self.seed, self.wire)
         self.network.on_death(self._on_death)
         self.terms: RunTerms = tiny_terms(self.manifest)
         self.signed = SignedManifest.sign(self.manifest, Identity(b"h" * 32)).to_bytes()

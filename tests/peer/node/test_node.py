@@ -11,7 +11,7 @@ from peer.node.fetching import FetchClient
 from peer.swarm.presence import FAREWELL_S
 from protocol.errors import RefusalCode, Refused
 from protocol.identity import PeerId
-from protocol.memory.link import Link as Wire
+from protocol.memory.conversation import Link as Wire
 from tests.swarm.mallory import MALLORY, nobody
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Swarm, play

@@ -1,4 +1,4 @@
-"""The script of a network in memory: deaths at a message, cuts, refusals, records, and the same schedule for the same seed."""
+"""A network in memory: deaths, cuts, records, and the same schedule for the same seed."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ import pytest
 
 from protocol.errors import BadMessage, BadSignature, PeerGone, TransportError, Unreachable
 from protocol.identity import Identity
-from protocol.memory.link import Link
-from protocol.memory.network import MemoryNetwork, MemoryTransport
+from protocol.memory.conversation import Link
+from protocol.memory.network import MemoryNetwork, MemoryPeer
 from protocol.memory.virtual_time import run
 from protocol.messages.records import MemberRecord
 from protocol.streams.transport import Purpose, Stream
 from tests.protocol.peers import chunk, echo, expect_over, nobody, number_of, seeded
 from tests.protocol.samples import RECORD
+from tests.protocol.scripted import ScriptedNetwork
 
 A, B, C = (seeded(number) for number in (1, 2, 3))
 
 
-def pair(network: MemoryNetwork) -> tuple[MemoryTransport, MemoryTransport]:
+def pair(network: MemoryNetwork) -> tuple[MemoryPeer, MemoryPeer]:
     return network.transport(A.peer_id, nobody), network.transport(B.peer_id, echo)
 
 
 @pytest.mark.parametrize("is_delivered", [False, True])
 def test_a_peer_dies_at_the_kth_message_it_sends(is_delivered: bool) -> None:
     async def main() -> None:
-        network = MemoryNetwork(link=Link(latency_s=0.1))
+        network = ScriptedNetwork(link=Link(latency_s=0.1))
         deaths = []
         network.on_death(deaths.append)
         a, _ = pair(network)
@@ -56,7 +57,7 @@ def test_a_peer_dies_when_its_kth_message_arrives() -> None:
             heard.append(await number_of(stream))
 
     async def main() -> None:
-        network = MemoryNetwork(link=Link(latency_s=0.1))
+        network = ScriptedNetwork(link=Link(latency_s=0.1))
         a = network.transport(A.peer_id, nobody)
         network.transport(B.peer_id, listen)
         network.kill_at(B.peer_id, received=3)
@@ -107,7 +108,7 @@ def test_a_short_cut_delays_and_a_long_one_ends() -> None:
 
 def test_a_peer_that_refuses_turns_streams_away() -> None:
     async def main() -> None:
-        network = MemoryNetwork()
+        network = ScriptedNetwork()
         a, _ = pair(network)
         network.refuse(B.peer_id)
         with pytest.raises(Unreachable, match="turned"):
@@ -195,7 +196,7 @@ def _gossip(seed: int) -> list[tuple[float, str, int]]:
             log.append((asyncio.get_running_loop().time(), stream.partner.short(), number))
             await stream.send(chunk(number, 4000))
 
-    async def talk(transport: MemoryTransport, number: int) -> None:
+    async def talk(transport: MemoryPeer, number: int) -> None:
         for step in range(10):
             partner = peers[(number + 1 + step) % len(peers)]
             try:
@@ -208,7 +209,7 @@ def _gossip(seed: int) -> list[tuple[float, str, int]]:
                 await asyncio.sleep(0.5)
 
     async def main() -> None:
-        network = MemoryNetwork(seed, Link(latency_s=0.05, jitter_s=0.05, bytes_per_s=1e6))
+        network = ScriptedNetwork(seed, Link(latency_s=0.05, jitter_s=0.05, bytes_per_s=1e6))
         transports = [network.transport(peer.peer_id, listen) for peer in peers]
         network.kill_at(peers[2].peer_id, received=40)
         async with asyncio.TaskGroup() as group:

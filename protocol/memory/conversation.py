@@ -1,6 +1,6 @@
-"""How a frame travels between two peers in memory: when it arrives, and what a cut or a death does to it.
+"""A conversation between two peers in memory: when each frame arrives, and what a cut or a death does to it.
 
-Time is the loop's, which the tests make virtual. Nothing here draws a random number but the network's own generator, so a seed
+Time is the loop's, which `virtual_time` makes virtual. Nothing here draws a random number but the network's own generator, so a seed
 fixes every arrival. Not a model of congestion: each peer sends, and receives, at its own rate, one frame after the other.
 """
 
@@ -12,7 +12,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from protocol.errors import PeerGone
+from protocol.identity import PeerId
 from protocol.streams.inbox import Inbox
+from protocol.streams.transport import Stream
 
 FRAMES_IN_INBOX = 4
 FRAMES_ON_THE_WAY = 8
@@ -29,34 +32,13 @@ class Link:
 
 
 @dataclass(slots=True)
-class Doom:
-    """The death of a peer at its k-th message, counted over all its streams from now on."""
-
-    sent: int | None = None  # dies when it sends its k-th message
-    received: int | None = None  # dies when its k-th message arrives, unread
-    is_delivered: bool = False  # what it had sent still arrives; otherwise what is under way is lost, the k-th too
-
-
-@dataclass(slots=True)
 class Line:
-    """One end of all the ways of a peer: its rates, its counts and its end."""
+    """A peer's end of all its ways: its rates, until when they are taken, and the conversations that go over it."""
 
     link: Link
     sends_at_s: float = -math.inf  # busy sending until then
     receives_at_s: float = -math.inf
-    num_sent: int = 0
-    num_received: int = 0
-    dooms: list[Doom] = field(default_factory=list)
-
-    def doom_at_send(self) -> Doom | None:
-        """Count one more message sent; return the doom that this brings."""
-        self.num_sent += 1
-        return next((doom for doom in self.dooms if doom.sent == self.num_sent), None)
-
-    def doom_at_receive(self) -> Doom | None:
-        """Count one more message received; return the doom that this brings."""
-        self.num_received += 1
-        return next((doom for doom in self.dooms if doom.received == self.num_received), None)
+    conversations: dict[Conversation, None] = field(default_factory=dict)  # a set would be walked in the order of addresses
 
 
 class Way:
@@ -118,3 +100,67 @@ class Way:
         else:
             arrive()
             self._moved.set()
+
+
+class Conversation:
+    """Both ends of a stream between two peers; `peers` and `lines` are the opener's and the other's."""
+
+    def __init__(self, peers: tuple[PeerId, PeerId], lines: tuple[Line, Line], draw: Callable[[], float]) -> None:
+        self.peers = peers
+        self._lines = lines
+        self._ways = (Way(lines[0], lines[1], draw), Way(lines[1], lines[0], draw))
+        self.streams = (self._stream(0), self._stream(1))
+        self._silence: asyncio.TimerHandle | None = None
+
+    def _stream(self, side: int) -> Stream:
+        way, inbox = self._ways[side], self._ways[1 - side].inbox
+
+        async def write(frame: bytes) -> None:
+            await way.room()
+            if inbox.ended is not None:
+                raise PeerGone(inbox.ended)
+            way.send(len(frame), lambda: way.inbox.put(frame))
+
+        return Stream(self.peers[1 - side], "memory", inbox, write, lambda _: self._leave(side, "the partner closed the stream"))
+
+    def round_trip_s(self) -> float:
+        """Return how long a question and its answer take, this time."""
+        return self._ways[0].delay_s() + self._ways[1].delay_s()
+
+    def begin(self) -> None:
+        """Put it on both lines, each until its side has closed or died."""
+        for line in self._lines:
+            line.conversations[self] = None
+
+    def die(self, peer_id: PeerId, *, is_delivered: bool) -> None:
+        """End this peer's side without a word; the other side finds out when the line tells it."""
+        side = self.peers.index(peer_id)
+        self._ways[1 - side].inbox.end("this peer has died")
+        self._ways[1 - side].lose()
+        if not is_delivered:
+            self._ways[side].lose()
+        self._leave(side, "the partner has gone")
+
+    def set_cut(self, is_cut: bool) -> None:
+        """Cut the line, or mend it. After the silence that keep-alive allows, both sides give up."""
+        if is_cut == (self._silence is not None):
+            return
+        for way in self._ways:
+            way.set_cut(is_cut)
+        if self._silence is not None:
+            self._silence.cancel()
+            self._silence = None
+        else:
+            silence_s = min(line.link.silence_s for line in self._lines)
+            self._silence = asyncio.get_running_loop().call_later(silence_s, self._give_up)
+
+    def _give_up(self) -> None:
+        for way in self._ways:
+            way.lose()
+            way.inbox.end("nothing was heard from the partner for too long")
+
+    def _leave(self, side: int, why: str) -> None:
+        """Tell the other side, after all that was sent, that this one has left; once."""
+        if self in self._lines[side].conversations:
+            del self._lines[side].conversations[self]
+            self._ways[side].send(0, lambda: self._ways[side].inbox.end(why))

@@ -1,15 +1,18 @@
-"""Arrival times in memory: latency, rate, order, cut and loss."""
+"""Arrival times in memory: latency, rate, order, cut and loss; and how a conversation ends. The rest is in the transport contract."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from protocol.memory.link import FRAMES_ON_THE_WAY, Doom, Line, Link, Way
+from protocol.errors import PeerGone
+from protocol.memory.conversation import FRAMES_ON_THE_WAY, Conversation, Line, Link, Way
 from protocol.memory.virtual_time import run
+from tests.protocol.peers import chunk, expect_over, number_of, seeded
 
 
 def way(sender: Link, receiver: Link | None = None, seed: int = 0) -> Way:
@@ -96,8 +99,56 @@ def test_only_so_much_may_be_under_way() -> None:
     run(main())
 
 
-def test_a_doom_counts_messages() -> None:
-    line = Line(Link())
-    line.dooms = [doom := Doom(sent=3), Doom(received=1)]
-    assert [line.doom_at_send() for _ in range(4)] == [None, None, doom, None]
-    assert line.doom_at_receive() is line.dooms[1]
+PEERS = seeded(1).peer_id, seeded(2).peer_id
+
+
+def conversation(**link: Any) -> Conversation:
+    line = Link(latency_s=1.0, **link)
+    made = Conversation(PEERS, (Line(line), Line(line)), lambda: 0.0)
+    made.begin()
+    return made
+
+
+def test_a_goodbye_comes_after_what_was_sent() -> None:
+    async def main() -> None:
+        lines = Line(Link(latency_s=1.0)), Line(Link(latency_s=1.0))
+        talk = Conversation(PEERS, lines, lambda: 0.0)
+        talk.begin()
+        a, b = talk.streams
+        await a.send(chunk(1))
+        await a.close()
+        await a.close()
+        assert [list(line.conversations) for line in lines] == [[], [talk]]
+        assert await number_of(b) == 1
+        await expect_over(b)
+        await b.close()
+        assert not lines[1].conversations
+
+    run(main())
+
+
+def test_a_dead_peer_stops_hearing_at_once_and_its_partner_a_moment_later() -> None:
+    async def main() -> None:
+        talk = conversation()
+        a, b = talk.streams
+        await a.send(chunk(1))
+        await b.send(chunk(2))
+        talk.die(PEERS[0], is_delivered=False)
+        await expect_over(a)
+        with pytest.raises(PeerGone, match="gone"):
+            await b.receive()
+        assert asyncio.get_running_loop().time() == 1.0
+
+    run(main())
+
+
+def test_bytes_are_those_of_the_frames() -> None:
+    async def main() -> None:
+        a, b = conversation().streams
+        await a.send(chunk(1, 1000))
+        await b.receive()
+        assert a.bytes_sent == b.bytes_received > 1000
+        assert b.bytes_sent == a.bytes_received == 0
+        assert a.partner == PEERS[1]
+
+    run(main())
