@@ -95,7 +95,7 @@ class AttachedP2P(P2P):  # type: ignore[misc]
         self: Self = cls()
         self._alive = True
         self._daemon_listen_maddr = Multiaddr(f"/unix{socket}")
-        self._client_listen_maddr = Multiaddr(f"/unix{socket}.unused")  # streams go through tunnel.py
+        self._client_listen_maddr = Multiaddr(f"/unix{socket}.unused")  # streams go through inbound.py and outbound.py
         self._client = await Client.create(self._daemon_listen_maddr, self._client_listen_maddr, persistent_conn_max_msg_size=MESSAGE_BYTES)
         self._client.control._pending_calls = _WaitingCalls()
         await self._ping_daemon()

@@ -2,7 +2,7 @@
 
 hivemind can start p2pd by itself, but then a dead bootstrap kills it, it serves as a public relay, and its control socket lies
 in a shared folder; so we start hivemind's binary (checked by hash) and only attach to it. This file knows nothing of the swarm:
-no bootstraps, no DHT, no streams. Restarting is the caller's business (`libp2p.py`).
+no bootstraps, no DHT, no streams. Restarting is the caller's business (`node.py`).
 """
 
 from __future__ import annotations
@@ -76,17 +76,13 @@ class Daemon:
 
     def __init__(self, settings: DaemonSettings) -> None:
         self._settings = settings
-        self._socket = settings.folder / "p2pd.sock"
+        self.socket_path = settings.folder / "p2pd.sock"
+        """Where p2pd is controlled."""
         self._drain: asyncio.Task[None] | None = None
         self._last_lines: deque[str] = deque(maxlen=20)
-        self.control = Control(self._socket)
+        self.control = Control(self.socket_path)
         self.peer_id: PeerId | None = None
         self.addresses: tuple[str, ...] = ()
-
-    @property
-    def socket_path(self) -> Path:
-        """Where p2pd is controlled."""
-        return self._socket
 
     @property
     def pid(self) -> int:
@@ -102,7 +98,7 @@ class Daemon:
     async def __aenter__(self) -> Self:
         prepare_folder(self._settings.folder)
         check_port(self._settings.host, self._settings.port)
-        self._socket.unlink(missing_ok=True)
+        self.socket_path.unlink(missing_ok=True)
         command = [sys.executable, "-I", "-S", "-c", _LEASH, str(os.getpid())] if sys.platform == "linux" else []
         self._process = await asyncio.create_subprocess_exec(
             *command,
@@ -135,7 +131,7 @@ class Daemon:
         settings = self._settings
         flags: dict[str, str | int] = {
             "id": str(settings.identity_file),
-            "listen": f"/unix{self._socket}",
+            "listen": f"/unix{self.socket_path}",
             "hostAddrs": f"/ip{_ip(settings.host).version}/{settings.host}/tcp/{settings.port}",  # no QUIC: this one has known holes
             "dhtClient" if settings.client_mode else "dhtServer": 1,  # libp2p's own DHT: where a peer id can be dialled
             "relayService": 0,  # forward no strangers' bytes
@@ -190,7 +186,7 @@ class Daemon:
             await self._process.wait()
         if self._drain is not None:
             await self._drain
-        self._socket.unlink(missing_ok=True)
+        self.socket_path.unlink(missing_ok=True)
 
     def _signal(self, number: signal.Signals) -> None:
         """Send a signal. Not by Process.terminate: that polls first, and may take the exit status away from asyncio's watcher."""

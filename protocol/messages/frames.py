@@ -10,10 +10,11 @@ forgives (two bodies in one frame, over-long numbers) is refused.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import fields
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as Wire
@@ -21,43 +22,15 @@ from google.protobuf.message import Message as Wire
 from protocol import limits
 from protocol.errors import BadMessage, RefusalCode
 from protocol.identity import PeerId
-from protocol.messages.messages import (
-    Chunk,
-    Commit,
-    Commitment,
-    Committed,
-    Contents,
-    ContentsKind,
-    Decision,
-    FetchRequest,
-    Hello,
-    Message,
-    Outcome,
-    Part,
-    Refusal,
-    Resolve,
-    RunPhase,
-    Verdict,
-)
+from protocol.messages.messages import Chunk, Commit, ContentsKind, Decision, Message, Outcome, Part, RunPhase, Verdict
 from protocol.run.credential import Credential
 from protocol.wire import peer_pb2
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-BODIES: Final[dict[str, type[Message]]] = {
-    "hello": Hello,
-    "refusal": Refusal,
-    "chunk": Chunk,
-    "commitment": Commitment,
-    "verdict": Verdict,
-    "commit": Commit,
-    "committed": Committed,
-    "resolve": Resolve,
-    "outcome": Outcome,
-    "fetch_request": FetchRequest,
-    "contents": Contents,
-}
+BODIES: Final[dict[str, type[Message]]] = {re.sub(r"\B[A-Z]", r"_\g<0>", kind.__name__).lower(): kind for kind in get_args(Message)}
+"""By the name of the frame's field, which is the message's own in lower case."""
 _BODY_OF: Final = {kind: name for name, kind in BODIES.items()}
 _LARGE: Final = (Chunk, Verdict, Commit, Outcome)  # they carry data or a bitmap
 

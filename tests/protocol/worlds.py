@@ -104,6 +104,6 @@ def in_memory(test: Scenario) -> None:
 
 
 def over_libp2p(test: Scenario) -> None:
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as in the node process; test_libp2p.py runs on asyncio's own
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as in the node process; test_node.py runs on asyncio's own
         runner.run(_inside(TunnelWorld(), test))
     gc.collect()  # gRPC's thread ends with its last object, and asyncio keeps some in cycles

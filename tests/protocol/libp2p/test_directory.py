@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from protocol.errors import BadMessage, TransportError
-from protocol.identity import Identity
+from protocol.identity import Identity, PeerId
 from protocol.libp2p.directory import DhtDirectory
 from protocol.libp2p.hivemind_imports import PeerID
-from protocol.libp2p.kademlia import AttachedP2P, RecordProtocol
+from protocol.libp2p.kademlia import AttachedP2P, RecordNode
 from protocol.libp2p.p2pd import Daemon, DaemonSettings
 from protocol.libp2p.record_store import RecordShelf
 from protocol.messages.records import MemberRecord
@@ -30,8 +30,10 @@ class Seat:
 
     identity: Identity
     daemon: Daemon
+    node: RecordNode
     directory: DhtDirectory
     shelf: RecordShelf
+    strangers: set[PeerId]  # whose records it does not hold
 
     def record(self, sequence: int = 1) -> MemberRecord:
         made = replace(RECORD, peer_id=self.identity.peer_id, addresses=(), credential=None, sequence=sequence)
@@ -39,21 +41,24 @@ class Seat:
 
     async def store(self, at: Seat, key: bytes, data: bytes) -> bool:
         """Ask a node to hold these bytes, past all manners of our own."""
-        protocol: RecordProtocol = self.directory._node.protocol
-        return await protocol.call_store(PeerID(at.identity.peer_id.raw), key, data)
+        held: bool = await self.node.protocol.call_store(PeerID(at.identity.peer_id.raw), key, data)
+        return held
 
 
 async def take_seat(stack: AsyncExitStack, home: Path, first: Seat | None, client_mode: bool = False) -> Seat:
     identity = Identity.load_or_create(home / "key")
     settings = DaemonSettings(home / "key", home / "run", "127.0.0.1", client_mode=client_mode)
     daemon = await stack.enter_async_context(Daemon(settings))
-    shelf = RecordShelf(RUN_ID)
-    directory = await DhtDirectory.open(await AttachedP2P.attach(daemon.socket_path), shelf, client_mode)
+    strangers: set[PeerId] = set()
+    shelf = RecordShelf(RUN_ID, lambda record: record.peer_id not in strangers)
+    p2p = await AttachedP2P.attach(daemon.socket_path)
+    node = await RecordNode.open(p2p, shelf, client_mode)
+    directory = DhtDirectory(node, p2p, shelf)
     stack.push_async_callback(directory.close)
     if first is not None:
         await daemon.control.connect(first.identity.peer_id, first.daemon.addresses)
         assert await directory.join([first.identity.peer_id]) == 1
-    return Seat(identity, daemon, directory, shelf)
+    return Seat(identity, daemon, node, directory, shelf, strangers)
 
 
 def play(num_seats: int, test: Callable[[list[Seat]], Coroutine[Any, Any, None]], client_modes: tuple[int, ...] = ()) -> None:
@@ -128,7 +133,7 @@ def test_forgeries_find_no_holder() -> None:
 def test_nobody_took_it_is_said_aloud() -> None:
     async def test(seats: list[Seat]) -> None:
         one, other = seats
-        other.shelf._is_member = lambda record: False
+        other.strangers.add(one.identity.peer_id)
         with pytest.raises(TransportError, match="none of 1 directory nodes took"):
             await one.directory.announce(one.record())
 

@@ -11,7 +11,7 @@ import pytest
 from protocol import limits
 from protocol.errors import BadMessage
 from protocol.libp2p import kademlia
-from protocol.libp2p.hivemind_imports import PeerID, dht_pb2
+from protocol.libp2p.hivemind_imports import P2PDaemonError, PeerID, dht_pb2
 from protocol.libp2p.kademlia import CallRate, Overload, RecordProtocol, place_of
 from protocol.libp2p.p2pd import MESSAGE_BYTES
 from protocol.libp2p.record_store import RecordShelf, split_answer
@@ -65,7 +65,8 @@ def test_the_longest_answer_fits_a_message() -> None:
     authors = [seeded(number) for number in range(400)]
     for author in authors:
         one.shelf.offer(one.shelf.own_key(author.peer_id), record(author).to_bytes())
-        one._met(PeerID(author.peer_id.raw))
+        context: Any = SimpleNamespace(remote_id=PeerID(author.peer_id.raw))
+        asyncio.run(one.rpc_ping(dht_pb2.PingRequest(peer=SERVES), context))
     keys = list(one.shelf.key_ids())
     request = dht_pb2.FindRequest(keys=keys * (kademlia.KEYS_PER_FIND // len(keys)))
     response = asyncio.run(one.rpc_find(request, CONTEXT))
@@ -91,23 +92,23 @@ def test_other_kinds_of_key_are_not_served() -> None:
         asyncio.run(node().rpc_ping(dht_pb2.PingRequest(peer=SERVES), context))
 
 
-class Answering(RecordProtocol):
-    """Gets these answers instead of asking anybody."""
+def answered(response: object) -> RecordProtocol:
+    """Make a node that gets this answer (None: none at all) whomever it asks."""
 
-    def __init__(self, response: object) -> None:
-        super().__init__(_initialized_with_create=True)
-        self.shelf = RecordShelf(RUN_ID, now=lambda: NOW_S)
-        self.node_info = SERVES
-        self.response = response
+    async def answer(request: object, **options: float) -> object:
+        if response is None:
+            raise P2PDaemonError("gone")
+        return response
 
-    async def _call(self, peer: PeerID, method: str, request: Any) -> Any:
-        return self.response
+    one = node()
+    one.get_stub = lambda peer: SimpleNamespace(rpc_find=answer)
+    return one
 
 
 def test_neighbours_that_are_no_peers_are_passed_over() -> None:
     good = seeded(7).peer_id.raw
     result = dht_pb2.FindResult(nearest_peer_ids=[b"", b"x" * 100_000, good], nearest_node_ids=[bytes(20)] * 3)
-    one = Answering(dht_pb2.FindResponse(results=[result]))
+    one = answered(dht_pb2.FindResponse(results=[result]))
     key = place_of(ME)
     found = asyncio.run(one.call_find(CALLER, [key]))
     assert found == {key: (None, {place_of(PeerID(good)): PeerID(good)})}
@@ -116,14 +117,14 @@ def test_neighbours_that_are_no_peers_are_passed_over() -> None:
 def test_records_of_an_answer_go_on_the_shelf_and_junk_does_not() -> None:
     data = record(seeded(7)).to_bytes()
     value = len(data).to_bytes(2, "little") + data + b"\x04\x00junk" + b"\xff\xff"
-    one = Answering(dht_pb2.FindResponse(results=[dht_pb2.FindResult(value=value)]))
+    one = answered(dht_pb2.FindResponse(results=[dht_pb2.FindResult(value=value)]))
     asyncio.run(one.call_find(CALLER, [place_of(ME)]))
     assert [seen.to_bytes() for seen in one.shelf.records()] == [data]
 
 
 @pytest.mark.parametrize("response", [None, dht_pb2.FindResponse(), dht_pb2.FindResponse(results=[dht_pb2.FindResult()] * 2)])
 def test_an_answer_to_another_question_is_none(response: object) -> None:
-    assert asyncio.run(Answering(response).call_find(CALLER, [place_of(ME)])) is None
+    assert asyncio.run(answered(response).call_find(CALLER, [place_of(ME)])) is None
 
 
 def test_a_caller_has_so_many_calls(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +145,14 @@ def test_a_caller_has_so_many_calls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_callers_are_forgotten_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kademlia, "CALLERS", 10)
+    monkeypatch.setattr(kademlia.time, "monotonic", lambda: 0.0)
     rate = CallRate()
-    for number in range(100):
+    for _ in range(int(kademlia.BURST_CALLS)):
+        rate.take(b"a")
+    for number in range(9):
         rate.take(bytes([number]))
-    assert len(rate._left) == 10
+    with pytest.raises(Overload):
+        rate.take(b"a")
+    for number in range(10):
+        rate.take(bytes([number]))
+    rate.take(b"a")

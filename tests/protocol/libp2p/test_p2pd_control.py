@@ -1,4 +1,4 @@
-"""The control socket against a p2pd that is silent, rude or gone. A real one is in test_daemon.py and above."""
+"""The control socket against a p2pd that is silent, rude or gone. A real one is in test_p2pd.py and above."""
 
 from __future__ import annotations
 

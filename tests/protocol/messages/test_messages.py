@@ -7,8 +7,20 @@ import pytest
 
 from protocol import limits
 from protocol.errors import BadContents, BadMessage, BadSignature, PeerMisbehaved, RefusalCode, Refused
-from protocol.messages.messages import Chunk, Commitment, Hello, Message, Part, Refusal, RunPhase, refusal_of
-from tests.protocol.samples import ALICE, BOB, CREDENTIAL, HELLO, MESSAGES, NONCE, OTHER_RUN_ID, RECORD, UNSIGNED_HELLO
+from protocol.messages.messages import (
+    Chunk,
+    Commitment,
+    Contents,
+    ContentsKind,
+    FetchRequest,
+    Hello,
+    Message,
+    Part,
+    Refusal,
+    RunPhase,
+    refusal_of,
+)
+from tests.protocol.samples import ALICE, BOB, CREDENTIAL, FETCH, HELLO, MESSAGES, NONCE, OTHER_RUN_ID, RECORD, UNSIGNED_HELLO
 
 WRONG: list[tuple[str, str, Any]] = [
     ("hello", "protocol_version", -1),
@@ -159,3 +171,50 @@ def test_a_partner_is_told_which_rule_of_ours_it_met() -> None:
     assert refusal_of(Refused(RefusalCode.BUSY, "in a meeting")) == Refusal(RefusalCode.BUSY, "in a meeting")
     for broken in (PeerMisbehaved, BadMessage, BadSignature, BadContents):
         assert refusal_of(broken("why\n" + "x" * 300)) == Refusal(RefusalCode.BAD_MESSAGE, "why " + "x" * 196)
+
+
+REQUEST_CHANGES: dict[str, Any] = {
+    "protocol_version": 2,
+    "run_id": OTHER_RUN_ID,
+    "sender": BOB.peer_id,
+    "receiver": ALICE.peer_id,
+    "nonce": b"o" * 16,
+    "kind": ContentsKind.MANIFEST,
+    "credential": None,
+}
+
+
+def contents() -> Contents:
+    header = MESSAGES["contents"]
+    assert isinstance(header, Contents)
+    return header
+
+
+def test_a_request_signature_covers_every_field() -> None:
+    assert set(REQUEST_CHANGES) == {field.name for field in fields(FetchRequest)} - {"signature"}
+    FETCH.verify(ALICE.peer_id)
+    for field, value in REQUEST_CHANGES.items():
+        with pytest.raises(BadSignature):
+            replace(FETCH, **{field: value}).verify(ALICE.peer_id)
+
+
+@pytest.mark.parametrize(
+    "change", [{"kind": ContentsKind.MANIFEST}, {"total_bytes": 1}, {"sha256": bytes(32)}, {"clock_steps": 9}], ids=str
+)
+def test_a_header_signature_covers_every_field(change: dict[str, Any]) -> None:
+    contents().verify(BOB.peer_id, FETCH)
+    with pytest.raises(BadSignature):
+        replace(contents(), **change).verify(BOB.peer_id, FETCH)
+
+
+@pytest.mark.parametrize(
+    "change", [{"nonce": b"o" * 16}, {"run_id": OTHER_RUN_ID}, {"sender": BOB.peer_id}], ids=lambda change: next(iter(change))
+)
+def test_an_answer_cannot_be_replayed_to_another_request(change: dict[str, Any]) -> None:
+    with pytest.raises(BadSignature):
+        contents().verify(BOB.peer_id, replace(FETCH, **change))
+
+
+def test_only_the_donor_signs_its_answer() -> None:
+    with pytest.raises(BadSignature):
+        contents().verify(ALICE.peer_id, FETCH)
