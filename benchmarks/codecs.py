@@ -15,11 +15,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from optim.codecs import CODECS, Codec, Direct, codec
+from optim.codecs import CODECS, Codec, Packing, codec
 from optim.codecs.packings import blocks, code_bytes, num_blocks, pack_codes, read_scales, unpack_codes
 
 
-class PlainInt4:
+class PlainInt4(Packing):
     """The yardstick: 4-bit codes against the largest magnitude of blocks of 128, and nothing else."""
 
     name = "int4 (yardstick)"
@@ -29,14 +29,14 @@ class PlainInt4:
         """Return the payload's exact size."""
         return 2 * num_blocks(num_values, 128) + code_bytes(num_values, 4)
 
-    def pack(self, values: Tensor) -> Tensor:
+    def _pack(self, values: Tensor) -> Tensor:
         """Return scales and codes; takes whole blocks only."""
         rows = blocks(values, 128)
         scales = rows.abs().amax(1).bfloat16()
         codes = (rows * (7.0 / scales.float().clamp(min=1e-30))[:, None]).round_().add_(8.0).to(torch.uint8)
         return torch.cat((scales.view(torch.uint8), pack_codes(codes.view(-1), 4)))
 
-    def unpack(self, payload: Tensor, num_values: int) -> Tensor:
+    def _unpack(self, payload: Tensor, num_values: int) -> Tensor:
         """Return f32[num_values]."""
         count = num_blocks(num_values, 128)
         scales = read_scales(payload, count, self.name).mul_(1.0 / 7.0)
@@ -112,7 +112,7 @@ def main() -> None:
     print(f"memory copy: {used:.2f} GB/s into memory in use, {fresh:.2f} GB/s into fresh memory")
     print(f"{'codec':18}{'bits/value':>11}{'sketch':>9}{'encode':>9}{'gap':>9}  GB/s{'encode/copy':>13}{'noise':>11}{'failed':>9}")
     coders: list[Codec] = [codec(name) for name in chosen.names or CODECS]
-    for coder in [*coders, Direct(PlainInt4())]:
+    for coder in [*coders, PlainInt4()]:
         row = measure(coder, pair, chosen.repeats)
         sketch = f"{row['sketch']:.2f}" if "sketch" in row else "-"
         print(

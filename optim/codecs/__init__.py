@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from optim.codecs.interface import Codec, Direct, Encoded, Gap, Packing
+from optim.codecs.interface import Codec, Encoded, Gap, Packing
 from optim.codecs.modulo import Modulo
 from optim.codecs.packings import BLOCKWISE, DENSE
 from optim.codecs.topk import TopK, TopK12
 from optim.names import look_up
 
 PACKINGS: dict[str, Packing] = {packing.name: packing for packing in (*DENSE, *BLOCKWISE, TopK(), TopK12())}
-CODECS: dict[str, Codec] = {packing.name: Direct(packing) for packing in PACKINGS.values()}
 # Half-widths of the windows in gap scales: docs/log.md has the table they were chosen from.
-CODECS |= {known.name: known for known in (Modulo(8, 16, 8.0), Modulo(6, 17, 7.0), Modulo(4, 18, 5.5), Modulo(3, 19, 5.5))}
+MODULO = (Modulo(8, 16, 8.0), Modulo(6, 17, 7.0), Modulo(4, 18, 5.5), Modulo(3, 19, 5.5))
+CODECS: dict[str, Codec] = {**PACKINGS, **{known.name: known for known in MODULO}}
 
-__all__ = ["CODECS", "PACKINGS", "Codec", "Direct", "Encoded", "Gap", "Packing", "codec"]
+__all__ = ["CODECS", "PACKINGS", "Codec", "Encoded", "Gap", "Packing", "codec"]
 
 
 def codec(name: str) -> Codec:

@@ -2,12 +2,13 @@
 
 Both sides of a meeting encode, exchange payloads, and call `gap`: the difference of what *each partner decodes*, own message included.
 So the two gaps are exactly each other's negative and the pair's mean moves as if nothing were coded (docs/concepts/mathematics.md). A
-codec whose payload means something without the receiver's help is made of a `Packing`; group methods (DiLoCo) use packings directly.
-Codecs keep no state and never touch the network; sizes follow from the number of values alone.
+codec whose payload means something without the receiver's help is a `Packing`. Codecs keep no state and never touch the network; sizes
+follow from the number of values alone.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -67,42 +68,41 @@ class Codec(Protocol):
         """Return the partner's decoded message minus one's own, on the own message's device."""
 
 
-class Packing(Protocol):
-    """Packs values into bytes that decode by themselves: `unpack(pack(x), len(x))` is near x, bit for bit the same on every device.
+class Packing(ABC):
+    """A codec whose payload decodes by itself: `unpack(pack(x), len(x))` is near x, bit for bit the same on every device.
 
-    `pack` raises ValueError for values that are not finite or above MAX_MAGNITUDE, `unpack` for bytes that `pack` never writes.
+    There is no sketch, nothing can fail, and gap = unpack(partner) - unpack(own); group methods (DiLoCo) pack and unpack by
+    themselves. `pack` raises ValueError for values that are not finite or above MAX_MAGNITUDE, `unpack` for bytes that `pack` never
+    writes. A subclass says how it codes what was checked: `payload_bytes`, `_pack`, `_unpack`.
     """
 
-    name: str  # in the manifest
+    name: str
     wire_id: int
+    block_values = 0
 
+    @abstractmethod
     def payload_bytes(self, num_values: int) -> int:
         """Return the payload's exact size."""
 
+    @abstractmethod
+    def _pack(self, values: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def _unpack(self, payload: Tensor, num_values: int) -> Tensor: ...
+
     def pack(self, values: Tensor) -> Tensor:
-        """Return uint8[payload_bytes] for flat f32 values."""
+        """Return uint8[payload_bytes] for flat f32 values; may share memory with them."""
+        require_message(values)
+        return self._pack(values)
 
     def unpack(self, payload: Tensor, num_values: int) -> Tensor:
-        """Return f32[num_values] on the payload's device."""
-
-
-class Direct:
-    """The codec of a packing: no sketch, nothing can fail, gap = unpack(partner) - unpack(own)."""
-
-    block_values = 0
-
-    def __init__(self, packing: Packing) -> None:
-        self.packing = packing
-        self.name = packing.name
-        self.wire_id = packing.wire_id
+        """Return f32[num_values] on the payload's device; may share memory with it."""
+        require_payload(payload, self.payload_bytes(num_values), self.name)
+        return self._unpack(payload, num_values)
 
     def sketch_bytes(self, num_values: int) -> int:
         """Return 0: there is no sketch stage."""
         return 0
-
-    def payload_bytes(self, num_values: int) -> int:
-        """Return the payload's exact size."""
-        return self.packing.payload_bytes(num_values)
 
     def num_blocks(self, num_values: int) -> int:
         """Return 0: no block can fail."""
@@ -114,12 +114,12 @@ class Direct:
 
     def encode(self, message: Tensor, seed: int, own_sketch: Tensor, partner_sketch: Tensor) -> Encoded:
         """Pack the message; the seed and the sketches play no part."""
-        return Encoded(self.packing.pack(message), message.numel())
+        return Encoded(self.pack(message), message.numel())
 
     def gap(self, own: Encoded, partner_payload: Tensor) -> Gap:
         """Return the partner's decoded message minus one's own decoded message."""
-        partner = self.packing.unpack(partner_payload.to(own.payload.device), own.num_values)
-        values = partner - self.packing.unpack(own.payload, own.num_values)
+        partner = self.unpack(partner_payload.to(own.payload.device), own.num_values)
+        values = partner - self.unpack(own.payload, own.num_values)
         return Gap(values, torch.zeros(0, dtype=torch.bool, device=values.device))
 
 

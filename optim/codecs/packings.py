@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from optim.codecs.interface import MAX_MAGNITUDE, Packing, aligned, require_bounded, require_message, require_payload
+from optim.codecs.interface import MAX_MAGNITUDE, Packing, aligned, require_bounded
 
+INT8_BLOCK_VALUES = 256
 LARGEST_CODE = 127
 UNIT = float(torch.tensor(1.0 / LARGEST_CODE, dtype=torch.float32))
 LEVELS_BLOCK_VALUES = 128
@@ -34,8 +35,8 @@ LLOYD_LEVELS = (-1.5104, -0.4528, 0.4528, 1.5104)
 E3M0_BIAS = 7
 
 
-class Dense:
-    """Values as `dtype`, nothing else."""
+class Dense(Packing):
+    """Values as `dtype`, nothing else; fp32 shares memory where it can."""
 
     def __init__(self, name: str, wire_id: int, dtype: torch.dtype) -> None:
         self.name = name
@@ -46,54 +47,45 @@ class Dense:
         """Return the payload's exact size."""
         return num_values * self._dtype.itemsize
 
-    def pack(self, values: Tensor) -> Tensor:
-        """Return the values' bytes; fp32 shares memory with `values` where it can."""
-        require_message(values)
+    def _pack(self, values: Tensor) -> Tensor:
         return values.contiguous().to(self._dtype).view(torch.uint8)
 
-    def unpack(self, payload: Tensor, num_values: int) -> Tensor:
-        """Return f32[num_values]; fp32 shares memory with `payload` where it can."""
-        require_payload(payload, self.payload_bytes(num_values), self.name)
+    def _unpack(self, payload: Tensor, num_values: int) -> Tensor:
         values = aligned(payload, self._dtype.itemsize).view(self._dtype).float()
         require_bounded(values, f"{self.name} payload")
         return values
 
 
-class Int8:
-    """Signed 8-bit codes, to nearest, against the block's largest magnitude."""
+class Int8(Packing):
+    """Signed 8-bit codes, to nearest, against the block's largest magnitude: within scale * (1/254 + 2^-8)."""
 
     name = "int8"
     wire_id = 2
-    block_values = 256
 
     def payload_bytes(self, num_values: int) -> int:
         """Return the payload's exact size."""
-        return 2 * num_blocks(num_values, self.block_values) + num_values
+        return 2 * num_blocks(num_values, INT8_BLOCK_VALUES) + num_values
 
-    def pack(self, values: Tensor) -> Tensor:
-        """Return scales and codes."""
-        require_message(values)
-        rows = blocks(values, self.block_values)
+    def _pack(self, values: Tensor) -> Tensor:
+        rows = blocks(values, INT8_BLOCK_VALUES)
         scales = rows.abs().amax(1).bfloat16()
         steps = scales.float().mul_(UNIT)
         scaled = rows / torch.where(steps > 0, steps, 1.0)[:, None]
         codes = scaled.round_().clamp_(-LARGEST_CODE, LARGEST_CODE).to(torch.int8)
         return torch.cat((scales.view(torch.uint8), codes.view(-1)[: values.numel()].view(torch.uint8)))
 
-    def unpack(self, payload: Tensor, num_values: int) -> Tensor:
-        """Return f32[num_values], each within scale * (1/254 + 2^-8) of what was packed."""
-        require_payload(payload, self.payload_bytes(num_values), self.name)
-        num_scales = num_blocks(num_values, self.block_values)
+    def _unpack(self, payload: Tensor, num_values: int) -> Tensor:
+        num_scales = num_blocks(num_values, INT8_BLOCK_VALUES)
         steps = read_scales(payload, num_scales, self.name).mul_(UNIT)
         codes = payload[2 * num_scales :].view(torch.int8)
         if bool((codes < -LARGEST_CODE).any()):
             raise ValueError("The int8 payload holds the code -128, which is never sent.")
-        rows = blocks(codes.float(), self.block_values).mul_(steps[:, None])
+        rows = blocks(codes.float(), INT8_BLOCK_VALUES).mul_(steps[:, None])
         return rows.view(-1)[:num_values]
 
 
-class Levels:
-    """Codes that name the nearest of 2^bits levels, times the block's scale."""
+class Levels(Packing):
+    """Codes that name the nearest of 2^bits levels, on an edge the lower one, times the block's scale; a block of zeros has scale zero."""
 
     def __init__(self, name: str, wire_id: int, levels: tuple[float, ...]) -> None:
         self.name = name
@@ -107,9 +99,7 @@ class Levels:
         """Return the payload's exact size."""
         return 2 * num_blocks(num_values, LEVELS_BLOCK_VALUES) + code_bytes(num_values, self._bits)
 
-    def pack(self, values: Tensor) -> Tensor:
-        """Return scales and codes; a value on an edge takes the lower level, a block of zeros scale zero."""
-        require_message(values)
+    def _pack(self, values: Tensor) -> Tensor:
         rows = blocks(values, LEVELS_BLOCK_VALUES)
         scales = self._measure(rows, values.numel()).bfloat16()
         divisors = torch.where(scales > 0, scales.float(), 1.0)
@@ -117,9 +107,7 @@ class Levels:
         packed = pack_codes(codes.view(-1)[: values.numel()].to(torch.uint8), self._bits)
         return torch.cat((scales.view(torch.uint8), packed))
 
-    def unpack(self, payload: Tensor, num_values: int) -> Tensor:
-        """Return f32[num_values]."""
-        require_payload(payload, self.payload_bytes(num_values), self.name)
+    def _unpack(self, payload: Tensor, num_values: int) -> Tensor:
         num_scales = num_blocks(num_values, LEVELS_BLOCK_VALUES)
         scales = read_scales(payload, num_scales, self.name)
         codes = unpack_codes(payload[2 * num_scales :], self._bits, num_values).to(torch.int32)
@@ -127,7 +115,7 @@ class Levels:
         return rows.view(-1)[:num_values]
 
 
-class E3M0:
+class E3M0(Packing):
     """Sign and exponent: 0 or plus or minus scale * 2^(e - 7), e in 1..7; zero stays zero."""
 
     name = "e3m0"
@@ -137,9 +125,7 @@ class E3M0:
         """Return the payload's exact size."""
         return 4 + code_bytes(num_values, 4)
 
-    def pack(self, values: Tensor) -> Tensor:
-        """Return the f32 scale and the codes, rounded to the nearest level."""
-        require_message(values)
+    def _pack(self, values: Tensor) -> Tensor:
         scale = values.abs().amax().view(1) if values.numel() else values.new_zeros(1)
         ratio = values.abs() / torch.where(scale > 0, scale, 1.0)
         # Halfway between 2^(e-7) and its double is 1.5 * 2^(e-7); frexp finds the power without a logarithm's rounding.
@@ -147,9 +133,7 @@ class E3M0:
         codes = exponent.clamp_(1, E3M0_BIAS) * (ratio > 2.0 ** (-E3M0_BIAS))
         return torch.cat((scale.view(torch.uint8), pack_codes((codes + 8 * (values < 0)).to(torch.uint8), 4)))
 
-    def unpack(self, payload: Tensor, num_values: int) -> Tensor:
-        """Return f32[num_values]."""
-        require_payload(payload, self.payload_bytes(num_values), self.name)
+    def _unpack(self, payload: Tensor, num_values: int) -> Tensor:
         scale = aligned(payload[:4], 4).view(torch.float32)
         if not 0.0 <= float(scale) <= MAX_MAGNITUDE:
             raise ValueError("The e3m0 payload holds a scale that is negative, not finite, or far too large.")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from optim.codecs.interface import MAX_MAGNITUDE, aligned, require_message, require_payload
+from optim.codecs.interface import MAX_MAGNITUDE, Packing, aligned
 from optim.codecs.packings import blocks, num_blocks, pack_codes, root_mean_square, unpack_codes
 
 CHUNK_VALUES = 4096
@@ -27,7 +27,7 @@ VALUE_BYTES = 2 * KEPT // 8
 TABLE_BYTES = 20
 
 
-class TopK:
+class TopK(Packing):
     """Elias-Fano positions; per chunk two levels, the means of the kept magnitudes up to and above their mean."""
 
     name = "topk"
@@ -37,9 +37,7 @@ class TopK:
         """Return the payload's exact size."""
         return num_blocks(num_values, CHUNK_VALUES) * (4 + ELIAS_FANO_BYTES + VALUE_BYTES)
 
-    def pack(self, values: Tensor) -> Tensor:
-        """Return levels, positions and codes."""
-        require_message(values)
+    def _pack(self, values: Tensor) -> Tensor:
         places, kept = _keep(values)
         magnitude = kept.abs()
         large = magnitude > magnitude.mean(1, keepdim=True)
@@ -48,9 +46,7 @@ class TopK:
         body = torch.cat((pack_elias_fano(places), _pack_codes(codes)), 1)
         return torch.cat((levels.view(-1).view(torch.uint8), body.view(-1)))
 
-    def unpack(self, payload: Tensor, num_values: int) -> Tensor:
-        """Return f32[num_values]; zero where nothing was kept."""
-        require_payload(payload, self.payload_bytes(num_values), self.name)
+    def _unpack(self, payload: Tensor, num_values: int) -> Tensor:
         count = num_blocks(num_values, CHUNK_VALUES)
         levels = aligned(payload[: 4 * count], 2).view(torch.bfloat16).view(count, 2).float()
         _require_levels(levels, 0.0, self.name)
@@ -60,7 +56,7 @@ class TopK:
         return _spread(places, levels.gather(1, codes >> 1) * (1 - 2 * (codes & 1)), num_values)
 
 
-class TopK12:
+class TopK12(Packing):
     """12-bit positions; one table of four levels for all, in bins of 1.5 standard deviations about the mean of what was kept."""
 
     name = "topk12"
@@ -70,9 +66,7 @@ class TopK12:
         """Return the payload's exact size."""
         return TABLE_BYTES + num_blocks(num_values, CHUNK_VALUES) * (PLAIN_BYTES + VALUE_BYTES)
 
-    def pack(self, values: Tensor) -> Tensor:
-        """Return table, positions and codes."""
-        require_message(values)
+    def _pack(self, values: Tensor) -> Tensor:
         places, kept = _keep(values)
         shift = kept.mean() if kept.numel() else kept.new_zeros(())
         centred = kept - shift
@@ -82,9 +76,7 @@ class TopK12:
         body = torch.cat((pack_plain(places), _pack_codes(codes)), 1)
         return torch.cat((table.view(torch.uint8), body.view(-1)))
 
-    def unpack(self, payload: Tensor, num_values: int) -> Tensor:
-        """Return f32[num_values]; zero where nothing was kept."""
-        require_payload(payload, self.payload_bytes(num_values), self.name)
+    def _unpack(self, payload: Tensor, num_values: int) -> Tensor:
         table = aligned(payload[:TABLE_BYTES], 4).view(torch.float32)
         _require_levels(table, -MAX_MAGNITUDE, self.name)
         body = payload[TABLE_BYTES:].view(num_blocks(num_values, CHUNK_VALUES), PLAIN_BYTES + VALUE_BYTES)

@@ -10,27 +10,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from peer.machine.home import Home
 from peer.model.model import build_model, next_token_loss
-from peer.model.weights import Trained, fast_weights, load_trained, mean_weights, set_weights
+from peer.model.weights import fast_weights, load_trained, mean_weights, set_weights
 from peer.text.batches import Draw
 from peer.text.corpus import Corpus, load_corpus
 from peer.text.tokenizer import load_tokenizer
 from protocol.run.manifest import Manifest
 
 NUM_BATCHES: Final = 256  # for figures that are reported: 131072 tokens in the demo job, two seconds per model; 32 are off by 0.05 nats
-
-
-class HeldOut(Protocol):
-    """What is needed of a corpus here."""
-
-    def held_out_batches(self, num_batches: int) -> list[Tensor]:
-        """Return batches (int64[B, L+1]) that are never trained on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +47,7 @@ class SwarmLosses:
     alone: float  # of the peer that trained without partners
 
 
-def held_out_loss(model: torch.nn.Module, corpus: HeldOut, num_batches: int) -> float:
+def held_out_loss(model: torch.nn.Module, corpus: Corpus, num_batches: int) -> float:
     """Return the mean loss over held-out batches, in nats per token. The model keeps its mode, and no generator is drawn from."""
     device = next(model.parameters()).device
     with _evaluating(model):
@@ -97,7 +90,7 @@ def compare_homes(homes: Sequence[Path], alone: Path, data: Path | None = None, 
     try:
         start = held_out_loss(model, corpus, num_batches)
         peers = tuple(loss_of(fast_weights(peer.checkpoint)) for peer in swarm)
-        averaged = loss_of(_mean_of(swarm))
+        averaged = loss_of(mean_weights([fast_weights(peer.checkpoint) for peer in swarm]))
         return SwarmLosses(start, peers, averaged, loss_of(fast_weights(load_trained(Home(alone)).checkpoint)))
     finally:
         corpus.close()
@@ -107,10 +100,6 @@ def open_corpus(manifest: Manifest, home: Home, data: Path | None) -> Corpus:
     """Load a run's corpus to measure on. Raises as load_corpus."""
     draw = Draw(manifest.run.seed, b"", manifest.inner.batch_size, manifest.inner.sequence_length)
     return load_corpus(manifest.data, load_tokenizer(manifest.tokenizer.name), draw, data, home.cache)
-
-
-def _mean_of(swarm: Sequence[Trained]) -> dict[str, Tensor]:
-    return mean_weights([fast_weights(peer.checkpoint) for peer in swarm])
 
 
 @contextmanager

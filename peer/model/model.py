@@ -32,7 +32,8 @@ def build_model(section: ModelSection, seed: int) -> PreTrainedModel:
     Its weights are random from `seed` (the same whatever the number of threads and whatever was drawn before; torch's generator is left
     as it was), or those of the hub's revision. Raises BadManifest for a model that cannot be.
     """
-    with _transformers_says(_name(section)) as (_, auto_model), _seeded(seed):
+    with _transformers_says(_name(section)) as (_, auto_model), torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # the CPU's only
         if section.hub is None:
             model = auto_model.from_config(model_config(section), attn_implementation="sdpa", dtype=torch.float32)
         else:
@@ -109,17 +110,6 @@ def quiet_transformers() -> Iterator[None]:
         logging.set_verbosity(level)
         if shows_bars:
             logging.enable_progress_bar()
-
-
-@contextlib.contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Give torch's CPU generator a seed, and its state back afterwards. Other devices' generators are not touched."""
-    state = torch.get_rng_state()
-    torch.default_generator.manual_seed(seed)
-    try:
-        yield
-    finally:
-        torch.set_rng_state(state)
 
 
 @contextlib.contextmanager

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-from peer.model.evaluation import HeldOut, held_out_loss
+from peer.model.evaluation import held_out_loss
 from peer.simulator.replicas import SimulatedReplica
+from peer.text.corpus import Corpus
 
 
 def mean_weights(replicas: Sequence[SimulatedReplica]) -> Tensor:
@@ -28,12 +29,12 @@ def weight_std(replicas: Sequence[SimulatedReplica]) -> float:
     return math.sqrt(math.fsum(squares) / len(squares))
 
 
-def losses(replicas: Sequence[SimulatedReplica], held_out: HeldOut, num_batches: int) -> list[float]:
+def losses(replicas: Sequence[SimulatedReplica], held_out: Corpus, num_batches: int) -> list[float]:
     """Return each replica's held-out loss, nats per token."""
     return [held_out_loss(replica.model, held_out, num_batches) for replica in replicas]
 
 
-def averaged_loss(replicas: Sequence[SimulatedReplica], held_out: HeldOut, num_batches: int) -> float:
+def averaged_loss(replicas: Sequence[SimulatedReplica], held_out: Corpus, num_batches: int) -> float:
     """Return the held-out loss of the replicas' mean weights, nats per token."""
     with _holding(replicas[0], mean_weights(replicas)):
         return held_out_loss(replicas[0].model, held_out, num_batches)

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 
 class Corpus(Protocol):
-    """Where batches come from. Call it from one thread."""
+    """Where batches come from. Call it from one thread.
+
+    What the step's number alone decides has no cursor, and what owns no threads or files has nothing to close.
+    """
 
     bytes_per_token: float
 
@@ -37,16 +40,19 @@ class Corpus(Protocol):
 
     def cursor(self) -> dict[str, Any]:
         """Return, as JSON, what `batch` needs beside the step's number to go on exactly here."""
+        return {}
 
     def restore(self, cursor: Mapping[str, Any]) -> None:
         """Go on from a cursor of this corpus."""
+        return
 
     def close(self) -> None:
         """Let go of threads and files."""
+        return
 
 
-class ResidentCorpus:
-    """A text that lies on this machine whole, in memory or mapped from a file."""
+class ResidentCorpus(Corpus):
+    """A text that lies on this machine whole, in memory or mapped from a file: the step says it all."""
 
     def __init__(self, tokens: Tokens, draw: Draw) -> None:
         self.tokens = tokens
@@ -61,16 +67,6 @@ class ResidentCorpus:
     def held_out_batches(self, num_batches: int) -> list[Tensor]:
         """Return held-out batches, spread evenly over the held-out text; see Corpus."""
         return held_out_batches(self.tokens.held_out, self._draw, num_batches)
-
-    def cursor(self) -> dict[str, Any]:
-        """Return nothing: the step says it all."""
-        return {}
-
-    def restore(self, cursor: Mapping[str, Any]) -> None:
-        """Do nothing: the step says it all."""
-
-    def close(self) -> None:
-        """Do nothing: a mapped file goes with its array."""
 
 
 def load_corpus(section: DataSection, tokenizer: Tokenizer, draw: Draw, path: Path | None, cache: Path) -> Corpus:

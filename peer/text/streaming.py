@@ -196,14 +196,16 @@ class StreamedCorpus:
     def _fetch(self, place: Bookmark) -> Future[Buffer]:
         """Fill a buffer in the background; on a daemon thread, for a dead network must not keep the process from ending."""
         future: Future[Buffer] = Future()
-        threading.Thread(target=self._fetch_into, args=(future, place, self._closing), name="data-set", daemon=True).start()
-        return future
+        closing = self._closing
 
-    def _fetch_into(self, future: Future[Buffer], place: Bookmark, closing: threading.Event) -> None:
-        try:
-            future.set_result(self._fill(place, closing))
-        except Exception as error:  # the trainer's thread meets it in the future
-            future.set_exception(error)
+        def fetch() -> None:
+            try:
+                future.set_result(self._fill(place, closing))
+            except Exception as error:  # the trainer's thread meets it in the future
+                future.set_exception(error)
+
+        threading.Thread(target=fetch, name="data-set", daemon=True).start()
+        return future
 
     def _fill(self, first: Bookmark, closing: threading.Event) -> Buffer:
         parts: list[npt.NDArray[Any]] = []
