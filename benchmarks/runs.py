@@ -27,9 +27,9 @@ from pathlib import Path
 import torch
 
 from peer.simulator.choices import scenario, setting
-from peer.simulator.replicas import Diverged
+from peer.simulator.population import Diverged
 from peer.simulator.scenario import Scenario
-from peer.simulator.training import Place, simulate
+from peer.simulator.training import Venue, simulate
 from protocol.run.manifest import Manifest
 
 EVAL_BATCHES = 128
@@ -100,7 +100,7 @@ def _outcome(wanted: str) -> Outcome:
     made = _scenario(wanted.partition(" #")[0])
     with tempfile.TemporaryDirectory() as folder:
         try:
-            result = simulate(made, Place(Path(folder), device="cpu", num_eval_batches=EVAL_BATCHES), lambda progress: None)
+            result = simulate(made, Venue(Path(folder), device="cpu", num_eval_batches=EVAL_BATCHES), lambda progress: None)
         except Diverged:
             return Outcome()
     return Outcome(result.eval_loss_mean, result.eval_loss_averaged, result.weight_std, result.bits_per_step)

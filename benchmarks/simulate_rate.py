@@ -17,14 +17,14 @@ from pathlib import Path
 import torch
 
 from peer.simulator.choices import scenario
-from peer.simulator.training import Place, simulate
+from peer.simulator.training import Venue, simulate
 from protocol.run.manifest import Manifest
 
 
-def rates(place: Place, **choices: object) -> tuple[float, float]:
+def rates(venue: Venue, **choices: object) -> tuple[float, float]:
     """Return the tokens per second of one training, and per second of processor time (building and measuring included)."""
     started_s = time.process_time()
-    result = simulate(scenario(Manifest(), choices), place, lambda progress: None)
+    result = simulate(scenario(Manifest(), choices), venue, lambda progress: None)
     return result.tokens / result.train_seconds, result.tokens / (time.process_time() - started_s)
 
 
@@ -43,9 +43,9 @@ def main() -> None:
     alone = {"method": "local", "peers": 1, "steps": given.peers * given.steps}
     ratios, by_processor = [], []
     with tempfile.TemporaryDirectory() as folder:
-        place = Place(Path(folder), device="cpu", num_eval_batches=1)
+        venue = Venue(Path(folder), device="cpu", num_eval_batches=1)
         for number in range(given.rounds):
-            (together, together_cpu), (single, single_cpu) = rates(place, **swarm), rates(place, **alone)
+            (together, together_cpu), (single, single_cpu) = rates(venue, **swarm), rates(venue, **alone)
             ratios.append(together / single)
             by_processor.append(together_cpu / single_cpu)
             print(f"round {number + 1}: {given.peers} replicas {together:8.0f} tokens/s, one {single:8.0f} tokens/s, {ratios[-1]:6.1%}")

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cli.manifests import read_manifest
 from cli.options import DEFAULT_HOME, Codec, Data, Device, HomeFolder, Json, Seed, Steps, Threads
 from cli.screen import meter
-from cli.simulate_options import need_meaning, need_network_settings
 from cli.simulation_report import network_text, rows_text
 from peer.machine.home import Home
-from peer.simulator.history import Row
-from protocol.run.manifest import Manifest
+from peer.simulator.results import Row, need_plot, plot_rows
+from protocol.errors import BadSettings
+
+if TYPE_CHECKING:
+    from peer.simulator.choices import SimulationRequest
+    from peer.simulator.training import Venue
 
 NUM_STEPS = 300
 CURVE_BATCHES = 4  # held-out batches at each point of a curve that is drawn
+# Which options mean something with --network and without it; all others mean nothing with it.
+ALWAYS = frozenset({"manifest", "home", "codec", "peers", "inner_steps", "settings", "seed", "network", "as_json"})
+ONLY_NETWORK = frozenset({"latency", "variation", "bandwidth", "params", "layers", "step_seconds"})
+NETWORK_SETTINGS = ("codec", "peers", "inner_steps", "seed")  # of those that --set knows
+WITH = "leave it out; see `peer simulate --help` for what --network takes, beside --peers, --codec, --inner-steps and --seed"
+WITHOUT = "leave it out, or add --network"
 
 ManifestFile = Annotated[
     Path | None, typer.Argument(metavar="[MANIFEST]", help="What `peer init` wrote. Default: a small model on Python's own sources.")
@@ -117,86 +124,71 @@ def simulate(
     Trains replicas of the real model with the real outer steps and codecs, but no network.
     What it finds follows from the seed, the number of threads, and the text: by default the sources of this Python.
     """
-    need_meaning(context, network=network)
+    _need_meaning(context, network=network)
     given = {"method": method, "codec": codec, "peers": peers, "inner_steps": inner_steps, "matching": matching, "seed": seed}
     given |= {"steps": NUM_STEPS if steps is None and manifest is None else steps, "token_weights": token_weights}
     texts = {"speeds": speeds, "delay": delay, "drop_out": drop_out, "skew": skew}
-    asked = Asked(
-        base=read_manifest(manifest, own_text=data is not None),
-        given={name: value for name, value in given.items() if value is not None},
-        settings=[f"{name}={text.replace(',', ':')}" for name, text in texts.items() if text is not None] + (settings or []),
-        axes=sweep or [],
+    base = read_manifest(manifest, own_text=data is not None)
+
+    from peer.simulator.choices import SimulationRequest  # slow to import, like all that needs torch
+
+    request = SimulationRequest(
+        base,
+        {name: value for name, value in given.items() if value is not None},
+        [f"{name}={text.replace(',', ':')}" for name, text in texts.items() if text is not None] + (settings or []),
+        sweep or [],
     )
     if network:
         links, workload = (latency, variation, bandwidth * 1e6), (params, layers, step_seconds)
-        print(network_answer(asked, links, workload, as_json=as_json))
-    else:
-        machine = Machine(device, threads, eval_batches, Home(home).cache, data, plot)
-        rows = train(asked, machine)
-        print(rows_text(rows, as_json=as_json), flush=True)  # before the picture, which may fail
-        if plot:
-            draw(rows, plot)
+        print(network_answer(request, links, workload, as_json=as_json))
+        return
+
+    from peer.simulator.training import Venue
+
+    if plot:
+        need_plot(plot)
+    rows = train(request, Venue(Home(home).cache, data, device, eval_batches, CURVE_BATCHES if plot else 0), threads)
+    print(rows_text(rows, as_json=as_json), flush=True)  # before the picture, which may fail
+    if plot:
+        plot_rows(rows, plot)
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What to simulate: a manifest, settings by name, and values to sweep over."""
-
-    base: Manifest
-    given: dict[str, Any]
-    settings: list[str]  # NAME=VALUE
-    axes: list[str]  # NAME=VALUE,VALUE
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """Where to simulate it."""
-
-    device: str
-    num_threads: int  # 0: torch chooses
-    num_eval_batches: int
-    cache: Path
-    data: Path | None
-    plot: Path | None
-
-
-def train(asked: Asked, machine: Machine) -> list[Row]:
+def train(request: SimulationRequest, venue: Venue, num_threads: int) -> list[Row]:
     """Train one swarm, or one for each combination of swept values. Raises BadSettings, BadManifest, Diverged."""
-    import torch  # these are slow to import, and needed only now
+    import torch
 
-    from peer.simulator.plot import need_plot
-    from peer.simulator.sweep import Request, run
-    from peer.simulator.training import Place, Progress
+    from peer.simulator.training import Headway, run
 
-    if machine.num_threads:
-        torch.set_num_threads(machine.num_threads)
-    if machine.plot:
-        need_plot(machine.plot)
-    place = Place(machine.cache, machine.data, machine.device, machine.num_eval_batches, CURVE_BATCHES if machine.plot else 0)
+    if num_threads:
+        torch.set_num_threads(num_threads)
     with meter(sys.stderr) as drawn:
 
-        def follow(name: str, progress: Progress) -> None:
-            drawn.show(name, progress.num_tokens, progress.total_tokens, progress.train_loss)
+        def follow(name: str, headway: Headway) -> None:
+            drawn.show(name, headway.num_tokens, headway.total_tokens, headway.train_loss)
 
-        return run(Request(asked.base, asked.given, asked.settings, asked.axes), place, follow)
-
-
-def draw(rows: Sequence[Row], path: Path) -> None:
-    """Draw the curves of all simulations that did not diverge. Raises BadSettings."""
-    from peer.simulator.plot import plot
-
-    plot({row.name: row.result for row in rows if row.result}, path)
+        return run(request, venue, follow)
 
 
-def network_answer(asked: Asked, links: tuple[float, float, float], workload: tuple[float, int, float], *, as_json: bool) -> str:
+def network_answer(
+    request: SimulationRequest, links: tuple[float, float, float], workload: tuple[float, int, float], *, as_json: bool
+) -> str:
     """Simulate a swarm's links alone and return what to print. Raises BadSettings or BadManifest."""
-    from peer.simulator.links import Links
-    from peer.simulator.network import Network, report
-    from peer.simulator.sweep import Request
-    from peer.simulator.utilization import Workload
+    from peer.simulator.network import Links, Network, Workload, report
 
-    made = Request(asked.base, asked.given, asked.settings).scenario()
-    need_network_settings(asked.settings)
-    codec, inner_steps = made.manifest.codec.name, made.manifest.outer.inner_steps
-    found = report(Network(made.num_peers, codec, inner_steps, Links(*links), Workload(*workload), made.seed))
+    [(_, made)] = request.scenarios()
+    for name in (text.partition("=")[0] for text in request.settings):
+        if name not in NETWORK_SETTINGS:
+            raise BadSettings(f"--set {name} means nothing with --network", hint=WITH)
+    found = report(Network(made.num_peers, made.manifest.codec.name, made.period, Links(*links), Workload(*workload), made.seed))
     return json.dumps(found) if as_json else network_text(found)
+
+
+def _need_meaning(context: typer.Context, *, network: bool) -> None:
+    """Raise BadSettings that names the first option given on the command line that would be ignored there."""
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        is_given = source is not None and source.name == "COMMANDLINE"
+        if name not in ALWAYS and (name in ONLY_NETWORK) is not network and is_given:
+            spelling = (parameter.secondary_opts if context.params[name] is False else parameter.opts)[0]
+            raise BadSettings(f"{spelling} means nothing {'with' if network else 'without'} --network", hint=WITH if network else WITHOUT)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cli.figures import bytes_text, loss_text, share_text
-from peer.simulator.history import Result, Row, value_text
+from peer.simulator.results import Result, Row, value_text
 
 COLUMNS = ("mean loss", "average", "spread", "bits", "sent", "meetings", "seconds")
 

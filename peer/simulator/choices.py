@@ -7,6 +7,7 @@ A name is a key of the manifest's sections `inner`, `outer` or `fragments`, a pr
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import product
 from typing import Any, Final
@@ -14,13 +15,15 @@ from typing import Any, Final
 from optim.codecs import CODECS
 from optim.inner import OPTIMIZERS
 from peer.simulator.methods import method
-from peer.simulator.names import known
-from peer.simulator.scenario import NUM_PEERS, Scenario
+from peer.simulator.scenario import NUM_PEERS, Scenario, known
 from protocol.errors import BadSettings
 from protocol.run.manifest import Manifest
 from protocol.run.sections import FragmentsSection, InnerSection, OuterSection, Section
 
-Choices = Mapping[str, Any]
+
+def _speeds(text: str) -> tuple[Fraction, ...]:
+    return tuple(Fraction(part.strip()) for part in text.replace(":", ",").split(","))
+
 
 # Name on the command line: section and key of the manifest.
 SECTIONS: Final[dict[str, type[Section]]] = {"inner": InnerSection, "outer": OuterSection, "fragments": FragmentsSection}
@@ -31,17 +34,36 @@ MANIFEST_NAMES: Final[dict[str, tuple[str, str]]] = {
     "steps": ("run", "total_steps"),
     "seed": ("run", "seed"),
 }
-# Name on the command line: field of the scenario.
+# Name on the command line: field of the scenario, how it is read, and what it should be.
 NUMBERS: Final = ("drop_out", "skew", "keep_local", "feedback", "clip", "staleness_penalty")
-SAME_NAMES: Final = ("speeds", "matching", "token_weights", *NUMBERS)
-SCENARIO_NAMES: Final[dict[str, str]] = {
-    "peers": "num_peers",
-    "delay": "delay_steps",
-    **{name: name for name in SAME_NAMES},
+SCENARIO_NAMES: Final[dict[str, tuple[str, Callable[[str], Any], str]]] = {
+    "peers": ("num_peers", int, "a whole number"),
+    "delay": ("delay_steps", Fraction, "a number"),
+    "speeds": ("speeds", _speeds, "numbers with : or , between them, like 4:1"),
+    "matching": ("matching", str, "text"),
+    "token_weights": ("token_weights", {"true": True, "false": False}.__getitem__, "true or false"),
+    **{name: (name, float, "a number") for name in NUMBERS},
 }
 
 
-def scenario(base: Manifest, choices: Choices) -> Scenario:
+@dataclass(frozen=True, slots=True)
+class SimulationRequest:
+    """What people ask for: a manifest, changes by name, and values to sweep over."""
+
+    base: Manifest
+    given: Mapping[str, Any]  # settings by name
+    settings: Sequence[str] = ()  # NAME=VALUE
+    axes: Sequence[str] = ()  # NAME=VALUE,VALUE
+
+    def scenarios(self) -> list[tuple[dict[str, Any], Scenario]]:
+        """Return every combination of the axes' values (one, if there are none) and its scenario. Raises as `scenario`."""
+        choices = {**self.given, **dict(setting(text) for text in self.settings)}
+        axes = dict(axis(text) for text in self.axes)
+        points = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
+        return [(point, scenario(self.base, {**choices, **point})) for point in points]
+
+
+def scenario(base: Manifest, choices: Mapping[str, Any]) -> Scenario:
     """Return the scenario of a manifest with choices made. Raises BadSettings or BadManifest for what cannot be.
 
     A method other than the manifest's brings its own settings along: those written there were meant for another.
@@ -60,15 +82,9 @@ def scenario(base: Manifest, choices: Choices) -> Scenario:
     known(manifest.codec.name, CODECS, "codec")
     known(manifest.inner.optimizer, OPTIMIZERS, "inner optimizer")
     mine = {**defaults, **choices}
-    made = Scenario(manifest, **{field: mine[key] for key, field in SCENARIO_NAMES.items() if key in mine})
+    made = Scenario(manifest, **{field: mine[key] for key, (field, _, _) in SCENARIO_NAMES.items() if key in mine})
     chosen.train(made, 1)  # settings that the method refuses are refused now, not after the model is built
     return made
-
-
-def grid(base: Manifest, choices: Choices, axes: Sequence[tuple[str, Sequence[Any]]]) -> list[tuple[dict[str, Any], Scenario]]:
-    """Return every combination of the axes' values, and its scenario; raises as `scenario` does, before anything has run."""
-    points = [dict(zip([name for name, _ in axes], values, strict=True)) for values in product(*(values for _, values in axes))]
-    return [(point, scenario(base, {**choices, **point})) for point in points]
 
 
 def setting(text: str) -> tuple[str, Any]:
@@ -92,7 +108,7 @@ def value(name: str, text: str) -> Any:
     """Read one setting's value. Raises BadSettings for one of the scenario's that it cannot be; the manifest checks its own."""
     if name in MANIFEST_NAMES:
         return _plain(text)
-    read, kind = READERS[name]
+    _, read, kind = SCENARIO_NAMES[name]
     try:
         return read(text)
     except (KeyError, ValueError, ZeroDivisionError):
@@ -106,17 +122,3 @@ def _plain(text: str) -> Any:
         except ValueError:
             continue
     return text
-
-
-def _speeds(text: str) -> tuple[Fraction, ...]:
-    return tuple(Fraction(part.strip()) for part in text.replace(":", ",").split(","))
-
-
-READERS: Final[dict[str, tuple[Callable[[str], Any], str]]] = {
-    "peers": (int, "a whole number"),
-    "speeds": (_speeds, "numbers with : or , between them, like 4:1"),
-    "delay": (Fraction, "a number"),
-    "matching": (str, "text"),
-    "token_weights": ({"true": True, "false": False}.__getitem__, "true or false"),
-    **{name: (float, "a number") for name in NUMBERS},
-}

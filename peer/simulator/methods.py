@@ -14,14 +14,10 @@ from typing import Any, Final
 
 from optim.diloco import DiLoCoSettings, StreamingSchedule, learning_rate_for, mean_gradient
 from optim.noloco import PairRule
-from peer.simulator.channel import feedback_decay
-from peer.simulator.eager import train_eagerly
-from peer.simulator.group import GroupRule, Mean, every_coordinate, train_group
-from peer.simulator.lockstep import data_parallel, slowest_step
-from peer.simulator.names import known
+from peer.simulator.groups import GroupRule, Mean, data_parallel, every_coordinate, feedback_decay, train_eagerly, train_group
 from peer.simulator.pairs import averaged_rule, gasloc_rule, gossip, noloco_rule, slowmo_rule, train_alone
 from peer.simulator.population import Population, Size
-from peer.simulator.scenario import Scenario
+from peer.simulator.scenario import Scenario, known
 from protocol.errors import BadSettings
 from protocol.run.manifest import Manifest
 
@@ -39,37 +35,26 @@ class Method:
     own_vectors: int = 0  # kept per replica beside the inner optimizer
     common_vectors: int = 0
     one_replica: bool = False
-    in_pairs: bool = False  # or alone: nobody sends to a whole group, so nobody keeps error feedback
-    fastest_clock: bool = False  # peers tell each other their schedule clocks, so that all follow the fastest, a few steps behind
-    own_length: bool = False  # each peer's schedule is as long as its own training
-
-    @property
-    def at_own_rate(self) -> bool:
-        """Whether each peer steps at its own rate, and not all together."""
-        return self.fastest_clock or self.own_length
+    at_own_rate: bool = False  # each peer steps by itself and meets one other or none, so nobody keeps error feedback; or all together
+    own_length: bool = False  # at own rates: each schedule is as long as its peer's training; or all follow the fastest peer's clock
 
     def size(self, scenario: Scenario) -> Size:
         """Return what a scenario needs with this method."""
-        keeps_residuals = not self.in_pairs and feedback_decay(scenario.manifest.codec.name, scenario.feedback) > 0.0
+        keeps_residuals = not self.at_own_rate and feedback_decay(scenario.manifest.codec.name, scenario.feedback) > 0.0
         return Size(scenario.num_peers, self.own_vectors, self.common_vectors, int(keeps_residuals), self.one_replica)
-
-    def num_steps(self, scenario: Scenario) -> int:
-        """Return how many inner steps all peers take together when nobody drops out."""
-        return sum(math.floor(scenario.num_steps * (rate if self.at_own_rate else 1)) for rate in scenario.rates)
 
     def schedules(self, scenario: Scenario) -> list[Fraction]:
         """Return the rate at which each replica's learning rate follows its schedule."""
-        rates = [rate if self.own_length else Fraction(1) for rate in scenario.rates]
-        rates = [max(scenario.rates) if self.fastest_clock else rate for rate in rates]
-        return rates[:1] if self.one_replica else rates
+        if self.own_length:
+            return list(scenario.rates)
+        rate = max(scenario.rates) if self.at_own_rate else Fraction(1)
+        return [rate] * (1 if self.one_replica else scenario.num_peers)
 
 
 def pairs(rule: Callable[[Scenario], PairRule], **defaults: Any) -> Method:
     """Make a method of pairs."""
     mine = {"codec": PAIR_CODEC, **defaults}
-    return Method(
-        lambda scenario, _: partial(gossip, rule=rule(scenario)), lambda _: mine, own_vectors=2, in_pairs=True, fastest_clock=True
-    )
+    return Method(lambda scenario, _: partial(gossip, rule=rule(scenario)), lambda _: mine, own_vectors=2, at_own_rate=True)
 
 
 def group(*, nesterov: bool, mean: Mean = mean_gradient, **defaults: Any) -> Method:
@@ -77,14 +62,14 @@ def group(*, nesterov: bool, mean: Mean = mean_gradient, **defaults: Any) -> Met
 
     def rule(scenario: Scenario, num_fragments: int) -> Train:
         everything = tuple(range(num_fragments))
-        schedule = StreamingSchedule(1, scenario.manifest.outer.inner_steps, 0)
+        schedule = StreamingSchedule(1, scenario.period, 0)
         return partial(train_group, rule=GroupRule(schedule, (everything,), _outer(scenario, nesterov=nesterov), mean=mean))
 
     return Method(rule, lambda _: defaults, common_vectors=2)
 
 
 def _streaming(scenario: Scenario, num_fragments: int) -> Train:
-    inner_steps, overlap_steps = scenario.manifest.outer.inner_steps, math.ceil(scenario.delay_steps / slowest_step(scenario))
+    inner_steps, overlap_steps = scenario.period, math.ceil(scenario.delay_steps / scenario.slowest_step)
     try:
         schedule = StreamingSchedule(num_fragments, inner_steps, overlap_steps)
     except ValueError as error:
@@ -100,7 +85,7 @@ def _streaming_defaults(num_peers: int) -> Mapping[str, Any]:
 def _eager(scenario: Scenario, num_fragments: int) -> Train:
     if scenario.drop_out:
         raise BadSettings("eager updates need the same peers in every round", hint="leave --drop-out out, or choose another --method")
-    round_steps = scenario.manifest.outer.inner_steps * slowest_step(scenario)
+    round_steps = scenario.period * scenario.slowest_step
     if scenario.delay_steps > round_steps:
         raise BadSettings(
             f"eager updates step with the mean of the round before; it takes {float(scenario.delay_steps):g} steps to arrive, "
@@ -122,16 +107,11 @@ METHODS: Final[dict[str, Method]] = {
     "gasloc": pairs(gasloc_rule, alpha=0.5, beta=0.7, gamma=1.0),
     "diloco": group(nesterov=True, alpha=0.9, beta=0.7, codec="fp32"),
     "diloco-heavy-ball": group(nesterov=False, alpha=0.3, beta=0.7, codec="fp32"),
-    "diloco-eager": Method(
-        _eager,
-        lambda _: {"alpha": 0.9, "beta": 0.7, "codec": "fp32"},
-        own_vectors=3,
-        common_vectors=1,
-    ),
+    "diloco-eager": Method(_eager, lambda _: {"alpha": 0.9, "beta": 0.7, "codec": "fp32"}, own_vectors=3, common_vectors=1),
     "sparseloco": group(nesterov=False, mean=every_coordinate, alpha=0.0, beta=1.0, codec="topk"),
     "streaming": Method(_streaming, _streaming_defaults, common_vectors=3),
     "ddp": Method(lambda scenario, _: data_parallel, lambda _: {"codec": "fp32"}, common_vectors=1, one_replica=True),
-    "local": Method(lambda scenario, _: train_alone, lambda _: {"codec": "fp32"}, in_pairs=True, own_length=True),
+    "local": Method(lambda scenario, _: train_alone, lambda _: {"codec": "fp32"}, at_own_rate=True, own_length=True),
 }
 
 

@@ -1,22 +1,45 @@
-"""A swarm's network without training: how long it takes to exchange the model once, and what part of the time is left to compute."""
+"""A swarm's network without training: how long an exchange takes, how long peers wait for each other, what is left to compute.
+
+Four models, all in virtual time; no model is built and nothing is trained. Links: a message takes a log-normal latency drawn anew each
+time (NoLoCo, arXiv 2506.10911, section 5.3), here plus its bytes over the bandwidth; latency-bound and not pipelined, so it flatters
+neither large messages nor small ones. Waiting: inner steps take log-normal times, communication is free (its Figure 5B; the figures of the
+paper come out with log-variance 0.5), and a pair goes on together after its meeting, so that delays spread from pair to pair. Utilization:
+the simulator of Streaming DiLoCo (arXiv 2501.18512, section 3.1), as far as its text and its Table 4 tell. All draw for many trials, pairs
+or bandwidths at once, in chunks, so that a million peers fit.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
-from optim.codecs import CODECS, codec
-from peer.simulator import utilization as use
-from peer.simulator.barrier import waiting
-from peer.simulator.links import Links, meeting_seconds, ring_seconds, tree_seconds
-from peer.simulator.names import known
+from optim.codecs import codec
+from peer.simulator.matching import MEETING_INTERVAL
 from protocol.errors import BadSettings
 from protocol.run.manifest import Manifest
 
+Floats = npt.NDArray[np.float64]
+CHUNK_DRAWS: Final = 1 << 22  # 32 MiB at a time
+EXACT_RING_PEERS: Final = 1024  # beyond, the time per hop is taken from a ring of this size: it has settled by then
+NUM_HANDSHAKES: Final = 4  # sends one after the other in a meeting: both Hellos, Commit, Committed
+NUM_SWAPS: Final = 4  # sends both ways at once: sketch, commitment, payload, verdict
+
+STEP_LOG_VARIANCE: Final = 0.5
+TOTAL_DRAWS: Final = 1 << 25  # of a round's slowest peer: a million peers take seconds
+MAX_PAIR_PEERS: Final = 4096  # how pairs wait hardly depends on how many there are
+MIN_PAIR_PEERS: Final = 64
+
+GRID: Final = np.logspace(-1, 3, 50) * 1e9  # bits per second: the grid that the values of Streaming DiLoCo's Table 4 lie on
+NUM_PERIODS: Final = 6
+WARM_PERIODS: Final = 2  # left out of the measurement
+
 TRIAL_DRAWS: Final = 1 << 22  # of a tree, over all trials
-NUM_ROUNDS: Final = 100  # of the barrier model
+NUM_ROUNDS: Final = 100  # of waiting
 MAX_TRIALS: Final = 64
 MAX_RING_TRIALS: Final = 4
 LARGE: Final = 1 << 20  # values after which a codec's bits per value have settled
@@ -29,6 +52,265 @@ MAX_LAYERS: Final = 1000
 MAX_ROUND: Final = 500_000_000  # inner steps of all peers in one round: half a minute
 
 
+# ---------------------------------------------------------------------- links: how long an exchange takes
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Links between any two peers: one-way latency with its mean and relative spread, and bandwidth in bits per second."""
+
+    latency_s: float = 0.05
+    variation: float = 0.5  # standard deviation of the latency over its mean
+    bandwidth: float = 1e8
+
+    def draw(self, random: np.random.Generator, shape: tuple[int, ...], num_bytes: float = 0.0) -> Floats:
+        """Draw the time that messages of this size take."""
+        sigma_squared = math.log1p(self.variation**2)
+        times: Floats = random.normal(-sigma_squared / 2, math.sqrt(sigma_squared), shape)
+        np.exp(times, out=times)
+        times *= self.latency_s
+        times += 8.0 * num_bytes / self.bandwidth
+        return times
+
+
+def swap_seconds(links: Links, num_bytes: float, num_pairs: int, random: np.random.Generator) -> float:
+    """Return the mean time in which two peers send each other a message: the longer of two sends."""
+    return _mean(links.draw(random, (count, 2), num_bytes).max(1) for count in _chunks(num_pairs, 2))
+
+
+def meeting_seconds(links: Links, num_bytes: float, num_pairs: int, random: np.random.Generator) -> float:
+    """Return the mean time of a whole meeting, handshake and verdicts included; `num_bytes` is the payload of each side."""
+
+    def meetings(count: int) -> Floats:
+        handshakes: Floats = links.draw(random, (count, NUM_HANDSHAKES)).sum(1)
+        swaps: Floats = links.draw(random, (count, NUM_SWAPS, 2)).max(2).sum(1)
+        return handshakes + swaps + 8.0 * num_bytes / links.bandwidth
+
+    return _mean(meetings(count) for count in _chunks(num_pairs, NUM_HANDSHAKES + 2 * NUM_SWAPS))
+
+
+def tree_seconds(links: Links, num_bytes: float, num_peers: int, num_trials: int, random: np.random.Generator) -> float:
+    """Return the mean time of a binary tree all-reduce: up, each parent waiting for both children, and down to the last leaf."""
+    return _mean(_tree(links, num_bytes, num_peers, count, random) for count in _chunks(num_trials, 2 * num_peers))
+
+
+def _tree(links: Links, num_bytes: float, num_peers: int, num_trials: int, random: np.random.Generator) -> Floats:
+    depth = math.ceil(math.log2(num_peers))
+    ready = np.zeros((num_trials, 2**depth))
+    for _ in range(depth):
+        ready = (ready + links.draw(random, ready.shape, num_bytes)).reshape(num_trials, -1, 2).max(2)
+    for _ in range(depth):
+        ready = np.repeat(ready, 2, axis=1)
+        ready += links.draw(random, ready.shape, num_bytes)
+    last: Floats = ready.max(1)
+    return last
+
+
+def ring_seconds(links: Links, num_bytes: float, num_peers: int, num_trials: int, random: np.random.Generator) -> float:
+    """Return the mean time of a ring all-reduce: 2(N - 1) hops, each peer passing on 1/N of the message when it has it."""
+    if num_peers < 2:
+        return 0.0
+    simulated = min(num_peers, EXACT_RING_PEERS)
+    hops, piece = 2 * (num_peers - 1), num_bytes / num_peers
+    times = []
+    for _ in range(num_trials):
+        ready = np.zeros(simulated)
+        for _ in range(2 * (simulated - 1)):
+            # A peer sends its next piece once it has received the one before; the send begins when both ends are there.
+            ready = np.maximum(np.roll(ready, 1) + links.draw(random, ready.shape, piece), ready)
+        times.append(ready.max())
+    return float(np.mean(times)) * hops / (2 * (simulated - 1))
+
+
+def _chunks(total: int, draws_each: int) -> Iterator[int]:
+    most = max(1, CHUNK_DRAWS // draws_each)
+    for start in range(0, total, most):
+        yield min(most, total - start)
+
+
+def _mean(parts: Iterator[Floats]) -> float:
+    total, count = 0.0, 0
+    for part in parts:
+        total, count = total + float(part.sum()), count + len(part)
+    return total / count
+
+
+# ---------------------------------------------------------------------- waiting: all for the slowest, or each pair for the slower one
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Time of a run over the time that its inner steps take, for a group that waits for its slowest and for pairs."""
+
+    group: float
+    pairs: float
+
+    @property
+    def ratio(self) -> float:
+        """Return the group's time over the pairs'."""
+        return self.group / self.pairs
+
+
+def waiting(num_peers: int, inner_steps: int, num_rounds: int, random: np.random.Generator) -> Waiting:
+    """Simulate `num_rounds` outer steps, or as many as there are draws for.
+
+    A large group takes fewer rounds, for these do not depend on each other. Delays of pairs spread from round to round, so there
+    are fewer pairs first, and fewer rounds only where that is not enough.
+    """
+    most = min(num_peers, MAX_PAIR_PEERS)
+    num_paired = min(most, max(MIN_PAIR_PEERS, TOTAL_DRAWS // (inner_steps * num_rounds)))
+    return Waiting(
+        group_slowdown(num_peers, inner_steps, _affordable(num_peers, inner_steps, num_rounds), random),
+        pair_slowdown(num_paired, inner_steps, _affordable(num_paired, inner_steps, num_rounds), random),
+    )
+
+
+def _affordable(num_peers: int, inner_steps: int, num_rounds: int) -> int:
+    return max(2, min(num_rounds, TOTAL_DRAWS // (num_peers * inner_steps)))
+
+
+def group_slowdown(num_peers: int, inner_steps: int, num_rounds: int, random: np.random.Generator) -> float:
+    """Return how much longer a run takes when all wait for the slowest at each outer step."""
+    slowest = worked = 0.0
+    for _ in range(num_rounds):
+        times = _round(num_peers, inner_steps, random)
+        slowest, worked = slowest + float(times.max()), worked + float(times.mean())
+    return slowest / worked
+
+
+def pair_slowdown(num_peers: int, inner_steps: int, num_rounds: int, random: np.random.Generator) -> float:
+    """Return how much longer a run takes when random pairs go on together; with an odd number one peer sits out each time."""
+    clocks, worked = np.zeros(num_peers), 0.0
+    for _ in range(num_rounds):
+        times = _round(num_peers, inner_steps, random)
+        clocks, worked = clocks + times, worked + float(times.mean())
+        order, half = random.permutation(num_peers), num_peers // 2
+        one, two = order[:half], order[half : 2 * half]
+        clocks[one] = clocks[two] = np.maximum(clocks[one], clocks[two])
+    return float(clocks.mean()) / worked
+
+
+def _round(num_peers: int, inner_steps: int, random: np.random.Generator) -> Floats:
+    """Draw how long each peer takes for `inner_steps` steps."""
+    total, sigma = np.zeros(num_peers), math.sqrt(STEP_LOG_VARIANCE)
+    most = max(1, CHUNK_DRAWS // num_peers)
+    for start in range(0, inner_steps, most):
+        times = random.normal(0.0, sigma, (min(most, inner_steps - start), num_peers))
+        total += np.exp(times, out=times).sum(0)
+    return total
+
+
+# ---------------------------------------------------------------------- utilization: the share of time that is left to compute
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What is trained: a model of so many layers, all alike, and how long an inner step computes."""
+
+    num_params: float
+    num_layers: int
+    step_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """What crosses the link, and when. `layers_at` returns the layers (from 0) that are sent in the backward pass of a step."""
+
+    layers_at: Callable[[int], frozenset[int]]
+    period_steps: int  # after so many steps everything repeats
+    bits_per_param: float
+    overlap_steps: int = 0  # how many steps later than the next one it may arrive
+
+
+def data_parallel(workload: Workload, bits_per_param: float) -> Sending:
+    """Send everything at every step."""
+    everything = frozenset(range(workload.num_layers))
+    return Sending(lambda step: everything, 1, bits_per_param)
+
+
+def diloco(workload: Workload, bits_per_param: float, inner_steps: int = 100) -> Sending:
+    """Send everything every `inner_steps`."""
+    everything = frozenset(range(workload.num_layers))
+    return Sending(lambda step: frozenset() if step % inner_steps else everything, inner_steps, bits_per_param)
+
+
+def streaming(
+    workload: Workload, bits_per_param: float, inner_steps: int = 100, layers_per_fragment: int = 3, overlap_steps: int = 0
+) -> Sending:
+    """Send one strided fragment at a time, each every `inner_steps` or so."""
+    num_fragments = max(1, round(workload.num_layers / layers_per_fragment))
+    interval = max(1, round(inner_steps / num_fragments))
+
+    def layers_at(step: int) -> frozenset[int]:
+        if step % interval:
+            return frozenset()
+        return frozenset(range(step // interval % num_fragments, workload.num_layers, num_fragments))
+
+    return Sending(layers_at, interval * num_fragments, bits_per_param, overlap_steps)
+
+
+def gossip_utilization(workload: Workload, bits_per_param: float, inner_steps: int, bandwidths: Floats) -> Floats:
+    """Return the share of time spent computing if every meeting had to end before its fragment meets again.
+
+    Meetings on demand, in the background: the whole model every MEETING_INTERVAL * `inner_steps`. Only a link that cannot carry them at
+    all costs time. (A real peer does not wait even then: it meets less often.)
+    """
+    interval_seconds = MEETING_INTERVAL * inner_steps * workload.step_seconds
+    return np.minimum(1.0, interval_seconds * bandwidths / (workload.num_params * bits_per_param))
+
+
+def compute_utilization(workload: Workload, sending: Sending, bandwidths: Floats) -> Floats:
+    """Return the share of time spent computing at each bandwidth (bits per second)."""
+    site = _Site(workload, sending, np.asarray(bandwidths, dtype=np.float64))
+    period = max(sending.period_steps, 8)
+    warm, total = WARM_PERIODS * period, NUM_PERIODS * period
+    for step in range(warm):
+        site.step(step)
+    started = site.now.copy()
+    for step in range(warm, total):
+        site.step(step)
+    return (total - warm) * workload.step_seconds / (site.now - started)
+
+
+class _Site:
+    """One site in training: the time now, when the link is free, and what is on its way, for every bandwidth."""
+
+    def __init__(self, workload: Workload, sending: Sending, bandwidths: Floats) -> None:
+        layers, seconds = workload.num_layers, workload.step_seconds
+        self._sending = sending
+        self._num_layers = layers
+        self._forward = seconds / (3 * layers)
+        self._backward = 2 * seconds / 3 / (2 * layers - 1)
+        self._step_seconds = seconds
+        self._layer_seconds = sending.bits_per_param * workload.num_params / layers / bandwidths
+        self._link = np.zeros_like(bandwidths)
+        self._coming: list[list[tuple[int, Floats]]] = [[] for _ in range(layers)]  # per layer: needed at step, arrives at
+        self.now = np.zeros_like(bandwidths)
+
+    def step(self, step: int) -> None:
+        """Compute one inner step, waiting where something must have arrived first."""
+        sent = self._sending.layers_at(step)
+        if not sent and not any(needed <= step for coming in self._coming for needed, _ in coming):
+            self.now = self.now + self._step_seconds
+            return
+        for layer in range(self._num_layers):
+            self._wait(step, layer)
+            self.now = self.now + self._forward
+        for layer in reversed(range(self._num_layers)):
+            self.now = self.now + self._backward * (2 if layer else 1)
+            if layer in sent:
+                self._link = np.maximum(self._link, self.now) + self._layer_seconds
+                self._coming[layer].append((step + 1 + self._sending.overlap_steps, self._link))
+
+    def _wait(self, step: int, layer: int) -> None:
+        coming = self._coming[layer]
+        while coming and coming[0][0] <= step:
+            self.now = np.maximum(self.now, coming.pop(0)[1])
+
+
+# ---------------------------------------------------------------------- the report
+
+
 @dataclass(frozen=True, slots=True)
 class Network:
     """What is simulated. Raises BadSettings for values that make no sense, or would take hours or all of the memory."""
@@ -37,11 +319,10 @@ class Network:
     codec: str = Manifest().codec.name
     inner_steps: int = 25
     links: Links = Links()
-    workload: use.Workload = use.Workload(1.25e8, 12, 1.0)
+    workload: Workload = Workload(1.25e8, 12, 1.0)
     seed: int = 0
 
     def __post_init__(self) -> None:
-        known(self.codec, CODECS, "codec")
         _need_count("--peers", self.num_peers, 2, MAX_PEERS)
         _need_count("--inner-steps", self.inner_steps, 1, MAX_INNER_STEPS)
         _need_count("--layers", self.workload.num_layers, 1, MAX_LAYERS)
@@ -109,9 +390,9 @@ def _utilization(network: Network) -> dict[str, float]:
     work, bits, inner_steps = network.workload, network.bits_per_param, network.inner_steps
     bandwidth = np.array([network.links.bandwidth])
     sendings = {
-        "ddp": use.data_parallel(work, bits),
-        "diloco": use.diloco(work, bits, inner_steps),
-        "streaming": use.streaming(work, bits, inner_steps, overlap_steps=1),
+        "ddp": data_parallel(work, bits),
+        "diloco": diloco(work, bits, inner_steps),
+        "streaming": streaming(work, bits, inner_steps, overlap_steps=1),
     }
-    shares = {name: float(use.compute_utilization(work, sending, bandwidth)[0]) for name, sending in sendings.items()}
-    return {**shares, "gossip": float(use.gossip_utilization(work, bits, inner_steps, bandwidth)[0])}
+    shares = {name: float(compute_utilization(work, sending, bandwidth)[0]) for name, sending in sendings.items()}
+    return {**shares, "gossip": float(gossip_utilization(work, bits, inner_steps, bandwidth)[0])}

@@ -8,7 +8,8 @@ both drop it. Who meets whom, and when: matching.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
 from random import Random
@@ -18,18 +19,15 @@ from torch import Tensor
 from optim.gossip import GASLoC, SlowMo
 from optim.noloco import NoLoCo, PairRule
 from peer.simulator.matching import Matcher, matcher
-from peer.simulator.population import Population
-from peer.simulator.replicas import Layout, SimulatedReplica, coding
+from peer.simulator.population import Layout, Population, SimulatedReplica, coding
 from peer.simulator.scenario import Scenario
-from peer.simulator.timeline import step_ends
 from peer.trainer.meeting import FragmentState, MeetingSide, bounded_weight
 from protocol.errors import BadSettings
 
 
 def train_alone(population: Population) -> Iterator[Fraction]:
     """Let every peer train by itself; yield each time at which inner steps end."""
-    scenario = population.scenario
-    for now, arrived in step_ends(scenario.rates, scenario.num_steps, population.presence):
+    for now, arrived in population.scenario.steps_at_own_rates():
         for peer in arrived:
             population.replicas[peer].inner_step()
         yield now
@@ -39,7 +37,7 @@ def gossip(population: Population, rule: PairRule) -> Iterator[Fraction]:
     """Let peers train and meet by a rule; yield each time at which inner steps end, after its meetings."""
     scenario = population.scenario
     table = Gossip(population, rule, matcher(scenario, len(population.layout.codecs)))
-    for now, arrived in step_ends(scenario.rates, scenario.num_steps, population.presence):
+    for now, arrived in scenario.steps_at_own_rates():
         for peer in arrived:
             table.peers[peer].inner_step(scenario.step_tokens)
         table.boundary(now, arrived)
@@ -131,7 +129,7 @@ class Gossip:
         self._matcher.arrange(now, arrived, self)
         self._settle(now, arrived)
         for peer in arrived:
-            if self._population.presence.is_away(peer, now):
+            if self._population.scenario.is_away(peer, now):
                 self._leave(peer)
 
     # ------------------------------------------------------------------ what the matcher sees and does
@@ -179,7 +177,7 @@ class Gossip:
             meeting.exchange(self._rule, token_weights=self._population.scenario.token_weights)
         meeting.ready = now + self._population.scenario.delay_steps
         codec = self._population.layout.codecs[meeting.fragment]
-        self._population.traffic.sent(2 * (codec.sketch_bytes + codec.payload_bytes))
+        self._population.traffic.sent_bytes += 2 * (codec.sketch_bytes + codec.payload_bytes)
 
     def _decide(self, peer: int, meeting: Pair) -> None:
         """Apply a meeting on this peer's side, or drop one that was refused; its fragment stays due, as with real peers."""
@@ -205,34 +203,36 @@ class Gossip:
             self._population.traffic.dropped += 1
 
 
-# ---------------------------------------------------------------------- the rules
+# ---------------------------------------------------------------------- the rules, with a scenario's constants
 
 
-def noloco_rule(scenario: Scenario) -> PairRule:
-    """Return NoLoCo's rule with the scenario's constants. Raises BadSettings outside the stable range."""
+def noloco_rule(scenario: Scenario, *, average_momentum: bool = False) -> PairRule:
+    """Return NoLoCo's rule. Raises BadSettings outside the stable range."""
     outer = scenario.manifest.outer
-    return _checked(lambda: NoLoCo(outer.alpha, outer.beta, outer.gamma))
+    with _settings():
+        return NoLoCo(outer.alpha, outer.beta, outer.gamma, average_momentum)
 
 
 def averaged_rule(scenario: Scenario) -> PairRule:
     """Return the rule of NoLoCo with averaged momentum. Raises BadSettings outside the stable range."""
-    outer = scenario.manifest.outer
-    return _checked(lambda: NoLoCo(outer.alpha, outer.beta, outer.gamma, average_momentum=True))
+    return noloco_rule(scenario, average_momentum=True)
 
 
 def slowmo_rule(scenario: Scenario) -> PairRule:
-    """Return SlowMo's rule with the scenario's constants: alpha and beta, as the manifest has checked them, whatever gamma is."""
+    """Return SlowMo's rule: alpha and beta, as the manifest has checked them, whatever gamma is."""
     return SlowMo(scenario.manifest.outer.alpha, scenario.manifest.outer.beta)
 
 
 def gasloc_rule(scenario: Scenario) -> PairRule:
-    """Return GASLoC's rule with the scenario's constants. Raises BadSettings for values that cannot train."""
+    """Return GASLoC's rule. Raises BadSettings for values that cannot train."""
     outer = scenario.manifest.outer
-    return _checked(lambda: GASLoC(outer.alpha, outer.beta, outer.gamma))
+    with _settings():
+        return GASLoC(outer.alpha, outer.beta, outer.gamma)
 
 
-def _checked(make: Callable[[], PairRule]) -> PairRule:
+@contextmanager
+def _settings() -> Iterator[None]:
     try:
-        return make()
+        yield
     except ValueError as error:
         raise BadSettings(str(error), hint="change alpha or gamma") from None

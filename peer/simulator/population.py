@@ -1,27 +1,143 @@
-"""Everything that a simulated swarm is made of, put together from a scenario; and the size it will have, before it is built."""
+"""A simulated swarm: its replicas, put together from a scenario; and the size it will have, before it is built.
+
+Each replica's fast weights lie in one flat vector, fragment after fragment, of which its model is a view. So a fragment is a slice, to be
+read and written without gathering, and the mean over replicas is a mean of vectors. An inner step does what a real peer's does
+(peer/trainer/replica.py), but is not its code: gradient and step are two calls here, for data-parallel training averages many peers'
+gradients between them; a gradient goes as soon as it was used, for N replicas need one at a time; and a batch that gives no finite loss,
+which a real peer passes over, ends the simulation. Not here: slow weights and outer steps.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from itertools import accumulate, pairwise
 from typing import Final
 
 import psutil
 import torch
+from torch import Tensor
+from transformers import PreTrainedModel
 
-from peer.model.model import build_model, check_fit, model_config, parameter_shapes
-from peer.simulator.replicas import Inner, Layout, SimulatedReplica, lay_out, replicate
+from optim.fragment_codec import FragmentCodec
+from optim.inner import build_optimizer, learning_rate, set_learning_rate
+from peer.model.model import build_model, check_fit, model_config, next_token_loss, parameter_shapes
+from peer.model.plan import follow_clock, fragment_codecs
 from peer.simulator.scenario import Scenario
-from peer.simulator.texts import Texts
-from peer.simulator.timeline import Presence
+from peer.simulator.texts import Batches, Texts
 from peer.text.tokenizer import Tokenizer
-from protocol.errors import BadSettings
+from protocol.errors import BadSettings, OperatorError
+from protocol.run.manifest import Manifest
 
+COOLER: Final = "lower learning_rate, or the outer step (beta, alpha)"
 VALUE_BYTES: Final = 4
 INNER_VECTORS: Final = 3  # fast weights and the inner optimizer's two moments
 SHARED_VECTORS: Final = 4  # one gradient, and the temporaries of a meeting or a measurement
 ACTIVATION_VALUES: Final = 24  # kept for the backward pass, per token, layer and hidden unit; about
+
+
+class Diverged(OperatorError):
+    """The loss or a gradient is not finite any more."""
+
+
+@contextmanager
+def coding(what: str) -> Iterator[None]:
+    """Turn a codec's refusal of values that are no weights any more into Diverged."""
+    try:
+        yield
+    except ValueError as error:
+        raise Diverged(f"{what} diverged: {error}", hint=COOLER) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the fragments lie in a flat vector of all weights, and how each is coded."""
+
+    codecs: tuple[FragmentCodec, ...]
+    slices: tuple[slice, ...]
+
+    @property
+    def numel(self) -> int:
+        """Return how many values the flat vector has."""
+        return self.slices[-1].stop  # type: ignore[no-any-return] # slice has no element type
+
+    @property
+    def bits_per_value(self) -> float:
+        """Return what one exchange of everything sends one way, per value."""
+        return 8.0 * sum(codec.sketch_bytes + codec.payload_bytes for codec in self.codecs) / self.numel
+
+    def place(self, parameters: Mapping[str, Tensor], flat: Tensor) -> None:
+        """Make the parameters views of the flat vector, with their values kept."""
+        for codec, part in zip(self.codecs, self.slices, strict=True):
+            pieces = codec.fragment.pieces
+            for piece, values in zip(pieces, torch.split(flat[part], [piece.numel for piece in pieces]), strict=True):
+                parameter = parameters[piece.name]
+                parameter.data = values.view(parameter.shape).copy_(parameter.data)
+
+
+def lay_out(manifest: Manifest, shapes: Mapping[str, tuple[int, ...]]) -> Layout:
+    """Cut a model of these parameter shapes into fragments as its manifest says."""
+    codecs = fragment_codecs(manifest, shapes)
+    ends = accumulate((codec.fragment.numel for codec in codecs), initial=0)
+    return Layout(codecs, tuple(slice(start, stop) for start, stop in pairwise(ends)))
+
+
+class SimulatedReplica:
+    """One peer's model in training. `weights` (f32, flat) are its fast weights and the model's own storage.
+
+    `rate` is that at which the schedule of its learning rate runs.
+    """
+
+    def __init__(self, number: int, model: PreTrainedModel, layout: Layout, batches: Batches, scenario: Scenario, rate: Fraction) -> None:
+        self.number = number
+        self.model = model
+        self.own_steps = 0
+        self.clock_steps = 0
+        self.losses: list[float] = []  # of the inner steps since somebody last took them
+        self.parameters: dict[str, Tensor] = dict(model.named_parameters())
+        self.weights = torch.empty(layout.numel, device=model.device)
+        self._batches = batches
+        self._settings = scenario.inner(rate)
+        self._manifest = scenario.manifest
+        layout.place(self.parameters, self.weights)
+        self._optimizer = build_optimizer(scenario.manifest.inner.optimizer, self.parameters.items(), self._settings)
+
+    def inner_step(self) -> None:
+        """Train on this peer's next batch. Raises Diverged."""
+        self.add_gradient(self._batches, self.own_steps)
+        self.apply_gradient()
+
+    def add_gradient(self, batches: Batches, step: int) -> None:
+        """Add the gradient of a batch to the parameters' gradients."""
+        loss = next_token_loss(self.model, batches.batch(step).to(self.weights.device))
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.losses.append(float(loss.detach()))
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Return the parameters' gradients by name: the live ones. Call it after `add_gradient`."""
+        return {name: parameter.grad for name, parameter in self.parameters.items() if parameter.grad is not None}
+
+    def apply_gradient(self) -> None:
+        """Clip the gradient, take the inner optimizer's step, and let go of the gradient. Raises Diverged."""
+        set_learning_rate(self._optimizer, learning_rate(self.clock_steps, self.clock_steps, self._settings))
+        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters.values(), self._manifest.inner.clip_norm))
+        if not norm < float("inf"):
+            raise Diverged(
+                f"peer {self.number} diverged at its inner step {self.own_steps}: loss {self.losses[-1]:.3g}, gradient norm {norm:.3g}",
+                hint=COOLER,
+            )
+        self._optimizer.step()
+        self._optimizer.zero_grad()  # N replicas need one gradient at a time
+        self.own_steps += 1
+        self.clock_steps += 1
+
+    def hear_clock(self, partner_clock_steps: int) -> None:
+        """Follow a partner's schedule clock, never faster than a bounded factor over one's own steps; as a real peer does."""
+        slack_steps, total_steps = self._manifest.outer.inner_steps, self._settings.total_steps
+        self.clock_steps = follow_clock(self.clock_steps, partner_clock_steps, slack_steps, self.own_steps, total_steps)
 
 
 @dataclass(slots=True)
@@ -34,9 +150,37 @@ class Traffic:
     refused: int = 0  # by the merge gate of either side
     sent_bytes: int = 0
 
-    def sent(self, num_bytes: int) -> None:
-        """Count bytes that peers sent."""
-        self.sent_bytes += num_bytes
+
+@dataclass(frozen=True, slots=True)
+class Population:
+    """A simulated swarm. `replicas` are as many as there are different weights: one for a method that keeps all peers equal."""
+
+    scenario: Scenario
+    layout: Layout
+    replicas: tuple[SimulatedReplica, ...]
+    texts: Texts
+    traffic: Traffic = field(default_factory=Traffic)
+
+
+def populate(scenario: Scenario, tokenizer: Tokenizer, texts: Texts, device: torch.device, schedules: Sequence[Fraction]) -> Population:
+    """Build a replica per entry of `schedules`, the rate at which its learning rate's schedule runs; all with the initial weights.
+
+    Raises BadManifest for a model that cannot be.
+    """
+    manifest = scenario.manifest
+    model = build_model(manifest.model, scenario.seed)
+    check_fit(model.config, tokenizer.vocab_size, manifest.inner.sequence_length)
+    layout = lay_out(manifest, {name: tuple(parameter.shape) for name, parameter in model.named_parameters()})
+    first = model.to(device)
+    models = [first, *(copy.deepcopy(first) for _ in schedules[1:])]
+    replicas = tuple(
+        SimulatedReplica(number, one, layout, texts.batches[number], scenario, rate)
+        for number, (one, rate) in enumerate(zip(models, schedules, strict=True))
+    )
+    return Population(scenario, layout, replicas, texts)
+
+
+# ---------------------------------------------------------------------- memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,40 +203,6 @@ class Size:
         """Return how many vectors that is, with those of inner training."""
         own = self.num_replicas * (INNER_VECTORS + self.own_vectors)
         return own + self.num_peers * self.peer_vectors + SHARED_VECTORS + self.common_vectors
-
-
-@dataclass(frozen=True, slots=True)
-class Population:
-    """A simulated swarm. `replicas` are as many as there are different weights: one for a method that keeps all peers equal."""
-
-    scenario: Scenario
-    layout: Layout
-    replicas: tuple[SimulatedReplica, ...]
-    texts: Texts
-    presence: Presence
-    traffic: Traffic = field(default_factory=Traffic)
-
-
-def populate(scenario: Scenario, tokenizer: Tokenizer, texts: Texts, device: torch.device, schedules: Sequence[Fraction]) -> Population:
-    """Build a replica per entry of `schedules`, the rate at which its learning rate's schedule runs; all with the initial weights.
-
-    Raises BadManifest for a model that cannot be.
-    """
-    manifest = scenario.manifest
-    model = build_model(manifest.model, scenario.seed)
-    check_fit(model.config, tokenizer.vocab_size, manifest.inner.sequence_length)
-    layout = lay_out(manifest, {name: tuple(parameter.shape) for name, parameter in model.named_parameters()})
-    models = replicate(model.to(device), len(schedules))
-    replicas = tuple(
-        SimulatedReplica(number, one, layout, texts.batches[number], _inner(scenario, rate))
-        for number, (one, rate) in enumerate(zip(models, schedules, strict=True))
-    )
-    return Population(scenario, layout, replicas, texts, Presence(scenario.seed, scenario.drop_out, manifest.outer.inner_steps))
-
-
-def _inner(scenario: Scenario, rate: Fraction) -> Inner:
-    inner = scenario.manifest.inner
-    return Inner(scenario.inner(rate), inner.optimizer, inner.clip_norm, scenario.manifest.outer.inner_steps)
 
 
 def need_memory(scenario: Scenario, device: torch.device, size: Size) -> None:

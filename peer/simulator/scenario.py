@@ -1,13 +1,21 @@
-"""What a simulation is told: the manifest that real peers would get, and what a network would add to it."""
+"""What is simulated: the manifest that real peers would get, what a network would add to it, and when each peer steps.
+
+Virtual time is exact and rational, so that peers of equal speed arrive together. One unit is one inner step at mean speed, so a swarm
+trains on about equally many tokens whatever its speeds are. Who is away when follows from the seed, the peer and the period.
+"""
 
 from __future__ import annotations
 
+import heapq
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from random import Random
 from typing import Final
 
 from optim.inner import InnerSettings
+from optim.names import nearest
 from peer.model.plan import inner_settings
 from protocol.errors import BadSettings
 from protocol.run.manifest import Manifest
@@ -21,7 +29,6 @@ SCHEDULED: Final = "scheduled"
 class Scenario:
     """One simulation. `manifest.run.total_steps` is the mean number of inner steps per peer.
 
-    One unit of virtual time is one inner step at mean speed, so a swarm trains on about equally many tokens whatever its speeds are.
     Raises BadSettings for values that make no sense together.
     """
 
@@ -31,7 +38,7 @@ class Scenario:
     delay_steps: Fraction = Fraction(0)  # how long an exchange takes, in units of virtual time
     matching: str = ON_DEMAND
     token_weights: bool = True
-    drop_out: float = 0.0  # chance that a peer is away for a period of inner_steps
+    drop_out: float = 0.0  # chance that a peer is away for a period of inner_steps; nobody is in the first
     skew: float = 0.0  # share of each batch that comes from the peer's own part of the text
     keep_local: float = 0.5  # streaming: share of the local weights that a merge keeps
     clip: float = math.inf  # group methods: bound of the momentum, in root mean squares of the mean pseudo-gradient (CO2)
@@ -57,6 +64,11 @@ class Scenario:
         return tuple(self.num_peers * speed / sum(given) for speed in given)
 
     @property
+    def slowest_step(self) -> Fraction:
+        """Return how long a step lasts when all wait for the slowest peer, in units of virtual time."""
+        return 1 / min(self.rates)
+
+    @property
     def seed(self) -> int:
         """Return what everything random follows from."""
         return self.manifest.run.seed
@@ -67,6 +79,11 @@ class Scenario:
         return self.manifest.run.total_steps
 
     @property
+    def period(self) -> int:
+        """Return the inner steps between two exchanges of a fragment; also how many units of virtual time an absence lasts."""
+        return self.manifest.outer.inner_steps
+
+    @property
     def step_tokens(self) -> int:
         """Return the tokens that one inner step of one peer predicts."""
         return self.manifest.inner.batch_size * self.manifest.inner.sequence_length
@@ -74,6 +91,48 @@ class Scenario:
     def inner(self, rate: Fraction) -> InnerSettings:
         """Return the inner settings of a peer whose schedule lasts as long as the run does at this rate."""
         return replace(inner_settings(self.manifest), total_steps=math.ceil(self.num_steps * rate))
+
+    # ------------------------------------------------------------------ who steps when
+
+    def is_away(self, peer: int, now: Fraction | int) -> bool:
+        """Say whether the peer is away at this time."""
+        number = math.floor(now / self.period)
+        return number > 0 and self.drop_out > 0.0 and Random(f"{self.seed}/away/{peer}/{number}").random() < self.drop_out
+
+    def steps_at_own_rates(self) -> Iterator[tuple[Fraction, list[int]]]:
+        """Yield each time at which inner steps end, and the peers whose steps these are, in order.
+
+        A step that is under way when its peer's absence begins is finished first.
+        """
+        rates = self.rates
+        queue = [(1 / rate, peer) for peer, rate in enumerate(rates)]
+        heapq.heapify(queue)
+        while queue and queue[0][0] <= self.num_steps:
+            now = queue[0][0]
+            peers = []
+            while queue and queue[0][0] == now:
+                peers.append(heapq.heappop(queue)[1])
+            yield now, peers
+            for peer in peers:
+                heapq.heappush(queue, (self._back_at(peer, now) + 1 / rates[peer], peer))
+
+    def steps_together(self) -> Iterator[tuple[int, list[int]]]:
+        """Yield each step's number, from 1 on, and the peers that take it: those that are there when it begins, in steps of the group."""
+        for step in range(1, self.num_steps + 1):
+            yield step, [peer for peer in range(self.num_peers) if not self.is_away(peer, step - 1)]
+
+    def _back_at(self, peer: int, now: Fraction) -> Fraction:
+        while self.is_away(peer, now):
+            now = Fraction((math.floor(now / self.period) + 1) * self.period)
+        return now
+
+
+def known(name: str, names: Iterable[str], kind: str) -> str:
+    """Return the name that somebody typed. Raises BadSettings, with the nearest names, when it is not one of them."""
+    table = list(names)
+    if name in table:
+        return name
+    raise BadSettings(f"there is no {kind} named {name!r}", hint=f"did you mean {nearest(name, table)}?")
 
 
 def _need(holds: bool, sentence: str) -> None:

@@ -1,34 +1,35 @@
-"""Run a simulation: build the swarm, train it in virtual time, measure it."""
+"""Run simulations: build the swarm, train it in virtual time, measure it; once, or for each combination of some settings' values."""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Final
 
 import torch
+from torch import Tensor
 
-from peer.model.evaluation import NUM_BATCHES
+from peer.model.evaluation import NUM_BATCHES, held_out_loss
 from peer.model.model import choose_device
-from peer.simulator import measure
-from peer.simulator.history import Point, Result
-from peer.simulator.lockstep import steps_together
+from peer.simulator.choices import SimulationRequest
 from peer.simulator.methods import Method, method
-from peer.simulator.population import Population, need_memory, populate
-from peer.simulator.replicas import SimulatedReplica
+from peer.simulator.population import Diverged, Population, SimulatedReplica, need_memory, populate
+from peer.simulator.results import Point, Result, Row
 from peer.simulator.scenario import Scenario
 from peer.simulator.texts import load_texts
-from peer.simulator.timeline import step_ends
+from peer.text.corpus import Corpus
 from peer.text.tokenizer import load_tokenizer
 
 NUM_POINTS: Final = 24  # of a curve
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class Headway:
     """How far a simulation has come."""
 
     num_tokens: int
@@ -36,11 +37,8 @@ class Progress:
     train_loss: float  # nats per token, mean over the newest inner steps
 
 
-Watch = Callable[[Progress], None]
-
-
 @dataclass(frozen=True, slots=True)
-class Place:
+class Venue:
     """Where a simulation runs, and how closely it is measured."""
 
     cache: Path  # where tokens of the operator's text may be kept
@@ -50,7 +48,26 @@ class Place:
     num_curve_batches: int = 0  # held-out batches at each point of the curve; 0: no held-out loss there
 
 
-def simulate(scenario: Scenario, place: Place, watch: Watch) -> Result:
+def run(request: SimulationRequest, venue: Venue, follow: Callable[[str, Headway], None]) -> list[Row]:
+    """Run what was asked for; `follow` hears how each simulation gets on. Raises as `simulate`, but in a sweep what diverges is a row."""
+    points = request.scenarios()
+    rows = []
+    for number, (point, made) in enumerate(points, 1):
+        name = f"{number}/{len(points)} {Row(point, None).name}" if point else made.manifest.outer.method
+
+        def watch(headway: Headway, name: str = name) -> None:
+            follow(name, headway)
+
+        try:
+            rows.append(Row(point, simulate(made, venue, watch)))
+        except Diverged as error:
+            if not point:
+                raise
+            rows.append(Row(point, None, str(error)))
+    return rows
+
+
+def simulate(scenario: Scenario, venue: Venue, watch: Callable[[Headway], None]) -> Result:
     """Train the scenario's swarm and measure it.
 
     Everything random follows from the run's seed; the figures follow from it, the text (the default one is this Python's own sources),
@@ -59,15 +76,15 @@ def simulate(scenario: Scenario, place: Place, watch: Watch) -> Result:
     """
     started_s = time.monotonic()
     chosen = method(scenario.manifest.outer.method)
-    device, _ = choose_device(place.device)
+    device, _ = choose_device(venue.device)
     need_memory(scenario, device, chosen.size(scenario))
     tokenizer = load_tokenizer(scenario.manifest.tokenizer.name)
-    texts = load_texts(scenario, tokenizer, place.data, place.cache)
+    texts = load_texts(scenario, tokenizer, venue.data, venue.cache)
     try:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(scenario.seed)
             population = populate(scenario, tokenizer, texts, device, chosen.schedules(scenario))
-            recorder = Recorder(population, place, watch, _total_steps(chosen, population))
+            recorder = Recorder(population, venue, watch, total_steps(chosen, scenario))
             train = chosen.train(scenario, len(population.layout.codecs))
             trained_s = time.monotonic()
             for now in train(population):
@@ -78,23 +95,19 @@ def simulate(scenario: Scenario, place: Place, watch: Watch) -> Result:
         texts.close()
 
 
-def _total_steps(chosen: Method, population: Population) -> int:
+def total_steps(chosen: Method, scenario: Scenario) -> int:
     """Return how many inner steps all peers will take together; who is away when is known beforehand."""
-    scenario, presence = population.scenario, population.presence
-    if not scenario.drop_out:
-        return chosen.num_steps(scenario)
-    if chosen.at_own_rate:
-        return sum(len(peers) for _, peers in step_ends(scenario.rates, scenario.num_steps, presence))
-    return sum(len(present) for _, present in steps_together(population))
+    steps = scenario.steps_at_own_rates() if chosen.at_own_rate else scenario.steps_together()
+    return sum(len(peers) for _, peers in steps)
 
 
 class Recorder:
     """Follows a population in training and measures it now and then. `measured_s` is how long the measurements took so far."""
 
-    def __init__(self, population: Population, place: Place, watch: Watch, total_steps: int) -> None:
+    def __init__(self, population: Population, venue: Venue, watch: Callable[[Headway], None], total_steps: int) -> None:
         self._population = population
         self.measured_s = 0.0
-        self._place = place
+        self._venue = venue
         self._watch = watch
         self._num_steps = 0  # inner steps, over all peers
         self._total_steps = total_steps
@@ -109,7 +122,7 @@ class Recorder:
         self._num_steps += len(newest)
         self._losses += newest
         if newest:
-            self._watch(Progress(self._tokens, self._total_steps * self._population.scenario.step_tokens, _mean(newest)))
+            self._watch(Headway(self._tokens, self._total_steps * self._population.scenario.step_tokens, _mean(newest)))
         if self._num_steps * NUM_POINTS >= self._total_steps * (len(self._curve) + 1) and self._losses:
             self._curve.append(self._point())
 
@@ -123,19 +136,19 @@ class Recorder:
 
     def _point(self) -> Point:
         started_s = time.monotonic()
-        replicas, num_batches = self._population.replicas, self._place.num_curve_batches
-        losses = measure.losses(replicas, self._population.texts.held_out, num_batches) if num_batches else []
+        replicas, num_batches = self._population.replicas, self._venue.num_curve_batches
+        losses = held_out_losses(replicas, self._population.texts.held_out, num_batches) if num_batches else []
         train_loss, self._losses = _mean(self._losses), []
-        spread = measure.weight_std(replicas)
+        spread = weight_std(replicas)
         self.measured_s += time.monotonic() - started_s
         return Point(float(self._now), self._tokens, self._sent_bytes, train_loss, spread, _mean(losses) if losses else None)
 
     def result(self, started_s: float, train_seconds: float) -> Result:
         """Measure the trained replicas."""
         population, scenario, traffic = self._population, self._population.scenario, self._population.traffic
-        held_out, num_batches = population.texts.held_out, self._place.num_eval_batches
-        losses = measure.losses(population.replicas, held_out, num_batches)
-        averaged = measure.averaged_loss(population.replicas, held_out, num_batches) if len(losses) > 1 else losses[0]
+        held_out, num_batches = population.texts.held_out, self._venue.num_eval_batches
+        losses = held_out_losses(population.replicas, held_out, num_batches)
+        averaged = averaged_loss(population.replicas, held_out, num_batches) if len(losses) > 1 else losses[0]
         return Result(
             method=scenario.manifest.outer.method,
             codec=scenario.manifest.codec.name,
@@ -144,13 +157,13 @@ class Recorder:
             tokens=self._tokens,
             eval_loss=tuple(losses * scenario.num_peers)[: scenario.num_peers],
             eval_loss_averaged=averaged,
-            weight_std=measure.weight_std(population.replicas),
+            weight_std=weight_std(population.replicas),
             meetings=traffic.completed,
             bits_per_param=population.layout.bits_per_value if traffic.sent_bytes else 0.0,
             wall_seconds=time.monotonic() - started_s,
-            solo=traffic.solo,
-            dropped=traffic.dropped,
             refused=traffic.refused,
+            dropped=traffic.dropped,
+            solo=traffic.solo,
             sent_bytes=self._sent_bytes,
             bits_per_step=8.0 * self._sent_bytes / (population.layout.numel * scenario.num_steps),
             virtual_steps=float(self._now),
@@ -166,3 +179,44 @@ def _taken(replica: SimulatedReplica) -> list[float]:
 
 def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
+
+
+# ---------------------------------------------------------------------- what is measured of replicas
+
+
+def mean_weights(replicas: Sequence[SimulatedReplica]) -> Tensor:
+    """Return the mean of the replicas' fast weights: a new flat vector, exactly theirs when all are equal."""
+    first = replicas[0].weights
+    away = torch.zeros_like(first)
+    for replica in replicas[1:]:
+        away.add_(replica.weights - first)
+    return away.div_(len(replicas)).add_(first)
+
+
+def weight_std(replicas: Sequence[SimulatedReplica]) -> float:
+    """Return the root mean square distance of the replicas' fast weights from their mean (NoLoCo, Figure 3B, not normalized)."""
+    mean = mean_weights(replicas)
+    squares = [float((replica.weights - mean).square_().mean()) for replica in replicas]
+    return math.sqrt(math.fsum(squares) / len(squares))
+
+
+def held_out_losses(replicas: Sequence[SimulatedReplica], held_out: Corpus, num_batches: int) -> list[float]:
+    """Return each replica's held-out loss, nats per token."""
+    return [held_out_loss(replica.model, held_out, num_batches) for replica in replicas]
+
+
+def averaged_loss(replicas: Sequence[SimulatedReplica], held_out: Corpus, num_batches: int) -> float:
+    """Return the held-out loss of the replicas' mean weights, nats per token."""
+    with _holding(replicas[0], mean_weights(replicas)):
+        return held_out_loss(replicas[0].model, held_out, num_batches)
+
+
+@contextmanager
+def _holding(replica: SimulatedReplica, weights: Tensor) -> Iterator[None]:
+    """Put other weights into a replica for a while."""
+    own = replica.weights.clone()
+    replica.weights.copy_(weights)
+    try:
+        yield
+    finally:
+        replica.weights.copy_(own)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from peer.simulator.choices import axis, grid, scenario, setting, value
+from peer.simulator.choices import SimulationRequest, axis, scenario, setting, value
 from peer.simulator.methods import METHODS
 from protocol.errors import BadManifest, BadSettings
 from protocol.run.manifest import Manifest
@@ -96,7 +96,7 @@ def test_gamma_bounds_no_momentum_in_a_method_without_it() -> None:
 
 
 def test_a_grid_has_every_combination() -> None:
-    points = grid(BASE, {"peers": 2}, [axis("learning_rate=1e-3,2e-3"), axis("inner_steps=5,25,50")])
+    points = SimulationRequest(BASE, {"peers": 2}, axes=["learning_rate=1e-3,2e-3", "inner_steps=5,25,50"]).scenarios()
     assert [point for point, _ in points][:2] == [{"learning_rate": 1e-3, "inner_steps": 5}, {"learning_rate": 1e-3, "inner_steps": 25}]
     assert len(points) == 6
     assert all(made.manifest.outer.inner_steps == point["inner_steps"] and made.num_peers == 2 for point, made in points)

@@ -12,10 +12,10 @@ from torch import Tensor
 from optim.codecs import CODECS
 from optim.codecs.interface import Packing
 from optim.codecs.packings import Feedback
-from peer.simulator import channel
-from peer.simulator.measure import losses
+from peer.simulator import groups
 from peer.simulator.methods import METHODS, method
 from peer.simulator.population import Population
+from peer.simulator.training import held_out_losses, total_steps
 from protocol.errors import BadSettings
 from tests.peer.simulator.swarms import small_population, small_scenario, trained, training, weights
 
@@ -63,7 +63,7 @@ def untrained(**choices: Any) -> Population:
 
 
 def held_out(population: Population) -> list[float]:
-    return losses(population.replicas, population.texts.held_out, 4)
+    return held_out_losses(population.replicas, population.texts.held_out, 4)
 
 
 @pytest.mark.parametrize("feedback", [None, 0.0, 0.9])
@@ -78,7 +78,7 @@ def test_error_feedback_is_in_the_size(monkeypatch: pytest.MonkeyPatch, name: st
             super().__init__(packing, decay, num_values, device)
             kept.append(num_values)
 
-    monkeypatch.setattr(channel, "Feedback", Counted)
+    monkeypatch.setattr(groups, "Feedback", Counted)
     made = replace(small_scenario(method=name, codec=codec, peers=3, steps=1), feedback=feedback)
     population = small_population(made)
     next(training(population))
@@ -104,8 +104,8 @@ def test_schedules_are_as_long_as_the_training() -> None:
 
 def test_a_training_has_as_many_steps_as_it_says() -> None:
     made = small_scenario(peers=2, steps=6, speeds=(Fraction(4), Fraction(1)))
-    assert method("noloco").num_steps(made) == 9 + 2
-    assert method("diloco").num_steps(made) == 12
+    assert total_steps(method("noloco"), made) == 9 + 2
+    assert total_steps(method("diloco"), made) == 12
 
 
 def test_an_unknown_method_is_answered_with_the_nearest() -> None:

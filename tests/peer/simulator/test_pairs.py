@@ -275,7 +275,7 @@ def test_a_slow_partner_answers_at_its_own_step_boundary() -> None:
 def away_from(population: Population, peer: int) -> Fraction:
     """A time when this peer is away and peer 0 is not."""
     times = (Fraction(n) for n in range(4, 4000, 4))
-    return next(now for now in times if population.presence.is_away(peer, now) and not population.presence.is_away(0, now))
+    return next(now for now in times if population.scenario.is_away(peer, now) and not population.scenario.is_away(0, now))
 
 
 def test_a_meeting_counts_for_neither_when_a_peer_leaves_before_it_is_decided() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -7,31 +8,37 @@ from typing import Any
 import pytest
 import torch
 
-from peer.simulator import measure, training
-from peer.simulator.choices import scenario
-from peer.simulator.history import Result
-from peer.simulator.training import NUM_POINTS, Place, Progress, simulate
+from peer.model.evaluation import held_out_loss
+from peer.simulator import training
+from peer.simulator.choices import SimulationRequest, scenario
+from peer.simulator.population import Diverged
+from peer.simulator.results import Result
+from peer.simulator.scenario import Scenario
+from peer.simulator.training import NUM_POINTS, Headway, Venue, averaged_loss, held_out_losses, mean_weights, simulate, weight_std
 from protocol.errors import BadSettings
+from protocol.run.manifest import Manifest
+from tests.peer.simulator.results import result as made_up
+from tests.peer.simulator.swarms import small_population, small_scenario
 from tests.peer.small import small_manifest
 
 TEXT = "".join(f"line {n} of a text that repeats itself, more or less; " for n in range(3000))
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def venue(tmp_path: Path) -> Venue:
     (tmp_path / "text.txt").write_text(TEXT)
-    return Place(tmp_path / "cache", tmp_path / "text.txt", "cpu", num_eval_batches=2, num_curve_batches=1)
+    return Venue(tmp_path / "cache", tmp_path / "text.txt", "cpu", num_eval_batches=2, num_curve_batches=1)
 
 
-def run(place: Place, seen: list[Progress] | None = None, **choices: Any) -> Result:
+def run(venue: Venue, seen: list[Headway] | None = None, **choices: Any) -> Result:
     manifest = small_manifest(data={"source": "text"})
     made = scenario(manifest, {"peers": 3, "steps": 30, "inner_steps": 5, "codec": "modulo4", **choices})
-    return simulate(made, place, (seen if seen is not None else []).append)
+    return simulate(made, venue, (seen if seen is not None else []).append)
 
 
-def test_a_simulation_tells_what_it_did(place: Place) -> None:
-    seen: list[Progress] = []
-    result = run(place, seen)
+def test_a_simulation_tells_what_it_did(venue: Venue) -> None:
+    seen: list[Headway] = []
+    result = run(venue, seen)
     assert (result.method, result.codec, result.peers, result.steps) == ("noloco", "modulo4", 3, 30)
     assert result.tokens == 3 * 30 * 32 == seen[-1].num_tokens == seen[-1].total_tokens
     assert len(result.eval_loss) == 3
@@ -43,8 +50,8 @@ def test_a_simulation_tells_what_it_did(place: Place) -> None:
     assert 0.0 < result.train_seconds <= result.wall_seconds
 
 
-def test_the_curve_goes_from_start_to_end(place: Place) -> None:
-    curve = run(place).curve
+def test_the_curve_goes_from_start_to_end(venue: Venue) -> None:
+    curve = run(venue).curve
     assert len(curve) == NUM_POINTS
     assert curve[-1].tokens == 3 * 30 * 32
     assert [point.tokens for point in curve] == sorted({point.tokens for point in curve})
@@ -55,9 +62,9 @@ def test_the_curve_goes_from_start_to_end(place: Place) -> None:
 
 
 @pytest.mark.parametrize("method", ["noloco", "local", "diloco", "ddp"])
-def test_with_drop_outs_the_curve_and_the_meter_end_where_the_training_does(place: Place, method: str) -> None:
-    seen: list[Progress] = []
-    result = run(place, seen, method=method, codec="fp32", drop_out=0.4, speeds=(Fraction(2), Fraction(1)))
+def test_with_drop_outs_the_curve_and_the_meter_end_where_the_training_does(venue: Venue, method: str) -> None:
+    seen: list[Headway] = []
+    result = run(venue, seen, method=method, codec="fp32", drop_out=0.4, speeds=(Fraction(2), Fraction(1)))
     assert result.tokens < 3 * 30 * 32 * 0.95
     assert seen[-1].num_tokens == seen[-1].total_tokens == result.tokens
     assert NUM_POINTS / 2 < len(result.curve) <= NUM_POINTS
@@ -65,7 +72,7 @@ def test_with_drop_outs_the_curve_and_the_meter_end_where_the_training_does(plac
     assert result.curve[-1].sent_bytes == result.sent_bytes
 
 
-def test_measurements_are_no_training_time(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measurements_are_no_training_time(venue: Venue, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
 
     def measured(*_: object) -> list[float]:
@@ -73,9 +80,9 @@ def test_measurements_are_no_training_time(place: Place, monkeypatch: pytest.Mon
         return [1.0]
 
     monkeypatch.setattr(training, "time", clock)
-    monkeypatch.setattr(measure, "losses", measured)
-    monkeypatch.setattr(measure, "weight_std", lambda _: measured()[0])
-    result = run(place)
+    monkeypatch.setattr(training, "held_out_losses", measured)
+    monkeypatch.setattr(training, "weight_std", lambda _: measured()[0])
+    result = run(venue)
     assert result.wall_seconds > NUM_POINTS * 2000.0
     assert 0.0 < result.train_seconds < 1000.0
 
@@ -91,31 +98,120 @@ class Clock:
         return self.now_s
 
 
-def test_equal_seeds_give_equal_results(place: Place) -> None:
+def test_equal_seeds_give_equal_results(venue: Venue) -> None:
     torch.manual_seed(5)
-    first = run(place, drop_out=0.2)
+    first = run(venue, drop_out=0.2)
     drawn = torch.rand(1)
-    second = run(place, drop_out=0.2)
+    second = run(venue, drop_out=0.2)
     assert (first.eval_loss, first.weight_std, first.meetings) == (second.eval_loss, second.weight_std, second.meetings)
     torch.manual_seed(5)
     assert torch.equal(torch.rand(1), drawn)  # the generator is left as it was
-    assert run(place, drop_out=0.2, seed=1).eval_loss != first.eval_loss
+    assert run(venue, drop_out=0.2, seed=1).eval_loss != first.eval_loss
 
 
-def test_one_set_of_weights_stands_for_all_peers(place: Place) -> None:
-    result = run(place, method="ddp", codec="fp32")
+def test_one_set_of_weights_stands_for_all_peers(venue: Venue) -> None:
+    result = run(venue, method="ddp", codec="fp32")
     assert result.eval_loss == (result.eval_loss_averaged,) * 3
     assert result.weight_std == 0.0
     assert result.bits_per_param == 32.0
     assert result.meetings == 30
 
 
-def test_lone_peers_send_nothing(place: Place) -> None:
-    result = run(place, method="local")
+def test_lone_peers_send_nothing(venue: Venue) -> None:
+    result = run(venue, method="local")
     assert (result.meetings, result.bits_per_param, result.sent_bytes) == (0, 0.0, 0.0)
 
 
-def test_a_text_that_is_too_small_is_refused(place: Place, tmp_path: Path) -> None:
+def test_a_text_that_is_too_small_is_refused(venue: Venue, tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("short")
     with pytest.raises(BadSettings, match="need 51"):
-        run(Place(tmp_path / "cache", tmp_path / "short.txt", "cpu"))
+        run(Venue(tmp_path / "cache", tmp_path / "short.txt", "cpu"))
+
+
+# ---------------------------------------------------------------------- what is measured
+
+
+def test_the_mean_and_the_distance_from_it() -> None:
+    replicas = small_population(small_scenario(peers=2)).replicas
+    replicas[0].weights.fill_(1.0)
+    replicas[1].weights.fill_(3.0)
+    assert torch.equal(mean_weights(replicas), torch.full_like(replicas[0].weights, 2.0))
+    assert weight_std(replicas) == pytest.approx(1.0)
+    assert weight_std(replicas[:1]) == 0.0
+
+
+def test_equal_replicas_are_their_mean_exactly() -> None:
+    replicas = small_population(small_scenario(peers=3)).replicas
+    assert weight_std(replicas) == 0.0
+    assert torch.equal(mean_weights(replicas), replicas[1].weights)
+
+
+def test_the_average_is_measured_without_touching_a_replica() -> None:
+    population = small_population(small_scenario(peers=2))
+    one, two = population.replicas
+    one.inner_step()
+    two.inner_step()
+    held_out, before = population.texts.held_out, one.weights.clone()
+    mean = mean_weights(population.replicas)
+    averaged = averaged_loss(population.replicas, held_out, 2)
+    assert torch.equal(one.weights, before)
+    one.weights.copy_(mean)
+    assert averaged == held_out_loss(one.model, held_out, 2)
+
+
+def test_each_replica_is_measured() -> None:
+    population = small_population(small_scenario(peers=2))
+    population.replicas[1].inner_step()
+    one, two = held_out_losses(population.replicas, population.texts.held_out, 2)
+    assert one != two
+
+
+# ---------------------------------------------------------------------- sweeps
+
+
+VENUE = Venue(Path("cache"))
+
+
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch) -> list[Scenario]:
+    """What was simulated; a learning rate above 1 diverges."""
+    seen: list[Scenario] = []
+
+    def simulate(scenario: Scenario, venue: Venue, watch: Callable[[Headway], None]) -> Result:
+        seen.append(scenario)
+        watch(Headway(1, 2, 3.0))
+        if scenario.manifest.inner.learning_rate > 1:
+            raise Diverged("peer 0 diverged", hint="cooler")
+        return made_up(method=scenario.manifest.outer.method)
+
+    monkeypatch.setattr(training, "simulate", simulate)
+    return seen
+
+
+def test_one_simulation_is_a_row_without_a_point(simulated: list[Scenario]) -> None:
+    rows = training.run(SimulationRequest(Manifest(), {"method": "local"}, ["skew=0.5"]), VENUE, lambda name, headway: None)
+    assert [(row.point, row.name) for row in rows] == [({}, "local")]
+    assert simulated[0].skew == 0.5
+
+
+def test_a_sweep_runs_every_point_and_says_which(simulated: list[Scenario]) -> None:
+    names: list[str] = []
+    request = SimulationRequest(Manifest(), {"peers": 2}, axes=["learning_rate=1e-3,9", "inner_steps=5,25"])
+    rows = training.run(request, VENUE, lambda name, headway: names.append(name))
+    assert [row.point for row in rows] == [
+        {"learning_rate": rate, "inner_steps": inner_steps} for rate in (1e-3, 9) for inner_steps in (5, 25)
+    ]
+    assert names[0] == "1/4 learning_rate 0.001, inner_steps 5"
+    assert [bool(row.result) for row in rows] == [True, True, False, False]
+    assert rows[2].failure == "peer 0 diverged"
+
+
+def test_nothing_runs_when_one_point_cannot_be(simulated: list[Scenario]) -> None:
+    with pytest.raises(BadSettings):
+        training.run(SimulationRequest(Manifest(), {}, axes=["codec=fp32,modul4"]), VENUE, lambda name, headway: None)
+    assert simulated == []
+
+
+def test_a_single_simulation_that_diverges_is_an_error(simulated: list[Scenario]) -> None:
+    with pytest.raises(Diverged):
+        training.run(SimulationRequest(Manifest(), {"learning_rate": 2.0}), VENUE, lambda name, headway: None)

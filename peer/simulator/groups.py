@@ -1,0 +1,290 @@
+"""Methods of groups: all peers that are there take the same step at the same time, wait for the slowest, and send to everybody.
+
+`ddp` averages gradients at every step, so that one set of weights stands for all peers. DiLoCo sends pseudo-gradients of all fragments
+together every inner_steps and waits; Streaming DiLoCo sends them in turn and takes the mean some steps later, while training goes on; with
+eager updates (arXiv 2502.12996) a mean may take a whole round to arrive, and one's own part of it counts at once. A peer that comes back
+starts from the group's weights. What is counted as sent is one copy per exchange: the least that a group can send, whichever way it passes
+messages on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from optim.codecs import PACKINGS
+from optim.codecs.packings import Feedback
+from optim.diloco import DiLoCoSettings, StreamingSchedule, contributor_mean, eager_gradient, mean_gradient, mix, outer_step
+from optim.fragment_codec import FragmentCodec
+from optim.fragments import gather, scatter
+from peer.simulator.population import Population, SimulatedReplica, coding
+
+# What the codecs' sources use: 2503.09799 none from 4 bits up, 1-bit Adam 1, SparseLoCo 0.95.
+FEEDBACK_DECAY: Final = {"q2": 1.0, "sign1": 1.0, "topk": 0.95, "topk12": 0.95}
+SMALL: Final = PACKINGS["fp32"]  # of small tensors, as in FragmentCodec
+Mean = Callable[[Sequence[Tensor], Sequence[float]], Tensor]  # of decoded pseudo-gradients, by weights
+
+
+# ---------------------------------------------------------------------- how a tensor reaches a whole group
+
+
+def feedback_decay(codec: str, decay: float | None) -> float:
+    """Return the decay of a codec's error feedback, `decay` or what the codec needs (None); 0: none is kept."""
+    chosen = FEEDBACK_DECAY.get(codec, 0.0) if decay is None else decay
+    return chosen if codec in PACKINGS else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """What crosses the wire, both uint8; the sketch is empty but for a modulo codec."""
+
+    sketch: Tensor
+    payload: Tensor
+
+
+class Channel:
+    """One peer's way to the group for one fragment: a tensor is coded once and decoded alike by everybody, the sender included.
+
+    A packing goes as it is, with error feedback (whose residual this owns) where its few bits need it. A modulo codec is read against a
+    message of zeros: its window then spans the values themselves, and blocks that do not decode count as zero.
+    """
+
+    def __init__(self, codec: FragmentCodec, decay: float | None, device: torch.device) -> None:
+        self._codec = codec
+        self._num_coded = codec.fragment.num_coded
+        self._packing = PACKINGS.get(codec.codec.name)
+        chosen = feedback_decay(codec.codec.name, decay)
+        self._feedback = Feedback(self._packing, chosen, self._num_coded, device) if self._packing and chosen else None
+
+    @property
+    def num_bytes(self) -> int:
+        """Return what one message sends."""
+        return self._codec.sketch_bytes + self._codec.payload_bytes
+
+    def send(self, values: Tensor, seed: int) -> Tensor:
+        """Return what everybody decodes of f32[numel] values, as a new tensor. Raises Diverged for values that cannot be sent."""
+        with coding("a group of peers"):
+            return self.decode(self.encode(values, seed), seed)
+
+    def encode(self, values: Tensor, seed: int) -> Coded:
+        """Return what is sent, and keep what it loses where there is error feedback. Raises ValueError for values that cannot be sent."""
+        sketch = self._codec.sketch(values, seed)
+        if self._feedback is not None:
+            coded, _ = self._feedback.pack(values[: self._num_coded])
+            return Coded(sketch, torch.cat((coded, SMALL.pack(values[self._num_coded :]))))
+        nothing = sketch if self._packing else self._codec.sketch(torch.zeros_like(values), seed)
+        return Coded(sketch, self._codec.encode(values, seed, sketch, nothing).payload)
+
+    def decode(self, sent: Coded, seed: int) -> Tensor:
+        """Return f32[numel]: any peer's channel for this fragment gives the same, whatever it has sent itself."""
+        numel = self._codec.fragment.numel
+        if self._packing:
+            coded, small = sent.payload.split_with_sizes(
+                [self._packing.payload_bytes(self._num_coded), SMALL.payload_bytes(numel - self._num_coded)]
+            )
+            return torch.cat((self._packing.unpack(coded, self._num_coded), SMALL.unpack(small, numel - self._num_coded)))
+        zeros = torch.zeros(numel, device=sent.payload.device)
+        own = self._codec.encode(zeros, seed, self._codec.sketch(zeros, seed), sent.sketch)
+        return self._codec.gap(own, sent.payload).values
+
+
+class Broadcast:
+    """Every peer's channels, fragment by fragment; counts what is sent."""
+
+    def __init__(self, population: Population) -> None:
+        feedback, device = population.scenario.feedback, population.replicas[0].weights.device
+        self._traffic = population.traffic
+        self._channels = [
+            [Channel(codec, feedback, device) for codec in population.layout.codecs] for _ in range(population.scenario.num_peers)
+        ]
+
+    def send(self, step: int, peer: int, fragment: int, values: Tensor) -> Tensor:
+        """Send a peer's values of a fragment at a step; return what everybody decodes. Raises Diverged."""
+        channel = self._channels[peer][fragment]
+        self._traffic.sent_bytes += channel.num_bytes
+        return channel.send(values, step * len(self._channels) + peer)
+
+
+# ---------------------------------------------------------------------- gradients
+
+
+def data_parallel(population: Population) -> Iterator[Fraction]:
+    """Train one set of weights on the mean gradient of all peers, for which each step waits; yield the time after each step."""
+    gradients, scenario = MeanGradient(population), population.scenario
+    for step, present in scenario.steps_together():
+        if present:
+            gradients.step(present)
+        yield step * scenario.slowest_step + population.traffic.completed * scenario.delay_steps
+
+
+class MeanGradient:
+    """Data-parallel training: every peer's gradient is coded, sent and averaged before the one optimizer steps."""
+
+    def __init__(self, population: Population) -> None:
+        self._population = population
+        self._replica = population.replicas[0]
+        self._own_steps = [0] * population.scenario.num_peers
+        self._broadcast = Broadcast(population)
+        self._mean = torch.empty_like(self._replica.weights)
+
+    def step(self, present: list[int]) -> None:
+        """Take one step with the peers that are there."""
+        self._mean.zero_()
+        for peer in present:
+            self._replica.add_gradient(self._population.texts.batches[peer], self._own_steps[peer])
+            self._own_steps[peer] += 1
+            self._send(peer, 1.0 / len(present))
+        layout, gradients = self._population.layout, self._replica.gradients()
+        for codec, part in zip(layout.codecs, layout.slices, strict=True):
+            scatter(codec.fragment, self._mean[part], gradients)
+        self._replica.apply_gradient()
+        self._population.traffic.completed += 1
+
+    def _send(self, peer: int, weight: float) -> None:
+        """Add a peer's gradient, as the others decode it, to the mean."""
+        layout, gradients = self._population.layout, self._replica.gradients()
+        for fragment, (codec, part) in enumerate(zip(layout.codecs, layout.slices, strict=True)):
+            decoded = self._broadcast.send(self._replica.own_steps, peer, fragment, gather(codec.fragment, gradients))
+            self._mean[part].add_(decoded, alpha=weight)
+        for gradient in gradients.values():
+            gradient.zero_()
+
+
+# ---------------------------------------------------------------------- pseudo-gradients
+
+
+def every_coordinate(decoded: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    """Average each value over those who sent it; see optim.diloco.contributor_mean. The weights play no part."""
+    return contributor_mean(decoded)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRule:
+    """How a group synchronizes: what is sent together, when, and what becomes of it."""
+
+    schedule: StreamingSchedule  # of the parts
+    parts: tuple[tuple[int, ...], ...]  # fragments that are sent together
+    settings: DiLoCoSettings
+    keep: float = 0.0  # share of the local weights that a merge keeps
+    mean: Mean = mean_gradient
+
+
+def train_group(population: Population, rule: GroupRule) -> Iterator[Fraction]:
+    """Let a group train and synchronize; yield the time after each step."""
+    group, scenario = Group(population, rule), population.scenario
+    waits = 0 if rule.schedule.overlap_steps else scenario.delay_steps
+    for step, present in scenario.steps_together():
+        group.step(step, present)
+        yield step * scenario.slowest_step + population.traffic.completed * waits
+
+
+@dataclass(slots=True)
+class Shared:
+    """A fragment's slow weights and momentum, equal at all peers, and the mean that is on its way."""
+
+    slow: Tensor
+    momentum: Tensor
+    flying: list[Tensor] = field(default_factory=list)
+
+
+class Group:
+    """All peers of a group; `present` peers take each step together."""
+
+    def __init__(self, population: Population, rule: GroupRule) -> None:
+        self._population = population
+        self._rule = rule
+        first = population.replicas[0].weights
+        self.shared = [Shared(first[part].clone(), torch.zeros_like(first[part])) for part in population.layout.slices]
+        self._broadcast = Broadcast(population)
+        self._tokens = [[0] * len(self.shared) for _ in population.replicas]
+        self._away: set[int] = set()
+
+    def step(self, step: int, present: list[int]) -> None:
+        """Take one inner step with the peers that are there, and what the schedule says after it."""
+        for peer in self._away.intersection(present):
+            self._return(peer)
+        self._away = set(range(len(self._population.replicas))).difference(present)
+        for peer in present:
+            self._population.replicas[peer].inner_step()
+            self._tokens[peer] = [tokens + self._population.scenario.step_tokens for tokens in self._tokens[peer]]
+        for part in self._rule.schedule.sending(step):
+            self._send(step, self._rule.parts[part], present)
+        for part in self._rule.schedule.arriving(step):
+            self._take(self._rule.parts[part], present)
+
+    def _fast(self, peer: int, fragment: int) -> Tensor:
+        return self._population.replicas[peer].weights[self._population.layout.slices[fragment]]
+
+    def _send(self, step: int, fragments: Sequence[int], present: Sequence[int]) -> None:
+        for fragment in fragments if present else ():
+            shared = self.shared[fragment]
+            decoded = [self._broadcast.send(step, peer, fragment, shared.slow - self._fast(peer, fragment)) for peer in present]
+            shared.flying.append(self._rule.mean(decoded, [self._weight(peer, fragment) for peer in present]))
+        self._population.traffic.completed += bool(present)
+
+    def _weight(self, peer: int, fragment: int) -> float:
+        """Return how much a peer's pseudo-gradient counts, and start to count anew."""
+        tokens, self._tokens[peer][fragment] = self._tokens[peer][fragment], 0
+        return float(tokens) if self._population.scenario.token_weights else 1.0
+
+    def _take(self, fragments: Sequence[int], present: Sequence[int]) -> None:
+        for fragment in fragments:
+            shared = self.shared[fragment]
+            if not shared.flying:  # nobody was there to send
+                continue
+            shared.slow, shared.momentum = outer_step(shared.slow, shared.momentum, shared.flying.pop(0), self._rule.settings)
+            for peer in present:
+                fast = self._fast(peer, fragment)
+                fast.copy_(mix(shared.slow, fast, self._rule.keep))
+
+    def _return(self, peer: int) -> None:
+        for fragment, shared in enumerate(self.shared):
+            self._fast(peer, fragment).copy_(shared.slow)
+        self._tokens[peer] = [0] * len(self.shared)
+        self._population.replicas[peer].clock_steps = max(replica.clock_steps for replica in self._population.replicas)
+
+
+# ---------------------------------------------------------------------- eager updates
+
+
+class EagerPeer:
+    """One peer's slow weights, momentum, and what the others decoded of it in the round before; all flat."""
+
+    def __init__(self, replica: SimulatedReplica) -> None:
+        self.replica = replica
+        self.slow = replica.weights.clone()
+        self.momentum, self.late = torch.zeros_like(self.slow), torch.zeros_like(self.slow)
+
+
+def train_eagerly(population: Population, settings: DiLoCoSettings) -> Iterator[Fraction]:
+    """Let a group train with eager updates, the same peers in every round; yield the time after each step.
+
+    Each round a peer steps with the mean of the round before, its own old part replaced by its new one, so peers differ by no more than
+    their newest parts. All fragments go together.
+    """
+    scenario, broadcast = population.scenario, Broadcast(population)
+    peers = [EagerPeer(replica) for replica in population.replicas]
+    for step, _ in scenario.steps_together():
+        for peer in peers:
+            peer.replica.inner_step()
+        if step % scenario.period == 0:
+            _eager_round(population, broadcast, peers, settings, step)
+        yield step * scenario.slowest_step
+
+
+def _eager_round(population: Population, broadcast: Broadcast, peers: list[EagerPeer], settings: DiLoCoSettings, step: int) -> None:
+    late_mean = mean_gradient([peer.late for peer in peers], [1.0] * len(peers))
+    for peer in peers:
+        decoded = peer.slow - peer.replica.weights
+        for fragment, part in enumerate(population.layout.slices):
+            decoded[part] = broadcast.send(step, peer.replica.number, fragment, decoded[part])
+        gradient = eager_gradient(late_mean, peer.late, decoded, len(peers))
+        peer.slow, peer.momentum = outer_step(peer.slow, peer.momentum, gradient, settings)
+        peer.replica.weights.copy_(peer.slow)
+        peer.late = decoded
+    population.traffic.completed += 1
