@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -55,45 +55,36 @@ def held_out_loss(model: torch.nn.Module, corpus: Corpus, num_batches: int) -> f
     return math.fsum(losses) / len(losses)
 
 
-def byte_perplexity(loss: float, bytes_per_token: float) -> float:
-    """Turn nats per token into a perplexity per byte of text."""
-    return math.exp(loss / bytes_per_token)
-
-
 def evaluate_home(home: Home, data: Path | None = None, num_batches: int = NUM_BATCHES) -> Evaluation:
     """Measure the fast weights of a home's newest checkpoint; `data` is the operator's text where the run asks for one.
 
     Raises BadManifest or BadSettings for what cannot be loaded.
     """
     trained = load_trained(home)
-    model, corpus = build_model(trained.manifest.model, trained.manifest.run.seed), open_corpus(trained.manifest, home, data)
-    try:
+    model = build_model(trained.manifest.model, trained.manifest.run.seed)
+    with closing(open_corpus(trained.manifest, home, data)) as corpus:
         set_weights(model, fast_weights(trained.checkpoint))
         loss = held_out_loss(model, corpus, num_batches)
-    finally:
-        corpus.close()
     inner = trained.manifest.inner
     num_tokens = num_batches * inner.batch_size * inner.sequence_length
-    return Evaluation(trained.checkpoint.step, loss, math.exp(loss), byte_perplexity(loss, corpus.bytes_per_token), num_tokens)
+    return Evaluation(trained.checkpoint.step, loss, math.exp(loss), math.exp(loss / corpus.bytes_per_token), num_tokens)
 
 
 def compare_homes(homes: Sequence[Path], alone: Path, data: Path | None = None, num_batches: int = NUM_BATCHES) -> SwarmLosses:
     """Measure the peers of a run, the mean of their weights, and one that trained alone, all on the same text. Raises as evaluate_home."""
     swarm = [load_trained(Home(home)) for home in homes]
     manifest = swarm[0].manifest
-    model, corpus = build_model(manifest.model, manifest.run.seed), open_corpus(manifest, Home(homes[0]), data)
+    model = build_model(manifest.model, manifest.run.seed)
+    with closing(open_corpus(manifest, Home(homes[0]), data)) as corpus:
 
-    def loss_of(weights: dict[str, Tensor]) -> float:
-        set_weights(model, weights)
-        return held_out_loss(model, corpus, num_batches)
+        def loss_of(weights: dict[str, Tensor]) -> float:
+            set_weights(model, weights)
+            return held_out_loss(model, corpus, num_batches)
 
-    try:
         start = held_out_loss(model, corpus, num_batches)
-        peers = tuple(loss_of(fast_weights(peer.checkpoint)) for peer in swarm)
-        averaged = loss_of(mean_weights([fast_weights(peer.checkpoint) for peer in swarm]))
-        return SwarmLosses(start, peers, averaged, loss_of(fast_weights(load_trained(Home(alone)).checkpoint)))
-    finally:
-        corpus.close()
+        fast = [fast_weights(peer.checkpoint) for peer in swarm]
+        peers = tuple(loss_of(weights) for weights in fast)
+        return SwarmLosses(start, peers, loss_of(mean_weights(fast)), loss_of(fast_weights(load_trained(Home(alone)).checkpoint)))
 
 
 def open_corpus(manifest: Manifest, home: Home, data: Path | None) -> Corpus:

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -103,11 +104,8 @@ def measure(model: PreTrainedModel, manifest: Manifest, home: Home, data: Path |
     if num_batches == 0:
         return MeasuredLoss(None, reason="as asked")
     try:
-        corpus = open_corpus(manifest, home, data)
-        try:
+        with closing(open_corpus(manifest, home, data)) as corpus:
             loss = held_out_loss(model, corpus, num_batches)
-        finally:
-            corpus.close()
     except BadSettings as error:
         if data is not None:
             raise

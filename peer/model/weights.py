@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import torch
@@ -26,7 +25,6 @@ class Trained:
 
     manifest: Manifest
     checkpoint: CheckpointContents
-    path: Path
 
 
 def load_trained(home: Home) -> Trained:
@@ -38,7 +36,7 @@ def load_trained(home: Home) -> Trained:
     loaded = load_latest(home.checkpoints, manifest.run_id)
     if loaded is None:
         raise BadSettings(f"{home.path} holds no checkpoint yet", hint="train first, or name the peer's folder with --home DIR")
-    return Trained(manifest, loaded.contents, loaded.path)
+    return Trained(manifest, loaded.contents)
 
 
 def fast_weights(checkpoint: CheckpointContents) -> dict[str, Tensor]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -76,19 +77,11 @@ def test_gather_then_scatter_gives_the_tensors_back() -> None:
     assert all(torch.equal(tensors[name], copies[name]) for name in shapes)
 
 
-def test_scatter_writes_parameters_in_place() -> None:
-    fragment = Fragment(0, "only", (Piece("w", 4),), 0)
-    parameter = torch.nn.Parameter(torch.zeros(2, 2))
-    scatter(fragment, torch.arange(4.0), {"w": parameter})
-    assert parameter.tolist() == [[0, 1], [2, 3]]
-    assert parameter.grad_fn is None
-
-
-def test_add_writes_parameters_in_place() -> None:
-    fragment = Fragment(0, "only", (Piece("w", 4),), 0)
+@pytest.mark.parametrize(("write", "expected"), [(scatter, [[0, 1], [2, 3]]), (add, [[1, 2], [3, 4]])])
+def test_parameters_are_written_in_place(write: Callable[..., None], expected: list[list[int]]) -> None:
     parameter = torch.nn.Parameter(torch.ones(2, 2))
-    add(fragment, torch.arange(4.0), {"w": parameter})
-    assert parameter.tolist() == [[1, 2], [3, 4]]
+    write(Fragment(0, "only", (Piece("w", 4),), 0), torch.arange(4.0), {"w": parameter})
+    assert parameter.tolist() == expected
     assert parameter.grad_fn is None
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from optim.codecs import CODECS, PACKINGS, Codec, Gap, codec
+from optim.codecs import CODECS, PACKINGS, Codec, Encoded, Gap, codec
 
 SIZES = [1, 2, 3, 127, 128, 255, 256, 257, 1000, 1024, 1025, 4096, 5000]
 SCALES = [1e-30, 1e-6, 1e-2, 1.0, 1e4, 1e20]
@@ -23,6 +23,13 @@ def exchange(coder: Codec, first: Tensor, second: Tensor, seed: int = 1) -> tupl
         assert sketch.shape == (coder.sketch_bytes(len(first)),)
         assert encoded.payload.shape == (coder.payload_bytes(len(first)),)
     return coder.gap(one, two.payload), coder.gap(two, one.payload)
+
+
+def coded(name: str, message: Tensor) -> tuple[Codec, Encoded]:
+    """A message as its sender holds it, for a partner with the same one."""
+    coder = codec(name)
+    sketch = coder.sketch(message, 1)
+    return coder, coder.encode(message, 1, sketch, sketch)
 
 
 def assert_opposite(one: Gap, two: Gap, num_values: int, coder: Codec) -> None:
@@ -72,10 +79,7 @@ def test_a_message_that_is_not_finite_is_refused_at_home(name: str, bad: float) 
 
 @pytest.mark.parametrize("name", CODECS)
 def test_payloads_of_another_size_or_type_are_refused(name: str) -> None:
-    coder = codec(name)
-    u = torch.randn(2000)
-    sketch = coder.sketch(u, 1)
-    own = coder.encode(u, 1, sketch, sketch)
+    coder, own = coded(name, torch.randn(2000))
     for bad in (
         own.payload[:-1],
         torch.cat((own.payload, own.payload[:1])),
@@ -91,11 +95,8 @@ def test_payloads_of_another_size_or_type_are_refused(name: str) -> None:
 @settings(max_examples=80, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32), kind=st.sampled_from(["random", "ones", "zeros", "flips"]))
 def test_any_bytes_of_the_right_size_give_a_finite_gap_or_a_sentence(name: str, seed: int, kind: str) -> None:
-    coder = codec(name)
     generator = torch.Generator().manual_seed(seed)
-    u = 0.02 * torch.randn(1300, generator=generator)
-    sketch = coder.sketch(u, 1)
-    own = coder.encode(u, 1, sketch, sketch)
+    coder, own = coded(name, 0.02 * torch.randn(1300, generator=generator))
     size = len(own.payload)
     garbage = {
         "random": torch.randint(0, 256, (size,), generator=generator, dtype=torch.uint8),
@@ -113,10 +114,8 @@ def test_any_bytes_of_the_right_size_give_a_finite_gap_or_a_sentence(name: str, 
 
 @pytest.mark.parametrize("name", CODECS)
 def test_decoding_a_slice_of_a_larger_buffer(name: str) -> None:
-    coder = codec(name)
-    u = torch.randn(1111)
+    coder, own = coded(name, u := torch.randn(1111))
     sketch = coder.sketch(u, 1)
-    own = coder.encode(u, 1, sketch, sketch)
     partner = coder.encode(u + 0.1, 1, sketch, sketch)
     shifted = torch.cat((torch.zeros(1, dtype=torch.uint8), partner.payload))[1:]
     assert torch.equal(coder.gap(own, shifted).values, coder.gap(own, partner.payload).values)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from peer.machine.home import Home
-from peer.model.evaluation import byte_perplexity, compare_homes, evaluate_home, held_out_loss, open_corpus
+from peer.model import evaluation
+from peer.model.evaluation import compare_homes, evaluate_home, held_out_loss, open_corpus
 from peer.model.model import build_model, next_token_loss
 from peer.model.weights import mean_weights, set_weights
 from protocol.errors import BadSettings
@@ -62,11 +63,6 @@ def test_measuring_changes_nothing() -> None:
     assert not model.training
 
 
-def test_a_byte_is_a_byte_whatever_the_tokens() -> None:
-    assert byte_perplexity(math.log(256), 1.0) == pytest.approx(256)
-    assert byte_perplexity(4 * math.log(2), 4.0) == pytest.approx(2)
-
-
 def test_a_home_is_measured_by_its_fast_weights(tmp_path: Path) -> None:
     home = trained_home(tmp_path, MANIFEST, fast_seed=2, slow_seed=3)
     found = evaluate_home(home, num_batches=4)
@@ -83,6 +79,15 @@ def test_a_home_with_its_own_text_needs_that_text(tmp_path: Path) -> None:
     with pytest.raises(BadSettings, match="its own text"):
         evaluate_home(home)
     assert math.isfinite(evaluate_home(home, tmp_path / "text", num_batches=2).loss)
+
+
+def test_a_byte_is_a_byte_whatever_the_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = trained_home(tmp_path, MANIFEST, fast_seed=2)
+    corpus = open_corpus(MANIFEST, home, None)
+    corpus.bytes_per_token = 4.0
+    monkeypatch.setattr(evaluation, "open_corpus", lambda *given: corpus)
+    found = evaluate_home(home, num_batches=2)
+    assert found.byte_perplexity == pytest.approx(found.perplexity**0.25)
 
 
 def test_a_swarm_is_compared_with_its_average_and_a_lone_peer(tmp_path: Path) -> None:

@@ -11,17 +11,8 @@ from torch import Tensor
 from peer.model.model import build_model, check_fit, choose_device, model_config, next_token_loss, parameter_shapes
 from protocol.errors import BadManifest, BadSettings
 from protocol.run.sections import ModelSection
+from tests.peer.trained_homes import LLAMA
 
-LLAMA = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "vocab_size": 256,
-    "max_position_embeddings": 64,
-    "tie_word_embeddings": True,
-}
 GPT2 = {"n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 256, "n_positions": 64}
 
 
