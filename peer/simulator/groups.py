@@ -22,7 +22,7 @@ from optim.codecs.packings import Feedback
 from optim.diloco import DiLoCoSettings, StreamingSchedule, contributor_mean, eager_gradient, mean_gradient, mix, outer_step
 from optim.fragment_codec import FragmentCodec
 from optim.fragments import gather, scatter
-from peer.simulator.population import Population, SimulatedReplica, coding
+from peer.simulator.population import Layout, Population, SimulatedReplica, coding
 
 # What the codecs' sources use: 2503.09799 none from 4 bits up, 1-bit Adam 1, SparseLoCo 0.95.
 FEEDBACK_DECAY: Final = {"q2": 1.0, "sign1": 1.0, "topk": 0.95, "topk12": 0.95}
@@ -115,44 +115,30 @@ class Broadcast:
 
 def data_parallel(population: Population) -> Iterator[Fraction]:
     """Train one set of weights on the mean gradient of all peers, for which each step waits; yield the time after each step."""
-    gradients, scenario = MeanGradient(population), population.scenario
+    scenario, layout, [replica], traffic = population.scenario, population.layout, population.replicas, population.traffic
+    broadcast, mean, own_steps = Broadcast(population), torch.empty_like(replica.weights), [0] * scenario.num_peers
     for step, present in scenario.steps_together():
-        if present:
-            gradients.step(present)
-        yield step * scenario.slowest_step + population.traffic.completed * scenario.delay_steps
-
-
-class MeanGradient:
-    """Data-parallel training: every peer's gradient is coded, sent and averaged before the one optimizer steps."""
-
-    def __init__(self, population: Population) -> None:
-        self._population = population
-        self._replica = population.replicas[0]
-        self._own_steps = [0] * population.scenario.num_peers
-        self._broadcast = Broadcast(population)
-        self._mean = torch.empty_like(self._replica.weights)
-
-    def step(self, present: list[int]) -> None:
-        """Take one step with the peers that are there."""
-        self._mean.zero_()
+        mean.zero_()
         for peer in present:
-            self._replica.add_gradient(self._population.texts.batches[peer], self._own_steps[peer])
-            self._own_steps[peer] += 1
-            self._send(peer, 1.0 / len(present))
-        layout, gradients = self._population.layout, self._replica.gradients()
-        for codec, part in zip(layout.codecs, layout.slices, strict=True):
-            scatter(codec.fragment, self._mean[part], gradients)
-        self._replica.apply_gradient()
-        self._population.traffic.completed += 1
+            replica.add_gradient(population.texts.batches[peer], own_steps[peer])
+            own_steps[peer] += 1
+            for fragment, gradient in enumerate(_taken_gradients(replica, layout)):
+                mean[layout.slices[fragment]].add_(broadcast.send(replica.own_steps, peer, fragment, gradient), alpha=1.0 / len(present))
+        if present:
+            for codec, part in zip(layout.codecs, layout.slices, strict=True):
+                scatter(codec.fragment, mean[part], replica.gradients())
+            replica.apply_gradient()
+            traffic.completed += 1
+        yield step * scenario.slowest_step + traffic.completed * scenario.delay_steps
 
-    def _send(self, peer: int, weight: float) -> None:
-        """Add a peer's gradient, as the others decode it, to the mean."""
-        layout, gradients = self._population.layout, self._replica.gradients()
-        for fragment, (codec, part) in enumerate(zip(layout.codecs, layout.slices, strict=True)):
-            decoded = self._broadcast.send(self._replica.own_steps, peer, fragment, gather(codec.fragment, gradients))
-            self._mean[part].add_(decoded, alpha=weight)
-        for gradient in gradients.values():
-            gradient.zero_()
+
+def _taken_gradients(replica: SimulatedReplica, layout: Layout) -> Iterator[Tensor]:
+    """Yield a replica's gradient fragment by fragment; leave zeros."""
+    gradients = replica.gradients()
+    for codec in layout.codecs:
+        yield gather(codec.fragment, gradients)
+    for gradient in gradients.values():
+        gradient.zero_()
 
 
 # ---------------------------------------------------------------------- pseudo-gradients
@@ -165,10 +151,9 @@ def every_coordinate(decoded: Sequence[Tensor], weights: Sequence[float]) -> Ten
 
 @dataclass(frozen=True, slots=True)
 class GroupRule:
-    """How a group synchronizes: what is sent together, when, and what becomes of it."""
+    """How a group synchronizes: what is sent when, and what becomes of it."""
 
-    schedule: StreamingSchedule  # of the parts
-    parts: tuple[tuple[int, ...], ...]  # fragments that are sent together
+    schedule: StreamingSchedule  # of single fragments; one of a single fragment stands for all together
     settings: DiLoCoSettings
     keep: float = 0.0  # share of the local weights that a merge keeps
     mean: Mean = mean_gradient
@@ -212,10 +197,13 @@ class Group:
         for peer in present:
             self._population.replicas[peer].inner_step()
             self._tokens[peer] = [tokens + self._population.scenario.step_tokens for tokens in self._tokens[peer]]
-        for part in self._rule.schedule.sending(step):
-            self._send(step, self._rule.parts[part], present)
-        for part in self._rule.schedule.arriving(step):
-            self._take(self._rule.parts[part], present)
+        for scheduled in self._rule.schedule.sending(step):
+            self._send(step, self._fragments(scheduled), present)
+        for scheduled in self._rule.schedule.arriving(step):
+            self._take(self._fragments(scheduled), present)
+
+    def _fragments(self, scheduled: int) -> Sequence[int]:
+        return range(len(self.shared)) if self._rule.schedule.num_fragments == 1 else [scheduled]
 
     def _fast(self, peer: int, fragment: int) -> Tensor:
         return self._population.replicas[peer].weights[self._population.layout.slices[fragment]]

@@ -13,13 +13,15 @@ from functools import partial
 from typing import Any, Final
 
 from optim.diloco import DiLoCoSettings, StreamingSchedule, learning_rate_for, mean_gradient
-from optim.noloco import PairRule
+from optim.gossip import GASLoC, SlowMo
+from optim.noloco import NoLoCo, PairRule
 from peer.simulator.groups import GroupRule, Mean, data_parallel, every_coordinate, feedback_decay, train_eagerly, train_group
-from peer.simulator.pairs import averaged_rule, gasloc_rule, gossip, noloco_rule, slowmo_rule, train_alone
+from peer.simulator.pairs import gossip, train_alone
 from peer.simulator.population import Population, Size
 from peer.simulator.scenario import Scenario, known
 from protocol.errors import BadSettings
 from protocol.run.manifest import Manifest
+from protocol.run.sections import OuterSection
 
 Train = Callable[[Population], Iterator[Fraction]]
 Defaults = Callable[[int], Mapping[str, Any]]  # by the number of peers
@@ -51,21 +53,28 @@ class Method:
         return [rate] * (1 if self.one_replica else scenario.num_peers)
 
 
-def pairs(rule: Callable[[Scenario], PairRule], **defaults: Any) -> Method:
-    """Make a method of pairs."""
+def pairs(name: str, **defaults: Any) -> Method:
+    """Make a method of pairs out of a rule."""
     mine = {"codec": PAIR_CODEC, **defaults}
-    return Method(lambda scenario, _: partial(gossip, rule=rule(scenario)), lambda _: mine, own_vectors=2, at_own_rate=True)
+    return Method(lambda scenario, _: partial(gossip, rule=pair_rule(name, scenario)), lambda _: mine, own_vectors=2, at_own_rate=True)
+
+
+def pair_rule(name: str, scenario: Scenario) -> PairRule:
+    """Return the rule of a method of pairs with the scenario's constants. Raises BadSettings outside its stable range."""
+    try:
+        return PAIR_RULES[name](scenario.manifest.outer)
+    except ValueError as error:
+        raise BadSettings(str(error), hint="change alpha or gamma") from None
 
 
 def group(*, nesterov: bool, mean: Mean = mean_gradient, **defaults: Any) -> Method:
     """Make a method in which a group exchanges everything at once and waits."""
 
-    def rule(scenario: Scenario, num_fragments: int) -> Train:
-        everything = tuple(range(num_fragments))
+    def train(scenario: Scenario, _: int) -> Train:
         schedule = StreamingSchedule(1, scenario.period, 0)
-        return partial(train_group, rule=GroupRule(schedule, (everything,), _outer(scenario, nesterov=nesterov), mean=mean))
+        return partial(train_group, rule=GroupRule(schedule, _outer(scenario, nesterov=nesterov), mean=mean))
 
-    return Method(rule, lambda _: defaults, common_vectors=2)
+    return Method(train, lambda _: defaults, common_vectors=2)
 
 
 def _streaming(scenario: Scenario, num_fragments: int) -> Train:
@@ -74,12 +83,7 @@ def _streaming(scenario: Scenario, num_fragments: int) -> Train:
         schedule = StreamingSchedule(num_fragments, inner_steps, overlap_steps)
     except ValueError as error:
         raise BadSettings(str(error), hint="lower --delay or raise --inner-steps") from None
-    parts = tuple((fragment,) for fragment in range(num_fragments))
-    return partial(train_group, rule=GroupRule(schedule, parts, _outer(scenario, nesterov=True), keep=scenario.keep_local))
-
-
-def _streaming_defaults(num_peers: int) -> Mapping[str, Any]:
-    return {"alpha": 0.9, "beta": learning_rate_for(num_peers), "codec": "e3m0", "delay": Fraction(1)}
+    return partial(train_group, rule=GroupRule(schedule, _outer(scenario, nesterov=True), keep=scenario.keep_local))
 
 
 def _eager(scenario: Scenario, num_fragments: int) -> Train:
@@ -100,16 +104,26 @@ def _outer(scenario: Scenario, *, nesterov: bool) -> DiLoCoSettings:
     return DiLoCoSettings(outer.beta, outer.alpha, nesterov, scenario.clip, scenario.staleness_penalty)
 
 
+PAIR_RULES: Final[dict[str, Callable[[OuterSection], PairRule]]] = {
+    "noloco": lambda outer: NoLoCo(outer.alpha, outer.beta, outer.gamma),
+    "noloco-averaged": lambda outer: NoLoCo(outer.alpha, outer.beta, outer.gamma, average_momentum=True),
+    "slowmo": lambda outer: SlowMo(outer.alpha, outer.beta),  # whatever gamma is
+    "gasloc": lambda outer: GASLoC(outer.alpha, outer.beta, outer.gamma),
+}
 METHODS: Final[dict[str, Method]] = {
-    "noloco": pairs(noloco_rule, alpha=0.0, beta=1.0, gamma=1.0),
-    "noloco-averaged": pairs(averaged_rule, alpha=0.5, beta=0.7, gamma=0.7),
-    "slowmo": pairs(slowmo_rule, alpha=0.5, beta=0.7, gamma=0.7),
-    "gasloc": pairs(gasloc_rule, alpha=0.5, beta=0.7, gamma=1.0),
+    "noloco": pairs("noloco", alpha=0.0, beta=1.0, gamma=1.0),
+    "noloco-averaged": pairs("noloco-averaged", alpha=0.5, beta=0.7, gamma=0.7),
+    "slowmo": pairs("slowmo", alpha=0.5, beta=0.7, gamma=0.7),
+    "gasloc": pairs("gasloc", alpha=0.5, beta=0.7, gamma=1.0),
     "diloco": group(nesterov=True, alpha=0.9, beta=0.7, codec="fp32"),
     "diloco-heavy-ball": group(nesterov=False, alpha=0.3, beta=0.7, codec="fp32"),
     "diloco-eager": Method(_eager, lambda _: {"alpha": 0.9, "beta": 0.7, "codec": "fp32"}, own_vectors=3, common_vectors=1),
     "sparseloco": group(nesterov=False, mean=every_coordinate, alpha=0.0, beta=1.0, codec="topk"),
-    "streaming": Method(_streaming, _streaming_defaults, common_vectors=3),
+    "streaming": Method(
+        _streaming,
+        lambda num_peers: {"alpha": 0.9, "beta": learning_rate_for(num_peers), "codec": "e3m0", "delay": Fraction(1)},
+        common_vectors=3,
+    ),
     "ddp": Method(lambda scenario, _: data_parallel, lambda _: {"codec": "fp32"}, common_vectors=1, one_replica=True),
     "local": Method(lambda scenario, _: train_alone, lambda _: {"codec": "fp32"}, at_own_rate=True, own_length=True),
 }

@@ -9,20 +9,16 @@ both drop it. Who meets whom, and when: matching.py.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
 from random import Random
 
 from torch import Tensor
 
-from optim.gossip import GASLoC, SlowMo
-from optim.noloco import NoLoCo, PairRule
+from optim.noloco import PairRule
 from peer.simulator.matching import Matcher, matcher
 from peer.simulator.population import Layout, Population, SimulatedReplica, coding
-from peer.simulator.scenario import Scenario
 from peer.trainer.meeting import FragmentState, MeetingSide, bounded_weight
-from protocol.errors import BadSettings
 
 
 def train_alone(population: Population) -> Iterator[Fraction]:
@@ -201,38 +197,3 @@ class Gossip:
         for meeting in [meeting for (member, _), meeting in self._meetings.items() if member == peer]:
             self._drop(meeting)
             self._population.traffic.dropped += 1
-
-
-# ---------------------------------------------------------------------- the rules, with a scenario's constants
-
-
-def noloco_rule(scenario: Scenario, *, average_momentum: bool = False) -> PairRule:
-    """Return NoLoCo's rule. Raises BadSettings outside the stable range."""
-    outer = scenario.manifest.outer
-    with _settings():
-        return NoLoCo(outer.alpha, outer.beta, outer.gamma, average_momentum)
-
-
-def averaged_rule(scenario: Scenario) -> PairRule:
-    """Return the rule of NoLoCo with averaged momentum. Raises BadSettings outside the stable range."""
-    return noloco_rule(scenario, average_momentum=True)
-
-
-def slowmo_rule(scenario: Scenario) -> PairRule:
-    """Return SlowMo's rule: alpha and beta, as the manifest has checked them, whatever gamma is."""
-    return SlowMo(scenario.manifest.outer.alpha, scenario.manifest.outer.beta)
-
-
-def gasloc_rule(scenario: Scenario) -> PairRule:
-    """Return GASLoC's rule. Raises BadSettings for values that cannot train."""
-    outer = scenario.manifest.outer
-    with _settings():
-        return GASLoC(outer.alpha, outer.beta, outer.gamma)
-
-
-@contextmanager
-def _settings() -> Iterator[None]:
-    try:
-        yield
-    except ValueError as error:
-        raise BadSettings(str(error), hint="change alpha or gamma") from None

@@ -30,7 +30,6 @@ from peer.simulator.scenario import Scenario
 from peer.simulator.texts import Batches, Texts
 from peer.text.tokenizer import Tokenizer
 from protocol.errors import BadSettings, OperatorError
-from protocol.run.manifest import Manifest
 
 COOLER: Final = "lower learning_rate, or the outer step (beta, alpha)"
 VALUE_BYTES: Final = 4
@@ -76,13 +75,6 @@ class Layout:
             for piece, values in zip(pieces, torch.split(flat[part], [piece.numel for piece in pieces]), strict=True):
                 parameter = parameters[piece.name]
                 parameter.data = values.view(parameter.shape).copy_(parameter.data)
-
-
-def lay_out(manifest: Manifest, shapes: Mapping[str, tuple[int, ...]]) -> Layout:
-    """Cut a model of these parameter shapes into fragments as its manifest says."""
-    codecs = fragment_codecs(manifest, shapes)
-    ends = accumulate((codec.fragment.numel for codec in codecs), initial=0)
-    return Layout(codecs, tuple(slice(start, stop) for start, stop in pairwise(ends)))
 
 
 class SimulatedReplica:
@@ -170,7 +162,9 @@ def populate(scenario: Scenario, tokenizer: Tokenizer, texts: Texts, device: tor
     manifest = scenario.manifest
     model = build_model(manifest.model, scenario.seed)
     check_fit(model.config, tokenizer.vocab_size, manifest.inner.sequence_length)
-    layout = lay_out(manifest, {name: tuple(parameter.shape) for name, parameter in model.named_parameters()})
+    codecs = fragment_codecs(manifest, {name: tuple(parameter.shape) for name, parameter in model.named_parameters()})
+    ends = accumulate((codec.fragment.numel for codec in codecs), initial=0)
+    layout = Layout(codecs, tuple(slice(start, stop) for start, stop in pairwise(ends)))
     first = model.to(device)
     models = [first, *(copy.deepcopy(first) for _ in schedules[1:])]
     replicas = tuple(

@@ -175,15 +175,14 @@ class Watching:
         return sum(decoded, torch.zeros_like(decoded[0])) / len(decoded)
 
 
-def watched(population: Population, mean: Watching) -> GroupRule:
+def watched(mean: Watching) -> GroupRule:
     """Everything is exchanged every 4 steps and remembered."""
-    everything = tuple(range(len(population.layout.codecs)))
-    return GroupRule(StreamingSchedule(1, 4, 0), (everything,), DiLoCoSettings(), mean=mean)
+    return GroupRule(StreamingSchedule(1, 4, 0), DiLoCoSettings(), mean=mean)
 
 
 def together(population: Population, mean: Watching) -> Group:
     """A group that exchanges everything every 4 steps and remembers it."""
-    return Group(population, watched(population, mean))
+    return Group(population, watched(mean))
 
 
 def test_diloco_is_the_oracles() -> None:
@@ -221,8 +220,7 @@ def test_streaming_that_keeps_only_local_weights_never_interacts() -> None:
 
 def test_streaming_sends_fragments_in_turn_and_takes_them_later() -> None:
     population = small_population(small_scenario(method="streaming", inner_steps=6))
-    parts = ((0,), (1,), (2,))
-    group = Group(population, GroupRule(StreamingSchedule(3, 6, 2), parts, DiLoCoSettings(), keep=0.5))
+    group = Group(population, GroupRule(StreamingSchedule(3, 6, 2), DiLoCoSettings(), keep=0.5))
     sent, taken = {}, {}
     for step in range(1, 19):
         before = [shared.slow for shared in group.shared], population.traffic.completed
@@ -250,7 +248,7 @@ def watch_fast(monkeypatch: pytest.MonkeyPatch, replica: SimulatedReplica) -> li
 
 def test_a_merge_takes_a_share_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
     population = small_population(small_scenario(method="streaming", inner_steps=4, delay=0))
-    group = Group(population, GroupRule(StreamingSchedule(1, 4, 0), ((0, 1, 2),), DiLoCoSettings(), keep=0.25))
+    group = Group(population, GroupRule(StreamingSchedule(1, 4, 0), DiLoCoSettings(), keep=0.25))
     fast = watch_fast(monkeypatch, population.replicas[0])
     for step in range(1, 5):
         group.step(step, [0, 1])
@@ -261,7 +259,7 @@ def test_a_merge_takes_a_share_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_where_nobody_was_there_to_send_nothing_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
     population = small_population(small_scenario(method="streaming", inner_steps=4))
-    group = Group(population, GroupRule(StreamingSchedule(1, 4, 1), ((0, 1, 2),), DiLoCoSettings(), keep=0.25))
+    group = Group(population, GroupRule(StreamingSchedule(1, 4, 1), DiLoCoSettings(), keep=0.25))
     fast = watch_fast(monkeypatch, population.replicas[0])
     for step, present in enumerate(([0, 1], [0, 1], [0, 1], [], [0]), 1):
         group.step(step, present)
@@ -285,7 +283,7 @@ def test_who_comes_back_starts_from_the_groups_weights() -> None:
 def test_who_goes_away_after_an_exchange_loses_nothing() -> None:
     """Absences last for periods, and exchanges end them: all that anybody trained on is in some exchange."""
     population, mean = small_population(small_scenario(method="diloco", steps=40, drop_out=0.4)), Watching()
-    assert list(train_group(population, watched(population, mean)))[-1] == 40
+    assert list(train_group(population, watched(mean)))[-1] == 40
     own_steps = [replica.own_steps for replica in population.replicas]
     assert sum(own_steps) < 4 * 40  # somebody was away
     assert sum(map(sum, mean.weights)) == 32.0 * sum(own_steps) * len(population.layout.codecs)
