@@ -63,11 +63,11 @@ def read_invite(folder: Home, text: str | None) -> tuple[Identity, Invite | None
     return identity, invite
 
 
-def need_run(folder: Home) -> None:
+def need_run(folder: Home, verb: str = "join") -> None:
     """Raise BadInvite unless the home holds a run to go on with."""
     if not folder.manifest.exists() and not folder.invite.exists():
         raise BadInvite(
-            f"no invite was given, and {folder.path} holds no run", hint="ask a member of the run for an invite: peer join gossamer1..."
+            f"no invite was given, and {folder.path} holds no run", hint=f"ask a member of the run for an invite: peer {verb} gossamer1..."
         )
 
 

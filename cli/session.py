@@ -41,6 +41,7 @@ def settings(
     port: int | None,
     announce: list[str] | None,
     checkpoint_every_s: float | None = None,
+    trains: bool = True,
 ) -> PeerConfig:
     """Check the options that make up a peer's local settings. Raises BadSettings."""
     home = home.expanduser().absolute()
@@ -55,6 +56,7 @@ def settings(
         "listen_host": listen,
         "listen_port": port,
         "announce": tuple(announce or ()),
+        "trains": trains,
     }
     if checkpoint_every_s is not None:
         values |= {"checkpoint_interval_s": checkpoint_every_s, "checkpoint_interval_steps": None}
@@ -79,6 +81,8 @@ def hold_session(
 
 def farewell(status: Status, config: PeerConfig) -> str:
     """Return the last sentence: how it ended, and what can be done next."""
+    if not config.trains:
+        return "the seed has left"
     figures = f"step {status.step} of {status.total_steps}, loss {loss_text(status.loss)}"
     if status.state == "done":
         return f"the run is over: {figures}\nhint: `peer export FOLDER --home {config.home}` writes the model"

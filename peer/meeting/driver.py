@@ -7,7 +7,7 @@ them; one reader task takes frames in, at most a few ahead of the machine, so th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +18,16 @@ from peer.link.socket import LinkLost, TrainerLink
 from peer.meeting import words as on
 from peer.meeting.journal import Journal
 from peer.meeting.machine import Meeting
-from protocol.errors import PeerMisbehaved, RefusalCode, TransportError
+from peer.swarm.address_book import AddressBook
+from protocol.errors import BadMessage, PeerMisbehaved, RefusalCode, TransportError
 from protocol.identity import PeerId
 from protocol.limits import CHUNK_BYTES
-from protocol.messages.messages import Chunk, Message, Outcome, Part
-from protocol.streams.transport import Stream
+from protocol.messages.messages import Chunk, Message, Outcome, Part, Resolve
+from protocol.streams.transport import Purpose, Stream, Transport
 
 FRAMES_AHEAD = 16  # frames taken from a partner before the machine has met them: 4 MiB at most
+TRY_S = 5.0  # for one question about a decision and its answer
+PAUSE_S = 0.5  # between two questions
 FLUSH_S = 2.0  # time for the last frames to leave before the stream is closed
 
 _OWN_FILES = {Part.SKETCH: File.OWN_SKETCH, Part.PAYLOAD: File.OWN_PAYLOAD}
@@ -32,27 +35,53 @@ _PARTNER_FILES = {Part.SKETCH: File.PARTNER_SKETCH, Part.PAYLOAD: File.PARTNER_P
 
 
 @dataclass(frozen=True, slots=True)
-class Tools:
-    """What every meeting of a node uses."""
+class OwnSide:
+    """What a meeting finds on this side of the stream: the trainer, the folder that it shares with us, the disk."""
 
     link: TrainerLink
     payloads: PayloadFolder
     journal: Journal
 
 
-Resolve = Callable[[PeerId, bytes], Awaitable[Outcome]]
-"""Asks a partner what it decided about a meeting, until it answers."""
+@dataclass(frozen=True, slots=True)
+class Resolver:
+    """Asks partners what they decided, on new streams, in one run."""
+
+    transport: Transport
+    book: AddressBook
+    run_id: bytes
+
+    async def ask(self, partner: PeerId, meeting_id: bytes) -> Outcome:
+        """Ask again and again until the partner answers. Bounded by the caller's cancellation."""
+        while True:
+            try:
+                async with asyncio.timeout(TRY_S):
+                    return await self._ask_once(partner, Resolve(self.run_id, meeting_id))
+            except (TransportError, PeerMisbehaved, TimeoutError):
+                await asyncio.sleep(PAUSE_S)
+
+    async def _ask_once(self, partner: PeerId, question: Resolve) -> Outcome:
+        stream = await self.transport.connect(partner, self.book.addresses(partner), Purpose.MEET)
+        try:
+            await stream.send(question)
+            answer = await stream.receive()
+        finally:
+            await stream.close()
+        if not isinstance(answer, Outcome) or answer.meeting_id != question.meeting_id:
+            raise BadMessage(f"asked for an outcome, got {type(answer).__name__}")
+        return answer
 
 
 class Driver:
     """Run one meeting over one stream. Make one per meeting, call `run` once."""
 
-    def __init__(self, meeting: Meeting, stream: Stream, tools: Tools, resolve: Resolve) -> None:
+    def __init__(self, meeting: Meeting, stream: Stream, own: OwnSide, resolver: Resolver) -> None:
+        self.meeting = meeting
         self.written = asyncio.Event()  # the disk has taken the decision, or has refused it
-        self._meeting = meeting
+        self.over = asyncio.Event()  # `run` has ended
         self._stream = stream
-        self._tools = tools
-        self._resolve = resolve
+        self._own = own
+        self._resolver = resolver
         self._events: asyncio.Queue[on.Event | BaseException] = asyncio.Queue()
         self._outgoing: asyncio.Queue[Message | Part | None] = asyncio.Queue()
         self._frames_ahead = asyncio.Semaphore(FRAMES_AHEAD)
@@ -92,7 +121,7 @@ class Driver:
                 return finish
 
     async def _handle(self, event: on.Event) -> on.Finish | None:
-        for command in self._meeting.handle(event):
+        for command in self.meeting.handle(event):
             if isinstance(command, on.Finish):
                 return command
             await self._carry_out(command)
@@ -116,17 +145,17 @@ class Driver:
             case on.AskAgain(meeting_id):
                 self._spawn(self._ask_again(meeting_id))
             case on.Forget():
-                self._tools.link.tell(ask.Drop(self._meeting.number))
+                self._own.link.tell(ask.Drop(self.meeting.number))
 
     def _store(self, part: Part, data: bytes) -> None:
         try:
-            self._tools.payloads.append(payload_name(self._meeting.number, _PARTNER_FILES[part]), data)
+            self._own.payloads.append(payload_name(self.meeting.number, _PARTNER_FILES[part]), data)
         except OSError as error:
             self.stop(f"cannot store what the partner sends: {error.strerror}", RefusalCode.NOT_READY)
 
     async def _write_down(self, meeting_id: bytes, failed_blocks: bytes) -> None:
         """Have the decision written. A cancellation waits for the disk, and until the trainer is told: what is written counts."""
-        writing = asyncio.create_task(self._tools.journal.commit(meeting_id, failed_blocks))
+        writing = asyncio.create_task(self._own.journal.commit(meeting_id, failed_blocks))
         cancelled: asyncio.CancelledError | None = None
         while not writing.done():
             try:
@@ -150,12 +179,12 @@ class Driver:
 
     async def _ask_trainer(self, request: ask.MeetingRequest) -> None:
         try:
-            self._events.put_nowait(on.TrainerAnswered(await self._tools.link.request(request)))
+            self._events.put_nowait(on.TrainerAnswered(await self._own.link.request(request)))
         except LinkLost:
             self._events.put_nowait(on.TrainerGone())
 
     async def _ask_again(self, meeting_id: bytes) -> None:
-        self._events.put_nowait(on.Resolved(await self._resolve(self._stream.partner, meeting_id)))
+        self._events.put_nowait(on.Resolved(await self._resolver.ask(self._stream.partner, meeting_id)))
 
     async def _read(self) -> None:
         try:
@@ -178,9 +207,9 @@ class Driver:
             return  # the reader notices too, and tells the machine
 
     async def _write_part(self, part: Part) -> None:
-        data = self._tools.payloads.read(payload_name(self._meeting.number, _OWN_FILES[part]))
+        data = self._own.payloads.read(payload_name(self.meeting.number, _OWN_FILES[part]))
         for offset in range(0, len(data), CHUNK_BYTES):
-            if self._meeting.finish is not None:
+            if self.meeting.finish is not None:
                 return  # what follows is a Refusal
             await self._stream.send(Chunk(part, offset, bytes(data[offset : offset + CHUNK_BYTES])))
 
@@ -201,9 +230,9 @@ class Driver:
         """Do at once all that must be done, whatever happens to the rest of the cleaning up."""
         if self._timer is not None:
             self._timer.cancel()
-        if self._meeting.finish is None:
-            self._tools.link.tell(ask.Drop(self._meeting.number))
-        self._tools.payloads.remove_meeting(self._meeting.number)
+        if self.meeting.finish is None:
+            self._own.link.tell(ask.Drop(self.meeting.number))
+        self._own.payloads.remove_meeting(self.meeting.number)
 
     async def _clean_up(self) -> None:
         tasks = list(self._tasks)
@@ -213,6 +242,7 @@ class Driver:
             await asyncio.gather(*tasks, return_exceptions=True)
         finally:
             await self._stream.close()
+            self.over.set()
 
 
 def _journaled(writing: asyncio.Task[None]) -> on.Journaled | on.NotJournaled:

@@ -8,13 +8,13 @@ import sys
 import uvloop
 
 from peer.machine.child import Child, run_child
-from peer.node.process import NodeProcess
+from peer.node.process import run_node
 
 
 def run(child: Child) -> None:
     """Run the node process."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s", stream=sys.stderr)
-    uvloop.run(NodeProcess(child).run())
+    uvloop.run(run_node(child))
 
 
 if __name__ == "__main__":

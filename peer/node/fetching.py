@@ -13,8 +13,6 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from peer.machine.atomic_file import write_whole
-from peer.machine.home import Home
 from protocol.errors import (
     BadContents,
     BadMessage,
@@ -166,11 +164,6 @@ async def find_manifest(asker: FetchClient, addresses: Sequence[str], say: Calla
         f"none of the invite's addresses gave the manifest in {PATIENCE_S:.0f} s (last: {last})",
         hint="check that the host is running and that its address can be reached from here, then join again",
     )
-
-
-def store_manifest(home: Home, signed: SignedManifest) -> None:
-    """Keep the manifest in the home folder; a crash leaves the whole file or none."""
-    write_whole(home.manifest, signed.to_bytes(), private=True)
 
 
 async def _ask(asker: FetchClient, address: str) -> SignedManifest:

@@ -22,10 +22,9 @@ PAUSE_S = 1.0  # between two looks at whether the others have come
 
 
 class FinalAveraging:
-    """Drive the last averaging. `wanted` is set when the trainer has reached the end of the schedule."""
+    """Drive the last averaging: `run` it when the trainer has reached the end of the schedule."""
 
     def __init__(self, searches: Searches, book: AddressBook, num_fragments: int) -> None:
-        self.wanted = asyncio.Event()
         self._searches = searches
         self._book = book
         self._company: set[PeerId] = set()  # who has reached the end

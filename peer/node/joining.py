@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable
+import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from peer.link import records as ask
 from peer.link.socket import LinkLost
 from peer.machine.events import Event, ProcessSays, StateCloned
-from peer.meeting.driver import Tools
+from peer.meeting.driver import OwnSide
 from peer.node.fetching import FetchClient, as_final
-from peer.swarm.address_book import AddressBook, Entry, loop_s
+from peer.node.meetings import Meetings
+from peer.swarm.address_book import AddressBook, KnownPeer, loop_s
 from protocol.errors import (
     BadContents,
     BadMessage,
@@ -58,30 +60,35 @@ class Wanted:
             raise NoUse(f"its clock shows {header.clock_steps} steps, others are at {self.latest_clock_steps} or less")
 
 
-async def _nothing() -> None:
-    """There is nothing in the way of a joiner's weights."""
-
-
 class Joining:
     """Take over a donor's slow weights, momentum and clock."""
 
-    def __init__(self, asker: FetchClient, book: AddressBook, tools: Tools, emit: Callable[[Event], None]) -> None:
-        self._asker = asker
-        self.book = book
-        self.tools = tools
-        self.emit = emit
+    def __init__(
+        self,
+        client: FetchClient,
+        book: AddressBook,
+        meetings: Meetings,
+        own: OwnSide,
+        rng: random.Random,
+        emit: Callable[[Event], None],
+    ) -> None:
+        self._client = client
+        self._book = book
+        self._meetings = meetings
+        self._own = own
+        self._rng = rng
+        self._emit = emit
         self._names = itertools.count(1)
 
-    async def take_over(self, wanted: Callable[[], Wanted], shuffle: Callable[[list[Entry]], None]) -> None:
+    async def take_over(self, wanted: Callable[[], Wanted]) -> None:
         """Fetch a clone and have the trainer adopt it; ask everybody again and again until that is done.
 
         Waits as long as donors answer that they have not begun themselves. Raises SwarmUnreachable when none has answered for
         PATIENCE_S, RunRefusesUs or WrongVersion when all that answer do not want us.
         """
-        loop = asyncio.get_running_loop()
-        heard_s, num_unwanted = loop.time(), 0
-        while loop.time() - heard_s < PATIENCE_S:
-            answers = await self.ask_everybody(wanted(), shuffle)
+        heard_s, num_unwanted = loop_s(), 0
+        while loop_s() - heard_s < PATIENCE_S:
+            answers = await self.ask_everybody(wanted())
             if answers is None:
                 return
             final = _unanimous(answers)
@@ -89,37 +96,32 @@ class Joining:
             if final is not None and num_unwanted >= ROUNDS_TO_BELIEVE:
                 raise final
             if answers:
-                heard_s = loop.time()
+                heard_s = loop_s()
             await asyncio.sleep(PAUSE_S)
         raise SwarmUnreachable(
             f"no peer of the run answered for {PATIENCE_S:.0f} s",
             hint="check that the host is running and that its address in the invite can be reached from here, then join again",
         )
 
-    async def ask_everybody(
-        self, wanted: Wanted, shuffle: Callable[[list[Entry]], None], make_way: Callable[[], Awaitable[None]] = _nothing
-    ) -> list[GossamerError] | None:
-        """Ask every live peer once, in random order. Return None once a clone is adopted, else what those that answered said.
-
-        `make_way` is awaited when a clone is here, before the trainer is told.
-        """
-        donors = self.book.live(loop_s())
-        shuffle(donors)
+    async def ask_everybody(self, wanted: Wanted) -> list[GossamerError] | None:
+        """Ask every live peer once, in random order. Return None once a clone is adopted, else what those that answered said."""
+        donors = self._book.live(loop_s())
+        self._rng.shuffle(donors)
         answers = []
         for donor in donors:
-            error = await self._try(donor, wanted, make_way)
+            error = await self._try(donor, wanted)
             if error is None:
                 return None
-            self.emit(ProcessSays("joining", f"{donor.peer_id.short()} cannot give its weights: {error}"))
+            self._emit(ProcessSays("joining", f"{donor.peer_id.short()} cannot give its weights: {error}"))
             if not isinstance(error, TransportError):
                 answers.append(error)
         return answers
 
-    async def _try(self, donor: Entry, wanted: Wanted, make_way: Callable[[], Awaitable[None]]) -> GossamerError | None:
+    async def _try(self, donor: KnownPeer, wanted: Wanted) -> GossamerError | None:
         try:
-            await self._take_from(donor, wanted, make_way)
+            await self._take_from(donor, wanted)
         except PeerMisbehaved as error:
-            self.book.ban(donor.peer_id, loop_s())
+            self._book.ban(donor.peer_id, loop_s())
             return error
         except LinkLost:
             return NoUse("our own trainer is being restarted")
@@ -129,31 +131,31 @@ class Joining:
             return error
         return None
 
-    async def _take_from(self, donor: Entry, wanted: Wanted, make_way: Callable[[], Awaitable[None]]) -> None:
+    async def _take_from(self, donor: KnownPeer, wanted: Wanted) -> None:
         name, done, told = f"adopt-{next(self._names)}", 0, -1
         started_s = loop_s()
 
         def check(header: Contents) -> None:
-            self.book.tells_clock(donor.peer_id, header.clock_steps)  # records are old by some seconds: the next round knows better
+            self._book.tells_clock(donor.peer_id, header.clock_steps)  # records are old by some seconds: the next round knows better
             wanted.check(header)
 
         def keep(data: bytes) -> None:
             nonlocal done, told
-            self.tools.payloads.append(name, data)
+            self._own.payloads.append(name, data)
             done += len(data)
             if (percent := 100 * done // wanted.state_bytes) > told:
                 told = percent
-                self.emit(ProcessSays("joining", f"downloading weights from {donor.peer_id.short()}: {percent} %"))
+                self._emit(ProcessSays("joining", f"downloading weights from {donor.peer_id.short()}: {percent} %"))
 
         try:
-            header = await self._asker.state(donor.peer_id, donor.addresses, check, keep)
-            await make_way()
-            adopted = await self.tools.link.request(ask.Adopt(name, header.clock_steps))
+            header = await self._client.state(donor.peer_id, donor.addresses, check, keep)
+            async with self._meetings.set_aside():
+                adopted = await self._own.link.request(ask.Adopt(name, header.clock_steps))
         finally:
-            self.tools.payloads.remove(name)
+            self._own.payloads.remove(name)
         if isinstance(adopted, ask.Adopted) and not adopted.accepted:
             raise BadContents(adopted.reason)
-        self.emit(StateCloned(str(donor.peer_id), header.clock_steps, done, loop_s() - started_s))
+        self._emit(StateCloned(str(donor.peer_id), header.clock_steps, done, loop_s() - started_s))
 
 
 def _unanimous(answers: list[GossamerError]) -> GossamerError | None:

@@ -8,12 +8,16 @@ and none counts twice.
 from __future__ import annotations
 
 import asyncio
+import random
 from dataclasses import dataclass
 
 from peer.link import records as ask
+from peer.link.socket import TrainerLink
 from peer.meeting.words import MeetingOutcome
 from peer.node.meetings import Meetings
-from peer.swarm.address_book import loop_s
+from peer.swarm.address_book import AddressBook, loop_s
+from peer.swarm.membership import Membership
+from peer.swarm.standing import Standing
 from protocol.identity import PeerId
 
 PAUSE_S = (0.05, 0.4)  # between two tries, so that two peers that called each other do not do it again in step
@@ -31,9 +35,16 @@ class Goal:
 class Searches:
     """The searches of one node, as tasks of `run`."""
 
-    def __init__(self, meetings: Meetings, *, defer: bool) -> None:
+    def __init__(
+        self, membership: Membership, standing: Standing, book: AddressBook, meetings: Meetings, link: TrainerLink, rng: random.Random
+    ) -> None:
+        self._deadline_s = membership.deadline_s
+        self._give_up = ask.Defer if membership.defer else ask.Solo
+        self._standing = standing
+        self._book = book
         self._meetings = meetings
-        self._give_up = ask.Defer if defer else ask.Solo
+        self._link = link
+        self._rng = rng
         self._new: asyncio.Queue[int] = asyncio.Queue()
         self._goals: dict[int, Goal] = {}
 
@@ -53,7 +64,7 @@ class Searches:
     async def search(self, fragment: int) -> bool:
         """Find a partner for a fragment, due or not, and meet it; False when nobody could be met in time.
 
-        The run's deadline bounds the search; a meeting that has begun by then has its own. While meetings are paused it waits.
+        The run's deadline bounds the search; a meeting that has begun by then has its own. While none may begin it waits.
         """
         goal = self._goal(fragment)
         tried: set[PeerId] = set()
@@ -66,29 +77,29 @@ class Searches:
         tried: set[PeerId] = set()
         while self._meetings.num_completed(fragment) < self._goals[fragment].num_completed:
             if not await self._try(fragment, self._goals[fragment], tried):
-                self._meetings.tell_trainer(self._give_up(fragment))
+                self._link.tell(self._give_up(fragment))
                 break
         del self._goals[fragment]  # in the same breath as the last look at it: a Due that comes from now on begins a new search
 
     def _goal(self, fragment: int) -> Goal:
         """One meeting more than have counted; one in progress that counts already may have been applied before the fragment was due."""
         num_completed = self._meetings.num_completed(fragment) + self._meetings.is_decided(fragment) + 1
-        return Goal(num_completed, loop_s() + self._meetings.deadline_s)
+        return Goal(num_completed, loop_s() + self._deadline_s)
 
     async def _try(self, fragment: int, goal: Goal, tried: set[PeerId]) -> bool:
         """Wait for the meeting in progress, or begin one; False when there is nobody to meet before the goal's time."""
         meetings, loop = self._meetings, asyncio.get_running_loop()
-        await meetings.wait_open()
+        await self._standing.until(lambda: self._standing.may_meet)
         finish = None
         if await meetings.wait_over(fragment):
             if meetings.num_completed(fragment) < goal.num_completed and loop.time() >= goal.until_s:
                 return False
         else:
-            soonest_s = meetings.soonest_s()
+            soonest_s = self._book.soonest_s(loop.time())
             if soonest_s is None or max(soonest_s, loop.time()) >= goal.until_s:
                 return False
             finish = await meetings.try_next(fragment, tried)
         if meetings.num_completed(fragment) < goal.num_completed:
             in_trouble = finish is not None and finish.outcome is MeetingOutcome.ABANDONED
-            await asyncio.sleep(OWN_TROUBLE_S if in_trouble else meetings.rng.uniform(*PAUSE_S))
+            await asyncio.sleep(OWN_TROUBLE_S if in_trouble else self._rng.uniform(*PAUSE_S))
         return True

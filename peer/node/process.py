@@ -1,8 +1,9 @@
-"""The node process: a real network around `Node`. Started by the supervisor as `python -m peer.node`; holds no tensor.
+"""The node process: everything of the node, put together and run. Started by the supervisor as `python -m peer.node`; holds no tensor.
 
-It finds the run (from the home folder, or the manifest from a peer that the invite names), then runs the node until the supervisor says
-stop. If p2pd dies, `Libp2pNode` rebuilds the network below us; if this process dies, the trainer trains on and the supervisor starts
-another.
+It finds the run (from the home folder, or the manifest from a peer that the invite names), is there for others, and, once the trainer has
+said what the model is, meets them until the supervisor says stop. A peer without a trainer stays a part of the directory that gives the
+manifest to newcomers. If p2pd dies, `Libp2pNode` rebuilds the network below us; if this process dies, the trainer trains on and the
+supervisor starts another.
 """
 
 from __future__ import annotations
@@ -11,78 +12,65 @@ import asyncio
 import contextlib
 import random
 import time
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from peer.link.payload_folder import PayloadFolder
 from peer.link.records import Writer
 from peer.link.socket import NodeEnd
-from peer.machine.child import Child
+from peer.machine.atomic_file import write_whole
+from peer.machine.child import Supervised
 from peer.machine.events import ProcessSays, RunKnown
 from peer.machine.home import Home
-from peer.meeting.driver import Tools
+from peer.meeting.driver import OwnSide
 from peer.meeting.journal import Journal
-from peer.node.catch_up import NodeSettings
-from peer.node.fetching import FetchClient, find_manifest, store_manifest
-from peer.node.meetings import say
+from peer.node.donor import FetchServer
+from peer.node.door import Door
+from peer.node.fetching import FetchClient, find_manifest
 from peer.node.node import Node
-from peer.swarm.address_book import held_invite, loop_s, ways_in
+from peer.swarm.address_book import AddressBook, RecordIntake, loop_s
 from peer.swarm.membership import Membership
-from peer.swarm.presence import World
-from protocol.errors import RefusalCode, Refused
+from peer.swarm.presence import Presence, Sight
+from peer.swarm.standing import Standing
+from protocol.errors import BadSettings, Unreachable
 from protocol.identity import Identity, PeerId
 from protocol.libp2p.node import Libp2pNode
 from protocol.libp2p.p2pd import DaemonSettings
 from protocol.libp2p.record_store import RecordShelf
-from protocol.messages.messages import Refusal
-from protocol.messages.records import MemberRecord
-from protocol.messages.terms import RunTerms, check_member
+from protocol.messages.terms import RunTerms
+from protocol.run.invite import Invite
 from protocol.run.manifest import Manifest, SignedManifest
-from protocol.streams.transport import Purpose, Stream
 
 SAVE_BOOK_S = 2.0  # a peer that is killed early must still find its way back
+LOOK_S = 1.0  # between two looks at who has announced itself, where nobody trains
 LEAVE_S = 3.0
 
-
-class Doorman:
-    """Takes inbound streams before there is a node to take them."""
-
-    def __init__(self) -> None:
-        self.node: Node | None = None
-        self.manifest = b""
-        self.terms: RunTerms | None = None
-
-    def is_member(self, record: MemberRecord) -> bool:
-        """Say whether the directory should hold a record: a member's, as soon as we know who is one."""
-        if self.terms is None:
-            return True
-        try:
-            check_member(record.peer_id, record.credential, self.terms, time.time())
-        except Refused:
-            return False
-        return True
-
-    async def answer(self, purpose: Purpose, stream: Stream) -> None:
-        """Pass a stream on, or refuse it while this peer is still finding its run."""
-        if self.node is not None:
-            await self.node.answer(purpose, stream, self.node.donor(self.manifest))
-            return
-        await say(stream, Refusal(RefusalCode.NOT_READY, "still joining"))
-        await stream.close()
+T = TypeVar("T")
 
 
 class NodeProcess:
-    """Everything between the supervisor's pipes and the network."""
+    """Everything between the supervisor's pipes and the network. `stopped` is the supervisor's word that it is over."""
 
-    def __init__(self, child: Child) -> None:
+    def __init__(self, child: Supervised, stopped: asyncio.Event) -> None:
         self._child = child
+        self._stopped = stopped
         self._config = child.settings.config
         self._home = Home(self._config.home)
         self._identity = Identity.load_or_create(self._home.identity)
-        self._invite = held_invite(self._home)
-        self._doorman = Doorman()
+        self._invite = Invite.from_text(self._home.invite.read_text()) if self._home.invite.exists() else None
+        self._credential = self._invite.credential_for(self._identity.peer_id) if self._invite else None
+        self._held = SignedManifest.from_bytes(self._home.manifest.read_bytes()) if self._home.manifest.exists() else None
+        self._book = AddressBook(self._identity.peer_id)
+        self._door = Door(self._book, "still joining" if self._config.trains else "I show newcomers the way; I do not train")
 
     async def run(self) -> None:
         """Run until the supervisor says stop. Raises GossamerError when the run cannot be found or does not want us."""
-        run_id = self._invite.run_id if self._invite else self._read_manifest().run_id
+        self._fill_book()
+        run = self._invite or self._held
+        if run is None:
+            raise BadSettings(f"{self._home.path} holds no run", hint="give an invite")
+        shelf = RecordShelf(run.run_id, self._door.is_member)
         settings = DaemonSettings(
             identity_file=self._home.identity,
             folder=self._child.settings.runtime / "net",
@@ -90,88 +78,126 @@ class NodeProcess:
             port=self._config.listen_port,
             announce=self._config.announce,
         )
-        shelf = RecordShelf(run_id, self._doorman.is_member)
-        stopped = asyncio.create_task(self._until_stopped())
-        async with Libp2pNode(settings, shelf, self._doorman.answer, self._bootstraps) as network:
-            work = asyncio.create_task(self._work(network))
-            await asyncio.wait([stopped, work], return_when=asyncio.FIRST_COMPLETED)
-            stopped.cancel()
-            if self._doorman.node is not None:
-                await self._doorman.node.leave(LEAVE_S)
-            if not work.done():
-                work.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await work
+        async with Libp2pNode(settings, shelf, self._door.answer, self._ways_in, self._door.is_banned) as network:
+            signed = self._held or await self._unless_stopped(self._fetch_manifest(network))
+            if signed is not None:
+                await self._take_part(network, shelf, signed)
 
-    async def _work(self, network: Libp2pNode) -> None:
-        signed = self._read_manifest() if self._home.manifest.exists() else await self._fetch_manifest(network)
+    async def _take_part(self, network: Libp2pNode, shelf: RecordShelf, signed: SignedManifest) -> None:
         manifest = signed.manifest()
         self._child.emit(RunKnown(signed.run_id.hex(), manifest.run.total_steps))
-        await self._serve(network, signed, manifest)
+        terms = RunTerms.from_manifest(manifest)
+        server = FetchServer(self._identity, terms, signed.to_bytes(), time.time)
+        self._door.open(server)
+        intake = RecordIntake(terms, self._book, time.time)
+        async with asyncio.TaskGroup() as tasks:
+            saving = tasks.create_task(self._save_book())
+            if self._config.trains:
+                await self._meet(network, manifest, intake, server)
+            else:
+                await self._unless_stopped(self._show_the_way(network, shelf, intake))
+            saving.cancel()
 
-    async def _serve(self, network: Libp2pNode, signed: SignedManifest, manifest: Manifest) -> None:
-        link = NodeEnd(self._child.settings.runtime)
-        terms = RunTerms.from_manifest(manifest, await link.connect())
-        credential = self._invite.credential_for(self._identity.peer_id) if self._invite else None
-        membership = Membership(self._identity, terms, credential, manifest.outer.deadline_s, manifest.outer.no_partner == "defer")
-        world = World(network, network, lambda: network.addresses, time.time, random.SystemRandom())
+    # ------------------------------------------------------------------ with a trainer
+
+    async def _meet(self, network: Libp2pNode, manifest: Manifest, intake: RecordIntake, server: FetchServer) -> None:
+        """Be there for others; meet them as soon as the trainer has said what the model is."""
+        standing, emit, enough = Standing(), self._child.emit, self._config.wait_for_peers
+        membership = Membership.of(self._identity, manifest, self._credential)
+        presence = Presence(membership, network, lambda: network.addresses, intake, standing, emit, enough)
         payloads = PayloadFolder(self._child.settings.runtime / "payloads")
         payloads.clear(Writer.NODE)
-        tools = Tools(link, payloads, Journal(self._home.journal))
-        settings = NodeSettings(
-            state_bytes=terms.state_bytes,
-            max_clock_gap_steps=manifest.outer.max_clock_gap_steps,
-            total_steps=manifest.run.total_steps,
-            wait_for_peers=self._config.wait_for_peers,
-            is_founder=self._invite is None,
-        )
-        node = Node(membership, world, tools, settings, self._child.emit)
-        self._fill_book(node)
-        self._doorman.terms = terms
-        self._doorman.manifest, self._doorman.node = signed.to_bytes(), node
+        link = NodeEnd(self._child.settings.runtime)
         async with asyncio.TaskGroup() as tasks:
-            background = [tasks.create_task(link.run(node.on_notice)), tasks.create_task(self._save_book(node))]
-            await node.run()
-            for task in background:
-                task.cancel()
+            present = tasks.create_task(presence.run())
+            try:
+                plan = await self._unless_stopped(link.connect())
+                if plan is not None:
+                    own = OwnSide(link, payloads, Journal(self._home.journal))
+                    membership = Membership.of(self._identity, manifest, self._credential, plan)
+                    node = Node(
+                        membership, standing, presence, intake, network, own, random.SystemRandom(), emit,
+                        is_founder=self._invite is None, wait_for_peers=enough,
+                    )  # fmt: skip
+                    self._door.open(replace(server, terms=membership.terms, donor=node.donor), node.meetings)
+                    await self._run_node(node, link)
+            finally:
+                present.cancel()
+                await presence.leave()
 
-    # ------------------------------------------------------------------ finding the run
+    async def _run_node(self, node: Node, link: NodeEnd) -> None:
+        """Run the node to the end of the run, or until the supervisor says stop; then end its meetings."""
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(work) for work in (node.run(), self._stopped.wait())]
+            listening = tasks.create_task(link.run(node.on_notice))
+            try:
+                await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                await node.meetings.leave(LEAVE_S)
+                for task in (*running, listening):
+                    task.cancel()
 
-    def _read_manifest(self) -> SignedManifest:
-        return SignedManifest.from_bytes(self._home.manifest.read_bytes())
+    # ------------------------------------------------------------------ without one
 
-    def _bootstraps(self) -> tuple[str, ...]:
-        """Return the ways into the swarm: the invite's, and the good peers of the last session."""
-        return ways_in(self._home, self._identity.peer_id, self._invite)
+    async def _show_the_way(self, network: Libp2pNode, shelf: RecordShelf, intake: RecordIntake) -> None:
+        """Be part of the directory, and remember who has announced itself: the next start shall find a way in."""
+        sight = Sight(self._child.emit)
+        while True:
+            num_connected = await _num_connected(network)
+            sight.tell(num_connected, network.addresses)
+            self._child.emit(ProcessSays("seeding", f"{num_connected} connected"))
+            for record in shelf.records():
+                intake.take(record)
+            await asyncio.sleep(LOOK_S)
+
+    # ------------------------------------------------------------------ finding the run, and the way back
 
     async def _fetch_manifest(self, network: Libp2pNode) -> SignedManifest:
         assert self._invite is not None
-        credential = self._invite.credential_for(self._identity.peer_id)
-        asker = FetchClient(self._identity, self._invite.run_id, credential, network)
-        signed = await find_manifest(asker, self._invite.bootstraps, lambda reason: self._child.emit(ProcessSays("joining", reason)))
-        store_manifest(self._home, signed)
+        client = FetchClient(self._identity, self._invite.run_id, self._credential, network)
+        signed = await find_manifest(client, self._invite.bootstraps, lambda reason: self._child.emit(ProcessSays("joining", reason)))
+        write_whole(self._home.manifest, signed.to_bytes(), private=True)
         return signed
 
-    # ------------------------------------------------------------------ the rest
-
-    def _fill_book(self, node: Node) -> None:
-        now_s = loop_s()
+    def _fill_book(self) -> None:
         for address in self._invite.bootstraps if self._invite else ():
-            node.book.hint(_peer_of(address), address, now_s)
-        node.book.load(self._home.peers, now_s)
+            self._book.hint(PeerId.from_text(address.rsplit("/p2p/", 1)[1]), address, loop_s())
+        self._book.load(self._home.peers, loop_s())
 
-    async def _save_book(self, node: Node) -> None:
+    def _ways_in(self) -> tuple[str, ...]:
+        """Return the ways into the swarm: the invite's, and the good peers of the last session."""
+        return tuple(dict.fromkeys((*(self._invite.bootstraps if self._invite else ()), *self._book.ways_in(loop_s()))))
+
+    async def _save_book(self) -> None:
         while True:
             await asyncio.sleep(SAVE_BOOK_S)
             with contextlib.suppress(OSError):  # a full disk; the book is written again soon
-                node.book.save(self._home.peers, loop_s())
+                await asyncio.to_thread(write_whole, self._home.peers, self._book.to_bytes(loop_s()))
 
-    async def _until_stopped(self) -> None:
-        stopped = asyncio.Event()
-        asyncio.get_running_loop().add_reader(0, stopped.set)  # a line or the end of stdin: either asks us to stop
-        await stopped.wait()
+    async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """Return what work comes to; None, and it is cancelled, when the supervisor says stop before."""
+        tasks = [asyncio.create_task(work), asyncio.create_task(self._stopped.wait())]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            return tasks[0].result() if tasks[0].done() else None
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _num_connected(network: Libp2pNode) -> int:
+    try:
+        return len(await network.connected())
+    except Unreachable:  # p2pd is restarting
+        return 0
+
+
+async def run_node(child: Supervised) -> None:
+    """Run the node until a line comes from the supervisor, or its pipe ends: either asks us to stop."""
+    stopped = asyncio.Event()
+    asyncio.get_running_loop().add_reader(0, stopped.set)
+    try:
+        await NodeProcess(child, stopped).run()
+    finally:
         asyncio.get_running_loop().remove_reader(0)
-
-
-def _peer_of(address: str) -> PeerId:
-    return PeerId.from_text(address.rsplit("/p2p/", 1)[1])

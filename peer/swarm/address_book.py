@@ -15,21 +15,17 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import time
 from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from peer.machine.atomic_file import write_whole
-from peer.machine.home import Home
 from protocol.addresses import with_peer
 from protocol.errors import GossamerError
 from protocol.identity import PeerId
 from protocol.messages.records import MemberRecord
 from protocol.messages.terms import RunTerms, check_record
-from protocol.run.invite import Invite
 
 MAX_ENTRIES = 1024  # a random part of a larger swarm mixes as well as all of it
 MAX_BANS = 1024
@@ -51,7 +47,7 @@ def loop_s() -> float:
 
 
 @dataclass(slots=True)
-class Entry:
+class KnownPeer:
     """One peer in the book."""
 
     peer_id: PeerId
@@ -85,7 +81,7 @@ class AddressBook:
 
     def __init__(self, me: PeerId) -> None:
         self._me = me
-        self._entries: dict[PeerId, Entry] = {}
+        self._entries: dict[PeerId, KnownPeer] = {}
         self._banned_until_s: dict[PeerId, float] = {}
         self._last: deque[PeerId] = deque(maxlen=AVOIDED)
 
@@ -192,11 +188,11 @@ class AddressBook:
         """Tell whether a peer's call may be answered."""
         return peer_id not in self._entries or self._entries[peer_id].unwelcome_until_s <= now_s
 
-    def live(self, now_s: float) -> list[Entry]:
+    def live(self, now_s: float) -> list[KnownPeer]:
         """Return the peers that may be met, resting ones included, in the order in which they were first heard of."""
         return [entry for entry in self._entries.values() if self._is_live(entry, now_s)]
 
-    def announced(self, now_s: float) -> list[Entry]:
+    def announced(self, now_s: float) -> list[KnownPeer]:
         """Return the live peers whose own record we hold."""
         return [entry for entry in self.live(now_s) if entry.record is not None]
 
@@ -220,7 +216,7 @@ class AddressBook:
         entry = self._entries.get(peer_id)
         return entry.clock_steps if entry is not None and entry.has_clock else None
 
-    def choose(self, now_s: float, rng: random.Random, *, exclude: Collection[PeerId] = ()) -> Entry | None:
+    def choose(self, now_s: float, rng: random.Random, *, exclude: Collection[PeerId] = ()) -> KnownPeer | None:
         """Choose the next partner, or None when nobody can be asked now."""
         ready = [entry for entry in self.live(now_s) if entry.rests_until_s <= now_s and entry.peer_id not in exclude]
         num_avoided = min(AVOIDED, (len(ready) - 1) // 2)
@@ -237,21 +233,22 @@ class AddressBook:
         entry = self._entries.get(peer_id)
         return entry.addresses if entry else ()
 
+    def ways_in(self, now_s: float) -> list[str]:
+        """Return the addresses of the best peers, silent ones included, each with its peer's id: where the swarm may be found."""
+        return [with_peer(address, entry.peer_id) for entry in self._best(now_s) for address in entry.addresses]
+
     def acquaintances(self, partner: PeerId, now_s: float, rng: random.Random, num: int) -> tuple[bytes, ...]:
         """Choose signed records of other live peers to pass on to a partner."""
         others = [entry.record for entry in self.announced(now_s) if entry.peer_id != partner and not entry.failures]
         return tuple(record.to_bytes() for record in rng.sample(others, min(num, len(others))) if record)
 
-    # ------------------------------------------------------------------ on disk
+    # ------------------------------------------------------------------ for the next session
 
-    def save(self, path: Path, now_s: float) -> None:
-        """Write the best peers and the bans to disk, atomically. Raises OSError, with the old file untouched."""
-        best = sorted(self._entries.values(), key=lambda entry: (-entry.meetings, -entry.seen_s))
-        known = [
-            {"peer": str(e.peer_id), "addresses": list(e.addresses)} for e in best if e.addresses and not self.is_banned(e.peer_id, now_s)
-        ]
+    def to_bytes(self, now_s: float) -> bytes:
+        """Return the best peers and the bans, to be kept for the next session."""
+        known = [{"peer": str(entry.peer_id), "addresses": list(entry.addresses)} for entry in self._best(now_s)]
         bans = [{"peer": str(peer), "banned_for_s": until_s - now_s} for peer, until_s in self._banned_until_s.items() if until_s > now_s]
-        write_whole(path, json.dumps({"known": known[:KEPT], "banned": bans}, indent=1).encode())
+        return json.dumps({"known": known, "banned": bans}, indent=1).encode()
 
     def load(self, path: Path, now_s: float) -> None:
         """Add the peers of the last session, and what was left of the bans then. An unreadable file is like none: it only holds hints."""
@@ -267,18 +264,22 @@ class AddressBook:
 
     # ------------------------------------------------------------------ bounds
 
+    def _best(self, now_s: float) -> list[KnownPeer]:
+        best = sorted(self._entries.values(), key=lambda entry: (-entry.meetings, -entry.seen_s))
+        return [entry for entry in best if entry.addresses and not self.is_banned(entry.peer_id, now_s)][:KEPT]
+
     def _clocks(self, now_s: float) -> list[int]:
         return [entry.clock_steps for entry in self.live(now_s) if entry.has_clock]
 
-    def _is_live(self, entry: Entry, now_s: float) -> bool:
+    def _is_live(self, entry: KnownPeer, now_s: float) -> bool:
         return now_s - entry.seen_s < FORGET_S and not self.is_banned(entry.peer_id, now_s)
 
-    def _entry(self, peer_id: PeerId, now_s: float) -> Entry:
+    def _entry(self, peer_id: PeerId, now_s: float) -> KnownPeer:
         entry = self._entries.get(peer_id)
         if entry is None:
             if len(self._entries) >= MAX_ENTRIES:
                 self._forget_one(now_s)
-            entry = self._entries[peer_id] = Entry(peer_id, seen_s=-FORGET_S)
+            entry = self._entries[peer_id] = KnownPeer(peer_id, seen_s=-FORGET_S)
         return entry
 
     def _forget_one(self, now_s: float) -> None:
@@ -308,16 +309,3 @@ class RecordIntake:
         """Take in a record as a partner passed it on."""
         with suppress(GossamerError, ValueError):
             self.take(MemberRecord.from_bytes(raw))
-
-
-def held_invite(home: Home) -> Invite | None:
-    """Return the invite that the home holds, if it holds one. Raises BadInvite when it cannot be read."""
-    return Invite.from_text(home.invite.read_text()) if home.invite.exists() else None
-
-
-def ways_in(home: Home, me: PeerId, invite: Invite | None) -> tuple[str, ...]:
-    """Return the multiaddrs, each with its peer's id, at which `me` may find the swarm: the invite's first."""
-    book = AddressBook(me)
-    book.load(home.peers, time.time())
-    known = [with_peer(address, entry.peer_id) for entry in book.live(time.time()) for address in entry.addresses]
-    return tuple(dict.fromkeys((*(invite.bootstraps if invite else ()), *known)))

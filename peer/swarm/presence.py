@@ -8,15 +8,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from functools import partial
 
+from peer.machine.events import AddressesChanged, Event, PeersSeen
 from peer.swarm.address_book import RecordIntake, loop_s
 from peer.swarm.membership import Membership
+from peer.swarm.standing import Standing
 from protocol.errors import GossamerError
 from protocol.messages.records import MemberRecord, announceable
-from protocol.streams.transport import Directory, Transport
+from protocol.streams.transport import Directory
 
 log = logging.getLogger(__name__)
 
@@ -24,64 +25,88 @@ ANNOUNCE_S = 20.0
 RECORD_S = 90  # how long a record stays in force; the directory forgets a dead peer after so long
 LOOK_S = (2.0, 20.0)  # between two looks: while too few are known or the end is near, and otherwise
 FAREWELL_S = 1  # lifetime of the record that says we are gone
+TELL_S = 0.5  # between two looks at what the supervisor is told of
 RECORDS_AT_ONCE = 32  # checked before others get their turn: a signature takes 0.1 ms
 
 
-@dataclass(frozen=True, slots=True)
-class World:
-    """Where a node lives."""
+class Sight:
+    """Tells the supervisor who is in sight, and where others reach us, whenever that changes."""
 
-    transport: Transport
-    directory: Directory
-    addresses: Callable[[], tuple[str, ...]]  # own ones, as others may dial them
-    now_s: Callable[[], float]  # Unix time
-    rng: random.Random  # nonces are drawn from it too: outside of tests, one that nobody can predict (SystemRandom)
+    def __init__(self, emit: Callable[[Event], None]) -> None:
+        self._emit = emit
+        self._told: list[Event] = []
 
-
-@dataclass(slots=True)
-class Standing:
-    """How far this peer is, as others may know."""
-
-    clock_steps: int = 0
-    finished: bool = False
+    def tell(self, num_peers: int, addresses: tuple[str, ...]) -> None:
+        """Take in what is so now."""
+        now: list[Event] = [PeersSeen(num_peers), AddressesChanged(addresses)]
+        for event in now:
+            if event not in self._told:
+                self._emit(event)
+        self._told = now
 
 
 class Presence:
-    """Announce and look, as two loops of the node. `standing` is the node's to keep up to date; `wait_for_peers` are enough to know."""
+    """Announce and look, as loops of `run`. `addresses` are our own, as others may dial them; `wait_for_peers` are enough to know."""
 
-    def __init__(self, membership: Membership, world: World, intake: RecordIntake, standing: Standing, wait_for_peers: int) -> None:
-        self.has_looked = asyncio.Event()  # once, with or without success
+    def __init__(
+        self,
+        membership: Membership,
+        directory: Directory,
+        addresses: Callable[[], tuple[str, ...]],
+        intake: RecordIntake,
+        standing: Standing,
+        emit: Callable[[Event], None],
+        wait_for_peers: int,
+    ) -> None:
         self._membership = membership
-        self._world = world
-        self._hearsay = intake
+        self._directory = directory
+        self._addresses = addresses
+        self._intake = intake
         self._standing = standing
+        self._sight = Sight(emit)
         self._enough = max(1, wait_for_peers)
         self._sequence = 0
-        self._hurry = asyncio.Event()
+        self._has_looked = asyncio.Event()
 
-    async def announce_for_ever(self) -> None:
-        """Announce this peer until cancelled."""
+    async def run(self) -> None:
+        """Be there until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for loop in (self._announce_for_ever, self._look_for_ever, self._tell_for_ever):
+                tasks.create_task(loop())
+
+    async def first_look(self, most_s: float) -> bool:
+        """Wait until the directory was asked once, with or without success, but no longer than `most_s`; tell whether it was."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(most_s):
+                await self._has_looked.wait()
+        return self._has_looked.is_set()
+
+    async def _announce_for_ever(self) -> None:
+        """Announce again and again; at once where others wait for it: when we have come to the end of the schedule."""
         while True:
-            self._hurry.clear()
+            was_finished = self._standing.finished
             await self._announce(RECORD_S, ANNOUNCE_S)
-            known = self._hearsay.book.live(loop_s())
+            known = self._intake.book.live(loop_s())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ANNOUNCE_S if known else LOOK_S[0]):
-                    await self._hurry.wait()
+                    await self._standing.until(partial(self._has_finished_since, was_finished))
 
-    async def look_for_ever(self) -> None:
-        """Look for others until cancelled."""
+    def _has_finished_since(self, was_finished: bool) -> bool:
+        return self._standing.finished and not was_finished
+
+    async def _look_for_ever(self) -> None:
         while True:
             with _unharmed("a look into the directory"):
                 async with asyncio.timeout(LOOK_S[1]):
                     await self._look()
-            self.has_looked.set()
-            enough = len(self._hearsay.book.announced(loop_s())) >= self._enough
+            self._has_looked.set()
+            enough = len(self._intake.book.announced(loop_s())) >= self._enough
             await asyncio.sleep(LOOK_S[1] if enough and not self._standing.finished else LOOK_S[0])
 
-    def hurry(self) -> None:
-        """Announce at once: something has changed that others wait for."""
-        self._hurry.set()
+    async def _tell_for_ever(self) -> None:
+        while True:
+            self._sight.tell(len(self._intake.book.live(loop_s())), self._addresses())
+            await asyncio.sleep(TELL_S)
 
     async def leave(self) -> None:
         """Tell the directory that we are gone; takes a second at most."""
@@ -90,15 +115,15 @@ class Presence:
     async def _announce(self, lifetime_s: int, within_s: float) -> None:
         with _unharmed("an announcement"):
             async with asyncio.timeout(within_s):
-                await self._world.directory.announce(self._record(lifetime_s))
+                await self._directory.announce(self._record(lifetime_s))
 
     def _record(self, lifetime_s: int) -> MemberRecord:
-        membership, now_s = self._membership, int(self._world.now_s())
+        membership, now_s = self._membership, int(self._intake.now_s())
         self._sequence = max(self._sequence + 1, now_s)  # grows over restarts too
         return MemberRecord(
             run_id=membership.terms.run_id,
             peer_id=membership.identity.peer_id,
-            addresses=announceable(self._world.addresses(), membership.identity.peer_id),
+            addresses=announceable(self._addresses(), membership.identity.peer_id),
             clock_steps=self._standing.clock_steps,
             finished=self._standing.finished,
             sequence=self._sequence,
@@ -107,8 +132,8 @@ class Presence:
         ).signed(membership.identity)
 
     async def _look(self) -> None:
-        for number, record in enumerate(await self._world.directory.members(), 1):
-            self._hearsay.take(record)
+        for number, record in enumerate(await self._directory.members(), 1):
+            self._intake.take(record)
             if number % RECORDS_AT_ONCE == 0:
                 await asyncio.sleep(0)
 

@@ -39,7 +39,7 @@ NOW_S = 1_800_000_000.0
 
 
 def membership(identity: Identity) -> Membership:
-    return Membership(identity, TERMS, None, deadline_s=30.0, defer=False)
+    return Membership(identity, TERMS, None, total_steps=100_000, deadline_s=30.0, defer=False)
 
 
 @dataclass

@@ -21,12 +21,12 @@ async def meet(swarm: Swarm, victim: int, at_event: int) -> tuple[bool, bool, in
     for peer in (a, b):
         peer.trainer.frozen = True
     await asyncio.sleep(1.0)
-    a.node.book.hint(b.peer_id, "/ip4/192.0.2.1/tcp/4001", 0.0)
+    a.book.hint(b.peer_id, "/ip4/192.0.2.1/tcp/4001", 0.0)
     before = a.hash, b.hash
     meeting = asyncio.create_task(a.node.meetings.try_next(FRAGMENT, set()), name="try_next")
     peer = (a, b)[victim]
-    await swarm.until(lambda: peer.node.meetings._active)
-    (active,) = peer.node.meetings._active.values()
+    await swarm.until(lambda: peer.node.meetings.active)
+    (active,) = peer.node.meetings.active.values()
     task = meeting if victim == 0 else next(t for t in asyncio.all_tasks() if t.get_name() == f"{b.peer_id.short()} Meet")
     num_events = 0
     handle = active.meeting.handle
@@ -38,10 +38,10 @@ async def meet(swarm: Swarm, victim: int, at_event: int) -> tuple[bool, bool, in
             task.cancel()
         return handle(event)
 
-    active.driver._meeting.handle = counted
+    active.meeting.handle = counted
     await asyncio.sleep(45.0)
     for each in (a, b):
-        assert not each.node.meetings._active and not each.node.meetings._inbound
+        assert not each.node.meetings.active and not each.node.meetings.inbound
         assert all(fragment.meeting is None for fragment in each.trainer.replica.outer.fragments), "a fragment stays locked"
         assert not list(each.payloads.path("x").parent.iterdir()), "files are left behind"
     assert a.trainer.applied.total() <= 1 and b.trainer.applied.total() <= 1

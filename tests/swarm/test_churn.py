@@ -17,7 +17,7 @@ QUIET = tiny_manifest(run={"total_steps": 100_000})
 
 def healthy(peer: Peer) -> bool:
     """Tell whether every fragment of a peer is where it should be between meetings: open in a meeting that its node knows, or in none."""
-    known = {active.meeting.number for active in peer.node.meetings._active.values()}
+    known = {active.meeting.number for active in peer.node.meetings.active.values()}
     return all(fragment.meeting is None or fragment.meeting in known for fragment in peer.trainer.replica.outer.fragments)
 
 
@@ -69,7 +69,7 @@ def test_flapping_partitions_on_a_bad_line(tmp_path: Path, seed: int) -> None:
         both = [peer.trainer.applied for peer in peers]
         known = set().union(*both)
         alone = [meeting for meeting in known if sum(meeting in applied for applied in both) == 1]
-        under_way = {active.meeting.pairing.meeting_id.hex() for peer in peers for active in peer.node.meetings._active.values()}
+        under_way = {active.meeting.pairing.meeting_id.hex() for peer in peers for active in peer.node.meetings.active.values()}
         assert not set(alone) - under_way, "nobody died, so every decision could be delivered"
         counts = [peer.outcomes()["completed"] for peer in peers]
         await swarm.until(lambda: all(peer.outcomes()["completed"] >= n + 3 for peer, n in zip(peers, counts, strict=True)), within_s=60.0)
@@ -88,7 +88,7 @@ def test_hundreds_of_meetings_leave_nothing_behind(tmp_path: Path) -> None:
             for _ in range(60):
                 assert await a.node.searches.search(0)
             await asyncio.sleep(10.0)
-            sizes.append((len(asyncio.all_tasks()), len(a.node.book._entries), len(a.node.meetings._active), len(b.node.meetings._inbound)))
+            sizes.append((len(asyncio.all_tasks()), len(a.book._entries), len(a.node.meetings.active), len(b.node.meetings.inbound)))
             for peer in (a, b):
                 assert not list(peer.payloads.path("x").parent.iterdir())
                 assert not peer.trainer.replica.outer._meetings

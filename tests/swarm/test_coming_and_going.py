@@ -11,6 +11,7 @@ import torch
 
 from peer.meeting.words import MeetingState
 from peer.node import donor
+from peer.swarm.standing import PeerState
 from protocol.errors import RefusalCode, RunRefusesUs, SwarmUnreachable
 from protocol.identity import Identity
 from protocol.memory.conversation import Link as Wire
@@ -56,7 +57,7 @@ def test_a_late_joiner_clones_weights_momentum_and_clock_and_warms_up_again(tmp_
         joiner = swarm.add(**JOINER)
         joiner.trainer.frozen = True
         joiner.start()
-        assert joiner.node.meetings._closed is RefusalCode.NOT_READY
+        assert joiner.standing.refusal is RefusalCode.NOT_READY
         await swarm.until(lambda: joiner.trainer.started)
         assert any(adopted(joiner, donor) and joiner.clock == donor.clock for donor in elders)
         assert torch.equal(joiner.fast, torch.cat([p.detach().flatten() for p in joiner.trainer.replica.parameters.values()]))
@@ -76,7 +77,7 @@ def test_a_joiner_meets_nobody_before_it_has_weights(tmp_path: Path) -> None:
         swarm.network.kill_at(elder.peer_id, sent=10_000)
         joiner = swarm.add(**JOINER).start()
         swarm.network.refuse(elder.peer_id)
-        elder.node.book.hint(joiner.peer_id, "/ip4/192.0.2.1/tcp/4001", now())
+        elder.book.hint(joiner.peer_id, "/ip4/192.0.2.1/tcp/4001", now())
         await asyncio.sleep(20.0)
         assert not joiner.trainer.started and not joiner.meetings
         assert elder.outcomes()["refused"] >= 1
@@ -172,7 +173,7 @@ def test_only_when_nobody_wants_it_a_joiner_gives_up(tmp_path: Path, num_friends
             swarm.network.transport(stranger.peer_id, unfriendly)
         joiner = swarm.add(**JOINER).start()
         for other in (*friends, *strangers):
-            joiner.node.book.hint(other.peer_id, "/ip4/192.0.2.1/tcp/4001", now())
+            joiner.book.hint(other.peer_id, "/ip4/192.0.2.1/tcp/4001", now())
         await asyncio.sleep(15.0)
         if friends:
             assert joiner.trainer.started
@@ -223,10 +224,10 @@ def test_a_peer_that_dies_at_the_end_keeps_nobody_for_ever(tmp_path: Path) -> No
 def test_the_trainer_restarts_at_the_end_and_still_hears_that_it_is_over(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         peer = swarm.add().start()
-        await swarm.until(lambda: peer.node._standing.finished)
+        await swarm.until(lambda: peer.standing.finished)
         peer.save()
         peer.kill_trainer()  # the word that it is over goes nowhere
-        await swarm.until(lambda: peer.node._is_over, within_s=90.0)
+        await swarm.until(lambda: peer.standing.state is PeerState.LEAVING, within_s=90.0)
         peer.restart_trainer()
         await swarm.until(lambda: peer.is_done, within_s=10.0)
 
@@ -248,7 +249,7 @@ LEAVING = [  # where the meeting is then, at which rate, and how it ends
 def test_leaving_finishes_or_drops_within_the_grace_time(tmp_path: Path, state: MeetingState, bytes_per_s: float, outcome: str) -> None:
     async def story(swarm: Swarm) -> None:
         a, b, c = swarm.start(3)
-        await swarm.until(lambda: any(active.meeting.state is state for active in a.node.meetings._active.values()), within_s=60.0)
+        await swarm.until(lambda: any(active.meeting.state is state for active in a.node.meetings.active.values()), within_s=60.0)
         began_s, num_before = now(), len(a.meetings)
         await a.leave(3.0)
         assert now() - began_s < 3.0 + 1.5
@@ -268,10 +269,11 @@ def test_who_leaves_is_not_asked_again(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         a, b, c = swarm.start(3)
         await swarm.until(lambda: all(completed(peer) >= 2 for peer in swarm.peers))
-        await a.node.leave(3.0)
+        await a.node.meetings.leave(3.0)
+        await a.presence.leave()
         await asyncio.sleep(25.0)
         for peer in (b, c):
-            assert a.peer_id not in [entry.peer_id for entry in peer.node.book.live(now())]
-        assert not a.node.meetings._active
+            assert a.peer_id not in [entry.peer_id for entry in peer.book.live(now())]
+        assert not a.node.meetings.active
 
     play(Swarm(tmp_path, manifest=QUIET), story)

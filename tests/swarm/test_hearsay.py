@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
-from peer.swarm.address_book import Entry
+from peer.swarm.address_book import KnownPeer
 from protocol.errors import RefusalCode
 from protocol.identity import Identity
 from protocol.messages.messages import Hello, Refusal
@@ -23,8 +23,8 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def known(peer: Peer, other: Identity) -> Entry:
-    return next(entry for entry in peer.node.book.announced(now()) if entry.peer_id == other.peer_id)
+def known(peer: Peer, other: Identity) -> KnownPeer:
+    return next(entry for entry in peer.book.announced(now()) if entry.peer_id == other.peer_id)
 
 
 async def gossip(swarm: Swarm, listener: Peer, *records: MemberRecord) -> None:
@@ -43,16 +43,16 @@ async def gossip(swarm: Swarm, listener: Peer, *records: MemberRecord) -> None:
 def test_nobody_can_speak_for_another_and_who_passes_a_lie_on_is_not_blamed(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         a, b = swarm.start(2)
-        await swarm.until(lambda: a.node.book.announced(now()))
+        await swarm.until(lambda: a.book.announced(now()))
         for peer in (a, b):
             peer.trainer.frozen = True
-        await swarm.until(lambda: not a.node.meetings._active)
+        await swarm.until(lambda: not a.node.meetings.active)
         held = known(a, b.identity).record
         assert held is not None
         forged = record(swarm, b.identity, held.sequence + 1).signed(MALLORY)
         await gossip(swarm, a, forged, record(swarm, b.identity, held.sequence - 1))
         assert known(a, b.identity).record == held
-        assert not a.node.book.is_banned(MALLORY.peer_id, now()) and not a.node.book.is_banned(b.peer_id, now())
+        assert not a.book.is_banned(MALLORY.peer_id, now()) and not a.book.is_banned(b.peer_id, now())
         later = record(swarm, b.identity, held.sequence + 1)
         await gossip(swarm, a, later)
         assert known(a, b.identity).record == later, "true words pass the same way"
@@ -75,6 +75,6 @@ def test_strangers_are_neither_met_nor_remembered(tmp_path: Path) -> None:
         assert isinstance(answer, Refusal) and answer.code is RefusalCode.NOT_INVITED
         await asyncio.sleep(25.0)  # with a look into the directory
         await swarm.until(lambda: a.outcomes()["completed"] >= 3)
-        assert list(a.node.book._entries) == [b.peer_id]
+        assert list(a.book._entries) == [b.peer_id]
 
     play(swarm, story)

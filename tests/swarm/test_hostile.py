@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.errors import PeerGone, RefusalCode
+from protocol.errors import PeerGone, RefusalCode, Unreachable
 from protocol.identity import Identity
 from protocol.messages.messages import Chunk, Commit, Decision, Hello, Outcome, Part, Refusal, Resolve
 from protocol.streams.transport import Purpose, Stream
@@ -95,13 +95,13 @@ def test_a_bad_partner_is_dropped_and_the_next_one_is_met(tmp_path: Path, trick:
             peer.trainer.frozen = True
         swarm.network.transport(MALLORY.peer_id, play_trick)
         await asyncio.sleep(1.0)
-        a.node.book.hint(MALLORY.peer_id, "/ip4/192.0.2.66/tcp/1", now())
-        a.node.book.hint(b.peer_id, "/ip4/192.0.2.1/tcp/4001", now())
-        a.node.book.not_now(b.peer_id, now())
+        a.book.hint(MALLORY.peer_id, "/ip4/192.0.2.66/tcp/1", now())
+        a.book.hint(b.peer_id, "/ip4/192.0.2.1/tcp/4001", now())
+        a.book.not_now(b.peer_id, now())
         assert await a.node.searches.search(0)
         await asyncio.sleep(5.0)
         assert [done.partner for done in a.meetings] == [str(MALLORY.peer_id), str(b.peer_id)]
-        assert a.node.book.is_banned(MALLORY.peer_id, now()) == is_bad
+        assert a.book.is_banned(MALLORY.peer_id, now()) == is_bad
         assert (a.meetings[0].outcome == "misbehaved") == is_bad
         assert all(char.isprintable() for char in a.meetings[0].reason)
         assert all(fragment.meeting is None for fragment in a.trainer.replica.outer.fragments)
@@ -139,18 +139,16 @@ def test_what_a_bad_caller_says_first(tmp_path: Path, is_bad: bool) -> None:
         ]
         transport = swarm.network.transport(MALLORY.peer_id, nobody)
         for message in bad if is_bad else strange:
-            victim.node.book._banned_until_s.clear()
+            victim.book._banned_until_s.clear()
             stream = await transport.connect(victim.peer_id, (), Purpose.MEET)
             await stream.send(message)
             await expect_no(stream, message)
-            assert victim.node.book.is_banned(MALLORY.peer_id, now()) == is_bad, message
+            assert victim.book.is_banned(MALLORY.peer_id, now()) == is_bad, message
         assert not victim.meetings and all(f.meeting is None for f in victim.trainer.replica.outer.fragments)
-        victim.node.book.ban(MALLORY.peer_id, now())
+        victim.book.ban(MALLORY.peer_id, now())
         for purpose in Purpose:
-            stream = await transport.connect(victim.peer_id, (), purpose)
-            await stream.send(good)
-            answer = await stream.receive()
-            assert isinstance(answer, Refusal) and answer.code is RefusalCode.NOT_INVITED
+            with pytest.raises(Unreachable):
+                await transport.connect(victim.peer_id, (), purpose)
 
     async def expect_no(stream: Stream, message: object) -> None:
         if isinstance(message, Refusal):
@@ -210,7 +208,7 @@ def test_two_callers_that_go_silent_do_not_keep_a_peer_from_the_others(tmp_path:
         failed = victim.outcomes()["failed"]
         await asyncio.sleep(120.0)
         assert victim.outcomes()["completed"] > count + 60, "its fragments are taken"
-        assert victim.outcomes()["failed"] - failed <= 6 and len(victim.trainer.solo) - solos <= 6
+        assert victim.outcomes()["failed"] - failed <= 8 and len(victim.trainer.solo) - solos <= 6
         assert victim.partners()[str(other.peer_id)]
         for task in tasks:
             task.cancel()
@@ -235,7 +233,7 @@ def test_a_dishonest_trainer_harms_nobody(tmp_path: Path, nan: bool, rehash: boo
         await swarm.until(lambda: all(peer.outcomes()["completed"] >= 5 for peer in good))
         for peer in good:
             assert not peer.partners()[str(bad.peer_id)] and bool(peer.fast.isfinite().all())
-            assert peer.node.book.is_banned(bad.peer_id, now()) == bool(peer.outcomes()["misbehaved"])
+            assert peer.book.is_banned(bad.peer_id, now()) == bool(peer.outcomes()["misbehaved"])
             assert peer.outcomes()["misbehaved"] <= 2
         assert not bad.partners()
 

@@ -66,7 +66,7 @@ def test_meetings_keep_the_mean_of_the_slow_weights_and_shrink_their_spread(tmp_
         mean, spread = torch.stack([peer.slow for peer in peers]).double().mean(0), swarm.spread()
         for peer in peers:
             for other in peers:
-                peer.node.book.hint(other.peer_id, "/ip4/192.0.2.1/tcp/4001", 0.0)
+                peer.book.hint(other.peer_id, "/ip4/192.0.2.1/tcp/4001", 0.0)
         for _ in range(7):
             for peer in peers:
                 for fragment in range(3):
@@ -114,10 +114,10 @@ def test_two_peers_that_call_each_other_at_once_have_one_meeting(tmp_path: Path)
             for peer, other in ((a, b), (b, a)):
                 peer.trainer.frozen = True
                 peer.start()
-                peer.node.book.hint(other.peer_id, "/ip4/192.0.2.1/tcp/4001", 0.0)
+                peer.book.hint(other.peer_id, "/ip4/192.0.2.1/tcp/4001", 0.0)
                 for stranger in swarm.peers[:-2]:
-                    peer.node.book.ban(stranger.peer_id, 0.0)
-            await swarm.until(lambda a=a, b=b: a.node.meetings._closed is None and b.node.meetings._closed is None)
+                    peer.book.ban(stranger.peer_id, 0.0)
+            await swarm.until(lambda a=a, b=b: a.standing.may_meet and b.standing.may_meet)
             searches = [peer.node.searches.search(0) for peer in (a, b)]
             assert await asyncio.gather(*searches) == [True, True]
             assert a.outcomes()["completed"] == b.outcomes()["completed"] == 1

@@ -83,7 +83,7 @@ async def _play(swarm: Swarm, death: Death | None, goes_on: bool) -> Result:
         peer.save()
         peer.start()
     for peer, other in (peers, peers[::-1]):
-        peer.node.book.hint(other.peer_id, "/ip4/192.0.2.1/tcp/4001", 0.0)
+        peer.book.hint(other.peer_id, "/ip4/192.0.2.1/tcp/4001", 0.0)
     await asyncio.sleep(1.0)
     before = peers[0].hash, peers[1].hash
     trainers = [peer.trainer for peer in peers]

@@ -21,12 +21,15 @@ from peer.link.payload_folder import PayloadFolder
 from peer.link.records import Writer
 from peer.machine.events import Event, MeetingDone, ProcessSays, StateCloned
 from peer.machine.status import Status, apply
-from peer.meeting.driver import Tools
+from peer.meeting.driver import OwnSide
 from peer.meeting.journal import Journal
-from peer.node.catch_up import NodeSettings
+from peer.node.donor import FetchServer
+from peer.node.door import Door
 from peer.node.node import Node
+from peer.swarm.address_book import AddressBook, RecordIntake
 from peer.swarm.membership import Membership
-from peer.swarm.presence import World
+from peer.swarm.presence import Presence
+from peer.swarm.standing import Standing
 from protocol.identity import Identity, PeerId
 from protocol.memory import virtual_time
 from protocol.memory.conversation import Link as Wire
@@ -38,6 +41,8 @@ from tests.peer.small import fingerprint
 from tests.protocol.scripted import ScriptedNetwork
 from tests.swarm.tiny import CountedReplica, tiny_manifest, tiny_replica, tiny_terms
 from tests.swarm.trainer import Checkpoint, Link, Trainer
+
+ADDRESSES = ("/ip4/192.0.2.1/tcp/4001",)
 
 
 @dataclass(frozen=True)
@@ -115,27 +120,36 @@ class Peer:
 
     def start_node(self) -> None:
         swarm = self.swarm
-        self.transport: Transport = swarm.network.transport(self.peer_id, self._answer)
+        self.book = AddressBook(self.peer_id)
+        self.door = Door(self.book, "still joining")
+        network, manifest, now_s = swarm.network, swarm.manifest, swarm.network.now_s
+        self.transport: Transport = network.transport(self.peer_id, self._answer, is_banned=self.door.is_banned)
         self.payloads.clear(Writer.NODE)
         self.journal = Journal(self._folder / "journal")
         self.link = Link(lambda notice: self.node.on_notice(notice))
         rng = random.Random(f"{swarm.seed}/{self.peer_id}/{self._num_starts}")
-        directory = swarm.network.directory(self.peer_id)
-        world = World(swarm.wrap(self, self.transport), directory, lambda: ("/ip4/192.0.2.1/tcp/4001",), swarm.network.now_s, rng)
-        outer = swarm.manifest.outer
-        membership = Membership(self.identity, swarm.terms, self.habits.credential, outer.deadline_s, outer.no_partner == "defer")
-        settings = NodeSettings(
-            swarm.terms.state_bytes,
-            outer.max_clock_gap_steps,
-            swarm.manifest.run.total_steps,
-            self.habits.wait_for_peers,
-            self.habits.is_founder,
+        membership = replace(Membership.of(self.identity, manifest, self.habits.credential), terms=swarm.terms)
+        intake, self.standing = RecordIntake(swarm.terms, self.book, now_s), Standing()
+        self.presence = Presence(
+            membership, network.directory(self.peer_id), lambda: ADDRESSES, intake, self.standing, self.on_event, self.habits.wait_for_peers
         )
-        self.node = Node(membership, world, Tools(self.link, self.payloads, self.journal), settings, self._on_event)
+        self.node = Node(
+            membership,
+            self.standing,
+            self.presence,
+            intake,
+            swarm.wrap(self, self.transport),
+            OwnSide(self.link, self.payloads, self.journal),
+            rng,
+            self.on_event,
+            is_founder=self.habits.is_founder,
+            wait_for_peers=self.habits.wait_for_peers,
+        )
+        self.door.open(FetchServer(self.identity, swarm.terms, swarm.signed, now_s, self.node.donor), self.node.meetings)
         self.trainer.connect(self.link)
         self._run(self._serve(), self._node_tasks)
 
-    def _on_event(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         self.status = apply(self.status, event)
         match event:
             case StateCloned():
@@ -174,7 +188,8 @@ class Peer:
         self.checkpoint = self.trainer.save()
 
     async def leave(self, grace_s: float = 3.0) -> None:
-        await self.node.leave(grace_s)
+        await self.node.meetings.leave(grace_s)
+        await self.presence.leave()
         self.kill()
 
     def _new_trainer(self) -> Trainer:
@@ -190,7 +205,10 @@ class Peer:
 
     async def _serve(self) -> None:
         try:
-            await self.node.run()
+            async with asyncio.TaskGroup() as tasks:
+                present = tasks.create_task(self.presence.run())
+                await self.node.run()
+                present.cancel()
             self.is_done = True
         except Exception as error:
             self.failure = error
@@ -200,7 +218,7 @@ class Peer:
         assert task is not None
         self._node_tasks.add(task)
         try:
-            await self.node.answer(purpose, stream, self.node.donor(self.swarm.signed))
+            await self.door.answer(purpose, stream)
         finally:
             self._node_tasks.discard(task)
 

@@ -8,16 +8,17 @@ from pathlib import Path
 import pytest
 
 from peer.link.payload_folder import PayloadFolder
-from peer.meeting.driver import FRAMES_AHEAD, Driver, Tools
+from peer.meeting.driver import FRAMES_AHEAD, Driver, OwnSide, Resolver
 from peer.meeting.hello import Greeting
 from peer.meeting.journal import Journal
 from peer.meeting.machine import Meeting
 from peer.meeting.words import MeetingOutcome
+from peer.swarm.address_book import AddressBook
 from protocol.errors import RefusalCode
-from protocol.identity import Identity, PeerId
+from protocol.identity import Identity
 from protocol.memory import virtual_time
 from protocol.memory.network import MemoryNetwork
-from protocol.messages.messages import Chunk, Outcome, Part
+from protocol.messages.messages import Chunk, Part
 from protocol.streams.transport import Purpose, Stream
 from tests.peer.two_sides import SEEDS, membership
 from tests.swarm.mallory import nobody
@@ -36,15 +37,15 @@ async def begun(swarm: Swarm) -> tuple[Peer, Peer, asyncio.Task[object]]:
         peer.start()
     await asyncio.sleep(1.0)
     a, b = peers
-    a.node.book.hint(b.peer_id, "/ip4/192.0.2.1/tcp/4001", asyncio.get_running_loop().time())
+    a.book.hint(b.peer_id, "/ip4/192.0.2.1/tcp/4001", asyncio.get_running_loop().time())
     meeting: asyncio.Task[object] = asyncio.create_task(a.node.meetings.try_next(0, set()))
-    await swarm.until(lambda: b.node.meetings._active)
+    await swarm.until(lambda: b.node.meetings.active)
     return a, b, meeting
 
 
 def expect_nothing_left(*peers: Peer) -> None:
     for peer in peers:
-        assert not peer.node.meetings._active
+        assert not peer.node.meetings.active
         assert not list(peer.payloads.path("x").parent.iterdir()), "files are left behind"
         assert peer.trainer.replica.outer.fragments[0].meeting is None, "the trainer still holds the fragment"
 
@@ -76,11 +77,11 @@ def test_a_cancelled_meeting_is_dropped_and_the_partner_hears_the_end(tmp_path: 
 def test_a_stopped_meeting_tells_the_partner_why(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         a, b, meeting = await begun(swarm)
-        a.node.meetings._active[0].driver.stop("we are off", RefusalCode.LEAVING)
+        a.node.meetings.active[0].stop("we are off", RefusalCode.LEAVING)
         await meeting
         await asyncio.sleep(1.0)
         assert [done.outcome for done in a.meetings] == [MeetingOutcome.ABANDONED.name.lower()]
-        assert a.peer_id not in [entry.peer_id for entry in b.node.book.live(asyncio.get_running_loop().time())]
+        assert a.peer_id not in [entry.peer_id for entry in b.book.live(asyncio.get_running_loop().time())]
         expect_nothing_left(a, b)
 
     play(Swarm(tmp_path, manifest=QUIET), story)
@@ -93,7 +94,7 @@ def test_a_trainer_that_dies_ends_its_meetings(tmp_path: Path) -> None:
         await meeting
         await asyncio.sleep(1.0)
         assert a.outcomes() == {"abandoned": 1} and b.trainer.applied.total() == 0
-        assert not b.node.book.is_banned(a.peer_id, asyncio.get_running_loop().time())
+        assert not b.book.is_banned(a.peer_id, asyncio.get_running_loop().time())
         expect_nothing_left(b)
 
     play(Swarm(tmp_path, manifest=QUIET), story)
@@ -110,24 +111,22 @@ def test_a_fast_partner_waits_until_its_frames_are_met(tmp_path: Path) -> None:
             await stream.send(Chunk(Part.PAYLOAD, num_sent, b"x" * 1000))
             num_sent += 1
 
-    async def never(partner: PeerId, meeting_id: bytes) -> Outcome:
-        raise AssertionError("nothing is in doubt")
-
     async def story() -> None:
         network, (me, partner) = MemoryNetwork(), (Identity(seed) for seed in SEEDS)
         network.transport(partner.peer_id, flood)
-        stream = await network.transport(me.peer_id, nobody).connect(partner.peer_id, (), Purpose.MEET)
+        transport = network.transport(me.peer_id, nobody)
+        stream = await transport.connect(partner.peer_id, (), Purpose.MEET)
         await stream.send(Chunk(Part.PAYLOAD, 0, b"go"))
         greeting = Greeting(membership(me), partner.peer_id, 0, b"n" * 16, 0.0)
-        tools = Tools(Link(lambda _: None), PayloadFolder(tmp_path / "payloads"), Journal(tmp_path / "journal"))
-        driver = Driver(Meeting(1, greeting), stream, tools, never)
+        own = OwnSide(Link(lambda _: None), PayloadFolder(tmp_path / "payloads"), Journal(tmp_path / "journal"))
+        driver = Driver(Meeting(1, greeting), stream, own, Resolver(transport, AddressBook(me.peer_id), b"r" * 32))
         reader = driver._spawn(driver._read())  # without the machine: it is as slow as can be
         await asyncio.sleep(60.0)
         assert FRAMES_AHEAD <= num_sent < FRAMES_AHEAD + 16
         assert driver._events.qsize() == FRAMES_AHEAD
         reader.cancel()
         await driver._clean_up()
-        tools.journal.close()
+        own.journal.close()
         await network.close()
 
     virtual_time.run(story())

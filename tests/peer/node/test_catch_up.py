@@ -63,7 +63,7 @@ def know(peer: Peer, num_others: int, clock_steps: int) -> list[PeerId]:
     """Have a peer know so many others, all at this clock."""
     others = [somebody(number) for number in range(100, 100 + num_others)]
     for other in others:
-        peer.node.book.saw(other, asyncio.get_running_loop().time(), clock_steps)
+        peer.book.saw(other, asyncio.get_running_loop().time(), clock_steps)
     return others
 
 
@@ -75,14 +75,14 @@ def tell(upkeep: CatchUp, partners: list[PeerId], finish: Finish, num: int = OUT
 def test_a_row_of_refusals_is_forgotten_at_a_meeting_that_counts(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         (peer,) = swarm.start(1)
-        upkeep, others = peer.node._upkeep, know(peer, 1, 1000)
+        upkeep, others = peer.node.catch_up, know(peer, 1, 1000)
         tell(upkeep, others, TOO_FAR, OUTCAST - 1)
-        assert upkeep._useful() is None
+        assert upkeep.wanted() is None
         tell(upkeep, others, Finish(MeetingOutcome.COMPLETED, ""), 1)
         tell(upkeep, others, TOO_FAR, 1)
-        assert upkeep._useful() is None
+        assert upkeep.wanted() is None
         tell(upkeep, others, TOO_FAR, OUTCAST - 1)
-        wanted = upkeep._useful()
+        wanted = upkeep.wanted()
         assert wanted is not None and peer.clock < wanted.earliest_clock_steps <= 1000, "only a donor that is further than we are"
         assert wanted.latest_clock_steps == 1000 + 60
 
@@ -92,7 +92,7 @@ def test_a_row_of_refusals_is_forgotten_at_a_meeting_that_counts(tmp_path: Path)
 def test_who_calls_us_only_to_refuse_us_does_not_give_us_his_weights(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         (peer,) = swarm.start(1)
-        upkeep, others = peer.node._upkeep, know(peer, 5, 1000)
+        upkeep, others = peer.node.catch_up, know(peer, 5, 1000)
         for finish in (TOO_FAR, GATE):
             tell(upkeep, others, finish, 100, initiated=False)
         assert not upkeep._is_outcast(upkeep._too_far) and not upkeep._is_outcast(upkeep._gated)
@@ -104,11 +104,11 @@ def test_who_calls_us_only_to_refuse_us_does_not_give_us_his_weights(tmp_path: P
 def test_two_liars_among_many_do_not_make_us_ask(tmp_path: Path, finish: Finish) -> None:
     async def story(swarm: Swarm) -> None:
         (peer,) = swarm.start(1)
-        upkeep, others = peer.node._upkeep, know(peer, 5, 20)
+        upkeep, others = peer.node.catch_up, know(peer, 5, 20)
         for liar in others[:2]:
-            peer.node.book.saw(liar, asyncio.get_running_loop().time(), 50_000)
+            peer.book.saw(liar, asyncio.get_running_loop().time(), 50_000)
         tell(upkeep, others[:2], finish, 100)
-        assert upkeep._useful() is None
+        assert upkeep.wanted() is None
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
@@ -116,9 +116,9 @@ def test_two_liars_among_many_do_not_make_us_ask(tmp_path: Path, finish: Finish)
 def test_a_clock_that_is_too_far_must_have_been_signed(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         (peer,) = swarm.start(1)
-        upkeep, others = peer.node._upkeep, know(peer, 4, peer.clock + 10)
+        upkeep, others = peer.node.catch_up, know(peer, 4, peer.clock + 10)
         tell(upkeep, others, TOO_FAR, 100)
-        assert upkeep._useful() is None
+        assert upkeep.wanted() is None
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
@@ -126,9 +126,9 @@ def test_a_clock_that_is_too_far_must_have_been_signed(tmp_path: Path) -> None:
 def test_shut_out_at_many_gates_we_take_weights_of_about_our_time(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         (peer,) = swarm.start(1)
-        upkeep, others = peer.node._upkeep, know(peer, 4, 40)
+        upkeep, others = peer.node.catch_up, know(peer, 4, 40)
         tell(upkeep, others, GATE)
-        wanted = upkeep._useful()
+        wanted = upkeep.wanted()
         assert wanted is not None and wanted.earliest_clock_steps == 0 and wanted.latest_clock_steps == 40 + 60
 
     play(Swarm(tmp_path, manifest=QUIET), story)

@@ -50,7 +50,7 @@ def test_one_that_never_comes_to_the_end_is_waited_for_only_so_long(tmp_path: Pa
         slow.trainer.frozen = True
         for peer in (quick, slow):
             peer.start()
-        await swarm.until(lambda: quick.node._finishing.wanted.is_set(), within_s=60.0)
+        await swarm.until(lambda: quick.standing.finished, within_s=60.0)
         began_s = asyncio.get_running_loop().time()
         await swarm.until(lambda: quick.is_done, within_s=WAIT_S + CLOSE_S + 5.0)
         assert asyncio.get_running_loop().time() - began_s > 0.5 * WAIT_S, "it did not wait for one that is still training"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from pathlib import Path
 
 import pytest
 
-from peer.node.fetching import as_final
+from peer.meeting.driver import OwnSide
+from peer.node.fetching import FetchClient, as_final
 from peer.node.joining import Joining, Wanted
-from peer.swarm.address_book import Entry
 from protocol.errors import BadMessage, RefusalCode, Refused, RunRefusesUs, WrongVersion
 from protocol.messages.messages import Contents, ContentsKind, Refusal
 from protocol.streams.transport import Purpose, Stream
@@ -20,8 +21,11 @@ from tests.swarm.world import Peer, Swarm, play
 QUIET = tiny_manifest(run={"total_steps": 100_000})
 
 
-def in_order(entries: list[Entry]) -> None:
-    """Ask the donors in the order in which they were heard of."""
+class InOrder(random.Random):
+    """Has the donors asked in the order in which they were heard of."""
+
+    def shuffle(self, x: object) -> None:
+        """Leave them as they are."""
 
 
 async def newcomer(swarm: Swarm, *donors: object) -> tuple[Peer, Joining]:
@@ -30,8 +34,10 @@ async def newcomer(swarm: Swarm, *donors: object) -> tuple[Peer, Joining]:
     peer.trainer.frozen = True
     peer.start()
     for donor in donors:
-        peer.node.book.hint(donor.peer_id, "/ip4/192.0.2.1/tcp/4001", asyncio.get_running_loop().time())  # type: ignore[attr-defined]
-    return peer, peer.node._upkeep._joining
+        peer.book.hint(donor.peer_id, "/ip4/192.0.2.1/tcp/4001", asyncio.get_running_loop().time())  # type: ignore[attr-defined]
+    own = OwnSide(peer.link, peer.payloads, peer.journal)
+    client = FetchClient(peer.identity, swarm.terms.run_id, None, peer.transport)
+    return peer, Joining(client, peer.book, peer.node.meetings, own, InOrder(), peer.on_event)
 
 
 def wanted(swarm: Swarm, earliest_steps: int = 0, latest_steps: int = 100_000) -> Wanted:
@@ -56,8 +62,8 @@ def test_a_donor_of_the_wrong_size_is_banned_and_the_next_one_is_asked(tmp_path:
         elder.trainer.frozen = True
         swarm.network.transport(MALLORY.peer_id, announces_too_much)
         peer, joining = await newcomer(swarm, MALLORY, elder)
-        assert await joining.ask_everybody(wanted(swarm), in_order) is None
-        assert peer.node.book.is_banned(MALLORY.peer_id, asyncio.get_running_loop().time())
+        assert await joining.ask_everybody(wanted(swarm)) is None
+        assert peer.book.is_banned(MALLORY.peer_id, asyncio.get_running_loop().time())
         assert peer.trainer.started and peer.clock == elder.clock and bool((peer.slow == elder.slow).all())
         (cloned,) = peer.clones
         assert (cloned.donor, cloned.clock_steps, cloned.num_bytes) == (str(elder.peer_id), elder.clock, swarm.terms.state_bytes)
@@ -76,11 +82,11 @@ def test_a_donor_of_another_time_is_no_use_and_no_liar(tmp_path: Path, off_steps
         peer, joining = await newcomer(swarm, elder)
         before = peer.hash
         bounds = (elder.clock + 1,) if off_steps > 0 else (0, elder.clock - 1)
-        answers = await joining.ask_everybody(wanted(swarm, *bounds), in_order)
-        assert peer.node.book.clock_of(elder.peer_id) == elder.clock, "its answer is later news than its record"
+        answers = await joining.ask_everybody(wanted(swarm, *bounds))
+        assert peer.book.clock_of(elder.peer_id) == elder.clock, "its answer is later news than its record"
         assert answers is not None and len(answers) == 1 and peer.hash == before and not peer.trainer.started
         assert not peer.clones
-        assert not peer.node.book.is_banned(elder.peer_id, asyncio.get_running_loop().time())
+        assert not peer.book.is_banned(elder.peer_id, asyncio.get_running_loop().time())
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
@@ -93,10 +99,10 @@ def test_one_that_has_not_begun_keeps_a_refused_joiner_waiting(tmp_path: Path, o
         _, joining = await newcomer(swarm, MALLORY, *waiting)
         if not others_wait:
             with pytest.raises(RunRefusesUs):
-                await joining.take_over(lambda: wanted(swarm), in_order)
+                await joining.take_over(lambda: wanted(swarm))
             return
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(joining.take_over(lambda: wanted(swarm), in_order), 100.0)
+            await asyncio.wait_for(joining.take_over(lambda: wanted(swarm)), 100.0)
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from peer.meeting.words import MeetingOutcome
 from peer.node.meetings import MAX_OUTBOUND
 from protocol.errors import RefusalCode
+from protocol.messages.messages import RunPhase
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play
 
@@ -23,7 +24,7 @@ async def acquainted(swarm: Swarm, num_peers: int) -> list[Peer]:
     await asyncio.sleep(1.0)
     for peer in peers:
         for other in peers:
-            peer.node.book.hint(other.peer_id, "/ip4/192.0.2.1/tcp/4001", asyncio.get_running_loop().time())
+            peer.book.hint(other.peer_id, "/ip4/192.0.2.1/tcp/4001", asyncio.get_running_loop().time())
     return peers
 
 
@@ -46,14 +47,14 @@ def test_a_fragment_in_a_meeting_is_busy_for_others_and_another_fragment_is_not(
     async def story(swarm: Swarm) -> None:
         peers = a, b, c = await acquainted(swarm, 3)
         first = asyncio.create_task(a.node.meetings.try_next(0, {c.peer_id}))
-        await swarm.until(lambda: b.node.meetings._active)
+        await swarm.until(lambda: b.node.meetings.active)
         same, other = await asyncio.gather(c.node.meetings.try_next(0, {a.peer_id}), c.node.meetings.try_next(1, {b.peer_id}))
         assert same is not None and same.refusal is RefusalCode.BUSY
         assert other is not None and other.outcome is MeetingOutcome.COMPLETED
         finish = await first
         assert finish is not None and finish.outcome is MeetingOutcome.COMPLETED
-        assert all(not peer.node.meetings._active for peer in peers)
-        assert b.peer_id in {entry.peer_id for entry in c.node.book.live(0.0)}, "being busy is no fault"
+        assert all(not peer.node.meetings.active for peer in peers)
+        assert b.peer_id in {entry.peer_id for entry in c.book.live(0.0)}, "being busy is no fault"
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
@@ -62,7 +63,7 @@ def test_a_node_calls_only_so_many_at_once_and_nobody_twice(tmp_path: Path) -> N
     async def story(swarm: Swarm) -> None:
         a = (await acquainted(swarm, 4))[0]
         calls = [asyncio.create_task(a.node.meetings.try_next(fragment, set())) for fragment in range(MAX_OUTBOUND)]
-        await swarm.until(lambda: len(a.node.meetings._active) == MAX_OUTBOUND)
+        await swarm.until(lambda: len(a.node.meetings.active) == MAX_OUTBOUND)
         assert await a.node.meetings.try_next(MAX_OUTBOUND, set()) is None
         await asyncio.gather(*calls)
         assert len(a.partners()) == MAX_OUTBOUND
@@ -73,11 +74,11 @@ def test_a_node_calls_only_so_many_at_once_and_nobody_twice(tmp_path: Path) -> N
 def test_who_leaves_begins_nothing_and_says_so(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         a, b = await acquainted(swarm, 2)
-        await b.node.meetings.close(3.0)
-        b.node.meetings.open()  # its trainer's word comes too late
+        await b.node.meetings.leave(3.0)
+        b.standing.told(0, RunPhase.TRAIN, True)  # too late
         finish = await a.node.meetings.try_next(0, set())
         assert finish is not None and finish.refusal is RefusalCode.LEAVING
-        assert a.node.meetings.soonest_s() is None, "it would ask again"
+        assert a.book.soonest_s(asyncio.get_running_loop().time()) is None, "it would ask again"
         assert await b.node.meetings.try_next(0, set()) is None
 
     play(Swarm(tmp_path, manifest=QUIET), story)

@@ -66,7 +66,7 @@ def test_when_nobody_agrees_by_the_deadline_the_manifest_decides(
     async def story(swarm: Swarm) -> None:
         peer = await still(swarm)
         swarm.network.transport(MALLORY.peer_id, refuses)
-        peer.node.book.hint(MALLORY.peer_id, ADDRESS, now())
+        peer.book.hint(MALLORY.peer_id, ADDRESS, now())
         for _ in range(2):  # the second moves the goal of the search that is under way
             peer.node.on_notice(DUE)
         await asyncio.sleep(1.0)
@@ -84,7 +84,7 @@ def test_when_nobody_agrees_by_the_deadline_the_manifest_decides(
 def test_one_caller_after_another_that_goes_silent_does_not_keep_a_fragment_from_its_solo_step(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         peer = await still(swarm)
-        peer.node.book.hint(MALLORY.peer_id, ADDRESS, now())
+        peer.book.hint(MALLORY.peer_id, ADDRESS, now())
         swarm.network.transport(MALLORY.peer_id, refuses)
 
         async def pester() -> None:
@@ -99,7 +99,7 @@ def test_one_caller_after_another_that_goes_silent_does_not_keep_a_fragment_from
                 await stream.close()
 
         task = asyncio.create_task(pester())
-        await swarm.until(lambda: peer.node.meetings._active, within_s=5.0)
+        await swarm.until(lambda: peer.node.meetings.active, within_s=5.0)
         peer.node.on_notice(DUE)
         await asyncio.sleep(2 * swarm.manifest.outer.deadline_s + 5.0)
         assert told(peer, ask.Solo)
@@ -113,8 +113,8 @@ def test_a_meeting_that_the_partner_began_satisfies_the_search(tmp_path: Path) -
     async def story(swarm: Swarm) -> None:
         a, b = await still(swarm), await still(swarm)
         for peer, other in ((a, b), (b, a)):
-            peer.node.book.hint(other.peer_id, ADDRESS, now())
-        a.node.book.not_now(b.peer_id, now())
+            peer.book.hint(other.peer_id, ADDRESS, now())
+        a.book.not_now(b.peer_id, now())
         a.node.on_notice(DUE)
         await b.node.meetings.try_next(0, set())
         await asyncio.sleep(15.0)

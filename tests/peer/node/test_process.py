@@ -1,61 +1,243 @@
-"""Around the node: who is let in before there is a node. The process itself: tests/e2e."""
+"""The node process from start to stop, over a network that is not there: what it says, what it keeps in its home, and what it opens when.
+
+With a real network and a real trainer: tests/e2e.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
 
 import pytest
 
-from peer.node.process import Doorman
-from protocol.errors import RefusalCode
+from peer.link import records as ask
+from peer.link.socket import TrainerEnd
+from peer.machine.child import ChildSettings
+from peer.machine.config import PeerConfig
+from peer.machine.events import AddressesChanged, Event, PeersSeen, ProcessSays, RunKnown
+from peer.machine.home import Home
+from peer.node import process as module
+from peer.node.process import NodeProcess
+from protocol.errors import BadSettings, Unreachable
 from protocol.identity import Identity
-from protocol.memory import virtual_time
-from protocol.memory.network import EPOCH_S, MemoryNetwork
-from protocol.messages.messages import Refusal
+from protocol.libp2p.record_store import RecordShelf
+from protocol.messages.messages import Refusal, RunPhase
 from protocol.messages.records import MemberRecord
-from protocol.messages.terms import RunTerms
+from protocol.messages.terms import FragmentTerms, ModelPlan
+from protocol.run.invite import Invite
+from protocol.run.manifest import Manifest, SignedManifest
 from protocol.streams.transport import Purpose
 from tests.peer.deaf import Deaf
-from tests.peer.small import small_manifest
-from tests.swarm.mallory import nobody
+from tests.peer.waiting import eventually
 
-HOST, GUEST = Identity(b"h" * 32), Identity(b"g" * 32)
-
-
-def record(who: Identity, run_id: bytes) -> MemberRecord:
-    return MemberRecord(run_id, who.peer_id, ("/ip4/192.0.2.1/tcp/1",), 0, False, 1, int(EPOCH_S) + 90).signed(who)
-
-
-@pytest.mark.parametrize("purpose", list(Purpose))
-def test_who_calls_before_there_is_a_node_is_told_to_come_back(purpose: Purpose) -> None:
-    async def story() -> None:
-        network = MemoryNetwork()
-        network.transport(HOST.peer_id, Doorman().answer)
-        stream = await network.transport(GUEST.peer_id, nobody).connect(HOST.peer_id, (), purpose)
-        await stream.send(Refusal(RefusalCode.BUSY))
-        answer = await stream.receive()
-        assert isinstance(answer, Refusal) and answer.code is RefusalCode.NOT_READY
-        await stream.close()
-        await network.close()
-
-    virtual_time.run(story())
+HOST, MEMBER = Identity(b"h" * 32), Identity(b"m" * 32)
+SIGNED = SignedManifest.sign(Manifest().with_host(HOST.peer_id), HOST)
+ADDRESS = f"/ip4/127.0.0.1/tcp/4001/p2p/{HOST.peer_id}"
+INVITE = Invite.issue(HOST, SIGNED.run_id, (ADDRESS,), None, int(time.time()) + 3600)
+PLAN = ModelPlan(16, (FragmentTerms(0, 1000, 0),), 800)
 
 
-@pytest.mark.parametrize("purpose", list(Purpose))
-def test_who_calls_before_there_is_a_node_and_does_not_listen_is_hung_up_on(purpose: Purpose) -> None:
-    async def story() -> None:
-        stream = Deaf(GUEST.peer_id)
-        async with asyncio.timeout(5.0):
-            await Doorman().answer(purpose, stream)
-        assert stream.is_closed
+class Quiet:
+    """A network on which nobody answers."""
 
-    virtual_time.run(story())
+    addresses: tuple[str, ...] = ("/ip4/192.0.2.9/tcp/1",)
+
+    def __init__(self, settings: object, shelf: RecordShelf, answer: Callable[..., Awaitable[None]], ways_in: Callable[[], Sequence[str]],
+                 is_banned: object) -> None:  # fmt: skip
+        self.shelf, self.answer, self.ways_in = shelf, answer, ways_in
+        self.announced: list[MemberRecord] = []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        return
+
+    async def connected(self) -> frozenset[object]:
+        return frozenset()
+
+    async def connect(self, *_: object) -> object:
+        raise Unreachable("nobody is here")
+
+    async def announce(self, record: MemberRecord) -> None:
+        self.announced.append(record)
+
+    async def members(self) -> list[MemberRecord]:
+        return []
 
 
-def test_the_directory_holds_members_only_once_it_is_known_who_is_one() -> None:
-    doorman = Doorman()
-    manifest = small_manifest(run={"access": "allowlist", "members": [str(GUEST.peer_id)]})
-    terms = RunTerms.from_manifest(manifest)
-    assert doorman.is_member(record(HOST, terms.run_id)), "before that, everybody may be one"
-    doorman.terms = terms
-    assert doorman.is_member(record(GUEST, terms.run_id)) and not doorman.is_member(record(HOST, terms.run_id))
+@dataclass
+class Supervision:
+    """The supervisor's side."""
+
+    settings: ChildSettings
+    events: list[Event] = field(default_factory=list)
+
+    def emit(self, event: Event) -> None:
+        self.events.append(event)
+
+    def stop_requested(self) -> bool:
+        return False
+
+
+class Running:
+    """A node process that runs in a task."""
+
+    def __init__(self, home: Home, runtime: Path, monkeypatch: pytest.MonkeyPatch, **config: Any) -> None:
+        self.networks: list[Quiet] = []
+        monkeypatch.setattr(module, "Libp2pNode", self._network)
+        settings = ChildSettings(config=PeerConfig(home=home.path, **config), peer_id="", runtime=runtime, told_to_start=False)
+        self.child, self.stopped = Supervision(settings), asyncio.Event()
+        self.task = asyncio.create_task(NodeProcess(self.child, self.stopped).run())
+
+    def _network(self, *arguments: Any) -> Quiet:
+        self.networks.append(Quiet(*arguments))
+        return self.networks[-1]
+
+    def said(self, kind: type) -> list[Any]:
+        return [event for event in self.child.events if isinstance(event, kind)]
+
+    def states(self) -> set[str]:
+        return {said.state for said in self.said(ProcessSays)}
+
+    async def until(self, state: str) -> Quiet:
+        await self.true(lambda: state in self.states(), state)
+        return self.networks[0]
+
+    async def true(self, condition: Callable[[], object], what: str) -> None:
+        await eventually(lambda: self.task.done() or condition(), what)
+        if self.task.done():
+            self.task.result()
+
+    async def stop(self) -> None:
+        self.stopped.set()
+        async with asyncio.timeout(20):
+            await self.task
+
+
+Start = Callable[..., Running]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    made = Home(tmp_path / "home")
+    made.create()
+    return made
+
+
+@pytest.fixture
+def runtime() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="node-") as name:  # pytest's own paths are too long for a socket
+        yield Path(name)
+
+
+@pytest.fixture
+def start(home: Home, runtime: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
+    monkeypatch.setattr(module, "LOOK_S", 0.01)
+    monkeypatch.setattr(module, "SAVE_BOOK_S", 0.01)
+    return lambda **config: Running(home, runtime, monkeypatch, **config)
+
+
+def member() -> MemberRecord:
+    expires_s, credential = int(time.time()) + 60, INVITE.credential_for(MEMBER.peer_id)
+    return MemberRecord(SIGNED.run_id, MEMBER.peer_id, ("/ip4/192.0.2.7/tcp/4001",), 0, False, 1, expires_s, credential).signed(MEMBER)
+
+
+async def answer_to_a_caller(network: Quiet) -> Refusal:
+    """What is said to who asks for a meeting without a word."""
+    told: list[Refusal] = []
+
+    class Caller(Deaf):
+        async def send(self, message: Any) -> None:
+            told.append(message)
+
+    async with asyncio.timeout(5.0):
+        await network.answer(Purpose.MEET, Caller(MEMBER.peer_id))
+    return told[0]
+
+
+def test_without_a_trainer_it_shows_the_way_and_remembers_who_announced_himself(home: Home, start: Start) -> None:
+    home.manifest.write_bytes(SIGNED.to_bytes())
+    home.invite.write_text(INVITE.to_text())
+
+    async def first() -> None:
+        running = start(trains=False)
+        network = await running.until("seeding")
+        assert running.said(ProcessSays)[-1].reason == "0 connected"
+        assert running.said(RunKnown) == [RunKnown(SIGNED.run_id.hex(), SIGNED.manifest().run.total_steps)]
+        assert running.said(PeersSeen) == [PeersSeen(0)] and running.said(AddressesChanged) == [AddressesChanged(Quiet.addresses)]
+        assert "do not train" in (await answer_to_a_caller(network)).detail
+        assert network.shelf.notice(member().to_bytes())
+        await eventually(lambda: home.peers.exists() and str(MEMBER.peer_id) in home.peers.read_text(), "the address book")
+        await running.stop()
+        assert not network.announced, "it is nobody's partner"
+
+    async def again() -> None:
+        home.invite.unlink()
+        running = start(trains=False)
+        network = await running.until("seeding")
+        assert network.shelf.run_id == SIGNED.run_id
+        assert set(network.ways_in()) == {ADDRESS, f"/ip4/192.0.2.7/tcp/4001/p2p/{MEMBER.peer_id}"}
+        await running.stop()
+
+    asyncio.run(first())
+    asyncio.run(again())
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_one_that_was_ended_before_it_had_the_manifest_goes_on_looking_for_it(home: Home, start: Start, trains: bool) -> None:
+    home.invite.write_text(INVITE.to_text())
+
+    async def once() -> None:
+        running = start(trains=trains)
+        network = await running.until("joining")
+        assert network.ways_in() == (ADDRESS,)
+        await running.stop()
+
+    asyncio.run(once())
+    asyncio.run(once())
+
+
+def test_without_a_run_it_does_not_start(start: Start) -> None:
+    async def test() -> None:
+        with pytest.raises(BadSettings, match="holds no run"):
+            await start().task
+
+    asyncio.run(test())
+
+
+def test_it_is_there_before_the_trainer_and_meets_once_it_has_said_what_the_model_is(home: Home, runtime: Path, start: Start) -> None:
+    home.manifest.write_bytes(SIGNED.to_bytes())
+
+    async def test() -> None:
+        running = start()
+        await running.true(lambda: running.networks and running.networks[0].announced, "announcement")
+        network = running.networks[0]
+        assert (await answer_to_a_caller(network)).detail == "still joining"
+        trainer, asked = TrainerEnd(runtime), list[ask.Request]()
+        await running.true(lambda: trainer.poll() or trainer.session, "the node at the link")
+        trainer.send(ask.Built(PLAN), trainer.session)
+        trainer.send(ask.Progress(0, RunPhase.TRAIN, False), trainer.session)
+        await running.true(lambda: asked.extend(trainer.poll()) or ask.Start() in asked, "the word to begin")
+        num_announced = len(network.announced)
+        await running.stop()
+        assert len(network.announced) == num_announced + 1 and network.announced[-1].expires_s < time.time() + 5, "it says goodbye"
+        trainer.close()
+
+    asyncio.run(test())
+
+
+def test_it_stops_while_it_waits_for_the_trainer(home: Home, start: Start) -> None:
+    home.manifest.write_bytes(SIGNED.to_bytes())
+
+    async def test() -> None:
+        running = start()
+        await running.true(lambda: running.networks and running.networks[0].announced, "announcement")
+        await running.stop()
+
+    asyncio.run(test())

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from peer.swarm.address_book import LAST_WORD_S, AddressBook, Entry, RecordIntake
+from peer.swarm.address_book import LAST_WORD_S, AddressBook, KnownPeer, RecordIntake
 from protocol.limits import CLOCK_SKEW_S, RECORD_LIFETIME_S
 from protocol.memory.virtual_time import run
 from protocol.messages.records import MemberRecord
@@ -18,10 +18,10 @@ from tests.protocol.samples import ALICE, BOB, ISSUER, MALLORY, NOW_S, OTHER_RUN
 OF_ISSUER = replace(RECORD, peer_id=ISSUER.peer_id, credential=None, signature=b"").signed(ISSUER)  # who needs no invite
 
 
-def live_after(tell: Callable[[RecordIntake], None], terms: RunTerms = TERMS) -> list[Entry]:
+def live_after(tell: Callable[[RecordIntake], None], terms: RunTerms = TERMS) -> list[KnownPeer]:
     """Return who is live in Bob's book once he has heard all that."""
 
-    async def main() -> list[Entry]:
+    async def main() -> list[KnownPeer]:
         intake = RecordIntake(terms, AddressBook(BOB.peer_id), lambda: NOW_S)
         tell(intake)
         return intake.book.live(asyncio.get_running_loop().time())

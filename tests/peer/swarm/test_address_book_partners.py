@@ -252,7 +252,7 @@ def test_addresses_and_bans_outlive_the_session(tmp_path: Path) -> None:
     book = book_of(A, B)
     book.met(A.peer_id, 10.0, 5)
     book.ban(C.peer_id, 10.0)
-    book.save(tmp_path / "peers.json", 110.0)
+    (tmp_path / "peers.json").write_bytes(book.to_bytes(110.0))
     later = AddressBook(ME.peer_id)
     later.load(tmp_path / "peers.json", 5.0)  # another clock: the loop's time begins anew
     assert {entry.peer_id for entry in later.live(5.0)} == {*ids(A, B)}
@@ -264,7 +264,7 @@ def test_only_the_best_are_kept(tmp_path: Path) -> None:
     book = book_of(*(somebody(number) for number in range(1, 101)))
     for number in range(90, 95):
         book.met(somebody(number).peer_id, 0.0, 1)
-    book.save(tmp_path / "peers.json", 0.0)
+    (tmp_path / "peers.json").write_bytes(book.to_bytes(0.0))
     known = json.loads((tmp_path / "peers.json").read_text())["known"]
     assert len(known) == partners.KEPT
     assert {line["peer"] for line in known[:5]} == {str(somebody(number).peer_id) for number in range(90, 95)}

@@ -195,7 +195,7 @@ def test_the_best_peers_and_what_is_left_of_bans_outlive_the_session(tmp_path: P
     book = book_of(peers, 100.0)
     book.met(peers[-1], 101.0, 0)
     book.ban(peers[0], 101.0)
-    book.save(path, 111.0)
+    path.write_bytes(book.to_bytes(111.0))
     again = AddressBook(ME)
     again.load(path, 5.0)  # another clock
     live = {entry.peer_id for entry in again.live(5.0)}

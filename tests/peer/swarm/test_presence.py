@@ -3,39 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable
 
 import pytest
 
+from peer.machine.events import AddressesChanged, Event, PeersSeen
 from peer.swarm.address_book import AddressBook, RecordIntake
-from peer.swarm.presence import ANNOUNCE_S, LOOK_S, RECORD_S, Presence, Standing, World
+from peer.swarm.presence import ANNOUNCE_S, LOOK_S, RECORD_S, Presence
+from peer.swarm.standing import Standing
 from protocol.identity import Identity
 from protocol.memory.network import MemoryNetwork
 from protocol.memory.virtual_time import run
+from protocol.messages.messages import RunPhase
 from tests.peer.two_sides import SEEDS, TERMS, membership
 from tests.protocol.peers import nobody
 
 A, B = (Identity(seed) for seed in SEEDS)
+ADDRESS = "/ip4/203.0.113.5/tcp/4001"
 
 
 class Peer:
     """A presence with its two loops."""
 
     def __init__(self, network: MemoryNetwork, identity: Identity) -> None:
-        transport, directory = network.transport(identity.peer_id, nobody), network.directory(identity.peer_id)
-        world = World(transport, directory, lambda: ("/ip4/203.0.113.5/tcp/4001",), network.now_s, random.Random(0))
-        self.book, self.standing = AddressBook(identity.peer_id), Standing()
+        network.transport(identity.peer_id, nobody)
+        self.book, self.standing, self.told = AddressBook(identity.peer_id), Standing(), list[Event]()
         intake = RecordIntake(TERMS, self.book, network.now_s)
-        self.presence = Presence(membership(identity), world, intake, self.standing, wait_for_peers=1)
-        self.tasks = [asyncio.create_task(loop()) for loop in (self.presence.announce_for_ever, self.presence.look_for_ever)]
+        directory, emit = network.directory(identity.peer_id), self.told.append
+        self.presence = Presence(membership(identity), directory, lambda: (ADDRESS,), intake, self.standing, emit, wait_for_peers=1)
+        self.task = asyncio.create_task(self.presence.run())
 
     def clocks(self) -> list[int]:
         return [entry.clock_steps for entry in self.book.live(asyncio.get_running_loop().time())]
 
     def stop(self) -> None:
-        for task in self.tasks:
-            task.cancel()
+        self.task.cancel()
 
 
 def play(story: Callable[[MemoryNetwork, Peer, Peer], Awaitable[None]]) -> None:
@@ -51,19 +53,19 @@ def test_two_newcomers_find_each_other_within_two_looks() -> None:
     async def story(network: MemoryNetwork, a: Peer, b: Peer) -> None:
         await asyncio.sleep(2 * LOOK_S[0])
         assert a.clocks() == b.clocks() == [0]
-        assert a.presence.has_looked.is_set()
+        assert a.told == [PeersSeen(0), AddressesChanged((ADDRESS,)), PeersSeen(1)], "only what is new"
+        assert await a.presence.first_look(0.0)
 
     play(story)
 
 
-def test_progress_is_heard_of_and_at_once_in_a_hurry() -> None:
+def test_progress_is_heard_of_and_the_end_of_the_schedule_at_once() -> None:
     async def story(network: MemoryNetwork, a: Peer, b: Peer) -> None:
         await asyncio.sleep(5.0)
-        b.standing.clock_steps = 70
+        b.standing.told(70, RunPhase.TRAIN, True)
         await asyncio.sleep(ANNOUNCE_S + LOOK_S[1] + 1.0)
         assert a.clocks() == [70]
-        b.standing.finished, b.standing.clock_steps = True, 80
-        b.presence.hurry()
+        b.standing.told(80, RunPhase.FINISH, True)
         await asyncio.sleep(1.0)
         (record,) = [record for record in await network.directory(A.peer_id).members() if record.peer_id == B.peer_id]
         assert record.finished and record.clock_steps == 80
@@ -90,8 +92,8 @@ def test_a_directory_that_fails_for_an_hour_is_only_waited_for() -> None:
     async def story(network: MemoryNetwork, a: Peer, b: Peer) -> None:
         network.partition([A.peer_id], [B.peer_id])
         await asyncio.sleep(3600.0)
-        assert a.clocks() == b.clocks() == [] and a.presence.has_looked.is_set()
-        assert not any(task.done() for task in a.tasks + b.tasks)
+        assert a.clocks() == b.clocks() == [] and await a.presence.first_look(0.0)
+        assert not any(peer.task.done() for peer in (a, b))
         network.heal()
         await asyncio.sleep(ANNOUNCE_S + LOOK_S[1])
         assert a.clocks() == b.clocks() == [0]
@@ -110,7 +112,7 @@ def test_one_look_or_announcement_that_fails_as_none_should_is_logged_and_the_ne
             broken.setattr(MemoryNetwork, "published", fail)
             broken.setattr(MemoryNetwork, "publish", fail)
             await asyncio.sleep(5.0)
-        assert a.presence.has_looked.is_set() and not any(task.done() for task in a.tasks + b.tasks)
+        assert await a.presence.first_look(0.0) and not any(peer.task.done() for peer in (a, b))
         assert {"a look into the directory failed", "an announcement failed"} == {record.message for record in caplog.records}
         await asyncio.sleep(ANNOUNCE_S + LOOK_S[1])
         assert a.clocks() == b.clocks() == [0]

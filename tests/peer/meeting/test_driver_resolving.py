@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from peer.node.meetings import PAUSE_S, TRY_S, Resolver
+from peer.meeting.driver import PAUSE_S, TRY_S, Resolver
 from peer.swarm.address_book import AddressBook
 from protocol.memory.network import MemoryNetwork
 from protocol.memory.virtual_time import run

@@ -1,28 +1,31 @@
-"""A seed: newcomers get the manifest from it, and nothing that it does not have."""
+"""The door: closed at first, then newcomers get the manifest, and nothing that is not there."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
 import time
-from pathlib import Path
 
 import pytest
 
-from peer.link.payload_folder import PayloadFolder
+from peer.node.donor import FetchServer
+from peer.node.door import Door
 from peer.node.fetching import FetchClient, find_manifest
-from peer.node.seed import Seed
-from protocol.errors import BadMessage, RefusalCode, RunRefusesUs, SwarmUnreachable
+from peer.swarm.address_book import AddressBook
+from protocol.errors import RefusalCode, RunRefusesUs, SwarmUnreachable, Unreachable
 from protocol.identity import Identity
 from protocol.limits import PROTOCOL_VERSION
 from protocol.memory import virtual_time
 from protocol.memory.network import MemoryNetwork
 from protocol.messages.messages import Chunk, ContentsKind, FetchRequest, Part, Refusal
 from protocol.messages.records import MemberRecord
+from protocol.messages.terms import RunTerms
 from protocol.run.invite import Invite
 from protocol.run.manifest import Manifest, SignedManifest
+from protocol.streams.admission import handle
 from protocol.streams.transport import Purpose
 from tests.peer.deaf import Deaf
+from tests.swarm.mallory import nobody
 
 HOST, SEED, NEWCOMER, STRANGER = (Identity(letter * 32) for letter in (b"h", b"s", b"n", b"x"))
 SIGNED = SignedManifest.sign(Manifest().with_host(HOST.peer_id), HOST)
@@ -35,25 +38,26 @@ def invite(lifetime_s: int = HOUR_S) -> Invite:
 
 
 def asker(network: MemoryNetwork, who: Identity, word: Invite | None) -> FetchClient:
-    async def nobody(purpose: Purpose, stream: object) -> None:
-        raise AssertionError("nobody calls a newcomer here")
-
     credential = word.credential_for(who.peer_id) if word else None
     return FetchClient(who, SIGNED.run_id, credential, network.transport(who.peer_id, nobody))
 
 
-def seed(folder: Path, *, knows: bool = True) -> Seed:
-    made = Seed(SEED, PayloadFolder(folder))
+def door(*, knows: bool = True) -> Door:
+    made = Door(AddressBook(SEED.peer_id), "come back later")
     if knows:
-        made.learn(SIGNED)
+        made.open(FetchServer(SEED, RunTerms.from_manifest(SIGNED.manifest()), SIGNED.to_bytes(), time.time))
     return made
 
 
-def test_a_newcomer_gets_the_manifest(tmp_path: Path) -> None:
+def served(*, knows: bool = True) -> MemoryNetwork:
+    network, made = MemoryNetwork(), door(knows=knows)
+    network.transport(SEED.peer_id, made.answer, is_banned=made.is_banned)
+    return network
+
+
+def test_a_newcomer_gets_the_manifest() -> None:
     async def scene() -> None:
-        network = MemoryNetwork()
-        network.transport(SEED.peer_id, seed(tmp_path).answer)
-        said: list[str] = []
+        network, said = served(), list[str]()
         assert await find_manifest(asker(network, NEWCOMER, invite()), [ADDRESS], said.append) == SIGNED
         assert said == [f"asking {ADDRESS} for the run's manifest"]
         await network.close()
@@ -61,10 +65,9 @@ def test_a_newcomer_gets_the_manifest(tmp_path: Path) -> None:
     virtual_time.run(scene())
 
 
-def test_a_stranger_is_refused_for_good(tmp_path: Path) -> None:
+def test_a_stranger_is_refused_for_good() -> None:
     async def scene() -> None:
-        network = MemoryNetwork()
-        network.transport(SEED.peer_id, seed(tmp_path).answer)
+        network = served()
         with pytest.raises(RunRefusesUs) as caught:
             await find_manifest(asker(network, STRANGER, None), [ADDRESS], lambda _: None)
         assert caught.value.hint
@@ -84,25 +87,21 @@ def test_nobody_at_the_address_is_the_networks_fault() -> None:
     virtual_time.run(scene())
 
 
+def wants_state() -> FetchRequest:
+    credential, nonce = invite().credential_for(NEWCOMER.peer_id), secrets.token_bytes(16)
+    request = FetchRequest(PROTOCOL_VERSION, SIGNED.run_id, NEWCOMER.peer_id, SEED.peer_id, nonce, ContentsKind.STATE, credential)
+    return request.signed(NEWCOMER)
+
+
+@pytest.mark.parametrize("knows", [False, True])
 @pytest.mark.parametrize("purpose", list(Purpose))
-def test_weights_and_meetings_are_to_be_had_elsewhere(purpose: Purpose, tmp_path: Path) -> None:
+def test_what_is_not_there_yet_is_to_be_asked_for_later(purpose: Purpose, knows: bool) -> None:
     async def scene() -> None:
-        network = MemoryNetwork()
-        network.transport(SEED.peer_id, seed(tmp_path).answer)
+        network = served(knows=knows)
         stream = await asker(network, NEWCOMER, invite()).transport.connect(SEED.peer_id, (), purpose)
-        request = FetchRequest(
-            PROTOCOL_VERSION,
-            SIGNED.run_id,
-            NEWCOMER.peer_id,
-            SEED.peer_id,
-            secrets.token_bytes(16),
-            ContentsKind.STATE,
-            invite().credential_for(NEWCOMER.peer_id),
-        )
-        await stream.send(request.signed(NEWCOMER))
+        await stream.send(wants_state())
         answer = await stream.receive()
-        assert isinstance(answer, Refusal)
-        assert answer.code is RefusalCode.NOT_READY
+        assert isinstance(answer, Refusal) and answer.code is RefusalCode.NOT_READY
         await stream.close()
         await network.close()
 
@@ -110,34 +109,47 @@ def test_weights_and_meetings_are_to_be_had_elsewhere(purpose: Purpose, tmp_path
 
 
 @pytest.mark.parametrize("knows", [False, True])
-def test_who_asks_for_a_meeting_and_does_not_listen_is_hung_up_on(knows: bool, tmp_path: Path) -> None:
+def test_who_asks_for_a_meeting_and_does_not_listen_is_hung_up_on(knows: bool) -> None:
     async def scene() -> None:
         stream = Deaf(STRANGER.peer_id)
         async with asyncio.timeout(5.0):
-            await seed(tmp_path, knows=knows).answer(Purpose.MEET, stream)
+            await handle(door(knows=knows).answer, Purpose.MEET, stream)
         assert stream.is_closed
 
     virtual_time.run(scene())
 
 
-def test_who_asks_for_nonsense_and_does_not_listen_is_hung_up_on(tmp_path: Path) -> None:
+def test_who_asks_for_nonsense_and_does_not_listen_is_hung_up_on_and_banned() -> None:
     async def scene() -> None:
-        stream = Deaf(STRANGER.peer_id, Chunk(Part.PAYLOAD, 0, b"x"))
-        with pytest.raises(BadMessage):
-            async with asyncio.timeout(5.0):
-                await seed(tmp_path).answer(Purpose.FETCH, stream)
-        assert stream.is_closed
+        stream, made = Deaf(STRANGER.peer_id, Chunk(Part.PAYLOAD, 0, b"x")), door()
+        async with asyncio.timeout(5.0):
+            await handle(made.answer, Purpose.FETCH, stream)
+        assert stream.is_closed and made.is_banned(STRANGER.peer_id)
 
     virtual_time.run(scene())
 
 
-def test_records_of_strangers_are_not_held(tmp_path: Path) -> None:
+def test_who_broke_the_rules_is_turned_away_from_then_on() -> None:
+    async def scene() -> None:
+        network = served()
+        client = asker(network, NEWCOMER, invite())
+        stream = await client.transport.connect(SEED.peer_id, (), Purpose.FETCH)
+        await stream.send(Chunk(Part.PAYLOAD, 0, b"x"))
+        answer = await stream.receive()
+        assert isinstance(answer, Refusal) and answer.code is RefusalCode.BAD_MESSAGE
+        with pytest.raises(Unreachable):
+            await client.manifest(SEED.peer_id, ())
+        await network.close()
+
+    virtual_time.run(scene())
+
+
+def test_the_directory_holds_members_only_once_it_is_known_who_is_one() -> None:
     def record(who: Identity, word: Invite | None) -> MemberRecord:
         credential = word.credential_for(who.peer_id) if word else None
         expires_s = int(time.time()) + 60
         return MemberRecord(SIGNED.run_id, who.peer_id, (), 0, False, 1, expires_s, credential).signed(who)
 
-    knowing = seed(tmp_path / "knowing")
-    assert knowing.is_member(record(NEWCOMER, invite()))
-    assert not knowing.is_member(record(STRANGER, None))
-    assert seed(tmp_path / "new", knows=False).is_member(record(STRANGER, None))
+    assert door().is_member(record(NEWCOMER, invite()))
+    assert not door().is_member(record(STRANGER, None))
+    assert door(knows=False).is_member(record(STRANGER, None)), "before that, everybody may be one"

@@ -1,0 +1,84 @@
+"""Where this peer stands, as its own trainer last said, and the one answer to "may it meet?".
+
+    UNTOLD -- told --> WAITING <-- told --> TRAINING
+                          |                    |
+                          +---- take_over -----+--> TAKING_OVER -- taken_over --> WAITING or TRAINING, as was last told
+    any -- leave --> LEAVING, for good
+
+Only who is TRAINING meets; whoever asks otherwise gets the code of `refusal`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from enum import Enum, auto
+
+from protocol.errors import RefusalCode
+from protocol.messages.messages import RunPhase
+
+
+class PeerState(Enum):
+    """What this peer is about."""
+
+    UNTOLD = auto()  # the trainer has not said where it stands
+    WAITING = auto()  # the trainer waits for the word to begin, or for weights
+    TRAINING = auto()  # it trains, or averages at the end of the run
+    TAKING_OVER = auto()  # other weights are about to replace its own
+    LEAVING = auto()
+
+
+class Standing:
+    """State, clock and phase of this peer. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self.state = PeerState.UNTOLD
+        self.clock_steps = 0  # own schedule clock
+        self.phase = RunPhase.TRAIN
+        self.has_begun = False  # the trainer trains, or has trained
+        self.finished = False  # the trainer has once been at the end of the schedule
+        self._changed = asyncio.Event()
+
+    @property
+    def refusal(self) -> RefusalCode | None:
+        """What is said to who asks for a meeting; None when one may begin."""
+        if self.state is PeerState.LEAVING:
+            return RefusalCode.LEAVING
+        return None if self.state is PeerState.TRAINING else RefusalCode.NOT_READY
+
+    @property
+    def may_meet(self) -> bool:
+        """Whether meetings may begin."""
+        return self.state is PeerState.TRAINING
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until something that depends on the standing alone holds."""
+        while not condition():
+            await self._changed.wait()
+
+    def told(self, clock_steps: int, phase: RunPhase, has_begun: bool) -> None:
+        """Take in where the trainer stands."""
+        self.clock_steps, self.phase, self.has_begun = clock_steps, phase, has_begun
+        self.finished |= has_begun and phase is RunPhase.FINISH
+        self._enter(self.state if self.state is PeerState.TAKING_OVER else self._as_told())
+
+    def take_over(self) -> None:
+        """Other weights are here: begin nothing until they are the trainer's, or turn out to be of no use."""
+        self._enter(PeerState.TAKING_OVER)
+
+    def taken_over(self) -> None:
+        """The trainer has them, or does not take them."""
+        self._enter(self._as_told())
+
+    def leave(self) -> None:
+        """Begin nothing any more."""
+        self._enter(PeerState.LEAVING)
+
+    def _as_told(self) -> PeerState:
+        return PeerState.TRAINING if self.has_begun else PeerState.WAITING
+
+    def _enter(self, state: PeerState) -> None:
+        if self.state is not PeerState.LEAVING:
+            self.state = state
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
