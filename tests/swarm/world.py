@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from peer.link import records as ask
 from peer.link.payload_folder import PayloadFolder
 from peer.link.records import Writer
 from peer.machine.events import Event, MeetingDone, ProcessSays, StateCloned
@@ -54,6 +55,22 @@ class Habits:
     is_founder: bool = True
     wait_for_peers: int = 0
     credential: Credential | None = None
+
+
+class HeardLink(Link):
+    """Remembers what the node said."""
+
+    def __init__(self, on_notice: Callable[[ask.Notice], None]) -> None:
+        super().__init__(on_notice)
+        self.said: list[ask.Request] = []
+
+    async def request(self, request: ask.AnsweredRequest) -> ask.Reply:
+        self.said.append(request)
+        return await super().request(request)
+
+    def tell(self, request: ask.ToldRequest) -> None:
+        self.said.append(request)
+        super().tell(request)
 
 
 class Peer:
@@ -126,7 +143,7 @@ class Peer:
         self.transport: Transport = network.transport(self.peer_id, self._answer, is_banned=self.door.is_banned)
         self.payloads.clear(Writer.NODE)
         self.journal = Journal(self._folder / "journal")
-        self.link = Link(lambda notice: self.node.on_notice(notice))
+        self.link = HeardLink(lambda notice: self.node.on_notice(notice))
         rng = random.Random(f"{swarm.seed}/{self.peer_id}/{self._num_starts}")
         membership = replace(Membership.of(self.identity, manifest, self.habits.credential), terms=swarm.terms)
         intake, self.standing = RecordIntake(swarm.terms, self.book, now_s), Standing()

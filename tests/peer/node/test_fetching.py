@@ -79,7 +79,7 @@ def test_only_so_many_clones_are_served_at_once(tmp_path: Path) -> None:
 
 
 def num_clones(donor: Peer) -> int:
-    return sum(isinstance(request, ask.TakeSnapshot) for request in donor.trainer.handled)
+    return sum(isinstance(request, ask.TakeSnapshot) for request in donor.link.said)
 
 
 def test_requests_in_a_row_cost_the_trainer_one_clone_until_it_is_old(tmp_path: Path) -> None:

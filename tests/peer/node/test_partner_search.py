@@ -39,7 +39,7 @@ async def still(swarm: Swarm) -> Peer:
 
 
 def told(peer: Peer, kind: type[ask.Solo] | type[ask.Defer]) -> list[int]:
-    return [request.fragment for request in peer.trainer.handled if isinstance(request, kind)]
+    return [request.fragment for request in peer.link.said if isinstance(request, kind)]
 
 
 async def refuses(purpose: Purpose, stream: Stream) -> None:

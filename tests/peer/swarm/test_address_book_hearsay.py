@@ -83,7 +83,7 @@ def test_a_gap_in_the_checks_changes_nothing_and_raises_nothing(monkeypatch: pyt
     def fail(record: MemberRecord, run_id: bytes, now_s: float) -> None:
         raise UnicodeEncodeError("ascii", "\u017f", 0, 1, "a case that nobody thought of")
 
-    monkeypatch.setattr(MemberRecord, "verify", fail)
+    monkeypatch.setattr(MemberRecord, "check", fail)
     assert live_after(lambda intake: intake.take(RECORD)) == []
     assert live_after(lambda intake: intake.take_bytes(RECORD.to_bytes())) == []
 
