@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from torch import Tensor
 
 from peer.machine.home import Home
 from peer.model.model import build_model, next_token_loss

@@ -132,8 +132,7 @@ def test_nothing_of_the_network_is_imported(manifest: Path) -> None:
     """In a process of its own: a whole simulation, then what it loaded."""
     network = {"hivemind", "grpc", "uvloop", "protocol.libp2p", "peer.node", "peer.supervisor"}
     program = (
-        "import sys; from cli.main import run; code = run(sys.argv[1:]);"
-        f"print(sorted({network!r} & set(sys.modules))); sys.exit(code)"
+        f"import sys; from cli.main import run; code = run(sys.argv[1:]);print(sorted({network!r} & set(sys.modules))); sys.exit(code)"
     )
     data = manifest.parent / "text.txt"
     arguments = ["simulate", str(manifest), "--data", str(data), *QUICK, "--home", str(manifest.parent / "home"), "--json"]
