@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import re
 from pathlib import Path
@@ -116,3 +117,42 @@ def test_everything_in_the_home_folder_is_described() -> None:
     for place in vars(Home(Path("home"))).values():
         if place.name != "home":
             assert f"| `{place.name}" in text
+
+
+WAYS = (REFERENCE.parent / "concepts" / "processes.md").read_text()
+STEP = re.compile(r"^\d+\. `([\w/]+\.py)`(?: `([\w.]+)`)?", re.MULTILINE)
+
+
+def steps(title: str) -> list[tuple[str, str]]:
+    """Return the numbered files, and what of them is named, under a heading of the page on processes."""
+    _, found, rest = WAYS.partition(f"\n## {title}\n")
+    assert found
+    return [(match[1], match[2] or "") for match in STEP.finditer(rest.partition("\n## ")[0])]
+
+
+def defined(file: str) -> set[str]:
+    """Return the classes and functions of a file, methods as Class.method."""
+    names = set()
+    for node in ast.parse((ROOT / file).read_text()).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            names |= {node.name, *(f"{node.name}.{inner.name}" for inner in getattr(node, "body", ()) if hasattr(inner, "name"))}
+    return names
+
+
+@pytest.mark.parametrize(("title", "most_files"), [("The way of a meeting", 16), ("The way of a joiner", 12)])
+def test_the_ways_through_the_code_are_there_and_short(title: str, most_files: int) -> None:
+    way = steps(title)
+    assert 2 < len({file for file, _ in way}) == len(way) <= most_files
+    for file, name in way:
+        assert name in defined(file), f"{file} has no {name}"
+
+
+def test_the_files_of_a_strangers_call_are_there() -> None:
+    named = set(re.findall(r"\b(?:peer|protocol|optim)/[\w/]+\.py\b", WAYS))
+    assert named and not [file for file in named if not (ROOT / file).is_file()]
+
+
+def test_the_reading_path_takes_an_afternoon_at_most() -> None:
+    path = [file for file, _ in steps("A reading path")]
+    assert 10 <= len(set(path)) == len(path) <= 12
+    assert sum(len((ROOT / file).read_text().splitlines()) for file in path) <= 2500

@@ -142,6 +142,7 @@ LOADED = {
         "hivemind",
         "grpc",
     ),
+    "peer.simulator.training": ("peer.node", "peer.supervisor", "protocol.libp2p", "hivemind", "grpc"),
 }
 
 
