@@ -22,9 +22,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from peer.link import records as ask
 from peer.meeting import words as on
@@ -195,20 +193,25 @@ class Meeting:
     # ------------------------------------------------------------------ partner
 
     def _on_message(self, message: Message) -> list[Command]:
-        if isinstance(message, Refusal):
-            outcome = MeetingOutcome.BUSY if message.code is RefusalCode.BUSY else MeetingOutcome.REFUSED
-            return self._end(outcome, f"{message.code.name}: {message.detail}", refusal=message.code)
-        handlers: dict[type, Callable[[Any], list[Command]]] = {
-            Hello: self._on_hello,
-            Chunk: self._on_chunk,
-            Commitment: self._on_commitment,
-            Verdict: self._on_verdict,
-            Commit: self._on_commit,
-        }
-        handler = handlers.get(type(message))
-        if handler is None:
-            raise BadMessage(f"a {type(message).__name__} out of turn")
-        return handler(message)
+        partner, meeting_id = self._partner, self.pairing.meeting_id
+        match message:
+            case Refusal():
+                outcome = MeetingOutcome.BUSY if message.code is RefusalCode.BUSY else MeetingOutcome.REFUSED
+                return self._end(outcome, f"{message.code.name}: {message.detail}", refusal=message.code)
+            case Hello():
+                return self._on_hello(message)
+            case Chunk():
+                partner.take_chunk(message)
+                return [on.Store(message.part, message.data), *self._advance()]
+            case Commitment():
+                partner.take_commitment(message, meeting_id)
+                return self._advance()
+            case Verdict() if self.initiates:
+                partner.take_verdict(message, meeting_id)
+                return self._advance()
+            case Commit() if self._awaits_decision and message.meeting_id == meeting_id:
+                return self._decide(message.failed_blocks)
+        raise BadMessage(f"a {type(message).__name__} out of turn")
 
     def _on_hello(self, hello: Hello) -> list[Command]:
         own = self._own_hello
@@ -223,25 +226,6 @@ class Meeting:
         self._state = MeetingState.PREPARING
         prepare = ask.Prepare(self.number, partner.tokens, partner.clock_steps, pair.seed, pair.phase)
         return [on.Allow(self._deadline_s), on.Tell(prepare)]
-
-    def _on_chunk(self, chunk: Chunk) -> list[Command]:
-        self._partner.take_chunk(chunk)
-        return [on.Store(chunk.part, chunk.data), *self._advance()]
-
-    def _on_commitment(self, commitment: Commitment) -> list[Command]:
-        self._partner.take_commitment(commitment, self.pairing.meeting_id)
-        return self._advance()
-
-    def _on_verdict(self, verdict: Verdict) -> list[Command]:
-        if not self.initiates:
-            raise BadMessage("a verdict from the side that decides")
-        self._partner.take_verdict(verdict, self.pairing.meeting_id)
-        return self._advance()
-
-    def _on_commit(self, commit: Commit) -> list[Command]:
-        if not self._awaits_decision or commit.meeting_id != self.pairing.meeting_id:
-            raise BadMessage("a Commit out of turn")
-        return self._decide(commit.failed_blocks)
 
     def _on_partner_gone(self) -> list[Command]:
         if self._awaits_decision:

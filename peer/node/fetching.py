@@ -8,9 +8,10 @@ is slower than a link worth having is given up. The other half: peer/node/donor.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from protocol.errors import (
@@ -78,34 +79,32 @@ class FetchClient:
         check: Callable[[Contents], None],
         keep: Callable[[bytes], None],
     ) -> Contents:
+        async with _within(CONNECT_S, f"{donor.short()} did not answer in {CONNECT_S:.0f} s"):
+            stream = await self.transport.connect(donor, addresses, Purpose.FETCH)
         try:
-            async with asyncio.timeout(CONNECT_S):
-                stream = await self.transport.connect(donor, addresses, Purpose.FETCH)
-        except TimeoutError as error:
-            raise DeadlineExceeded(f"{donor.short()} did not answer in {CONNECT_S:.0f} s") from error
-        try:
-            return await self._converse(stream, kind, check, keep)
+            nonce = secrets.token_bytes(16)
+            request = FetchRequest(PROTOCOL_VERSION, self.run_id, self.identity.peer_id, donor, nonce, kind, self.credential)
+            request = request.signed(self.identity)
+            await stream.send(request)
+            header = await receive(stream)
+            if not isinstance(header, Contents) or header.kind is not kind:
+                raise BadMessage(f"asked for contents, got {type(header).__name__}")
+            header.verify(donor, request)
+            check(header)
+            async with _within(transfer_s(header.total_bytes), f"{donor.short()} sends too slowly"):
+                await _take(stream, header, keep)
+            return header
         finally:
             await stream.close()
 
-    async def _converse(
-        self, stream: Stream, kind: ContentsKind, check: Callable[[Contents], None], keep: Callable[[bytes], None]
-    ) -> Contents:
-        nonce = secrets.token_bytes(16)
-        request = FetchRequest(PROTOCOL_VERSION, self.run_id, self.identity.peer_id, stream.partner, nonce, kind, self.credential)
-        request = request.signed(self.identity)
-        await stream.send(request)
-        header = await receive(stream)
-        if not isinstance(header, Contents) or header.kind is not kind:
-            raise BadMessage(f"asked for contents, got {type(header).__name__}")
-        header.verify(stream.partner, request)
-        check(header)
-        try:
-            async with asyncio.timeout(transfer_s(header.total_bytes)):
-                await _take(stream, header, keep)
-        except TimeoutError as error:
-            raise DeadlineExceeded(f"{stream.partner.short()} sends too slowly") from error
-        return header
+
+@contextlib.asynccontextmanager
+async def _within(seconds: float, late: str) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError as error:
+        raise DeadlineExceeded(late) from error
 
 
 def _is_manifest(header: Contents) -> None:
@@ -130,11 +129,8 @@ async def _take(stream: Stream, header: Contents, keep: Callable[[bytes], None])
 
 async def receive(stream: Stream) -> Message:
     """Return the partner's next message. Raises Refused for a Refusal, DeadlineExceeded when it falls silent, PeerGone, BadMessage."""
-    try:
-        async with asyncio.timeout(FRAME_S):
-            message = await stream.receive()
-    except TimeoutError as error:
-        raise DeadlineExceeded(f"{stream.partner.short()} fell silent") from error
+    async with _within(FRAME_S, f"{stream.partner.short()} fell silent"):
+        message = await stream.receive()
     if isinstance(message, Refusal):
         raise Refused(message.code, message.detail)
     return message

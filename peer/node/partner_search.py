@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from peer.link import records as ask
@@ -67,19 +68,19 @@ class Searches:
         The run's deadline bounds the search; a meeting that has begun by then has its own. While none may begin it waits.
         """
         goal = self._goal(fragment)
-        tried: set[PeerId] = set()
-        while self._meetings.num_completed(fragment) < goal.num_completed:
-            if not await self._try(fragment, goal, tried):
-                return False
-        return True
+        return await self._reach(fragment, lambda: goal)
 
     async def _search_or_solo(self, fragment: int) -> None:
-        tried: set[PeerId] = set()
-        while self._meetings.num_completed(fragment) < self._goals[fragment].num_completed:
-            if not await self._try(fragment, self._goals[fragment], tried):
-                self._link.tell(self._give_up(fragment))
-                break
+        if not await self._reach(fragment, lambda: self._goals[fragment]):
+            self._link.tell(self._give_up(fragment))
         del self._goals[fragment]  # in the same breath as the last look at it: a Due that comes from now on begins a new search
+
+    async def _reach(self, fragment: int, goal: Callable[[], Goal]) -> bool:
+        tried: set[PeerId] = set()
+        while self._meetings.num_completed(fragment) < goal().num_completed:
+            if not await self._try(fragment, goal(), tried):
+                return False
+        return True
 
     def _goal(self, fragment: int) -> Goal:
         """One meeting more than have counted; one in progress that counts already may have been applied before the fragment was due."""

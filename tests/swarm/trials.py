@@ -98,7 +98,7 @@ async def _play(swarm: Swarm, death: Death | None, goes_on: bool) -> Result:
         before,
         at_death,
         (peers[0].hash, peers[1].hash),
-        (bool(peers[0].journal._committed), bool(peers[1].journal._committed)),
+        (peers[0].has_decided, peers[1].has_decided),
         ((lines[0].num_sent, lines[0].num_received), (lines[1].num_sent, lines[1].num_received)),
         (len(trainers[0].handled), len(trainers[1].handled)),
     )

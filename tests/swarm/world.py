@@ -115,6 +115,11 @@ class Peer:
     def clock(self) -> int:
         return self.trainer.replica.clock_steps
 
+    @property
+    def has_decided(self) -> bool:
+        """Whether its journal holds a meeting."""
+        return bool((self._folder / "journal").read_bytes())
+
     def outcomes(self) -> Counter[str]:
         return Counter(done.outcome for done in self.meetings)
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from peer.meeting.words import Finish, MeetingOutcome
-from peer.node.catch_up import OUTCAST, CatchUp
+from peer.node.catch_up import OUTCAST, STEP_BACK_S, CatchUp
 from protocol.errors import RefusalCode
 from protocol.identity import Identity, PeerId
+from protocol.messages.messages import RunPhase
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play
 
@@ -92,10 +93,14 @@ def test_a_row_of_refusals_is_forgotten_at_a_meeting_that_counts(tmp_path: Path)
 def test_who_calls_us_only_to_refuse_us_does_not_give_us_his_weights(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         (peer,) = swarm.start(1)
-        upkeep, others = peer.node.catch_up, know(peer, 5, 1000)
+        await asyncio.sleep(STEP_BACK_S + 1.0)
+        upkeep, others = peer.node.catch_up, know(peer, 5, 20)
+        peer.standing.told(1000, RunPhase.TRAIN, True)
         for finish in (TOO_FAR, GATE):
             tell(upkeep, others, finish, 100, initiated=False)
-        assert not upkeep._is_outcast(upkeep._too_far) and not upkeep._is_outcast(upkeep._gated)
+        assert upkeep.wanted() is None
+        tell(upkeep, others, TOO_FAR)
+        assert upkeep.wanted() is not None, "where we called, it counts"
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
