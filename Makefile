@@ -7,12 +7,14 @@ PROTO := protocol/wire/peer.proto
 PEERS ?= 4
 STEPS ?= 600
 WORKERS ?= $(shell nproc)
+PYTEST := pytest -n $(WORKERS) --maxprocesses 8 --dist loadscope --no-loadscope-reorder
 
-.PHONY: help demo test check format proto clean install
+.PHONY: help demo test coverage check format proto clean install
 
 help:
 	@echo "make demo    train a swarm of $(PEERS) peers on this machine and compare it with one peer alone (PEERS=, STEPS=)"
 	@echo "make test    run the tests on all cores (WORKERS=)"
+	@echo "make coverage  run them and print which lines and branches of the code they ran"
 	@echo "make check   formatting, lint, types, and whether the generated wire code is fresh"
 	@echo "make format  format the sources"
 	@echo "make proto   generate the wire code from $(PROTO)"
@@ -30,7 +32,13 @@ demo: $(STAMP)
 	$(BIN)/peer demo --peers $(PEERS) --steps $(STEPS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadscope --no-loadscope-reorder
+	$(BIN)/python -m $(PYTEST)
+
+coverage: $(STAMP)
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m $(PYTEST)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .
@@ -46,5 +54,5 @@ proto: $(STAMP)
 	BIN=$(BIN) sh protocol/wire/generate.sh
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

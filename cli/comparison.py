@@ -6,7 +6,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cli.figures import MEETING_KINDS, Status, bytes_text, loss_text, meetings_text, share_text
+from cli.figures import MEETING_KINDS, Status, bar_text, bytes_text, loss_text, meetings_text, share_text
+
+
+def measured_names(num_peers: int) -> list[str]:
+    """Return what is measured, in order: the initial weights, the peers, their average, and the peer that trained alone."""
+    return ["before training", *(f"peer-{number}" for number in range(1, num_peers + 1)), "average of the peers", "alone, as many steps"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +36,13 @@ class Comparison:
         """Return the object that `--json` prints."""
         return asdict(self)
 
-    def sentences(self) -> str:
-        """Return the closing statement of the demo."""
-        losses = {"before training": self.eval_loss_start}
-        losses |= {f"peer-{number}": loss for number, loss in enumerate(self.eval_loss, 1)}
-        losses |= {"average of the peers": self.eval_loss_averaged, "alone, as many steps": self.eval_loss_alone}
-        rows = [f"  {name:<22}{loss_text(loss)}" for name, loss in losses.items()]
+    def sentences(self, encoding: str) -> str:
+        """Return the closing statement of the demo, with a chart of the losses in characters that the encoding has."""
+        losses = (self.eval_loss_start, *self.eval_loss, self.eval_loss_averaged, self.eval_loss_alone)
+        rows = [
+            f"  {name:<22}{loss_text(loss)}  {bar_text(loss / max(losses), encoding)}"
+            for name, loss in zip(measured_names(self.peers), losses, strict=True)
+        ]
         return "\n".join(["held-out loss, nats per token", *rows, "", self._verdict(), self._cost()])
 
     def _verdict(self) -> str:

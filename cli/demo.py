@@ -11,20 +11,26 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.comparison import Comparison, total_meetings
+from cli.comparison import Comparison, measured_names, total_meetings
+from cli.figures import Status
 from cli.local_swarm import POLL_S, LocalPeer, LocalSwarm, PeerDied, local_swarm
 from cli.manifests import changed, default_manifest
 from cli.options import Codec, Data, Json, Method, Seed
-from cli.screen import Screen, screen
+from cli.screen import Screen, meter, screen
 from peer.machine.home import Home
 from protocol.errors import ExitCode
 from protocol.run.manifest import Manifest
 
+if TYPE_CHECKING:
+    from peer.model.evaluation import SwarmLosses
+
 NUM_STEPS = 600
+FIRST_SHARE = 0.05  # of the steps, after which the demo says how long it will take
+MEASURED_STEPS = 64  # of one peer alone on the machine take as long as to measure one model
 ON_THIS_MACHINE = ("--listen", "127.0.0.1", "--port", "0", "--device", "cpu", "--threads", "1")
 
 DemoSteps = Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Inner steps that the run lasts.")]
@@ -51,8 +57,8 @@ def demo(
     """
     manifest = changed(default_manifest(own_text=data is not None), steps=steps, seed=seed, codec=codec, method=method)
     with demo_folder(home) as folder:
-        comparison = Demo(folder, manifest, peers, data).run()
-    print(json.dumps(comparison.to_json()) if as_json else comparison.sentences())
+        comparison = Demo(folder, manifest, peers, data, as_json).run()
+    print(json.dumps(comparison.to_json()) if as_json else comparison.sentences(sys.stdout.encoding))
 
 
 @contextmanager
@@ -86,13 +92,14 @@ class Demo:
     manifest: Manifest
     num_peers: int
     data: Path | None
+    as_json: bool
 
     def run(self) -> Comparison:
         """Train the swarm and the lone peer at the same time, then compare them. Raises PeerDied, KeyboardInterrupt."""
         started_s = time.monotonic()
         with screen(sys.stderr) as drawn, local_swarm(self.folder) as swarm:
             members, lone = self._start(swarm, drawn)
-            watch(swarm, drawn)
+            watch(swarm, drawn, Forecast(self.manifest.run.total_steps, self.num_peers, started_s))
             drawn.say("trained; measuring the held-out loss of each")
         return self._compare(members, lone, started_s)
 
@@ -109,9 +116,7 @@ class Demo:
         return [first, *joiners], lone
 
     def _compare(self, members: Sequence[LocalPeer], lone: LocalPeer, started_s: float) -> Comparison:
-        from peer.model.evaluation import compare_homes  # torch: slow to import, and needed only now
-
-        losses = compare_homes([peer.home for peer in members], lone.home, self.data)
+        losses = self._measure([peer.home for peer in members], lone.home)
         statuses = [peer.status for peer in members]
         return Comparison(
             peers=self.num_peers,
@@ -129,11 +134,47 @@ class Demo:
             wall_seconds=time.monotonic() - started_s,
         )
 
+    def _measure(self, members: Sequence[Path], lone: Path) -> SwarmLosses:
+        from peer.model.evaluation import compare_homes  # torch: slow to import, and needed only now
 
-def watch(swarm: LocalSwarm, drawn: Screen) -> None:
+        if self.as_json:
+            return compare_homes(members, lone, self.data)
+        names = measured_names(self.num_peers)
+        with meter(sys.stderr, "held-out loss", num_lines=1) as drawn:
+            return compare_homes(members, lone, self.data, follow=lambda model, *progress: drawn.show(names[model], *progress))
+
+
+class Forecast:
+    """Says once, when all peers have made their first steps, how long the demo will take in all. Moments are of time.monotonic."""
+
+    def __init__(self, total_steps: int, num_peers: int, started_s: float) -> None:
+        self._total_steps = total_steps
+        self._num_peers = num_peers
+        self._started_s = started_s
+        self._first: tuple[int, float] | None = None  # the step of the slowest when all trained, and when that was
+        self._is_said = False
+
+    def sentence(self, statuses: Sequence[Status], now_s: float) -> str:
+        """Return the sentence, or nothing: it is too early, or it has been said."""
+        step = min((int(status["step"]) if status else 0 for status in statuses), default=0)
+        if step and self._first is None:
+            self._first = (step, now_s)
+        if self._is_said or self._first is None or step < self._first[0] + FIRST_SHARE * self._total_steps:
+            return ""
+        self._is_said = True
+        step_s = (now_s - self._first[1]) / (step - self._first[0])
+        to_train_s = step_s * (self._total_steps - step)
+        to_measure_s = step_s / (self._num_peers + 1) * MEASURED_STEPS * len(measured_names(self._num_peers))
+        minutes = (now_s - self._started_s + to_train_s + to_measure_s) / 60
+        return f"about {minutes:.0f} minutes in all on this machine" if minutes > 1.5 else "about a minute in all on this machine"
+
+
+def watch(swarm: LocalSwarm, drawn: Screen, forecast: Forecast) -> None:
     """Draw the status of each peer until all have ended. Raises PeerDied."""
     while swarm.refresh():
         for peer in swarm.peers:
             if peer.status:
                 drawn.show(peer.name, peer.status)
+        if sentence := forecast.sentence([peer.status for peer in swarm.peers], time.monotonic()):
+            drawn.say(sentence)
         time.sleep(POLL_S)

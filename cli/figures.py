@@ -11,6 +11,9 @@ MEETING_KINDS = ("completed", "solo", "refused", "failed")
 COLUMNS = ("peer", "state", "step", "loss", "tok/s", "meetings", "up", "down", "blocked")
 LEGEND = "meetings: completed/solo/refused/failed; blocked: share of training time"
 
+BAR_CELLS = 50
+FULL, EIGHTHS = "\u2588", ("", "\u258f", "\u258e", "\u258d", "\u258c", "\u258b", "\u258a", "\u2589")
+
 
 def cells(name: str, status: Status) -> tuple[str, ...]:
     """Return one cell of text for each of COLUMNS."""
@@ -65,3 +68,14 @@ def bytes_text(num_bytes: float) -> str:
 def share_text(part: float, whole: float) -> str:
     """Return `part` as a percentage of `whole`, or a dash where there is no whole yet."""
     return f"{100 * part / whole:.1f} %" if whole > 0 else "-"
+
+
+def bar_text(share: float, encoding: str) -> str:
+    """Return a bar, of BAR_CELLS where `share` is 1, in characters that the encoding has."""
+    cells, eighth = divmod(round(share * BAR_CELLS * 8), 8)
+    bar = FULL * cells + EIGHTHS[eighth]
+    try:
+        bar.encode(encoding)
+    except UnicodeEncodeError:
+        return "#" * round(share * BAR_CELLS)
+    return bar

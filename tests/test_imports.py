@@ -142,7 +142,6 @@ LOADED = {
         "hivemind",
         "grpc",
     ),
-    "peer.simulator.training": ("peer.node", "peer.supervisor", "protocol.libp2p", "hivemind", "grpc"),
 }
 
 

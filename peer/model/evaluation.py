@@ -6,14 +6,13 @@ Deterministic: the same windows of held-out text each time, no dropout, no rando
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import torch
-from torch import Tensor
 
 from peer.machine.home import Home
 from peer.model.model import build_model, next_token_loss
@@ -24,6 +23,9 @@ from peer.text.tokenizer import load_tokenizer
 from protocol.run.manifest import Manifest
 
 NUM_BATCHES: Final = 256  # for figures that are reported: 131072 tokens in the demo job, two seconds per model; 32 are off by 0.05 nats
+
+Follow = Callable[[int, float], None]  # called after each batch with their number so far and their mean loss
+FollowEach = Callable[[int, int, int, float], None]  # which model (in the order of SwarmLosses), its tokens so far and in all, mean loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +49,13 @@ class SwarmLosses:
     alone: float  # of the peer that trained without partners
 
 
-def held_out_loss(model: torch.nn.Module, corpus: Corpus, num_batches: int) -> float:
+def held_out_loss(model: torch.nn.Module, corpus: Corpus, num_batches: int, follow: Follow = lambda num_batches, loss: None) -> float:
     """Return the mean loss over held-out batches, in nats per token. The model keeps its mode, and no generator is drawn from."""
-    device = next(model.parameters()).device
+    device, losses = next(model.parameters()).device, list[float]()
     with _evaluating(model):
-        losses = [float(next_token_loss(model, batch.to(device))) for batch in corpus.held_out_batches(num_batches)]
+        for batch in corpus.held_out_batches(num_batches):
+            losses.append(float(next_token_loss(model, batch.to(device))))
+            follow(len(losses), math.fsum(losses) / len(losses))
     return math.fsum(losses) / len(losses)
 
 
@@ -70,21 +74,30 @@ def evaluate_home(home: Home, data: Path | None = None, num_batches: int = NUM_B
     return Evaluation(trained.checkpoint.step, loss, math.exp(loss), math.exp(loss / corpus.bytes_per_token), num_tokens)
 
 
-def compare_homes(homes: Sequence[Path], alone: Path, data: Path | None = None, num_batches: int = NUM_BATCHES) -> SwarmLosses:
+def compare_homes(
+    homes: Sequence[Path],
+    alone: Path,
+    data: Path | None = None,
+    num_batches: int = NUM_BATCHES,
+    follow: FollowEach = lambda model, num_tokens, total_tokens, loss: None,
+) -> SwarmLosses:
     """Measure the peers of a run, the mean of their weights, and one that trained alone, all on the same text. Raises as evaluate_home."""
     swarm = [load_trained(Home(home)) for home in homes]
     manifest = swarm[0].manifest
-    model = build_model(manifest.model, manifest.run.seed)
+    model, losses = build_model(manifest.model, manifest.run.seed), list[float]()
+    batch_tokens = manifest.inner.batch_size * manifest.inner.sequence_length
+    fast = [fast_weights(peer.checkpoint) for peer in swarm]
     with closing(open_corpus(manifest, Home(homes[0]), data)) as corpus:
+        for number, weights in enumerate((None, *fast, mean_weights(fast), fast_weights(load_trained(Home(alone)).checkpoint))):
+            if weights is not None:  # the first are those that the model was built with
+                set_weights(model, weights)
 
-        def loss_of(weights: dict[str, Tensor]) -> float:
-            set_weights(model, weights)
-            return held_out_loss(model, corpus, num_batches)
+            def tell(num_done: int, loss: float, number: int = number) -> None:
+                follow(number, num_done * batch_tokens, num_batches * batch_tokens, loss)
 
-        start = held_out_loss(model, corpus, num_batches)
-        fast = [fast_weights(peer.checkpoint) for peer in swarm]
-        peers = tuple(loss_of(weights) for weights in fast)
-        return SwarmLosses(start, peers, loss_of(mean_weights(fast)), loss_of(fast_weights(load_trained(Home(alone)).checkpoint)))
+            losses.append(held_out_loss(model, corpus, num_batches, tell))
+    start, *peers, averaged, lone = losses
+    return SwarmLosses(start, tuple(peers), averaged, lone)
 
 
 def open_corpus(manifest: Manifest, home: Home, data: Path | None) -> Corpus:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from cli.comparison import Comparison, total_meetings
 from tests.cli.test_figures import STATUS
 
@@ -43,13 +45,21 @@ def test_json_has_the_documented_keys() -> None:
 
 
 def test_statement_names_every_loss_and_who_is_ahead() -> None:
-    text = COMPARISON.sentences()
+    text = COMPARISON.sentences("utf-8")
     for wanted in ("5.500", "peer-1", "2.100", "peer-2", "2.200", "2.050", "2.300", "0.250 nats ahead", "30 (1 solo)", "12.0 MB", "1.0 %"):
         assert wanted in text
 
 
+@pytest.mark.parametrize(("encoding", "full"), [("utf-8", "\u2588"), ("latin-1", "#"), ("ascii", "#")])
+def test_the_losses_are_drawn_as_far_as_the_terminal_can(encoding: str, full: str) -> None:
+    rows = COMPARISON.sentences(encoding).splitlines()[1:6]
+    assert rows[0].count(full) == 50
+    assert [row.count(full) for row in rows[1:]] == pytest.approx([50 * loss / 5.5 for loss in (2.1, 2.2, 2.05, 2.3)], abs=1)
+    assert all(row.encode(encoding) for row in rows)
+
+
 def test_statement_admits_a_lost_race() -> None:
-    assert "is not ahead: it is 0.100 nats behind" in replace(COMPARISON, eval_loss_averaged=2.4).sentences()
+    assert "is not ahead: it is 0.100 nats behind" in replace(COMPARISON, eval_loss_averaged=2.4).sentences("utf-8")
 
 
 def test_a_meeting_of_two_counts_once() -> None:

@@ -1,4 +1,4 @@
-"""The demo's folder: its own and removed, or the operator's and kept. A whole demo runs in tests/e2e/test_demo.py."""
+"""The demo's folder: its own and removed, or the operator's and kept; its forecast. A whole demo runs in tests/e2e/test_demo.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.demo import demo_folder
+from cli.demo import Forecast, demo_folder
 from cli.local_swarm import PeerDied
 from protocol.errors import BadSettings, ExitCode
 
@@ -38,3 +38,22 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BadSettings, match="file"), demo_folder(tmp_path / "file"):
         pass
+
+
+def test_after_the_first_steps_of_the_slowest_it_says_once_how_long_it_will_take() -> None:
+    forecast = Forecast(total_steps=600, num_peers=4, started_s=100.0)
+
+    def said(*steps: int, at: float) -> str:
+        return forecast.sentence([{"step": step} if step else {} for step in steps], at)
+
+    assert not said(0, 5, at=110.0)
+    assert not said(1, 9, at=120.0)  # all train now
+    assert not said(30, 40, at=149.0)
+    assert said(31, 41, at=150.0) == "about 12 minutes in all on this machine"  # 50 s so far, 569 of training, 90 of measuring
+    assert not said(32, 42, at=151.0)
+
+
+def test_a_short_demo_takes_about_a_minute() -> None:
+    forecast = Forecast(total_steps=20, num_peers=2, started_s=0.0)
+    forecast.sentence([{"step": 1}], 20.0)
+    assert forecast.sentence([{"step": 11}], 21.0) == "about a minute in all on this machine"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import psutil
 import pytest
 
 from cli.local_swarm import LocalPeer, LocalSwarm, local_swarm
+from tests.cli.shell import Shell
 from tests.peer.waiting import wait_until
 
 LOCAL = ("--listen", "127.0.0.1", "--threads", "1", "--device", "cpu")
@@ -58,15 +57,8 @@ def trained_checkpoint(peer: LocalPeer) -> int:
     return max((int(path.name[5:13]) for path in (peer.home / "checkpoints").glob("step-*")), default=0)
 
 
-def peer_command(home: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "cli.main", *arguments, "--home", str(home)], capture_output=True, text=True, timeout=60, check=True
-    )
-    return done.stdout
-
-
 @pytest.mark.timeout(240)
-def test_a_swarm_outlives_its_host_and_takes_it_back(swarm: LocalSwarm, tmp_path: Path) -> None:
+def test_a_swarm_outlives_its_host_and_takes_it_back(swarm: LocalSwarm, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     manifest = tmp_path / "run.toml"
     manifest.write_text(MANIFEST)
     first = swarm.start("first", ["host", str(manifest), *LOCAL, "--checkpoint-every", "5"])
@@ -91,7 +83,7 @@ def test_a_swarm_outlives_its_host_and_takes_it_back(swarm: LocalSwarm, tmp_path
     wait_until(lambda: completed(back) > 0, "meeting with the host that is back", 60)
 
     runtime = Path(json.loads((second.home / "running.json").read_text())["control"]).parent
-    peer_command(second.home, "leave")
+    assert Shell(second.home, capsys)("leave").code == 0
     wait_until(lambda: not second.refresh(), "clean leave", 15)  # refresh raises unless the exit code is 0
     assert not runtime.exists()
     for peer in (third, back):
@@ -99,7 +91,7 @@ def test_a_swarm_outlives_its_host_and_takes_it_back(swarm: LocalSwarm, tmp_path
     for peer in (third, back):
         wait_until(lambda peer=peer: not peer.refresh(), "clean stop on SIGTERM", 15)
 
-    figures = json.loads(peer_command(third.home, "eval", "--json"))
-    assert 0 < figures["loss"] < 5
-    peer_command(third.home, "export", str(tmp_path / "model"), "--eval-batches", "8")
+    shell = Shell(third.home, capsys)  # in this process, which has torch already
+    assert 0 < json.loads(shell("eval", "--json").out)["loss"] < 5
+    assert shell("export", tmp_path / "model", "--eval-batches", 8).code == 0
     assert (tmp_path / "model" / "config.json").is_file()

@@ -92,10 +92,13 @@ def test_a_byte_is_a_byte_whatever_the_tokens(tmp_path: Path, monkeypatch: pytes
 
 def test_a_swarm_is_compared_with_its_average_and_a_lone_peer(tmp_path: Path) -> None:
     homes = [trained_home(tmp_path / str(seed), MANIFEST, fast_seed=seed) for seed in (2, 3, 4)]
-    losses = compare_homes([home.path for home in homes[:2]], homes[2].path, num_batches=4)
+    followed: list[tuple[int, int, int, float]] = []
+    losses = compare_homes([home.path for home in homes[:2]], homes[2].path, None, 4, lambda *step: followed.append(step))
     of_seed = {seed: expected_loss(MANIFEST, homes[0], weights_from(MANIFEST, seed)) for seed in (0, 2, 3, 4)}
     mean = mean_weights([weights_from(MANIFEST, 2), weights_from(MANIFEST, 3)])
     assert losses.start == of_seed[0]
     assert losses.peers == (of_seed[2], of_seed[3])
     assert losses.averaged == expected_loss(MANIFEST, homes[0], mean)
     assert losses.alone == of_seed[4]
+    assert [step[:3] for step in followed] == [(model, 64 * done, 256) for model in range(5) for done in (1, 2, 3, 4)]
+    assert [step[3] for step in followed[3::4]] == [losses.start, *losses.peers, losses.averaged, losses.alone]

@@ -92,7 +92,8 @@ def test_a_host_that_is_not_ours_is_refused(settings: DaemonSettings) -> None:
 
 
 def test_a_folder_that_others_may_enter_is_refused(settings: DaemonSettings) -> None:
-    settings.folder.mkdir(mode=0o755)
+    settings.folder.mkdir()
+    settings.folder.chmod(0o755)  # whatever the umask
     with pytest.raises(BadSettings, match="other users") as caught:
         asyncio.run(start(settings))
     assert "chmod 700" in caught.value.hint
