@@ -140,8 +140,8 @@ class Demo:
         if self.as_json:
             return compare_homes(members, lone, self.data)
         names = measured_names(self.num_peers)
-        with meter(sys.stderr, "held-out loss", num_lines=1) as drawn:
-            return compare_homes(members, lone, self.data, follow=lambda model, *progress: drawn.show(names[model], *progress))
+        with meter(sys.stderr, "held-out loss", num_lines=1) as show:
+            return compare_homes(members, lone, self.data, follow=lambda model, *progress: show(names[model], *progress))
 
 
 class Forecast:

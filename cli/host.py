@@ -8,24 +8,8 @@ from typing import Annotated
 
 import typer
 
+from cli import options
 from cli.manifests import changed, read_manifest
-from cli.options import (
-    DEFAULT_HOME,
-    DEFAULT_LISTEN,
-    Announce,
-    CheckpointEvery,
-    Codec,
-    Data,
-    Device,
-    HomeFolder,
-    Listen,
-    Method,
-    Port,
-    Seed,
-    Steps,
-    Threads,
-    WaitForPeers,
-)
 from cli.screen import Screen
 from cli.session import hold_session, settings
 from peer.machine.home import Home
@@ -41,23 +25,26 @@ ManifestFile = Annotated[
     Path | None,
     typer.Argument(metavar="MANIFEST", help="What `peer init` wrote. Default: a small model on Python's own sources.", show_default=False),
 ]
+WaitForPeers = Annotated[
+    int, typer.Option("--wait-for-peers", metavar="N", min=0, help="Begin to train only when so many other peers are there.")
+]
 Alone = Annotated[bool, typer.Option("--alone", help="Train without ever meeting anybody: a baseline to compare a swarm with.")]
 
 
 def host(
     manifest: ManifestFile = None,
-    home: HomeFolder = DEFAULT_HOME,
-    data: Data = None,
-    device: Device = "auto",
-    threads: Threads = 0,
-    listen: Listen = DEFAULT_LISTEN,
-    port: Port = None,
-    announce: Announce = None,
-    checkpoint_every: CheckpointEvery = None,
-    steps: Steps = None,
-    seed: Seed = None,
-    codec: Codec = None,
-    method: Method = None,
+    home: options.HomeFolder = options.DEFAULT_HOME,
+    data: options.Data = None,
+    device: options.Device = "auto",
+    threads: options.Threads = 0,
+    listen: options.Listen = options.DEFAULT_LISTEN,
+    port: options.Port = None,
+    announce: options.Announce = None,
+    checkpoint_every: options.CheckpointEvery = None,
+    steps: options.Steps = None,
+    seed: options.Seed = None,
+    codec: options.Codec = None,
+    method: options.Method = None,
     wait_for_peers: WaitForPeers = 0,
     alone: Alone = False,
 ) -> None:

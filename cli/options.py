@@ -41,9 +41,6 @@ Announce = Annotated[
         help="Address where others reach this peer, like /ip4/203.0.113.7/tcp/4001, in place of those found by listening. May repeat.",
     ),
 ]
-WaitForPeers = Annotated[
-    int, typer.Option("--wait-for-peers", metavar="N", min=0, help="Begin to train only when so many other peers are there.")
-]
 CheckpointEvery = Annotated[
     float | None,
     typer.Option(

@@ -21,6 +21,8 @@ SHOW_EVERY_STEPS_SHARE = 0.1  # a plain line at least each tenth of the run
 SHOW_EVERY_S = 15.0  # and at least this often
 REASON_EVERY_S = 2.0  # a new reason for the same state, such as a percentage, at most this often
 
+Meter = Callable[[str, int, int, float], None]  # draws how many tokens of how many are done behind a name, and the loss so far
+
 
 class Screen(Protocol):
     """Where progress is drawn."""
@@ -116,53 +118,39 @@ def screen(stream: TextIO) -> Iterator[Screen]:
         yield LiveTable(live)
 
 
-class Meter(Protocol):
-    """Where the progress of a computation on tokens is drawn."""
-
-    def show(self, name: str, done: int, total: int, loss: float) -> None:
-        """Draw how many of the tokens behind `name` are done, and the loss so far."""
-        ...
-
-
-class MeterLines:
-    """Progress as lines, so many for each name."""
-
-    def __init__(self, stream: TextIO, what: str, num_lines: int) -> None:
-        self._stream, self._what, self._num_lines = stream, what, num_lines
-        self._shown: dict[str, int] = {}
-
-    def show(self, name: str, done: int, total: int, loss: float) -> None:
-        """Print a line when another part is done."""
-        part = self._num_lines * done // total
-        if part > self._shown.get(name, 0):
-            self._shown[name] = part
-            print(f"{name}: {100 * done // total} % of {total} tokens, {self._what} {loss:.3f}", file=self._stream, flush=True)
-
-
-class MeterBars:
-    """Progress as one bar for each name."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._tasks: dict[str, TaskID] = {}
-
-    def show(self, name: str, done: int, total: int, loss: float) -> None:
-        """Move the bar."""
-        if name not in self._tasks:
-            self._tasks[name] = self._progress.add_task(name, total=total, loss=loss)
-        self._progress.update(self._tasks[name], completed=done, loss=loss)
-
-
 @contextmanager
 def meter(stream: TextIO, what: str = "training loss", num_lines: int = 10) -> Iterator[Meter]:
     """Draw on `stream` while inside: bars where it is a terminal, elsewhere `num_lines` lines for each name that call the loss `what`."""
     if not _can_draw(stream):
-        yield MeterLines(stream, what, num_lines)
+        yield _lines(stream, what, num_lines)
         return
     loss = TextColumn("loss {task.fields[loss]:.3f}")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), loss, TimeRemainingColumn())
     with Progress(*columns, console=Console(file=stream), refresh_per_second=4) as progress:
-        yield MeterBars(progress)
+        yield _bars(progress)
+
+
+def _lines(stream: TextIO, what: str, num_lines: int) -> Meter:
+    shown: dict[str, int] = {}
+
+    def show(name: str, done: int, total: int, loss: float) -> None:
+        part = num_lines * done // total
+        if part > shown.get(name, 0):
+            shown[name] = part
+            print(f"{name}: {100 * done // total} % of {total} tokens, {what} {loss:.3f}", file=stream, flush=True)
+
+    return show
+
+
+def _bars(progress: Progress) -> Meter:
+    tasks: dict[str, TaskID] = {}
+
+    def show(name: str, done: int, total: int, loss: float) -> None:
+        if name not in tasks:
+            tasks[name] = progress.add_task(name, total=total, loss=loss)
+        progress.update(tasks[name], completed=done, loss=loss)
+
+    return show
 
 
 def _can_draw(stream: TextIO) -> bool:

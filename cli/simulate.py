@@ -161,10 +161,10 @@ def train(request: SimulationRequest, venue: Venue, num_threads: int) -> list[Ro
 
     if num_threads:
         torch.set_num_threads(num_threads)
-    with meter(sys.stderr) as drawn:
+    with meter(sys.stderr) as show:
 
         def follow(name: str, headway: Headway) -> None:
-            drawn.show(name, headway.num_tokens, headway.total_tokens, headway.train_loss)
+            show(name, headway.num_tokens, headway.total_tokens, headway.train_loss)
 
         return run(request, venue, follow)
 

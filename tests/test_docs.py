@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import typer
 
-from cli.main import command_line
+from cli.main import VERBS, command_line
 from peer.machine.events import KINDS
 from peer.machine.home import Home
 from peer.machine.status import Status
@@ -117,6 +117,12 @@ def test_everything_in_the_home_folder_is_described() -> None:
     for place in vars(Home(Path("home"))).values():
         if place.name != "home":
             assert f"| `{place.name}" in text
+
+
+def test_advice_names_verbs_that_exist() -> None:
+    pages = [*PAGES, *(path for package in ("cli", "optim", "peer", "protocol") for path in (ROOT / package).rglob("*.py"))]
+    named = {verb for page in pages for verb in re.findall(r"`peer ([a-z]+)", page.read_text())}
+    assert named <= set(VERBS)
 
 
 WAYS = (REFERENCE.parent / "concepts" / "processes.md").read_text()

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from cli.screen import LiveTable, MeterBars, MeterLines, PlainLines, meter, screen
+from cli.screen import LiveTable, PlainLines, meter, screen
 from tests.cli.test_figures import STATUS
 
 
@@ -92,10 +92,9 @@ def test_data_goes_to_stdout_alone(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_without_a_terminal_each_tenth_is_a_line() -> None:
     stream = io.StringIO()
-    with meter(stream) as drawn:
+    with meter(stream) as show:
         for done in range(1, 101):
-            drawn.show("noloco", done, 100, 2.5)
-    assert isinstance(drawn, MeterLines)
+            show("noloco", done, 100, 2.5)
     lines = stream.getvalue().splitlines()
     assert len(lines) == 10
     assert lines[0] == "noloco: 10 % of 100 tokens, training loss 2.500"
@@ -105,24 +104,25 @@ def test_without_a_terminal_each_tenth_is_a_line() -> None:
 def test_on_a_terminal_each_training_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     stream = Terminal()
-    with meter(stream) as drawn:
-        drawn.show("1/2 alpha 0.3", 50, 100, 2.5)
-        drawn.show("2/2 alpha 0.5", 25, 100, 2.25)
-    assert isinstance(drawn, MeterBars)
+    with meter(stream) as show:
+        show("1/2 alpha 0.3", 50, 100, 2.5)
+        show("2/2 alpha 0.5", 25, 100, 2.25)
     assert "1/2 alpha 0.3" in stream.getvalue()
     assert "loss 2.250" in stream.getvalue()
 
 
 def test_a_terminal_that_cannot_draw_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
-    with meter(Terminal()) as drawn:
-        assert isinstance(drawn, MeterLines)
+    stream = Terminal()
+    with meter(stream) as show:
+        show("noloco", 1, 1, 2.5)
+    assert stream.getvalue() == "noloco: 100 % of 1 tokens, training loss 2.500\n"
 
 
 def test_few_lines_where_few_are_wanted() -> None:
     stream = io.StringIO()
-    with meter(stream, "held-out loss", num_lines=1) as drawn:
+    with meter(stream, "held-out loss", num_lines=1) as show:
         for name in ("peer-1", "peer-2"):
             for done in range(1, 9):
-                drawn.show(name, done, 8, 1.5)
+                show(name, done, 8, 1.5)
     assert stream.getvalue().splitlines() == [f"peer-{number}: 100 % of 8 tokens, held-out loss 1.500" for number in (1, 2)]
