@@ -19,7 +19,7 @@ from cli.screen import Screen, screen
 from peer.machine.config import PeerConfig, peer_config
 from peer.machine.home import Home
 from peer.machine.status import Status
-from peer.supervisor.run import run_peer
+from peer.supervisor.supervisor import run_peer
 from protocol.errors import BadSettings
 from protocol.identity import Identity
 from protocol.run.invite import Invite

@@ -130,7 +130,17 @@ LOADED = {
         "hivemind",
         "grpc",
     ),
-    "peer.supervisor.run": ("peer.node", "peer.trainer", "peer.meeting", "peer.link", "torch", "numpy", "transformers", "hivemind", "grpc"),
+    "peer.supervisor.supervisor": (
+        "peer.node",
+        "peer.trainer",
+        "peer.meeting",
+        "peer.link",
+        "torch",
+        "numpy",
+        "transformers",
+        "hivemind",
+        "grpc",
+    ),
     "cli.status": ("asyncio", "pydantic", "rich", "peer.supervisor", "peer.swarm", "numpy"),
     "cli.host, cli.join, cli.bootstrap, cli.demo, cli.export, cli.simulate": (
         "peer.node",

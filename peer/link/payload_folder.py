@@ -58,13 +58,6 @@ class PayloadFolder:
                 return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
         return memoryview(b"")
 
-    def size(self, name: str) -> int:
-        """Return a file's size in bytes, 0 when missing."""
-        try:
-            return self.path(name).stat().st_size
-        except FileNotFoundError:
-            return 0
-
     def remove(self, name: str) -> None:
         """Remove a file if it is there."""
         self.path(name).unlink(missing_ok=True)

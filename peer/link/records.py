@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Annotated, Generic, Literal, TypeVar
+from typing import Annotated, Generic, Literal, TypeVar, dataclass_transform
 
 from pydantic import ConfigDict, Discriminator, TypeAdapter, ValidationError
 
@@ -40,20 +40,27 @@ def payload_name(meeting: int, file: File) -> str:
     return f"{meeting}.{file.value}"
 
 
+@dataclass_transform(frozen_default=True)
+class LinkRecord:
+    """Makes a frozen dataclass of each subclass, with a last field `record` that holds the subclass's name and is its mark in a line."""
+
+    def __init_subclass__(cls) -> None:
+        cls.__annotations__["record"] = Literal[cls.__name__]
+        setattr(cls, "record", field(default=cls.__name__, kw_only=True, repr=False))  # noqa: B010 - not for type checkers
+        dataclass(frozen=True)(cls)
+
+
 # --------------------------------------------------------------------------- node to trainer, answered
 
 
-@dataclass(frozen=True, slots=True)
-class Open:
+class Open(LinkRecord):
     """Lock a fragment for a meeting and snapshot its fast weights. Answered by Opened or Unavailable."""
 
     meeting: int  # the node's own number for the meeting, never reused in its life
     fragment: int
-    record: Literal["Open"] = field(default="Open", kw_only=True, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Prepare:
+class Prepare(LinkRecord):
     """Form the message from both sides' tokens. Answered by SketchReady, or PayloadReady where the codec has no sketch."""
 
     meeting: int
@@ -61,45 +68,35 @@ class Prepare:
     partner_clock_steps: int
     seed: int  # both sides derive the same one from their nonces
     phase: RunPhase
-    record: Literal["Prepare"] = field(default="Prepare", kw_only=True, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Encode:
+class Encode(LinkRecord):
     """Encode the message now that the partner's sketch lies in its file. Answered by PayloadReady."""
 
     meeting: int
-    record: Literal["Encode"] = field(default="Encode", kw_only=True, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(LinkRecord):
     """Decode the partner's payload and judge it without applying it. Answered by Checked."""
 
     meeting: int
-    record: Literal["Check"] = field(default="Check", kw_only=True, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Apply:
+class Apply(LinkRecord):
     """Take the outer step of a meeting that counts. Answered by Applied; a second one with the same id changes nothing."""
 
     meeting: int
     meeting_id: str  # hex; both sides' name for it, journaled
     failed_blocks: str  # hex bitmap; these blocks are taken as if there were no partner
-    record: Literal["Apply"] = field(default="Apply", kw_only=True, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class TakeSnapshot:
+class TakeSnapshot(LinkRecord):
     """Write slow weights and momentum of every fragment to `name` in the payload folder. Answered by SnapshotTaken or NoSnapshot."""
 
     name: str
-    record: Literal["TakeSnapshot"] = field(default="TakeSnapshot", kw_only=True, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Adopt:
+class Adopt(LinkRecord):
     """Replace slow weights, momentum and clock by a donor's, which lie in `name` in the payload folder, and re-warm.
 
     Answered by Adopted. Open meetings are dropped; a trainer that has not begun begins. Nothing changes when it is not accepted.
@@ -107,72 +104,56 @@ class Adopt:
 
     name: str
     clock_steps: int
-    record: Literal["Adopt"] = field(default="Adopt", kw_only=True, repr=False)
 
 
 # --------------------------------------------------------------------------- node to trainer, not answered
 
 
-@dataclass(frozen=True, slots=True)
-class Drop:
+class Drop(LinkRecord):
     """Forget a meeting that does not count; the fragment stays due if it was."""
 
     meeting: int
-    record: Literal["Drop"] = field(default="Drop", kw_only=True, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Solo:
+class Solo(LinkRecord):
     """Take the outer step of a fragment alone: no partner was found in time. Nothing happens unless it is still due.
 
     While the fragment is in a meeting the step waits for its end, and is not taken if that meeting counts.
     """
 
     fragment: int
-    record: Literal["Solo"] = field(default="Solo", kw_only=True, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Defer:
+class Defer(LinkRecord):
     """Count a fragment down again without an outer step: no partner was found in time, and the run says to wait for one.
 
     Nothing happens unless it is still due.
     """
 
     fragment: int
-    record: Literal["Defer"] = field(default="Defer", kw_only=True, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(LinkRecord):
     """Begin to train from the run's initial weights."""
 
-    record: Literal["Start"] = field(default="Start", kw_only=True, repr=False)
 
-
-@dataclass(frozen=True, slots=True)
-class FinishDone:
+class FinishDone(LinkRecord):
     """The last averaging is over (or nobody is left to average with): save and end."""
-
-    record: Literal["FinishDone"] = field(default="FinishDone", kw_only=True, repr=False)
 
 
 # --------------------------------------------------------------------------- trainer to node: replies
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
+class Opened(LinkRecord):
     """The fragment is locked and its snapshot taken."""
 
     meeting: int
     tokens: int  # trained since the last outer step of this fragment
     clock_steps: int
     phase: RunPhase
-    record: Literal["Opened"] = field(default="Opened", kw_only=True, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Unavailable:
+class Unavailable(LinkRecord):
     """The request was not carried out and changed nothing.
 
     The fragment is in another meeting, the meeting is not known (any more), its bytes are unusable, or the folder is full.
@@ -180,103 +161,82 @@ class Unavailable:
 
     meeting: int
     reason: str
-    record: Literal["Unavailable"] = field(default="Unavailable", kw_only=True, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class SketchReady:
+class SketchReady(LinkRecord):
     """Own sketch lies in its file."""
 
     meeting: int
-    record: Literal["SketchReady"] = field(default="SketchReady", kw_only=True, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class PayloadReady:
+class PayloadReady(LinkRecord):
     """Own payload lies in its file."""
 
     meeting: int
     sha256: str  # hex, of the payload
-    record: Literal["PayloadReady"] = field(default="PayloadReady", kw_only=True, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
+class Checked(LinkRecord):
     """The verdict on the partner's payload."""
 
     meeting: int
     accepted: bool
     reason: str  # why not, empty when accepted
     failed_blocks: str  # hex bitmap, lowest bit first; empty: none
-    record: Literal["Checked"] = field(default="Checked", kw_only=True, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Applied:
+class Applied(LinkRecord):
     """The outer step is taken, once."""
 
     meeting: int
-    record: Literal["Applied"] = field(default="Applied", kw_only=True, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotTaken:
+class SnapshotTaken(LinkRecord):
     """The clone lies in its file."""
 
     name: str
     clock_steps: int
     sha256: str  # hex
-    record: Literal["SnapshotTaken"] = field(default="SnapshotTaken", kw_only=True, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class NoSnapshot:
+class NoSnapshot(LinkRecord):
     """There is no clone: the folder has no room for it."""
 
     name: str
     reason: str
-    record: Literal["NoSnapshot"] = field(default="NoSnapshot", kw_only=True, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Adopted:
+class Adopted(LinkRecord):
     """Whether the donor's state is ours now."""
 
     name: str
     accepted: bool
     reason: str  # why not (the donor's fault: wrong size, or not finite), empty when accepted
-    record: Literal["Adopted"] = field(default="Adopted", kw_only=True, repr=False)
 
 
 # --------------------------------------------------------------------------- trainer to node: unasked
 
 
-@dataclass(frozen=True, slots=True)
-class Built:
+class Built(LinkRecord):
     """What the model comes to on the wire: the first that a node hears of its trainer, which alone knows the model."""
 
     plan: ModelPlan
-    record: Literal["Built"] = field(default="Built", kw_only=True, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Due:
+class Due(LinkRecord):
     """A fragment's countdown ran out: find it a partner."""
 
     fragment: int
     phase: RunPhase
-    record: Literal["Due"] = field(default="Due", kw_only=True, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(LinkRecord):
     """Where the trainer stands, about once a second and whenever a node connects."""
 
     clock_steps: int
     phase: RunPhase
     started: bool  # it trains, or has trained
     done: bool = False  # it has saved the result and ends
-    record: Literal["Progress"] = field(default="Progress", kw_only=True, repr=False)
 
 
 CodingRequest = Prepare | Encode | Check  # these need no step boundary

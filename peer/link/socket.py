@@ -16,7 +16,6 @@ import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from peer.link import records as ask
 from protocol.messages.terms import ModelPlan
@@ -34,50 +33,11 @@ class LinkLost(Exception):
     """The link to the trainer broke before the reply came."""
 
 
-class TrainerLink(Protocol):
-    """The node's side of the link to its trainer.
-
-    Whatever is asked and told reaches the trainer in the order in which it was begun.
-    """
-
-    async def request(self, request: ask.AnsweredRequest) -> ask.Reply:
-        """Ask, and wait for the reply: at once, or of the next step boundary. Raises LinkLost."""
-
-    def tell(self, request: ask.ToldRequest) -> None:
-        """Say something that has no reply; nothing happens when the link is down."""
-
-
-class NodeLink(Protocol):
-    """The trainer's side of the link to its node.
+class TrainerEnd:
+    """The trainer's side: one listening socket, at most one node.
 
     Nodes come and go in `poll` only, which belongs to one thread; `send` may be called from any.
     """
-
-    @property
-    def session(self) -> int:
-        """Return the number of the node that is there, 0 for none.
-
-        One that differs from the last means that all which the former node had begun has ended.
-        """
-
-    def poll(self) -> list[ask.Request]:
-        """Return the requests that came since the last call; accept a node that knocks. Returns at once.
-
-        What a node said before it died is still returned, and the session ends only at the call after: its partners may count on it.
-        """
-
-    def wait(self, seconds: float) -> None:
-        """Wait until the node says something or `seconds` pass: for a thread that has nothing else to do."""
-
-    def send(self, record: ask.Answer, session: int) -> None:
-        """Send a record to the node of this session; nothing happens when that node is gone. Returns at once."""
-
-    def close(self) -> None:
-        """Let nobody in any more, and hang up."""
-
-
-class TrainerEnd:
-    """A NodeLink: one listening socket, at most one node."""
 
     def __init__(self, folder: Path) -> None:
         path = folder / SOCKET_NAME
@@ -96,11 +56,17 @@ class TrainerEnd:
 
     @property
     def session(self) -> int:
-        """Return the number of the node that is there, 0 for none."""
+        """Return the number of the node that is there, 0 for none.
+
+        One that differs from the last means that all which the former node had begun has ended.
+        """
         return self._num_sessions if self._node is not None else 0
 
     def poll(self) -> list[ask.Request]:
-        """Return what came since the last call; see NodeLink."""
+        """Return the requests that came since the last call; accept a node that knocks. Returns at once.
+
+        What a node said before it died is still returned, and the session ends only at the call after: its partners may count on it.
+        """
         with self._using:
             if self._node is None:
                 self._accept()
@@ -112,7 +78,7 @@ class TrainerEnd:
             return requests
 
     def send(self, record: ask.Answer, session: int) -> None:
-        """Send a record to the node of this session, or keep it until the socket takes it."""
+        """Send a record to the node of this session, or keep it until the socket takes it; nothing happens when that node is gone."""
         with self._using:
             if session and session == self.session and not self._has_ended:
                 self._unsent += ask.ANSWERS.write(record)
@@ -184,7 +150,10 @@ class TrainerEnd:
 
 
 class NodeEnd:
-    """A TrainerLink: `connect` once, then `run`, which keeps the connection. Everything belongs to one event loop."""
+    """The node's side: `connect` once, then `run`, which keeps the connection. Everything belongs to one event loop.
+
+    Whatever is asked and told reaches the trainer in the order in which it was begun.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / SOCKET_NAME
@@ -198,7 +167,7 @@ class NodeEnd:
         return self._writer is not None
 
     async def request(self, request: ask.AnsweredRequest) -> ask.Reply:
-        """Ask, and wait for the reply. One request at a time may wait about one meeting or file.
+        """Ask, and wait for the reply: at once, or of the next step boundary. One request at a time may wait about one meeting or file.
 
         Cancel-safe: a reply that comes later is passed over. Raises LinkLost.
         """
@@ -249,7 +218,7 @@ class NodeEnd:
             if isinstance(record, ask.Notice):
                 on_notice(record)
             elif not self._answer(record):
-                log.warning("link to the trainer closed: a %s that nobody asked for", record.record)
+                log.warning("link to the trainer closed: a %s that nobody asked for", type(record).__name__)
                 return
 
     async def _next(self) -> ask.Answer | None:

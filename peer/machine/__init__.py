@@ -1,1 +1,1 @@
-"""The machine that a peer runs on: home and runtime folders, settings, signals, events and status. Any process may use it."""
+"""The machine that a peer runs on: home and runtime folders, settings, events and status. Any process may use it."""

@@ -16,7 +16,6 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from pydantic import BaseModel, ConfigDict
 
@@ -44,27 +43,13 @@ class ChildSettings(BaseModel):
         return self.model_dump_json().encode() + b"\n"
 
 
-class Supervised(Protocol):
-    """What a process needs of its supervisor."""
-
-    @property
-    def settings(self) -> ChildSettings:
-        """Return what the supervisor handed over."""
-
-    def emit(self, event: Event) -> None:
-        """Tell what happened. Returns at once. Call it from one thread."""
-
-    def stop_requested(self) -> bool:
-        """Tell whether to stop. Returns at once."""
-
-
 class Child:
     """Pipes to the supervisor. Make it before anything prints. Ends the process if the supervisor stops before it has said anything."""
 
     def __init__(self) -> None:
         _die_with_parent()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, _leave_it_to_the_supervisor)  # not SIG_IGN: our own children would inherit that
+            signal.signal(number, lambda *_: None)  # the supervisor decides; not SIG_IGN: our own children would inherit that
         line = os.fdopen(0, "rb", buffering=0, closefd=False).readline()
         if not line.endswith(b"\n"):
             sys.exit(ExitCode.DONE)
@@ -131,10 +116,6 @@ def run_child(work: Callable[[Child], None]) -> int:
         if not isinstance(first, GossamerError):
             traceback.print_exc()
         return child.end(first)
-
-
-def _leave_it_to_the_supervisor(_number: int, _frame: object) -> None:
-    return
 
 
 def _die_with_parent() -> None:

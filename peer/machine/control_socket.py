@@ -14,8 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-from peer.machine.atomic_file import write_whole
-from peer.machine.home import Home
+from peer.machine.home import Home, write_whole
 from protocol.errors import BadSettings
 
 SOCKET_NAME = "control.sock"
@@ -69,7 +68,7 @@ def ask(home: Path, request: dict[str, Any], *, wait_s: float = ANSWER_S) -> dic
             connection.settimeout(wait_s)
             connection.connect(path)
             connection.sendall(json.dumps(request).encode() + b"\n")
-            line = _read_line(connection)
+            line = connection.makefile("rb").readline()
         if not line:  # it has just ended
             raise nobody
         answer: dict[str, Any] = json.loads(line)
@@ -79,10 +78,3 @@ def ask(home: Path, request: dict[str, Any], *, wait_s: float = ANSWER_S) -> dic
         raise BadSettings(f"the peer in {home} does not answer", hint=hint) from error
     except OSError as error:  # it was killed: nobody listens at the socket that it left
         raise nobody from error
-
-
-def _read_line(connection: socket.socket) -> bytes:
-    data = b""
-    while not data.endswith(b"\n") and (more := connection.recv(LINE_BYTES)):
-        data += more
-    return data

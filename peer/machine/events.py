@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, dataclass_transform, get_args
+from typing import Annotated, Literal, dataclass_transform
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
@@ -24,19 +24,17 @@ Figure = Annotated[float, BeforeValidator(lambda value: math.nan if value is Non
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
-class Named:
-    """Makes a frozen dataclass of each subclass, with a field `event` that holds the subclass's name and is its mark in a line."""
+@dataclass(frozen=True)
+class Stamped:
+    """What every event has; makes a frozen dataclass of each subclass. When it happened has no part in comparisons."""
+
+    ts: float = field(default_factory=lambda: round(time.time(), 6), kw_only=True, compare=False, repr=False)  # seconds since 1970
+    event: str = field(default="", kw_only=True, repr=False)  # the subclass's name, its mark in a line
 
     def __init_subclass__(cls) -> None:
         cls.__annotations__["event"] = Literal[cls.__name__]
         setattr(cls, "event", field(default=cls.__name__, kw_only=True, repr=False))  # noqa: B010 - not for type checkers
         dataclass(frozen=True)(cls)
-
-
-class Stamped(Named):
-    """What every event has. When it happened has no part in comparisons."""
-
-    ts: float = field(default_factory=lambda: round(time.time(), 6), kw_only=True, compare=False, repr=False)  # seconds since 1970
 
 
 class PeerStarted(Stamped):
@@ -205,7 +203,6 @@ Written = (
 Told = ProcessSays | TrainerIdle | ProcessFailed  # to the supervisor only
 Event = Written | Told
 
-KINDS = {kind.__name__: kind for kind in get_args(Event)}
 _LINES: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
 
 

@@ -1,10 +1,14 @@
-"""The home folder of one peer: where its identity, manifest, checkpoints and events lie, and the lock that lets it run only once."""
+"""The home folder of one peer: where its identity, manifest, checkpoints and events lie, and the lock that lets it run only once.
+
+Small files in it are there whole or as they were: written beside the old one, which they then replace.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -36,18 +40,12 @@ class Home:
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.checkpoints.mkdir(mode=0o700, exist_ok=True)
-            self._probe()
+            with tempfile.TemporaryFile(dir=self.path, buffering=0) as probe:
+                probe.write(b"x")  # one byte: a full disk lets empty files pass
         except FileExistsError as error:
             raise BadSettings(f"the home {self.path} is not a folder", hint=ANOTHER_HOME) from error
         except OSError as error:
             raise BadSettings(f"the home {self.path} cannot be written to: {error.strerror}", hint=ANOTHER_HOME) from error
-
-    def _probe(self) -> None:
-        probe = self.path / f".probe-{os.getpid()}"
-        try:
-            probe.write_bytes(b"x")  # one byte: a full disk lets empty files pass
-        finally:
-            probe.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -73,3 +71,24 @@ class Home:
                 f"a peer already runs from {self.path} (process {pid})",
                 hint="stop it with `peer leave`, or give this one its own folder with --home DIR",
             ) from error
+
+
+def write_whole(path: Path, content: bytes, *, private: bool = False) -> None:
+    """Write a file; a crash of the process leaves all of it or the old one. `private`: only its owner can read it.
+
+    Raises OSError, with the old file untouched.
+    """
+    beside = path.with_suffix(".new")
+    beside.unlink(missing_ok=True)  # what a crash left may have another mode
+    with open(os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600 if private else 0o666), "wb") as file:
+        file.write(content)
+    beside.replace(path)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make new names in a folder durable: a power cut takes away a file whose name was not synced, however well its content was."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -14,7 +14,7 @@ from typing import Any
 from peer.link import records as ask
 from peer.link.payload_folder import PayloadFolder
 from peer.link.records import File, payload_name
-from peer.link.socket import LinkLost, TrainerLink
+from peer.link.socket import LinkLost, NodeEnd
 from peer.meeting import words as on
 from peer.meeting.journal import Journal
 from peer.meeting.machine import Meeting
@@ -38,7 +38,7 @@ _PARTNER_FILES = {Part.SKETCH: File.PARTNER_SKETCH, Part.PAYLOAD: File.PARTNER_P
 class OwnSide:
     """What a meeting finds on this side of the stream: the trainer, the folder that it shares with us, the disk."""
 
-    link: TrainerLink
+    link: NodeEnd
     payloads: PayloadFolder
     journal: Journal
 

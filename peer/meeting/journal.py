@@ -12,7 +12,7 @@ import json
 import os
 from pathlib import Path
 
-from peer.machine.atomic_file import sync_folder
+from peer.machine.home import sync_folder
 
 KEPT = 4096  # meetings; the file holds at most twice as many
 

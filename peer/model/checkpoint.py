@@ -27,7 +27,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from peer.machine.atomic_file import sync_folder
+from peer.machine.home import sync_folder
 from protocol.errors import BadSettings
 
 FORMAT: Final = 1

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Collection
 
 from peer.link import records as ask
-from peer.link.socket import TrainerLink
+from peer.link.socket import NodeEnd
 from peer.machine.events import Event, ProcessSays
 from peer.meeting.words import Finish, MeetingOutcome
 from peer.node.joining import Joining, Wanted
@@ -54,7 +54,7 @@ class CatchUp:
         presence: Presence,
         book: AddressBook,
         joining: Joining,
-        link: TrainerLink,
+        link: NodeEnd,
         emit: Callable[[Event], None],
         *,
         is_founder: bool,

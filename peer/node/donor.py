@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from peer.link import records as ask
 from peer.link.payload_folder import PayloadFolder
-from peer.link.socket import LinkLost, TrainerLink
+from peer.link.socket import LinkLost, NodeEnd
 from peer.node.fetching import FRAME_S, receive, transfer_s
 from peer.swarm.address_book import loop_s
 from peer.swarm.standing import Standing
@@ -52,7 +52,7 @@ class StateSnapshot:
 class StateDonor:
     """Gives our weights to members, within bounds: it counts the states that it gives, so there is one for all streams of a node."""
 
-    def __init__(self, link: TrainerLink, payloads: PayloadFolder, standing: Standing, max_clock_gap_steps: int) -> None:
+    def __init__(self, link: NodeEnd, payloads: PayloadFolder, standing: Standing, max_clock_gap_steps: int) -> None:
         self._link = link
         self._payloads = payloads
         self._standing = standing

@@ -1,7 +1,7 @@
 """The node: everything of a peer that meets and is not tensor, as loops in one task group.
 
 It gets a joiner its weights, finds a partner for every fragment that is due, and sees the run to its end. It knows its surroundings
-through `Transport`, `Directory` and `TrainerLink` only, so the simulated swarms of the tests run this very class. The process around it:
+through `Transport`, `Directory` and `NodeEnd` only, so the simulated swarms of the tests run this very class. The process around it:
 peer/node/process.py.
 """
 

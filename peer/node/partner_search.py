@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from peer.link import records as ask
-from peer.link.socket import TrainerLink
+from peer.link.socket import NodeEnd
 from peer.meeting.words import MeetingOutcome
 from peer.node.meetings import Meetings
 from peer.swarm.address_book import AddressBook, loop_s
@@ -37,7 +37,7 @@ class Searches:
     """The searches of one node, as tasks of `run`."""
 
     def __init__(
-        self, membership: Membership, standing: Standing, book: AddressBook, meetings: Meetings, link: TrainerLink, rng: random.Random
+        self, membership: Membership, standing: Standing, book: AddressBook, meetings: Meetings, link: NodeEnd, rng: random.Random
     ) -> None:
         self._deadline_s = membership.deadline_s
         self._give_up = ask.Defer if membership.defer else ask.Solo

@@ -19,10 +19,9 @@ from typing import Any, TypeVar
 from peer.link.payload_folder import PayloadFolder
 from peer.link.records import Writer
 from peer.link.socket import NodeEnd
-from peer.machine.atomic_file import write_whole
-from peer.machine.child import Supervised
+from peer.machine.child import Child
 from peer.machine.events import ProcessSays, RunKnown
-from peer.machine.home import Home
+from peer.machine.home import Home, write_whole
 from peer.meeting.driver import OwnSide
 from peer.meeting.journal import Journal
 from peer.node.donor import FetchServer
@@ -52,7 +51,7 @@ T = TypeVar("T")
 class NodeProcess:
     """Everything between the supervisor's pipes and the network. `stopped` is the supervisor's word that it is over."""
 
-    def __init__(self, child: Supervised, stopped: asyncio.Event) -> None:
+    def __init__(self, child: Child, stopped: asyncio.Event) -> None:
         self._child = child
         self._stopped = stopped
         self._config = child.settings.config
@@ -193,7 +192,7 @@ async def _num_connected(network: Libp2pNode) -> int:
         return 0
 
 
-async def run_node(child: Supervised) -> None:
+async def run_node(child: Child) -> None:
     """Run the node until a line comes from the supervisor, or its pipe ends: either asks us to stop."""
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_reader(0, stopped.set)

@@ -9,10 +9,11 @@ nothing of them stays behind; the children end with it (peer/machine/child.py).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -22,12 +23,15 @@ from peer.machine import control_socket as control
 from peer.machine.child import ChildSettings
 from peer.machine.config import NODE, TRAINER, PeerConfig
 from peer.machine.events import Event, EventLog, NodeRestarted, PeerStarted, RunKnown, StateChanged, TrainerRestarted, Written
-from peer.machine.home import Home
-from peer.machine.signals import ASKED, asked_to_leave
+from peer.machine.home import Home, write_whole
+from peer.machine.runtime_folder import runtime_folder
 from peer.machine.status import Status, apply
 from peer.supervisor.child_process import ChildExit, ChildProcess
 from peer.supervisor.condition import Condition
 from protocol.errors import ExitCode, GossamerError
+from protocol.identity import Identity
+from protocol.run.invite import Invite
+from protocol.run.manifest import SignedManifest
 
 PROGRAMS = {NODE: "peer.node", TRAINER: "peer.trainer"}  # python -m
 RESTART_PAUSE_S = (0.5, 30.0)  # first and longest pause before a child is started again
@@ -35,6 +39,8 @@ MAX_RESTARTS = 8  # of one child in a row, none of which got going; then the fau
 HEALTHY_S = 60.0  # a child that lived so long starts from a clean slate
 LEAVE_S = {NODE: 5.0, TRAINER: 4.0}  # to end meetings, then to save, before they are killed
 LAST_WORK = {NODE: "ending meetings", TRAINER: "saving"}  # in this order
+ASKED = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "its terminal was closed"}  # to leave
+PAYLOAD_BYTES = 64 << 20  # room wanted in the runtime folder before the model's size is known
 LOOK_S = 1.0  # between two looks at whether the trainer has fallen silent
 NEVER_AGAIN = {ExitCode.REFUSED_BY_RUN, ExitCode.VERSION_MISMATCH}  # what ends a node for good even beside a trainer that trains
 
@@ -47,6 +53,33 @@ class ChildFailed(GossamerError):
     def __init__(self, message: str, *, hint: str, exit_code: int) -> None:
         super().__init__(message, hint=hint)
         self.exit_code = ExitCode(exit_code) if exit_code in set(ExitCode) else ExitCode.OUR_FAULT
+
+
+async def run_peer(config: PeerConfig, identity: Identity, manifest: SignedManifest | None, invite: Invite | None, watch: Watch) -> Status:
+    """Run one peer until its run ends, it is asked to leave, or it cannot go on. Its home folder is there (`Home.create`).
+
+    A manifest makes it the run's host, an invite a member; with neither, it goes on with what its home folder holds. A new run that
+    fails before it has trained leaves no manifest: only the children, which load torch, can tell that a codec or a model cannot be, and
+    the corrected command shall find the home free. `watch` is called with the live status after every change, on the event loop. Returns
+    the last status. Raises GossamerError; KeyboardInterrupt after Ctrl-C.
+    """
+    home = Home(config.home)
+    with home.locked(), runtime_folder(PAYLOAD_BYTES) as runtime:
+        is_new = manifest is not None and not home.manifest.exists()
+        if manifest is not None:
+            write_whole(home.manifest, manifest.to_bytes(), private=True)
+        if invite is not None:
+            write_whole(home.invite, invite.to_text().encode() + b"\n", private=True)  # it is a secret
+        supervisor = Supervisor(config, str(identity.peer_id), watch)
+        try:
+            await supervisor.run(runtime)
+        except GossamerError:
+            if is_new and not supervisor.has_trained:
+                home.manifest.unlink(missing_ok=True)
+            raise
+        if supervisor.interrupted:
+            raise KeyboardInterrupt
+        return supervisor.status
 
 
 class Supervisor:
@@ -82,7 +115,7 @@ class Supervisor:
         self._note(PeerStarted(self._peer_id))
         self._describe()
         async with control.serving(self._home, runtime, self._answer):
-            with asked_to_leave(self._on_signal):
+            with self._hearing_signals():
                 looking = asyncio.create_task(self._look())
                 work = [asyncio.create_task(self._keep(name, settings)) for name in self._config.children]
                 try:
@@ -131,8 +164,6 @@ class Supervisor:
             return "saved and gone"
         return "gone; the trainer did not save in time, so its last checkpoint counts"
 
-    # ------------------------------------------------------------------ keeping the children alive
-
     def pid(self, name: str) -> int:
         """Return a child's process id, for benchmarks and diagnosis. Raises KeyError for one that was not started yet."""
         return self._children[name].pid or 0
@@ -169,8 +200,6 @@ class Supervisor:
         self._describe()
         await asyncio.sleep(pause_s)
 
-    # ------------------------------------------------------------------ telling
-
     def _hear(self, name: str, event: Event) -> None:
         self._condition.hear(name, event, time.monotonic())
         if isinstance(event, RunKnown):
@@ -206,8 +235,6 @@ class Supervisor:
         except OSError:  # the terminal or pipe that we draw on was closed: no reason to stop
             self._watch = lambda _: None
 
-    # ------------------------------------------------------------------ answering
-
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         match request.get("verb"):
             case "status":
@@ -218,12 +245,22 @@ class Supervisor:
             case verb:
                 return {"error": f"there is no verb {verb!r}"}
 
-    # ------------------------------------------------------------------ leaving
-
     def leave(self, reason: str) -> None:
         """Finish or drop the current meetings, save, announce, and end."""
         self._leave_reason = self._leave_reason or reason
         self._leaving.set()
+
+    @contextlib.contextmanager
+    def _hearing_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        numbers = [number for number in ASKED if signal.getsignal(number) is not signal.SIG_IGN]  # nohup means it
+        for number in numbers:
+            loop.add_signal_handler(number, self._on_signal, number)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
 
     def _on_signal(self, number: signal.Signals) -> None:
         """Leave cleanly on the first; a second one does not wait for meetings and checkpoints."""

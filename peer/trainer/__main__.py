@@ -12,7 +12,7 @@ import torch
 from peer.link.payload_folder import PayloadFolder
 from peer.link.records import Writer
 from peer.link.socket import TrainerEnd
-from peer.machine.child import Supervised, run_child
+from peer.machine.child import Child, run_child
 from peer.machine.events import ModelBuilt, RunKnown
 from peer.machine.home import Home
 from peer.model.checkpoint import load_latest
@@ -33,7 +33,7 @@ def peer_seed(run_seed: int, peer_id: PeerId) -> int:
     return int.from_bytes(hashlib.sha256(run_seed.to_bytes(8, "little") + peer_id.raw).digest()[:6], "little")
 
 
-def build_replica(child: Supervised, home: Home, manifest: Manifest) -> Replica:
+def build_replica(child: Child, home: Home, manifest: Manifest) -> Replica:
     """Build the model with its initial weights, and its text. Raises OperatorError for what cannot be."""
     need_abilities(manifest)
     settings, inner, run_seed = child.settings, manifest.inner, manifest.run.seed
@@ -49,7 +49,7 @@ def build_replica(child: Supervised, home: Home, manifest: Manifest) -> Replica:
     return Replica(manifest, model.to(device), corpus, payloads, peer_seed(run_seed, peer_id), child.emit)
 
 
-def build(child: Supervised) -> Trainer:
+def build(child: Child) -> Trainer:
     """Put the trainer together, from its checkpoint where there is one, and tell what it trains."""
     config = child.settings.config
     home = Home(config.home)

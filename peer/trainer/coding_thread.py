@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from peer.link import records as ask
-from peer.link.socket import NodeLink
+from peer.link.socket import TrainerEnd
 from peer.trainer.outer_loop import OuterLoop
 
 WAIT_S = 0.1  # after so long the thread sees that it is to end
@@ -31,9 +31,9 @@ class Batch:
 
 
 class CodingThread:
-    """Serve the link until closed. `take`, `send`, `wait` and `close` belong to the trainer's own thread and return at once but `wait`."""
+    """Serve the link until closed. `take`, `wait` and `close` belong to the trainer's own thread and return at once but `wait`."""
 
-    def __init__(self, link: NodeLink, outer: OuterLoop) -> None:
+    def __init__(self, link: TrainerEnd, outer: OuterLoop) -> None:
         self._link = link
         self._outer = outer
         self._session = 0
@@ -55,10 +55,6 @@ class CodingThread:
             raise self._bug
         self._has_news.clear()
         return [self._batches.popleft() for _ in range(len(self._batches))]
-
-    def send(self, record: ask.Answer, session: int) -> None:
-        """Send a record to the node of this session; nothing happens when that node is gone."""
-        self._link.send(record, session)
 
     def wait(self, seconds: float) -> None:
         """Wait until there is something to take or `seconds` pass: only for a trainer that has nothing to train."""

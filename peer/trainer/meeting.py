@@ -9,7 +9,7 @@ snapshot. So all of that may run on a second thread, beside the inner steps; sna
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -64,7 +64,9 @@ class FragmentState:
     def in_slabs(self, snapshot: Tensor, step: Callable[[slice], tuple[Tensor, Tensor]]) -> OuterStep:
         """Compute an outer step from a snapshot of the fast weights, slab by slab; `step` returns a slab's slow weights and momentum."""
         slow, momentum, shift = (torch.empty_like(self.slow) for _ in range(3))
-        for part in _slabs(slow):
+        size = SLAB_VALUES if slow.device.type == "cpu" else slow.numel()  # in one part on other devices
+        for start in range(0, slow.numel(), size):
+            part = slice(start, start + size)
             slow[part], momentum[part] = step(part)
             torch.sub(slow[part], snapshot[part], out=shift[part])
         return OuterStep(slow, momentum, shift)
@@ -168,12 +170,6 @@ def bounded_weight(own_tokens: int, partner_tokens: int) -> float:
     """
     own, partner = max(own_tokens, partner_tokens // MAX_TOKEN_RATIO), max(partner_tokens, own_tokens // MAX_TOKEN_RATIO)
     return token_weight(own, partner)
-
-
-def _slabs(values: Tensor) -> Iterator[slice]:
-    """Cut a flat tensor into parts that stay in the processor's cache; one part on other devices."""
-    size = SLAB_VALUES if values.device.type == "cpu" else values.numel()
-    return (slice(start, start + size) for start in range(0, values.numel(), size))
 
 
 def _length(values: Tensor) -> float:

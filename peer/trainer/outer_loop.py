@@ -160,13 +160,18 @@ class OuterLoop:
             meeting.step(request.failed_blocks)
 
     def drop(self, number: int) -> int | None:
-        """Forget a meeting that does not count, and return its fragment; None when there is no such meeting."""
-        return self._forget(number) if number in self._meetings else None
+        """Forget a meeting that has been decided or does not count, and return its fragment; None when there is no such meeting."""
+        meeting = self._meetings.pop(number, None)
+        if meeting is None:
+            return None
+        meeting.close()
+        self.fragments[meeting.fragment].meeting = None
+        return meeting.fragment
 
     def drop_all(self) -> None:
         """Forget every meeting: none can be decided any more."""
         for number in list(self._meetings):
-            self._forget(number)
+            self.drop(number)
 
     def solo(self, fragment: int, phase: RunPhase) -> bool:
         """Take the outer step of a fragment alone; False (and nothing done) while it is in a meeting."""
@@ -203,21 +208,12 @@ class OuterLoop:
             for tensor in (step.shift, step.slow, step.momentum):
                 tensor.record_stream(torch.cuda.current_stream(tensor.device))
         meeting.side.merge(step)
-        self._remember(request.meeting_id)
-        self._forget(request.meeting)
-        self._on_outer_step(meeting.fragment, meeting.partner_clock_steps)
-        return ask.Applied(request.meeting)
-
-    def _remember(self, meeting_id: str) -> None:
-        self.applied[meeting_id] = None
+        self.applied[request.meeting_id] = None
         while len(self.applied) > JOURNALED:
             self.applied.popitem(last=False)
-
-    def _forget(self, number: int) -> int:
-        meeting = self._meetings.pop(number)
-        meeting.close()
-        self.fragments[meeting.fragment].meeting = None
-        return meeting.fragment
+        self.drop(request.meeting)
+        self._on_outer_step(meeting.fragment, meeting.partner_clock_steps)
+        return ask.Applied(request.meeting)
 
     # ------------------------------------------------------------------ checkpoints
 

@@ -6,23 +6,24 @@ inner steps, on a second thread (coding_thread.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from enum import Enum, auto
 
 import torch
 
 from peer.link import records as ask
-from peer.link.socket import NodeLink
-from peer.machine.child import Supervised
-from peer.machine.events import EvalDone, ProcessSays
+from peer.link.socket import TrainerEnd
+from peer.machine.child import Child
+from peer.machine.events import EvalDone, Event, ProcessSays, StepDone, TrainerIdle
 from peer.model.evaluation import held_out_loss
 from peer.trainer.coding_thread import CodingThread
-from peer.trainer.progress import Stopwatch
-from peer.trainer.replica import Replica
+from peer.trainer.replica import InnerStep, Replica
 from peer.trainer.saver import Saver
 from protocol.errors import OperatorError
 from protocol.messages.messages import RunPhase
 
+TELL_S = 1.0  # between two words to the supervisor
 IDLE_S = 0.05  # how long a trainer that has nothing to train waits for the node at a time
 LONELY_FINISH_S = 60.0  # without a node for so long, the last averaging is given up
 EVAL_INTERVAL_STEPS = 100  # inner steps between two measurements of the held-out loss
@@ -39,17 +40,75 @@ class State(Enum):
     OVER = auto()  # the last averaging is over
 
 
+class Stopwatch:
+    """Where the time of one trainer process goes, from its start: in inner steps, or blocked by synchronization between them."""
+
+    def __init__(self, emit: Callable[[Event], None], now_s: Callable[[], float]) -> None:
+        self._emit = emit
+        self._now_s = now_s
+        self._train_s = 0.0
+        self._blocked_s = 0.0
+        self._steps: list[InnerStep] = []  # since it was told last
+        self._told_s = self._now_s()
+
+    @contextlib.contextmanager
+    def training(self) -> Iterator[None]:
+        """Count the time inside as training."""
+        start_s = self._now_s()
+        try:
+            yield
+        finally:
+            self._train_s += self._now_s() - start_s
+
+    @contextlib.contextmanager
+    def blocked(self) -> Iterator[None]:
+        """Count the time inside as blocked by synchronization, and as part of training.
+
+        What is started on a device must be finished inside, or the next inner step pays for it unseen.
+        """
+        start_s = self._now_s()
+        try:
+            yield
+        finally:
+            spent_s = self._now_s() - start_s
+            if self._train_s:  # before the first inner step nothing is blocked
+                self._blocked_s += spent_s
+                self._train_s += spent_s
+
+    def step(self, step: InnerStep) -> None:
+        """Note an inner step."""
+        self._steps.append(step)
+
+    def is_time_to_tell(self) -> bool:
+        """Return whether the last telling is old enough for another."""
+        return self._now_s() - self._told_s >= TELL_S
+
+    def tell(self, replica: Replica) -> None:
+        """Emit how far the trainer is."""
+        passed_s = max(1e-9, self._now_s() - self._told_s)
+        self._told_s = self._now_s()
+        so_far = replica.own_steps, replica.clock_steps, replica.tokens
+        if self._steps:
+            loss = sum(step.loss for step in self._steps) / len(self._steps)
+            tokens_per_s = sum(step.num_tokens for step in self._steps) / passed_s
+            self._emit(StepDone(*so_far, loss, self._steps[-1].learning_rate, tokens_per_s, self._train_s, self._blocked_s))
+        else:
+            self._emit(TrainerIdle(*so_far, self._train_s, self._blocked_s))
+        self._steps.clear()
+
+
 class Trainer:
     """Drive a replica, one `tick` at a time: `run` does it for a process, a test in its own time.
 
     All belongs to one thread. `now_s` is a clock that never goes back.
     """
 
-    def __init__(self, child: Supervised, replica: Replica, link: NodeLink, saver: Saver, now_s: Callable[[], float]) -> None:
+    def __init__(self, child: Child, replica: Replica, link: TrainerEnd, saver: Saver, now_s: Callable[[], float]) -> None:
         self.state = State.READY
         self._child = child
         self._is_alone = child.settings.config.alone
         self._replica = replica
+        self._link = link
         self._node = CodingThread(link, replica.outer)
         self._saver = saver
         self._now_s = now_s
@@ -139,14 +198,9 @@ class Trainer:
         self._replica.lose_node()
         self._session = session
         self._node_changed_s = self._now_s()
-        if session:
-            self._greet()
-        self._announce(self._replica.countdown.due())
-
-    def _greet(self) -> None:
-        """Tell a new node what it must know of us before anything else."""
-        self._node.send(ask.Built(self._replica.plan), self._session)
+        self._link.send(ask.Built(self._replica.plan), session)  # a node must know of us before anything else
         self._tell_node()
+        self._announce(self._replica.countdown.due())
 
     def _answer(self, request: ask.Request) -> None:
         match request:
@@ -158,7 +212,7 @@ class Trainer:
             case _:
                 reply = self._replica.handle(request)
                 if reply is not None:
-                    self._node.send(reply, self._session)
+                    self._link.send(reply, self._session)
                 if isinstance(reply, ask.Adopted) and reply.accepted:
                     self._saver.save(self._replica)
                     self._begin()
@@ -166,13 +220,13 @@ class Trainer:
     def _announce(self, due: list[int]) -> None:
         for fragment in due:
             if self._session:
-                self._node.send(ask.Due(fragment, self._replica.phase), self._session)
+                self._link.send(ask.Due(fragment, self._replica.phase), self._session)
             else:
                 self._replica.go_alone(fragment, NO_NODE)
 
     def _tell_node(self, *, done: bool = False) -> None:
         has_begun = self.state is not State.READY
-        self._node.send(ask.Progress(self._replica.clock_steps, self._replica.phase, has_begun, done), self._session)
+        self._link.send(ask.Progress(self._replica.clock_steps, self._replica.phase, has_begun, done), self._session)
 
     def _settle(self) -> None:
         """Wait for what a GPU still does for the node, so that it counts as blocked and not as training."""

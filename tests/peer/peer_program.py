@@ -13,7 +13,7 @@ from pathlib import Path
 from peer.machine.config import peer_config
 from peer.machine.home import Home
 from peer.machine.status import Status
-from peer.supervisor.run import run_peer
+from peer.supervisor.supervisor import run_peer
 from protocol.errors import ExitCode, GossamerError
 from protocol.identity import Identity
 

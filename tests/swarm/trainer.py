@@ -30,7 +30,7 @@ from tests.swarm.tiny import CountedReplica
 
 
 class Link:
-    """A TrainerLink in memory. `cut` is the death of the trainer."""
+    """A NodeEnd in memory. `cut` is the death of the trainer."""
 
     def __init__(self, on_notice: Callable[[ask.Notice], None]) -> None:
         self.is_up = True
@@ -68,7 +68,7 @@ class Link:
 
 
 class End:
-    """A NodeLink in memory: requests, and numbers of sessions that begin (0: ends), are taken one by one by the coding thread."""
+    """A TrainerEnd in memory: requests, and numbers of sessions that begin (0: ends), are taken one by one by the coding thread."""
 
     def __init__(self) -> None:
         self.session = 0

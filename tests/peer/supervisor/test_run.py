@@ -12,7 +12,7 @@ from peer.machine.config import PeerConfig
 from peer.machine.events import StateChanged, read_events
 from peer.machine.home import Home
 from peer.machine.status import Status
-from peer.supervisor import run as module
+from peer.supervisor import supervisor as module
 from peer.supervisor.supervisor import ChildFailed, Supervisor
 from protocol.errors import ExitCode
 from protocol.identity import Identity

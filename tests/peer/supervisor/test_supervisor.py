@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 from functools import reduce
 from pathlib import Path
@@ -203,3 +205,35 @@ def test_the_file_holds_the_session_as_it_was_shown(tmp_path: Path) -> None:
             assert (told.state, told.run_id, told.step, told.meetings["solo"]) == ("done", "ab", 7, 2)
 
     run(test())
+
+
+# --------------------------------------------------------------------------- signals
+
+
+@pytest.mark.usefixtures("signals_of_a_terminal")
+@pytest.mark.parametrize(("number", "reason"), module.ASKED.items())
+def test_a_signal_asks_it_to_leave(tmp_path: Path, number: signal.Signals, reason: str) -> None:
+    async def test() -> None:
+        async with peer(tmp_path) as (running, work):
+            await until_training(running)
+            os.kill(os.getpid(), number)
+            await work
+            assert ("leaving", f"{reason}: saving") in running.states()
+            assert running.status.reason == "saved and gone"
+            assert running.supervisor.interrupted == (number == signal.SIGINT)
+
+    before = signal.getsignal(number)
+    run(test())
+    assert signal.getsignal(number) in (before, signal.SIG_DFL, signal.default_int_handler)
+
+
+def test_a_closed_terminal_means_nothing_under_nohup(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with peer(tmp_path):
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        run(test())
+    finally:
+        signal.signal(signal.SIGHUP, before)

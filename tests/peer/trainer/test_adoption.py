@@ -9,8 +9,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from peer.trainer.adoption import MOST_GROWTH, MOST_MOMENTUM, parts, try_on, why_not
-from peer.trainer.replica import Replica
+from peer.trainer.replica import MOST_GROWTH, MOST_MOMENTUM, Replica, parts, try_on, why_not
 from tests.peer.small import fingerprint, small_manifest, small_replica
 
 MANIFEST = small_manifest()

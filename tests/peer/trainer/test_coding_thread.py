@@ -47,7 +47,8 @@ class Trainer:
     def __init__(self, runtime: Path, codec: str = "int8") -> None:
         self.payloads = PayloadFolder(runtime / "payloads")
         self.replica = small_replica(runtime / "payloads", small_manifest(codec={"name": codec}))
-        self.thread = CodingThread(TrainerEnd(runtime), self.replica.outer)
+        self.link = TrainerEnd(runtime)
+        self.thread = CodingThread(self.link, self.replica.outer)
         self.thread.start()
         self.runtime = runtime
         self.node = self.come()
@@ -92,7 +93,7 @@ class Trainer:
         batch = self.taken()
         for request in batch.requests:
             if (reply := self.replica.handle(request)) is not None:
-                self.thread.send(reply, batch.session)
+                self.link.send(reply, batch.session)
         return list(batch.requests)
 
 
@@ -179,7 +180,7 @@ def test_adopting_a_donors_state_waits_for_the_coding_and_leaves_nothing_of_it(t
     gate.door.set()
     dropping.join(20)
     assert isinstance(trainer.reply(), ask.PayloadReady)
-    assert trainer.payloads.size(payload_name(1, File.OWN_PAYLOAD)) == 0
+    assert not trainer.payloads.read(payload_name(1, File.OWN_PAYLOAD))
     assert trainer.replica.outer.fragments[0].meeting is None
     trainer.ask(ask.Check(1))
     assert isinstance(trainer.reply(), ask.Unavailable)
@@ -196,8 +197,8 @@ def test_a_node_that_dies_is_heard_out_and_its_successor_gets_no_reply_of_its(tr
     assert batches == [Batch(1, (ask.Open(1, 0),)), Batch(0, ()), Batch(2, ())]
     reply = trainer.replica.handle(ask.Open(1, 0))
     assert isinstance(reply, ask.Opened)
-    trainer.thread.send(reply, 1)
-    trainer.thread.send(ask.Due(2, RunPhase.TRAIN), 2)
+    trainer.link.send(reply, 1)
+    trainer.link.send(ask.Due(2, RunPhase.TRAIN), 2)
     assert trainer.reply() == ask.Due(2, RunPhase.TRAIN)
 
 

@@ -74,7 +74,7 @@ def test_the_plan_is_what_it_sends(tmp_path: Path, codec: str) -> None:
     sizes = [(f.codec.sketch_bytes, f.codec.payload_bytes, f.codec.num_blocks) for f in replica.outer.fragments]
     assert [(f.sketch_bytes, f.payload_bytes, f.num_blocks) for f in replica.plan.fragments] == sizes
     replica.handle(ask.TakeSnapshot("clone-1"))
-    assert replica.payloads.size("clone-1") == replica.plan.state_bytes
+    assert len(replica.payloads.read("clone-1")) == replica.plan.state_bytes
 
 
 def test_steps_depend_on_nothing_drawn_elsewhere(tmp_path: Path) -> None:

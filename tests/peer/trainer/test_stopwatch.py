@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from peer.machine.events import Event, StepDone, TrainerIdle
-from peer.trainer.progress import Stopwatch
 from peer.trainer.replica import InnerStep
+from peer.trainer.trainer import Stopwatch
 from tests.peer.small import small_manifest, small_replica
 
 
