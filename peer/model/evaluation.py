@@ -5,14 +5,18 @@ Deterministic: the same windows of held-out text each time, no dropout, no rando
 
 from __future__ import annotations
 
+import copy
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import torch
+from torch import Tensor
 
 from peer.machine.home import Home
 from peer.model.model import build_model, next_token_loss
@@ -81,23 +85,39 @@ def compare_homes(
     num_batches: int = NUM_BATCHES,
     follow: FollowEach = lambda model, num_tokens, total_tokens, loss: None,
 ) -> SwarmLosses:
-    """Measure the peers of a run, the mean of their weights, and one that trained alone, all on the same text. Raises as evaluate_home."""
+    """Measure the peers of a run, the mean of their weights, and one that trained alone, all on the same text. Raises as evaluate_home.
+
+    Several at a time, so `follow` is called from several threads.
+    """
     swarm = [load_trained(Home(home)) for home in homes]
     manifest = swarm[0].manifest
-    model, losses = build_model(manifest.model, manifest.run.seed), list[float]()
-    batch_tokens = manifest.inner.batch_size * manifest.inner.sequence_length
+    model, batch_tokens = build_model(manifest.model, manifest.run.seed), manifest.inner.batch_size * manifest.inner.sequence_length
     fast = [fast_weights(peer.checkpoint) for peer in swarm]
-    with closing(open_corpus(manifest, Home(homes[0]), data)) as corpus:
-        for number, weights in enumerate((None, *fast, mean_weights(fast), fast_weights(load_trained(Home(alone)).checkpoint))):
-            if weights is not None:  # the first are those that the model was built with
-                set_weights(model, weights)
+    weights = (None, *fast, mean_weights(fast), fast_weights(load_trained(Home(alone)).checkpoint))  # None: as the model was built
 
-            def tell(num_done: int, loss: float, number: int = number) -> None:
-                follow(number, num_done * batch_tokens, num_batches * batch_tokens, loss)
+    def measure(number: int, weights: dict[str, Tensor] | None) -> float:
+        mine = copy.deepcopy(model)
+        if weights is not None:
+            set_weights(mine, weights)
+        return held_out_loss(
+            mine, corpus, num_batches, lambda done, loss: follow(number, done * batch_tokens, num_batches * batch_tokens, loss)
+        )
 
-            losses.append(held_out_loss(model, corpus, num_batches, tell))
-    start, *peers, averaged, lone = losses
+    with closing(open_corpus(manifest, Home(homes[0]), data)) as corpus, _one_thread_each() as pool:
+        start, *peers, averaged, lone = pool.map(measure, itertools.count(), weights)
     return SwarmLosses(start, tuple(peers), averaged, lone)
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[ThreadPoolExecutor]:
+    """Give the threads that torch would use for one model to as many models: a small one is measured faster, most of all beside others."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(num_threads) as pool:
+            yield pool
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 def open_corpus(manifest: Manifest, home: Home, data: Path | None) -> Corpus:

@@ -102,3 +102,15 @@ def test_a_swarm_is_compared_with_its_average_and_a_lone_peer(tmp_path: Path) ->
     assert losses.alone == of_seed[4]
     assert [step[:3] for step in followed] == [(model, 64 * done, 256) for model in range(5) for done in (1, 2, 3, 4)]
     assert [step[3] for step in followed[3::4]] == [losses.start, *losses.peers, losses.averaged, losses.alone]
+
+
+def test_several_at_a_time_are_measured_as_one_by_one(tmp_path: Path) -> None:
+    homes = [trained_home(tmp_path / str(seed), MANIFEST, fast_seed=seed).path for seed in (2, 3, 4)]
+    one_by_one = compare_homes(homes[:2], homes[2], num_batches=4)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert compare_homes(homes[:2], homes[2], num_batches=4) == one_by_one
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
