@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PROTO := protocol/wire/peer.proto
+PROTOC = $(BIN)/python -m grpc_tools.protoc --proto_path=.
 PEERS ?= 4
 STEPS ?= 600
 WORKERS ?= $(shell nproc)
@@ -44,14 +45,16 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	BIN=$(BIN) sh protocol/wire/generate.sh --check
+	@new=$$(mktemp -d) && $(PROTOC) --python_out=$$new --pyi_out=$$new $(PROTO) && \
+	for file in peer_pb2.py peer_pb2.pyi; do diff -q $$new/protocol/wire/$$file protocol/wire/$$file || exit 1; done && rm -r $$new || \
+	{ echo "error: the generated wire code is stale; run make proto" >&2; exit 1; }
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 
 proto: $(STAMP)
-	BIN=$(BIN) sh protocol/wire/generate.sh
+	$(PROTOC) --python_out=. --pyi_out=. $(PROTO)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis

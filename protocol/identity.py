@@ -9,20 +9,22 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any, ClassVar, Self
 
 import base58
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from protocol.errors import BadMessage, BadSettings, BadSignature
-from protocol.limits import SEED_BYTES
+from protocol.limits import SEED_BYTES, Checked
 
 PEER_ID_BYTES = 38
 _PEER_ID_PREFIX = bytes.fromhex("002408011220")  # identity multihash of PublicKey{Type=Ed25519, Data=32 bytes}
 _PEER_ID_CHARS = 64  # 38 bytes take 52 characters; longer text is not worth decoding
 _KEY_FILE_PREFIX = bytes.fromhex("08011240")  # PrivateKey{Type=Ed25519, Data=64 bytes: seed, then public key}
+_SIGNATURES = ("signature", "bearer_signature")
 _KEY_FILE_BYTES = len(_KEY_FILE_PREFIX) + 2 * SEED_BYTES
 
 
@@ -38,7 +40,7 @@ def signable(context: bytes, *fields: bytes | int) -> bytes:
 
 @dataclass(frozen=True, slots=True, order=True)
 class PeerId:
-    """A peer's public name: libp2p's PeerId of an Ed25519 key. Ordered and hashed by its bytes."""
+    """A peer's public name: libp2p's PeerId of an Ed25519 key. Ordered and hashed by its bytes. Raises BadMessage for others."""
 
     raw: bytes  # 38 bytes: a constant prefix and the public key
 
@@ -52,11 +54,6 @@ class PeerId:
     def short(self) -> str:
         """Return the last six characters, enough to tell the peers of a screen apart; the first ones are the same for all."""
         return str(self)[-6:]
-
-    @classmethod
-    def from_bytes(cls, raw: bytes) -> PeerId:
-        """Read the 38 bytes of a wire field. Raises BadMessage."""
-        return cls(bytes(raw))
 
     @classmethod
     def from_public_key(cls, public_key: bytes) -> PeerId:
@@ -82,6 +79,47 @@ class PeerId:
             Ed25519PublicKey.from_public_bytes(self.raw[len(_PEER_ID_PREFIX) :]).verify(signature, message)
         except (InvalidSignature, ValueError):
             raise BadSignature(f"not signed by {self}") from None
+
+
+class Signed(Checked):
+    """A dataclass that a peer signs: every field but the signatures, in order, after `about`, which it must fit and does not repeat."""
+
+    __slots__ = ()
+    CONTEXT: ClassVar[bytes]
+    signature: bytes
+
+    def signed(self, identity: Identity, *about: bytes) -> Self:
+        """Return a copy with this signature."""
+        return replace(self, signature=identity.sign(self._signed_bytes(about)))  # type: ignore[type-var]
+
+    def verify(self, signer: PeerId, *about: bytes) -> None:
+        """Raise BadSignature unless `signer` signed this."""
+        signer.verify(self.signature, self._signed_bytes(about))
+
+    def _signed_bytes(self, about: tuple[bytes, ...]) -> bytes:
+        return signable(self.CONTEXT, *about, *(value for name, value in self._signables() if name not in _SIGNATURES))
+
+    def _signables(self) -> list[tuple[str, bytes | int]]:
+        return [(field.name, _signable(field.name, getattr(self, field.name))) for field in fields(self)]  # type: ignore[arg-type]
+
+    def as_field(self) -> bytes:
+        """Encode every field, the signatures too: what a message that carries this signs."""
+        return signable(self.CONTEXT.replace(b"/1", b"-fields/1"), *(value for _, value in self._signables()))
+
+
+def _signable(name: str, value: Any) -> bytes | int:
+    match value:
+        case bytes() | int():
+            return value
+        case str():
+            return value.encode("ascii")
+        case PeerId():
+            return value.raw
+        case tuple():
+            return signable(name.encode("ascii"), *(_signable(name, item) for item in value))
+        case Signed():
+            return value.as_field()
+    return b""  # None
 
 
 class Identity:

@@ -140,7 +140,7 @@ class FetchServer:
             )
 
     async def _send(self, stream: Stream, request: FetchRequest, data: memoryview, digest: bytes, clock_steps: int) -> None:
-        header = Contents(request.kind, len(data), digest, clock_steps).signed(self.identity, request)
+        header = Contents(request.kind, len(data), digest, clock_steps).signed(self.identity, *request.asked)
         async with asyncio.timeout(transfer_s(len(data))):
             await stream.send(header)
             for offset in range(0, len(data), CHUNK_BYTES):

@@ -30,7 +30,7 @@ from protocol.errors import (
 from protocol.identity import Identity, PeerId
 from protocol.limits import MANIFEST_BYTES, PROTOCOL_VERSION
 from protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Message, Part, Refusal
-from protocol.run.credential import Credential
+from protocol.run.invite import Credential
 from protocol.run.manifest import SignedManifest
 from protocol.streams.transport import Purpose, Stream, Transport
 
@@ -89,7 +89,7 @@ class FetchClient:
             header = await receive(stream)
             if not isinstance(header, Contents) or header.kind is not kind:
                 raise BadMessage(f"asked for contents, got {type(header).__name__}")
-            header.verify(donor, request)
+            header.verify(donor, *request.asked)
             check(header)
             async with _within(transfer_s(header.total_bytes), f"{donor.short()} sends too slowly"):
                 await _take(stream, header, keep)

@@ -7,7 +7,7 @@ from typing import Self
 
 from protocol.identity import Identity
 from protocol.messages.terms import ModelPlan, RunTerms
-from protocol.run.credential import Credential
+from protocol.run.invite import Credential
 from protocol.run.manifest import Manifest
 
 

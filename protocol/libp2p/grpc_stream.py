@@ -24,8 +24,7 @@ import grpc.aio
 from protocol import limits
 from protocol.errors import PeerGone, Unreachable
 from protocol.identity import PeerId
-from protocol.streams.inbox import Inbox
-from protocol.streams.transport import Purpose, Stream
+from protocol.streams.transport import Inbox, Purpose, Stream
 
 SERVICE: Final = "gossamer.v1.Peer"
 METADATA_BYTES: Final = 8 * 1024

@@ -1,8 +1,13 @@
-"""hivemind's DHT with its doors locked: the same nodes, routing table and search, but every RPC ours.
+"""The directory over libp2p: member records of a run in hivemind's DHT, its doors locked.
 
-What a stranger sends is bounded before it is looked at, values are member records and nothing else, and a node's place in the DHT
-is the hash of its peer id, not of its choice. Records are not copied from node to node: their owners announce them every minute.
-What stays open: whoever holds many identities can still crowd around a key, hence shards (`records.py`) and peer exchange.
+The nodes, routing table and search are hivemind's, but every RPC is ours. What a stranger sends is bounded before it is looked at,
+values are member records and nothing else, and a node's place is the hash of its peer id, not of its choice. Records are not copied
+from node to node: their owners announce them every minute. What stays open: whoever holds many identities can still crowd around a
+key, hence shards (`records.py`) and peer exchange. Only hints come out (`transport.Directory`).
+
+A peer's clock matters: records are in force between absolute times, so one that runs more than 30 s ahead has its records refused,
+and one minutes ahead sees others' as expired. Such a peer still trains and meets, through bootstraps and acquaintances; hivemind's
+own answer, not to start at all when clocks differ by 3 s, is not taken over.
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ import logging
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from itertools import islice
@@ -21,7 +26,7 @@ from typing import Any, Self
 
 from google.protobuf.message import DecodeError
 
-from protocol.errors import BadMessage
+from protocol.errors import BadMessage, TransportError, Unreachable
 from protocol.identity import PeerId
 from protocol.libp2p.hivemind_imports import (
     DHTID,
@@ -40,6 +45,7 @@ from protocol.libp2p.hivemind_imports import (
 )
 from protocol.libp2p.p2pd import MESSAGE_BYTES
 from protocol.libp2p.record_store import RECORDS_PER_KEY, RecordShelf, split_answer
+from protocol.messages.records import MemberRecord
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +101,7 @@ class AttachedP2P(P2P):  # type: ignore[misc]
         self: Self = cls()
         self._alive = True
         self._daemon_listen_maddr = Multiaddr(f"/unix{socket}")
-        self._client_listen_maddr = Multiaddr(f"/unix{socket}.unused")  # streams go through inbound.py and outbound.py
+        self._client_listen_maddr = Multiaddr(f"/unix{socket}.unused")  # streams go through tunnel.py
         self._client = await Client.create(self._daemon_listen_maddr, self._client_listen_maddr, persistent_conn_max_msg_size=MESSAGE_BYTES)
         self._client.control._pending_calls = _WaitingCalls()
         await self._ping_daemon()
@@ -146,18 +152,17 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
     _doubts: set[asyncio.Task[Any]]  # is the least recently seen node of a full bucket still there?
 
     @classmethod
-    async def open(cls, p2p: AttachedP2P, shelf: RecordShelf, client_mode: bool) -> Self:
-        """Serve `shelf`, or in client mode only ask others."""
+    async def open(cls, p2p: AttachedP2P, shelf: RecordShelf) -> Self:
+        """Serve `shelf`."""
         self: Self = cls(_initialized_with_create=True)
-        self.p2p, self.shelf, self.client_mode, self.authorizer = p2p, shelf, client_mode, None
+        self.p2p, self.shelf, self.client_mode, self.authorizer = p2p, shelf, False, None
         self.node_id = place_of(p2p.peer_id)
-        self.node_info = dht_pb2.NodeInfo(node_id=b"" if client_mode else self.node_id.to_bytes())
+        self.node_info = dht_pb2.NodeInfo(node_id=self.node_id.to_bytes())
         self.bucket_size = NEIGHBOURS_PER_KEY
         self.routing_table = RoutingTable(self.node_id, NEIGHBOURS_PER_KEY, BUCKET_DEPTH)
         self._rate = CallRate()
         self._doubts = set()
-        if not client_mode:
-            await self.add_p2p_handlers(p2p)
+        await self.add_p2p_handlers(p2p)
         return self
 
     # ---- what others ask ----
@@ -192,7 +197,7 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
 
     def _meet_caller(self, info: Any, caller: PeerID) -> None:
         self._rate.take(caller.to_bytes())
-        PeerId.from_bytes(caller.to_bytes())  # only Ed25519 peers are ours
+        PeerId(caller.to_bytes())  # only Ed25519 peers are ours
         if info.node_id:  # empty: the caller serves nobody
             self._met(caller)
 
@@ -256,7 +261,7 @@ def _neighbours(result: Any) -> dict[DHTID, PeerID]:
     found = {}
     for raw in result.nearest_peer_ids[:NEIGHBOURS_PER_KEY]:
         with suppress(BadMessage):
-            peer = PeerID(PeerId.from_bytes(raw).raw)
+            peer = PeerID(PeerId(raw).raw)
             found[place_of(peer)] = peer
     return found
 
@@ -265,11 +270,11 @@ class RecordNode(DHTNode):  # type: ignore[misc]
     """hivemind's search over our RPCs. Its own storage, caches and values are not used."""
 
     @classmethod
-    async def open(cls, p2p: AttachedP2P, shelf: RecordShelf, client_mode: bool) -> Self:
+    async def open(cls, p2p: AttachedP2P, shelf: RecordShelf) -> Self:
         """Make a node that knows nobody yet."""
         self: Self = cls(_initialized_with_create=True)
         self.p2p, self.peer_id = p2p, p2p.peer_id
-        self.protocol = await RecordProtocol.open(p2p, shelf, client_mode)
+        self.protocol = await RecordProtocol.open(p2p, shelf)
         self.node_id = self.protocol.node_id
         self.num_workers = SEARCH_WORKERS
         self.blacklist = Blacklist(base_time=5.0, backoff_rate=2.0)
@@ -281,3 +286,81 @@ class RecordNode(DHTNode):  # type: ignore[misc]
         queries = [DHTID.from_bytes(key) for key in keys]
         found = await self.find_nearest_nodes(queries, k_nearest=num_nodes, exclude_self=True)
         return {query.to_bytes(): list(nodes.values()) for query, nodes in found.items()}
+
+
+NUM_HOLDERS = 10
+SEARCH_S = 6.0
+CLOSE_S = 2.0
+NEIGHBOURS_ASKED = 20  # for the nodes around our own place
+
+
+class DhtDirectory:
+    """One peer's part of the directory, over one p2pd. Every call ends in time by itself; all are cancel-safe."""
+
+    def __init__(self, node: RecordNode) -> None:
+        self._node = node
+        self._p2p: AttachedP2P = node.p2p
+        self._shelf: RecordShelf = node.protocol.shelf
+        self._searches: set[asyncio.Task[object]] = set()
+
+    async def close(self) -> None:
+        """End what is under way, and the connection it goes over. Others notice by themselves."""
+        await self._p2p.close()
+        if self._searches:  # they end at once: every call of theirs fails now
+            await asyncio.wait(self._searches, timeout=CLOSE_S)
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the connection to p2pd has ended."""
+        return self._p2p.is_broken
+
+    def tidy(self) -> None:
+        """Free what hivemind forgets to free; call now and then."""
+        self._p2p.tidy()
+
+    @property
+    def num_neighbours(self) -> int:
+        """How many nodes of the DHT are known to be alive."""
+        return len(self._node.protocol.routing_table.uid_to_peer_id)
+
+    async def join(self, peers: Iterable[PeerId]) -> int:
+        """Get to know the DHT through connected `peers`; return how many of them are part of it."""
+        places = await asyncio.gather(*(self._node.protocol.call_ping(PeerID(peer.raw)) for peer in peers))
+        if any(places):
+            await self._nearest([self._node.node_id.to_bytes()], NEIGHBOURS_ASKED)
+        return sum(place is not None for place in places)
+
+    async def announce(self, record: MemberRecord) -> None:
+        """Publish this peer's own record; a later one, by its sequence, replaces it.
+
+        Raises TransportError when others are there and none of them holds it now, BadMessage when it is not in force by our clock.
+        """
+        key, data = self._shelf.own_key(record.peer_id), record.to_bytes()
+        if not self._shelf.offer(key, data):
+            raise BadMessage("the record is out of date, not ours to publish, or not signed", hint="check this machine's clock")
+        self._need_connection()
+        known = self.num_neighbours
+        nearest = (await self._nearest([key], NUM_HOLDERS))[key]
+        held = await asyncio.gather(*(self._node.protocol.call_store(peer, key, data) for peer in nearest))
+        if not any(held) and (known or nearest):
+            raise TransportError(
+                f"none of {max(known, len(nearest))} directory nodes took our record",
+                hint="check this machine's clock: records more than 30 s ahead are refused",
+            )
+
+    async def members(self) -> list[MemberRecord]:
+        """Return the verified, unexpired records that can be found now, and those seen before. Raises Unreachable when p2pd is gone."""
+        self._need_connection()
+        await self._nearest(self._shelf.key_ids(), NUM_HOLDERS)
+        return self._shelf.records()
+
+    def _need_connection(self) -> None:
+        if self.is_broken:
+            raise Unreachable("the connection to p2pd has ended")
+
+    async def _nearest(self, keys: Iterable[bytes], num_nodes: int) -> dict[bytes, list[PeerID]]:
+        """Search in a task of its own: it ends by itself in SEARCH_S, while hivemind's search leaks tasks when it is cancelled."""
+        task = asyncio.create_task(self._node.nearest(list(keys), num_nodes, SEARCH_S), name="directory search")
+        self._searches.add(task)
+        task.add_done_callback(self._searches.discard)
+        return await asyncio.shield(task)

@@ -19,14 +19,12 @@ from typing import Self
 from protocol.addresses import read_address, with_peer
 from protocol.errors import BadMessage, BadSettings, GossamerError, TransportError, Unreachable
 from protocol.identity import PeerId
-from protocol.libp2p.directory import DhtDirectory
 from protocol.libp2p.hivemind_imports import P2PDaemonError
-from protocol.libp2p.kademlia import AttachedP2P
-from protocol.libp2p.outbound import TunnelTransport
-from protocol.libp2p.p2pd import Daemon, DaemonSettings
-from protocol.libp2p.p2pd_control import Control
+from protocol.libp2p.kademlia import AttachedP2P, DhtDirectory, RecordNode
+from protocol.libp2p.p2pd import Control, Daemon, DaemonSettings
 from protocol.libp2p.record_store import RecordShelf
 from protocol.libp2p.splice import CarriedBytes
+from protocol.libp2p.tunnel import TunnelTransport
 from protocol.messages.records import MemberRecord
 from protocol.streams.admission import Admission
 from protocol.streams.transport import Purpose, Stream, StreamHandler
@@ -144,7 +142,7 @@ class Libp2pNode:
                 daemon = await self._start_daemon(stack)
                 p2p = await AttachedP2P.attach(daemon.socket_path)
                 stack.push_async_callback(p2p.close)
-                directory = await DhtDirectory.open(p2p, self._shelf, self._settings.client_mode)
+                directory = DhtDirectory(await RecordNode.open(p2p, self._shelf))
                 stack.push_async_callback(directory.close)
                 admission = Admission(is_banned=self._is_banned)
                 tunnel = TunnelTransport(daemon.control, self._settings.folder, self._handler, admission, self.carried)

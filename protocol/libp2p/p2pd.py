@@ -1,8 +1,9 @@
-"""Our own p2pd process: started with our flags, watched, and never outliving us.
+"""Our own p2pd process: started with our flags, watched, questioned over its control socket, and never outliving us.
 
-hivemind can start p2pd by itself, but then a dead bootstrap kills it, it serves as a public relay, and its control socket lies
-in a shared folder; so we start hivemind's binary (checked by hash) and only attach to it. This file knows nothing of the swarm:
-no bootstraps, no DHT, no streams. Restarting is the caller's business (`node.py`).
+hivemind can start p2pd by itself, but then a dead bootstrap kills it, it serves as a public relay, and its control socket lies in a
+shared folder; so we start hivemind's binary (checked by hash) and only attach to it. Its client leaks connections on a time-out and
+waits for ever on a hung daemon; so ours opens one a call, with a time-out, and closes it however the call ends. Restarting is the
+caller's business (`node.py`).
 """
 
 from __future__ import annotations
@@ -19,18 +20,114 @@ import socket
 import stat
 import sys
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
-from protocol.errors import BadSettings, TransportError, Unreachable
+from protocol.addresses import read_address
+from protocol.errors import BadMessage, BadSettings, TransportError, Unreachable
 from protocol.identity import PeerId
-from protocol.libp2p.hivemind_imports import hivemind_cli
-from protocol.libp2p.p2pd_control import Control
+from protocol.libp2p.hivemind_imports import Multiaddr, hivemind_cli, p2pd_pb2, read_pbmsg_safe, write_pbmsg
+from protocol.libp2p.splice import Pair
 
 log = logging.getLogger(__name__)
+
+ASK_S = 2.0  # a question that p2pd answers from memory
+DIAL_S = 5.0  # one that makes it dial
+BUFFER_BYTES = 256 * 1024
+ERROR_CHARS = 300  # of p2pd's explanation, which lists every address that it tried
+
+
+class Control:
+    """Questions to one p2pd. Stateless: safe to use from several tasks, useless after that p2pd has died.
+
+    Every method raises Unreachable when p2pd is gone or silent.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    async def identify(self) -> tuple[PeerId, tuple[str, ...]]:
+        """Return p2pd's peer id and the multiaddrs it listens on, without /p2p."""
+        response = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.IDENTIFY), ASK_S)
+        addresses = tuple(str(Multiaddr(raw)) for raw in response.identify.addrs)
+        return PeerId(response.identify.id), addresses
+
+    async def connected(self) -> frozenset[PeerId]:
+        """Return the peers to which a connection is open."""
+        response = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS), ASK_S)
+        found = set()
+        for peer in response.peers:
+            with suppress(BadMessage):  # hosts of other kinds of key are none of ours
+                found.add(PeerId(peer.id))
+        return frozenset(found)
+
+    async def connect(self, partner: PeerId, addresses: Sequence[str]) -> None:
+        """Dial `partner` unless connected; unreadable addresses are passed over. Raises Unreachable."""
+        raw = [parsed for address in addresses if (parsed := _transport_part(address, partner)) is not None]
+        request = p2pd_pb2.ConnectRequest(peer=partner.raw, addrs=raw)
+        await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.CONNECT, connect=request), DIAL_S)
+
+    async def open_stream(self, partner: PeerId, protocol: str) -> Pair:
+        """Open a raw byte stream to `partner`; the caller closes the writer. Raises Unreachable."""
+        request = p2pd_pb2.StreamOpenRequest(peer=partner.raw, proto=[protocol])
+        _, reader, writer = await self._send(p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=request), DIAL_S)
+        return reader, writer
+
+    async def receive_streams(self, protocol: str, listener: Path) -> None:
+        """Have inbound streams of `protocol` connect to the Unix socket `listener`, where `stream_opener` tells whose they are."""
+        request = p2pd_pb2.StreamHandlerRequest(addr=Multiaddr(f"/unix{listener}").to_bytes(), proto=[protocol], balanced=False)
+        await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_HANDLER, streamHandler=request), ASK_S)
+
+    async def _ask(self, request: Any, timeout_s: float) -> Any:
+        response, _, writer = await self._send(request, timeout_s)
+        writer.transport.abort()
+        return response
+
+    async def _send(self, request: Any, timeout_s: float) -> tuple[Any, asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open a connection and return p2pd's answer with it. Raises Unreachable."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                reader, writer = await asyncio.open_unix_connection(self._path, limit=BUFFER_BYTES)
+                try:
+                    await write_pbmsg(writer, request)
+                    return await _answer(reader), reader, writer
+                except BaseException:
+                    writer.transport.abort()
+                    raise
+        except TimeoutError:
+            raise Unreachable(f"no answer from p2pd within {timeout_s:g} s") from None
+        except (OSError, EOFError) as error:
+            raise Unreachable(f"p2pd has gone: {error}") from error
+
+
+async def _answer(reader: asyncio.StreamReader) -> Any:
+    response = p2pd_pb2.Response()
+    await read_pbmsg_safe(reader, response)
+    if response.type == p2pd_pb2.Response.ERROR:
+        raise Unreachable(f"p2pd: {' '.join(response.error.msg.split())[:ERROR_CHARS]}")
+    return response
+
+
+async def stream_opener(reader: asyncio.StreamReader) -> PeerId:
+    """Read who opened the inbound stream that p2pd has just connected. Raises BadMessage for a key that is not Ed25519."""
+    info = p2pd_pb2.StreamInfo()
+    await read_pbmsg_safe(reader, info)
+    return PeerId(info.peer)
+
+
+def _transport_part(address: str, partner: PeerId) -> bytes | None:
+    """Return the binary multiaddr without its end /p2p/<partner>; None when it is illegal or leads to somebody else."""
+    try:
+        if read_address(address) not in (None, partner):
+            return None
+        return bytes(Multiaddr(address.removesuffix(f"/p2p/{partner}")).to_bytes())
+    except ValueError:
+        return None
+
 
 KNOWN_SHA256 = {("Linux", "x86_64"): "42f8f48e62583b97cdba3c31439c08029fb2b9fc506b5bdd82c46b7cc1d279d8"}  # p2pd v0.5.0.hivemind1
 MESSAGE_BYTES = 256 * 1024
@@ -59,7 +156,6 @@ class DaemonSettings:
     host: str = "0.0.0.0"  # noqa: S104 (a peer is there to be reached)
     port: int = 0  # 0: any free one
     announce: tuple[str, ...] = ()  # multiaddrs to name instead of the ones listened on (port forwarding)
-    client_mode: bool = False  # look other peers up, answer nobody's look-ups
 
     @property
     def is_local(self) -> bool:
@@ -133,7 +229,7 @@ class Daemon:
             "id": str(settings.identity_file),
             "listen": f"/unix{self.socket_path}",
             "hostAddrs": f"/ip{_ip(settings.host).version}/{settings.host}/tcp/{settings.port}",  # no QUIC: this one has known holes
-            "dhtClient" if settings.client_mode else "dhtServer": 1,  # libp2p's own DHT: where a peer id can be dialled
+            "dhtServer": 1,  # libp2p's own DHT: where a peer id can be dialled
             "relayService": 0,  # forward no strangers' bytes
             "autonat": int(not settings.is_local),
             "natPortMap": int(not settings.is_local),

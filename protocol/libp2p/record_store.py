@@ -46,11 +46,6 @@ class RecordShelf:
         self._keys: dict[bytes, dict[PeerId, _Held]] = {}
         self._view: dict[PeerId, _Held] = {}
 
-    @property
-    def run_id(self) -> bytes:
-        """The run whose records these are (32 bytes)."""
-        return self._run_id
-
     def key_ids(self) -> tuple[bytes, ...]:
         """Return the ids of every key under which a record in force may lie."""
         return tuple(key_id(key) for key in lookup_keys(self._run_id, self._now()))

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 
 from protocol.errors import PeerGone
 from protocol.identity import PeerId
-from protocol.streams.inbox import Inbox
-from protocol.streams.transport import Stream
+from protocol.streams.transport import Inbox, Stream
 
 FRAMES_IN_INBOX = 4
 FRAMES_ON_THE_WAY = 8

@@ -42,13 +42,25 @@ class MemoryPeer:
     async def announce(self, record: MemberRecord) -> None:
         """Publish this peer's own record where those on its side of a cut find it.
 
-        Raises TransportError when nobody is there to take it, BadMessage when it is out of date.
+        Raises TransportError when nobody is there to take it, BadMessage or BadSignature when it is wrong.
         """
-        await self._network.publish(self, record)
+        network = self._network
+        record.check(record.run_id, network.now_s())
+        await asyncio.sleep(2 * self.line.link.latency_s)
+        others = [peer for peer in network.up() if peer is not self]
+        if not self.is_up or (others and all(network.is_cut(self.peer_id, peer.peer_id) for peer in others)):
+            raise TransportError("nobody took the record", hint="the peer is down or cut off")
+        known = network.records.get(record.peer_id)
+        if known is None or record.supersedes(known):
+            network.records[record.peer_id] = record
 
     async def members(self) -> list[MemberRecord]:
         """Return the verified, unexpired records that can be reached now. Raises TransportError when this peer is down."""
-        return await self._network.published(self)
+        await asyncio.sleep(2 * self.line.link.latency_s)
+        if not self.is_up:
+            raise TransportError("this peer is down")
+        now_s, network = self._network.now_s(), self._network
+        return [rec for rec in network.records.values() if rec.expires_s > now_s and not network.is_cut(self.peer_id, rec.peer_id)]
 
 
 class MemoryNetwork:
@@ -59,7 +71,7 @@ class MemoryNetwork:
         self._link = link or Link()
         self._peers: dict[PeerId, MemoryPeer] = {}  # the last life of each
         self._group: dict[PeerId, int] = {}
-        self._records: dict[PeerId, MemberRecord] = {}
+        self.records: dict[PeerId, MemberRecord] = {}  # the last of each
         self._tasks: set[asyncio.Task[None]] = set()
 
     def transport(
@@ -103,24 +115,19 @@ class MemoryNetwork:
                 conversation.die(peer_id, is_delivered=is_delivered)
 
     def partition(self, *groups: Collection[PeerId]) -> None:
-        """Cut every line between peers of different groups; those in none form one more. Replaces what was cut before."""
+        """Cut every line between peers of different groups; those in none form one more. Replaces the last; no groups mend all."""
         self._group = {peer_id: number for number, group in enumerate(groups, 1) for peer_id in group}
-        for peer in self._up():
+        for peer in self.up():
             for conversation in list(peer.line.conversations):
                 conversation.set_cut(self.is_cut(*conversation.peers))
-
-    def heal(self) -> None:
-        """Mend every line."""
-        self.partition()
 
     def is_cut(self, one: PeerId, other: PeerId) -> bool:
         """Whether nothing passes between these two."""
         return self._group.get(one, 0) != self._group.get(other, 0)
 
-    def _up(self) -> list[MemoryPeer]:
+    def up(self) -> list[MemoryPeer]:
+        """Return the peers that live."""
         return [peer for peer in self._peers.values() if peer.is_up]
-
-    # ---- what peers ask ----
 
     async def open(self, caller: MemoryPeer, partner: PeerId, purpose: Purpose) -> Stream:
         """Open a stream, which takes a round trip. Raises Unreachable."""
@@ -144,24 +151,6 @@ class MemoryNetwork:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return conversation.streams[0]
-
-    async def publish(self, author: MemoryPeer, record: MemberRecord) -> None:
-        """Keep a record. Raises TransportError when nobody is there to take it, BadMessage or BadSignature when it is wrong."""
-        record.check(record.run_id, self.now_s())
-        await asyncio.sleep(2 * author.line.link.latency_s)
-        others = [peer for peer in self._up() if peer is not author]
-        if not author.is_up or (others and all(self.is_cut(author.peer_id, peer.peer_id) for peer in others)):
-            raise TransportError("nobody took the record", hint="the peer is down or cut off")
-        known = self._records.get(record.peer_id)
-        if known is None or record.supersedes(known):
-            self._records[record.peer_id] = record
-
-    async def published(self, reader: MemoryPeer) -> list[MemberRecord]:
-        """Return the records in force that a peer can reach. Raises TransportError when it is down."""
-        await asyncio.sleep(2 * reader.line.link.latency_s)
-        if not reader.is_up:
-            raise TransportError("this peer is down")
-        return [rec for rec in self._records.values() if rec.expires_s > self.now_s() and not self.is_cut(reader.peer_id, rec.peer_id)]
 
 
 async def _receive(host: MemoryPeer, visit: Visit, purpose: Purpose, stream: Stream) -> None:

@@ -23,7 +23,7 @@ from protocol import limits
 from protocol.errors import BadMessage, RefusalCode
 from protocol.identity import PeerId
 from protocol.messages.messages import Chunk, Commit, ContentsKind, Decision, Message, Outcome, Part, RunPhase, Verdict
-from protocol.run.credential import Credential
+from protocol.run.invite import Credential
 from protocol.wire import peer_pb2
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _LARGE: Final = (Chunk, Verdict, Commit, Outcome)  # they carry data or a bitmap
 
 def to_frame(message: Message) -> bytes:
     """Return the frame that carries this message. Raises BadMessage when it lacks its signature or is too large."""
-    _need_signed(message)
+    need_signed(message)
     frame = peer_pb2.Frame()
     fill(getattr(frame, _BODY_OF[type(message)]), message)
     data = frame.SerializeToString()
@@ -56,7 +56,7 @@ def from_frame(data: bytes) -> Message:
         raise BadMessage("a frame without a body that this version knows")
     message: Message = from_wire(BODIES[body], getattr(frame, body))
     _need_size(message, len(data))
-    _need_signed(message)
+    need_signed(message)
     return message
 
 
@@ -103,12 +103,12 @@ def _enum(kind: type[IntEnum]) -> Callable[[int], IntEnum]:
 
 # Field names mean the same in every message, so one table reads them all; what is not here is taken as it is.
 _READ: Final[dict[str, Callable[[Any], object]]] = {
-    "issuer": PeerId.from_bytes,
-    "subject": lambda raw: PeerId.from_bytes(raw) if raw else None,
-    "bearer": lambda raw: PeerId.from_bytes(raw) if raw else None,
-    "peer_id": PeerId.from_bytes,
-    "sender": PeerId.from_bytes,
-    "receiver": PeerId.from_bytes,
+    "issuer": PeerId,
+    "subject": lambda raw: PeerId(raw) if raw else None,
+    "bearer": lambda raw: PeerId(raw) if raw else None,
+    "peer_id": PeerId,
+    "sender": PeerId,
+    "receiver": PeerId,
     "phase": _enum(RunPhase),
     "code": _enum(RefusalCode),
     "part": _enum(Part),
@@ -137,9 +137,10 @@ def _need_size(message: Message, num_bytes: int) -> None:
         raise BadMessage(f"a {type(message).__name__} of {num_bytes} bytes; at most {most} are read")
 
 
-def _need_signed(message: Message) -> None:
+def need_signed(message: object) -> None:
+    """Raise BadMessage when a message, or the credential that it carries, lacks a signature."""
     if getattr(message, "signature", None) == b"":
-        raise BadMessage(f"a {type(message).__name__} without a signature")
+        raise BadMessage(f"a {type(message).__name__} that lacks a signature")
     credential = getattr(message, "credential", None)
     if credential is not None and not credential.is_complete:
         raise BadMessage("a credential that lacks a signature")

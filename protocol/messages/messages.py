@@ -11,15 +11,14 @@ matters to an older peer raises the protocol version.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import Self
 
 from protocol import limits
 from protocol.errors import BadMessage, PeerMisbehaved, RefusalCode, Refused
-from protocol.identity import Identity, PeerId, signable
+from protocol.identity import PeerId, Signed
 from protocol.limits import Checked
-from protocol.run.credential import Credential
+from protocol.run.invite import Credential
 
 
 class RunPhase(IntEnum):
@@ -45,28 +44,11 @@ class Decision(IntEnum):
     DROPPED = 2
 
 
-class Signed(Checked):
-    """A message that its sender signs; `signed_bytes` is every field but the signature."""
-
-    __slots__ = ()
-    signature: bytes
-
-    def signed_bytes(self) -> bytes:
-        """Return what the sender signs."""
-        raise NotImplementedError
-
-    def signed(self, identity: Identity) -> Self:
-        """Return a copy with the sender's signature."""
-        return replace(self, signature=identity.sign(self.signed_bytes()))  # type: ignore[type-var]
-
-    def verify(self, signer: PeerId) -> None:
-        """Raise BadSignature unless `signer` signed this."""
-        signer.verify(self.signature, self.signed_bytes())
-
-
 @dataclass(frozen=True, slots=True)
 class Hello(Signed):
     """First frame of a meeting, from each side; the two signatures bind one fresh pair of nonces."""
+
+    CONTEXT = b"gossamer/hello/1"
 
     protocol_version: int  # of the sender
     run_id: bytes  # 32 bytes
@@ -89,13 +71,6 @@ class Hello(Signed):
         Checked.__post_init__(self)
         for record in self.acquaintances:
             limits.need_count("size of an acquaintance", len(record), limits.RECORD_BYTES)
-
-    def signed_bytes(self) -> bytes:
-        """Return what the sender signs: every field but the signature."""
-        who = (self.protocol_version, self.run_id, self.sender.raw, self.receiver.raw, self.nonce, self.partner_nonce)
-        what = (self.fragment, self.codec, self.tokens, self.clock_steps, self.sketch_bytes, self.payload_bytes, int(self.phase))
-        credential = self.credential.fields() if self.credential else b""
-        return signable(b"gossamer/hello/1", *who, *what, credential, signable(b"acquaintances", *self.acquaintances))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +110,11 @@ class Chunk(Checked):
 class Commitment(Signed):
     """Binds the sender to its payload before it sees the partner's. The meeting id stands for run, peers and nonces."""
 
+    CONTEXT = b"gossamer/commitment/1"
+
     meeting_id: bytes  # 16 bytes, derived from run, fragment and both nonces
     payload_sha256: bytes  # 32 bytes
     signature: bytes = b""  # the sender's, over the fields above
-
-    def signed_bytes(self) -> bytes:
-        """Return what the sender signs."""
-        return signable(b"gossamer/commitment/1", self.meeting_id, self.payload_sha256)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +168,8 @@ class ContentsKind(IntEnum):
 class FetchRequest(Signed):
     """Send me this."""
 
+    CONTEXT = b"gossamer/fetch-request/1"
+
     protocol_version: int  # of the sender
     run_id: bytes  # 32 bytes
     sender: PeerId  # who asks and signs
@@ -204,35 +179,23 @@ class FetchRequest(Signed):
     credential: Credential | None  # in invite runs
     signature: bytes = b""  # the sender's, over every field above
 
-    def signed_bytes(self) -> bytes:
-        """Return what the sender signs: every field but the signature."""
-        credential = self.credential.fields() if self.credential else b""
-        who = (self.protocol_version, self.run_id, self.sender.raw, self.receiver.raw, self.nonce)
-        return signable(b"gossamer/fetch-request/1", *who, int(self.kind), credential)
+    @property
+    def asked(self) -> tuple[bytes, ...]:
+        """What the signature of an answer is about."""
+        return self.run_id, self.sender.raw, self.receiver.raw, self.nonce
 
 
 @dataclass(frozen=True, slots=True)
-class Contents(Checked):
+class Contents(Signed):
     """Header of an answer to a FetchRequest."""
+
+    CONTEXT = b"gossamer/contents/1"
 
     kind: ContentsKind  # as asked
     total_bytes: int  # of the chunks that follow
     sha256: bytes  # 32 bytes; of the chunks' data in order
     clock_steps: int = 0  # of a state: the donor's schedule clock
-    signature: bytes = b""  # the donor's, over the request's run, peers and nonce and the fields above
-
-    def signed_bytes(self, request: FetchRequest) -> bytes:
-        """Return what the donor signs: the request that it answers, and every field but the signature."""
-        asked = (request.run_id, request.sender.raw, request.receiver.raw, request.nonce)
-        return signable(b"gossamer/contents/1", *asked, int(self.kind), self.total_bytes, self.sha256, self.clock_steps)
-
-    def signed(self, identity: Identity, request: FetchRequest) -> Contents:
-        """Return a copy with the donor's signature."""
-        return replace(self, signature=identity.sign(self.signed_bytes(request)))
-
-    def verify(self, signer: PeerId, request: FetchRequest) -> None:
-        """Raise BadSignature unless `signer` signed this as an answer to `request`."""
-        signer.verify(self.signature, self.signed_bytes(request))
+    signature: bytes = b""  # the donor's, over what `asked` says and the fields above
 
 
 Message = Hello | Refusal | Chunk | Commitment | Verdict | Commit | Committed | Resolve | Outcome | FetchRequest | Contents

@@ -14,17 +14,18 @@ from dataclasses import dataclass
 from protocol import limits
 from protocol.addresses import read_address
 from protocol.errors import BadMessage
-from protocol.identity import PeerId, signable
+from protocol.identity import PeerId, Signed, signable
 from protocol.limits import Checked
-from protocol.messages.frames import fill, from_wire, parse
-from protocol.messages.messages import Signed
-from protocol.run.credential import Credential
+from protocol.messages.frames import fill, from_wire, need_signed, parse
+from protocol.run.invite import Credential
 from protocol.wire import peer_pb2
 
 
 @dataclass(frozen=True, slots=True)
 class MemberRecord(Signed):
     """One peer's announcement of itself in one run; at most 1 KiB as bytes."""
+
+    CONTEXT = b"gossamer/member-record/1"
 
     run_id: bytes  # 32 bytes
     peer_id: PeerId  # who signs
@@ -49,20 +50,9 @@ class MemberRecord(Signed):
         if target not in (None, self.peer_id):
             raise BadMessage(f"an address of another peer: {address}")
 
-    def _need_complete(self) -> None:
-        if not self.signature or (self.credential and not self.credential.is_complete):
-            raise BadMessage("a record or credential that lacks a signature")
-
-    def signed_bytes(self) -> bytes:
-        """Return what the peer signs: every field but the signature."""
-        credential = self.credential.fields() if self.credential else b""
-        addresses = signable(b"addresses", *(address.encode("ascii") for address in self.addresses))
-        what = (self.clock_steps, int(self.finished), self.sequence, self.expires_s)
-        return signable(b"gossamer/member-record/1", self.run_id, self.peer_id.raw, addresses, *what, credential)
-
     def to_bytes(self) -> bytes:
         """Return the record as it is stored. Raises BadMessage when it is not signed, or its addresses make it larger than 1 KiB."""
-        self._need_complete()
+        need_signed(self)
         wire = peer_pb2.MemberRecord()
         fill(wire, self)
         data = wire.SerializeToString()
@@ -76,7 +66,7 @@ class MemberRecord(Signed):
         wire = peer_pb2.MemberRecord()
         parse(wire, data)
         record: MemberRecord = from_wire(cls, wire)
-        record._need_complete()  # what we believe we pass on, and whoever is passed an incomplete one refuses it
+        need_signed(record)  # what we believe we pass on, and whoever is passed an incomplete one refuses it
         return record
 
     def check(self, run_id: bytes, now_s: float) -> None:

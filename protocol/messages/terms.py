@@ -14,7 +14,7 @@ from protocol.errors import BadMessage, BadSignature, RefusalCode, Refused
 from protocol.identity import PeerId
 from protocol.messages.messages import FetchRequest, Hello, RunPhase
 from protocol.messages.records import MemberRecord
-from protocol.run.credential import Credential
+from protocol.run.invite import Credential
 from protocol.run.manifest import Manifest
 from protocol.run.sections import Access
 
@@ -140,7 +140,7 @@ def _check_credential(peer: PeerId, credential: Credential | None, terms: RunTer
     if credential.not_after_s <= now_s:
         raise Refused(RefusalCode.NOT_INVITED, "an expired invite")
     try:
-        credential.verify(terms.run_id, peer)
+        credential.check(terms.run_id, peer)
     except BadSignature:
         raise Refused(RefusalCode.NOT_INVITED, "a forged invite") from None
 

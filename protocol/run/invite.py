@@ -1,10 +1,14 @@
-"""An invite: one string that lets a peer find a run, check its manifest, and take part.
+"""An invite, one string that lets a peer find a run, check its manifest and take part; and the credential in it, which a Hello shows.
 
     gossamer1 + base32(Invite message + first 4 bytes of its SHA-256), in lower case, without padding
 
 It survives being pasted: white space, line breaks, quotes and capitals do not matter, and the checksum tells a cut or mistyped
-text from a forged one. "gossamer1" cannot be part of the rest, for base32 has no digit 1. An invite for one named peer may be seen by
-anybody. One for whoever holds it carries the secret of its bearer key (`credential.py`): it is as secret as the run is private.
+text from a forged one. "gossamer1" cannot be part of the rest, for base32 has no digit 1.
+
+A credential is shown to strangers and lies in the directory, so it must be worth nothing to whoever copies it. It names its peer
+(`subject`), and then anybody may see the invite; or it names a key (`bearer`) whose secret never leaves the invite, which is as
+secret as the run is private: the invite's holder signs its own PeerId with that key. Checked offline by anybody who knows the
+manifest's issuers; `terms.py` says which credential a run demands.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import base64
 import binascii
 import hashlib
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Final, Self
 
@@ -22,9 +26,53 @@ from google.protobuf.message import DecodeError
 from protocol import limits
 from protocol.addresses import read_address
 from protocol.errors import BadInvite, BadMessage, BadSignature, WrongVersion
-from protocol.identity import Identity, PeerId, signable
-from protocol.run.credential import Credential
+from protocol.identity import Identity, PeerId, Signed, signable
+from protocol.limits import Checked
 from protocol.wire import peer_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Credential(Signed):
+    """An issuer's word for one peer that it names, or for whoever holds the invite's key."""
+
+    CONTEXT = b"gossamer/credential/1"
+
+    issuer: PeerId  # who gives its word
+    subject: PeerId | None  # whom it is for; None: whoever holds the bearer key
+    bearer: PeerId | None  # public key of the invite; None when a subject is named
+    not_after_s: int  # Unix seconds
+    bootstraps_sha256: bytes  # 32 bytes; the addresses that travelled with it in the invite
+    signature: bytes = b""  # the issuer's, over the run id and the fields above
+    bearer_signature: bytes = b""  # the bearer key's, over the run id and the holder's PeerId
+
+    def __post_init__(self) -> None:
+        if (self.subject is None) == (self.bearer is None):
+            raise BadMessage("a credential names either its subject or its bearer key")
+        Checked.__post_init__(self)
+        if self.bearer is None and self.bearer_signature:
+            raise BadMessage("a credential for a named peer has no bearer signature")
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it can be shown: signed by its issuer and, if it is for the holder of an invite, bound to one."""
+        return bool(self.signature) and (self.bearer is None or bool(self.bearer_signature))
+
+    def bound(self, bearer: Identity, run_id: bytes, holder: PeerId) -> Credential:
+        """Return a copy that is good for `holder`, signed with the secret half of the bearer key."""
+        return replace(self, bearer_signature=bearer.sign(_bearer_bytes(run_id, holder)))
+
+    def check(self, run_id: bytes, holder: PeerId) -> None:
+        """Raise BadSignature unless the issuer signed this for this run, and it is good for `holder`."""
+        self.verify(self.issuer, run_id)
+        if self.bearer is not None:
+            self.bearer.verify(self.bearer_signature, _bearer_bytes(run_id, holder))
+        elif self.subject != holder:
+            raise BadSignature(f"a credential of {self.subject}, not of {holder}")
+
+
+def _bearer_bytes(run_id: bytes, holder: PeerId) -> bytes:
+    return signable(b"gossamer/bearer/1", run_id, holder.raw)
+
 
 PREFIX: Final = "gossamer1"
 _CHECKSUM_BYTES: Final = 4
@@ -98,10 +146,10 @@ class Invite:
     def _from_wire(cls, wire: peer_pb2.Invite) -> Self:
         limits.need_length("run_id", wire.run_id, limits.RUN_ID_BYTES)
         bootstraps = tuple(wire.bootstraps)
-        issuer, subject = PeerId.from_bytes(wire.issuer), PeerId.from_bytes(wire.subject) if wire.subject else None
+        issuer, subject = PeerId(wire.issuer), PeerId(wire.subject) if wire.subject else None
         bearer = _bearer(wire.bearer_seed)
         credential = Credential(issuer, subject, bearer, wire.not_after_s, _digest(bootstraps), wire.signature)
-        credential.verify_issuer(wire.run_id)
+        credential.verify(issuer, wire.run_id)
         return cls(wire.run_id, bootstraps, credential, wire.bearer_seed)
 
     def check(self, me: PeerId, now_s: float) -> None:

@@ -32,7 +32,7 @@ from protocol.run.sections import (
     Section,
     TokenizerSection,
 )
-from protocol.run.toml import write_toml
+from protocol.run.manifest import write_toml
 from protocol.wire import peer_pb2
 
 _HINT = "`peer init` writes a manifest with a comment for every key"
@@ -175,7 +175,7 @@ class SignedManifest:
         wire = peer_pb2.SignedManifest()
         try:
             wire.ParseFromString(data)
-            return cls(wire.canonical, PeerId.from_bytes(wire.host), wire.signature)
+            return cls(wire.canonical, PeerId(wire.host), wire.signature)
         except (DecodeError, BadMessage):
             raise BadContents("not a signed manifest") from None
 

@@ -38,22 +38,13 @@ def _label(text: str) -> str:
     return text
 
 
-def _name(text: str) -> str:
-    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,31}", text):
-        raise ValueError("should be a name of up to 32 lower-case letters, digits, - and _")
-    return text
+def _like(pattern: str, says: str) -> AfterValidator:
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(f"should be {says}")
+        return text
 
-
-def _architecture(text: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9._-]{0,64}", text):  # empty: the model comes from the hub
-        raise ValueError("should be a transformers model type, like llama or gpt2")
-    return text
-
-
-def _commit(text: str) -> str:
-    if not re.fullmatch(r"[0-9a-f]{40}", text):
-        raise ValueError("should be a full commit hash (40 hex digits); branches and tags can move")
-    return text
+    return AfterValidator(check)
 
 
 def _peers(texts: tuple[str, ...]) -> tuple[str, ...]:
@@ -69,9 +60,9 @@ def _peers(texts: tuple[str, ...]) -> tuple[str, ...]:
 
 Access = Literal["invite", "allowlist", "open"]
 Label = Annotated[str, AfterValidator(_label)]
-Name = Annotated[str, AfterValidator(_name)]
-Architecture = Annotated[str, AfterValidator(_architecture)]
-CommitHash = Annotated[str, AfterValidator(_commit)]
+Name = Annotated[str, _like(r"[a-z0-9][a-z0-9_-]{0,31}", "a name of up to 32 lower-case letters, digits, - and _")]
+Architecture = Annotated[str, _like(r"[A-Za-z0-9._-]{0,64}", "a transformers model type, like llama or gpt2")]  # empty: of a hub
+CommitHash = Annotated[str, _like(r"[0-9a-f]{40}", "a full commit hash (40 hex digits); branches and tags can move")]
 Peers = Annotated[tuple[str, ...], AfterValidator(_peers), Field(strict=False)]  # TOML and JSON know lists only
 
 

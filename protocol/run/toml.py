@@ -37,23 +37,15 @@ def _table(name: str, section: BaseModel) -> Iterator[str]:
 
 
 def _key(text: str) -> str:
-    return text if _BARE_KEY.fullmatch(text) else _text(text)
+    return text if _BARE_KEY.fullmatch(text) else _value(text)
 
 
 def _value(value: Any) -> str:
     match value:
-        case bool():
-            return "true" if value else "false"
-        case int() | float():
-            return repr(value)
-        case str():
-            return _text(value)
         case list() | tuple():
             return f"[{', '.join(map(_value, value))}]"
         case dict():
             return f"{{{', '.join(f'{_key(key)} = {_value(item)}' for key, item in value.items())}}}"
+        case bool() | int() | float() | str():  # JSON's forms are TOML's, but for DEL
+            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     raise TypeError(f"TOML has no {type(value).__name__}")
-
-
-def _text(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON's escapes are TOML's, but for DEL

@@ -26,7 +26,7 @@ from protocol.messages.messages import (
 )
 from protocol.messages.records import MemberRecord
 from protocol.messages.terms import FragmentTerms, RunTerms
-from protocol.run.credential import Credential
+from protocol.run.invite import Credential
 
 ALICE, BOB, ISSUER, MALLORY = (Identity(bytes([number]) * 32) for number in range(1, 5))
 RUN_ID = hashlib.sha256(b"the run").digest()
@@ -92,5 +92,5 @@ MESSAGES: dict[str, Message] = {
     "resolve": Resolve(RUN_ID, MEETING_ID),
     "outcome": Outcome(MEETING_ID, Decision.COMMITTED, b"\x07"),
     "fetch_request": FETCH,
-    "contents": Contents(ContentsKind.STATE, 8000, DIGEST, 120).signed(BOB, FETCH),
+    "contents": Contents(ContentsKind.STATE, 8000, DIGEST, 120).signed(BOB, *FETCH.asked),
 }

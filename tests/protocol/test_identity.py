@@ -34,7 +34,7 @@ def test_peer_id_survives_text_and_bytes() -> None:
     for identity in (ALICE, BOB):
         peer_id = identity.peer_id
         assert PeerId.from_text(str(peer_id)) == peer_id
-        assert PeerId.from_bytes(peer_id.raw) == peer_id
+        assert PeerId(peer_id.raw) == peer_id
         assert str(peer_id).endswith(peer_id.short())
         assert len(peer_id.short()) == 6
 
@@ -48,7 +48,7 @@ def test_peer_ids_are_ordered_and_hashable() -> None:
 @pytest.mark.parametrize("raw", [b"", ALICE.peer_id.raw[:-1], ALICE.peer_id.raw + b"x", b"\x01" + ALICE.peer_id.raw[1:]])
 def test_other_bytes_are_no_peer_id(raw: bytes) -> None:
     with pytest.raises(BadMessage, match="peer id"):
-        PeerId.from_bytes(raw)
+        PeerId(raw)
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import uvloop
 
 from protocol.identity import Identity, PeerId
-from protocol.libp2p.outbound import TunnelTransport
 from protocol.libp2p.p2pd import Daemon, DaemonSettings
 from protocol.libp2p.splice import CarriedBytes
+from protocol.libp2p.tunnel import TunnelTransport
 from protocol.memory import virtual_time
 from protocol.memory.conversation import Link
 from protocol.memory.network import MemoryNetwork

@@ -61,7 +61,7 @@ def test_flapping_partitions_on_a_bad_line(tmp_path: Path, seed: int) -> None:
             half = draws.sample(peers, 2)
             swarm.network.partition([peer.peer_id for peer in half])
             await asyncio.sleep(draws.choice([0.3, 1.0, 5.0]))
-            swarm.network.heal()
+            swarm.network.partition()
             await asyncio.sleep(draws.uniform(0.2, 3.0))
         for peer in peers:
             assert all(count == 1 for count in peer.trainer.applied.values())

@@ -117,7 +117,7 @@ def test_a_partition_heals(tmp_path: Path) -> None:
         for peer, earlier in zip(peers, before, strict=True):
             assert len(peer.partners() - earlier) == 1, "each side has only itself"
         apart = swarm.spread()
-        swarm.network.heal()
+        swarm.network.partition()
         for peer in peers:
             peer.meetings.clear()
         await swarm.until(lambda: all(len(peer.partners()) == 3 for peer in peers), within_s=60.0)

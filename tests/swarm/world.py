@@ -35,7 +35,7 @@ from protocol.identity import Identity, PeerId
 from protocol.memory import virtual_time
 from protocol.memory.conversation import Link as Wire
 from protocol.messages.terms import RunTerms
-from protocol.run.credential import Credential
+from protocol.run.invite import Credential
 from protocol.run.manifest import Manifest, SignedManifest
 from protocol.streams.transport import Purpose, Stream, Transport
 from tests.peer.small import fingerprint

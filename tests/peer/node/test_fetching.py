@@ -137,7 +137,7 @@ def test_who_had_many_states_gets_another_after_a_while_or_when_it_may_be_behind
 
 
 async def another_hash(stream: Stream, request: FetchRequest, header: Contents) -> None:
-    await stream.send(replace(header, sha256=b"h" * 32, signature=b"").signed(MALLORY, request))
+    await stream.send(replace(header, sha256=b"h" * 32, signature=b"").signed(MALLORY, *request.asked))
     await stream.send(Chunk(Part.CONTENTS, 0, DATA))
 
 
@@ -152,11 +152,11 @@ async def with_a_hole(stream: Stream, request: FetchRequest, header: Contents) -
 
 
 async def of_an_earlier_request(stream: Stream, request: FetchRequest, header: Contents) -> None:
-    await stream.send(replace(header, signature=b"").signed(MALLORY, replace(request, nonce=b"o" * 16)))
+    await stream.send(replace(header, signature=b"").signed(MALLORY, *replace(request, nonce=b"o" * 16).asked))
 
 
 async def another_kind(stream: Stream, request: FetchRequest, header: Contents) -> None:
-    await stream.send(replace(header, kind=ContentsKind.MANIFEST, signature=b"").signed(MALLORY, request))
+    await stream.send(replace(header, kind=ContentsKind.MANIFEST, signature=b"").signed(MALLORY, *request.asked))
 
 
 LIES = [
@@ -172,7 +172,7 @@ def liar(lie: Callable[[Stream, FetchRequest, Contents], Awaitable[None]]) -> Ca
     async def answer(purpose: Purpose, stream: Stream) -> None:
         request = await stream.receive()
         assert isinstance(request, FetchRequest)
-        header = Contents(ContentsKind.STATE, len(DATA), hashlib.sha256(DATA).digest(), 7).signed(MALLORY, request)
+        header = Contents(ContentsKind.STATE, len(DATA), hashlib.sha256(DATA).digest(), 7).signed(MALLORY, *request.asked)
         await lie(stream, request, header)
         await asyncio.sleep(100.0)
 

@@ -46,7 +46,7 @@ def wanted(swarm: Swarm, earliest_steps: int = 0, latest_steps: int = 100_000) -
 
 async def announces_too_much(purpose: Purpose, stream: Stream) -> None:
     request = await stream.receive()
-    await stream.send(Contents(ContentsKind.STATE, 2**40, b"h" * 32, 5).signed(MALLORY, request))  # type: ignore[arg-type]
+    await stream.send(Contents(ContentsKind.STATE, 2**40, b"h" * 32, 5).signed(MALLORY, *request.asked))  # type: ignore[arg-type]
     await asyncio.sleep(100.0)
 
 

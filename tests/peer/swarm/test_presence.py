@@ -94,7 +94,7 @@ def test_a_directory_that_fails_for_an_hour_is_only_waited_for() -> None:
         await asyncio.sleep(3600.0)
         assert a.clocks() == b.clocks() == [] and await a.presence.first_look(0.0)
         assert not any(peer.task.done() for peer in (a, b))
-        network.heal()
+        network.partition()
         await asyncio.sleep(ANNOUNCE_S + LOOK_S[1])
         assert a.clocks() == b.clocks() == [0]
 

@@ -15,9 +15,8 @@ import pytest
 
 from protocol.errors import BadMessage, TransportError
 from protocol.identity import Identity, PeerId
-from protocol.libp2p.directory import DhtDirectory
 from protocol.libp2p.hivemind_imports import PeerID
-from protocol.libp2p.kademlia import AttachedP2P, RecordNode
+from protocol.libp2p.kademlia import AttachedP2P, DhtDirectory, RecordNode
 from protocol.libp2p.p2pd import Daemon, DaemonSettings
 from protocol.libp2p.record_store import RecordShelf
 from protocol.messages.records import MemberRecord
@@ -45,15 +44,15 @@ class Seat:
         return held
 
 
-async def take_seat(stack: AsyncExitStack, home: Path, first: Seat | None, client_mode: bool = False) -> Seat:
+async def take_seat(stack: AsyncExitStack, home: Path, first: Seat | None) -> Seat:
     identity = Identity.load_or_create(home / "key")
-    settings = DaemonSettings(home / "key", home / "run", "127.0.0.1", client_mode=client_mode)
+    settings = DaemonSettings(home / "key", home / "run", "127.0.0.1")
     daemon = await stack.enter_async_context(Daemon(settings))
     strangers: set[PeerId] = set()
     shelf = RecordShelf(RUN_ID, lambda record: record.peer_id not in strangers)
     p2p = await AttachedP2P.attach(daemon.socket_path)
-    node = await RecordNode.open(p2p, shelf, client_mode)
-    directory = DhtDirectory(node, p2p, shelf)
+    node = await RecordNode.open(p2p, shelf)
+    directory = DhtDirectory(node)
     stack.push_async_callback(directory.close)
     if first is not None:
         await daemon.control.connect(first.identity.peer_id, first.daemon.addresses)
@@ -61,14 +60,14 @@ async def take_seat(stack: AsyncExitStack, home: Path, first: Seat | None, clien
     return Seat(identity, daemon, node, directory, shelf, strangers)
 
 
-def play(num_seats: int, test: Callable[[list[Seat]], Coroutine[Any, Any, None]], client_modes: tuple[int, ...] = ()) -> None:
+def play(num_seats: int, test: Callable[[list[Seat]], Coroutine[Any, Any, None]]) -> None:
     async def main() -> None:
         with tempfile.TemporaryDirectory() as home:
             async with AsyncExitStack() as stack:
                 seats: list[Seat] = []
                 for number in range(num_seats):
                     first = seats[0] if seats else None
-                    seats.append(await take_seat(stack, Path(home) / str(number), first, number in client_modes))
+                    seats.append(await take_seat(stack, Path(home) / str(number), first))
                 await test(seats)
         assert len(asyncio.all_tasks()) == 1
 
@@ -92,19 +91,6 @@ def test_peers_find_each_other_and_outlive_the_first() -> None:
         assert newer in await seen_by(seats[2])
 
     play(3, test)
-
-
-def test_a_client_announces_and_looks_without_serving() -> None:
-    async def test(seats: list[Seat]) -> None:
-        host, client = seats
-        records = {seat: seat.record() for seat in seats}
-        for seat, record in records.items():
-            await seat.directory.announce(record)
-        assert await seen_by(host) == await seen_by(client) == set(records.values())
-        assert host.directory.num_neighbours == 0
-        assert client.directory.num_neighbours == 1
-
-    play(2, test, client_modes=(1,))
 
 
 def test_forgeries_find_no_holder() -> None:

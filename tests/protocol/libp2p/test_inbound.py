@@ -16,11 +16,11 @@ import pytest
 
 from protocol.errors import PeerGone, Unreachable
 from protocol.identity import PeerId
-from protocol.libp2p import inbound
+from protocol.libp2p import tunnel
 from protocol.libp2p.grpc_stream import SERVICE, accepted, start_call, start_server
 from protocol.libp2p.hivemind_imports import p2pd_pb2, write_pbmsg
-from protocol.libp2p.inbound import Inbound
 from protocol.libp2p.splice import CarriedBytes, Pair, drop, splice
+from protocol.libp2p.tunnel import Inbound
 from protocol.messages.frames import to_frame
 from protocol.streams.admission import Admission, StreamCaps
 from protocol.streams.transport import Purpose, Stream, StreamHandler
@@ -36,7 +36,7 @@ class Control:
         self.is_there = is_there
 
     async def receive_streams(self, protocol: str, listener: Path) -> None:
-        assert protocol == inbound.PROTOCOL
+        assert protocol == tunnel.PROTOCOL
         if not self.is_there:
             raise Unreachable("p2pd has gone")
 
@@ -53,13 +53,13 @@ class World:
 
     async def open(self, is_there: bool = True) -> None:
         control: Any = Control(is_there)
-        await self.inbound.open(control)
+        await self.tunnel.open(control)
 
     async def stream_from(self, partner: PeerId) -> Pair:
         """Bring a raw stream of somebody's."""
         reader, writer = await asyncio.open_unix_connection(self.folder / "in.sock")
         self.stack.callback(drop, writer)
-        await write_pbmsg(writer, p2pd_pb2.StreamInfo(peer=partner.raw, addr=b"\x04\x7f\x00\x00\x01\x06\x00\x01", proto=inbound.PROTOCOL))
+        await write_pbmsg(writer, p2pd_pb2.StreamInfo(peer=partner.raw, addr=b"\x04\x7f\x00\x00\x01\x06\x00\x01", proto=tunnel.PROTOCOL))
         return reader, writer
 
     async def way_in(self, partner: PeerId) -> Path:
@@ -96,7 +96,7 @@ def play(test: Callable[[World], Coroutine[Any, Any, None]], handler: StreamHand
         async with AsyncExitStack() as stack:
             world = World(stack, handler, caps)
             await world.open()
-            stack.push_async_callback(world.inbound.close)
+            stack.push_async_callback(world.tunnel.close)
             await test(world)
         await asyncio.sleep(0.01)
         assert len(asyncio.all_tasks()) == 1
@@ -148,7 +148,7 @@ def test_a_connection_serves_one_call() -> None:
 
 def test_a_local_program_that_dials_the_server_is_turned_away() -> None:
     async def test(world: World) -> None:
-        server, port = await start_server(world.inbound.serve)  # as our own one, whose port nobody is told
+        server, port = await start_server(world.tunnel.serve)  # as our own one, whose port nobody is told
         world.stack.push_async_callback(server.stop, None)
         for host in ("127.0.0.1", "localhost"):
             async with grpc.aio.insecure_channel(f"{host}:{port}") as channel:
@@ -198,9 +198,9 @@ def test_a_known_port_counts_on_this_machine_only(monkeypatch: pytest.MonkeyPatc
         for caller in (f"ipv4:10.0.0.1:{port}", f"ipv6:[::1]:{port}", "unix:", "", "ipv4:127.0.0.1:x"):
             call: Any = Call(caller)
             with pytest.raises(Turned):
-                await world.inbound.serve(Purpose.MEET, call)
+                await world.tunnel.serve(Purpose.MEET, call)
 
-    monkeypatch.setattr(inbound, "start_server", Server().start)
+    monkeypatch.setattr(tunnel, "start_server", Server().start)
     play(test)
 
 
@@ -253,7 +253,7 @@ def test_a_connection_whose_call_has_ended_is_dropped(monkeypatch: pytest.Monkey
 
 
 def test_a_stream_without_an_owner_or_with_another_kind_of_key_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inbound, "OPENER_S", 0.1)
+    monkeypatch.setattr(tunnel, "OPENER_S", 0.1)
 
     async def test(world: World) -> None:
         stranger: Any = type("Stranger", (), {"raw": b"\x12\x20" + bytes(32)})
@@ -267,7 +267,7 @@ def test_a_stream_without_an_owner_or_with_another_kind_of_key_is_dropped(monkey
 
 
 def test_closing_gives_handlers_a_moment_and_then_cancels_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inbound, "HANDLERS_END_S", 0.1)
+    monkeypatch.setattr(tunnel, "HANDLERS_END_S", 0.1)
     ends: list[str] = []
 
     async def stubborn(purpose: Purpose, stream: Stream) -> None:
@@ -288,7 +288,7 @@ def test_closing_gives_handlers_a_moment_and_then_cancels_them(monkeypatch: pyte
             await accepted(call)
             await call.write(to_frame(chunk(1)))
         await asyncio.sleep(0.1)
-        await world.inbound.close()
+        await world.tunnel.close()
         assert ends == ["over", "cancelled"]
 
     async def either(purpose: Purpose, stream: Stream) -> None:

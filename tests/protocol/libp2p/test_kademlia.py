@@ -26,8 +26,12 @@ SERVES = dht_pb2.NodeInfo(node_id=b"any place it likes to claim")
 
 def node() -> RecordProtocol:
     """Make a node without a network."""
-    p2p: Any = SimpleNamespace(peer_id=ME)
-    return asyncio.run(RecordProtocol.open(p2p, RecordShelf(RUN_ID, now=lambda: NOW_S), client_mode=True))
+
+    async def add_protobuf_handler(*_: object, **__: object) -> None:
+        """Serve nobody."""
+
+    p2p: Any = SimpleNamespace(peer_id=ME, add_protobuf_handler=add_protobuf_handler)
+    return asyncio.run(RecordProtocol.open(p2p, RecordShelf(RUN_ID, now=lambda: NOW_S)))
 
 
 def store(to: RecordProtocol, keys: list[bytes], values: list[bytes]) -> list[bool]:

@@ -12,10 +12,9 @@ import pytest
 
 from protocol.errors import Unreachable
 from protocol.identity import Identity
-from protocol.libp2p.inbound import PROTOCOL
-from protocol.libp2p.outbound import TunnelTransport
 from protocol.libp2p.p2pd import Daemon, DaemonSettings
 from protocol.libp2p.splice import CarriedBytes, drop
+from protocol.libp2p.tunnel import PROTOCOL, TunnelTransport
 from protocol.streams.admission import Admission
 from protocol.streams.transport import Purpose, StreamHandler
 from tests.protocol.peers import chunk, echo, nobody, number_of
@@ -55,7 +54,7 @@ def test_a_stream_costs_little_and_leaves_nothing() -> None:
 
 
 def test_a_partner_that_accepts_and_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protocol.libp2p.outbound.ACCEPT_S", 0.3)
+    monkeypatch.setattr("protocol.libp2p.tunnel.ACCEPT_S", 0.3)
 
     async def main() -> None:
         with tempfile.TemporaryDirectory() as home:

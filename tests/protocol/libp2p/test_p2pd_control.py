@@ -11,7 +11,7 @@ import pytest
 
 from protocol.errors import BadMessage, Unreachable
 from protocol.libp2p.hivemind_imports import p2pd_pb2, read_pbmsg_safe, write_pbmsg
-from protocol.libp2p.p2pd_control import Control, stream_opener
+from protocol.libp2p.p2pd import Control, stream_opener
 from tests.protocol.peers import seeded
 
 ME, PARTNER, OTHER = (seeded(number).peer_id for number in (1, 2, 3))
@@ -50,7 +50,7 @@ def ok(_: object) -> Any:
 
 
 def test_a_silent_p2pd_is_unreachable_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protocol.libp2p.p2pd_control.DIAL_S", 0.1)
+    monkeypatch.setattr("protocol.libp2p.p2pd.DIAL_S", 0.1)
     with pytest.raises(Unreachable, match=r"within 0\.1 s"):
         play(tmp_path, lambda request: None, lambda control: control.connect(PARTNER, []))
 

@@ -89,7 +89,7 @@ def test_a_short_cut_delays_and_a_long_one_ends() -> None:
         network.partition([A.peer_id], [B.peer_id])
         await stream.send(chunk(1))
         await asyncio.sleep(10)
-        network.heal()
+        network.partition()
         assert await number_of(stream) == 1
         assert loop.time() < 11
         network.partition([A.peer_id])
@@ -98,7 +98,7 @@ def test_a_short_cut_delays_and_a_long_one_ends() -> None:
             await a.connect(B.peer_id, (), Purpose.MEET)
         await expect_over(stream)
         assert loop.time() - cut_at_s == pytest.approx(30)
-        network.heal()
+        network.partition()
         fresh = await a.connect(B.peer_id, (), Purpose.MEET)
         await fresh.close()
         await asyncio.sleep(1)
@@ -179,7 +179,7 @@ def test_records_do_not_cross_a_cut() -> None:
         assert await c.members() == []
         with pytest.raises(TransportError):
             await c.announce(record(C, network))
-        network.heal()
+        network.partition()
         assert len(await c.members()) == 1
 
     run(main())

@@ -31,7 +31,7 @@ from protocol.messages.messages import (
     Verdict,
 )
 from protocol.messages.records import MemberRecord
-from protocol.run.credential import Credential
+from protocol.run.invite import Credential
 from protocol.wire import peer_pb2
 from tests.protocol.samples import CREDENTIAL, HELLO, ISSUED, MEETING_ID, MESSAGES
 
@@ -182,7 +182,7 @@ def test_what_no_message_can_hold_is_refused(data: bytes, says: str) -> None:
 
 
 def test_unsigned_messages_are_not_sent() -> None:
-    with pytest.raises(BadMessage, match="a Hello without a signature"):
+    with pytest.raises(BadMessage, match="a Hello that lacks a signature"):
         to_frame(replace(HELLO, signature=b""))
     for incomplete in (ISSUED, replace(CREDENTIAL, signature=b"")):
         with pytest.raises(BadMessage, match="a credential that lacks a signature"):

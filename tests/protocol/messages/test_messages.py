@@ -202,9 +202,9 @@ def test_a_request_signature_covers_every_field() -> None:
     "change", [{"kind": ContentsKind.MANIFEST}, {"total_bytes": 1}, {"sha256": bytes(32)}, {"clock_steps": 9}], ids=str
 )
 def test_a_header_signature_covers_every_field(change: dict[str, Any]) -> None:
-    contents().verify(BOB.peer_id, FETCH)
+    contents().verify(BOB.peer_id, *FETCH.asked)
     with pytest.raises(BadSignature):
-        replace(contents(), **change).verify(BOB.peer_id, FETCH)
+        replace(contents(), **change).verify(BOB.peer_id, *FETCH.asked)
 
 
 @pytest.mark.parametrize(
@@ -212,9 +212,9 @@ def test_a_header_signature_covers_every_field(change: dict[str, Any]) -> None:
 )
 def test_an_answer_cannot_be_replayed_to_another_request(change: dict[str, Any]) -> None:
     with pytest.raises(BadSignature):
-        contents().verify(BOB.peer_id, replace(FETCH, **change))
+        contents().verify(BOB.peer_id, *replace(FETCH, **change).asked)
 
 
 def test_only_the_donor_signs_its_answer() -> None:
     with pytest.raises(BadSignature):
-        contents().verify(ALICE.peer_id, FETCH)
+        contents().verify(ALICE.peer_id, *FETCH.asked)

@@ -20,7 +20,7 @@ from protocol.messages.terms import (
     check_phase,
     check_record,
 )
-from protocol.run.credential import Credential
+from protocol.run.invite import Credential
 from protocol.run.manifest import Manifest
 from tests.protocol.samples import (
     ALICE,

@@ -7,7 +7,7 @@ import pytest
 
 from protocol import limits
 from protocol.errors import BadMessage, BadSignature
-from protocol.run.credential import Credential
+from protocol.run.invite import Credential
 from tests.protocol.samples import ALICE, BEARER, BOB, CREDENTIAL, DIGEST, ISSUED, ISSUER, MALLORY, NOW_S, OTHER_RUN_ID, RUN_ID
 
 NAMED = Credential(ISSUER.peer_id, ALICE.peer_id, None, NOW_S, DIGEST).signed(ISSUER, RUN_ID)
@@ -15,10 +15,10 @@ NAMED = Credential(ISSUER.peer_id, ALICE.peer_id, None, NOW_S, DIGEST).signed(IS
 
 @pytest.mark.parametrize("credential", [CREDENTIAL, NAMED], ids=["held", "named"])
 def test_the_issuers_word_holds_for_its_run_and_its_peer(credential: Credential) -> None:
-    credential.verify(RUN_ID, ALICE.peer_id)
+    credential.check(RUN_ID, ALICE.peer_id)
     for run_id, peer_id in [(OTHER_RUN_ID, ALICE.peer_id), (RUN_ID, BOB.peer_id)]:
         with pytest.raises(BadSignature):
-            credential.verify(run_id, peer_id)
+            credential.check(run_id, peer_id)
 
 
 @pytest.mark.parametrize(
@@ -37,17 +37,17 @@ def test_the_issuers_word_holds_for_its_run_and_its_peer(credential: Credential)
 )
 def test_no_field_can_be_changed(change: dict[str, Any]) -> None:
     with pytest.raises(BadSignature):
-        replace(CREDENTIAL, **change).verify(RUN_ID, ALICE.peer_id)
+        replace(CREDENTIAL, **change).check(RUN_ID, ALICE.peer_id)
 
 
 def test_nobody_signs_in_the_issuers_name() -> None:
     with pytest.raises(BadSignature):
-        ISSUED.signed(MALLORY, RUN_ID).verify_issuer(RUN_ID)
+        ISSUED.signed(MALLORY, RUN_ID).verify(ISSUER.peer_id, RUN_ID)
 
 
 def test_nobody_binds_without_the_key_of_the_invite() -> None:
     with pytest.raises(BadSignature):
-        ISSUED.bound(MALLORY, RUN_ID, MALLORY.peer_id).verify(RUN_ID, MALLORY.peer_id)
+        ISSUED.bound(MALLORY, RUN_ID, MALLORY.peer_id).check(RUN_ID, MALLORY.peer_id)
 
 
 def test_it_is_complete_when_every_signature_that_it_needs_is_there() -> None:
@@ -78,4 +78,4 @@ def test_no_credential_can_hold_a_wrong_value(change: dict[str, Any]) -> None:
 
 def test_encoded_fields_tell_credentials_apart() -> None:
     others = [NAMED, ISSUED, replace(CREDENTIAL, not_after_s=1), replace(CREDENTIAL, signature=bytes(64))]
-    assert len({credential.fields() for credential in [CREDENTIAL, *others]}) == 5
+    assert len({credential.as_field() for credential in [CREDENTIAL, *others]}) == 5

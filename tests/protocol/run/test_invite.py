@@ -34,7 +34,7 @@ def test_an_invite_survives_its_text(invite: Invite) -> None:
     assert text == text.lower()
     assert text.isalnum()
     assert Invite.from_text(text) == invite
-    invite.credential_for(ALICE.peer_id).verify(RUN_ID, ALICE.peer_id)
+    invite.credential_for(ALICE.peer_id).check(RUN_ID, ALICE.peer_id)
     assert len(text) < 2 * limits.INVITE_CHARS / 3
 
 
@@ -44,10 +44,10 @@ def test_a_usual_invite_is_short() -> None:
 
 def test_an_invite_for_anybody_makes_a_credential_that_is_good_for_its_holder_only() -> None:
     credential = INVITE.credential_for(ALICE.peer_id)
-    credential.verify(RUN_ID, ALICE.peer_id)
+    credential.check(RUN_ID, ALICE.peer_id)
     with pytest.raises(BadSignature):
-        credential.verify(RUN_ID, BOB.peer_id)
-    assert INVITE.bearer_seed not in credential.fields()
+        credential.check(RUN_ID, BOB.peer_id)
+    assert INVITE.bearer_seed not in credential.as_field()
     assert INVITE.bearer_seed.hex() not in repr(INVITE) and repr(INVITE.bearer_seed) not in repr(INVITE)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from protocol.errors import PeerGone
 from protocol.memory.virtual_time import run
-from protocol.streams.inbox import Inbox
+from protocol.streams.transport import Inbox
 
 
 def test_frames_come_out_in_order_and_an_end_comes_last() -> None:
