@@ -48,14 +48,10 @@ def with_peer(text: str, peer_id: PeerId) -> str:
 
 
 def _is_host(kind: str, host: str) -> bool:
+    if kind.startswith("dns"):
+        return _HOST_NAME.fullmatch(host) is not None
     try:
-        match kind:
-            case "ip4":
-                ipaddress.IPv4Address(host)
-            case "ip6":
-                return "%" not in str(ipaddress.IPv6Address(host))
-            case _:
-                return _HOST_NAME.fullmatch(host) is not None
+        ip = ipaddress.IPv4Address(host) if kind == "ip4" else ipaddress.IPv6Address(host)
     except ValueError:
         return False
-    return True
+    return "%" not in str(ip)

@@ -56,11 +56,6 @@ class PeerId:
         return str(self)[-6:]
 
     @classmethod
-    def from_public_key(cls, public_key: bytes) -> PeerId:
-        """Name the peer that holds this Ed25519 key (32 bytes)."""
-        return cls(_PEER_ID_PREFIX + public_key)
-
-    @classmethod
     def from_text(cls, text: str) -> PeerId:
         """Read the text form, "12D3Koo...". Raises BadSettings, for it is people who write it."""
         try:
@@ -131,7 +126,7 @@ class Identity:
 
     def __init__(self, seed: bytes) -> None:
         self._key = Ed25519PrivateKey.from_private_bytes(seed)
-        self.peer_id = PeerId.from_public_key(self._key.public_key().public_bytes_raw())
+        self.peer_id = PeerId(_PEER_ID_PREFIX + self._key.public_key().public_bytes_raw())
 
     def __repr__(self) -> str:
         return f"Identity({self.peer_id})"
@@ -165,22 +160,17 @@ class Identity:
         try:
             if not path.exists():
                 _write_private(path, cls(os.urandom(SEED_BYTES)).to_bytes())
-            return cls._load(path)
-        except OSError as error:
-            raise BadSettings(
-                f"cannot use the identity file {path}: {error.strerror}",
-                hint="choose another home folder with --home, or fix its permissions",
-            ) from error
-
-    @classmethod
-    def _load(cls, path: Path) -> Identity:
-        if stat.S_IMODE(path.stat().st_mode) & 0o077:
-            raise BadSettings(f"the identity file {path} can be read by other users", hint=f"chmod 600 {path}")
-        try:
+            if stat.S_IMODE(path.stat().st_mode) & 0o077:
+                raise BadSettings(f"the identity file {path} can be read by other users", hint=f"chmod 600 {path}")
             return cls.from_bytes(path.read_bytes())
         except ValueError as error:
             raise BadSettings(
                 f"{path} is not an identity file: {error}", hint="restore it from a copy, or move it away to start with a new identity"
+            ) from error
+        except OSError as error:
+            raise BadSettings(
+                f"cannot use the identity file {path}: {error.strerror}",
+                hint="choose another home folder with --home, or fix its permissions",
             ) from error
 
 
@@ -196,11 +186,7 @@ def _write_private(path: Path, content: bytes) -> None:
     except BaseException:
         os.unlink(temporary)
         raise
-    _fsync_folder(path.parent)
-
-
-def _fsync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -43,35 +43,21 @@ def _route_log() -> None:
     log.setLevel(logging.ERROR)
 
 
-with contained_import():
-    from hivemind import hivemind_cli
-    from hivemind.dht.node import Blacklist, DHTNode
-    from hivemind.dht.protocol import DHTProtocol
-    from hivemind.dht.routing import DHTID, RoutingTable
-    from hivemind.p2p import P2P, P2PContext, PeerID
-    from hivemind.p2p.p2p_daemon_bindings.control import P2PDaemonError, P2PHandlerError
-    from hivemind.p2p.p2p_daemon_bindings.p2pclient import Client
-    from hivemind.p2p.p2p_daemon_bindings.utils import read_pbmsg_safe, write_pbmsg
-    from hivemind.proto import dht_pb2, p2pd_pb2
-    from hivemind.utils.multiaddr import Multiaddr
-
-__all__ = [
-    "DHTID",
-    "P2P",
-    "Blacklist",
-    "Client",
-    "DHTNode",
-    "DHTProtocol",
-    "Multiaddr",
-    "P2PContext",
-    "P2PDaemonError",
-    "P2PHandlerError",
-    "PeerID",
-    "RoutingTable",
-    "contained_import",
-    "dht_pb2",
-    "hivemind_cli",
-    "p2pd_pb2",
-    "read_pbmsg_safe",
-    "write_pbmsg",
-]
+with contained_import():  # "as" says that it is for others to import
+    from hivemind import hivemind_cli as hivemind_cli
+    from hivemind.dht.node import Blacklist as Blacklist
+    from hivemind.dht.node import DHTNode as DHTNode
+    from hivemind.dht.protocol import DHTProtocol as DHTProtocol
+    from hivemind.dht.routing import DHTID as DHTID
+    from hivemind.dht.routing import RoutingTable as RoutingTable
+    from hivemind.p2p import P2P as P2P
+    from hivemind.p2p import P2PContext as P2PContext
+    from hivemind.p2p import PeerID as PeerID
+    from hivemind.p2p.p2p_daemon_bindings.control import P2PDaemonError as P2PDaemonError
+    from hivemind.p2p.p2p_daemon_bindings.control import P2PHandlerError as P2PHandlerError
+    from hivemind.p2p.p2p_daemon_bindings.p2pclient import Client as Client
+    from hivemind.p2p.p2p_daemon_bindings.utils import read_pbmsg_safe as read_pbmsg_safe
+    from hivemind.p2p.p2p_daemon_bindings.utils import write_pbmsg as write_pbmsg
+    from hivemind.proto import dht_pb2 as dht_pb2
+    from hivemind.proto import p2pd_pb2 as p2pd_pb2
+    from hivemind.utils.multiaddr import Multiaddr as Multiaddr

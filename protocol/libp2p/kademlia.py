@@ -113,7 +113,7 @@ class AttachedP2P(P2P):  # type: ignore[misc]
         return bool(self._client.control._read_task.done())
 
     def tidy(self) -> None:
-        """Forget inbound calls that their callers cancelled; hivemind keeps them for ever."""
+        """Forget inbound calls that their callers cancelled, which hivemind keeps for ever; call now and then."""
         tasks = self._client.control._handler_tasks
         for call in [call for call, task in tasks.items() if task.done()]:
             del tasks[call]
@@ -310,15 +310,6 @@ class DhtDirectory:
             await asyncio.wait(self._searches, timeout=CLOSE_S)
 
     @property
-    def is_broken(self) -> bool:
-        """Whether the connection to p2pd has ended."""
-        return self._p2p.is_broken
-
-    def tidy(self) -> None:
-        """Free what hivemind forgets to free; call now and then."""
-        self._p2p.tidy()
-
-    @property
     def num_neighbours(self) -> int:
         """How many nodes of the DHT are known to be alive."""
         return len(self._node.protocol.routing_table.uid_to_peer_id)
@@ -355,7 +346,7 @@ class DhtDirectory:
         return self._shelf.records()
 
     def _need_connection(self) -> None:
-        if self.is_broken:
+        if self._p2p.is_broken:
             raise Unreachable("the connection to p2pd has ended")
 
     async def _nearest(self, keys: Iterable[bytes], num_nodes: int) -> dict[bytes, list[PeerID]]:

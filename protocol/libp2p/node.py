@@ -44,12 +44,10 @@ class _Unit:
 
     daemon: Daemon
     directory: DhtDirectory
+    p2p: AttachedP2P
+    control: Control
     tunnel: TunnelTransport
     stack: AsyncExitStack
-
-    @property
-    def control(self) -> Control:
-        return self.daemon.control
 
 
 class Libp2pNode:
@@ -59,6 +57,9 @@ class Libp2pNode:
     everybody who opens a stream to us. Entering raises BadSettings (busy port, unusable folder) or TransportError; it does not wait
     for any bootstrap.
     """
+
+    peer_id: PeerId
+    """Who this peer is, as p2pd proves it to others, once it has been entered."""
 
     def __init__(
         self,
@@ -76,16 +77,9 @@ class Libp2pNode:
         self.carried = CarriedBytes()
         """Bytes given to and taken from p2pd by streams, HTTP/2 framing included."""
         self._unit: _Unit | None = None
-        self._peer_id: PeerId | None = None
         self._addresses: tuple[str, ...] = ()
         self._port = settings.port
         self._record: MemberRecord | None = None
-
-    @property
-    def peer_id(self) -> PeerId:
-        """Who this peer is, as p2pd proves it to others."""
-        assert self._peer_id is not None, "not started"
-        return self._peer_id
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -147,7 +141,7 @@ class Libp2pNode:
                 admission = Admission(is_banned=self._is_banned)
                 tunnel = TunnelTransport(daemon.control, self._settings.folder, self._handler, admission, self.carried)
                 await stack.enter_async_context(tunnel)
-                return _Unit(daemon, directory, tunnel, stack.pop_all())
+                return _Unit(daemon, directory, p2p, daemon.control, tunnel, stack.pop_all())
         except (OSError, EOFError, P2PDaemonError) as error:  # OSError: the time-out too
             raise TransportError(f"p2pd ended or hung while it was set up: {error!r}", hint="see the log") from error
 
@@ -160,7 +154,7 @@ class Libp2pNode:
                 raise
             log.warning("port %d was taken while p2pd was down; listening on another", self._port)
             daemon = await stack.enter_async_context(Daemon(self._settings))
-        self._peer_id, self._addresses, self._port = daemon.peer_id, daemon.addresses, daemon.port
+        self.peer_id, self._addresses, self._port = daemon.peer_id, daemon.addresses, daemon.port
         return daemon
 
     async def _tear_down(self) -> None:
@@ -213,9 +207,9 @@ class Libp2pNode:
             except Unreachable as error:
                 unit.daemon.kill()
                 return f"it does not answer: {error}"
-            if unit.directory.is_broken:
+            if unit.p2p.is_broken:
                 return "its connection for directory messages broke"
-            unit.directory.tidy()
+            unit.p2p.tidy()
             await asyncio.sleep(PULSE_S)
 
     async def _introduce(self, unit: _Unit) -> None:

@@ -157,11 +157,6 @@ class DaemonSettings:
     port: int = 0  # 0: any free one
     announce: tuple[str, ...] = ()  # multiaddrs to name instead of the ones listened on (port forwarding)
 
-    @property
-    def is_local(self) -> bool:
-        """Whether only this machine can reach us."""
-        return _ip(self.host).is_loopback
-
 
 class Daemon:
     """One run of p2pd, from `async with` to its death.
@@ -177,7 +172,7 @@ class Daemon:
         self._drain: asyncio.Task[None] | None = None
         self._last_lines: deque[str] = deque(maxlen=20)
         self.control = Control(self.socket_path)
-        self.peer_id: PeerId | None = None
+        self.peer_id: PeerId
         self.addresses: tuple[str, ...] = ()
 
     @property
@@ -224,15 +219,15 @@ class Daemon:
         self._signal(signal.SIGKILL)
 
     def _command(self) -> list[str]:
-        settings = self._settings
+        settings, host = self._settings, _ip(self._settings.host)
         flags: dict[str, str | int] = {
             "id": str(settings.identity_file),
             "listen": f"/unix{self.socket_path}",
-            "hostAddrs": f"/ip{_ip(settings.host).version}/{settings.host}/tcp/{settings.port}",  # no QUIC: this one has known holes
+            "hostAddrs": f"/ip{host.version}/{settings.host}/tcp/{settings.port}",  # no QUIC: this one has known holes
             "dhtServer": 1,  # libp2p's own DHT: where a peer id can be dialled
             "relayService": 0,  # forward no strangers' bytes
-            "autonat": int(not settings.is_local),
-            "natPortMap": int(not settings.is_local),
+            "autonat": int(not host.is_loopback),
+            "natPortMap": int(not host.is_loopback),
             "connManager": 1,
             "connLo": 64,
             "connHi": 128,

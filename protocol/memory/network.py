@@ -40,10 +40,7 @@ class MemoryPeer:
         return await self._network.open(self, partner, purpose)
 
     async def announce(self, record: MemberRecord) -> None:
-        """Publish this peer's own record where those on its side of a cut find it.
-
-        Raises TransportError when nobody is there to take it, BadMessage or BadSignature when it is wrong.
-        """
+        """Publish this peer's own record on its side of a cut. Raises TransportError when nobody is there, BadMessage or BadSignature."""
         network = self._network
         record.check(record.run_id, network.now_s())
         await asyncio.sleep(2 * self.line.link.latency_s)
@@ -69,7 +66,7 @@ class MemoryNetwork:
     def __init__(self, seed: int = 0, link: Link | None = None) -> None:
         self._draw = random.Random(seed).random
         self._link = link or Link()
-        self._peers: dict[PeerId, MemoryPeer] = {}  # the last life of each
+        self.peers: dict[PeerId, MemoryPeer] = {}  # the last life of each, which is its directory too
         self._group: dict[PeerId, int] = {}
         self.records: dict[PeerId, MemberRecord] = {}  # the last of each
         self._tasks: set[asyncio.Task[None]] = set()
@@ -84,12 +81,8 @@ class MemoryNetwork:
     ) -> MemoryPeer:
         """Bring a peer up; one that is up is killed first (a restart). `is_banned` is asked about everybody who opens a stream to it."""
         self.kill(peer_id)
-        self._peers[peer_id] = MemoryPeer(self, peer_id, link or self._link, handler, Admission(caps, is_banned))
-        return self._peers[peer_id]
-
-    def directory(self, peer_id: PeerId) -> MemoryPeer:
-        """Return the directory as this peer, which is or was up, sees it."""
-        return self._peers[peer_id]
+        self.peers[peer_id] = MemoryPeer(self, peer_id, link or self._link, handler, Admission(caps, is_banned))
+        return self.peers[peer_id]
 
     def now_s(self) -> float:
         """Return Unix time, which follows the loop's clock."""
@@ -105,13 +98,13 @@ class MemoryNetwork:
 
     def is_up(self, peer_id: PeerId) -> bool:
         """Whether the peer lives."""
-        return peer_id in self._peers and self._peers[peer_id].is_up
+        return peer_id in self.peers and self.peers[peer_id].is_up
 
     def kill(self, peer_id: PeerId, *, is_delivered: bool = False) -> None:
         """End a peer at once: its streams end with PeerGone at both ends, what it has under way is lost unless `is_delivered`."""
         if self.is_up(peer_id):
-            self._peers[peer_id].is_up = False
-            for conversation in list(self._peers[peer_id].line.conversations):
+            self.peers[peer_id].is_up = False
+            for conversation in list(self.peers[peer_id].line.conversations):
                 conversation.die(peer_id, is_delivered=is_delivered)
 
     def partition(self, *groups: Collection[PeerId]) -> None:
@@ -127,16 +120,16 @@ class MemoryNetwork:
 
     def up(self) -> list[MemoryPeer]:
         """Return the peers that live."""
-        return [peer for peer in self._peers.values() if peer.is_up]
+        return [peer for peer in self.peers.values() if peer.is_up]
 
     async def open(self, caller: MemoryPeer, partner: PeerId, purpose: Purpose) -> Stream:
         """Open a stream, which takes a round trip. Raises Unreachable."""
         if not caller.is_up or caller.peer_id == partner:
             raise Unreachable("this peer is down, or calls itself")
-        if partner not in self._peers or self.is_cut(caller.peer_id, partner):
+        if partner not in self.peers or self.is_cut(caller.peer_id, partner):
             await asyncio.sleep(DIAL_S)
             raise Unreachable(f"no answer from {partner.short()}")
-        host = self._peers[partner]
+        host = self.peers[partner]
         conversation = Conversation((caller.peer_id, partner), (caller.line, host.line), self._draw)
         await asyncio.sleep(conversation.round_trip_s())
         if not caller.is_up or not host.is_up:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import fields
-from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from google.protobuf.message import DecodeError
@@ -74,31 +73,17 @@ def fill(wire: Wire, value: DataclassInstance) -> None:
     """Write the fields of a message, record or credential into its generated form, in place: bulk data is copied once."""
     wire.SetInParent()  # a message that is all zeros is there all the same
     for field in fields(value):
-        _set(wire, field.name, getattr(value, field.name))
-
-
-def _set(wire: Any, name: str, value: object) -> None:
-    match value:
-        case None:
-            return
-        case PeerId():
-            setattr(wire, name, value.raw)
-        case Credential():
-            fill(getattr(wire, name), value)
-        case tuple():
-            getattr(wire, name).extend(value)
-        case _:
-            setattr(wire, name, value)
-
-
-def _enum(kind: type[IntEnum]) -> Callable[[int], IntEnum]:
-    def read(number: int) -> IntEnum:
-        try:
-            return kind(number)
-        except ValueError:
-            raise BadMessage(f"{kind.__name__} has no member {number}") from None
-
-    return read
+        match getattr(value, field.name):
+            case None:
+                pass
+            case PeerId() as peer:
+                setattr(wire, field.name, peer.raw)
+            case Credential() as credential:
+                fill(getattr(wire, field.name), credential)
+            case tuple() as items:
+                getattr(wire, field.name).extend(items)
+            case plain:
+                setattr(wire, field.name, plain)
 
 
 # Field names mean the same in every message, so one table reads them all; what is not here is taken as it is.
@@ -109,11 +94,11 @@ _READ: Final[dict[str, Callable[[Any], object]]] = {
     "peer_id": PeerId,
     "sender": PeerId,
     "receiver": PeerId,
-    "phase": _enum(RunPhase),
-    "code": _enum(RefusalCode),
-    "part": _enum(Part),
-    "decision": _enum(Decision),
-    "kind": _enum(ContentsKind),
+    "phase": RunPhase,
+    "code": RefusalCode,
+    "part": Part,
+    "decision": Decision,
+    "kind": ContentsKind,
     "acquaintances": tuple,
     "addresses": tuple,
 }
@@ -127,7 +112,10 @@ def from_wire(kind: type[Any], wire: Any) -> Any:
             values[field.name] = from_wire(Credential, wire.credential) if wire.HasField("credential") else None
         else:
             value = getattr(wire, field.name)
-            values[field.name] = _READ[field.name](value) if field.name in _READ else value
+            try:
+                values[field.name] = _READ[field.name](value) if field.name in _READ else value
+            except ValueError as error:  # "99 is not a valid Part"
+                raise BadMessage(str(error)) from None
     return kind(**values)
 
 
@@ -140,7 +128,7 @@ def _need_size(message: Message, num_bytes: int) -> None:
 def need_signed(message: object) -> None:
     """Raise BadMessage when a message, or the credential that it carries, lacks a signature."""
     if getattr(message, "signature", None) == b"":
-        raise BadMessage(f"a {type(message).__name__} that lacks a signature")
+        raise BadMessage(f"a {type(message).__name__} without a signature")
     credential = getattr(message, "credential", None)
     if credential is not None and not credential.is_complete:
         raise BadMessage("a credential that lacks a signature")

@@ -40,15 +40,12 @@ class MemberRecord(Signed):
     def __post_init__(self) -> None:
         Checked.__post_init__(self)
         for address in self.addresses:
-            self._need_own(address)
-
-    def _need_own(self, address: str) -> None:
-        try:
-            target = read_address(address)
-        except ValueError as error:
-            raise BadMessage(str(error)) from None
-        if target not in (None, self.peer_id):
-            raise BadMessage(f"an address of another peer: {address}")
+            try:
+                target = read_address(address)
+            except ValueError as error:
+                raise BadMessage(str(error)) from None
+            if target not in (None, self.peer_id):
+                raise BadMessage(f"an address of another peer: {address}")
 
     def to_bytes(self) -> bytes:
         """Return the record as it is stored. Raises BadMessage when it is not signed, or its addresses make it larger than 1 KiB."""
@@ -108,7 +105,8 @@ def _is_legal(address: str) -> bool:
 def shard_keys(run_id: bytes, now_s: float) -> tuple[str, ...]:
     """Return the directory keys of a run in the period that holds `now_s`."""
     period = int(now_s // limits.SHARD_PERIOD_S)
-    return tuple(_shard_key(run_id, period, shard) for shard in range(limits.SHARDS))
+    places = (signable(b"gossamer/shard/1", run_id, period, shard) for shard in range(limits.SHARDS))
+    return tuple("gossamer/" + hashlib.sha256(place).hexdigest() for place in places)
 
 
 def own_shard_key(run_id: bytes, peer_id: PeerId, now_s: float) -> str:
@@ -121,7 +119,3 @@ def lookup_keys(run_id: bytes, now_s: float) -> tuple[str, ...]:
     earliest_s = now_s - limits.RECORD_LIFETIME_S - limits.CLOCK_SKEW_S
     keys = [key for at_s in (now_s, earliest_s, now_s + limits.CLOCK_SKEW_S) for key in shard_keys(run_id, at_s)]
     return tuple(dict.fromkeys(keys))
-
-
-def _shard_key(run_id: bytes, period: int, shard: int) -> str:
-    return "gossamer/" + hashlib.sha256(signable(b"gossamer/shard/1", run_id, period, shard)).hexdigest()

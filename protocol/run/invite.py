@@ -94,7 +94,12 @@ class Invite:
         if not 1 <= len(self.bootstraps) <= limits.INVITE_BOOTSTRAPS:
             raise BadInvite(f"an invite with {len(self.bootstraps)} addresses; legal are 1 to {limits.INVITE_BOOTSTRAPS}", hint=_ASK_HOST)
         for address in self.bootstraps:
-            _need_bootstrap(address)
+            try:
+                target = read_address(address)
+            except ValueError as error:
+                raise BadInvite(f"an invite cannot hold {error}", hint=_ASK_HOST) from None
+            if target is None:
+                raise BadInvite(f"an invite cannot hold {address}: it does not end in /p2p/ and a peer id", hint=_ASK_HOST)
 
     @classmethod
     def issue(cls, identity: Identity, run_id: bytes, bootstraps: tuple[str, ...], subject: PeerId | None, not_after_s: int) -> Self:
@@ -199,12 +204,3 @@ def _checksum(payload: bytes) -> bytes:
 
 def _digest(bootstraps: tuple[str, ...]) -> bytes:
     return hashlib.sha256(signable(b"gossamer/bootstraps/1", *(address.encode() for address in bootstraps))).digest()
-
-
-def _need_bootstrap(address: str) -> None:
-    try:
-        target = read_address(address)
-    except ValueError as error:
-        raise BadInvite(f"an invite cannot hold {error}", hint=_ASK_HOST) from None
-    if target is None:
-        raise BadInvite(f"an invite cannot hold {address}: it does not end in /p2p/ and a peer id", hint=_ASK_HOST)

@@ -124,10 +124,7 @@ class Stream:
         self.bytes_sent += len(frame)
 
     async def receive(self) -> Message:
-        """Return the partner's next message.
-
-        Raises PeerGone when the stream has ended, BadMessage when what came is not a message.
-        """
+        """Return the partner's next message. Raises PeerGone when the stream has ended, BadMessage when what came is not a message."""
         frame = await self._inbox.get()
         self.bytes_received += len(frame)
         return from_frame(frame)
@@ -160,10 +157,7 @@ class Transport(Protocol):
     """Open streams to partners, and hand inbound ones to the handler given at construction."""
 
     async def connect(self, partner: PeerId, addresses: Sequence[str], purpose: Purpose) -> Stream:
-        """Open a stream to `partner`; `addresses` are hints (multiaddrs) and may be empty.
-
-        Bounded by the caller's `asyncio.timeout`. Raises Unreachable.
-        """
+        """Open a stream, bounded by the caller's time-out; `addresses` are hints (multiaddrs), may be empty. Raises Unreachable."""
         ...
 
 

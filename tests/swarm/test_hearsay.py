@@ -68,7 +68,7 @@ def test_strangers_are_neither_met_nor_remembered(tmp_path: Path) -> None:
         a, b = swarm.start(2, step_s=1.0)
         await asyncio.sleep(1.0)
         transport = swarm.network.transport(MALLORY.peer_id, nobody)
-        await swarm.network.directory(MALLORY.peer_id).announce(record(swarm, MALLORY, sequence=5))
+        await swarm.network.peers[MALLORY.peer_id].announce(record(swarm, MALLORY, sequence=5))
         stream = await transport.connect(a.peer_id, (), Purpose.MEET)
         await stream.send(hello_to(swarm, a.peer_id))
         answer = await stream.receive()

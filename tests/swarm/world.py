@@ -153,7 +153,7 @@ class Peer:
         membership = replace(Membership.of(self.identity, manifest, self.habits.credential), terms=swarm.terms)
         intake, self.standing = RecordIntake(swarm.terms, self.book, now_s), Standing()
         self.presence = Presence(
-            membership, network.directory(self.peer_id), lambda: ADDRESSES, intake, self.standing, self.on_event, self.habits.wait_for_peers
+            membership, network.peers[self.peer_id], lambda: ADDRESSES, intake, self.standing, self.on_event, self.habits.wait_for_peers
         )
         self.node = Node(
             membership,

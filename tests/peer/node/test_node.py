@@ -28,7 +28,7 @@ def test_leaving_takes_no_longer_than_the_grace_even_in_a_slow_meeting(tmp_path:
         a, b = swarm.start(2)
 
         async def announced() -> set[PeerId]:
-            return {record.peer_id for record in await swarm.network.directory(b.peer_id).members()}
+            return {record.peer_id for record in await swarm.network.peers[b.peer_id].members()}
 
         await swarm.until(lambda: a.node.meetings.active)
         assert await announced() == {a.peer_id, b.peer_id}

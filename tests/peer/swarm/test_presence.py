@@ -12,7 +12,7 @@ from peer.swarm.address_book import AddressBook, RecordIntake
 from peer.swarm.presence import ANNOUNCE_S, LOOK_S, RECORD_S, Presence
 from peer.swarm.standing import Standing
 from protocol.identity import Identity
-from protocol.memory.network import MemoryNetwork
+from protocol.memory.network import MemoryNetwork, MemoryPeer
 from protocol.memory.virtual_time import run
 from protocol.messages.messages import RunPhase
 from tests.peer.two_sides import SEEDS, TERMS, membership
@@ -29,7 +29,7 @@ class Peer:
         network.transport(identity.peer_id, nobody)
         self.book, self.standing, self.told = AddressBook(identity.peer_id), Standing(), list[Event]()
         intake = RecordIntake(TERMS, self.book, network.now_s)
-        directory, emit = network.directory(identity.peer_id), self.told.append
+        directory, emit = network.peers[identity.peer_id], self.told.append
         self.presence = Presence(membership(identity), directory, lambda: (ADDRESS,), intake, self.standing, emit, wait_for_peers=1)
         self.task = asyncio.create_task(self.presence.run())
 
@@ -67,7 +67,7 @@ def test_progress_is_heard_of_and_the_end_of_the_schedule_at_once() -> None:
         assert a.clocks() == [70]
         b.standing.told(80, RunPhase.FINISH, True)
         await asyncio.sleep(1.0)
-        (record,) = [record for record in await network.directory(A.peer_id).members() if record.peer_id == B.peer_id]
+        (record,) = [record for record in await network.peers[A.peer_id].members() if record.peer_id == B.peer_id]
         assert record.finished and record.clock_steps == 80
 
     play(story)
@@ -79,11 +79,11 @@ def test_who_says_goodbye_is_not_found_and_who_dies_is_forgotten() -> None:
         b.stop()
         await b.presence.leave()
         await asyncio.sleep(2.0)
-        assert [record.peer_id for record in await network.directory(A.peer_id).members()] == [A.peer_id]
+        assert [record.peer_id for record in await network.peers[A.peer_id].members()] == [A.peer_id]
         a.stop()
         network.kill(A.peer_id)
         await asyncio.sleep(RECORD_S)
-        assert await network.directory(B.peer_id).members() == []
+        assert await network.peers[B.peer_id].members() == []
 
     play(story)
 
@@ -109,8 +109,8 @@ def test_one_look_or_announcement_that_fails_as_none_should_is_logged_and_the_ne
 
     async def story(network: MemoryNetwork, a: Peer, b: Peer) -> None:
         with monkeypatch.context() as broken:
-            broken.setattr(MemoryNetwork, "published", fail)
-            broken.setattr(MemoryNetwork, "publish", fail)
+            broken.setattr(MemoryPeer, "members", fail)
+            broken.setattr(MemoryPeer, "announce", fail)
             await asyncio.sleep(5.0)
         assert await a.presence.first_look(0.0) and not any(peer.task.done() for peer in (a, b))
         assert {"a look into the directory failed", "an announcement failed"} == {record.message for record in caplog.records}

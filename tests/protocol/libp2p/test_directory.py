@@ -152,6 +152,6 @@ def test_calls_end_in_time_when_p2pd_has_died() -> None:
                 await one.directory.announce(one.record(sequence=2))
             with pytest.raises(TransportError):
                 await one.directory.members()
-        assert one.directory.is_broken
+        assert one.node.p2p.is_broken
 
     play(2, test)

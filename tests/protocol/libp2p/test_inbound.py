@@ -53,7 +53,7 @@ class World:
 
     async def open(self, is_there: bool = True) -> None:
         control: Any = Control(is_there)
-        await self.tunnel.open(control)
+        await self.inbound.open(control)
 
     async def stream_from(self, partner: PeerId) -> Pair:
         """Bring a raw stream of somebody's."""
@@ -96,7 +96,7 @@ def play(test: Callable[[World], Coroutine[Any, Any, None]], handler: StreamHand
         async with AsyncExitStack() as stack:
             world = World(stack, handler, caps)
             await world.open()
-            stack.push_async_callback(world.tunnel.close)
+            stack.push_async_callback(world.inbound.close)
             await test(world)
         await asyncio.sleep(0.01)
         assert len(asyncio.all_tasks()) == 1
@@ -148,7 +148,7 @@ def test_a_connection_serves_one_call() -> None:
 
 def test_a_local_program_that_dials_the_server_is_turned_away() -> None:
     async def test(world: World) -> None:
-        server, port = await start_server(world.tunnel.serve)  # as our own one, whose port nobody is told
+        server, port = await start_server(world.inbound.serve)  # as our own one, whose port nobody is told
         world.stack.push_async_callback(server.stop, None)
         for host in ("127.0.0.1", "localhost"):
             async with grpc.aio.insecure_channel(f"{host}:{port}") as channel:
@@ -198,7 +198,7 @@ def test_a_known_port_counts_on_this_machine_only(monkeypatch: pytest.MonkeyPatc
         for caller in (f"ipv4:10.0.0.1:{port}", f"ipv6:[::1]:{port}", "unix:", "", "ipv4:127.0.0.1:x"):
             call: Any = Call(caller)
             with pytest.raises(Turned):
-                await world.tunnel.serve(Purpose.MEET, call)
+                await world.inbound.serve(Purpose.MEET, call)
 
     monkeypatch.setattr(tunnel, "start_server", Server().start)
     play(test)
@@ -288,7 +288,7 @@ def test_closing_gives_handlers_a_moment_and_then_cancels_them(monkeypatch: pyte
             await accepted(call)
             await call.write(to_frame(chunk(1)))
         await asyncio.sleep(0.1)
-        await world.tunnel.close()
+        await world.inbound.close()
         assert ends == ["over", "cancelled"]
 
     async def either(purpose: Purpose, stream: Stream) -> None:

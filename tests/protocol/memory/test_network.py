@@ -129,7 +129,7 @@ def test_a_dead_peer_neither_calls_nor_looks() -> None:
         with pytest.raises(Unreachable):
             await a.connect(B.peer_id, (), Purpose.MEET)
         with pytest.raises(TransportError):
-            await network.directory(A.peer_id).members()
+            await network.peers[A.peer_id].members()
 
     run(main())
 
@@ -143,7 +143,7 @@ def test_records_are_shared_replaced_and_forgotten() -> None:
     async def main() -> None:
         network = MemoryNetwork(link=Link(latency_s=0.1))
         pair(network)
-        a, b = network.directory(A.peer_id), network.directory(B.peer_id)
+        a, b = network.peers[A.peer_id], network.peers[B.peer_id]
         first, second = record(A, network), record(A, network, sequence=2)
         await a.announce(second)
         await a.announce(first)
@@ -158,7 +158,7 @@ def test_bad_records_are_not_published() -> None:
     async def main() -> None:
         network = MemoryNetwork()
         pair(network)
-        a = network.directory(A.peer_id)
+        a = network.peers[A.peer_id]
         with pytest.raises(BadMessage):
             await a.announce(record(A, network, lifetime_s=10_000))
         with pytest.raises(BadSignature):
@@ -172,7 +172,7 @@ def test_records_do_not_cross_a_cut() -> None:
         network = MemoryNetwork()
         pair(network)
         network.transport(C.peer_id, nobody)
-        a, b, c = (network.directory(peer.peer_id) for peer in (A, B, C))
+        a, b, c = (network.peers[peer.peer_id] for peer in (A, B, C))
         network.partition([A.peer_id, B.peer_id], [C.peer_id])
         await a.announce(record(A, network))
         assert [seen.peer_id for seen in await b.members()] == [A.peer_id]

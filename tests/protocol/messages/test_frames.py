@@ -40,7 +40,7 @@ def exactly(num_bytes: int) -> st.SearchStrategy[bytes]:
     return st.binary(min_size=num_bytes, max_size=num_bytes)
 
 
-PEERS = exactly(32).map(PeerId.from_public_key)
+PEERS = exactly(32).map(lambda key: PeerId(bytes.fromhex("002408011220") + key))
 SIGNATURES = exactly(64)
 MEETINGS = exactly(16)
 STEPS = st.integers(0, limits.STEPS)
@@ -163,11 +163,11 @@ def wire_frame(**bodies: Any) -> bytes:
     ("data", "says"),
     [
         (b"", "without a body"),
-        (wire_frame(refusal=peer_pb2.Refusal()), "RefusalCode has no member 0"),
-        (wire_frame(refusal=peer_pb2.Refusal(code=99)), "RefusalCode has no member 99"),  # type: ignore[arg-type]
-        (wire_frame(chunk=peer_pb2.Chunk(data=b"x")), "Part has no member 0"),
-        (wire_frame(contents=peer_pb2.Contents(sha256=bytes(32), signature=bytes(64))), "ContentsKind has no member 0"),
-        (wire_frame(outcome=peer_pb2.Outcome(meeting_id=MEETING_ID, decision=3)), "Decision has no member 3"),  # type: ignore[arg-type]
+        (wire_frame(refusal=peer_pb2.Refusal()), "0 is not a valid RefusalCode"),
+        (wire_frame(refusal=peer_pb2.Refusal(code=99)), "99 is not a valid RefusalCode"),  # type: ignore[arg-type]
+        (wire_frame(chunk=peer_pb2.Chunk(data=b"x")), "0 is not a valid Part"),
+        (wire_frame(contents=peer_pb2.Contents(sha256=bytes(32), signature=bytes(64))), "0 is not a valid ContentsKind"),
+        (wire_frame(outcome=peer_pb2.Outcome(meeting_id=MEETING_ID, decision=3)), "3 is not a valid Decision"),  # type: ignore[arg-type]
         (wire_frame(committed=peer_pb2.Committed()), "meeting_id has 0 bytes"),
         (wire_frame(refusal=peer_pb2.Refusal(code=1, detail="x" * 201)), "detail is 201"),  # type: ignore[arg-type]
         (b"\x12\x04\x08\x01\x12\x01\xff", "not a Frame"),  # a Refusal whose detail is not UTF-8
@@ -182,7 +182,7 @@ def test_what_no_message_can_hold_is_refused(data: bytes, says: str) -> None:
 
 
 def test_unsigned_messages_are_not_sent() -> None:
-    with pytest.raises(BadMessage, match="a Hello that lacks a signature"):
+    with pytest.raises(BadMessage, match="a Hello without a signature"):
         to_frame(replace(HELLO, signature=b""))
     for incomplete in (ISSUED, replace(CREDENTIAL, signature=b"")):
         with pytest.raises(BadMessage, match="a credential that lacks a signature"):
