@@ -8,8 +8,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from protocol.errors import BadSettings
 
@@ -17,14 +18,26 @@ NODE, TRAINER = "node", "trainer"  # the processes of a peer, beside its supervi
 OPTIONS_PAGE = "docs/reference/cli.md"  # where each setting is an option
 
 
+def _tellable(path: Path) -> Path:
+    """Refuse a name that the lines between a peer's processes, and the event log, cannot hold."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("its name is not UTF-8") from error
+    return path
+
+
+Place = Annotated[Path, AfterValidator(_tellable)]
+
+
 class PeerConfig(BaseModel):
     """Settings of one peer, checked and frozen."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    home: Path
+    home: Place
     """The folder with this peer's identity, manifest, checkpoints and events."""
-    data: Path | None = None
+    data: Place | None = None
     """A folder or file of text to train on; needed where the manifest says that each peer brings its own."""
     device: str = Field(default="auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")
     """Where the tensors live: cpu, mps, cuda or cuda:N; auto takes a CUDA GPU where there is one."""

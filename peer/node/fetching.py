@@ -158,7 +158,8 @@ async def find_manifest(asker: FetchClient, addresses: Sequence[str], say: Calla
         await asyncio.sleep(PAUSE_S)
     raise SwarmUnreachable(
         f"none of the invite's addresses gave the manifest in {PATIENCE_S:.0f} s (last: {last})",
-        hint="check that the host is running and that its address can be reached from here, then join again",
+        hint="check that the host is running and that its address can be reached from here, then join again; "
+        "peers that have banned this one do not answer it either",
     )
 
 

@@ -100,7 +100,8 @@ class Joining:
             await asyncio.sleep(PAUSE_S)
         raise SwarmUnreachable(
             f"no peer of the run answered for {PATIENCE_S:.0f} s",
-            hint="check that the host is running and that its address in the invite can be reached from here, then join again",
+            hint="check that the host is running and that its address in the invite can be reached from here, then join again; "
+            "peers that have banned this one do not answer it either",
         )
 
     async def ask_everybody(self, wanted: Wanted) -> list[GossamerError] | None:

@@ -194,9 +194,14 @@ async def _num_connected(network: Libp2pNode) -> int:
 
 async def run_node(child: Child) -> None:
     """Run the node until a line comes from the supervisor, or its pipe ends: either asks us to stop."""
-    stopped = asyncio.Event()
-    asyncio.get_running_loop().add_reader(0, stopped.set)
+    stopped, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def stop() -> None:
+        loop.remove_reader(0)  # an ended pipe stays readable: it would be told for ever
+        stopped.set()
+
+    loop.add_reader(0, stop)
     try:
         await NodeProcess(child, stopped).run()
     finally:
-        asyncio.get_running_loop().remove_reader(0)
+        loop.remove_reader(0)

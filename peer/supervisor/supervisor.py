@@ -64,7 +64,7 @@ async def run_peer(config: PeerConfig, identity: Identity, manifest: SignedManif
     the last status. Raises GossamerError; KeyboardInterrupt after Ctrl-C.
     """
     home = Home(config.home)
-    with home.locked(), runtime_folder(PAYLOAD_BYTES) as runtime:
+    with home.locked(), runtime_folder(PAYLOAD_BYTES if config.trains else 0) as runtime:
         is_new = manifest is not None and not home.manifest.exists()
         if manifest is not None:
             write_whole(home.manifest, manifest.to_bytes(), private=True)

@@ -63,3 +63,8 @@ def test_settings_cross_the_pipe_whole() -> None:
     assert line.count(b"\n") == 1
     assert line.endswith(b"\n")
     assert ChildSettings.model_validate_json(line) == settings
+
+
+def test_a_folder_whose_name_cannot_be_told_is_refused() -> None:
+    with pytest.raises(BadSettings, match="not utf-8"):
+        peer_config({"home": Path("h\udce9")})
