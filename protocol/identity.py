@@ -18,7 +18,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from protocol.errors import BadMessage, BadSettings, BadSignature
-from protocol.limits import SEED_BYTES, Checked
+from protocol.limits import SEED_BYTES, Bounded
 
 PEER_ID_BYTES = 38
 _PEER_ID_PREFIX = bytes.fromhex("002408011220")  # identity multihash of PublicKey{Type=Ed25519, Data=32 bytes}
@@ -76,7 +76,7 @@ class PeerId:
             raise BadSignature(f"not signed by {self}") from None
 
 
-class Signed(Checked):
+class Signed(Bounded):
     """A dataclass that a peer signs: every field but the signatures, in order, after `about`, which it must fit and does not repeat."""
 
     __slots__ = ()

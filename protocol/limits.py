@@ -118,7 +118,7 @@ _SIZES: Final = {
 }
 
 
-class Checked:
+class Bounded:
     """A dataclass whose fields are within the caps that their names imply; raises BadMessage when made with others."""
 
     __slots__ = ()

@@ -17,7 +17,7 @@ from enum import IntEnum
 from protocol import limits
 from protocol.errors import BadMessage, PeerMisbehaved, RefusalCode, Refused
 from protocol.identity import PeerId, Signed
-from protocol.limits import Checked
+from protocol.limits import Bounded
 from protocol.run.invite import Credential
 
 
@@ -68,20 +68,20 @@ class Hello(Signed):
     signature: bytes = b""  # the sender's, over every field above
 
     def __post_init__(self) -> None:
-        Checked.__post_init__(self)
+        Bounded.__post_init__(self)
         for record in self.acquaintances:
             limits.need_count("size of an acquaintance", len(record), limits.RECORD_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal(Checked):
+class Refusal(Bounded):
     """No, and why."""
 
     code: RefusalCode  # what the other side may act on
     detail: str = ""  # one line for the log only
 
     def __post_init__(self) -> None:
-        Checked.__post_init__(self)
+        Bounded.__post_init__(self)
         # It ends on a terminal: no control character of a stranger may.
         object.__setattr__(self, "detail", "".join(char if char.isprintable() else " " for char in self.detail))
 
@@ -93,7 +93,7 @@ def refusal_of(error: Refused | PeerMisbehaved) -> Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk(Checked):
+class Chunk(Bounded):
     """A run of bytes; a side sends each part once, in order and without gaps."""
 
     part: Part  # what the bytes belong to
@@ -101,7 +101,7 @@ class Chunk(Checked):
     data: bytes  # 1 byte to 256 KiB
 
     def __post_init__(self) -> None:
-        Checked.__post_init__(self)
+        Bounded.__post_init__(self)
         if not 1 <= len(self.data) <= limits.CHUNK_BYTES:
             raise BadMessage(f"a chunk carries {len(self.data)} bytes, outside 1 to {limits.CHUNK_BYTES}")
 
@@ -118,7 +118,7 @@ class Commitment(Signed):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict(Checked):
+class Verdict(Bounded):
     """The whole payload is here and passed, except for these blocks, which both sides take alone."""
 
     meeting_id: bytes  # 16 bytes
@@ -126,7 +126,7 @@ class Verdict(Checked):
 
 
 @dataclass(frozen=True, slots=True)
-class Commit(Checked):
+class Commit(Bounded):
     """The initiator's decision, sent once it has both verdicts. From here the meeting counts."""
 
     meeting_id: bytes  # 16 bytes
@@ -134,14 +134,14 @@ class Commit(Checked):
 
 
 @dataclass(frozen=True, slots=True)
-class Committed(Checked):
+class Committed(Bounded):
     """The responder has recorded the decision too."""
 
     meeting_id: bytes  # 16 bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Resolve(Checked):
+class Resolve(Bounded):
     """What became of this meeting? From a responder that lost the stream between its verdict and the decision."""
 
     run_id: bytes  # 32 bytes
@@ -149,7 +149,7 @@ class Resolve(Checked):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome(Checked):
+class Outcome(Bounded):
     """The initiator's answer to Resolve."""
 
     meeting_id: bytes  # 16 bytes

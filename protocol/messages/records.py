@@ -15,7 +15,7 @@ from protocol import limits
 from protocol.addresses import read_address
 from protocol.errors import BadMessage
 from protocol.identity import PeerId, Signed, signable
-from protocol.limits import Checked
+from protocol.limits import Bounded
 from protocol.messages.frames import fill, from_wire, need_signed, parse
 from protocol.run.invite import Credential
 from protocol.wire import peer_pb2
@@ -38,7 +38,7 @@ class MemberRecord(Signed):
     signature: bytes = b""  # the peer's, over every field above
 
     def __post_init__(self) -> None:
-        Checked.__post_init__(self)
+        Bounded.__post_init__(self)
         for address in self.addresses:
             try:
                 target = read_address(address)

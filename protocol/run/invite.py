@@ -7,7 +7,7 @@ text from a forged one. "gossamer1" cannot be part of the rest, for base32 has n
 
 A credential is shown to strangers and lies in the directory, so it must be worth nothing to whoever copies it. It names its peer
 (`subject`), and then anybody may see the invite; or it names a key (`bearer`) whose secret never leaves the invite, which is as
-secret as the run is private: the invite's holder signs its own PeerId with that key. Checked offline by anybody who knows the
+secret as the run is private: the invite's holder signs its own PeerId with that key. Bounded offline by anybody who knows the
 manifest's issuers; `terms.py` says which credential a run demands.
 """
 
@@ -27,7 +27,7 @@ from protocol import limits
 from protocol.addresses import read_address
 from protocol.errors import BadInvite, BadMessage, BadSignature, WrongVersion
 from protocol.identity import Identity, PeerId, Signed, signable
-from protocol.limits import Checked
+from protocol.limits import Bounded
 from protocol.wire import peer_pb2
 
 
@@ -48,7 +48,7 @@ class Credential(Signed):
     def __post_init__(self) -> None:
         if (self.subject is None) == (self.bearer is None):
             raise BadMessage("a credential names either its subject or its bearer key")
-        Checked.__post_init__(self)
+        Bounded.__post_init__(self)
         if self.bearer is None and self.bearer_signature:
             raise BadMessage("a credential for a named peer has no bearer signature")
 

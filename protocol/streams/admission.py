@@ -2,7 +2,7 @@
 
 A connection stands in it as a visit, from the moment its partner is proven until it has ended: silent, then in conversation, then over.
 The table says who may come in, takes the connection of whoever stays silent or lingers, and where all places are taken gives a newcomer
-the place of the visit that has been silent or over the longest. Nobody takes the place of a conversation.
+the place of another that is no conversation: first of those whose call has not come, the oldest. Nobody takes the place of a conversation.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class StreamCaps:
     per_purpose: int = 2  # conversations with one partner; a retry may overlap the one that it replaces, hence two
     per_partner: int = 8  # those included that are over
     silent: int = 2  # of a partner that has said nothing on any of them: a key costs nothing
-    total: int = 32
+    total: int = 64
 
 
 @dataclass(eq=False, slots=True)
@@ -74,9 +74,9 @@ class Admission:
         return True
 
     def heard(self, visit: Visit) -> bool:
-        """Note that the opener has said something: from now on the conversation takes as long as it takes; False: dropped before."""
+        """Note that the opener has said something: the conversation takes as long as it takes; False: dropped or banned before."""
         self._allow(visit, None)
-        visit.is_heard = visit in self._visits
+        visit.is_heard = visit in self._visits and not self._is_banned(visit.partner)
         return visit.is_heard
 
     def over(self, visit: Visit) -> None:
@@ -97,11 +97,11 @@ class Admission:
         visit.deadline = None if seconds is None else asyncio.get_running_loop().call_later(seconds, self._drop, visit)
 
     def _displace(self) -> bool:
-        """Drop the visit that has been silent or over the longest; return whether there was one."""
-        idle = next((visit for visit in self._visits if visit.is_over or not visit.is_heard), None)
-        if idle is not None:
-            self._drop(idle)
-        return idle is not None
+        """Drop a visit that is no conversation; return whether there was one. A bare connection goes first: it costs the least to open."""
+        idle = [visit for visit in self._visits if visit.is_over or not visit.is_heard]
+        if idle:
+            self._drop(min(idle, key=lambda visit: visit.purpose is not None))
+        return bool(idle)
 
     def _drop(self, visit: Visit) -> None:
         log.info("the connection from %s, %s, was dropped", visit.partner.short(), "over" if visit.is_over else "silent")

@@ -8,11 +8,11 @@ from typing import Any
 
 from protocol.errors import PeerGone
 from protocol.identity import PeerId
-from protocol.memory.conversation import Link
-from protocol.memory.network import MemoryNetwork
 from protocol.messages.messages import Message
 from protocol.streams.admission import StreamCaps
 from protocol.streams.transport import Purpose, Stream, StreamHandler
+from tests.memory.conversation import Link
+from tests.memory.network import MemoryNetwork
 
 
 @dataclass(slots=True)

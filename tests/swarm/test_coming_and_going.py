@@ -14,9 +14,9 @@ from peer.node import donor
 from peer.swarm.standing import PeerState
 from protocol.errors import RefusalCode, RunRefusesUs, SwarmUnreachable
 from protocol.identity import Identity
-from protocol.memory.conversation import Link as Wire
 from protocol.messages.messages import Refusal, RunPhase
 from protocol.streams.transport import Purpose, Stream
+from tests.memory.conversation import Link as Wire
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play
 

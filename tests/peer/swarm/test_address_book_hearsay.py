@@ -10,9 +10,9 @@ import pytest
 
 from peer.swarm.address_book import LAST_WORD_S, AddressBook, KnownPeer, RecordIntake
 from protocol.limits import CLOCK_SKEW_S, RECORD_LIFETIME_S
-from protocol.memory.virtual_time import run
 from protocol.messages.records import MemberRecord
 from protocol.messages.terms import RunTerms
+from tests.memory.virtual_time import run
 from tests.protocol.samples import ALICE, BOB, ISSUER, MALLORY, NOW_S, OTHER_RUN_ID, RECORD, TERMS
 
 OF_ISSUER = replace(RECORD, peer_id=ISSUER.peer_id, credential=None, signature=b"").signed(ISSUER)  # who needs no invite

@@ -12,9 +12,9 @@ from peer.swarm.address_book import AddressBook, RecordIntake
 from peer.swarm.presence import ANNOUNCE_S, LOOK_S, RECORD_S, Presence
 from peer.swarm.standing import Standing
 from protocol.identity import Identity
-from protocol.memory.network import MemoryNetwork, MemoryPeer
-from protocol.memory.virtual_time import run
 from protocol.messages.messages import RunPhase
+from tests.memory.network import MemoryNetwork, MemoryPeer
+from tests.memory.virtual_time import run
 from tests.peer.two_sides import SEEDS, TERMS, membership
 from tests.protocol.peers import nobody
 

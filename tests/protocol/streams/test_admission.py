@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from protocol.identity import PeerId
-from protocol.memory import virtual_time
 from protocol.streams.admission import FIRST_FRAME_S, LINGER_S, Admission, StreamCaps, Visit
 from protocol.streams.transport import Purpose
+from tests.memory import virtual_time
 from tests.protocol.peers import seeded
 
 A, B, C, D = (seeded(number).peer_id for number in range(1, 5))
@@ -102,13 +102,38 @@ def test_the_banned_are_turned_away_and_cost_nobody_a_place() -> None:
     play(test)
 
 
+def test_who_is_banned_after_it_came_in_is_not_heard() -> None:
+    def test() -> None:
+        banned: set[PeerId] = set()
+        door = Door(StreamCaps(), lambda partner: partner in banned)
+        visit = door.admitted(A)
+        assert door.table.begin(visit, Purpose.FETCH)
+        banned.add(A)
+        assert not door.table.heard(visit)
+
+    play(test)
+
+
+def test_a_bare_connection_gives_way_before_one_that_has_called() -> None:
+    def test() -> None:
+        door = Door(StreamCaps(total=3))
+        called, over, bare = door.admitted(A), door.talking(B), door.admitted(C)
+        assert door.table.begin(called, Purpose.FETCH)
+        door.table.over(over)
+        assert door.admit(D)
+        assert list(door.dropped_s) == [bare]
+
+    play(test)
+
+
 def test_where_all_is_full_the_longest_silent_or_over_gives_way_and_no_conversation_does() -> None:
     def test() -> None:
         door = Door(StreamCaps(total=4))
         over_later, talks, silent, over_late = door.talking(A), door.talking(B), door.admitted(C), door.talking(A, Purpose.FETCH)
         door.table.over(over_later)
-        assert door.admit(D)
+        called = door.admitted(D)
         assert list(door.dropped_s) == [silent], "it was silent before the other was over"
+        assert door.table.begin(called, Purpose.MEET)
         door.talking(D)
         assert list(door.dropped_s) == [silent, over_later]
         door.table.over(over_late)

@@ -9,11 +9,11 @@ import pytest
 
 from protocol.errors import BadMessage, BadSignature, PeerGone, TransportError, Unreachable
 from protocol.identity import Identity
-from protocol.memory.conversation import Link
-from protocol.memory.network import MemoryNetwork, MemoryPeer
-from protocol.memory.virtual_time import run
 from protocol.messages.records import MemberRecord
 from protocol.streams.transport import Purpose, Stream
+from tests.memory.conversation import Link
+from tests.memory.network import MemoryNetwork, MemoryPeer
+from tests.memory.virtual_time import run
 from tests.protocol.peers import chunk, echo, expect_over, nobody, number_of, seeded
 from tests.protocol.samples import RECORD
 from tests.protocol.scripted import ScriptedNetwork

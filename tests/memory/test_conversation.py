@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from protocol.errors import PeerGone
-from protocol.memory.conversation import FRAMES_ON_THE_WAY, Conversation, Line, Link, Way
-from protocol.memory.virtual_time import run
+from tests.memory.conversation import FRAMES_ON_THE_WAY, Conversation, Line, Link, Way
+from tests.memory.virtual_time import run
 from tests.protocol.peers import chunk, expect_over, number_of, seeded
 
 

@@ -12,10 +12,10 @@ from collections.abc import Callable, Collection, Sequence
 
 from protocol.errors import TransportError, Unreachable
 from protocol.identity import PeerId
-from protocol.memory.conversation import Conversation, Line, Link
 from protocol.messages.records import MemberRecord
 from protocol.streams.admission import Admission, StreamCaps, Visit, handle
 from protocol.streams.transport import Purpose, Stream, StreamHandler
+from tests.memory.conversation import Conversation, Line, Link
 
 DIAL_S = 5.0
 EPOCH_S = 1_700_000_000.0  # Unix time at loop time 0, so that records have dates

@@ -1,1 +1,0 @@
-"""The seams in memory and virtual time: whole swarms in one process, deterministic."""
