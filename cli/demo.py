@@ -17,11 +17,12 @@ import typer
 
 from cli.comparison import Comparison, measured_names, total_meetings
 from cli.figures import Status
-from cli.local_swarm import POLL_S, LocalPeer, LocalSwarm, PeerDied, local_swarm
+from cli.local_swarm import POLL_S, LocalPeer, LocalSwarm, local_swarm
 from cli.manifests import changed, default_manifest
 from cli.options import Codec, Data, Json, Method, Seed
 from cli.screen import Screen, meter, screen
 from peer.machine.home import Home
+from peer.supervisor.supervisor import ChildFailed
 from protocol.errors import ExitCode
 from protocol.run.manifest import Manifest
 
@@ -76,7 +77,7 @@ def demo_folder(kept: Path | None) -> Iterator[Path]:
     is_evidence = False
     try:
         yield temporary
-    except PeerDied as died:
+    except ChildFailed as died:
         is_evidence = died.exit_code is ExitCode.OUR_FAULT
         raise
     finally:
@@ -95,7 +96,7 @@ class Demo:
     as_json: bool
 
     def run(self) -> Comparison:
-        """Train the swarm and the lone peer at the same time, then compare them. Raises PeerDied, KeyboardInterrupt."""
+        """Train the swarm and the lone peer at the same time, then compare them. Raises ChildFailed, KeyboardInterrupt."""
         started_s = time.monotonic()
         with screen(sys.stderr) as drawn, local_swarm(self.folder) as swarm:
             members, lone = self._start(swarm, drawn)
@@ -170,7 +171,7 @@ class Forecast:
 
 
 def watch(swarm: LocalSwarm, drawn: Screen, forecast: Forecast) -> None:
-    """Draw the status of each peer until all have ended. Raises PeerDied."""
+    """Draw the status of each peer until all have ended. Raises ChildFailed."""
     while swarm.refresh():
         for peer in swarm.peers:
             if peer.status:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -60,7 +61,7 @@ def host(
     wanted = changed(read_manifest(manifest, own_text=data is not None), steps=steps, seed=seed, codec=codec, method=method)
     is_given = manifest is not None or (steps, seed, codec, method) != (None, None, None, None)
     signed = run_to_host(folder, identity, wanted.with_host(identity.peer_id), must_match=is_given)
-    hold_session(config, identity, signed, None, InviteLine(identity, signed))
+    hold_session(config, identity, signed, None, invite_line(identity, signed))
 
 
 def run_to_host(folder: Home, identity: Identity, wanted: Manifest, *, must_match: bool) -> SignedManifest:
@@ -84,20 +85,15 @@ def run_to_host(folder: Home, identity: Identity, wanted: Manifest, *, must_matc
     return held
 
 
-class InviteLine:
-    """Prints the invite, once, as soon as the peer knows its addresses."""
+def invite_line(identity: Identity, signed: SignedManifest) -> Callable[[Status, Screen], None]:
+    """Return what prints the invite, once, as soon as the peer knows its addresses."""
+    printed: list[str] = []
 
-    def __init__(self, identity: Identity, signed: SignedManifest) -> None:
-        self._identity = identity
-        self._run_id = signed.run_id
-        self._printed = False
+    def look(status: Status, drawn: Screen) -> None:
+        if status.addresses and not printed:
+            not_after_s = int(time.time()) + INVITE_LIFETIME_S
+            printed.append(Invite.issue(identity, signed.run_id, tuple(status.addresses), None, not_after_s).to_text())
+            drawn.say("invite for others, good for 30 days: peer join INVITE, with this as INVITE")
+            drawn.data(printed[0])
 
-    def __call__(self, status: Status, drawn: Screen) -> None:
-        """Look at a new status."""
-        if self._printed or not status.addresses:
-            return
-        self._printed = True
-        not_after_s = int(time.time()) + INVITE_LIFETIME_S
-        invite = Invite.issue(self._identity, self._run_id, tuple(status.addresses), None, not_after_s)
-        drawn.say("invite for others, good for 30 days: peer join INVITE, with this as INVITE")
-        drawn.data(invite.to_text())
+    return look

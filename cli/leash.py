@@ -11,7 +11,6 @@ import signal
 import sys
 
 VARIABLE = "GOSSAMER_PARENT"
-_PR_SET_PDEATHSIG = 1
 
 
 def leashed() -> dict[str, str]:
@@ -24,8 +23,8 @@ def follow_parent() -> None:
     parent = os.environ.pop(VARIABLE, "")
     if not parent or sys.platform != "linux":
         return
-    import ctypes  # no verb of a person's needs it
+    from peer.machine.child import signal_at_parents_death  # slow to import, and no verb of a person's needs it
 
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    signal_at_parents_death(signal.SIGTERM)
     if str(os.getppid()) != parent:
         os.kill(os.getpid(), signal.SIGTERM)

@@ -18,20 +18,13 @@ from typing import Any
 
 from cli.leash import leashed
 from peer.machine.control_socket import ask
-from protocol.errors import BadSettings, ExitCode, GossamerError
+from peer.supervisor.supervisor import ChildFailed
+from protocol.errors import BadSettings, ExitCode
 
 STOP_S = 15.0  # a peer promises to be gone 10 s after SIGTERM
 INVITE_S = 180.0  # of patience with a busy machine: a peer imports torch and hivemind first
 POLL_S = 0.2
 NUM_LOG_LINES = 15
-
-
-class PeerDied(GossamerError):
-    """A child ended before its run did. Whose fault it was, and what to do, is what the child said of it."""
-
-    def __init__(self, message: str, *, hint: str, exit_code: int) -> None:
-        super().__init__(message, hint=hint)
-        self.exit_code = ExitCode(exit_code) if exit_code in set(ExitCode) else ExitCode.OUR_FAULT
 
 
 class LocalPeer:
@@ -51,7 +44,7 @@ class LocalPeer:
             )
 
     def refresh(self) -> bool:
-        """Ask for the status; return whether the process still runs. Raises PeerDied if it ended badly."""
+        """Ask for the status; return whether the process still runs. Raises ChildFailed if it ended badly."""
         code = self._process.poll()
         if code is None:
             with suppress(BadSettings):  # not listening yet, or no longer
@@ -62,7 +55,7 @@ class LocalPeer:
         return False
 
     def invite(self) -> str:
-        """Wait for the line that `peer host` prints. Raises PeerDied if it ends before, or keeps silent for INVITE_S."""
+        """Wait for the line that `peer host` prints. Raises ChildFailed if it ends before, or keeps silent for INVITE_S."""
         deadline_s = time.monotonic() + INVITE_S
         while time.monotonic() < deadline_s:
             line, newline, _ = self._output.read_text().partition("\n")
@@ -71,7 +64,7 @@ class LocalPeer:
             if not self.refresh():
                 break
             time.sleep(POLL_S)
-        raise PeerDied(
+        raise ChildFailed(
             f"{self.name} printed no invite; it said last:\n{self._log_tail()}",
             hint=f"its folder is {self.home}",
             exit_code=ExitCode.OUR_FAULT,
@@ -95,13 +88,13 @@ class LocalPeer:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
-    def _death(self, code: int) -> PeerDied:
+    def _death(self, code: int) -> ChildFailed:
         """Pass on what the child said was the operator's to mend; of anything else, where to look."""
         said = dict(line.split(": ", 1) for line in self._log_lines()[-2:] if line.startswith(("error: ", "hint: ")))
         if code != ExitCode.OUR_FAULT and "error" in said:
-            return PeerDied(f"{self.name}: {said['error']}", hint=said.get("hint", ""), exit_code=code)
+            return ChildFailed(f"{self.name}: {said['error']}", hint=said.get("hint", ""), exit_code=code)
         what = f"{self.name} stopped with exit code {code}; it said last:\n{self._log_tail()}"
-        return PeerDied(what, hint=f"its folder is {self.home}", exit_code=ExitCode.OUR_FAULT)
+        return ChildFailed(what, hint=f"its folder is {self.home}", exit_code=ExitCode.OUR_FAULT)
 
     def _log_lines(self) -> list[str]:
         return self._log.read_text(errors="replace").splitlines()
@@ -124,7 +117,7 @@ class LocalSwarm:
         return peer
 
     def refresh(self) -> bool:
-        """Ask all for their status; return whether any still runs. Raises PeerDied."""
+        """Ask all for their status; return whether any still runs. Raises ChildFailed."""
         return any([peer.refresh() for peer in self.peers])
 
     def stop(self) -> None:

@@ -17,21 +17,8 @@ import typer
 from cli.leash import follow_parent
 from protocol.errors import ExitCode, GossamerError
 
-VERBS = {
-    # verb: its function
-    "demo": "demo",
-    "init": "init",
-    "host": "host",
-    "join": "join",
-    "invite": "invite",
-    "bootstrap": "bootstrap",
-    "status": "status",
-    "leave": "leave",
-    "export": "export",
-    "eval": "evaluate",
-    "simulate": "simulate",
-    "id": "identity",
-}
+VERBS = ("demo", "init", "host", "join", "invite", "bootstrap", "status", "leave", "export", "eval", "simulate", "id")
+FUNCTIONS = {"eval": "evaluate", "id": "identity"}  # of verbs that Python's own functions are named after; any other has its verb's name
 
 
 def command_line(verbs: Iterable[str] = VERBS) -> typer.Typer:
@@ -45,7 +32,7 @@ def command_line(verbs: Iterable[str] = VERBS) -> typer.Typer:
     )
     app.callback(invoke_without_command=True)(peer)
     for verb in verbs:
-        app.command(verb)(getattr(importlib.import_module(f"cli.{verb}"), VERBS[verb]))
+        app.command(verb)(getattr(importlib.import_module(f"cli.{verb}"), FUNCTIONS.get(verb, verb)))
     return app
 
 

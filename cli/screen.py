@@ -29,15 +29,12 @@ class Screen(Protocol):
 
     def show(self, name: str, status: Status) -> None:
         """Draw the newest status of the peer called `name`."""
-        ...
 
     def say(self, sentence: str) -> None:
         """Print one sentence that stays."""
-        ...
 
     def data(self, text: str) -> None:
         """Print a line of the command's result on stdout, clear of everything drawn here."""
-        ...
 
 
 class PlainLines:

@@ -47,7 +47,8 @@ class Child:
     """Pipes to the supervisor. Make it before anything prints. Ends the process if the supervisor stops before it has said anything."""
 
     def __init__(self) -> None:
-        _die_with_parent()
+        # Not left to the end of stdin alone: the next peer on this home may start at once, and two trainers must not share it.
+        signal_at_parents_death(signal.SIGKILL)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda *_: None)  # the supervisor decides; not SIG_IGN: our own children would inherit that
         line = os.fdopen(0, "rb", buffering=0, closefd=False).readline()
@@ -118,10 +119,7 @@ def run_child(work: Callable[[Child], None]) -> int:
         return child.end(first)
 
 
-def _die_with_parent() -> None:
-    """Have the kernel end this process when the supervisor dies, however it dies (Linux; elsewhere the end of stdin does).
-
-    Not left to the end of stdin alone: the next peer on this home may start at once, and two trainers must not share it.
-    """
+def signal_at_parents_death(number: signal.Signals) -> None:
+    """Have the kernel send this process a signal when its parent dies, however it dies. Linux only: elsewhere nothing happens."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)

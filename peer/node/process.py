@@ -142,7 +142,9 @@ class NodeProcess:
         """Be part of the directory, and remember who has announced itself: the next start shall find a way in."""
         sight = Sight(self._child.emit)
         while True:
-            num_connected = await _num_connected(network)
+            num_connected = 0
+            with contextlib.suppress(Unreachable):  # p2pd is restarting
+                num_connected = len(await network.connected())
             sight.tell(num_connected, network.addresses)
             self._child.emit(ProcessSays("seeding", f"{num_connected} connected"))
             for record in shelf.records():
@@ -183,13 +185,6 @@ class NodeProcess:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _num_connected(network: Libp2pNode) -> int:
-    try:
-        return len(await network.connected())
-    except Unreachable:  # p2pd is restarting
-        return 0
 
 
 async def run_node(child: Child) -> None:

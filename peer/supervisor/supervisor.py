@@ -48,7 +48,7 @@ Watch = Callable[[Status], None]
 
 
 class ChildFailed(GossamerError):
-    """A child process ended with an error that restarting cannot mend."""
+    """A child process ended with an error that another try cannot mend; whose fault it was is what the child said of it."""
 
     def __init__(self, message: str, *, hint: str, exit_code: int) -> None:
         super().__init__(message, hint=hint)

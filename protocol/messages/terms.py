@@ -76,12 +76,11 @@ def check_hello(
     now_s: float,
     *,
     own_hello: Hello | None = None,
-    clock_steps: int | None = None,
 ) -> None:
     """Raise unless this Hello opens, or answers, a meeting between `partner` and `me` on the run's terms.
 
-    `partner` is the peer that the transport proved; `own_hello` is ours, which the initiator has and this one must answer. `clock_steps` is
-    our schedule clock, when there is no Hello of ours yet but a clock to compare. Raises Refused, BadMessage or BadSignature.
+    `partner` is the peer that the transport proved; `own_hello` is ours, which the initiator has and this one must answer, at a clock that
+    is not too far from it. Raises Refused, BadMessage or BadSignature.
     """
     _check_opening(hello, terms, me, partner)
     check_member(partner, hello.credential, terms, now_s)
@@ -91,9 +90,7 @@ def check_hello(
             raise BadMessage("a Hello that answers, where nobody asked")
     else:
         _check_answer(hello, own_hello)
-        clock_steps = own_hello.clock_steps
-    if clock_steps is not None:
-        check_clock(hello.clock_steps, clock_steps, terms)
+        check_clock(hello.clock_steps, own_hello.clock_steps, terms)
 
 
 def check_fetch(request: FetchRequest, terms: RunTerms, me: PeerId, partner: PeerId, now_s: float) -> None:

@@ -158,7 +158,6 @@ class Transport(Protocol):
 
     async def connect(self, partner: PeerId, addresses: Sequence[str], purpose: Purpose) -> Stream:
         """Open a stream, bounded by the caller's time-out; `addresses` are hints (multiaddrs), may be empty. Raises Unreachable."""
-        ...
 
 
 class Directory(Protocol):
@@ -166,8 +165,6 @@ class Directory(Protocol):
 
     async def announce(self, record: MemberRecord) -> None:
         """Publish this peer's own record; a later call replaces it. Raises TransportError when nobody took it."""
-        ...
 
     async def members(self) -> list[MemberRecord]:
         """Return the verified, unexpired records that can be found now, own record included or not."""
-        ...

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cli.demo import Forecast, demo_folder
-from cli.local_swarm import PeerDied
+from peer.supervisor.supervisor import ChildFailed
 from protocol.errors import BadSettings, ExitCode
 
 
@@ -23,8 +23,8 @@ def test_a_temporary_folder_is_removed_whatever_happens() -> None:
 @pytest.mark.parametrize(("code", "is_kept"), [(ExitCode.OUR_FAULT, True), (ExitCode.BAD_INPUT, False)])
 def test_what_a_bug_left_behind_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: ExitCode, is_kept: bool) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with pytest.raises(PeerDied), demo_folder(None) as folder:
-        raise PeerDied("peer-1 stopped", hint=f"its folder is {folder}", exit_code=code)
+    with pytest.raises(ChildFailed), demo_folder(None) as folder:
+        raise ChildFailed("peer-1 stopped", hint=f"its folder is {folder}", exit_code=code)
     assert folder.exists() == is_kept
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.host import InviteLine, run_to_host
+from cli.host import invite_line, run_to_host
 from cli.manifests import changed
 from cli.screen import PlainLines
 from peer.machine.home import Home
@@ -66,7 +66,7 @@ def test_a_run_that_was_joined_is_not_hosted(home: Home, identity: Identity) -> 
 
 def test_the_invite_is_printed_once_and_alone(identity: Identity, capsys: pytest.CaptureFixture[str]) -> None:
     signed = SignedManifest.sign(own(identity), identity)
-    line = InviteLine(identity, signed)
+    line = invite_line(identity, signed)
     status = Status()
     drawn = PlainLines(io.StringIO())
     line(status, drawn)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.local_swarm import LocalPeer, LocalSwarm, PeerDied, local_swarm
+from cli.local_swarm import LocalPeer, LocalSwarm, local_swarm
+from peer.supervisor.supervisor import ChildFailed
 from protocol.errors import ExitCode
 
 
@@ -35,7 +36,7 @@ def test_a_child_that_ends_well_is_over(tmp_path: Path) -> None:
 def test_what_the_operator_must_mend_is_said_as_the_child_said_it(tmp_path: Path) -> None:
     peer = LocalPeer("peer-2", tmp_path, ["join", "nonsense"])
     wait_ended(peer)
-    with pytest.raises(PeerDied, match="^peer-2: .*an invite starts with gossamer1") as caught:
+    with pytest.raises(ChildFailed, match="^peer-2: .*an invite starts with gossamer1") as caught:
         peer.refresh()
     assert caught.value.exit_code is ExitCode.BAD_INPUT
     assert "peer invite" in caught.value.hint
@@ -48,14 +49,14 @@ def test_a_child_that_dies_otherwise_is_reported_with_its_last_words(tmp_path: P
     monkeypatch.setattr(sys, "executable", str(script))
     peer = LocalPeer("peer-2", tmp_path, ["host"])
     wait_ended(peer)
-    with pytest.raises(PeerDied, match="peer-2 stopped with exit code 1; it said last:\n  out of cheese\n  error: internal") as caught:
+    with pytest.raises(ChildFailed, match="peer-2 stopped with exit code 1; it said last:\n  out of cheese\n  error: internal") as caught:
         peer.refresh()
     assert caught.value.exit_code is ExitCode.OUR_FAULT
     assert str(tmp_path) in caught.value.hint
 
 
 def test_a_host_that_ends_without_an_invite_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(PeerDied, match="no-such.toml"):
+    with pytest.raises(ChildFailed, match="no-such.toml"):
         LocalPeer("peer-1", tmp_path, ["host", "no-such.toml"]).invite()
 
 

@@ -56,7 +56,8 @@ ANSWER = replace(
 
 def check(hello: Hello, terms: RunTerms = TERMS) -> None:
     """Check what Alice sends to Bob."""
-    check_hello(hello, terms, BOB.peer_id, ALICE.peer_id, NOW_S, clock_steps=100)
+    check_hello(hello, terms, BOB.peer_id, ALICE.peer_id, NOW_S)
+    check_clock(hello.clock_steps, 100, terms)
 
 
 def check_answer(hello: Hello) -> None:
