@@ -37,7 +37,7 @@ def remember(home: Path, peer: PeerId) -> str:
     """Let the home's peer have learnt of another one, from its record; returns the address with the id that a record leaves out."""
     book = AddressBook(Identity(b"n" * 32).peer_id)
     book.learn(MemberRecord(b"r" * 32, peer, (ADDRESS,), 5, False, 1, int(time.time()) + 60), time.time())
-    book.save(Home(home).peers, time.time())
+    Home(home).peers.write_bytes(book.to_bytes(time.time()))
     return f"{ADDRESS}/p2p/{peer}"
 
 
