@@ -39,6 +39,11 @@ SLOWEST_BYTES_PER_S = 64 * 1024  # on the whole; slower than that, a place among
 CONNECT_S = 15.0
 PATIENCE_S = 60.0  # for the first address that answers
 PAUSE_S = 1.0
+_FINAL = {
+    RefusalCode.NOT_INVITED: RunRefusesUs,
+    RefusalCode.WRONG_RUN: RunRefusesUs,
+    RefusalCode.WRONG_VERSION: WrongVersion,
+}
 
 
 def transfer_s(num_bytes: int) -> float:
@@ -136,8 +141,8 @@ async def receive(stream: Stream) -> Message:
     return message
 
 
-async def find_manifest(asker: FetchClient, addresses: Sequence[str], say: Callable[[str], None]) -> SignedManifest:
-    """Ask the peers at `addresses` (multiaddrs that end in a peer id) again and again, until one gives the manifest of the asker's run.
+async def find_manifest(client: FetchClient, addresses: Sequence[str], say: Callable[[str], None]) -> SignedManifest:
+    """Ask the peers at `addresses` (multiaddrs that end in a peer id) again and again, until one gives the manifest of the client's run.
 
     `say` is told whom it asks. Raises SwarmUnreachable when none did for a minute, RunRefusesUs or WrongVersion when they do not
     want us, BadManifest or WrongVersion when this build cannot read it. Cancel-safe.
@@ -148,7 +153,7 @@ async def find_manifest(asker: FetchClient, addresses: Sequence[str], say: Calla
         for address in addresses:
             say(f"asking {address} for the run's manifest")
             try:
-                return await _ask(asker, address)
+                return await _ask(client, address)
             except Refused as refusal:
                 if (final := as_final(refusal)) is not None:
                     raise final from refusal
@@ -163,18 +168,11 @@ async def find_manifest(asker: FetchClient, addresses: Sequence[str], say: Calla
     )
 
 
-async def _ask(asker: FetchClient, address: str) -> SignedManifest:
-    data = await asker.manifest(PeerId.from_text(address.rpartition("/p2p/")[2]), (address,))
-    signed = SignedManifest.from_bytes(data, expect=asker.run_id)
+async def _ask(client: FetchClient, address: str) -> SignedManifest:
+    data = await client.manifest(PeerId.from_text(address.rpartition("/p2p/")[2]), (address,))
+    signed = SignedManifest.from_bytes(data, expect=client.run_id)
     signed.manifest()  # can this build read it?
     return signed
-
-
-_FINAL = {
-    RefusalCode.NOT_INVITED: RunRefusesUs,
-    RefusalCode.WRONG_RUN: RunRefusesUs,
-    RefusalCode.WRONG_VERSION: WrongVersion,
-}
 
 
 def as_final(refusal: Refused) -> GossamerError | None:
