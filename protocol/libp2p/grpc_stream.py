@@ -29,7 +29,10 @@ from protocol.streams.transport import Inbox, Purpose, Stream
 SERVICE: Final = "gossamer.v1.Peer"
 METADATA_BYTES: Final = 8 * 1024
 FRAMES_AHEAD: Final = 2  # read before they are asked for
-LINGER_S: Final = 5.0  # for what was sent before closing to arrive
+WINDOW_BYTES: Final = 2 * 1024 * 1024
+"""What may be under way, unread, in one call each way. gRPC would measure it by the delay, which grows with what fills the line: to many
+megabytes, behind which everything else waits, pings too. 168 Mbit/s at a round trip of 100 ms; 8 s at 2 Mbit/s."""
+UNWANTED_BYTES: Final = 2 * WINDOW_BYTES  # a window while we close, another until the partner hears of it
 
 _COMMON: Final[list[tuple[str, int]]] = [
     ("grpc.max_receive_message_length", limits.FRAME_BYTES),
@@ -38,7 +41,10 @@ _COMMON: Final[list[tuple[str, int]]] = [
     ("grpc.absolute_max_metadata_size", METADATA_BYTES),
     ("grpc.compression_enabled_algorithms_bitset", 1),  # identity only: no decompression bombs
     ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 60_000),  # a ping waits its turn behind all windows that fill a line
+    ("grpc.http2.ping_timeout_ms", 120_000),
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
     ("grpc.keepalive_permit_without_calls", 0),
     ("grpc.http2.max_pings_without_data", 0),
 ]
@@ -92,10 +98,15 @@ class GrpcStream(Stream):
         self._inbox.end(why)
 
     async def pump(self, read: Callable[[], Awaitable[Any]]) -> None:
-        """Read frames into the inbox until `read` returns none. After `close` they are read and thrown away."""
+        """Read frames into the inbox until `read` returns none.
+
+        After `close` they are thrown away, as many as can have been under way: a partner that hears of it stops.
+        """
         why = "the partner closed the stream"
+        unwanted_bytes = 0
         try:
-            while isinstance(frame := await read(), bytes):
+            while unwanted_bytes <= UNWANTED_BYTES and isinstance(frame := await read(), bytes):
+                unwanted_bytes += len(frame) if self._inbox.ended is not None else 0
                 self._inbox.put(frame)
                 await self._inbox.room()
         except BROKEN as error:

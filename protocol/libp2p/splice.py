@@ -1,14 +1,16 @@
-"""Bytes from one local socket to another and back, until either ends. Knows nothing of what they mean."""
+"""Bytes from one local socket to another and back, until either ends, and whether they still move. Knows nothing of what they mean."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 READ_BYTES = 256 * 1024
-FLUSH_S = 2.0
+FLUSH_S = 2.0  # without a byte taken
+FLUSH_MOST_S = 60.0
 
 
 @dataclass(slots=True)
@@ -18,22 +20,29 @@ class CarriedBytes:
     sent: int = 0
     received: int = 0
 
+    @property
+    def both(self) -> int:
+        """Bytes either way."""
+        return self.sent + self.received
 
-async def splice(local: Pair, remote: Pair, carried: CarriedBytes) -> None:
-    """Copy both ways until one side ends or breaks, write out what was read by then, and close both.
+
+async def splice(local: Pair, remote: Pair, *counts: CarriedBytes) -> None:
+    """Copy both ways until one side ends or breaks, write out what was read by then, and close both; all of `counts` count.
 
     Cancelling drops both at once. A slow reader on either side stops the other side's writer (back-pressure).
     """
 
     async def out() -> None:
         while data := await local[0].read(READ_BYTES):
-            carried.sent += len(data)
+            for count in counts:
+                count.sent += len(data)
             remote[1].write(data)
             await remote[1].drain()
 
     async def back() -> None:
         while data := await remote[0].read(READ_BYTES):
-            carried.received += len(data)
+            for count in counts:
+                count.received += len(data)
             local[1].write(data)
             await local[1].drain()
 
@@ -56,14 +65,32 @@ def drop(writer: asyncio.StreamWriter) -> None:
 
 
 async def _close(writer: asyncio.StreamWriter) -> None:
-    """Close after what was written has gone out, or after FLUSH_S; at once when cancelled."""
+    """Close after what was written has gone out, or when nobody takes it any more; at once when cancelled."""
     writer.close()
     try:
-        async with asyncio.timeout(FLUSH_S):
-            await writer.wait_closed()
+        await while_moving(writer.wait_closed(), writer.transport.get_write_buffer_size, FLUSH_S, FLUSH_MOST_S)
     except (TimeoutError, asyncio.CancelledError) as error:
         writer.transport.abort()
         if isinstance(error, asyncio.CancelledError):
             raise
     except OSError:  # it broke, and so is closed
         pass
+
+
+async def while_moving(work: Awaitable[object], measure: Callable[[], int], quiet_s: float, most_s: float) -> None:
+    """Wait for `work` as long as `measure` changes at least every `quiet_s`, and no longer than `most_s`; cancel it then.
+
+    Raises TimeoutError, and what `work` raises.
+    """
+    task = asyncio.ensure_future(work)
+    until_s = asyncio.get_running_loop().time() + most_s
+    try:
+        while not task.done():
+            before, left_s = measure(), until_s - asyncio.get_running_loop().time()
+            await asyncio.wait([task], timeout=min(quiet_s, left_s))
+            if not task.done() and (measure() == before or left_s <= quiet_s):
+                raise TimeoutError
+        task.result()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

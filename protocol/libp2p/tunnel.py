@@ -25,7 +25,6 @@ from protocol.identity import PeerId
 from protocol.libp2p.grpc_stream import (
     ACCEPTED,
     BROKEN,
-    LINGER_S,
     Context,
     GrpcStream,
     accepted,
@@ -35,8 +34,8 @@ from protocol.libp2p.grpc_stream import (
     start_server,
 )
 from protocol.libp2p.p2pd import BUFFER_BYTES, Control, stream_opener
-from protocol.libp2p.splice import CarriedBytes, Pair, drop, splice
-from protocol.streams.admission import Admission, Visit, handle
+from protocol.libp2p.splice import CarriedBytes, Pair, drop, splice, while_moving
+from protocol.streams.admission import LINGER_MOST_S, LINGER_S, Admission, Visit, handle
 from protocol.streams.transport import Purpose, Stream, StreamHandler
 
 log = logging.getLogger(__name__)
@@ -56,8 +55,8 @@ class Inbound:
         self._carried = carried
         self._listening: asyncio.Server | None = None
         self._by_port: dict[int, Visit] = {}  # whose call has not come yet
-        self._connections: set[asyncio.Task[None]] = set()
-        self._handlers: set[asyncio.Task[None]] = set()
+        self._connections: dict[asyncio.Task[None], None] = {}
+        self._handlers: dict[asyncio.Task[None], None] = {}
 
     async def open(self, control: Control) -> None:
         """Start the server, listen, and tell p2pd where. Raises Unreachable when p2pd has gone."""
@@ -93,20 +92,21 @@ class Inbound:
         """Carry one connection to the server, from p2pd's first word to its end."""
         task = asyncio.current_task()
         assert task is not None
+        carried = CarriedBytes()
         try:
             async with asyncio.timeout(OPENER_S):
                 partner = await stream_opener(remote[0])
-            visit = self._admission.admit(partner, task.cancel)
+            visit = self._admission.admit(partner, task.cancel, lambda: carried.both)
             if visit is None:
                 return
             try:
-                await self._connect(visit, remote)
+                await self._connect(visit, remote, carried)
             finally:
                 self._admission.end(visit)
         except (OSError, EOFError, BadMessage) as error:
             log.debug("inbound connection: %s", error)
 
-    async def _connect(self, visit: Visit, remote: Pair) -> None:
+    async def _connect(self, visit: Visit, remote: Pair, carried: CarriedBytes) -> None:
         with socket.socket() as caller:
             caller.setblocking(False)
             caller.bind(("127.0.0.1", 0))
@@ -114,7 +114,7 @@ class Inbound:
             self._by_port[port] = visit
             try:
                 await asyncio.get_running_loop().sock_connect(caller, ("127.0.0.1", self._port))
-                await splice(await asyncio.open_connection(sock=caller, limit=BUFFER_BYTES), remote, self._carried)
+                await splice(await asyncio.open_connection(sock=caller, limit=BUFFER_BYTES), remote, carried, self._carried)
             finally:
                 if self._by_port.get(port) is visit:
                     del self._by_port[port]
@@ -152,10 +152,11 @@ class Inbound:
             await asyncio.gather(pump, return_exceptions=True)
 
 
-def _spawn(coroutine: Any, tasks: set[asyncio.Task[None]], name: str) -> asyncio.Task[None]:
+def _spawn(coroutine: Any, tasks: dict[asyncio.Task[None], None], name: str) -> asyncio.Task[None]:
+    """Start a task; until it has ended it stands in `tasks`, the oldest first."""
     task: asyncio.Task[None] = asyncio.create_task(coroutine, name=name)
-    tasks.add(task)
-    task.add_done_callback(tasks.discard)
+    tasks[task] = None
+    task.add_done_callback(tasks.pop)
     return task
 
 
@@ -165,8 +166,10 @@ def _port_of(caller: str) -> int:
     return int(port) if host == "ipv4:127.0.0.1" and port.isdecimal() else 0
 
 
-CLOSE_S = 1.0
-ACCEPT_S = 10.0
+CLOSE_S = 1.0  # at the end of the transport, without a byte carried
+CLOSE_MOST_S = 3.0
+MAX_CLOSING = 32  # calls that we have ended and the partner has not; the oldest gives way
+ACCEPT_S = 30.0  # the answer may wait behind a window or two of others on a slow line
 
 
 class _Call:
@@ -175,6 +178,7 @@ class _Call:
     def __init__(self, socket: Path, remote: Pair, carried: CarriedBytes) -> None:
         self._socket = socket
         self._remote = remote
+        self.carried = CarriedBytes()
         self._carried = carried
         self._splice: asyncio.Task[None] | None = None
         self._listener: asyncio.Server | None = None
@@ -210,7 +214,8 @@ class _Call:
             drop(writer)
             return
         self._stop_listening()
-        self._splice = asyncio.create_task(splice((reader, writer), self._remote, self._carried), name="outbound connection")
+        copying = splice((reader, writer), self._remote, self.carried, self._carried)
+        self._splice = asyncio.create_task(copying, name="outbound connection")
 
     def _stop_listening(self) -> None:
         if self._listener is not None:
@@ -229,7 +234,7 @@ class TunnelTransport:
         self._folder = folder
         self._carried = carried
         self._inbound = Inbound(folder / "in.sock", handler, admission, carried)
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing: dict[asyncio.Task[None], None] = {}  # the oldest first
         self._open: dict[Stream, tuple[_Call, asyncio.Task[None]]] = {}
 
     async def __aenter__(self) -> Self:
@@ -240,7 +245,8 @@ class TunnelTransport:
         for stream in list(self._open):
             await stream.close()
         if self._closing:
-            await asyncio.wait(self._closing, timeout=CLOSE_S)
+            with suppress(TimeoutError):
+                await while_moving(asyncio.wait(self._closing), lambda: self._carried.both, CLOSE_S, CLOSE_MOST_S)
         for task in self._closing:
             task.cancel()
         await asyncio.gather(*self._closing, return_exceptions=True)
@@ -264,15 +270,21 @@ class TunnelTransport:
 
     def _finish(self, stream: Stream) -> None:
         call, pump = self._open.pop(stream)
+        lingering = [task for task in self._closing if not task.cancelling()]
+        for task in lingering[: len(lingering) + 1 - MAX_CLOSING]:
+            task.cancel()
         _spawn(self._wind_up(call, pump), self._closing, "outbound wind-up")
 
     async def _wind_up(self, call: _Call, pump: asyncio.Task[None]) -> None:
-        """Let what was sent arrive: say that nothing more comes, and wait a while for the partner to end the call."""
+        """Let what was sent arrive: say that nothing more comes, and wait for the partner to end the call while anything moves."""
+
+        async def end() -> None:
+            await call.rpc.done_writing()
+            await pump
+
         try:
             with suppress(TimeoutError, *BROKEN):
-                async with asyncio.timeout(LINGER_S):
-                    await call.rpc.done_writing()
-                    await pump
+                await while_moving(end(), lambda: call.carried.both, LINGER_S, LINGER_MOST_S)
         finally:
             pump.cancel()
             await asyncio.gather(pump, return_exceptions=True)

@@ -1,8 +1,9 @@
 """The front door: one table of a peer's inbound connections, whatever transport they came by.
 
 A connection stands in it as a visit, from the moment its partner is proven until it has ended: silent, then in conversation, then over.
-The table says who may come in, takes the connection of whoever stays silent or lingers, and where all places are taken gives a newcomer
-the place of another that is no conversation: first of those whose call has not come, the oldest. Nobody takes the place of a conversation.
+The table says who may come in, and takes the connection of whoever stays silent, or lingers when nothing moves on it any more. Where all
+places are taken it gives a newcomer the place of another that is no conversation: first of those whose call has not come, the oldest.
+Nobody takes the place of a conversation.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from protocol.streams.transport import Purpose, Stream, StreamHandler
 
 log = logging.getLogger(__name__)
 
-FIRST_FRAME_S = 10.0  # from the connection to its call, and from there to the first message
-LINGER_S = 6.0  # a connection whose conversation is over is the caller's to close, for this long
+FIRST_FRAME_S = 20.0  # from the connection to its call, and from there to the first message
+LINGER_S = 30.0  # a connection whose conversation is over is the caller's to close: it may carry nothing for this long,
+LINGER_MOST_S = 300.0  # and something for that long: what we have said last may still be on its way, megabytes on a slow line
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,7 @@ class Visit:
 
     partner: PeerId
     drop: Callable[[], object]  # ends the connection at once
+    carried: Callable[[], int]  # bytes so far, either way
     purpose: Purpose | None = None  # once its call has come
     is_heard: bool = False  # its opener has said something
     is_over: bool = False  # the conversation has ended, the connection not yet
@@ -52,14 +55,17 @@ class Admission:
         self._is_banned = is_banned
         self._visits: dict[Visit, None] = {}  # of those that are silent or over, the one that is so the longest stands first
 
-    def admit(self, partner: PeerId, drop: Callable[[], object]) -> Visit | None:
-        """Let a connection in, for FIRST_FRAME_S until its call begins; None: its partner is banned, or it is one too many."""
+    def admit(self, partner: PeerId, drop: Callable[[], object], carried: Callable[[], int]) -> Visit | None:
+        """Let a connection in, for FIRST_FRAME_S until its call begins; None: its partner is banned, or it is one too many.
+
+        `carried` tells how many bytes have passed on it, either way.
+        """
         own = [visit for visit in self._visits if visit.partner == partner]
         most = self._caps.per_partner if any(visit.is_heard for visit in own) else self._caps.silent
         if self._is_banned(partner) or len(own) >= most or (len(self._visits) >= self._caps.total and not self._displace()):
             log.info("a connection from %s was turned away", partner.short())
             return None
-        visit = Visit(partner, drop)
+        visit = Visit(partner, drop, carried)
         self._visits[visit] = None
         self._allow(visit, FIRST_FRAME_S)
         return visit
@@ -80,11 +86,11 @@ class Admission:
         return visit.is_heard
 
     def over(self, visit: Visit) -> None:
-        """Note that the conversation, if there was one, has ended: the connection goes too, LINGER_S from now at the latest."""
+        """Note that the conversation, if there was one, has ended: the connection goes too, once nothing moves on it any more."""
         if visit in self._visits:
             visit.is_over = True
             self._visits[visit] = self._visits.pop(visit)
-            self._allow(visit, LINGER_S)
+            self._linger(visit, asyncio.get_running_loop().time() + LINGER_MOST_S)
 
     def end(self, visit: Visit) -> None:
         """Forget a visit whose connection has ended. Idempotent."""
@@ -95,6 +101,18 @@ class Admission:
         if visit.deadline is not None:
             visit.deadline.cancel()
         visit.deadline = None if seconds is None else asyncio.get_running_loop().call_later(seconds, self._drop, visit)
+
+    def _linger(self, visit: Visit, until_s: float) -> None:
+        """Drop a visit after LINGER_S in which it has carried nothing, and then in any case."""
+        before, loop = visit.carried(), asyncio.get_running_loop()
+
+        def look() -> None:
+            if visit.carried() == before or loop.time() >= until_s:
+                self._drop(visit)
+            else:
+                self._linger(visit, until_s)
+
+        visit.deadline = loop.call_later(min(LINGER_S, until_s - loop.time()), look)
 
     def _displace(self) -> bool:
         """Drop a visit that is no conversation; return whether there was one. A bare connection goes first: it costs the least to open."""

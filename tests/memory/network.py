@@ -134,7 +134,7 @@ class MemoryNetwork:
         await asyncio.sleep(conversation.round_trip_s())
         if not caller.is_up or not host.is_up:
             raise Unreachable(f"{partner.short()} is down")
-        visit = host.admission.admit(caller.peer_id, conversation.streams[1].hang_up)
+        visit = host.admission.admit(caller.peer_id, conversation.streams[1].hang_up, lambda: 0)
         if visit is None or not host.admission.begin(visit, purpose):
             if visit is not None:
                 host.admission.end(visit)

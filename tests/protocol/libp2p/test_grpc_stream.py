@@ -16,7 +16,18 @@ import pytest
 
 from protocol import limits
 from protocol.errors import PeerGone, Unreachable
-from protocol.libp2p.grpc_stream import ACCEPTED, BROKEN, SERVICE, Context, GrpcStream, accepted, refuse_another, start_call, start_server
+from protocol.libp2p.grpc_stream import (
+    ACCEPTED,
+    BROKEN,
+    SERVICE,
+    UNWANTED_BYTES,
+    Context,
+    GrpcStream,
+    accepted,
+    refuse_another,
+    start_call,
+    start_server,
+)
 from protocol.libp2p.splice import CarriedBytes, splice
 from protocol.streams.transport import Purpose
 from tests.protocol.peers import chunk, number_of, seeded
@@ -150,3 +161,24 @@ def test_after_its_end_a_stream_writes_nothing() -> None:
 
     asyncio.run(main())
     assert len(written) == 2
+
+
+def test_a_partner_that_goes_on_talking_to_a_closed_stream_is_not_listened_to_for_long() -> None:
+    num_read = 0
+
+    async def read() -> bytes:
+        nonlocal num_read
+        num_read += 1
+        return bytes(limits.FRAME_BYTES)
+
+    async def write(frame: bytes) -> None:
+        raise AssertionError("nothing is written")
+
+    async def main() -> None:
+        stream = GrpcStream(PARTNER, write, lambda _: None)
+        await stream.close()
+        async with asyncio.timeout(5):
+            await stream.pump(read)
+
+    asyncio.run(main())
+    assert UNWANTED_BYTES < num_read * limits.FRAME_BYTES <= UNWANTED_BYTES + limits.FRAME_BYTES

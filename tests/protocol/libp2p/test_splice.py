@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Coroutine
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
-from protocol.libp2p.splice import CarriedBytes, Pair, drop, splice
+from protocol.libp2p.splice import CarriedBytes, Pair, drop, splice, while_moving
+from tests.memory import virtual_time
 
 Test = Callable[[Pair, Pair, asyncio.Task[None], CarriedBytes], Coroutine[Any, Any, None]]
 
@@ -85,3 +87,34 @@ def test_cancelling_drops_both_ends() -> None:
         assert await one[0].read() == await other[0].read() == b""
 
     play(test)
+
+
+@pytest.mark.parametrize(
+    ("moves_s", "ends_s"),
+    [
+        pytest.param(range(0), 5, id="nothing moves"),
+        pytest.param(range(0, 23, 4), 25, id="it moves for a while"),
+        pytest.param(range(0, 1000, 4), 100, id="it moves for too long"),
+        pytest.param(range(0, 1000, 4), 63, id="the work is done before"),
+    ],
+)
+def test_one_waits_while_something_moves(moves_s: range, ends_s: int) -> None:
+    is_done = ends_s == 63
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        work = asyncio.create_task(asyncio.sleep(ends_s if is_done else 1000))
+        with nullcontext() if is_done else pytest.raises(TimeoutError):
+            await while_moving(work, lambda: sum(move_s <= loop.time() for move_s in moves_s), quiet_s=5, most_s=100)
+        assert loop.time() == pytest.approx(ends_s)
+        assert work.done()
+
+    virtual_time.run(main())
+
+
+def test_what_the_work_raises_is_raised() -> None:
+    async def work() -> None:
+        raise ConnectionError("it broke")
+
+    with pytest.raises(ConnectionError):
+        asyncio.run(while_moving(work(), lambda: 0, quiet_s=5, most_s=5))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from protocol.identity import PeerId
-from protocol.streams.admission import FIRST_FRAME_S, LINGER_S, Admission, StreamCaps, Visit
+from protocol.streams.admission import FIRST_FRAME_S, LINGER_MOST_S, LINGER_S, Admission, StreamCaps, Visit
 from protocol.streams.transport import Purpose
 from tests.memory import virtual_time
 from tests.protocol.peers import seeded
@@ -22,9 +22,14 @@ class Door:
     def __init__(self, caps: StreamCaps | None = None, is_banned: Callable[[PeerId], bool] = lambda partner: False) -> None:
         self.table = Admission(caps, is_banned)
         self.dropped_s: dict[Visit, float] = {}
+        self.carried_bytes = 0  # by all together
 
     def admit(self, partner: PeerId) -> Visit | None:
-        visit = self.table.admit(partner, lambda: self.dropped_s.update({visit: asyncio.get_running_loop().time()}))  # type: ignore[dict-item]
+        def drop() -> None:
+            assert visit is not None
+            self.dropped_s[visit] = asyncio.get_running_loop().time()
+
+        visit = self.table.admit(partner, drop, lambda: self.carried_bytes)
         return visit
 
     def admitted(self, partner: PeerId) -> Visit:
@@ -199,5 +204,33 @@ def test_a_conversation_takes_as_long_as_it_takes_and_its_connection_then_only_a
         door.table.end(ended)
         await asyncio.sleep(LINGER_S + 1)
         assert door.dropped_s == {talks: pytest.approx(1000 + LINGER_S)}
+
+    virtual_time.run(main())
+
+
+def test_a_connection_whose_conversation_is_over_stays_while_its_last_bytes_move() -> None:
+    async def main() -> None:
+        door = Door()
+        over = door.talking(A)
+        door.table.over(over)
+        for _ in range(4):
+            await asyncio.sleep(LINGER_S - 1)
+            door.carried_bytes += 1
+            assert not door.dropped_s
+        await asyncio.sleep(2 * LINGER_S)
+        assert list(door.dropped_s) == [over]
+
+    virtual_time.run(main())
+
+
+def test_a_connection_whose_conversation_is_over_does_not_stay_for_ever() -> None:
+    async def main() -> None:
+        door = Door()
+        over = door.talking(A)
+        door.table.over(over)
+        for _ in range(round(2 * LINGER_MOST_S)):
+            await asyncio.sleep(1)
+            door.carried_bytes += 1
+        assert door.dropped_s == {over: pytest.approx(LINGER_MOST_S)}
 
     virtual_time.run(main())

@@ -1,0 +1,168 @@
+"""A line so slow that daemon and kernel still hold megabytes when a side has said its last, and partners that never end a call."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import tempfile
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+
+import pytest
+
+from protocol.errors import PeerGone, Unreachable
+from protocol.identity import Identity
+from protocol.libp2p.p2pd import Daemon, DaemonSettings
+from protocol.libp2p.splice import CarriedBytes, drop
+from protocol.libp2p.tunnel import TunnelTransport
+from protocol.streams.admission import Admission
+from protocol.streams.transport import Purpose, Stream, StreamHandler
+from tests.protocol.peers import chunk, nobody, number_of
+
+CHUNK = 256 * 1024
+NUM_CHUNKS = 16
+BYTES_PER_S = 600_000
+LINGER_S = 2.5  # less than a window takes on this line
+
+
+class Line:
+    """A TCP port that leads to another one, at BYTES_PER_S each way."""
+
+    def __init__(self, stack: AsyncExitStack, port: int) -> None:
+        self._stack = stack
+        self._far_port = port
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def open(self) -> int:
+        listening = await asyncio.start_server(self._accept, "127.0.0.1", 0, limit=CHUNK)
+        self._stack.push_async_callback(self._end)
+        self._stack.callback(listening.close)
+        port: int = listening.sockets[0].getsockname()[1]
+        return port
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far = await asyncio.open_connection("127.0.0.1", self._far_port, limit=CHUNK)
+        for source, sink in ((reader, far[1]), (far[0], writer)):
+            self._tasks.append(asyncio.create_task(self._carry(source, sink)))
+            self._stack.callback(drop, sink)
+
+    async def _carry(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        loop = asyncio.get_running_loop()
+        free_s = loop.time()
+        with suppress(OSError):
+            while data := await source.read(16 * 1024):
+                free_s = max(free_s, loop.time()) + len(data) / BYTES_PER_S
+                await asyncio.sleep(free_s - loop.time())
+                sink.write(data)
+                await sink.drain()
+        drop(sink)
+
+    async def _end(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+class World:
+    """Real p2pds, and slow lines to them."""
+
+    def __init__(self, stack: AsyncExitStack) -> None:
+        self._stack = stack
+        self._home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        self._num_peers = 0
+
+    async def peer(self, handler: StreamHandler) -> tuple[Daemon, TunnelTransport]:
+        self._num_peers += 1
+        home = self._home / str(self._num_peers)
+        Identity.load_or_create(home / "key")
+        daemon = await self._stack.enter_async_context(Daemon(DaemonSettings(home / "key", home / "run", "127.0.0.1")))
+        tunnel = TunnelTransport(daemon.control, home / "run", handler, Admission(), CarriedBytes())
+        return daemon, await self._stack.enter_async_context(tunnel)
+
+    async def slow_stream(self, handler: StreamHandler) -> Stream:
+        """Open a stream to a new peer, over a slow line."""
+        near, far = await self.peer(nobody), await self.peer(handler)
+        port = await Line(self._stack, far[0].port).open()
+        return await near[1].connect(far[0].peer_id, [f"/ip4/127.0.0.1/tcp/{port}"], Purpose.FETCH)
+
+
+def play(test: Callable[[World], Coroutine[None, None, None]]) -> None:
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            await test(World(stack))
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(main())
+    gc.collect()
+
+
+async def say_all(stream: Stream) -> None:
+    for number in range(NUM_CHUNKS):
+        await stream.send(chunk(number, CHUNK))
+
+
+async def hear_all(stream: Stream) -> None:
+    assert [await number_of(stream) for _ in range(NUM_CHUNKS)] == list(range(NUM_CHUNKS))
+
+
+def test_what_a_handler_sent_last_arrives_however_long_the_line_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protocol.streams.admission.LINGER_S", LINGER_S)
+
+    async def give(purpose: Purpose, stream: Stream) -> None:
+        await stream.receive()
+        await say_all(stream)
+
+    async def test(world: World) -> None:
+        stream = await world.slow_stream(give)
+        await stream.send(chunk(0))
+        await hear_all(stream)
+        await stream.close()
+
+    play(test)
+
+
+def test_what_a_caller_sent_last_arrives_however_long_the_line_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protocol.libp2p.tunnel.LINGER_S", LINGER_S)
+    heard = asyncio.Event()
+
+    async def take(purpose: Purpose, stream: Stream) -> None:
+        await hear_all(stream)
+        heard.set()
+
+    async def test(world: World) -> None:
+        stream = await world.slow_stream(take)
+        await say_all(stream)
+        await stream.close()
+        await heard.wait()
+
+    play(test)
+
+
+def test_of_calls_that_a_partner_never_ends_the_oldest_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protocol.libp2p.tunnel.MAX_CLOSING", 1)
+
+    async def stay(purpose: Purpose, stream: Stream) -> None:
+        await stream.send(await stream.receive())
+        await asyncio.Event().wait()
+
+    async def connect(near: TunnelTransport, far: Daemon) -> Stream:
+        stream = await near.connect(far.peer_id, far.addresses, Purpose.MEET)
+        await stream.send(chunk(1))
+        await number_of(stream)
+        return stream
+
+    async def test(world: World) -> None:
+        (_, near), (far, _) = await world.peer(nobody), await world.peer(stay)
+        streams = [await connect(near, far), await connect(near, far)]
+        for stream in streams:
+            with pytest.raises(Unreachable):
+                await connect(near, far)
+            await stream.close()
+        async with asyncio.timeout(5):
+            while True:
+                with suppress(Unreachable, PeerGone):
+                    await (await connect(near, far)).close()
+                    return
+
+    play(test)
