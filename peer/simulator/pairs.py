@@ -54,12 +54,18 @@ class PairPeer:
         """Train on the next batch, and credit its tokens to every fragment. Raises Diverged."""
         self.replica.inner_step()
         for fragment in self.fragments:
-            fragment.tokens += num_tokens
+            fragment.count(num_tokens)
 
     def solo_step(self, fragment: int, rule: PairRule) -> None:
         """Take the outer step of a fragment without a partner."""
-        state = self.fragments[fragment]
-        state.merge(state.solo_step(rule), state.tokens)
+        self.fragments[fragment].step_alone(rule)
+
+    def hear_clock(self, partner_clock_steps: int) -> None:
+        """Follow a partner's schedule clock."""
+        before = self.replica.clock_steps
+        self.replica.hear_clock(partner_clock_steps)
+        for fragment in self.fragments:
+            fragment.miss(self.replica.clock_steps - before)
 
 
 @dataclass(slots=True)
@@ -85,7 +91,7 @@ class Pair:
         """Send each side's message to the other; return why one of them refuses, empty if none does."""
         one, two = self.sides.values()
         both = ((one, two), (two, one))
-        weights = [bounded_weight(own.tokens, partner.tokens) if token_weights else 0.5 for own, partner in both]
+        weights = [bounded_weight(own.since.tokens, partner.since.tokens) if token_weights else 0.5 for own, partner in both]
         sketches = [side.prepare(rule, weight, self.seed) for side, weight in zip((one, two), weights, strict=True)]
         payloads = one.encode(sketches[1]), two.encode(sketches[0])
         reason = one.judge(payloads[1]) or two.judge(payloads[0])
@@ -98,7 +104,7 @@ class Pair:
         side = self.sides[number]
         assert self.failed_blocks is not None
         side.merge(side.step(self.failed_blocks))
-        member.replica.hear_clock(next(steps for peer, steps in self.clock_steps.items() if peer != number))
+        member.hear_clock(next(steps for peer, steps in self.clock_steps.items() if peer != number))
         self.applied.add(number)
 
 

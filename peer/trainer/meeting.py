@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -34,6 +34,22 @@ class OuterStep:
     shift: Tensor  # f32[numel]
 
 
+@dataclass(frozen=True, slots=True)
+class Since:
+    """What has happened since a fragment's last outer step."""
+
+    tokens: int = 0  # trained
+    steps: int = 0  # inner steps
+    missed_steps: int = 0  # of the schedule clock, which ran on without inner steps of ours
+
+    def __sub__(self, earlier: Since) -> Since:
+        return Since(self.tokens - earlier.tokens, self.steps - earlier.steps, self.missed_steps - earlier.missed_steps)
+
+    def moved(self, length: float) -> float:
+        """Return how long a movement would be with the missed steps."""
+        return length * (1.0 + self.missed_steps / max(1, self.steps))
+
+
 class FragmentState:
     """One fragment of a replica between meetings. `parameters` are the model's own tensors, by name, and are written to."""
 
@@ -42,24 +58,44 @@ class FragmentState:
         self.slow = gather(codec.fragment, parameters)  # f32[numel]
         self.momentum = torch.zeros_like(self.slow)
         self.gate = MergeGate()
-        self.tokens = 0  # trained since the last outer step
+        self.since = Since()
         self.meeting: int | None = None
         self._parameters = parameters
+
+    @property
+    def tokens(self) -> int:
+        """Return the tokens trained since the last outer step."""
+        return self.since.tokens
+
+    def count(self, num_tokens: int) -> None:
+        """Count an inner step."""
+        since = self.since
+        self.since = Since(since.tokens + num_tokens, since.steps + 1, since.missed_steps)
+
+    def miss(self, num_steps: int) -> None:
+        """Hear that the schedule clock went on by so many steps that were not ours."""
+        self.since = replace(self.since, missed_steps=self.since.missed_steps + num_steps)
+
+    def start_over(self) -> None:
+        """Forget what led here: the weights are another peer's now."""
+        self.since, self.gate = Since(), MergeGate()
 
     def fast(self) -> Tensor:
         """Return the fast weights: a new f32[numel]."""
         return gather(self.codec.fragment, self._parameters)
 
-    def solo_step(self, rule: PairRule) -> OuterStep:
-        """Compute the outer step without a partner."""
+    def step_alone(self, rule: PairRule) -> None:
+        """Take the outer step without a partner."""
         fast = self.fast()
-        return self.in_slabs(fast, lambda part: rule.solo_step(self.slow[part], self.momentum[part], fast[part]))
+        moved = self.since.moved(_length(fast - self.slow))
+        self.merge(self.in_slabs(fast, lambda part: rule.solo_step(self.slow[part], self.momentum[part], fast[part])), self.since)
+        self.gate.step_alone(moved)
 
-    def merge(self, step: OuterStep, tokens: int) -> None:
-        """Make an outer step count, and with it so many tokens; all or nothing, for nothing is allocated."""
+    def merge(self, step: OuterStep, since: Since) -> None:
+        """Make an outer step count that was computed from what had happened till then; all or nothing, for nothing is allocated."""
         add(self.codec.fragment, step.shift, self._parameters)
         self.slow, self.momentum = step.slow, step.momentum
-        self.tokens -= tokens
+        self.since -= since
 
     def in_slabs(self, snapshot: Tensor, step: Callable[[slice], tuple[Tensor, Tensor]]) -> OuterStep:
         """Compute an outer step from a snapshot of the fast weights, slab by slab; `step` returns a slab's slow weights and momentum."""
@@ -97,7 +133,7 @@ class MeetingSide:
     def __init__(self, state: FragmentState) -> None:
         self.state = state
         self.snapshot = state.fast()  # f32[numel]
-        self.tokens = state.tokens  # behind the snapshot
+        self.since = state.since  # behind the snapshot
         self._message: Tensor | None = None
         self._encoded: FragmentEncoded | None = None
         self._accepted: Accepted | None = None
@@ -128,7 +164,7 @@ class MeetingSide:
         except ValueError as error:
             return str(error)
         gap_length = _length(gap.values)
-        own = Lengths(_length(self.snapshot - state.slow), _length(state.momentum), _length(state.slow))
+        own = self._lengths(gap.values, gap_length)
         reason = state.gate.judge(gap_length, own)
         if not reason:
             self._accepted = Accepted(gap, gap_length, own)
@@ -153,8 +189,13 @@ class MeetingSide:
     def merge(self, step: OuterStep) -> None:
         """Make the meeting count: merge its step into the fragment, and let the gate learn from it. Inner steps made meanwhile are kept."""
         accepted = self._need_accepted()
-        self.state.merge(step, self.tokens)
+        self.state.merge(step, self.since)
         self.state.gate.accept(accepted.gap_length, accepted.own)
+
+    def _lengths(self, gap: Tensor, gap_length: float) -> Lengths:
+        moved, fast = _length(self.snapshot - self.state.slow), _length(self.snapshot)
+        partner = math.sqrt(max(0.0, fast**2 + gap_length**2 + 2.0 * float(torch.dot(self.snapshot, gap))))
+        return Lengths(self.since.moved(moved), moved / max(1, self.since.steps), fast, partner)
 
     def _need_accepted(self) -> Accepted:
         if self._accepted is None:

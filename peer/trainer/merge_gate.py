@@ -1,20 +1,20 @@
 """The merge gate: whether a partner's message is of a size that honest training explains. Sums and comparisons only; no tensor, no I/O.
 
-A gap (the partner's message minus one's own) is refused when it is not finite, or more than ten times as long as its yardstick: the
-largest of the usual accepted gap, one's own pseudo-gradients lately, and one's own usual momentum. The accepted gaps alone would refuse
-honest partners whenever the learning rate warms up or two peers have just met; with one's own movement beside them, no honest gap that was
-measured comes near ten yardsticks. Before a peer's first outer step there is nothing to compare with but its own movement, and nothing to
-lose: then half the length of the weights will do too. (The measurements: docs/log.md, "The merge gate's yardstick".)
+A gap (the partner's message minus one's own) grows with the steps that both have made since they last agreed, directly or through others.
+A peer knows its own part of that, its `reach`: how far it has moved since, added up from its own pseudo-gradients, solo steps included;
+a meeting halves it, and adds half of what the gap shows of the partner's. A clock that ran on without us counts as if we had moved. Peers
+who train alike have like reaches, so a gap up to `LIMIT` reaches is what training explains.
 
-What partners can lengthen, the gap and the momentum (which holds half of every gap that was merged), enters the yardstick as a running
-mean in which one meeting counts for a fifth, and for no more than one and a half yardsticks. So whoever always sends what is just allowed
-makes the limit grow by a tenth at each meeting, and honest meetings in between take it back. After a first meeting of all, the limit is no
-wider than before it, unless one's own pseudo-gradients make it so. The momentum of the moment counts only for who has not met anybody: a
-joiner with what it took over.
+Whoever was away, alone for long, or on the other side of a partition is farther off than that, and so is everybody for one who has just
+come. For these a peer has an `allowance`: the part of a gap that its reach does not explain is taken from it, and it grows again by a tenth
+of what the peer moves itself, up to `FULL_STEPS` of its steps as long as they are now: it shrinks with the learning rate. Nobody else can
+fill it: nothing that a partner says of itself, neither tokens nor steps, opens the gate. So whoever always sends what is just allowed gets
+through once, and then with no more than our own training makes up for; its limit does not grow.
 
-This stops scaled noise, overflow and other models' weights. It does not stop a patient liar who keeps to the usual size; for lack of
-anything better that counts as the harm that a member can do. The idea, with the factor ten, is from the norm tests of robust gossip
-(ClippedGossip, arXiv 2202.01545).
+What shares nothing with our weights is refused whatever the allowance says: two unrelated vectors lie farther apart than the longer one is
+long. This all stops noise, overflow and other models' weights. It does not stop a patient liar who keeps to the usual size; for lack of
+anything better that counts as the harm that a member can do. (What honest gaps come to, and attacks: docs/log.md, "A gate that knows who
+trained how much".)
 """
 
 from __future__ import annotations
@@ -24,69 +24,78 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-LIMIT: Final = 10.0
-FIRST_LIMIT: Final = 0.5  # of the slow weights' length
-MEMORY: Final = 0.8  # share of the past in the running figures: about the last five meetings count
-GROWTH: Final = 1.5  # yardsticks: for more than this, what a partner can lengthen does not count in the running figures
+LIMIT: Final = 3.0  # reaches; honest gaps of peers in company come to a third of it, seldom to all of it
+FIRST_ALLOWANCE: Final = 2.0  # of the weights' length: who has met nobody has little to lose
+FULL_STEPS: Final = 60.0  # own steps: up to where the allowance grows again, and to where it falls
+EARNED: Final = 0.1  # of one's own movement
+UNRELATED: Final = 0.95  # of the longer message's length
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Euclidean lengths of one's own vectors of a fragment at a meeting."""
+    """Euclidean lengths of a fragment's vectors at a meeting."""
 
-    pseudo_gradient: float
-    momentum: float
-    slow: float
+    moved: float  # by oneself since the last outer step, and as far again for each step by which one's clock ran on alone
+    step: float  # by oneself in one step
+    fast: float  # one's own fast weights
+    partner: float  # the same, moved by the gap
 
 
 @dataclass(frozen=True, slots=True)
-class Usual:
-    """What a fragment's meetings looked like lately."""
+class Standing:
+    """Where a fragment stands towards the others."""
 
-    gap: float = 0.0  # running mean of accepted gaps
-    pseudo_gradient: float = 0.0  # one's own: the running mean, or the last one if that was longer
-    momentum: float = 0.0  # one's own: running mean
+    reach: float = 0.0  # how far it may be from them; what it has moved since its last outer step comes on top
+    allowance: float | None = None  # what may be merged beyond what that explains; None before the first meeting
 
 
 class MergeGate:
     """Judge the gaps of one fragment."""
 
     def __init__(self) -> None:
-        self._usual = Usual()
+        self._standing = Standing()
 
     def limit(self, own: Lengths) -> float:
         """Return how long a gap may be."""
-        is_first = own.momentum == 0.0 and self._usual.gap == 0.0
-        return max(FIRST_LIMIT * own.slow if is_first else 0.0, LIMIT * self._yardstick(own))
+        return LIMIT * (self._standing.reach + own.moved) + self._allowance(own)
 
     def judge(self, gap: float, own: Lengths) -> str:
         """Return why a gap of this length must not be merged; empty if it may. Changes nothing."""
         if not math.isfinite(gap):
             return "the partner's message is not finite"
-        limit = self.limit(own)
-        return "" if gap <= limit else f"the partner's message is {gap:.3g} away from ours, more than {limit:.3g} can be honest"
+        if gap > self.limit(own):
+            return f"the partner's message is {gap:.3g} away from ours, more than {self.limit(own):.3g} can be honest"
+        longest = max(own.fast, own.partner)
+        return (
+            ""
+            if gap <= UNRELATED * longest
+            else f"the partner's message has nothing in common with ours: {gap:.3g} away, {longest:.3g} long"
+        )
 
     def accept(self, gap: float, own: Lengths) -> None:
-        """Take note of a merged gap. One long gap moves the yardstick by little, so that it cannot open the gate for longer ones."""
-        usual, most = self._usual, GROWTH * self._yardstick(own)
-        pseudo_gradient = max(own.pseudo_gradient, _running(usual.pseudo_gradient, own.pseudo_gradient))
-        if usual.gap:
-            self._usual = Usual(_running(usual.gap, min(gap, most)), pseudo_gradient, _running(usual.momentum, min(own.momentum, most)))
-        else:
-            self._usual = Usual(min(gap, max(most, FIRST_LIMIT * own.slow / LIMIT)), pseudo_gradient, own.momentum)
+        """Take note of a merged gap."""
+        reach, allowance = self._standing.reach + own.moved, self._allowance(own)
+        unexplained = min(allowance, max(0.0, gap - LIMIT * reach))
+        self._standing = Standing(0.5 * math.hypot(reach, min(gap, reach + unexplained)), allowance - unexplained)
 
-    def state(self) -> dict[str, float]:
+    def step_alone(self, moved: float) -> None:
+        """Take note of an outer step without a partner."""
+        self._standing = Standing(self._standing.reach + moved, self._standing.allowance)
+
+    def state(self) -> dict[str, float | None]:
         """Return what a checkpoint must hold: JSON-able."""
-        return asdict(self._usual)
+        return asdict(self._standing)
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state` returned, of an earlier version too."""
-        self._usual = Usual(float(state["gap"]), float(state["pseudo_gradient"]), float(state.get("momentum", 0.0)))
+        """Take over what `state` returned."""
+        allowance = state["allowance"]
+        self._standing = Standing(float(state["reach"]), None if allowance is None else float(allowance))
 
-    def _yardstick(self, own: Lengths) -> float:
-        usual = self._usual
-        return max(usual.gap, usual.pseudo_gradient, own.pseudo_gradient, usual.momentum if usual.gap else own.momentum)
-
-
-def _running(past: float, now: float) -> float:
-    return MEMORY * past + (1.0 - MEMORY) * now
+    def _allowance(self, own: Lengths) -> float:
+        """Return the allowance as it is now, after what was moved since the last outer step."""
+        allowance, full = self._standing.allowance, FULL_STEPS * own.step
+        if allowance is None:
+            return FIRST_ALLOWANCE * own.fast
+        if allowance <= full:
+            return min(full, allowance + EARNED * own.moved)
+        return full + (allowance - full) * max(0.0, 1.0 - own.moved / full) if full else allowance

@@ -11,6 +11,7 @@ import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from optim.noloco import FINISH, PairRule
 from peer.link import records as ask
 from peer.link.payload_folder import PayloadFolder
 from peer.link.records import File, payload_name
-from peer.trainer.meeting import FragmentState, MeetingSide, OuterStep, bounded_weight
+from peer.trainer.meeting import FragmentState, MeetingSide, OuterStep, Since, bounded_weight
 from protocol.messages.messages import RunPhase
 
 JOURNALED = 256  # meetings remembered as applied; the node never asks for an older one again
@@ -81,7 +82,7 @@ class OpenMeeting:
     def _prepare(self, request: ask.Prepare) -> ask.Reply:
         """Form the message; write the sketch, or the payload where the codec has no sketch."""
         finish = request.phase is RunPhase.FINISH
-        weight = 0.5 if finish else bounded_weight(self.side.tokens, request.partner_tokens)
+        weight = 0.5 if finish else bounded_weight(self.side.since.tokens, request.partner_tokens)
         sketch = self.side.prepare(FINISH if finish else self._rule, weight, request.seed)
         self.partner_clock_steps = request.partner_clock_steps
         if not sketch.numel():
@@ -129,10 +130,15 @@ class OuterLoop:
         self._on_outer_step = on_outer_step
         self._meetings: dict[int, OpenMeeting] = {}
 
-    def count_tokens(self, num_tokens: int) -> None:
-        """Credit an inner step's tokens to every fragment."""
+    def count(self, num_tokens: int) -> None:
+        """Credit an inner step to every fragment."""
         for fragment in self.fragments:
-            fragment.tokens += num_tokens
+            fragment.count(num_tokens)
+
+    def miss(self, num_steps: int) -> None:
+        """Tell every fragment that the schedule clock went on by so many steps that were not ours."""
+        for fragment in self.fragments:
+            fragment.miss(num_steps)
 
     # ------------------------------------------------------------------ meetings
 
@@ -179,7 +185,7 @@ class OuterLoop:
         if state.meeting is not None:
             return False
         rule = FINISH if phase is RunPhase.FINISH else self._rule
-        state.merge(state.solo_step(rule), state.tokens)
+        state.step_alone(rule)
         self._on_outer_step(fragment, 0)
         return True
 
@@ -220,15 +226,15 @@ class OuterLoop:
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold beside the tensors: JSON-able. Open meetings are not part of it."""
         return {
-            "tokens": [f.tokens for f in self.fragments],
+            "since": [asdict(f.since) for f in self.fragments],
             "applied": list(self.applied),
             "gate": [f.gate.state() for f in self.fragments],
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over what `state` returned; the tensors are the caller's to copy into `fragments`."""
-        for fragment, tokens, gate in zip(self.fragments, state["tokens"], state["gate"], strict=True):
-            fragment.tokens = tokens
+        for fragment, since, gate in zip(self.fragments, state["since"], state["gate"], strict=True):
+            fragment.since = Since(**since)
             fragment.gate.restore(gate)
         self.applied = OrderedDict.fromkeys(state["applied"])
 

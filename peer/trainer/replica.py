@@ -113,7 +113,7 @@ class Replica:
         self.own_steps += 1
         self.clock_steps += 1
         self.tokens += num_tokens
-        self.outer.count_tokens(num_tokens)
+        self.outer.count(num_tokens)
         return InnerStep(float(loss), rate, num_tokens)
 
     def skip_batch(self) -> None:
@@ -181,6 +181,7 @@ class Replica:
             self.own_steps - joined_steps,
             self.manifest.run.total_steps - joined_clock,
         )
+        self.outer.miss(joined_clock + since - self.clock_steps)
         self.clock_steps = joined_clock + since
 
     def steps_since_join(self) -> int:
@@ -214,7 +215,7 @@ class Replica:
         for fragment, slow, momentum in parts(torch.frombuffer(data, dtype=torch.float32), self.outer.fragments):
             fragment.slow.copy_(slow)
             fragment.momentum.copy_(momentum)
-            fragment.tokens = 0
+            fragment.start_over()
         self.optimizer.state.clear()
         self.clock_steps = min(request.clock_steps, self.manifest.run.total_steps)  # back, too: the weights are no further
         self._is_founder = False

@@ -60,7 +60,7 @@ def test_meetings_keep_the_mean_of_the_slow_weights_and_shrink_their_spread(tmp_
             for fragment in peer.trainer.replica.outer.fragments:
                 fragment.slow += 0.02 * torch.randn(fragment.slow.shape, generator=draws)
             outer = peer.trainer.replica.outer
-            outer.restore(outer.state() | {"gate": [{"gap": 10.0, "pseudo_gradient": 10.0}] * 3})
+            outer.restore(outer.state() | {"gate": [{"reach": 100.0, "allowance": 100.0}] * 3})
             _follow(peer)
             peer.start()
         mean, spread = torch.stack([peer.slow for peer in peers]).double().mean(0), swarm.spread()

@@ -9,7 +9,7 @@ from optim.codecs import codec
 from optim.fragment_codec import FragmentCodec
 from optim.fragments import Fragment, Piece
 from optim.noloco import NoLoCo, token_weight
-from peer.trainer.meeting import MAX_TOKEN_RATIO, FragmentState, MeetingSide, bounded_weight
+from peer.trainer.meeting import MAX_TOKEN_RATIO, FragmentState, MeetingSide, Since, bounded_weight
 
 RULE = NoLoCo()
 TOKENS = st.integers(0, 2**53)
@@ -76,8 +76,9 @@ def test_a_message_that_was_accepted_counts_no_more_once_another_one_is_refused(
 
 def test_a_solo_step_takes_the_tokens_along() -> None:
     alone = state(1.1)
-    alone.tokens = 300
-    alone.merge(alone.solo_step(RULE), alone.tokens)
-    assert alone.tokens == 0
+    alone.count(300)
+    alone.miss(2)
+    alone.step_alone(RULE)
+    assert alone.since == Since()
     assert torch.allclose(alone.slow, torch.full((5007,), 1.07))
     assert torch.allclose(alone.fast(), alone.slow)

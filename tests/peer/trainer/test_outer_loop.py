@@ -78,7 +78,7 @@ def pair(folder: Path, codec_name: str = "fp32") -> tuple[Peer, Peer]:
         peer.move(draws)
         peer.loop.solo(0, RunPhase.TRAIN)
         peer.move(draws)
-        peer.loop.count_tokens(tokens)
+        peer.loop.count(tokens)
         peer.steps.clear()
     return peers
 
@@ -128,7 +128,7 @@ def test_steps_made_in_flight_are_kept(tmp_path: Path) -> None:
     draws = torch.Generator().manual_seed(8)
     for peer in peers:
         peer.move(draws)
-        peer.loop.count_tokens(50)
+        peer.loop.count(50)
     flown = [peer.fast() - was for peer, was in zip(peers, before, strict=True)]
     for peer, want, moved in zip(peers, wanted, flown, strict=True):
         assert checked(peer.side, 1).accepted
@@ -253,7 +253,7 @@ def test_fragments_have_yardsticks_of_their_own_and_a_restored_loop_has_them_too
     before = peers[0].loop.state()["gate"]
     meet(sides(peers), Terms())
     state = json.loads(json.dumps(peers[0].loop.state()))
-    assert state["gate"][0]["gap"] > 0.0 and state["gate"][1] == before[1]
+    assert state["gate"][0]["reach"] > 0.0 and state["gate"][1] == before[1]
     again = Peer(tmp_path, "again")
     again.loop.restore(state)
     assert again.loop.state() == state

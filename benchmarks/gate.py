@@ -1,0 +1,328 @@
+"""What the merge gate refuses: of honest swarms, which should be nothing, and of one peer in five that means no good.
+
+    python -m benchmarks.gate [honest | hostile | both] [--seeds N ...] [--only NAME ...]
+
+Honest swarms: four peers with Muon, real meetings with `modulo4`, in whatever lets them be far apart. `longest` is the longest gap in the
+gate's limits: above 1 it was refused. `left` is the least that an allowance fell to, in lengths of the weights.
+Hostile ones: five peers of equal speed, and after 40 of 80 steps the last one sends, at each meeting, what its row says instead of its
+weights. `tried` counts these meetings, `merged` those that the honest side let pass; `loss` is that of the honest peers at the end, `worse`
+how much that is above the same swarm's whose fifth peer meets nobody from then on. Ten minutes of a core for each table and seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import cache, partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from optim.fragments import scatter
+from peer.simulator.choices import scenario, setting
+from peer.simulator.matching import Floor, Matcher, matcher
+from peer.simulator.methods import method, pair_rule
+from peer.simulator.pairs import Gossip, PairPeer
+from peer.simulator.population import Population, populate
+from peer.simulator.scenario import Scenario
+from peer.simulator.texts import load_texts
+from peer.simulator.training import held_out_losses
+from peer.text.tokenizer import load_tokenizer
+from peer.trainer.meeting import FragmentState, Since
+from peer.trainer.merge_gate import Lengths, MergeGate
+from protocol.run.manifest import Manifest
+
+BASE = "method=noloco codec=modulo4 batch_size=2 sequence_length=64"
+TURNS_AT = 40  # steps after which the hostile peer is one
+EVAL_BATCHES = 128
+Apart = Callable[[Fraction, int, int], bool]  # (now, one, other): they cannot meet
+Paused = Callable[[Fraction, int], bool]  # (now, peer): it makes no steps
+
+
+# ---------------------------------------------------------------------- swarms
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """A swarm's settings, and what befalls it."""
+
+    settings: str
+    apart: Apart = lambda now, one, other: False
+    paused: Paused = lambda now, peer: False
+    clones: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # at this time, the second peer takes over the first one's weights
+
+
+def alone(who: int, start: int, stop: int) -> Apart:
+    """Keep one peer from all others for a while; it trains on."""
+    return lambda now, one, other: start <= now < stop and (one == who) != (other == who)
+
+
+def split(start: int, stop: int) -> Apart:
+    """Keep the first two peers from the others for a while."""
+    return lambda now, one, other: start <= now < stop and (one < 2) != (other < 2)
+
+
+def paused(who: set[int], start: int, stop: int) -> Paused:
+    """Let peers make no steps for a while."""
+    return lambda now, peer: start <= now < stop and peer in who
+
+
+HONEST: Mapping[str, Trouble] = {
+    "equal peers, every 2": Trouble("steps=80 inner_steps=2"),
+    "equal peers, every 5": Trouble("steps=80 inner_steps=5"),
+    "equal peers, every 25": Trouble("steps=100 inner_steps=25"),
+    "AdamW, speeds 4:1": Trouble("steps=80 inner_steps=5 speeds=4:1 optimizer=adamw learning_rate=1.5e-3"),
+    "the papers' outer step, speeds 4:1": Trouble("steps=80 inner_steps=5 speeds=4:1 alpha=0.5 beta=0.7 gamma=0.7"),
+    "texts of their own": Trouble("steps=80 inner_steps=5 skew=0.5"),
+    "speeds 4:1": Trouble("steps=80 inner_steps=5 speeds=4:1"),
+    "speeds 8:1": Trouble("steps=80 inner_steps=5 speeds=8:1"),
+    "speeds 8:1, every 25": Trouble("steps=100 inner_steps=25 speeds=8:1"),
+    "speeds 4:1, meetings take 4 steps": Trouble("steps=80 inner_steps=5 speeds=4:1 delay=4"),
+    "a third away at any time": Trouble("steps=80 inner_steps=5 drop_out=0.3"),
+    "speeds 4:1, a fifth away": Trouble("steps=80 inner_steps=5 speeds=4:1 drop_out=0.2"),
+    "one alone, steps 0 to 55": Trouble("steps=100 inner_steps=5", alone(0, 0, 55)),
+    "one alone, steps 40 to 95": Trouble("steps=120 inner_steps=5", alone(0, 40, 95)),
+    "both of two alone, steps 0 to 90": Trouble("peers=2 steps=120 inner_steps=5", alone(0, 0, 90)),
+    "one stands still, steps 40 to 140": Trouble("steps=170 inner_steps=5", paused=paused({0}, 40, 140)),
+    "in two halves, steps 40 to 110": Trouble("steps=140 inner_steps=5", split(40, 110)),
+    "joins with weights 5 steps old": Trouble("steps=80 inner_steps=5", alone(3, 0, 45), clones={40: (0, 3)}),
+    "three join at step 55 from the seed": Trouble("steps=100 inner_steps=10", paused=paused({1, 2, 3}, 0, 55)),
+}
+
+
+class Parted:
+    """A matcher to whom two peers that are apart seem too far apart to meet."""
+
+    def __init__(self, inner: Matcher, apart: Apart) -> None:
+        self._inner = inner
+        self._apart = apart
+
+    def arrange(self, now: Fraction, arrived: Sequence[int], floor: Floor) -> None:
+        """Arrange what can be."""
+        self._inner.arrange(now, arrived, Walls(floor, partial(self._apart, now)))
+
+    def done(self, peer: int, fragment: int) -> None:
+        """Pass it on."""
+        self._inner.done(peer, fragment)
+
+
+class Walls:
+    """A floor with walls between peers."""
+
+    def __init__(self, floor: Floor, apart: Callable[[int, int], bool]) -> None:
+        self.is_free = floor.is_free
+        self.begin = floor.begin
+        self.step_alone = floor.step_alone
+        self._floor = floor
+        self._apart = apart
+
+    def clock_gap(self, one: int, two: int) -> int:
+        """Return the clocks' distance, and one that is too far through a wall."""
+        return 1 << 30 if self._apart(one, two) else self._floor.clock_gap(one, two)
+
+
+class WatchedGate(MergeGate):
+    """A gate that keeps what it has judged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.limits: list[float] = []  # each gap in limits
+        self.least_left = 2.0  # allowance, in lengths of the weights
+
+    def judge(self, gap: float, own: Lengths) -> str:
+        """Judge, and take note."""
+        self.limits.append(gap / max(1e-9, self.limit(own)))
+        return super().judge(gap, own)
+
+    def accept(self, gap: float, own: Lengths) -> None:
+        """Accept, and take note."""
+        super().accept(gap, own)
+        self.least_left = min(self.least_left, (self.state()["allowance"] or 0.0) / own.fast)
+
+
+def train(trouble: Trouble, seed: int, intervene: Callable[[Fraction, Gossip], None] | None = None) -> tuple[Gossip, Population]:
+    """Train a swarm in its trouble; `intervene` may change it before each instant's meetings."""
+    made: Scenario = scenario(Manifest(), dict(setting(text) for text in f"peers=4 {BASE} seed={seed} {trouble.settings}".split()))
+    clones = dict(trouble.clones)
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer = load_tokenizer(made.manifest.tokenizer.name)
+        texts = load_texts(made, tokenizer, None, Path(folder))
+        torch.manual_seed(seed)
+        population = populate(made, tokenizer, texts, torch.device("cpu"), method("noloco").schedules(made))
+
+        def cannot_meet(now: Fraction, one: int, other: int) -> bool:
+            return trouble.apart(now, one, other) or trouble.paused(now, one) or trouble.paused(now, other)
+
+        table = Gossip(population, pair_rule("noloco", made), Parted(matcher(made, len(population.layout.codecs)), cannot_meet))
+        for peer in table.peers:
+            for fragment in peer.fragments:
+                fragment.gate = WatchedGate()
+        for now, arrived in made.steps_at_own_rates():
+            here = [peer for peer in arrived if not trouble.paused(now, peer)]
+            for peer in here:
+                table.peers[peer].inner_step(made.step_tokens)
+            for time in [time for time in clones if time <= now]:
+                donor, joiner = clones.pop(time)
+                take_over(table.peers[donor], table.peers[joiner])
+            if intervene:
+                intervene(now, table)
+            table.boundary(now, here)
+    return table, population
+
+
+def take_over(donor: PairPeer, joiner: PairPeer) -> None:
+    """Do what a joiner does with a donor's state."""
+    for theirs, mine in zip(donor.fragments, joiner.fragments, strict=True):
+        put(mine, theirs.slow, joiner)
+        mine.start_over()
+        mine.gate = WatchedGate()
+    joiner.replica.clock_steps = donor.replica.clock_steps
+
+
+def put(fragment: FragmentState, values: Tensor, peer: PairPeer) -> None:
+    """Make these a fragment's slow and fast weights."""
+    fragment.slow = values.clone()
+    scatter(fragment.codec.fragment, fragment.slow, peer.replica.parameters)
+
+
+# ---------------------------------------------------------------------- what a liar sends
+
+
+class OpenGate(MergeGate):
+    """A gate that refuses nothing, and counts."""
+
+    num_merged = 0
+
+    def judge(self, gap: float, own: Lengths) -> str:
+        """Let it pass."""
+        return ""
+
+    def accept(self, gap: float, own: Lengths) -> None:
+        """Count it."""
+        self.num_merged += 1
+
+
+Lie = Callable[[FragmentState, Tensor], Tensor]  # what is sent instead of a fragment's weights; from an honest peer's fragment, and noise
+
+
+def noise(size: float) -> Lie:
+    """Send an honest peer's weights with noise, in lengths of theirs."""
+    return lambda state, draw: state.fast() + draw * (size * state.fast().norm() / draw.norm())
+
+
+def flipped(times: float) -> Lie:
+    """Send an honest peer's progress back, so many times."""
+    return lambda state, draw: state.slow - times * (state.fast() - state.slow)
+
+
+def foreign(trained: bool) -> Lie:
+    """Send weights of another model of the same size, or of such a thing's first step."""
+    return lambda state, draw: draw * (state.fast().norm() / draw.norm() if trained else 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Hostile:
+    """What the last of five peers does."""
+
+    lie: Lie
+    boasts: bool = False  # of more tokens than anybody trains, and of a clock as far ahead as may meet
+
+
+HOSTILE: Mapping[str, Hostile] = {
+    "noise, a tenth of the weights": Hostile(noise(0.1)),
+    "noise, a third": Hostile(noise(0.33)),
+    "noise, as long as they": Hostile(noise(1.0)),
+    "noise, three times": Hostile(noise(3.0)),
+    "noise, a hundred times": Hostile(noise(100.0)),
+    "the sign turned, ten times": Hostile(flipped(10.0)),
+    "another model's weights": Hostile(foreign(trained=True)),
+    "zeros": Hostile(foreign(trained=False)),
+    "noise, a third, and boasting": Hostile(noise(0.33), boasts=True),
+    "noise, three times, and boasting": Hostile(noise(3.0), boasts=True),
+    "another model's weights, and boasting": Hostile(foreign(trained=True), boasts=True),
+}
+
+
+FIVE = Trouble("peers=5 steps=80 inner_steps=5")
+
+
+def lie(liar: Hostile, draws: torch.Generator, now: Fraction, table: Gossip) -> None:
+    """Have the last peer hold what it wants to send."""
+    if now < TURNS_AT:
+        return
+    honest, hostile = table.peers[0], table.peers[-1]
+    for theirs, mine in zip(honest.fragments, hostile.fragments, strict=True):
+        if not isinstance(mine.gate, OpenGate):
+            mine.gate = OpenGate()
+        draw = torch.randn(mine.slow.shape, generator=draws)
+        put(mine, liar.lie(theirs, draw), hostile)
+        if liar.boasts:
+            mine.since = Since(10**9, 10**6)
+    if liar.boasts:
+        hostile.replica.clock_steps = honest.replica.clock_steps + 150
+
+
+# ---------------------------------------------------------------------- tables
+
+
+def print_honest(name: str, seeds: Sequence[int]) -> None:
+    """Print a row of the first table."""
+    gates, meetings, refused = [], 0, 0
+    for seed in seeds:
+        table, population = train(HONEST[name], seed)
+        gates += [fragment.gate for peer in table.peers for fragment in peer.fragments if isinstance(fragment.gate, WatchedGate)]
+        meetings += population.traffic.completed
+        refused += population.traffic.refused
+    longest, left = max(max(gate.limits, default=0.0) for gate in gates), min(gate.least_left for gate in gates)
+    print(f"{name:<40}{meetings:>9}{refused:>9}{longest:>9.2f}{left:>7.2f}", flush=True)
+
+
+def print_hostile(name: str, seeds: Sequence[int]) -> None:
+    """Print a row of the second table."""
+    merged, refused, losses, without = 0, 0, list[float](), list[float]()
+    for seed in seeds:
+        table, population = train(FIVE, seed, partial(lie, HOSTILE[name], torch.Generator().manual_seed(seed)))
+        merged += sum(fragment.gate.num_merged for fragment in table.peers[-1].fragments if isinstance(fragment.gate, OpenGate))
+        refused += population.traffic.refused
+        losses += honest_losses(population)
+        without += losses_without(seed)
+    loss, better = statistics.fmean(losses), statistics.fmean(without)
+    print(f"{name:<40}{merged + refused:>9}{merged:>9}{loss:>9.3f}{loss - better:>+8.3f}", flush=True)
+
+
+@cache
+def losses_without(seed: int) -> list[float]:
+    """Return the losses of the four where the fifth peer is gone."""
+    return honest_losses(train(replace(FIVE, apart=alone(4, TURNS_AT, 80)), seed)[1])
+
+
+def honest_losses(population: Population) -> list[float]:
+    """Return the losses of all peers but the last."""
+    return held_out_losses(population.replicas[:-1], population.texts.held_out, EVAL_BATCHES)
+
+
+def main() -> None:
+    """Print the tables that were asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("table", nargs="?", choices=["honest", "hostile", "both"], default="both")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--only", nargs="+", default=[*HONEST, *HOSTILE], metavar="NAME")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    if given.table != "hostile":
+        print(f"{'honest':<40}{'meetings':>9}{'refused':>9}{'longest':>9}{'left':>7}")
+        for name in [name for name in HONEST if name in given.only]:
+            print_honest(name, given.seeds)
+    if given.table != "honest":
+        print(f"{'hostile':<40}{'tried':>9}{'merged':>9}{'loss':>9}{'worse':>8}")
+        for name in [name for name in HOSTILE if name in given.only]:
+            print_hostile(name, given.seeds)
+
+
+if __name__ == "__main__":
+    main()
