@@ -179,7 +179,7 @@ def take_over(donor: PairPeer, joiner: PairPeer) -> None:
     """Do what a joiner does with a donor's state."""
     for theirs, mine in zip(donor.fragments, joiner.fragments, strict=True):
         put(mine, theirs.slow, joiner)
-        mine.start_over()
+        mine.replace(mine.slow, mine.momentum)
         mine.gate = WatchedGate()
     joiner.replica.clock_steps = donor.replica.clock_steps
 

@@ -107,6 +107,7 @@ _COUNTS: Final = {
     "payload_bytes": TRANSFER_BYTES,
     "total_bytes": TRANSFER_BYTES,
     "offset": TRANSFER_BYTES,
+    "num_bytes": CHUNK_BYTES,
     "expires_s": UNIX_SECONDS,
     "not_after_s": UNIX_SECONDS,
 }

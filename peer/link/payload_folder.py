@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,10 +54,11 @@ class PayloadFolder:
 
         The mapping is private: writing to the view is legal (torch wants a writable buffer) and reaches nobody.
         """
-        with contextlib.suppress(FileNotFoundError), self.path(name).open("rb") as file:
-            if os.fstat(file.fileno()).st_size:
-                return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
-        return memoryview(b"")
+        return mapped(self.path(name))
+
+    def free_bytes(self) -> int:
+        """Return how much more finds room here."""
+        return shutil.disk_usage(self._folder).free
 
     def remove(self, name: str) -> None:
         """Remove a file if it is there."""
@@ -72,3 +74,11 @@ class PayloadFolder:
         for pattern in writer.value:
             for path in self._folder.glob(pattern):
                 path.unlink(missing_ok=True)
+
+
+def mapped(path: Path) -> memoryview:
+    """Map a file, as `PayloadFolder.read` does."""
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size:
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+    return memoryview(b"")

@@ -1,6 +1,6 @@
 """What the node asks of the trainer, and what the trainer tells the node: every record of the link, and nothing about how it travels.
 
-A request is answered by exactly one reply, or by none where the class says so: at once where only coding is asked for (`CodingRequest`),
+A request is answered by exactly one reply, or by none where the class says so: at once where only coding or a copy is asked for,
 else at the trainer's next step boundary. Bulk bytes never travel in a record: they lie in the payload folder under the names of
 `payload_name`.
 """
@@ -23,7 +23,7 @@ class Writer(Enum):
     """Which process writes a file of the payload folder, and clears it away when it starts anew."""
 
     TRAINER = ("*.own-*", "clone-*")  # the names' patterns
-    NODE = ("*.partner-*", "adopt-*")
+    NODE = ("*.partner-*",)
 
 
 class File(Enum):
@@ -90,19 +90,19 @@ class Apply(LinkRecord):
     failed_blocks: str  # hex bitmap; these blocks are taken as if there were no partner
 
 
-class TakeSnapshot(LinkRecord):
-    """Write slow weights and momentum of every fragment to `name` in the payload folder. Answered by SnapshotTaken or NoSnapshot."""
+class CopyState(LinkRecord):
+    """Write the slow weights of every fragment to `name` in the payload folder, beside the inner steps. Answered by StateCopied."""
 
     name: str
 
 
 class Adopt(LinkRecord):
-    """Replace slow weights, momentum and clock by a donor's, which lie in `name` in the payload folder, and re-warm.
+    """Replace slow and fast weights and the clock by what others gave us, and re-warm, if it is better than what we have.
 
     Answered by Adopted. Open meetings are dropped; a trainer that has not begun begins. Nothing changes when it is not accepted.
     """
 
-    name: str
+    name: str  # of the file, with its folder
     clock_steps: int
 
 
@@ -131,6 +131,12 @@ class Defer(LinkRecord):
     """
 
     fragment: int
+
+
+class StepBack(LinkRecord):
+    """Set the schedule clock back, for the others are behind; the weights stay."""
+
+    clock_steps: int
 
 
 class Start(LinkRecord):
@@ -191,27 +197,20 @@ class Applied(LinkRecord):
     meeting: int
 
 
-class SnapshotTaken(LinkRecord):
-    """The clone lies in its file."""
+class StateCopied(LinkRecord):
+    """The copy lies in its file."""
 
     name: str
-    clock_steps: int
-    sha256: str  # hex
-
-
-class NoSnapshot(LinkRecord):
-    """There is no clone: the folder has no room for it."""
-
-    name: str
-    reason: str
+    reason: str  # why it does not; empty when it does
 
 
 class Adopted(LinkRecord):
-    """Whether the donor's state is ours now."""
+    """Whether what others gave is ours now."""
 
     name: str
     accepted: bool
-    reason: str  # why not (the donor's fault: wrong size, or not finite), empty when accepted
+    reason: str  # why not; of what was accepted: why only the clock is ours now and the weights stay; else empty
+    is_sound: bool = True  # False: it cannot be the state of an honest peer
 
 
 # --------------------------------------------------------------------------- trainer to node: unasked
@@ -239,12 +238,12 @@ class Progress(LinkRecord):
     done: bool = False  # it has saved the result and ends
 
 
-CodingRequest = Prepare | Encode | Check  # these need no step boundary
+CodingRequest = Prepare | Encode | Check  # these need no step boundary, nor does CopyState
 MeetingRequest = CodingRequest | Open | Apply
-AnsweredRequest = MeetingRequest | TakeSnapshot | Adopt
-ToldRequest = Drop | Solo | Defer | Start | FinishDone
+AnsweredRequest = MeetingRequest | CopyState | Adopt
+ToldRequest = Drop | Solo | Defer | StepBack | Start | FinishDone
 Request = AnsweredRequest | ToldRequest
-Reply = Opened | Unavailable | SketchReady | PayloadReady | Checked | Applied | SnapshotTaken | NoSnapshot | Adopted
+Reply = Opened | Unavailable | SketchReady | PayloadReady | Checked | Applied | StateCopied | Adopted
 Notice = Built | Due | Progress
 Answer = Reply | Notice
 Record = Request | Answer
@@ -252,7 +251,7 @@ Record = Request | Answer
 
 def subject(record: AnsweredRequest | Reply) -> int | str:
     """Return what a request and its reply are both about: a meeting's number or a file's name."""
-    return record.name if isinstance(record, TakeSnapshot | Adopt | SnapshotTaken | NoSnapshot | Adopted) else record.meeting
+    return record.name if isinstance(record, CopyState | Adopt | StateCopied | Adopted) else record.meeting
 
 
 class Lines(Generic[Said]):

@@ -141,11 +141,12 @@ class EvalDone(Stamped):
 
 
 class StateCloned(Stamped):
-    """Slow weights, momentum and clock were taken over from a donor."""
+    """Slow weights and clock were taken over from others."""
 
-    donor: str  # PeerId, base58
-    clock_steps: int
-    num_bytes: int
+    donors: tuple[str, ...]  # PeerIds, base58; who gave most comes first
+    clock_steps: int  # of the oldest piece, taken over
+    num_bytes: int  # of the whole
+    fetched_bytes: int  # of these, in this start of the peer
     seconds: Figure
 
 

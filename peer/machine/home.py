@@ -29,6 +29,7 @@ class Home:
         self.peers: Final = self.path / "peers.json"  # address book
         self.checkpoints: Final = self.path / "checkpoints"
         self.journal: Final = self.path / "journal"
+        self.downloads: Final = self.path / "downloads"  # what comes from other peers, until it is whole
         self.cache: Final = self.path / "cache"  # tokenized text; may be deleted at any time
         self.events: Final = self.path / "events.jsonl"
         self.log: Final = self.path / "peer.log"

@@ -181,8 +181,10 @@ def contributors(events: Sequence[Event]) -> list[str]:
     met: dict[str, None] = {}
     for event in events:
         match event:
-            case MeetingDone(partner=partner, outcome="completed") | StateCloned(donor=partner):
+            case MeetingDone(partner=partner, outcome="completed"):
                 met[partner] = None
+            case StateCloned(donors=donors):
+                met.update(dict.fromkeys(donors))
     return list(met)
 
 

@@ -56,10 +56,10 @@ def fragment_codecs(manifest: Manifest, shapes: Mapping[str, tuple[int, ...]]) -
     return tuple(FragmentCodec(fragment, chosen) for fragment in split(shapes, manifest.fragments.blocks_per_fragment))
 
 
-def model_plan(codecs: Sequence[FragmentCodec]) -> ModelPlan:
-    """Say what these fragments, all with one codec, come to on the wire."""
+def model_plan(codecs: Sequence[FragmentCodec], alpha: float) -> ModelPlan:
+    """Say what these fragments, all with one codec, come to on the wire; momentum is part of a state only where the run has any."""
     fragments = tuple(FragmentTerms(codec.sketch_bytes, codec.payload_bytes, codec.num_blocks) for codec in codecs)
-    state_bytes = 8 * sum(codec.fragment.numel for codec in codecs)  # slow weights and momentum, fp32
+    state_bytes = (4 if alpha > 0.0 else 2) * sum(codec.fragment.numel for codec in codecs)
     return ModelPlan(codecs[0].codec.wire_id, fragments, state_bytes)
 
 

@@ -1,16 +1,17 @@
 """When state comes here: the trainer is to begin, and to stay with the others. How it comes: peer/node/joining.py.
 
-To begin, a founder starts from the run's initial weights, unless half of those who announce themselves have begun without it; anybody
-else takes a donor's. Later, a peer drops its own weights for another's in these cases alone:
+To begin, a founder starts from the run's initial weights, unless half of those who announce themselves have begun without it. Anybody else
+does so too while the others are hardly further, for these weights follow from the seed; later it takes what others give. From then on a
+peer drops its own weights for others' in these cases alone, and only for such as are further and predict its own text no worse:
 
 - it is behind: the typical clock (the lower median of all known live peers', ours included) is further on than may meet;
-- partners refuse it because the clocks are too far apart, and the clocks that they have signed say so too. It is ahead of them, too
-  far, when they came back with old checkpoints: then it waits STEP_BACK_S without a meeting, for they may catch up;
+- partners refuse it because the clocks are too far apart, and the clocks that they have signed say so too;
 - the merge gate, theirs or ours, stops its meetings: after a partition, say.
 
-The last two need OUTCAST meetings in a row without one that counted, begun by us, with MANY partners or all within reach. Nobody can force
-his own weights on us: a single liar moves no median, who calls us only to refuse us is not counted, and whatever made us ask, a donor must
-sign a clock that lies about where most clocks are (`Wanted`).
+Who is too far ahead of all others (they came back with old checkpoints) keeps its weights, and after STEP_BACK_S sets its clock back, for
+they may catch up. The last two cases and this one need OUTCAST meetings in a row without one that counted, begun by us, with MANY partners
+or all within reach. Nobody can force his own weights on us: a single liar moves no median, who calls us only to refuse us is not counted,
+and whatever made us ask, a donor must sign a clock that lies about where most clocks are (`Wanted`).
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ from protocol.identity import PeerId
 from protocol.messages.messages import RunPhase
 
 LOOK_S = 10.0  # between two looks at whether we have fallen behind
+START_SHARE = 10  # of the gap that may be between two clocks: a tenth; who comes no later than that begins from the seed
 FIRST_LOOK_S = 3.0  # for the directory to tell a founder that its run goes on already
 START_S = 60.0  # for the trainer to begin once it was told
 COMPANY_S = 0.5  # between two looks at whether there are peers enough to begin with
 OUTCAST = 6  # meetings in a row that we began and that failed for our clock, or for the gate, without one that counted
 REMEMBERED = 64  # of those meetings
 MANY = 3  # partners at least, or all within reach, that they were with; where it is so many, any donor will do for the gate
-ROUNDS = 2  # of asking: the donors' answers to the first one say how far they are now
 STEP_BACK_S = 60.0  # shut out for so long, far ahead of the others: they would have caught up if they could
 
 
@@ -106,7 +107,11 @@ class CatchUp:
         if self._is_founder and not self._book.has_begun(loop_s()):
             self._link.tell(ask.Start())
         else:
-            await self._joining.take_over(self._to_begin_with)
+            await self._joining.hear_clocks()
+            if self._typical_clock() <= self._gap_steps // START_SHARE:
+                self._link.tell(ask.Start())
+            else:
+                await self._joining.take_over(self._to_begin_with)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(START_S):
                 await self._standing.until(lambda: self._standing.state is not PeerState.WAITING)
@@ -119,34 +124,39 @@ class CatchUp:
     # ------------------------------------------------------------------ to stay with the others
 
     def wanted(self) -> Wanted | None:
-        """Say which clone would be of more use than our own weights; None when ours are good enough."""
+        """Say which state would be of more use than our own weights; None when ours are good enough."""
         own, gap_steps = self._standing.clock_steps, self._gap_steps
         typical = self._typical_clock(own)
         if typical - own > gap_steps:
             return self._about(typical, own + 1)
-        if self._is_outcast([partner for partner in self._too_far if self._is_far(partner)]):
+        if self._is_far_from_all():
             others = self._typical_clock()
-            if own - others <= gap_steps:
-                return self._about(others, own + gap_steps + 1)
-            return self._about(others) if loop_s() - self._met_s > STEP_BACK_S else None
-        if self._is_outcast(self._gated):
-            return self._about(typical, 0 if len(set(self._gated)) >= MANY else own + 1)
-        return None
+            return self._about(others, own + gap_steps + 1) if own - others <= gap_steps else None
+        return self._about(typical, own + 1) if self._is_outcast(self._gated) else None
 
     async def _catch_up(self) -> None:
-        """Take over a useful clone, if there is one to be wished for and to be had.
+        """Take over a useful state, if there is one to be wished for and to be had."""
+        if self.wanted() is None and not self._is_outcast(self._too_far):
+            return
+        await self._joining.ask_clocks()
+        wanted = self.wanted()
+        if wanted is None:
+            self._step_back()
+        elif await self._joining.ask_everybody(lambda: self.wanted() or wanted) is None:
+            self._forget_outcasts()
+            self._book.forget_refusals(loop_s())
 
-        Who is shut out and knows no clock that explains it asks everybody for the clock alone.
-        """
-        for number in range(ROUNDS):
-            wanted = self.wanted()
-            if wanted is None and (number or not self._is_outcast(self._too_far)):
-                return
-            wanted = wanted or self._about(0, self._total_steps + 1)
-            if await self._joining.ask_everybody(wanted) is None:
-                self._forget_outcasts()
-                self._book.forget_refusals(loop_s())
-                return
+    def _step_back(self) -> None:
+        """Set our clock back to where the others can meet us, if we are too far ahead of them and have been for long."""
+        within_reach = self._typical_clock() + self._gap_steps * 3 // 4
+        is_ahead = self._is_far_from_all() and within_reach < self._standing.clock_steps - self._gap_steps // 4
+        if is_ahead and loop_s() - self._met_s > STEP_BACK_S:
+            self._link.tell(ask.StepBack(within_reach))
+            self._forget_outcasts()
+            self._book.forget_refusals(loop_s())
+
+    def _is_far_from_all(self) -> bool:
+        return self._is_outcast([partner for partner in self._too_far if self._is_far(partner)])
 
     def _typical_clock(self, own_steps: int | None = None) -> int:
         return self._book.typical_clock(loop_s(), self._total_steps, own_steps)
@@ -164,11 +174,11 @@ class CatchUp:
         self._gated.clear()
 
     def _to_begin_with(self) -> Wanted:
-        """Want any clone when no clock is known: whom the invite names has announced nothing yet."""
+        """Want any state when no clock is known: whom the invite names has announced nothing yet."""
         typical, total_steps = self._typical_clock(), self._total_steps
         return self._about(typical) if typical else Wanted(self._state_bytes, 0, total_steps, total_steps)
 
     def _about(self, clock_steps: int, earliest_steps: int = 0) -> Wanted:
-        """Want a clone of about this clock, and no earlier than `earliest_steps`."""
+        """Want a state of about this clock, and no earlier than `earliest_steps`."""
         earliest_steps = max(0, earliest_steps, clock_steps - self._gap_steps)
         return Wanted(self._state_bytes, earliest_steps, min(self._total_steps, clock_steps + self._gap_steps), self._total_steps)

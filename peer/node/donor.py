@@ -1,117 +1,186 @@
-"""Giving the manifest, or this peer's weights, to another peer: the answering half of the `Fetch` streams.
+"""Giving the manifest, or this peer's state, to another peer: the answering half of the `Fetch` streams.
 
-Who asks is checked like any partner; what a state costs (a copy, a hash, bytes of the line) is bounded per peer and in all. The other
-half: peer/node/fetching.py.
+Who asks is checked like any partner. The state is given in pieces, from an idle copy of the slow weights that the trainer writes beside its
+steps, renewed while it is asked for and let go when it is not. A piece waits while we meet somebody, as long as the one before it took, so
+that meetings have the larger part of the line. The other half: peer/node/fetching.py.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import itertools
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+import math
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
 
 from peer.link import records as ask
 from peer.link.payload_folder import PayloadFolder
 from peer.link.socket import LinkLost, NodeEnd
-from peer.node.fetching import FRAME_S, receive, transfer_s
+from peer.node.fetching import FRAME_S, part_bytes, receive
 from peer.swarm.address_book import loop_s
 from peer.swarm.standing import Standing
 from protocol.errors import BadMessage, RefusalCode, Refused
 from protocol.identity import Identity, PeerId
-from protocol.limits import CHUNK_BYTES
 from protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Part
 from protocol.messages.terms import RunTerms, check_fetch
 from protocol.streams.transport import Stream
 
-MAX_CLONES = 2  # served at once; one to each partner
-CLONE_S = 60.0  # how long a clone is given out again, unless our clock has gone on by
-CLONE_SHARE = 4  # of the gap that may be between two clocks: a fourth; making one costs the trainer a copy and a hash of everything
-MAX_GIVEN = 4  # states to one partner, one that only looks at the header or has to try again included, in
-REST_S = 600.0  # unless our clock has gone on by that gap meanwhile, and it may be behind again
+COPY_S = 10.0  # how old the copy may be, at least, before it is renewed
+LATE_SHARE = 4  # of the gap that may be between two clocks: one that is a fourth of it behind is renewed before it is given
+COPY_SHARE = 0.02  # of the time at most goes into copies: the trainer's second thread makes them
+IDLE_S = 60.0  # the copy's memory is free again when nobody has asked for so long
+MOST_GIVEN = 4  # states, in bytes, to one partner that has to try again
+REST_S = 600.0  # after which it may have as many more, or once our clock has gone on by the gap that may be between two
+YIELD_S = 2.0  # the longest that one piece waits for meetings
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """When, and at which clock, a clone was made or given."""
+class IdleCopy:
+    """The slow weights at one moment; the file is gone, its bytes stay mapped."""
 
-    at_s: float  # loop time
+    data: memoryview
+    made_s: float  # loop time, when it was begun
+    took_s: float
     clock_steps: int
 
 
-@dataclass(frozen=True, slots=True)
-class StateSnapshot:
-    """A clone that may be given to several; the file is gone, its bytes stay mapped."""
+@dataclass(slots=True)
+class Given:
+    """How much one partner has had since when."""
 
-    made: Given
-    data: memoryview
-    sha256: bytes
+    since_s: float  # loop time
+    clock_steps: int  # ours, then
+    num_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Customers:
+    """Who asks for our state, on which stream, and how much each has had."""
+
+    streams: dict[PeerId, Stream] = field(default_factory=dict)
+    given: dict[PeerId, Given] = field(default_factory=dict)
 
 
 class StateDonor:
-    """Gives our weights to members, within bounds: it counts the states that it gives, so there is one for all streams of a node."""
+    """Gives our state to members, within bounds: it counts what it gives, so there is one for all streams of a node.
 
-    def __init__(self, link: NodeEnd, payloads: PayloadFolder, standing: Standing, max_clock_gap_steps: int) -> None:
+    `until_quiet` waits for the end of the meetings under way, which come first.
+    """
+
+    def __init__(
+        self,
+        link: NodeEnd,
+        payloads: PayloadFolder,
+        standing: Standing,
+        terms: RunTerms,
+        until_quiet: Callable[[], Awaitable[None]],
+    ) -> None:
         self._link = link
         self._payloads = payloads
         self._standing = standing
-        self._gap_steps = max_clock_gap_steps
-        self._serving: set[PeerId] = set()
-        self._given: dict[PeerId, list[Given]] = {}
-        self._clone: StateSnapshot | None = None
-        self._cloning = asyncio.Lock()
+        self._state_bytes = terms.state_bytes
+        self._gap_steps = terms.max_clock_gap_steps
+        self._until_quiet = until_quiet
+        self._customers = Customers()
+        self._copy: IdleCopy | None = None
+        self._copying: asyncio.Task[None] | None = None
+        self._idle: asyncio.TimerHandle | None = None
         self._names = itertools.count()
 
-    async def give(self, partner: PeerId, send: Callable[[StateSnapshot], Awaitable[None]]) -> None:
-        """Have `send` give a partner a clone of hardly any age. Raises Refused, and what `send` raises."""
-        if len(self._serving) >= MAX_CLONES or partner in self._serving:
-            raise Refused(RefusalCode.BUSY, "serving as many clones as I allow")
+    @contextlib.contextmanager
+    def serving(self, stream: Stream) -> Iterator[None]:
+        """Note that a partner asks on this stream: an earlier one of its is a broken one that we have not noticed yet, and ends."""
+        streams = self._customers.streams
+        if (earlier := streams.pop(stream.partner, None)) is not None:
+            earlier.hang_up()
+        streams[stream.partner] = stream
+        try:
+            yield
+        finally:
+            if streams.get(stream.partner) is stream:
+                del streams[stream.partner]
+
+    async def piece(self, partner: PeerId, request: FetchRequest) -> tuple[memoryview, int]:
+        """Return the part of our state that is asked for, and the clock behind it. Raises Refused."""
         if not self._standing.has_begun:
             raise Refused(RefusalCode.NOT_READY, "I have not begun to train")
-        self._forget_given()
-        if len(self._given.get(partner, ())) >= MAX_GIVEN:
-            raise Refused(RefusalCode.BUSY, f"you have had my state {MAX_GIVEN} times lately")
-        self._serving.add(partner)
+        num_bytes = part_bytes(request, self._state_bytes)
+        if not num_bytes:
+            return memoryview(b""), self._standing.clock_steps
+        self._count(partner, num_bytes)
         try:
-            clone = await self._recent_clone()
-            await send(clone)
-            self._given.setdefault(partner, []).append(Given(loop_s(), clone.made.clock_steps))
+            copy = await self._recent_copy()
         except LinkLost:
             raise Refused(RefusalCode.NOT_READY, "trainer restarting") from None
-        finally:
-            self._serving.discard(partner)
+        return copy.data[request.offset : request.offset + num_bytes], copy.clock_steps
 
-    def _forget_given(self) -> None:
-        given = {peer: [one for one in given if self._is_fresh(one, REST_S, self._gap_steps)] for peer, given in self._given.items()}
-        self._given = {peer: fresh for peer, fresh in given.items() if fresh}
+    async def give_way(self, last_s: float) -> None:
+        """Let meetings go first, no longer than the last piece took."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(YIELD_S, last_s)):
+                await self._until_quiet()
 
-    async def _recent_clone(self) -> StateSnapshot:
-        """Return a clone of hardly any age, a new one if need be; whoever asks meanwhile gets the same."""
-        async with self._cloning:
-            if self._clone is None or not self._is_fresh(self._clone.made, CLONE_S, self._gap_steps // CLONE_SHARE):
-                self._clone = None  # its memory first
-                self._clone = await self._new_clone()
-                asyncio.get_running_loop().call_later(CLONE_S, self._let_go, self._clone)
-            return self._clone
+    def _count(self, partner: PeerId, num_bytes: int) -> None:
+        now_s, clock_steps = loop_s(), self._standing.clock_steps
+        recent = {
+            peer: had
+            for peer, had in self._customers.given.items()
+            if now_s - had.since_s < REST_S and clock_steps - had.clock_steps <= self._gap_steps
+        }
+        given = recent.setdefault(partner, Given(now_s, clock_steps))
+        self._customers.given = recent
+        if given.num_bytes + num_bytes > MOST_GIVEN * self._state_bytes:
+            raise Refused(RefusalCode.BUSY, f"you have had my state {MOST_GIVEN} times lately")
+        given.num_bytes += num_bytes
 
-    def _let_go(self, clone: StateSnapshot) -> None:
-        """Free the memory of a clone that is too old to be given."""
-        if self._clone is clone:
-            self._clone = None
+    # ------------------------------------------------------------------ the copy
 
-    async def _new_clone(self) -> StateSnapshot:
-        name = f"clone-{next(self._names)}"
+    async def _recent_copy(self) -> IdleCopy:
+        """Return the copy that is there, and have it renewed where it is old; wait for the first."""
+        if self._idle is not None:
+            self._idle.cancel()
+        self._idle = asyncio.get_running_loop().call_later(IDLE_S, self._let_go)
+        copy = self._copy
+        age_s, age_steps = (loop_s() - copy.made_s, self._standing.clock_steps - copy.clock_steps) if copy else (math.inf, 0)
+        is_late = age_steps > self._gap_steps // LATE_SHARE
+        if self._copying is None and (is_late or age_s > COPY_S) and age_s > (copy.took_s / COPY_SHARE if copy else 0.0):
+            self._copying = asyncio.create_task(self._renew(), name="copy of the state")
+            self._copying.add_done_callback(_heard)
+        if self._copying is not None and (self._copy is None or is_late):
+            await asyncio.shield(self._copying)
+        assert self._copy is not None
+        return self._copy
+
+    async def _renew(self) -> None:
         try:
-            cloned = await self._link.request(ask.TakeSnapshot(name))
-            if not isinstance(cloned, ask.SnapshotTaken):
-                raise Refused(RefusalCode.NOT_READY, "no room for a clone now")
-            return StateSnapshot(Given(loop_s(), cloned.clock_steps), self._payloads.read(name), bytes.fromhex(cloned.sha256))
+            self._copy = await self._new_copy()
+        finally:
+            self._copying = None
+
+    async def _new_copy(self) -> IdleCopy:
+        name, made_s, clock_steps = f"clone-{next(self._names)}", loop_s(), self._standing.clock_steps
+        try:
+            taken = await self._link.request(ask.CopyState(name))
+            if not isinstance(taken, ask.StateCopied) or taken.reason:
+                raise Refused(RefusalCode.NOT_READY, "no room for a copy of my state now")
+            data = self._payloads.read(name)
         finally:
             self._payloads.remove(name)
+        if len(data) != self._state_bytes:
+            raise Refused(RefusalCode.NOT_READY, "my own copy is not whole")
+        return IdleCopy(data, made_s, loop_s() - made_s, clock_steps)
 
-    def _is_fresh(self, given: Given, most_s: float, most_steps: int) -> bool:
-        return loop_s() - given.at_s < most_s and abs(self._standing.clock_steps - given.clock_steps) <= most_steps
+    def _let_go(self) -> None:
+        """Free the copy's memory: nobody has asked for it."""
+        self._copy = None
+
+
+def _heard(task: asyncio.Task[None]) -> None:
+    """Take note of how it ended, whether anybody waits for it or not."""
+    if not task.cancelled():
+        task.exception()
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,24 +194,31 @@ class FetchServer:
     donor: StateDonor | None = None
 
     async def answer(self, stream: Stream) -> None:
-        """Serve an inbound `Fetch` stream. Raises Refused and PeerMisbehaved for the partner, TransportError, TimeoutError."""
-        request = await receive(stream)
-        if not isinstance(request, FetchRequest):
-            raise BadMessage(f"a fetch begins with a FetchRequest, not with a {type(request).__name__}")
-        check_fetch(request, self.terms, self.identity.peer_id, stream.partner, self.now_s())
-        if request.kind is ContentsKind.MANIFEST:
-            await self._send(stream, request, memoryview(self.manifest), hashlib.sha256(self.manifest).digest(), 0)
-        elif self.donor is None:
-            raise Refused(RefusalCode.NOT_READY, "I have no weights")
-        else:
-            await self.donor.give(
-                stream.partner, lambda clone: self._send(stream, request, clone.data, clone.sha256, clone.made.clock_steps)
-            )
+        """Serve an inbound `Fetch` stream until its opener ends it. Raises Refused and PeerMisbehaved for the partner, TransportError."""
+        with contextlib.nullcontext() if self.donor is None else self.donor.serving(stream):
+            last_s = 0.0
+            while True:
+                request = await receive(stream)
+                began_s = loop_s()
+                if not isinstance(request, FetchRequest):
+                    raise BadMessage(f"a fetch consists of FetchRequests, not of a {type(request).__name__}")
+                check_fetch(request, self.terms, self.identity.peer_id, stream.partner, self.now_s())
+                if request.kind is ContentsKind.MANIFEST:
+                    await self._send(stream, request, len(self.manifest), self._of_manifest(request), 0)
+                elif self.donor is None:
+                    raise Refused(RefusalCode.NOT_READY, "I have no weights")
+                else:
+                    data, clock_steps = await self.donor.piece(stream.partner, request)
+                    await self.donor.give_way(last_s)
+                    await self._send(stream, request, self.terms.state_bytes, data, clock_steps)
+                last_s = loop_s() - began_s
 
-    async def _send(self, stream: Stream, request: FetchRequest, data: memoryview, digest: bytes, clock_steps: int) -> None:
-        header = Contents(request.kind, len(data), digest, clock_steps).signed(self.identity, *request.asked)
-        async with asyncio.timeout(transfer_s(len(data))):
-            await stream.send(header)
-            for offset in range(0, len(data), CHUNK_BYTES):
-                async with asyncio.timeout(FRAME_S):
-                    await stream.send(Chunk(Part.CONTENTS, offset, bytes(data[offset : offset + CHUNK_BYTES])))
+    def _of_manifest(self, request: FetchRequest) -> memoryview:
+        return memoryview(self.manifest)[request.offset : request.offset + request.num_bytes]
+
+    async def _send(self, stream: Stream, request: FetchRequest, total_bytes: int, data: memoryview, clock_steps: int) -> None:
+        header = Contents(request.kind, total_bytes, hashlib.sha256(data).digest(), clock_steps)
+        async with asyncio.timeout(FRAME_S):
+            await stream.send(header.signed(self.identity, *request.asked))
+            if data:
+                await stream.send(Chunk(Part.CONTENTS, request.offset, bytes(data)))

@@ -1,8 +1,7 @@
-"""Taking the manifest, or a donor's weights, from another peer: the asking half of the `Fetch` streams.
+"""Taking the manifest, or a part of a donor's state, from another peer: the asking half of the `Fetch` streams.
 
-A joiner asks one donor after another until one delivers whole: the header is signed over the joiner's own nonce, the size is one that
-may be, the hash covers every byte. What arrives goes straight to a file, so a model larger than memory is no trouble here. A partner that
-is slower than a link worth having is given up. The other half: peer/node/donor.py.
+Every answer has a header, signed over the asker's own nonce, with the hash of the bytes that follow. Which parts to ask of whom:
+peer/node/download.py. The other half: peer/node/donor.py.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import asyncio
 import contextlib
 import hashlib
 import secrets
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
@@ -28,14 +28,13 @@ from protocol.errors import (
     WrongVersion,
 )
 from protocol.identity import Identity, PeerId
-from protocol.limits import MANIFEST_BYTES, PROTOCOL_VERSION
+from protocol.limits import MANIFEST_BYTES, NONCE_BYTES, PROTOCOL_VERSION
 from protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Message, Part, Refusal
 from protocol.run.invite import Credential
 from protocol.run.manifest import SignedManifest
 from protocol.streams.transport import Purpose, Stream, Transport
 
 FRAME_S = 30.0  # a partner that says nothing, or takes nothing, for so long has gone
-SLOWEST_BYTES_PER_S = 64 * 1024  # on the whole; slower than that, a place among the clones served is better given to another
 CONNECT_S = 15.0
 PATIENCE_S = 60.0  # for the first address that answers
 PAUSE_S = 1.0
@@ -44,11 +43,6 @@ _FINAL = {
     RefusalCode.WRONG_RUN: RunRefusesUs,
     RefusalCode.WRONG_VERSION: WrongVersion,
 }
-
-
-def transfer_s(num_bytes: int) -> float:
-    """Return how long a transfer may take."""
-    return 2 * FRAME_S + num_bytes / SLOWEST_BYTES_PER_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,45 +56,81 @@ class FetchClient:
 
     async def manifest(self, donor: PeerId, addresses: tuple[str, ...]) -> bytes:
         """Fetch the signed manifest; the caller checks that it has the run's hash. Raises TransportError, PeerMisbehaved or Refused."""
-        parts: list[bytes] = []
-        await self._fetch(donor, addresses, ContentsKind.MANIFEST, _is_manifest, parts.append)
-        return b"".join(parts)
+        async with self.source(donor, addresses) as source:
+            await source.ask(ContentsKind.MANIFEST, 0, MANIFEST_BYTES)
+            _, data = await source.take(_is_manifest)
+            return data
 
-    async def state(
-        self, donor: PeerId, addresses: tuple[str, ...], check: Callable[[Contents], None], keep: Callable[[bytes], None]
-    ) -> Contents:
-        """Fetch a donor's slow weights and momentum, piece by piece, and return the verified header.
+    async def clock(self, donor: PeerId, addresses: tuple[str, ...]) -> Contents:
+        """Ask a donor for the header of its state alone, which tells its clock. Raises TransportError, PeerMisbehaved or Refused."""
+        async with self.source(donor, addresses) as source:
+            await source.ask(ContentsKind.STATE, 0, 0)
+            header, _ = await source.take(lambda header: None)
+            return header
 
-        `check` raises for a header whose bytes are not wanted. What was kept is worth nothing unless this returns. Raises TransportError,
-        PeerMisbehaved or Refused, and what `check` and `keep` raise.
-        """
-        return await self._fetch(donor, addresses, ContentsKind.STATE, check, keep)
-
-    async def _fetch(
-        self,
-        donor: PeerId,
-        addresses: tuple[str, ...],
-        kind: ContentsKind,
-        check: Callable[[Contents], None],
-        keep: Callable[[bytes], None],
-    ) -> Contents:
-        async with _within(CONNECT_S, f"{donor.short()} did not answer in {CONNECT_S:.0f} s"):
+    @contextlib.asynccontextmanager
+    async def source(self, donor: PeerId, addresses: tuple[str, ...]) -> AsyncIterator[Source]:
+        """Open a stream to a donor, for the body. Raises TransportError."""
+        async with _within(CONNECT_S, f"no connection to {donor.short()}"):
             stream = await self.transport.connect(donor, addresses, Purpose.FETCH)
         try:
-            nonce = secrets.token_bytes(16)
-            request = FetchRequest(PROTOCOL_VERSION, self.run_id, self.identity.peer_id, donor, nonce, kind, self.credential)
-            request = request.signed(self.identity)
-            await stream.send(request)
-            header = await receive(stream)
-            if not isinstance(header, Contents) or header.kind is not kind:
-                raise BadMessage(f"asked for contents, got {type(header).__name__}")
-            header.verify(donor, *request.asked)
-            check(header)
-            async with _within(transfer_s(header.total_bytes), f"{donor.short()} sends too slowly"):
-                await _take(stream, header, keep)
-            return header
+            yield Source(self, stream)
         finally:
             await stream.close()
+
+
+class Source:
+    """A donor at the other end of a stream: it may be asked for more while earlier answers come, which are taken in the order of asking."""
+
+    def __init__(self, client: FetchClient, stream: Stream) -> None:
+        self._client = client
+        self._stream = stream
+        self._asked: deque[FetchRequest] = deque()
+
+    async def ask(self, kind: ContentsKind, offset: int, num_bytes: int) -> None:
+        """Ask for these bytes of a content. Raises TransportError."""
+        client, donor = self._client, self._stream.partner
+        request = FetchRequest(
+            protocol_version=PROTOCOL_VERSION,
+            run_id=client.run_id,
+            sender=client.identity.peer_id,
+            receiver=donor,
+            nonce=secrets.token_bytes(NONCE_BYTES),
+            kind=kind,
+            offset=offset,
+            num_bytes=num_bytes,
+            credential=client.credential,
+        ).signed(client.identity)
+        self._asked.append(request)
+        await self._stream.send(request)
+
+    async def take(self, check: Callable[[Contents], None], within_s: float = FRAME_S) -> tuple[Contents, bytes]:
+        """Return the answer to the first request that has none: its verified header, and the bytes.
+
+        `check` raises for a header whose bytes are not wanted. A donor that says nothing for `within_s` has fallen silent. Raises
+        TransportError, PeerMisbehaved or Refused, and what `check` raises.
+        """
+        header = await receive(self._stream, within_s)
+        request = self._asked.popleft()
+        if not isinstance(header, Contents) or header.kind is not request.kind:
+            raise BadMessage(f"asked for contents, got {type(header).__name__}")
+        header.verify(self._stream.partner, *request.asked)
+        check(header)
+        num_bytes = part_bytes(request, header.total_bytes)
+        return header, await self._data(request.offset, num_bytes, header.sha256, within_s) if num_bytes else b""
+
+    async def _data(self, offset: int, num_bytes: int, sha256: bytes, within_s: float) -> bytes:
+        chunk = await receive(self._stream, within_s)
+        if not isinstance(chunk, Chunk) or (chunk.part, chunk.offset, len(chunk.data)) != (Part.CONTENTS, offset, num_bytes):
+            raise BadMessage(f"expected {num_bytes} bytes from {offset} on, got another {type(chunk).__name__}")
+        if hashlib.sha256(chunk.data).digest() != sha256:
+            raise BadContents("the bytes do not have the hash that was promised")
+        return chunk.data
+
+
+def part_bytes(request: FetchRequest, total_bytes: int) -> int:
+    """Return how many bytes answer a request for a part of a content of so many bytes."""
+    return max(0, min(request.num_bytes, total_bytes - request.offset))
 
 
 @contextlib.asynccontextmanager
@@ -117,24 +147,9 @@ def _is_manifest(header: Contents) -> None:
         raise BadMessage(f"a manifest of {header.total_bytes} bytes; at most {MANIFEST_BYTES} are read")
 
 
-async def _take(stream: Stream, header: Contents, keep: Callable[[bytes], None]) -> None:
-    digest, done = hashlib.sha256(), 0
-    while done < header.total_bytes:
-        chunk = await receive(stream)
-        if not isinstance(chunk, Chunk) or chunk.part is not Part.CONTENTS or chunk.offset != done:
-            raise BadMessage(f"expected the bytes at {done}, got {type(chunk).__name__}")
-        if done + len(chunk.data) > header.total_bytes:
-            raise BadMessage("more bytes than announced")
-        done += len(chunk.data)
-        digest.update(chunk.data)
-        keep(chunk.data)
-    if digest.digest() != header.sha256:
-        raise BadContents("the bytes do not have the hash that was promised")
-
-
-async def receive(stream: Stream) -> Message:
+async def receive(stream: Stream, within_s: float = FRAME_S) -> Message:
     """Return the partner's next message. Raises Refused for a Refusal, DeadlineExceeded when it falls silent, PeerGone, BadMessage."""
-    async with _within(FRAME_S, f"{stream.partner.short()} fell silent"):
+    async with _within(within_s, f"{stream.partner.short()} fell silent"):
         message = await stream.receive()
     if isinstance(message, Refusal):
         raise Refused(message.code, message.detail)

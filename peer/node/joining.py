@@ -1,47 +1,60 @@
-"""How a peer gets another's weights: a joiner when it starts, a straggler when it has fallen too far behind.
+"""How a peer gets a state when it begins: by pieces, from several donors at once, until the trainer has taken it over.
 
-It asks one live donor after another until one delivers. A donor's weights cannot be checked against anybody else's, for no two peers have
-the same; what can be checked is size, hash, that every number is finite, and that the clock is about where most others say that theirs are.
+Pieces may come from different donors and moments: a mixture of near replicas is as good to begin with as one of them. What can be checked
+of a piece is size and hash, and that the donor's clock is about where most others say that theirs are; of the whole, what the trainer finds
+(peer/trainer/shared_state.py). What is here stays on the disk until it is adopted or refused, so nothing is fetched twice.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
+import contextlib
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
+import shutil
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from peer.link import records as ask
-from peer.link.socket import LinkLost
+from peer.link.socket import LinkLost, NodeEnd
 from peer.machine.events import Event, ProcessSays, StateCloned
-from peer.meeting.driver import OwnSide
+from peer.node import pieces as files
+from peer.node.download import Download
 from peer.node.fetching import FetchClient, as_final
 from peer.node.meetings import Meetings
+from peer.node.pieces import Pieces
 from peer.swarm.address_book import AddressBook, KnownPeer, loop_s
 from protocol.errors import (
     BadContents,
     BadMessage,
+    BadSettings,
     GossamerError,
     PeerMisbehaved,
     Refused,
     SwarmUnreachable,
     TransportError,
 )
-from protocol.messages.messages import Contents
+from protocol.identity import PeerId
+from protocol.messages.messages import Contents, ContentsKind
 
 PATIENCE_S = 60.0  # without any donor that answers at all
 PAUSE_S = 1.0  # between two rounds of asking everybody
 ROUNDS_TO_BELIEVE = 3  # in which every donor that answers does not want us: a single one must not send us away
+DONORS = 4  # at once
+ASKED = 8  # for their clocks, at once
+CLOCK_S = 5.0  # for them to answer
+TELL_S = 0.5  # between two words about how far it is
+LONG_S = 3600.0  # a download that takes longer than this is worth a word
 
 
 class NoUse(GossamerError):
-    """A donor's weights would not help us; nobody's fault."""
+    """A donor's state would not help us; nobody's fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which clone is of use."""
+    """Which state is of use."""
 
     state_bytes: int
     earliest_clock_steps: int
@@ -49,9 +62,9 @@ class Wanted:
     total_steps: int
 
     def check(self, header: Contents) -> None:
-        """Raise BadMessage for a clone that cannot be, NoUse for one of another time, before any of its bytes come."""
+        """Raise BadMessage for a state that cannot be, NoUse for one of another time, before any of its bytes come."""
         if header.total_bytes != self.state_bytes:
-            raise BadMessage(f"a clone of {header.total_bytes} bytes; the manifest implies {self.state_bytes}")
+            raise BadMessage(f"a state of {header.total_bytes} bytes; the manifest implies {self.state_bytes}")
         if header.clock_steps > self.total_steps:
             raise BadMessage(f"a clock of {header.clock_steps} steps in a run of {self.total_steps}")
         if header.clock_steps < self.earliest_clock_steps:
@@ -61,34 +74,70 @@ class Wanted:
 
 
 class Joining:
-    """Take over a donor's slow weights, momentum and clock."""
+    """Get a state, and have the trainer adopt it. `file` is where it is kept meanwhile."""
 
     def __init__(
         self,
         client: FetchClient,
         book: AddressBook,
         meetings: Meetings,
-        own: OwnSide,
+        link: NodeEnd,
+        file: Path,
         rng: random.Random,
         emit: Callable[[Event], None],
     ) -> None:
         self._client = client
         self._book = book
         self._meetings = meetings
-        self._own = own
+        self._link = link
+        self._file = file
         self._rng = rng
         self._emit = emit
-        self._names = itertools.count(1)
+        self._num_donors = DONORS
+        self._told_s = -TELL_S
+        self._progress: Progress | None = None
+
+    async def hear_clocks(self) -> None:
+        """Ask peers for their clocks, and return once the book knows one of a peer that has begun.
+
+        Waits as long as they answer that they have not begun themselves. Raises SwarmUnreachable when none has answered for PATIENCE_S,
+        RunRefusesUs or WrongVersion when all that answer do not want us.
+        """
+        await self._until_done(self.ask_clocks)
 
     async def take_over(self, wanted: Callable[[], Wanted]) -> None:
-        """Fetch a clone and have the trainer adopt it; ask everybody again and again until that is done.
+        """Fetch a state and have the trainer adopt it; ask everybody again and again until that is done. Raises as `hear_clocks`."""
+        await self._until_done(lambda: self.ask_everybody(wanted))
 
-        Waits as long as donors answer that they have not begun themselves. Raises SwarmUnreachable when none has answered for
-        PATIENCE_S, RunRefusesUs or WrongVersion when all that answer do not want us.
+    async def ask_everybody(self, wanted: Callable[[], Wanted]) -> list[GossamerError] | None:
+        """Fetch what every live peer together can give. Return None once it is adopted, else what those that answered said.
+
+        Raises BadSettings when the disk has no room for it.
         """
+        donors = self._donors()
+        if not donors:
+            return []
+        try:
+            with contextlib.closing(self._open(wanted().state_bytes)) as pieces:
+                errors = await self._fetch(pieces, donors, wanted)
+                if pieces.is_whole:
+                    refusal = await self._adopt(pieces)
+                    if refusal is None:
+                        return None
+                    errors.append(refusal)
+        except OSError as full:
+            errors = [NoUse(f"no room for the weights here: {full.strerror}")]
+        for error in errors:
+            self._emit(ProcessSays("joining", f"no weights yet: {error}"))
+        return [error for error in errors if not isinstance(error, TransportError)]
+
+    # ------------------------------------------------------------------ whom to ask, again and again
+
+    async def _until_done(self, ask_all: Callable[[], Awaitable[list[GossamerError] | None]]) -> None:
         heard_s, num_unwanted = loop_s(), 0
         while loop_s() - heard_s < PATIENCE_S:
-            answers = await self.ask_everybody(wanted())
+            began_s = loop_s()
+            answers = await ask_all()
             if answers is None:
                 return
             final = _unanimous(answers)
@@ -97,66 +146,126 @@ class Joining:
                 raise final
             if answers:
                 heard_s = loop_s()
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(max(0.0, PAUSE_S - (loop_s() - began_s)))
         raise SwarmUnreachable(
             f"no peer of the run answered for {PATIENCE_S:.0f} s",
             hint="check that the host is running and that its address in the invite can be reached from here, then join again; "
             "peers that have banned this one do not answer it either",
         )
 
-    async def ask_everybody(self, wanted: Wanted) -> list[GossamerError] | None:
-        """Ask every live peer once, in random order. Return None once a clone is adopted, else what those that answered said."""
+    def _donors(self) -> list[KnownPeer]:
         donors = self._book.live(loop_s())
         self._rng.shuffle(donors)
-        answers = []
-        for donor in donors:
-            error = await self._try(donor, wanted)
-            if error is None:
-                return None
-            self._emit(ProcessSays("joining", f"{donor.peer_id.short()} cannot give its weights: {error}"))
-            if not isinstance(error, TransportError):
-                answers.append(error)
+        return donors
+
+    async def ask_clocks(self) -> list[GossamerError] | None:
+        """Have some live peers tell their clocks. Return None when one that has begun did, else what those that answered said."""
+        asked = await asyncio.gather(*(self._clock_of(donor) for donor in self._donors()[:ASKED]))
+        if None in asked:
+            return None
+        answers = [error for error in asked if error is not None and not isinstance(error, TransportError)]
+        for error in answers:
+            self._emit(ProcessSays("joining", f"waiting until somebody begins: {error}"))
         return answers
 
-    async def _try(self, donor: KnownPeer, wanted: Wanted) -> GossamerError | None:
+    async def _clock_of(self, donor: KnownPeer) -> GossamerError | None:
         try:
-            await self._take_from(donor, wanted)
+            async with asyncio.timeout(CLOCK_S):
+                header = await self._client.clock(donor.peer_id, donor.addresses)
+        except TimeoutError:
+            return TransportError(f"{donor.peer_id.short()} does not answer")
         except PeerMisbehaved as error:
             self._book.ban(donor.peer_id, loop_s())
             return error
-        except LinkLost:
-            return NoUse("our own trainer is being restarted")
-        except OSError as error:
-            return NoUse(f"no room for them here: {error.strerror}")
         except GossamerError as error:
             return error
+        self._book.tells_clock(donor.peer_id, header.clock_steps)
         return None
 
-    async def _take_from(self, donor: KnownPeer, wanted: Wanted) -> None:
-        name, done, told = f"adopt-{next(self._names)}", 0, -1
-        started_s = loop_s()
+    # ------------------------------------------------------------------ one state
 
-        def check(header: Contents) -> None:
-            self._book.tells_clock(donor.peer_id, header.clock_steps)  # records are old by some seconds: the next round knows better
-            wanted.check(header)
+    def _open(self, num_bytes: int) -> Pieces:
+        """Go on with what is on the disk, or begin. Raises OSError, and BadSettings when there is not enough room."""
+        pieces = Pieces.open(self._file, self._client.run_id, num_bytes)
+        left, free = num_bytes - pieces.done_bytes, shutil.disk_usage(self._file.parent).free
+        if left > free:
+            pieces.close()
+            files.remove(self._file)
+            raise BadSettings(
+                f"joining takes {num_bytes / 1e6:.0f} MB in {self._file.parent}, {free / 1e6:.0f} MB are free",
+                hint="make room, or choose another folder with --home",
+            )
+        return pieces
 
-        def keep(data: bytes) -> None:
-            nonlocal done, told
-            self._own.payloads.append(name, data)
-            done += len(data)
-            if (percent := 100 * done // wanted.state_bytes) > told:
-                told = percent
-                self._emit(ProcessSays("joining", f"downloading weights from {donor.peer_id.short()}: {percent} %"))
+    async def _fetch(self, pieces: Pieces, donors: list[KnownPeer], wanted: Callable[[], Wanted]) -> list[GossamerError]:
+        progress = self._progress = self._progress or Progress(loop_s(), pieces.done_bytes)
 
+        def check(donor: PeerId, header: Contents) -> None:
+            self._book.tells_clock(donor, header.clock_steps)  # records are old by some seconds
+            wanted().check(header)  # as of now: clocks go on while a long download lasts
+
+        def on_piece(donor: PeerId) -> None:
+            progress.num_by[donor] += 1
+            self._tell(progress, pieces)
+
+        self._tell(progress, pieces)
+        download = Download(self._client, self._book, ContentsKind.STATE, pieces, check, on_piece)
+        return await download.from_donors(donors, self._num_donors)
+
+    async def _adopt(self, pieces: Pieces) -> GossamerError | None:
+        """Have the trainer take the state over; return why it did not. What it refuses is not kept."""
+        clock_steps = min(pieces.clocks.values())
         try:
-            header = await self._client.state(donor.peer_id, donor.addresses, check, keep)
             async with self._meetings.set_aside():
-                adopted = await self._own.link.request(ask.Adopt(name, header.clock_steps))
-        finally:
-            self._own.payloads.remove(name)
-        if isinstance(adopted, ask.Adopted) and not adopted.accepted:
-            raise BadContents(adopted.reason)
-        self._emit(StateCloned(str(donor.peer_id), header.clock_steps, done, loop_s() - started_s))
+                adopted = await self._link.request(ask.Adopt(str(pieces.path), clock_steps))
+        except LinkLost:
+            return NoUse("our own trainer is being restarted")
+        files.remove(pieces.path)
+        progress, self._progress = self._progress, None
+        assert isinstance(adopted, ask.Adopted) and progress is not None
+        if not adopted.accepted:
+            return self._blame(progress.num_by, adopted)
+        self._num_donors = DONORS
+        if adopted.reason:
+            self._emit(ProcessSays("joining", f"kept our own weights: {adopted.reason}"))
+            return None
+        donors = tuple(str(donor) for donor, _ in progress.num_by.most_common())
+        fetched_bytes = pieces.num_bytes - progress.began_bytes
+        self._emit(StateCloned(donors, clock_steps, pieces.num_bytes, fetched_bytes, loop_s() - progress.began_s))
+        return None
+
+    def _blame(self, num_by: Counter[PeerId], adopted: ask.Adopted) -> GossamerError:
+        """A bad piece names its donor only where all are its own; so from here on one donor gives all."""
+        self._num_donors = 1
+        if len(num_by) == 1 and not adopted.is_sound:
+            (donor,) = num_by
+            self._book.ban(donor, loop_s())
+            return BadContents(adopted.reason)
+        return NoUse(adopted.reason)
+
+    def _tell(self, progress: Progress, pieces: Pieces) -> None:
+        if loop_s() - self._told_s >= TELL_S or pieces.is_whole:
+            self._told_s = loop_s()
+            self._emit(ProcessSays("joining", progress.describe(pieces.done_bytes, pieces.num_bytes, loop_s())))
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a download is, over all rounds of asking."""
+
+    began_s: float  # loop time
+    began_bytes: int  # what was there then
+    num_by: Counter[PeerId] = field(default_factory=Counter)  # pieces, by donor
+
+    def describe(self, done_bytes: int, total_bytes: int, now_s: float) -> str:
+        """Say per cent, rate and estimate, and what that means where it will take long."""
+        rate = (done_bytes - self.began_bytes) / max(1e-9, now_s - self.began_s)
+        words = f"downloading weights: {100 * done_bytes // max(1, total_bytes)} % of {total_bytes / 1e6:.1f} MB"
+        if rate <= 0.0:
+            return words
+        left_s = (total_bytes - done_bytes) / rate
+        words += f" from {len(self.num_by)} peers, {rate / 1e6:.2f} MB/s, {left_s:.0f} s left"
+        return words + (f"; this line is slow for a model of this size ({left_s / 3600:.1f} h)" if left_s > LONG_S else "")
 
 
 def _unanimous(answers: list[GossamerError]) -> GossamerError | None:

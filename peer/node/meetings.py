@@ -84,12 +84,16 @@ class Meetings:
             async with asyncio.timeout(grace_s):
                 await self._end("leaving", RefusalCode.LEAVING)
 
+    async def until_quiet(self) -> None:
+        """Wait for the end of the meetings in progress."""
+        for active in list(self.active.values()):
+            await active.over.wait()
+
     async def _end(self, reason: str, code: RefusalCode) -> None:
         """Drop what may be dropped of the meetings in progress, and wait for the end of all."""
         for active in list(self.active.values()):
             active.stop(reason, code)
-        for active in list(self.active.values()):
-            await active.over.wait()
+        await self.until_quiet()
 
     # ------------------------------------------------------------------ what a search asks
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 from peer.link import records as ask
 from peer.machine.events import Event, MeetingDone
@@ -43,6 +44,7 @@ class Node:
         intake: RecordIntake,
         transport: Transport,
         own: OwnSide,
+        downloads: Path,
         rng: random.Random,
         emit: Callable[[Event], None],
         *,
@@ -57,9 +59,9 @@ class Node:
         self._is_over = False
         self.meetings = Meetings(membership, standing, transport, intake, own, rng, self._on_meeting_done)
         self.searches = Searches(membership, standing, book, self.meetings, link, rng)
-        self.donor = StateDonor(link, own.payloads, standing, membership.terms.max_clock_gap_steps)
+        self.donor = StateDonor(link, own.payloads, standing, membership.terms, self.meetings.until_quiet)
         client = FetchClient(membership.identity, membership.terms.run_id, membership.credential, transport)
-        self.joining = Joining(client, book, self.meetings, own, rng, emit)
+        self.joining = Joining(client, book, self.meetings, link, downloads / "state", rng, emit)
         self.catch_up = CatchUp(
             membership, standing, presence, book, self.joining, link, emit, is_founder=is_founder, wait_for_peers=wait_for_peers
         )

@@ -115,7 +115,7 @@ class NodeProcess:
                     own = OwnSide(link, payloads, Journal(self._home.journal))
                     membership = Membership.of(self._identity, manifest, self._credential, plan)
                     node = Node(
-                        membership, standing, presence, intake, network, own, random.SystemRandom(), emit,
+                        membership, standing, presence, intake, network, own, self._home.downloads, random.SystemRandom(), emit,
                         is_founder=self._invite is None, wait_for_peers=enough,
                     )  # fmt: skip
                     self._door.open(replace(server, terms=membership.terms, donor=node.donor), node.meetings)

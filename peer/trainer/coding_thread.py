@@ -92,6 +92,11 @@ class CodingThread:
                     reply = self._outer.code(request)
                 self._link.send(reply, self._link.session)
                 return True
+            case ask.CopyState():
+                with self._beside_training():
+                    copied = self._outer.copy_state(request)
+                self._link.send(copied, self._link.session)
+                return True
             case ask.Apply():
                 with self._beside_training(), contextlib.suppress(ValueError, torch.OutOfMemoryError):  # found again at the boundary
                     self._outer.step_ahead(request)

@@ -76,9 +76,9 @@ class FragmentState:
         """Hear that the schedule clock went on by so many steps that were not ours."""
         self.since = replace(self.since, missed_steps=self.since.missed_steps + num_steps)
 
-    def start_over(self) -> None:
-        """Forget what led here: the weights are another peer's now."""
-        self.since, self.gate = Since(), MergeGate()
+    def replace(self, slow: Tensor, momentum: Tensor) -> None:
+        """Take over others' slow weights and momentum, and forget what led to our own; the fast weights are the caller's affair."""
+        self.slow, self.momentum, self.since, self.gate = slow, momentum, Since(), MergeGate()
 
     def fast(self) -> Tensor:
         """Return the fast weights: a new f32[numel]."""
@@ -204,11 +204,13 @@ class MeetingSide:
 
 
 def bounded_weight(own_tokens: int, partner_tokens: int) -> float:
-    """Return one's share of the pair's tokens, where neither side counts less than a sixteenth of the other.
+    """Return one's share of the pair's tokens: no less than a sixteenth of the other's, but nothing for who has none.
 
     Tokens are what a peer says of itself: without the bound, one that boasts would take the whole of the pair's progress for its own. Both
     sides compute it from the same two numbers, so their weights still sum to 1.
     """
+    if not own_tokens or not partner_tokens:  # a joiner has learnt nothing yet: what it has is others', and counts with them already
+        return token_weight(own_tokens, partner_tokens)
     own, partner = max(own_tokens, partner_tokens // MAX_TOKEN_RATIO), max(partner_tokens, own_tokens // MAX_TOKEN_RATIO)
     return token_weight(own, partner)
 

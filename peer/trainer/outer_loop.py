@@ -19,11 +19,12 @@ import torch
 from torch import Tensor
 
 from optim.fragment_codec import FragmentCodec
-from optim.noloco import FINISH, PairRule
+from optim.noloco import FINISH, NoLoCo, PairRule
 from peer.link import records as ask
 from peer.link.payload_folder import PayloadFolder
 from peer.link.records import File, payload_name
 from peer.trainer.meeting import FragmentState, MeetingSide, OuterStep, Since, bounded_weight
+from peer.trainer.shared_state import write_state
 from protocol.messages.messages import RunPhase
 
 JOURNALED = 256  # meetings remembered as applied; the node never asks for an older one again
@@ -119,13 +120,14 @@ class OuterLoop:
         self,
         codecs: tuple[FragmentCodec, ...],
         parameters: Mapping[str, Tensor],
-        rule: PairRule,  # while the run trains
+        rule: NoLoCo,  # while the run trains
         payloads: PayloadFolder,
         on_outer_step: Callable[[int, int], None],  # (fragment, partner's clock or 0)
     ) -> None:
         self.fragments = tuple(FragmentState(codec, parameters) for codec in codecs)
         self.applied: OrderedDict[str, None] = OrderedDict()
-        self._rule = rule
+        self._rule: PairRule = rule
+        self.has_momentum = rule.alpha > 0.0
         self._payloads = payloads
         self._on_outer_step = on_outer_step
         self._meetings: dict[int, OpenMeeting] = {}
@@ -155,6 +157,14 @@ class OuterLoop:
         """Carry out what needs no step boundary; may be called from a second thread. Unavailable as `answer`."""
         meeting = self._meetings.get(request.meeting)
         return unknown(request.meeting) if meeting is None else meeting.code(request)
+
+    def copy_state(self, request: ask.CopyState) -> ask.StateCopied:
+        """Write the state for others to fetch; may be called from a second thread."""
+        try:
+            write_state(self.fragments, self.has_momentum, self._payloads, request.name)
+        except OSError as error:
+            return ask.StateCopied(request.name, error.strerror or str(error))
+        return ask.StateCopied(request.name, "")
 
     def step_ahead(self, request: ask.Apply) -> None:
         """Compute the outer step that `answer` will take with the same request; may be called from a second thread.

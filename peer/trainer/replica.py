@@ -7,34 +7,33 @@ so a replica restored from its state goes on bit for bit on the CPU.
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from optim.fragments import Countdown, scatter
+from optim.fragments import Countdown
 from optim.inner import build_optimizer, learning_rate, set_learning_rate
 from optim.noloco import NoLoCo
 from peer.link import records as ask
-from peer.link.payload_folder import PayloadFolder
+from peer.link.payload_folder import PayloadFolder, mapped
 from peer.machine.events import SoloStep
 from peer.model.evaluation import held_out_loss
 from peer.model.model import next_token_loss
 from peer.model.plan import follow_clock, fragment_codecs, inner_settings, model_plan
 from peer.text.corpus import Corpus
-from peer.trainer.meeting import FragmentState
 from peer.trainer.outer_loop import OuterLoop
+from peer.trainer.shared_state import read_state, try_on
 from protocol.messages.messages import RunPhase
 from protocol.messages.terms import ModelPlan
 from protocol.run.manifest import Manifest
 
-MOST_GROWTH: Final = 100.0  # of a fragment's values over our own; those of the demo grow threefold in a whole run
-MOST_MOMENTUM: Final = 1.0  # as large as the weights: the longest honest outer step is a third of that
+JUDGE_BATCHES: Final = 4  # of held-out text, by which weights of others are compared with our own
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +88,7 @@ class Replica:
     @property
     def plan(self) -> ModelPlan:
         """What model and codec imply for the wire."""
-        return model_plan([fragment.codec for fragment in self.outer.fragments])
+        return model_plan([fragment.codec for fragment in self.outer.fragments], self.manifest.outer.alpha)
 
     def inner_step(self) -> InnerStep:
         """Train on this peer's next batch.
@@ -123,10 +122,12 @@ class Replica:
     def handle(self, request: ask.Request) -> ask.Reply | None:
         """Carry out a request of the node; call at a step boundary. Start and FinishDone are the trainer's own affair."""
         match request:
-            case ask.TakeSnapshot():
-                return self._take_snapshot(request)
+            case ask.CopyState():
+                return self.outer.copy_state(request)
             case ask.Adopt():
                 return self._adopt(request)
+            case ask.StepBack(clock_steps):
+                self.clock_steps = min(self.clock_steps, clock_steps)
             case ask.Drop(meeting):
                 self._drop(meeting)
             case ask.Solo(fragment):
@@ -190,34 +191,29 @@ class Replica:
 
     # ------------------------------------------------------------------ taking over another peer's state
 
-    def _take_snapshot(self, request: ask.TakeSnapshot) -> ask.SnapshotTaken | ask.NoSnapshot:
-        digest = hashlib.sha256()
-        try:
-            self.payloads.write(request.name, b"")
-            for fragment in self.outer.fragments:
-                for tensor in (fragment.slow, fragment.momentum):
-                    content = tensor.cpu().numpy().data
-                    digest.update(content)
-                    self.payloads.append(request.name, content)
-        except OSError as error:
-            self.payloads.remove(request.name)
-            return ask.NoSnapshot(request.name, f"the clone could not be written: {error.strerror}")
-        return ask.SnapshotTaken(request.name, self.clock_steps, digest.hexdigest())
-
     def _adopt(self, request: ask.Adopt) -> ask.Adopted:
-        """Take over slow weights, momentum and clock, or leave all as it is."""
-        data = self.payloads.read(request.name)
-        held_out_once = partial(held_out_loss, self.model, self.corpus, 1)
-        reason = why_not(data, self.outer.fragments) or try_on(data, self.outer.fragments, self.parameters, held_out_once)
+        """Take over what others gave us, or leave all as it is: never what has fewer steps behind it, or predicts our text worse.
+
+        In the last case ours is as far as theirs, whatever its clock says; so we take over the clock alone and can meet them again.
+        """
+        clock_steps = min(request.clock_steps, self.manifest.run.total_steps)
+        if self.own_steps and clock_steps <= self.clock_steps:
+            return ask.Adopted(request.name, False, f"{clock_steps} steps are behind it, {self.clock_steps} behind our own weights")
+        try:
+            parts = read_state(mapped(Path(request.name)), self.outer.fragments, self.outer.has_momentum)
+        except ValueError as error:
+            return ask.Adopted(request.name, False, str(error), is_sound=False)
+        reason = try_on(parts, self.parameters, partial(held_out_loss, self.model, self.corpus, JUDGE_BATCHES))
         if reason:
-            return ask.Adopted(request.name, False, reason)
+            if self.own_steps:
+                self.outer.miss(clock_steps - self.clock_steps)
+                self.clock_steps = clock_steps
+            return ask.Adopted(request.name, self.own_steps > 0, reason)
         self.lose_node()
-        for fragment, slow, momentum in parts(torch.frombuffer(data, dtype=torch.float32), self.outer.fragments):
-            fragment.slow.copy_(slow)
-            fragment.momentum.copy_(momentum)
-            fragment.start_over()
+        for part in parts:
+            part.fragment.replace(part.slow, part.momentum)
         self.optimizer.state.clear()
-        self.clock_steps = min(request.clock_steps, self.manifest.run.total_steps)  # back, too: the weights are no further
+        self.clock_steps = clock_steps
         self._is_founder = False
         self._joined = (self.clock_steps, self.own_steps)
         return ask.Adopted(request.name, True, "")
@@ -272,58 +268,6 @@ class Replica:
                 _, key, name = full.split("/", 2)
                 parameter = self.parameters[name]
                 self.optimizer.state[parameter][key] = value.to("cpu" if key == "step" else parameter.device, copy=True)
-
-
-# What of a donor's clone can be checked before it is trained on: length, that it is numbers of a sane size, that they give a loss. No two
-# peers have the same weights, so nothing here says that they are good; only that they are not absurd. Values that are finite and huge would
-# pass every other check, be saved over the good checkpoints, and end the training at the next batch.
-
-
-def parts(flat: Tensor, fragments: Sequence[FragmentState]) -> Iterator[tuple[FragmentState, Tensor, Tensor]]:
-    """Cut a clone into (fragment, slow weights, momentum); views of `flat`."""
-    for fragment in fragments:
-        numel = fragment.slow.numel()
-        yield fragment, flat[:numel], flat[numel : 2 * numel]
-        flat = flat[2 * numel :]
-
-
-def why_not(data: memoryview, fragments: Sequence[FragmentState]) -> str:
-    """Return why these bytes (f32, as `parts` cuts them) cannot be the state of a peer like us; empty if they can."""
-    num_bytes = 8 * sum(fragment.slow.numel() for fragment in fragments)
-    if len(data) != num_bytes:
-        return f"the clone has {len(data)} bytes, this model's has {num_bytes}"
-    flat = torch.frombuffer(data, dtype=torch.float32)
-    if not bool(torch.isfinite(flat).all()):
-        return "the clone holds values that are not finite"
-    whole = _size(*(fragment.slow for fragment in fragments))  # for a fragment that begins with zeros
-    for fragment, slow, momentum in parts(flat, fragments):
-        own = max(whole, _size(fragment.slow))
-        name = fragment.codec.fragment.name
-        if _size(slow) > MOST_GROWTH * own:
-            return f"the clone's weights of {name} are {_size(slow):.3g} large, ours {own:.3g}"
-        if _size(momentum) > MOST_MOMENTUM * max(own, _size(slow)):
-            return f"the clone's momentum of {name} is {_size(momentum):.3g} large, the weights {own:.3g}"
-    return ""
-
-
-def try_on(data: memoryview, fragments: Sequence[FragmentState], parameters: Mapping[str, Tensor], loss: Callable[[], float]) -> str:
-    """Put a clone's slow weights into the model; return why they do not work, with the model as it was, or nothing."""
-    before = [parameter.detach().clone() for parameter in parameters.values()]
-    for fragment, slow, _ in parts(torch.frombuffer(data, dtype=torch.float32), fragments):
-        scatter(fragment.codec.fragment, slow.to(fragment.slow.device), parameters)
-    held_out = loss()
-    if math.isfinite(held_out):
-        return ""
-    with torch.no_grad():
-        for parameter, values in zip(parameters.values(), before, strict=True):
-            parameter.copy_(values)
-    return f"the clone's loss on held-out text is {held_out}"
-
-
-def _size(*tensors: Tensor) -> float:
-    """Return the root mean square, in float64: the square of a legal value can overflow f32."""
-    squares = math.fsum(float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) ** 2 for tensor in tensors)
-    return math.sqrt(squares / sum(tensor.numel() for tensor in tensors))
 
 
 def _seed_generators(device: torch.device, seed: int) -> None:

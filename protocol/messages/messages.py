@@ -161,12 +161,12 @@ class ContentsKind(IntEnum):
     """What a peer can be asked for."""
 
     MANIFEST = 1  # the signed manifest
-    STATE = 2  # slow weights and momentum of every fragment, fp32, in order
+    STATE = 2  # slow weights of every fragment in order, bf16; then momentum likewise, where the run has any
 
 
 @dataclass(frozen=True, slots=True)
 class FetchRequest(Signed):
-    """Send me this."""
+    """Send me this part of it; another request may follow before the answer has come."""
 
     CONTEXT = b"gossamer/fetch-request/1"
 
@@ -176,6 +176,8 @@ class FetchRequest(Signed):
     receiver: PeerId  # who is asked
     nonce: bytes  # 16 random bytes of the sender; the answer is signed over them
     kind: ContentsKind  # what is asked for
+    offset: int  # of the first byte that is wanted
+    num_bytes: int  # wanted, at most a chunk; 0: only the header
     credential: Credential | None  # in invite runs
     signature: bytes = b""  # the sender's, over every field above
 
@@ -187,13 +189,13 @@ class FetchRequest(Signed):
 
 @dataclass(frozen=True, slots=True)
 class Contents(Signed):
-    """Header of an answer to a FetchRequest."""
+    """Header of an answer to a FetchRequest; a chunk with the part that was asked for follows, unless that is empty."""
 
     CONTEXT = b"gossamer/contents/1"
 
     kind: ContentsKind  # as asked
-    total_bytes: int  # of the chunks that follow
-    sha256: bytes  # 32 bytes; of the chunks' data in order
+    total_bytes: int  # of the whole, whatever part was asked for
+    sha256: bytes  # 32 bytes; of the part
     clock_steps: int = 0  # of a state: the donor's schedule clock
     signature: bytes = b""  # the donor's, over what `asked` says and the fields above
 

@@ -223,13 +223,15 @@ class Outcome(_message.Message):
     def __init__(self, meeting_id: _Optional[bytes] = ..., decision: _Optional[_Union[Decision, str]] = ..., failed_blocks: _Optional[bytes] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("protocol_version", "run_id", "sender", "receiver", "nonce", "kind", "credential", "signature")
+    __slots__ = ("protocol_version", "run_id", "sender", "receiver", "nonce", "kind", "offset", "num_bytes", "credential", "signature")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
     RECEIVER_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
@@ -238,9 +240,11 @@ class FetchRequest(_message.Message):
     receiver: bytes
     nonce: bytes
     kind: ContentsKind
+    offset: int
+    num_bytes: int
     credential: Credential
     signature: bytes
-    def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[bytes] = ..., sender: _Optional[bytes] = ..., receiver: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., kind: _Optional[_Union[ContentsKind, str]] = ..., credential: _Optional[_Union[Credential, _Mapping]] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[bytes] = ..., sender: _Optional[bytes] = ..., receiver: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., kind: _Optional[_Union[ContentsKind, str]] = ..., offset: _Optional[int] = ..., num_bytes: _Optional[int] = ..., credential: _Optional[_Union[Credential, _Mapping]] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Contents(_message.Message):
     __slots__ = ("kind", "total_bytes", "sha256", "clock_steps", "signature")

@@ -79,7 +79,7 @@ UNSIGNED_HELLO = Hello(
     acquaintances=(RECORD.to_bytes(),),
 )
 HELLO = UNSIGNED_HELLO.signed(ALICE)
-FETCH = FetchRequest(1, RUN_ID, ALICE.peer_id, BOB.peer_id, NONCE, ContentsKind.STATE, CREDENTIAL).signed(ALICE)
+FETCH = FetchRequest(1, RUN_ID, ALICE.peer_id, BOB.peer_id, NONCE, ContentsKind.STATE, 65536, 4000, CREDENTIAL).signed(ALICE)
 
 MESSAGES: dict[str, Message] = {
     "hello": HELLO,
@@ -92,5 +92,5 @@ MESSAGES: dict[str, Message] = {
     "resolve": Resolve(RUN_ID, MEETING_ID),
     "outcome": Outcome(MEETING_ID, Decision.COMMITTED, b"\x07"),
     "fetch_request": FETCH,
-    "contents": Contents(ContentsKind.STATE, 8000, DIGEST, 120).signed(BOB, *FETCH.asked),
+    "contents": Contents(ContentsKind.STATE, 80000, DIGEST, 120).signed(BOB, *FETCH.asked),
 }

@@ -162,6 +162,7 @@ class Peer:
             intake,
             swarm.wrap(self, self.transport),
             OwnSide(self.link, self.payloads, self.journal),
+            self._folder / "downloads",
             rng,
             self.on_event,
             is_founder=self.habits.is_founder,

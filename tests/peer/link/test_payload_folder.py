@@ -67,7 +67,7 @@ def test_a_meeting_leaves_nothing(payloads: PayloadFolder, tmp_path: Path) -> No
 def test_each_process_clears_away_its_own_files_only(payloads: PayloadFolder, tmp_path: Path) -> None:
     names = {
         Writer.TRAINER: {payload_name(3, File.OWN_SKETCH), payload_name(3, File.OWN_PAYLOAD), "clone-1"},
-        Writer.NODE: {payload_name(3, File.PARTNER_SKETCH), payload_name(3, File.PARTNER_PAYLOAD), "adopt-1"},
+        Writer.NODE: {payload_name(3, File.PARTNER_SKETCH), payload_name(3, File.PARTNER_PAYLOAD)},
     }
     for name in names[Writer.TRAINER] | names[Writer.NODE]:
         payloads.write(name, b"x")

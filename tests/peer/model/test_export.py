@@ -146,7 +146,7 @@ def test_the_card_names_where_the_model_comes_from(tmp_path: Path) -> None:
 
 
 def test_contributors_are_those_whose_weights_came_in() -> None:
-    events = [met("a"), met("b", "failed"), met("c"), met("a"), StateCloned("d", 5, 10, 0.1)]
+    events = [met("a"), met("b", "failed"), met("c"), met("a"), StateCloned(("d", "a"), 5, 10, 10, 0.1)]
     assert contributors(events) == ["a", "c", "d"]
 
 

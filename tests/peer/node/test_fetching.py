@@ -1,4 +1,4 @@
-"""Clones and manifests over `Fetch` streams: whole and checked, or refused, or the donor's fault."""
+"""State and manifest over `Fetch` streams, part by part: checked, or refused, or the donor's fault."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from peer.link import records as ask
-from peer.node.donor import CLONE_S, MAX_CLONES, MAX_GIVEN, REST_S
+from peer.node.donor import COPY_S, IDLE_S, MOST_GIVEN, REST_S
 from peer.node.fetching import FRAME_S, FetchClient
-from protocol.errors import BadContents, BadMessage, BadSignature, DeadlineExceeded, PeerMisbehaved, RefusalCode, Refused
+from protocol.errors import BadContents, BadMessage, BadSignature, DeadlineExceeded, PeerGone, PeerMisbehaved, RefusalCode, Refused
 from protocol.identity import Identity
+from protocol.limits import CHUNK_BYTES
 from protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Part
 from protocol.streams.transport import Purpose, Stream
 from tests.swarm.mallory import MALLORY, nobody
@@ -34,19 +36,46 @@ def anything(header: Contents) -> None:
     """Any header will do."""
 
 
-def test_a_clone_arrives_whole_and_leaves_nothing_behind(tmp_path: Path) -> None:
+async def whole(client: FetchClient, donor: Peer, num_bytes: int, part_bytes: int = CHUNK_BYTES) -> tuple[bytes, Contents]:
+    """Fetch a state part by part, everything asked for at once."""
+    async with client.source(donor.peer_id, ()) as source:
+        offsets = range(0, num_bytes, part_bytes)
+        for offset in offsets:
+            await source.ask(ContentsKind.STATE, offset, part_bytes)
+        answers = [await source.take(anything) for _ in offsets]
+    return b"".join(data for _, data in answers), answers[-1][0]
+
+
+async def still(swarm: Swarm) -> Peer:
+    """A donor that has trained a little and makes no more steps."""
+    (donor,) = swarm.start(1)
+    await swarm.until(lambda: donor.clock >= 5)
+    donor.trainer.frozen = True
+    await asyncio.sleep(2.0)
+    return donor
+
+
+def num_copies(donor: Peer) -> int:
+    return sum(isinstance(request, ask.CopyState) for request in donor.link.said)
+
+
+def test_a_state_arrives_in_parts_and_leaves_nothing_behind(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
-        (donor,) = swarm.start(1)
-        await swarm.until(lambda: donor.clock >= 5)
-        donor.trainer.frozen = True
-        pieces: list[bytes] = []
-        header = await asker(swarm).state(donor.peer_id, (), anything, pieces.append)
-        data = b"".join(pieces)
-        assert header.total_bytes == len(data) == swarm.terms.state_bytes
-        assert header.sha256 == hashlib.sha256(data).digest() and header.clock_steps == donor.clock
-        assert donor.slow.numpy().tobytes()[:64] in data
-        await asyncio.sleep(1.0)
+        donor = await still(swarm)
+        data, header = await whole(asker(swarm), donor, swarm.terms.state_bytes, 7000)
+        assert header.total_bytes == len(data) == swarm.terms.state_bytes and header.clock_steps == donor.clock
+        assert data.startswith(donor.slow.bfloat16().view(torch.int16).numpy().tobytes())
         assert not list(donor.payloads.path("x").parent.glob("clone-*"))
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def test_a_clock_alone_costs_the_donor_no_copy(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        donor = await still(swarm)
+        header = await asker(swarm).clock(donor.peer_id, ())
+        assert (header.clock_steps, header.total_bytes) == (donor.clock, swarm.terms.state_bytes)
+        assert not num_copies(donor)
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
@@ -58,76 +87,72 @@ def test_a_donor_that_has_not_begun_gives_its_manifest_and_no_weights(tmp_path: 
         newcomer = asker(swarm)
         assert await newcomer.manifest(donor.peer_id, ()) == swarm.signed
         with pytest.raises(Refused) as refusal:
-            await newcomer.state(donor.peer_id, (), anything, lambda _: None)
+            await newcomer.clock(donor.peer_id, ())
         assert refusal.value.code is RefusalCode.NOT_READY
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
 
-def test_only_so_many_clones_are_served_at_once(tmp_path: Path) -> None:
+def test_many_are_served_at_once_from_one_copy(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
-        (donor,) = swarm.start(1)
-        await asyncio.sleep(1.0)
-        askers = [asker(swarm, number) for number in range(MAX_CLONES + 1)]
-        ends = await asyncio.gather(*(a.state(donor.peer_id, (), anything, lambda _: None) for a in askers), return_exceptions=True)
-        refusals = [end for end in ends if isinstance(end, Refused)]
-        assert [refusal.code for refusal in refusals] == [RefusalCode.BUSY]
-        assert sum(isinstance(end, Contents) for end in ends) == MAX_CLONES
-        await asker(swarm, 9).state(donor.peer_id, (), anything, lambda _: None)  # a place is free again
+        donor = await still(swarm)
+        states = await asyncio.gather(*(whole(asker(swarm, number), donor, swarm.terms.state_bytes, 7000) for number in range(8)))
+        assert len({data for data, _ in states}) == 1 and num_copies(donor) == 1
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
 
-def num_clones(donor: Peer) -> int:
-    return sum(isinstance(request, ask.TakeSnapshot) for request in donor.link.said)
-
-
-def test_requests_in_a_row_cost_the_trainer_one_clone_until_it_is_old(tmp_path: Path) -> None:
-    class Enough(Exception):
-        """The header is all that is wanted."""
-
-    def stop(header: Contents) -> None:
-        raise Enough
-
+def test_a_copy_is_renewed_while_it_is_asked_for_and_let_go_afterwards(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
-        (donor,) = swarm.start(1)
-        await swarm.until(lambda: donor.clock >= 5)
-        donor.trainer.frozen = True
-        await asyncio.sleep(2.0)
+        donor = await still(swarm)
         for number in range(20):
-            with pytest.raises(Enough):
-                await asker(swarm, number).state(donor.peer_id, (), stop, lambda _: None)
-            await asyncio.sleep(1.0)
-        assert num_clones(donor) == 1
-        await asyncio.sleep(CLONE_S)
-        await asker(swarm).state(donor.peer_id, (), anything, lambda _: None)
-        assert num_clones(donor) == 2
+            await whole(asker(swarm, number), donor, 100, 100)
+            await asyncio.sleep(0.3)
+        assert num_copies(donor) == 1
+        await asyncio.sleep(COPY_S)
+        await whole(asker(swarm), donor, 100, 100)
+        assert num_copies(donor) == 2 and donor.node.donor._copy is not None
+        await asyncio.sleep(IDLE_S + 1.0)
+        assert donor.node.donor._copy is None, "its memory is not free again"
         donor.trainer.frozen = False
-        await asyncio.sleep(10.0)  # 40 steps: an old clone would be behind before it is there
-        header = await asker(swarm, 1).state(donor.peer_id, (), anything, lambda _: None)
-        assert num_clones(donor) == 3 and header.clock_steps > donor.clock - 15
+        await whole(asker(swarm), donor, 100, 100)
+        await asyncio.sleep(8.0)  # 32 steps: an old copy would be behind before it is there
+        _, header = await whole(asker(swarm, 1), donor, 100, 100)
+        assert header.clock_steps > donor.clock - 10
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def test_a_newer_stream_of_the_same_partner_ends_the_older_one(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        donor, client = await still(swarm), asker(swarm)
+        async with client.source(donor.peer_id, ()) as older:
+            await older.ask(ContentsKind.STATE, 0, 100)
+            await older.take(anything)
+            async with client.source(donor.peer_id, ()) as newer:
+                await newer.ask(ContentsKind.STATE, 0, 100)
+                await newer.take(anything)
+                with pytest.raises(PeerGone):
+                    await older.take(anything)
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
 
 def test_who_had_many_states_gets_another_after_a_while_or_when_it_may_be_behind_again(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
-        (donor,) = swarm.start(1)
-        await swarm.until(lambda: donor.clock >= 5)
-        donor.trainer.frozen = True
+        donor = await still(swarm)
 
-        async def fetch() -> None:
-            await asyncio.sleep(2.0)
-            await asker(swarm).state(donor.peer_id, (), anything, lambda _: None)
+        async def fetch(number: int = 0) -> None:
+            await whole(asker(swarm, number), donor, swarm.terms.state_bytes)
 
-        for _ in range(MAX_GIVEN):
+        for _ in range(MOST_GIVEN):
             await fetch()
         with pytest.raises(Refused, match="lately") as refusal:
             await fetch()
         assert refusal.value.code is RefusalCode.BUSY
-        await asker(swarm, 1).state(donor.peer_id, (), anything, lambda _: None)
+        await fetch(1)
         await asyncio.sleep(REST_S)
-        for _ in range(MAX_GIVEN):
+        for _ in range(MOST_GIVEN):
             await fetch()
         donor.trainer.frozen = False
         await asyncio.sleep(20.0)  # 80 steps, 60 may be between two clocks
@@ -179,6 +204,12 @@ def liar(lie: Callable[[Stream, FetchRequest, Contents], Awaitable[None]]) -> Ca
     return answer
 
 
+async def ask_mallory(swarm: Swarm) -> None:
+    async with asyncio.timeout(60.0), asker(swarm).source(MALLORY.peer_id, ()) as source:
+        await source.ask(ContentsKind.STATE, 0, CHUNK_BYTES)
+        await source.take(anything)
+
+
 @pytest.mark.parametrize(("lie", "fault"), LIES, ids=lambda value: value.__name__)
 def test_bytes_that_are_not_what_was_promised_are_the_donors_fault(
     tmp_path: Path, lie: Callable[[Stream, FetchRequest, Contents], Awaitable[None]], fault: type[PeerMisbehaved]
@@ -186,7 +217,7 @@ def test_bytes_that_are_not_what_was_promised_are_the_donors_fault(
     async def story(swarm: Swarm) -> None:
         swarm.network.transport(MALLORY.peer_id, liar(lie))
         with pytest.raises(fault):
-            await asyncio.wait_for(asker(swarm).state(MALLORY.peer_id, (), anything, lambda _: None), 10.0)
+            await ask_mallory(swarm)
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
@@ -199,7 +230,7 @@ def test_a_donor_that_falls_silent_is_given_up(tmp_path: Path) -> None:
         swarm.network.transport(MALLORY.peer_id, liar(silent))
         began_s = asyncio.get_running_loop().time()
         with pytest.raises(DeadlineExceeded):
-            await asker(swarm).state(MALLORY.peer_id, (), anything, lambda _: None)
+            await ask_mallory(swarm)
         assert asyncio.get_running_loop().time() - began_s < FRAME_S + 1.0
 
     play(Swarm(tmp_path, manifest=QUIET), story)

@@ -1,42 +1,57 @@
-"""What a clone must be before it is taken over: of the right length, finite, of a sane size, and with a loss."""
+"""What a state must be before it is taken over: of the right length, finite, of a sane size, and no worse than what we have."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
+from torch import Tensor
 
-from peer.trainer.replica import MOST_GROWTH, MOST_MOMENTUM, Replica, parts, try_on, why_not
+from peer.trainer.replica import Replica
+from peer.trainer.shared_state import MOST_GROWTH, MOST_MOMENTUM, TOLERANCE, read_state, try_on
 from tests.peer.small import fingerprint, small_manifest, small_replica
 
 MANIFEST = small_manifest()
-Values = npt.NDArray[np.float32]
 
 
-def own(folder: Path) -> tuple[Replica, Values]:
-    """A replica, and the clone of one like it."""
+def own(folder: Path) -> tuple[Replica, Tensor]:
+    """A replica, and the state of one like it."""
     replica = small_replica(folder, MANIFEST)
-    halves = [tensor for fragment in replica.outer.fragments for tensor in (fragment.slow, fragment.momentum)]
-    return replica, torch.cat(halves).numpy().copy()
+    fragments = replica.outer.fragments
+    return replica, torch.cat([f.slow for f in fragments] + [f.momentum for f in fragments]).bfloat16()
 
 
-def reason(replica: Replica, values: Values) -> str:
-    return why_not(memoryview(values).cast("B"), replica.outer.fragments)
+def as_bytes(values: Tensor) -> memoryview:
+    return memoryview(values.view(torch.int16).numpy()).cast("B")
+
+
+def reason(replica: Replica, values: Tensor) -> str:
+    try:
+        read_state(as_bytes(values), replica.outer.fragments, True)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def test_each_fragment_has_its_part(tmp_path: Path) -> None:
     replica, values = own(tmp_path)
-    for fragment, slow, momentum in parts(torch.from_numpy(values), replica.outer.fragments):
-        assert torch.equal(slow, fragment.slow) and torch.equal(momentum, fragment.momentum)
+    for part in read_state(as_bytes(values), replica.outer.fragments, True):
+        assert torch.equal(part.slow, part.fragment.slow.bfloat16().float()) and torch.equal(part.momentum, part.fragment.momentum)
+
+
+def test_without_momentum_a_state_is_half_as_long(tmp_path: Path) -> None:
+    replica, values = own(tmp_path)
+    parts = read_state(as_bytes(values[: len(values) // 2]), replica.outer.fragments, False)
+    assert all(not part.momentum.any() for part in parts)
+    with pytest.raises(ValueError, match="bytes"):
+        read_state(as_bytes(values), replica.outer.fragments, False)
 
 
 @pytest.mark.parametrize(("times", "is_sane"), [(0.0, True), (1.0, True), (0.9 * MOST_GROWTH, True), (1e30, False), (3e38, False)])
 def test_weights_are_of_the_size_of_ours(tmp_path: Path, times: float, is_sane: bool) -> None:
     replica, values = own(tmp_path)
-    values *= np.float32(min(times, 1e38))
+    values *= min(times, 1e38)
     assert (reason(replica, values) == "") == is_sane
 
 
@@ -52,18 +67,25 @@ def test_one_huge_fragment_is_enough_to_be_refused_and_one_of_zeros_is_not(tmp_p
 @pytest.mark.parametrize(("times", "is_sane"), [(0.9 * MOST_MOMENTUM, True), (1.5 * MOST_MOMENTUM, False)])
 def test_momentum_is_no_larger_than_the_weights(tmp_path: Path, times: float, is_sane: bool) -> None:
     replica, values = own(tmp_path)
-    numel = replica.outer.fragments[-1].slow.numel()
-    values[-numel:] = times * values[-2 * numel : -numel]
-    whole = float(torch.cat([f.slow for f in replica.outer.fragments]).square().mean().sqrt())
-    last = float(replica.outer.fragments[-1].slow.square().mean().sqrt())
-    values[-numel:] *= max(1.0, whole / last)
+    slow = torch.cat([f.slow for f in replica.outer.fragments])
+    last = replica.outer.fragments[-1].slow
+    values[-last.numel() :] = (times * last * max(1.0, float(slow.square().mean().sqrt() / last.square().mean().sqrt()))).bfloat16()
     assert (reason(replica, values) == "") == is_sane
 
 
-@pytest.mark.parametrize("loss", [float("nan"), float("inf"), 3.0])
-def test_weights_that_give_no_loss_are_taken_off_again(tmp_path: Path, loss: float) -> None:
+@pytest.mark.parametrize(
+    ("losses", "is_taken"),
+    [
+        ((3.0, 3.0), True),
+        ((3.0, 2.0), True),
+        ((3.0, 3.0 * TOLERANCE + 0.01), False),
+        ((3.0, float("nan")), False),
+        ((float("nan"), 3.0), True),
+    ],
+)
+def test_weights_that_predict_worse_are_taken_off_again(tmp_path: Path, losses: tuple[float, float], is_taken: bool) -> None:
     replica, values = own(tmp_path)
-    before = fingerprint(replica)
-    values *= np.float32(2.0)
-    why = try_on(memoryview(values).cast("B"), replica.outer.fragments, replica.parameters, lambda: loss)
-    assert (why == "") == (loss == 3.0) == (fingerprint(replica) != before)
+    before, measured = fingerprint(replica), iter(losses)
+    values *= 2.0
+    parts = read_state(as_bytes(values), replica.outer.fragments, True)
+    assert (try_on(parts, replica.parameters, lambda: next(measured)) == "") == is_taken == (fingerprint(replica) != before)

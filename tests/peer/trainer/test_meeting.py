@@ -19,7 +19,7 @@ TOKENS = st.integers(0, 2**53)
 def test_weights_of_a_pair_sum_to_one_and_nobody_takes_it_all(own: int, partner: int) -> None:
     weight, other = bounded_weight(own, partner), bounded_weight(partner, own)
     assert abs(weight + other - 1.0) < 1e-12
-    if max(own, partner) >= MAX_TOKEN_RATIO**2:  # below, whole tokens round
+    if own and partner and max(own, partner) >= MAX_TOKEN_RATIO**2:  # below, whole tokens round
         assert weight > 0.9 / (1 + MAX_TOKEN_RATIO)
 
 
@@ -30,6 +30,11 @@ def test_honest_differences_in_speed_count_in_full(tokens: int, ratio: int) -> N
 
 def test_two_that_have_not_trained_count_alike() -> None:
     assert bounded_weight(0, 0) == 0.5
+
+
+@given(st.integers(1, 2**53))
+def test_who_has_learnt_nothing_yet_does_not_count(tokens: int) -> None:
+    assert (bounded_weight(0, tokens), bounded_weight(tokens, 0)) == (0.0, 1.0)
 
 
 def state(fast: float, codec_name: str = "fp32") -> FragmentState:

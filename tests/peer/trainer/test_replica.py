@@ -73,7 +73,7 @@ def test_the_plan_is_what_it_sends(tmp_path: Path, codec: str) -> None:
     replica = small_replica(tmp_path, small_manifest(codec={"name": codec}))
     sizes = [(f.codec.sketch_bytes, f.codec.payload_bytes, f.codec.num_blocks) for f in replica.outer.fragments]
     assert [(f.sketch_bytes, f.payload_bytes, f.num_blocks) for f in replica.plan.fragments] == sizes
-    replica.handle(ask.TakeSnapshot("clone-1"))
+    replica.handle(ask.CopyState("clone-1"))
     assert len(replica.payloads.read("clone-1")) == replica.plan.state_bytes
 
 

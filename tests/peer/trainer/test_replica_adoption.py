@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,7 @@ import torch
 
 from optim.inner import learning_rate
 from peer.link import records as ask
+from peer.link.payload_folder import PayloadFolder
 from peer.model.plan import CLOCK_FACTOR, inner_settings
 from peer.trainer import replica as replica_module
 from peer.trainer.replica import Replica
@@ -20,26 +20,22 @@ from tests.peer.small import fingerprint, small_replica
 from tests.peer.trainer.test_replica import MANIFEST, make_due, meet_a_clock, pair, train
 
 
-def clone(donor: Replica, folder: Path, taker: Path) -> ask.SnapshotTaken:
-    reply = donor.handle(ask.TakeSnapshot("clone-1"))
-    assert isinstance(reply, ask.SnapshotTaken)
-    data = (folder / "clone-1").read_bytes()
-    assert hashlib.sha256(data).hexdigest() == reply.sha256
-    taker.mkdir(exist_ok=True)
-    (taker / "adopt-1").write_bytes(data)
-    return reply
+def clone(donor: Replica, folder: Path) -> str:
+    """Have the donor write its state; return the file's path."""
+    assert donor.handle(ask.CopyState("clone-1")) == ask.StateCopied("clone-1", "")
+    return str(folder / "clone-1")
 
 
-def test_a_clone_is_adopted_whole(tmp_path: Path) -> None:
+def test_a_state_is_adopted_whole(tmp_path: Path) -> None:
     (donor, joiner), _ = pair(tmp_path)
     train(donor, 9)
     donor.handle(ask.Solo(make_due(donor)))
     train(donor, 2)
-    cloned = clone(donor, tmp_path / "i", tmp_path / "j")
-    assert joiner.handle(ask.Adopt("adopt-1", cloned.clock_steps)) == ask.Adopted("adopt-1", True, "")
+    file = clone(donor, tmp_path / "i")
+    assert joiner.handle(ask.Adopt(file, 11)) == ask.Adopted(file, True, "")
     for mine, theirs in zip(joiner.outer.fragments, donor.outer.fragments, strict=True):
-        assert torch.equal(mine.slow, theirs.slow)
-        assert torch.equal(mine.momentum, theirs.momentum)
+        assert torch.equal(mine.slow, theirs.slow.bfloat16().float())
+        assert torch.equal(mine.momentum, theirs.momentum.bfloat16().float())
         assert mine.tokens == 0
     fast = torch.cat([parameter.detach().flatten() for parameter in joiner.parameters.values()])
     slow = sum(float(fragment.slow.double().sum()) for fragment in joiner.outer.fragments)
@@ -47,12 +43,42 @@ def test_a_clone_is_adopted_whole(tmp_path: Path) -> None:
     assert (joiner.clock_steps, joiner.own_steps) == (11, 0)
 
 
-def test_a_joiner_warms_up_again(tmp_path: Path) -> None:
+def test_a_state_of_fewer_steps_is_not_taken_over(tmp_path: Path) -> None:
+    (donor, joiner), _ = pair(tmp_path)
+    train(donor, 9)
+    train(joiner, 3)
+    before = fingerprint(joiner)
+    for clock_steps in (2, 3):
+        reply = joiner.handle(ask.Adopt(clone(donor, tmp_path / "i"), clock_steps))
+        assert isinstance(reply, ask.Adopted) and not reply.accepted and reply.is_sound and "steps" in reply.reason
+    assert fingerprint(joiner) == before
+
+
+def test_who_predicts_better_keeps_its_weights_and_takes_over_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (donor, joiner), _ = pair(tmp_path)
     train(joiner, 3)
+    losses = iter([2.0, 2.5])
+    monkeypatch.setattr(replica_module, "held_out_loss", lambda *_: next(losses))
+    before = [fragment.slow for fragment in joiner.outer.fragments]
+    reply = joiner.handle(ask.Adopt(clone(donor, tmp_path / "i"), 40))
+    assert isinstance(reply, ask.Adopted) and reply.accepted and "2.5000" in reply.reason
+    assert all(fragment.slow is slow for fragment, slow in zip(joiner.outer.fragments, before, strict=True))
+    assert (joiner.clock_steps, joiner.own_steps) == (40, 3)
+
+
+def test_a_clock_is_set_back_and_never_forward(tmp_path: Path) -> None:
+    replica = small_replica(tmp_path, MANIFEST)
+    train(replica, 9)
+    for asked, clock_steps in ((4, 4), (20, 4)):
+        replica.handle(ask.StepBack(asked))
+        assert replica.clock_steps == clock_steps
+
+
+def test_a_joiner_warms_up_again(tmp_path: Path) -> None:
+    (donor, joiner), _ = pair(tmp_path)
     train(donor, 20)
-    clone(donor, tmp_path / "i", tmp_path / "j")
-    joiner.handle(ask.Adopt("adopt-1", 20))
+    donor.end_alone()  # its slow weights have learnt too
+    joiner.handle(ask.Adopt(clone(donor, tmp_path / "i"), 20))
     assert not joiner.optimizer.state
     settings = inner_settings(MANIFEST)
     rates = [joiner.inner_step().learning_rate for _ in range(12)]
@@ -63,8 +89,7 @@ def test_a_joiner_warms_up_again(tmp_path: Path) -> None:
 def test_a_joiners_clock_is_bounded_from_where_it_joined(tmp_path: Path) -> None:
     (donor, joiner), _ = pair(tmp_path)
     train(donor, 20)
-    clone(donor, tmp_path / "i", tmp_path / "j")
-    joiner.handle(ask.Adopt("adopt-1", 20))
+    joiner.handle(ask.Adopt(clone(donor, tmp_path / "i"), 20))
     train(joiner, 1)
     meet_a_clock(tmp_path / "j", joiner, 50)
     assert joiner.clock_steps == 20 + CLOCK_FACTOR
@@ -72,49 +97,45 @@ def test_a_joiners_clock_is_bounded_from_where_it_joined(tmp_path: Path) -> None
 
 def test_a_donor_cannot_push_the_clock_beyond_the_end(tmp_path: Path) -> None:
     (donor, joiner), _ = pair(tmp_path)
-    clone(donor, tmp_path / "i", tmp_path / "j")
-    joiner.handle(ask.Adopt("adopt-1", 10**15))
+    joiner.handle(ask.Adopt(clone(donor, tmp_path / "i"), 10**15))
     assert joiner.clock_steps == MANIFEST.run.total_steps
 
 
 def test_adopting_drops_open_meetings(tmp_path: Path) -> None:
     (donor, joiner), sides = pair(tmp_path)
     opened(sides[1], Terms())
-    clone(donor, tmp_path / "i", tmp_path / "j")
-    joiner.handle(ask.Adopt("adopt-1", 0))
+    joiner.handle(ask.Adopt(clone(donor, tmp_path / "i"), 0))
     assert isinstance(joiner.handle(ask.Prepare(1, 0, 0, 1, RunPhase.TRAIN)), ask.Unavailable)
 
 
 @pytest.mark.parametrize("fault", ["nan", "short", "missing", "long", "huge", "huge momentum", "useless"])
-def test_a_bad_clone_is_refused_with_a_reason_and_changes_nothing(tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bad_state_is_refused_with_a_reason_and_changes_nothing(tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (donor, joiner), _ = pair(tmp_path)
-    train(joiner, 2)
-    clone(donor, tmp_path / "i", tmp_path / "j")
-    path = tmp_path / "j" / "adopt-1"
-    data = bytearray(path.read_bytes())
+    file = Path(clone(donor, tmp_path / "i"))
+    data = bytearray(file.read_bytes())
     if fault == "nan":
-        data[-4:] = b"\xff\xff\xff\xff"  # in the last momentum
-    first = joiner.outer.fragments[0].slow.numel()
-    values = np.frombuffer(data, dtype=np.float32)
+        data[-2:] = b"\xff\xff"  # in the last momentum
+    sizes = [fragment.slow.numel() for fragment in joiner.outer.fragments]
+    values = np.frombuffer(data, dtype=np.uint16)
     if fault == "huge":
-        values[:] = 3e38
+        values[:] = 0x7F00  # 1.7e38
     elif fault == "huge momentum":
-        values[first : 2 * first] = 50.0
+        values[sum(sizes) : sum(sizes) + sizes[0]] = 0x4248  # 50
     elif fault == "useless":
         monkeypatch.setattr(replica_module, "held_out_loss", lambda *_: float("nan"))
-    path.write_bytes({"short": data[:-4], "long": data + bytes(4), "missing": b""}.get(fault, data))
+    file.write_bytes({"short": data[:-4], "long": data + bytes(4), "missing": b""}.get(fault, data))
     before = fingerprint(joiner)
-    reply = joiner.handle(ask.Adopt("adopt-1", 5))
+    reply = joiner.handle(ask.Adopt(str(file), 5))
     assert isinstance(reply, ask.Adopted)
-    assert not reply.accepted
+    assert not reply.accepted and reply.is_sound == (fault == "useless")
     reasons = {"nan": "finite", "huge": "large", "huge momentum": "momentum", "useless": "held-out text is nan"}
     assert reasons.get(fault, "bytes") in reply.reason
     assert fingerprint(joiner) == before
 
 
-def test_a_clone_that_finds_no_room_is_answered(tmp_path: Path) -> None:
-    replica = small_replica(tmp_path / "gone", MANIFEST)
-    (tmp_path / "gone").rmdir()
-    reply = replica.handle(ask.TakeSnapshot("clone-1"))
-    assert isinstance(reply, ask.NoSnapshot)
-    assert "No such file" in reply.reason
+def test_a_copy_that_finds_no_room_is_answered_with_the_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replica = small_replica(tmp_path, MANIFEST)
+    monkeypatch.setattr(PayloadFolder, "free_bytes", lambda _: 1000)
+    reply = replica.handle(ask.CopyState("clone-1"))
+    assert isinstance(reply, ask.StateCopied) and "MB are free" in reply.reason
+    assert not list(tmp_path.glob("clone-*"))

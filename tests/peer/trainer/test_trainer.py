@@ -99,16 +99,20 @@ def test_a_waiting_trainer_that_is_stopped_leaves_nothing(tmp_path: Path) -> Non
     run(test())
 
 
+def written(path: Path, content: bytes) -> str:
+    path.write_bytes(content)
+    return str(path)
+
+
 def test_it_begins_with_a_donors_weights_or_says_why_not(tmp_path: Path) -> None:
     async def test() -> None:
         async with trainer(tmp_path, LONG, told_to_start=True) as running, node(running) as one:
             num_values = 2 * sum(fragment.slow.numel() for fragment in running.replica.outer.fragments)
-            one.payloads.write("adopt-1", torch.full((num_values,), torch.nan).numpy().data)
-            refused = await one.end.request(ask.Adopt("adopt-1", 40))
-            assert refused == ask.Adopted("adopt-1", False, "the clone holds values that are not finite")
+            bad, good = (written(tmp_path / name, value * num_values) for name, value in (("bad", b"\xff\xff"), ("good", b"\x23\x3c")))
+            refused = await one.end.request(ask.Adopt(bad, 40))
+            assert refused == ask.Adopted(bad, False, "the state holds values that are not finite", is_sound=False)
             assert not running.replica.own_steps
-            one.payloads.write("adopt-2", torch.full((num_values,), 0.01).numpy().data)
-            assert await one.end.request(ask.Adopt("adopt-2", 40)) == ask.Adopted("adopt-2", True, "")
+            assert await one.end.request(ask.Adopt(good, 40)) == ask.Adopted(good, True, "")
             await eventually(lambda: running.replica.own_steps, "first step")
             assert running.replica.clock_steps > 40
             assert running.supervision.states() == [("ready", ""), ("training", "")]

@@ -45,6 +45,7 @@ SIGNATURES = exactly(64)
 MEETINGS = exactly(16)
 STEPS = st.integers(0, limits.STEPS)
 SIZES = st.integers(0, limits.TRANSFER_BYTES)
+PARTS = st.integers(0, limits.CHUNK_BYTES)
 BITMAPS = st.binary(max_size=40)
 SECONDS = st.integers(0, limits.UNIX_SECONDS)
 NAMED = st.builds(Credential, PEERS, PEERS, st.none(), SECONDS, exactly(32), SIGNATURES)
@@ -79,7 +80,9 @@ ANY_MESSAGE = st.one_of(
     st.builds(Committed, MEETINGS),
     st.builds(Resolve, exactly(32), MEETINGS),
     st.builds(Outcome, MEETINGS, st.sampled_from(Decision), BITMAPS),
-    st.builds(FetchRequest, VERSIONS, exactly(32), PEERS, PEERS, exactly(16), st.sampled_from(ContentsKind), CREDENTIALS, SIGNATURES),
+    st.builds(
+        FetchRequest, VERSIONS, exactly(32), PEERS, PEERS, exactly(16), st.sampled_from(ContentsKind), SIZES, PARTS, CREDENTIALS, SIGNATURES
+    ),
     st.builds(Contents, st.sampled_from(ContentsKind), SIZES, exactly(32), STEPS, SIGNATURES),
 )
 

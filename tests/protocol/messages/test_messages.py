@@ -180,6 +180,8 @@ REQUEST_CHANGES: dict[str, Any] = {
     "receiver": ALICE.peer_id,
     "nonce": b"o" * 16,
     "kind": ContentsKind.MANIFEST,
+    "offset": 0,
+    "num_bytes": 5,
     "credential": None,
 }
 

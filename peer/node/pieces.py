@@ -1,0 +1,113 @@
+"""Contents of known size on the disk, as they come: a file with every piece in its place, and a log beside it of the pieces that are there.
+
+A piece is written before it is logged, so whatever way the process ends, what the log names is there; what it does not name is fetched
+again. Nobody else's file is needed to go on: a content that was begun an hour ago is begun anew, for its donors have moved on.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+PIECE_BYTES = 64 * 1024  # a quarter of a second at 2 Mbit/s; the header of each costs half a thousandth of it
+KEPT_S = 3600.0  # what is older than this is not gone on with
+_HEAD = struct.Struct("<32sQ")  # whose content it is, and its size
+_ENTRY = struct.Struct("<QQ")  # a piece that is there, and the donor's clock
+
+
+class Pieces:
+    """One content: which pieces are there. Made by `open`. Belongs to one event loop; every method returns at once."""
+
+    def __init__(self, path: Path, num_bytes: int, data: int, log: int) -> None:
+        self.path = path
+        self.num_bytes = num_bytes
+        self.clocks: dict[int, int] = {}  # by piece: the donor's schedule clock
+        self._data = data
+        self._log = log
+
+    @classmethod
+    def open(cls, path: Path, owner: bytes, num_bytes: int) -> Self:
+        """Go on with a content of so many bytes, or begin it; `owner` (32 bytes) is whose it is, the run's id say. Raises OSError."""
+        head, beside = _HEAD.pack(owner, num_bytes), _log_of(path)
+        if not _is_fresh(beside, head):
+            remove(path)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        data = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            os.ftruncate(data, num_bytes)
+            log = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        except OSError:
+            os.close(data)
+            remove(path)
+            raise
+        pieces = cls(path, num_bytes, data, log)
+        pieces._read(head)
+        return pieces
+
+    @property
+    def num_pieces(self) -> int:
+        """Return how many pieces make up the whole."""
+        return -(-self.num_bytes // PIECE_BYTES)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every piece is there."""
+        return len(self.clocks) == self.num_pieces
+
+    @property
+    def done_bytes(self) -> int:
+        """Return how much is there."""
+        return sum(self.size(piece) for piece in self.clocks)
+
+    def size(self, piece: int) -> int:
+        """Return the bytes of a piece; the last one is shorter."""
+        return min(PIECE_BYTES, self.num_bytes - self.offset(piece))
+
+    def offset(self, piece: int) -> int:
+        """Return where a piece begins."""
+        return piece * PIECE_BYTES
+
+    def missing(self) -> Iterator[int]:
+        """Yield the pieces that are not there yet, in order."""
+        return (piece for piece in range(self.num_pieces) if piece not in self.clocks)
+
+    def put(self, piece: int, data: bytes, clock_steps: int) -> None:
+        """Keep a piece, whole and checked. Raises OSError."""
+        os.pwrite(self._data, data, self.offset(piece))
+        os.write(self._log, _ENTRY.pack(piece, clock_steps))
+        self.clocks[piece] = clock_steps
+
+    def close(self) -> None:
+        """Let go of the files; they stay."""
+        os.close(self._data)
+        os.close(self._log)
+
+    def _read(self, head: bytes) -> None:
+        content = os.pread(self._log, os.fstat(self._log).st_size, 0)
+        if not content:
+            os.write(self._log, head)
+        whole = len(content) - max(0, len(content) - _HEAD.size) % _ENTRY.size  # a crash may have cut the last entry
+        os.ftruncate(self._log, max(_HEAD.size, whole))
+        self.clocks.update(entry for entry in _ENTRY.iter_unpack(content[_HEAD.size : whole]) if entry[0] < self.num_pieces)
+
+
+def remove(path: Path) -> None:
+    """Remove a content and its log, if they are there."""
+    for file in (_log_of(path), path):  # without its log a content is nothing, so that goes first
+        file.unlink(missing_ok=True)
+
+
+def _log_of(path: Path) -> Path:
+    return path.with_name(path.name + ".log")
+
+
+def _is_fresh(log: Path, head: bytes) -> bool:
+    try:
+        with log.open("rb") as file:
+            return file.read(_HEAD.size) == head and time.time() - os.fstat(file.fileno()).st_mtime < KEPT_S
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,109 @@
+"""A replica's state as it travels: slow weights in bf16 by fragment, and momentum likewise where the run has any.
+
+What others gave cannot be checked against anything: no two peers have the same weights, and a state may be put together from pieces of
+several. So it must be of the right length, finite and of a sane size, and predict our own held-out text no worse than what we have. Values
+that are finite and huge would pass every other check, be saved over the good checkpoints, and end the training at the next batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from optim.fragments import scatter
+from peer.link.payload_folder import PayloadFolder
+from peer.trainer.meeting import FragmentState
+
+MOST_GROWTH: Final = 100.0  # of a fragment's values over our own; those of the demo grow threefold in a whole run
+MOST_MOMENTUM: Final = 1.0  # as large as the weights: the longest honest outer step is a third of that
+TOLERANCE: Final = 1.01  # times the loss of our own weights: a few batches are no exact measure
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A fragment's part of a state: new tensors, f32[numel], on the fragment's device."""
+
+    fragment: FragmentState
+    slow: Tensor
+    momentum: Tensor
+
+
+def write_state(fragments: Sequence[FragmentState], has_momentum: bool, payloads: PayloadFolder, name: str) -> None:
+    """Write the state of these fragments to a file of the payload folder; may run on a second thread. Raises OSError, file removed.
+
+    A merge replaces a fragment's tensors and changes none, so each is as it was at some moment; not all need be of the same.
+    """
+    tensors = [fragment.slow for fragment in fragments] + [fragment.momentum for fragment in fragments if has_momentum]
+    num_bytes, free_bytes = 2 * sum(tensor.numel() for tensor in tensors), payloads.free_bytes()
+    if num_bytes > free_bytes:
+        raise OSError(0, f"a copy of the state takes {num_bytes / 1e6:.0f} MB of shared memory, {free_bytes / 1e6:.0f} MB are free")
+    try:
+        payloads.write(name, b"")
+        for tensor in tensors:
+            payloads.append(name, tensor.to(torch.bfloat16).cpu().view(torch.int16).numpy().data)
+    except OSError:
+        payloads.remove(name)
+        raise
+
+
+def read_state(data: memoryview, fragments: Sequence[FragmentState], has_momentum: bool) -> tuple[Part, ...]:
+    """Return the parts of a state, in the order of the fragments; zeros for momentum where the run has none.
+
+    Raises ValueError, with the reason, for bytes that cannot be the state of a peer like us.
+    """
+    num_values = sum(fragment.slow.numel() for fragment in fragments)
+    num_bytes = (4 if has_momentum else 2) * num_values
+    if len(data) != num_bytes:
+        raise ValueError(f"the state has {len(data)} bytes, this model's has {num_bytes}")
+    flat = torch.frombuffer(data, dtype=torch.bfloat16)
+    if not bool(torch.isfinite(flat).all()):
+        raise ValueError("the state holds values that are not finite")
+    slow = list(_cut(flat, fragments))
+    momentum = list(_cut(flat[num_values:], fragments)) if has_momentum else [torch.zeros_like(fragment.slow) for fragment in fragments]
+    parts = tuple(map(Part, fragments, slow, momentum))
+    _need_sane(parts)
+    return parts
+
+
+def _cut(flat: Tensor, fragments: Sequence[FragmentState]) -> Iterator[Tensor]:
+    for fragment in fragments:
+        numel = fragment.slow.numel()
+        yield flat[:numel].to(fragment.slow.device, torch.float32)
+        flat = flat[numel:]
+
+
+def _need_sane(parts: Sequence[Part]) -> None:
+    whole = _size(*(part.fragment.slow for part in parts))  # for a fragment that begins with zeros
+    for part in parts:
+        own = max(whole, _size(part.fragment.slow))
+        name, slow, momentum = part.fragment.codec.fragment.name, _size(part.slow), _size(part.momentum)
+        if slow > MOST_GROWTH * own:
+            raise ValueError(f"the weights of {name} are {slow:.3g} large, ours {own:.3g}")
+        if momentum > MOST_MOMENTUM * max(own, slow):
+            raise ValueError(f"the momentum of {name} is {momentum:.3g} large, the weights {own:.3g}")
+
+
+def try_on(parts: Sequence[Part], parameters: Mapping[str, Tensor], loss: Callable[[], float]) -> str:
+    """Put slow weights into the model; return why they do not work, with the model as it was, or nothing."""
+    own = loss()
+    before = [parameter.detach().clone() for parameter in parameters.values()]
+    for part in parts:
+        scatter(part.fragment.codec.fragment, part.slow, parameters)
+    theirs = loss()
+    if math.isfinite(theirs) and not theirs > TOLERANCE * own:  # ours may be none at all
+        return ""
+    with torch.no_grad():
+        for parameter, values in zip(parameters.values(), before, strict=True):
+            parameter.copy_(values)
+    return f"its loss on held-out text is {theirs:.4f}, that of our own weights {own:.4f}"
+
+
+def _size(*tensors: Tensor) -> float:
+    """Return the root mean square, in float64: the square of a legal value can overflow f32."""
+    squares = math.fsum(float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) ** 2 for tensor in tensors)
+    return math.sqrt(squares / sum(tensor.numel() for tensor in tensors))
