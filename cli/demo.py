@@ -19,7 +19,7 @@ from cli.comparison import Comparison, measured_names, total_meetings
 from cli.figures import Status
 from cli.local_swarm import POLL_S, LocalPeer, LocalSwarm, local_swarm
 from cli.manifests import changed, default_manifest
-from cli.options import Codec, Data, Json, Method, Seed
+from cli.options import Codec, Data, InnerSteps, Json, Method, Seed
 from cli.screen import Screen, meter, screen
 from peer.machine.home import Home
 from peer.supervisor.supervisor import ChildFailed
@@ -48,6 +48,7 @@ def demo(
     data: Data = None,
     seed: Seed = None,
     codec: Codec = None,
+    inner_steps: InnerSteps = None,
     method: Method = None,
     home: KeptIn = None,
     as_json: Json = False,
@@ -56,7 +57,8 @@ def demo(
 
     At the end, the held-out loss of each peer, of their average, and of one more peer that trained alone for as many steps.
     """
-    manifest = changed(default_manifest(own_text=data is not None), steps=steps, seed=seed, codec=codec, method=method)
+    base = default_manifest(own_text=data is not None)
+    manifest = changed(base, steps=steps, seed=seed, codec=codec, method=method, inner_steps=inner_steps)
     with demo_folder(home) as folder:
         comparison = Demo(folder, manifest, peers, data, as_json).run()
     print(json.dumps(comparison.to_json()) if as_json else comparison.sentences(sys.stdout.encoding))

@@ -46,6 +46,7 @@ def host(
     seed: options.Seed = None,
     codec: options.Codec = None,
     method: options.Method = None,
+    inner_steps: options.InnerSteps = None,
     wait_for_peers: WaitForPeers = 0,
     alone: Alone = False,
 ) -> None:
@@ -58,8 +59,9 @@ def host(
     folder = Home(config.home)
     folder.create()
     identity = Identity.load_or_create(folder.identity)
-    wanted = changed(read_manifest(manifest, own_text=data is not None), steps=steps, seed=seed, codec=codec, method=method)
-    is_given = manifest is not None or (steps, seed, codec, method) != (None, None, None, None)
+    base = read_manifest(manifest, own_text=data is not None)
+    wanted = changed(base, steps=steps, seed=seed, codec=codec, method=method, inner_steps=inner_steps)
+    is_given = manifest is not None or any(given is not None for given in (steps, seed, codec, method, inner_steps))
     signed = run_to_host(folder, identity, wanted.with_host(identity.peer_id), must_match=is_given)
     hold_session(config, identity, signed, None, invite_line(identity, signed))
 

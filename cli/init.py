@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from cli.manifests import changed
-from cli.options import DEFAULT_HOME, Codec, HomeFolder, Method, Seed, Steps
+from cli.options import DEFAULT_HOME, Codec, HomeFolder, InnerSteps, Method, Seed, Steps
 from peer.machine.home import Home
 from protocol.errors import BadSettings
 from protocol.identity import Identity
@@ -26,6 +26,7 @@ def init(
     seed: Seed = None,
     codec: Codec = None,
     method: Method = None,
+    inner_steps: InnerSteps = None,
 ) -> None:
     """Write a manifest for a run of your own.
 
@@ -36,7 +37,7 @@ def init(
     folder = Home(home)
     folder.create()
     peer_id = Identity.load_or_create(folder.identity).peer_id
-    manifest = changed(Manifest(), steps=steps, seed=seed, codec=codec, method=method).with_host(peer_id)
+    manifest = changed(Manifest(), steps=steps, seed=seed, codec=codec, method=method, inner_steps=inner_steps).with_host(peer_id)
     need_abilities(manifest)
     try:
         with file.open("x", encoding="utf-8") as out:

@@ -25,16 +25,23 @@ def read_manifest(path: Path | None, *, own_text: bool = False) -> Manifest:
 
 
 def changed(
-    manifest: Manifest, *, steps: int | None = None, seed: int | None = None, codec: str | None = None, method: str | None = None
+    manifest: Manifest,
+    *,
+    steps: int | None = None,
+    seed: int | None = None,
+    codec: str | None = None,
+    method: str | None = None,
+    inner_steps: int | str | None = None,
 ) -> Manifest:
     """Return the manifest with what was given in place of its own. Raises BadManifest where that cannot work."""
-    values = manifest.model_dump()
+    values = manifest.model_dump(exclude_unset=True)  # what follows from a value that changes must follow again
     for section, key, value in (
         ("run", "total_steps", steps),
         ("run", "seed", seed),
         ("codec", "name", codec),
         ("outer", "method", method),
+        ("outer", "inner_steps", inner_steps),
     ):
         if value is not None:
-            values[section][key] = value
+            values.setdefault(section, {})[key] = value
     return Manifest.checked(values)

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+
+def inner_steps(text: str) -> int | str:
+    """Read a number of steps, or `auto`; other text is left to the check of the manifest, which says what is legal."""
+    return int(text) if text.isdecimal() else text
+
 
 DEFAULT_HOME = Path("~/.gossamer")
 DEFAULT_LISTEN = "0.0.0.0"
@@ -55,5 +61,14 @@ Steps = Annotated[int | None, typer.Option("--steps", metavar="N", min=1, help="
 Seed = Annotated[int | None, typer.Option("--seed", metavar="N", min=0, help="Everything random in the run follows from it.")]
 Codec = Annotated[
     str | None, typer.Option("--codec", metavar="NAME", help="How peers pack what they exchange, like fp32, int8 or modulo4.")
+]
+InnerSteps = Annotated[
+    Any,
+    typer.Option(
+        "--inner-steps",
+        metavar="N|auto",
+        parser=inner_steps,
+        help="Inner steps between two meetings on a fragment, about; auto: as often as line and trainer of each peer afford.",
+    ),
 ]
 Method = Annotated[str | None, typer.Option("--method", metavar="NAME", help="How peers pull their weights together: noloco.")]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cli.manifests import read_manifest
-from cli.options import DEFAULT_HOME, Codec, Data, Device, HomeFolder, Json, Seed, Steps, Threads
+from cli.options import DEFAULT_HOME, Codec, Data, Device, HomeFolder, InnerSteps, Json, Seed, Steps, Threads
 from cli.screen import meter
 from cli.simulation_report import network_text, rows_text
 from peer.machine.home import Home
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
 NUM_STEPS = 300
 CURVE_BATCHES = 4  # held-out batches at each point of a curve that is drawn
 # Which options mean something with --network and without it; all others mean nothing with it.
-ALWAYS = frozenset({"manifest", "home", "codec", "peers", "inner_steps", "settings", "seed", "network", "as_json"})
-ONLY_NETWORK = frozenset({"latency", "variation", "bandwidth", "params", "layers", "step_seconds"})
+ALWAYS = frozenset(
+    {"manifest", "home", "codec", "peers", "inner_steps", "settings", "seed", "network", "as_json", "bandwidth", "step_seconds"}
+)
+ONLY_NETWORK = frozenset({"latency", "variation", "params", "layers"})
 NETWORK_SETTINGS = ("codec", "peers", "inner_steps", "seed")  # of those that --set knows
 WITH = "leave it out; see `peer simulate --help` for what --network takes, beside --peers, --codec, --inner-steps and --seed"
 WITHOUT = "leave it out, or add --network"
@@ -34,15 +37,6 @@ ManifestFile = Annotated[
     Path | None, typer.Argument(metavar="[MANIFEST]", help="What `peer init` wrote. Default: a small model on Python's own sources.")
 ]
 Peers = Annotated[int, typer.Option("--peers", metavar="N", min=1, help="Peers in the swarm.")]
-InnerSteps = Annotated[
-    int | None,
-    typer.Option(
-        "--inner-steps",
-        metavar="N",
-        min=1,
-        help="Inner steps between two exchanges of a fragment; on demand, a mean countdown that partners cut short.",
-    ),
-]
 Speeds = Annotated[
     str | None,
     typer.Option("--speeds", metavar="LIST", help="Relative step rates, repeated until every peer has one; 4,1: every second is slow."),
@@ -81,10 +75,14 @@ EvalBatches = Annotated[int, typer.Option("--eval-batches", metavar="N", min=1, 
 NetworkOnly = Annotated[bool, typer.Option("--network", help="Train nothing: how long exchanges take, and what is left for computing.")]
 Latency = Annotated[float, typer.Option("--latency", metavar="SECONDS", help="With --network: mean one-way latency.")]
 Variation = Annotated[float, typer.Option("--variation", metavar="RATIO", help="With --network: its standard deviation over its mean.")]
-Bandwidth = Annotated[float, typer.Option("--bandwidth", metavar="MBIT", help="With --network: Mbit/s of a link, each way.")]
+Bandwidth = Annotated[
+    float, typer.Option("--bandwidth", metavar="MBIT", help="Mbit/s of a line, each way: with --network, or --inner-steps auto.")
+]
 Params = Annotated[float, typer.Option("--params", metavar="N", help="With --network: parameters of the model.")]
 Layers = Annotated[int, typer.Option("--layers", metavar="N", min=1, help="With --network: layers of the model.")]
-StepSeconds = Annotated[float, typer.Option("--step-seconds", metavar="SECONDS", help="With --network: how long an inner step computes.")]
+StepSeconds = Annotated[
+    float, typer.Option("--step-seconds", metavar="SECONDS", help="How long an inner step computes: with --network, or --inner-steps auto.")
+]
 
 
 def simulate(
@@ -126,6 +124,7 @@ def simulate(
     """
     _need_meaning(context, network=network)
     given = {"method": method, "codec": codec, "peers": peers, "inner_steps": inner_steps, "matching": matching, "seed": seed}
+    given |= {"line_mbit": bandwidth, "step_s": step_seconds}
     given |= {"steps": NUM_STEPS if steps is None and manifest is None else steps, "token_weights": token_weights}
     texts = {"speeds": speeds, "delay": delay, "drop_out": drop_out, "skew": skew}
     base = read_manifest(manifest, own_text=data is not None)
@@ -174,12 +173,16 @@ def network_answer(
 ) -> str:
     """Simulate a swarm's links alone and return what to print. Raises BadSettings or BadManifest."""
     from peer.simulator.network import Links, Network, Workload, report
+    from peer.trainer.interval import afforded_steps
 
     [(_, made)] = request.scenarios()
     for name in (text.partition("=")[0] for text in request.settings):
         if name not in NETWORK_SETTINGS:
             raise BadSettings(f"--set {name} means nothing with --network", hint=WITH)
-    found = report(Network(made.num_peers, made.manifest.codec.name, made.period, Links(*links), Workload(*workload), made.seed))
+    network = Network(made.num_peers, made.manifest.codec.name, made.period, Links(*links), Workload(*workload), made.seed)
+    if made.manifest.outer.inner_steps == "auto":
+        network = replace(network, inner_steps=afforded_steps(network.round_bytes, links[2] / 8, workload[2]))
+    found = report(network)
     return json.dumps(found) if as_json else network_text(found)
 
 

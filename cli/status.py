@@ -54,12 +54,18 @@ def description(answer: Status) -> str:
         "loss": loss_text(answer["loss"]),
         "peers seen": str(answer["peers_seen"]),
         "meetings": meetings_text(answer["meetings"]),
+        "interval": interval_text(answer["inner_steps"], answer["inner_steps_reason"]),
         "traffic": f"{bytes_text(answer['bytes']['sent'])} up, {bytes_text(answer['bytes']['received'])} down",
         "blocked": f"{share_text(answer['blocked_seconds'], answer['train_seconds'])} of training time",
         "addresses": ", ".join(answer["addresses"]) or "none known yet",
         "version": answer["version"],
     }
     return "\n".join(f"{name:<11}{value}" for name, value in rows.items())
+
+
+def interval_text(inner_steps: int, reason: str) -> str:
+    """Return how often the peer asks for a meeting, and what sets that."""
+    return f"about {inner_steps} steps ({reason})" if inner_steps else "not known yet"
 
 
 def since_text(since_s: float) -> str:

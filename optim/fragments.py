@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,10 +23,15 @@ BLOCK_NAME = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.\d+\.")
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One parameter tensor: its name in the model and how many values it has."""
+    """One parameter tensor, or some of its rows: its name in the model and how many values it has."""
 
     name: str
     numel: int
+    rows: tuple[int, int] | None = None  # first, and one past the last, along the tensor's first dimension; None: all of them
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """Return the piece's part of its parameter: a view."""
+        return tensor if self.rows is None else tensor[self.rows[0] : self.rows[1]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,26 +52,35 @@ class Fragment:
         return sum(piece.numel for piece in self.pieces)
 
 
-def split(shapes: Mapping[str, tuple[int, ...]], blocks_per_fragment: int) -> tuple[Fragment, ...]:
-    """Cut a model into fragments of about `blocks_per_fragment` strided transformer blocks, plus one for all that is outside the blocks.
+Shapes = Mapping[str, tuple[int, ...]]
 
-    With P = ceil(blocks / blocks_per_fragment), fragment p holds blocks p, p+P, p+2P, ...; the last fragment holds embeddings, head and
-    final norm. `shapes` maps each parameter's name to its shape, in the model's order (which the fragments keep). A model without
-    blocks becomes one fragment. Raises ValueError for a model without parameters, an empty parameter, or blocks_per_fragment < 1.
+
+def split(shapes: Shapes, max_values: int, blocks_per_fragment: int | None = None) -> tuple[Fragment, ...]:
+    """Cut a model into fragments of at most `max_values` values: of strided transformer blocks, and of all that is outside the blocks.
+
+    A model that fits is one fragment. Otherwise, and where `blocks_per_fragment` is given, fragment p of P holds blocks p, p+P, p+2P, ...,
+    with as many blocks as are wanted or fit; the last one holds embeddings, head and final norm. What is still too large is cut
+    at tensors, and tensors at rows: only a single row may have more than `max_values`. `shapes` maps each parameter's name to its shape, in
+    the model's order (which the fragments keep). A model without blocks is cut by size alone. Raises ValueError for a model without
+    parameters, an empty parameter, or a size below 1.
     """
-    if blocks_per_fragment < 1:
-        raise ValueError(f"blocks_per_fragment must be at least 1, not {blocks_per_fragment}.")
+    if max_values < 1 or (blocks_per_fragment is not None and blocks_per_fragment < 1):
+        raise ValueError(f"A fragment needs at least one value and one block, not {max_values} and {blocks_per_fragment}.")
     if not shapes:
         raise ValueError("A model without parameters cannot be split into fragments.")
     blocks, outside = _blocks(shapes)
-    stride = math.ceil(len(blocks) / blocks_per_fragment)
-    groups = [(f"blocks-{'-'.join(map(str, range(p, len(blocks), stride)))}", _flatten(blocks[p::stride])) for p in range(stride)]
-    if outside:
-        groups.append(("outside-blocks", outside))
-    return tuple(_fragment(index, name, pieces) for index, (name, pieces) in enumerate(groups))
+    in_blocks = sum(_numel(block) for block in blocks)
+    if blocks_per_fragment is None and in_blocks + _numel(outside) <= max_values:
+        groups = [("all", [*_flatten(blocks), *outside])]
+    else:
+        stride = math.ceil(len(blocks) / blocks_per_fragment if blocks_per_fragment else min(len(blocks), in_blocks / max_values))
+        groups = [(f"blocks-{'-'.join(map(str, range(p, len(blocks), stride)))}", _flatten(blocks[p::stride])) for p in range(stride)]
+        groups += [("outside-blocks", outside)] * bool(outside)
+    parts = [part for name, pieces in groups for part in _parts(name, pieces, shapes, max_values)]
+    return tuple(_fragment(index, name, pieces) for index, (name, pieces) in enumerate(parts))
 
 
-def _blocks(shapes: Mapping[str, tuple[int, ...]]) -> tuple[list[list[Piece]], list[Piece]]:
+def _blocks(shapes: Shapes) -> tuple[list[list[Piece]], list[Piece]]:
     """Sort the parameters into blocks, in order of first appearance, and those outside any block."""
     blocks: dict[str, list[Piece]] = {}
     outside: list[Piece] = []
@@ -82,10 +97,38 @@ def _flatten(blocks: list[list[Piece]]) -> list[Piece]:
     return [piece for block in blocks for piece in block]
 
 
+def _numel(pieces: list[Piece]) -> int:
+    return sum(piece.numel for piece in pieces)
+
+
+def _parts(name: str, pieces: list[Piece], shapes: Shapes, max_values: int) -> list[tuple[str, list[Piece]]]:
+    """Cut a group into parts of about one size, none larger than `max_values` unless it is a single row."""
+    num_parts = math.ceil(_numel(pieces) / max_values)
+    if num_parts == 1:
+        return [(name, pieces)]
+    parts: list[list[Piece]] = [[]]
+    longest_row = max(piece.numel // shapes[piece.name][0] for piece in pieces)
+    # A row more than an even share, or the roundings make one part more.
+    room = most = min(max_values, math.ceil(_numel(pieces) / num_parts) + longest_row - 1)
+    for piece in pieces:
+        num_rows = shapes[piece.name][0]
+        row_values, first = piece.numel // num_rows, 0
+        while first < num_rows:
+            if room < row_values and parts[-1]:
+                parts.append([])
+                room = most
+            count = min(num_rows - first, max(1, room // row_values))
+            rows = None if count == num_rows else (first, first + count)
+            parts[-1].append(Piece(piece.name, count * row_values, rows))
+            room -= count * row_values
+            first += count
+    return [(f"{name}-part-{number}", part) for number, part in enumerate(parts)]
+
+
 def _fragment(index: int, name: str, pieces: list[Piece]) -> Fragment:
     large = [piece for piece in pieces if piece.numel >= MIN_CODED_VALUES]
     small = [piece for piece in pieces if piece.numel < MIN_CODED_VALUES]
-    return Fragment(index, name, (*large, *small), sum(piece.numel for piece in large))
+    return Fragment(index, name, (*large, *small), _numel(large))
 
 
 def gather(fragment: Fragment, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -129,7 +172,7 @@ def _places(fragment: Fragment, flat: Tensor, tensors: Mapping[str, Tensor]) -> 
     pairs = []
     start = 0
     for piece in fragment.pieces:
-        tensor = tensors[piece.name]
+        tensor = piece.of(tensors[piece.name])
         if tensor.numel() != piece.numel:
             raise ValueError(f"Parameter {piece.name} has {tensor.numel()} values, the fragment expects {piece.numel}.")
         pairs.append((tensor, flat[start : start + piece.numel].view(tensor.shape)))
@@ -140,7 +183,7 @@ def _places(fragment: Fragment, flat: Tensor, tensors: Mapping[str, Tensor]) -> 
 class Countdown:
     """Counts inner steps per fragment down to its next meeting.
 
-    Every period is drawn uniformly from [0.5, 1.5] times `inner_steps` (whole steps, mean exactly `inner_steps`); the first ones are
+    Every period is drawn uniformly from [0.5, 1.5] times `inner_steps` (whole steps, mean exactly that); the first ones are
     spread evenly, fragment i of F at inner_steps * (i + 1) / F, with the same relative jitter. Draws depend only on (seed, fragment,
     count), so a restored countdown goes on exactly. Give each peer its own seed, or all become due at once. Not thread safe.
     """
@@ -148,7 +191,7 @@ class Countdown:
     def __init__(self, num_fragments: int, inner_steps: int, seed: int) -> None:
         if num_fragments < 1 or inner_steps < 1:
             raise ValueError(f"A countdown needs at least one fragment and one inner step, not {num_fragments} and {inner_steps}.")
-        self._inner_steps = inner_steps
+        self.inner_steps = inner_steps
         self._seed = seed
         self._num_drawn = [1] * num_fragments
         self._remaining = [self._first(fragment, num_fragments) for fragment in range(num_fragments)]
@@ -169,22 +212,27 @@ class Countdown:
 
     def reset(self, fragment_id: int) -> None:
         """Start the fragment's next period, due or not."""
-        low, high = (self._inner_steps + 1) // 2, 3 * self._inner_steps // 2
+        low, high = (self.inner_steps + 1) // 2, 3 * self.inner_steps // 2
         self._remaining[fragment_id] = low + int(self._uniform(fragment_id) * (high - low + 1))
 
-    def state(self) -> dict[str, list[int]]:
-        """Return a JSON-able copy of the countdown."""
-        return {"remaining": list(self._remaining), "num_drawn": list(self._num_drawn)}
+    def pace(self, inner_steps: int) -> None:
+        """Count down from about so many steps from now on; what counts down from more is cut short to the longest period."""
+        self.inner_steps = inner_steps
+        self._remaining = [min(steps, 3 * inner_steps // 2) for steps in self._remaining]
 
-    def restore(self, state: Mapping[str, list[int]]) -> None:
+    def state(self) -> dict[str, Any]:
+        """Return a JSON-able copy of the countdown."""
+        return {"remaining": list(self._remaining), "num_drawn": list(self._num_drawn), "inner_steps": self.inner_steps}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
         """Take over what `state` returned. Raises ValueError when it is not from a countdown of as many fragments."""
         remaining, num_drawn = list(state["remaining"]), list(state["num_drawn"])
         if not len(remaining) == len(num_drawn) == len(self._remaining) or min(remaining) < 0:
             raise ValueError(f"This is not the state of a countdown over {len(self._remaining)} fragments.")
-        self._remaining, self._num_drawn = remaining, num_drawn
+        self._remaining, self._num_drawn, self.inner_steps = remaining, num_drawn, state["inner_steps"]
 
     def _first(self, fragment: int, num_fragments: int) -> int:
-        offset = self._inner_steps * (fragment + 1) / num_fragments
+        offset = self.inner_steps * (fragment + 1) / num_fragments
         jitter = 0.5 + Random(f"{self._seed}/{fragment}/0").random()
         return max(1, round(offset * jitter))
 

@@ -139,6 +139,13 @@ class StepBack(LinkRecord):
     clock_steps: int
 
 
+class Line(LinkRecord):
+    """What the line carries, and what the node has cost so far: about every other second."""
+
+    bytes_per_s: float  # the slower way; 0: not measured yet
+    cpu_s: float  # processor time of the node process and its daemon, since they started
+
+
 class Start(LinkRecord):
     """Begin to train from the run's initial weights."""
 
@@ -241,7 +248,7 @@ class Progress(LinkRecord):
 CodingRequest = Prepare | Encode | Check  # these need no step boundary, nor does CopyState
 MeetingRequest = CodingRequest | Open | Apply
 AnsweredRequest = MeetingRequest | CopyState | Adopt
-ToldRequest = Drop | Solo | Defer | StepBack | Start | FinishDone
+ToldRequest = Drop | Solo | Defer | StepBack | Line | Start | FinishDone
 Request = AnsweredRequest | ToldRequest
 Reply = Opened | Unavailable | SketchReady | PayloadReady | Checked | Applied | StateCopied | Adopted
 Notice = Built | Due | Progress

@@ -102,6 +102,13 @@ class MeetingDone(Stamped):
     seconds: Figure
 
 
+class IntervalSet(Stamped):
+    """How often this peer meets has changed."""
+
+    inner_steps: int  # mean countdown of a fragment
+    reason: str  # what sets it
+
+
 class SoloStep(Stamped):
     """A fragment took its outer step without a partner."""
 
@@ -198,8 +205,8 @@ class ProcessFailed(Stamped):
 
 
 Written = (
-    PeerStarted | RunKnown | ModelBuilt | StateChanged | PeersSeen | AddressesChanged | StepDone | MeetingDone | SoloStep | CheckpointSaved
-    | CheckpointFailed | CheckpointRejected | EvalDone | StateCloned | NodeRestarted | TrainerRestarted | EventsLost
+    PeerStarted | RunKnown | ModelBuilt | StateChanged | PeersSeen | AddressesChanged | StepDone | MeetingDone | IntervalSet | SoloStep
+    | CheckpointSaved | CheckpointFailed | CheckpointRejected | EvalDone | StateCloned | NodeRestarted | TrainerRestarted | EventsLost
 )  # fmt: skip
 Told = ProcessSays | TrainerIdle | ProcessFailed  # to the supervisor only
 Event = Written | Told

@@ -33,6 +33,8 @@ class Status:
     peers_seen: int = 0
     meetings: dict[str, int] = field(default_factory=lambda: {"completed": 0, "solo": 0, "refused": 0, "failed": 0})
     bytes: dict[str, int] = field(default_factory=lambda: {"sent": 0, "received": 0})
+    inner_steps: int = 0  # mean countdown of a fragment to its next meeting; 0: not known yet
+    inner_steps_reason: str = ""  # what sets it
     bits_per_param: float = 0.0  # what the codec sends one way in a meeting
     params: int = 0
     lane_counts: dict[str, int] = field(default_factory=dict)
@@ -69,6 +71,8 @@ def apply(status: Status, event: events.Event) -> Status:
             return replace(_trained(status, event), tokens_per_second=0.0)
         case events.EvalDone():
             return replace(status, eval_loss=event.loss)
+        case events.IntervalSet():
+            return replace(status, inner_steps=event.inner_steps, inner_steps_reason=event.reason)
         case events.SoloStep():
             return replace(status, meetings=_plus(status.meetings, solo=1))
         case events.MeetingDone():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from peer.link import records as ask
@@ -17,6 +17,7 @@ from peer.link.records import File, payload_name
 from peer.link.socket import LinkLost, NodeEnd
 from peer.meeting import words as on
 from peer.meeting.journal import Journal
+from peer.meeting.line import Exchange, Line
 from peer.meeting.machine import Meeting
 from peer.swarm.address_book import AddressBook
 from protocol.errors import BadMessage, PeerMisbehaved, RefusalCode, TransportError
@@ -36,11 +37,12 @@ _PARTNER_FILES = {Part.SKETCH: File.PARTNER_SKETCH, Part.PAYLOAD: File.PARTNER_P
 
 @dataclass(frozen=True, slots=True)
 class OwnSide:
-    """What a meeting finds on this side of the stream: the trainer, the folder that it shares with us, the disk."""
+    """What a meeting finds on this side of the stream: the trainer, the folder that it shares with us, the disk, the line."""
 
     link: NodeEnd
     payloads: PayloadFolder
     journal: Journal
+    line: Line = field(default_factory=Line)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,7 @@ class Driver:
         self._events: asyncio.Queue[on.Event | BaseException] = asyncio.Queue()
         self._outgoing: asyncio.Queue[Message | Part | None] = asyncio.Queue()
         self._frames_ahead = asyncio.Semaphore(FRAMES_AHEAD)
+        self._exchange: Exchange | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -117,6 +120,8 @@ class Driver:
                 raise event
             if isinstance(event, on.PartnerSent):
                 self._frames_ahead.release()
+                if self._exchange is not None:
+                    self._exchange.heard(event.message)
             if (finish := await self._handle(event)) is not None:
                 return finish
 
@@ -132,6 +137,8 @@ class Driver:
             case on.Send(message):
                 self._outgoing.put_nowait(message)
             case on.SendPart(part):
+                if part is Part.PAYLOAD:
+                    self._exchange = Exchange(self._own.line, self.meeting.payload_bytes)
                 self._outgoing.put_nowait(part)
             case on.Store(part, data):
                 self._store(part, data)
@@ -230,6 +237,8 @@ class Driver:
         """Do at once all that must be done, whatever happens to the rest of the cleaning up."""
         if self._timer is not None:
             self._timer.cancel()
+        if self._exchange is not None:
+            self._exchange.end()
         if self.meeting.finish is None:
             self._own.link.tell(ask.Drop(self.meeting.number))
         self._own.payloads.remove_meeting(self.meeting.number)

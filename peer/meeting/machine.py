@@ -27,10 +27,11 @@ from dataclasses import dataclass, field
 from peer.link import records as ask
 from peer.meeting import words as on
 from peer.meeting.hello import Greeting, Pairing, pairing
+from peer.meeting.line import transfer_s
 from peer.meeting.words import DECIDED, TRAINERS_TURN, Command, Finish, MeetingOutcome, MeetingState
 from protocol.errors import BadContents, BadMessage, PeerMisbehaved, RefusalCode, Refused
 from protocol.identity import PeerId
-from protocol.limits import REFUSAL_DETAIL_CHARS
+from protocol.limits import CHUNK_BYTES, REFUSAL_DETAIL_CHARS
 from protocol.messages.messages import (
     Chunk,
     Commit,
@@ -78,6 +79,11 @@ class Meeting:
     def state(self) -> MeetingState:
         """Where this side stands."""
         return self._state if self._settlement is None or self.finish is not None else self._settlement.state
+
+    @property
+    def payload_bytes(self) -> int:
+        """The size of each side's payload."""
+        return self._greeting.fragment_terms.payload_bytes
 
     @property
     def initiates(self) -> bool:
@@ -202,7 +208,8 @@ class Meeting:
                 return self._on_hello(message)
             case Chunk():
                 partner.take_chunk(message)
-                return [on.Store(message.part, message.data), *self._advance()]
+                more = [self._allow(CHUNK_BYTES)] if len(message.data) == CHUNK_BYTES else []  # a drop now and then buys no time
+                return [on.Store(message.part, message.data), *more, *self._advance()]
             case Commitment():
                 partner.take_commitment(message, meeting_id)
                 return self._advance()
@@ -241,13 +248,17 @@ class Meeting:
             return [on.Tell(ask.Encode(self.number))]
         if self.state is MeetingState.COMMITTING and partner.commitment is not None:
             self._state = MeetingState.EXCHANGING
-            return [on.SendPart(Part.PAYLOAD), *self._advance()]
+            return [on.SendPart(Part.PAYLOAD), self._allow(CHUNK_BYTES), *self._advance()]
         if self.state is MeetingState.EXCHANGING and partner.has_payload:
             self._state = MeetingState.CHECKING
-            return [on.Tell(ask.Check(self.number))]
+            return [self._allow(self.payload_bytes), on.Tell(ask.Check(self.number))]  # ours may still be on its way
         if self.state is MeetingState.JUDGING and self.initiates and partner.verdict is not None:
             return self._decide(union(self._own_failed, partner.verdict.failed_blocks))
         return []
+
+    def _allow(self, num_bytes: int) -> on.Allow:
+        """Allow the deadline once more, and the time that so many bytes of a payload may take."""
+        return on.Allow(self._deadline_s + transfer_s(min(num_bytes, self.payload_bytes)))
 
     # ------------------------------------------------------------------ decision, doubt, end
 

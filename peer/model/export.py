@@ -162,7 +162,7 @@ def model_card(trained: Trained, events: Sequence[Event], weights: str, measured
         "model": _plain(manifest.model.hub or manifest.model.architecture),
         "tokenizer": _plain(manifest.tokenizer.name),
         "data": _plain(manifest.data.name or manifest.data.source),
-        "method": f"{manifest.outer.method}, codec {manifest.codec.name}, {manifest.outer.inner_steps} inner steps between meetings",
+        "method": f"{manifest.outer.method}, codec {manifest.codec.name}, inner steps between meetings: {manifest.outer.inner_steps}",
         "clock": f"{state['clock_steps']} of {manifest.run.total_steps} steps",
         "this peer": f"{trained.checkpoint.step} inner steps, {state['tokens']} tokens",
         "weights": weights,

@@ -11,7 +11,7 @@ from typing import Final
 
 from optim.codecs import CODECS, codec
 from optim.fragment_codec import FragmentCodec
-from optim.fragments import split
+from optim.fragments import Fragment, split
 from optim.inner import OPTIMIZERS, InnerSettings
 from optim.names import nearest
 from protocol.errors import BadManifest
@@ -19,6 +19,7 @@ from protocol.messages.terms import FragmentTerms, ModelPlan
 from protocol.run.manifest import Manifest
 
 METHODS: Final = ("noloco",)
+SAMPLE_VALUES: Final = 1 << 20  # over so many values a codec's bytes per value are those of any large fragment
 CLOCK_FACTOR = 4  # a peer's schedule clock never runs faster than this many times its own steps
 
 
@@ -50,10 +51,18 @@ def inner_settings(manifest: Manifest) -> InnerSettings:
     )
 
 
-def fragment_codecs(manifest: Manifest, shapes: Mapping[str, tuple[int, ...]]) -> tuple[FragmentCodec, ...]:
+def fragments(manifest: Manifest, shapes: Mapping[str, tuple[int, ...]]) -> tuple[Fragment, ...]:
     """Cut a model of these parameter shapes as the manifest says."""
     chosen = codec(manifest.codec.name)
-    return tuple(FragmentCodec(fragment, chosen) for fragment in split(shapes, manifest.fragments.blocks_per_fragment))
+    bytes_per_value = (chosen.sketch_bytes(SAMPLE_VALUES) + chosen.payload_bytes(SAMPLE_VALUES)) / SAMPLE_VALUES
+    max_values = max(1, int(1e6 * manifest.fragments.max_fragment_mb / bytes_per_value))
+    return split(shapes, max_values, manifest.fragments.blocks_per_fragment)
+
+
+def fragment_codecs(manifest: Manifest, shapes: Mapping[str, tuple[int, ...]]) -> tuple[FragmentCodec, ...]:
+    """Cut a model of these parameter shapes as the manifest says, and name the codec of each fragment."""
+    chosen = codec(manifest.codec.name)
+    return tuple(FragmentCodec(fragment, chosen) for fragment in fragments(manifest, shapes))
 
 
 def model_plan(codecs: Sequence[FragmentCodec], alpha: float) -> ModelPlan:

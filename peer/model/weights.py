@@ -9,10 +9,11 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from optim.fragments import scatter, split
+from optim.fragments import scatter
 from peer.machine.home import Home
 from peer.model.checkpoint import CheckpointContents, load_latest
 from peer.model.model import parameter_shapes
+from peer.model.plan import fragments
 from protocol.errors import BadSettings
 from protocol.run.manifest import Manifest, SignedManifest
 
@@ -51,7 +52,7 @@ def slow_weights(trained: Trained) -> dict[str, Tensor]:
     """
     shapes = parameter_shapes(trained.manifest.model)
     weights = {name: torch.empty(shape) for name, shape in shapes.items()}
-    for fragment in split(shapes, trained.manifest.fragments.blocks_per_fragment):
+    for fragment in fragments(trained.manifest, shapes):
         scatter(fragment, trained.checkpoint.tensors[f"slow/{fragment.id}"], weights)
     return weights
 

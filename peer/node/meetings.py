@@ -29,6 +29,7 @@ from protocol.streams.transport import Purpose, Stream, Transport
 
 CONNECT_S = 15.0
 SAY_S = 2.0  # for a refusal to leave
+FIRST_USUAL_S = 0.3
 MAX_INBOUND = 2  # at once; of one partner: 1
 MAX_OUTBOUND = 2
 _NOT_YET = frozenset({RefusalCode.WRONG_PHASE, RefusalCode.NOT_READY})
@@ -63,6 +64,7 @@ class Meetings:
         self.active: dict[int, Driver] = {}  # by fragment
         self._completed: Counter[int] = Counter()
         self._num_outbound = 0
+        self.usual_s = FIRST_USUAL_S  # how long meetings that counted have lasted lately
         self.inbound: set[PeerId] = set()
 
     # ------------------------------------------------------------------ ending
@@ -224,7 +226,9 @@ class Meetings:
         started_s = loop_s()
         try:
             finish = await self.active[fragment].run()
-            self._completed[fragment] += finish.outcome is MeetingOutcome.COMPLETED
+            if finish.outcome is MeetingOutcome.COMPLETED:
+                self._completed[fragment] += 1
+                self.usual_s += 0.2 * (loop_s() - started_s - self.usual_s)
         finally:
             del self.active[fragment]
         for record in meeting.partner_hello.acquaintances if meeting.partner_hello else ():

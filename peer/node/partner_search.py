@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from peer.link import records as ask
 from peer.link.socket import NodeEnd
-from peer.meeting.words import MeetingOutcome
+from peer.meeting.words import Finish, MeetingOutcome
 from peer.node.meetings import Meetings
 from peer.swarm.address_book import AddressBook, loop_s
 from peer.swarm.membership import Membership
@@ -22,6 +22,7 @@ from peer.swarm.standing import Standing
 from protocol.identity import PeerId
 
 PAUSE_S = (0.05, 0.4)  # between two tries, so that two peers that called each other do not do it again in step
+BUSY_S = 5.0  # at most, before a partner that was busy, or another, is asked
 OWN_TROUBLE_S = 1.0  # after one that our own side broke off: the trainer is being restarted, or the disk is full
 
 
@@ -101,6 +102,14 @@ class Searches:
                 return False
             finish = await meetings.try_next(fragment, tried)
         if meetings.num_completed(fragment) < goal.num_completed:
-            in_trouble = finish is not None and finish.outcome is MeetingOutcome.ABANDONED
-            await asyncio.sleep(OWN_TROUBLE_S if in_trouble else self._rng.uniform(*PAUSE_S))
+            await asyncio.sleep(self._pause_s(finish))
         return True
+
+    def _pause_s(self, finish: Finish | None) -> float:
+        """Return how long to wait after a try: about until a partner who was in a meeting is through with it."""
+        match finish:
+            case Finish(outcome=MeetingOutcome.ABANDONED):
+                return OWN_TROUBLE_S
+            case Finish(outcome=MeetingOutcome.BUSY):
+                return self._rng.uniform(0.5, 1.5) * min(BUSY_S, self._meetings.usual_s)
+        return self._rng.uniform(*PAUSE_S)

@@ -16,10 +16,11 @@ from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from peer.link import records as ask
 from peer.link.payload_folder import PayloadFolder
 from peer.link.records import Writer
 from peer.link.socket import NodeEnd
-from peer.machine.child import Child
+from peer.machine.child import Child, cpu_s
 from peer.machine.events import ProcessSays, RunKnown
 from peer.machine.home import Home, write_whole
 from peer.meeting.driver import OwnSide
@@ -44,6 +45,7 @@ from protocol.run.manifest import Manifest, SignedManifest
 SAVE_BOOK_S = 2.0  # a peer that is killed early must still find its way back
 LOOK_S = 1.0  # between two looks at who has announced itself, where nobody trains
 LEAVE_S = 3.0
+TELL_LINE_S = 2.0
 
 T = TypeVar("T")
 
@@ -119,22 +121,28 @@ class NodeProcess:
                         is_founder=self._invite is None, wait_for_peers=enough,
                     )  # fmt: skip
                     self._door.open(replace(server, terms=membership.terms, donor=node.donor), node.meetings)
-                    await self._run_node(node, link)
+                    await self._run_node(node, network, own)
             finally:
                 present.cancel()
                 await presence.leave()
 
-    async def _run_node(self, node: Node, link: NodeEnd) -> None:
+    async def _run_node(self, node: Node, network: Libp2pNode, own: OwnSide) -> None:
         """Run the node to the end of the run, or until the supervisor says stop; then end its meetings."""
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(work) for work in (node.run(), self._stopped.wait())]
-            listening = tasks.create_task(link.run(node.on_notice))
+            aside = [tasks.create_task(work) for work in (own.link.run(node.on_notice), self._tell_line(network, own))]
             try:
                 await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 await node.meetings.leave(LEAVE_S)
-                for task in (*running, listening):
+                for task in (*running, *aside):
                     task.cancel()
+
+    async def _tell_line(self, network: Libp2pNode, own: OwnSide) -> None:
+        """Tell the trainer, again and again, what the line carries and what we cost: it finds out how often to meet."""
+        while True:
+            own.link.tell(ask.Line(own.line.slower_bytes_per_s, time.process_time() + cpu_s(network.daemon_pid)))
+            await asyncio.sleep(TELL_LINE_S)
 
     # ------------------------------------------------------------------ without one
 

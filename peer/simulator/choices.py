@@ -7,15 +7,18 @@ A name is a key of the manifest's sections `inner`, `outer` or `fragments`, a pr
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import product
 from typing import Any, Final
 
 from optim.codecs import CODECS
 from optim.inner import OPTIMIZERS
+from peer.model.model import parameter_shapes
+from peer.model.plan import fragment_codecs
 from peer.simulator.methods import method
 from peer.simulator.scenario import NUM_PEERS, Scenario, known
+from peer.trainer.interval import afforded_steps
 from protocol.errors import BadSettings
 from protocol.run.manifest import Manifest
 from protocol.run.sections import FragmentsSection, InnerSection, OuterSection, Section
@@ -35,7 +38,7 @@ MANIFEST_NAMES: Final[dict[str, tuple[str, str]]] = {
     "seed": ("run", "seed"),
 }
 # Name on the command line: field of the scenario, how it is read, and what it should be.
-NUMBERS: Final = ("drop_out", "skew", "keep_local", "feedback", "clip", "staleness_penalty")
+NUMBERS: Final = ("line_mbit", "step_s", "drop_out", "skew", "keep_local", "feedback", "clip", "staleness_penalty")
 SCENARIO_NAMES: Final[dict[str, tuple[str, Callable[[str], Any], str]]] = {
     "peers": ("num_peers", int, "a whole number"),
     "delay": ("delay_steps", Fraction, "a number"),
@@ -76,15 +79,24 @@ def scenario(base: Manifest, choices: Mapping[str, Any]) -> Scenario:
         table = tables.setdefault(section, {})
         if known_name in choices:
             table[key] = choices[known_name]
-        elif known_name in defaults and (name != base.outer.method or key not in table):
+        elif known_name in defaults and (key not in table or (section != "fragments" and name != base.outer.method)):
             table[key] = defaults[known_name]
     manifest = Manifest.checked(tables)
     known(manifest.codec.name, CODECS, "codec")
     known(manifest.inner.optimizer, OPTIMIZERS, "inner optimizer")
     mine = {**defaults, **choices}
     made = Scenario(manifest, **{field: mine[key] for key, (field, _, _) in SCENARIO_NAMES.items() if key in mine})
+    if manifest.outer.inner_steps == "auto" and chosen.at_own_rate:
+        made = replace(made, auto_steps=_afforded_steps(made))
     chosen.train(made, 1)  # settings that the method refuses are refused now, not after the model is built
     return made
+
+
+def _afforded_steps(made: Scenario) -> int:
+    """Return the interval that the scenario's line affords; simulated peers have time for everything else."""
+    codecs = fragment_codecs(made.manifest, parameter_shapes(made.manifest.model))
+    round_bytes = sum(codec.sketch_bytes + codec.payload_bytes for codec in codecs)
+    return afforded_steps(round_bytes, made.line_mbit * 1e6 / 8, made.step_s)
 
 
 def setting(text: str) -> tuple[str, Any]:

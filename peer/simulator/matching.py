@@ -49,10 +49,10 @@ class OnDemand:
 
     def __init__(self, scenario: Scenario, num_fragments: int) -> None:
         outer = scenario.manifest.outer
-        self._countdowns = [Countdown(num_fragments, outer.inner_steps, _seed(scenario.seed, n)) for n in range(scenario.num_peers)]
+        self._countdowns = [Countdown(num_fragments, scenario.period, _seed(scenario.seed, n)) for n in range(scenario.num_peers)]
         self._random = Random(f"{scenario.seed}/partners")
         self._max_clock_gap = outer.max_clock_gap_steps
-        self._patience = outer.inner_steps  # in units of virtual time
+        self._patience = scenario.period  # in units of virtual time
         self._defer = outer.no_partner == "defer"
         self._asking_since: dict[tuple[int, int], Fraction] = {}
 
@@ -88,7 +88,7 @@ class Scheduled:
 
     def __init__(self, scenario: Scenario, num_fragments: int) -> None:
         self._num_peers = scenario.num_peers
-        self._period = scenario.manifest.outer.inner_steps
+        self._period = scenario.period
         self._seed = scenario.seed
         self._next = [Fraction(self._period * (fragment + 1), num_fragments) for fragment in range(num_fragments)]
 

@@ -121,7 +121,13 @@ METHODS: Final[dict[str, Method]] = {
     "sparseloco": group(nesterov=False, mean=every_coordinate, alpha=0.0, beta=1.0, codec="topk"),
     "streaming": Method(
         _streaming,
-        lambda num_peers: {"alpha": 0.9, "beta": learning_rate_for(num_peers), "codec": "e3m0", "delay": Fraction(1)},
+        lambda num_peers: {
+            "alpha": 0.9,
+            "beta": learning_rate_for(num_peers),
+            "codec": "e3m0",
+            "delay": Fraction(1),
+            "blocks_per_fragment": 3,
+        },
         common_vectors=3,
     ),
     "ddp": Method(lambda scenario, _: data_parallel, lambda _: {"codec": "fp32"}, common_vectors=1, one_replica=True),

@@ -339,6 +339,11 @@ class Network:
             raise BadSettings(f"--variation must satisfy 0 <= variation < 100, and is {self.links.variation:g}", hint=HINT)
 
     @property
+    def round_bytes(self) -> int:
+        """Return what is sent one way when everything meets once."""
+        return int(self.bits_per_param * self.workload.num_params / 8)
+
+    @property
     def bits_per_param(self) -> float:
         """Return what the codec sends per value of a large tensor, one way."""
         chosen = codec(self.codec)

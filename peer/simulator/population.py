@@ -73,6 +73,11 @@ class Layout:
         for codec, part in zip(self.codecs, self.slices, strict=True):
             pieces = codec.fragment.pieces
             for piece, values in zip(pieces, torch.split(flat[part], [piece.numel for piece in pieces]), strict=True):
+                if piece.rows is not None:
+                    raise BadSettings(
+                        f"{piece.name} would be cut between two fragments, which only real peers can do",
+                        hint="raise max_fragment_mb, or simulate a smaller model",
+                    )
                 parameter = parameters[piece.name]
                 parameter.data = values.view(parameter.shape).copy_(parameter.data)
 
@@ -128,7 +133,7 @@ class SimulatedReplica:
 
     def hear_clock(self, partner_clock_steps: int) -> None:
         """Follow a partner's schedule clock, never faster than a bounded factor over one's own steps; as a real peer does."""
-        slack_steps, total_steps = self._manifest.outer.inner_steps, self._settings.total_steps
+        slack_steps, total_steps = self._manifest.outer.nominal_steps, self._settings.total_steps
         self.clock_steps = follow_clock(self.clock_steps, partner_clock_steps, slack_steps, self.own_steps, total_steps)
 
 

@@ -19,6 +19,7 @@ from optim.names import nearest
 from peer.model.plan import inner_settings
 from protocol.errors import BadSettings
 from protocol.run.manifest import Manifest
+from protocol.run.sections import AUTO_STEPS
 
 NUM_PEERS: Final = 8
 ON_DEMAND: Final = "on-demand"
@@ -36,6 +37,9 @@ class Scenario:
     num_peers: int = NUM_PEERS
     speeds: tuple[Fraction, ...] = (Fraction(1),)  # relative step rates, repeated until every peer has one
     delay_steps: Fraction = Fraction(0)  # how long an exchange takes, in units of virtual time
+    line_mbit: float = 100.0  # each way, of every peer: where the interval finds itself, it must carry the meetings
+    step_s: float = 1.0  # an inner step at mean speed, for the same
+    auto_steps: int = AUTO_STEPS  # what that comes to
     matching: str = ON_DEMAND
     token_weights: bool = True
     drop_out: float = 0.0  # chance that a peer is away for a period of inner_steps; nobody is in the first
@@ -51,6 +55,8 @@ class Scenario:
         _need(len(self.speeds) <= self.num_peers, f"there are {len(self.speeds)} speeds for {self.num_peers} peers")
         _need(self.delay_steps >= 0, f"delay must not be negative, and is {float(self.delay_steps):g}")
         _need(self.matching in (ON_DEMAND, SCHEDULED), f"matching is {self.matching!r}; it can be {ON_DEMAND} or {SCHEDULED}")
+        _need(0.0 < self.line_mbit < math.inf, f"--bandwidth must be above 0, and is {self.line_mbit:g}")
+        _need(0.0 < self.step_s < math.inf, f"--step-seconds must be above 0, and is {self.step_s:g}")
         _need(0.0 <= self.drop_out < 1.0, f"drop_out must satisfy 0 <= drop_out < 1, and is {self.drop_out:g}")
         _need(self.clip > 0.0, f"clip must be above 0, and is {self.clip:g}")
         _need(self.staleness_penalty >= 1.0, f"staleness_penalty must be at least 1, and is {self.staleness_penalty:g}")
@@ -81,7 +87,8 @@ class Scenario:
     @property
     def period(self) -> int:
         """Return the inner steps between two exchanges of a fragment; also how many units of virtual time an absence lasts."""
-        return self.manifest.outer.inner_steps
+        inner_steps = self.manifest.outer.inner_steps
+        return self.auto_steps if isinstance(inner_steps, str) else inner_steps
 
     @property
     def step_tokens(self) -> int:

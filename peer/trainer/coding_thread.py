@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ class CodingThread:
         self._session = 0
         self._batches: deque[Batch] = deque()
         self._has_news = threading.Event()
+        self.cpu_s = 0.0  # processor time that the thread has taken
         self._is_closing = False
         self._bug: BaseException | None = None
         device = outer.fragments[0].slow.device
@@ -74,6 +76,7 @@ class CodingThread:
                 requests = self._link.poll()
                 later = tuple(request for request in requests if not self._done_now(request))
                 self._keep(Batch(self._link.session, later))
+                self.cpu_s = time.thread_time()
         except BaseException as error:
             self._bug = error
             self._has_news.set()

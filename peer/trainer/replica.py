@@ -77,7 +77,7 @@ class Replica:
         codecs = fragment_codecs(manifest, {name: tuple(p.shape) for name, p in self.parameters.items()})
         rule = NoLoCo(manifest.outer.alpha, manifest.outer.beta, manifest.outer.gamma)
         self.outer = OuterLoop(codecs, self.parameters, rule, payloads, self._on_outer_step)
-        self.countdown = Countdown(len(codecs), manifest.outer.inner_steps, peer_seed)
+        self.countdown = Countdown(len(codecs), manifest.outer.nominal_steps, peer_seed)
         self.optimizer = build_optimizer(manifest.inner.optimizer, self.parameters.items(), self._settings)
 
     @property
@@ -178,7 +178,7 @@ class Replica:
         since = follow_clock(
             self.clock_steps - joined_clock,
             partner_clock_steps - joined_clock,
-            self.manifest.outer.inner_steps,
+            self.manifest.outer.nominal_steps,
             self.own_steps - joined_steps,
             self.manifest.run.total_steps - joined_clock,
         )

@@ -18,6 +18,7 @@ from peer.machine.child import Child
 from peer.machine.events import EvalDone, Event, ProcessSays, StepDone, TrainerIdle
 from peer.model.evaluation import held_out_loss
 from peer.trainer.coding_thread import CodingThread
+from peer.trainer.interval import Pace
 from peer.trainer.replica import InnerStep, Replica
 from peer.trainer.saver import Saver
 from protocol.errors import OperatorError
@@ -46,8 +47,8 @@ class Stopwatch:
     def __init__(self, emit: Callable[[Event], None], now_s: Callable[[], float]) -> None:
         self._emit = emit
         self._now_s = now_s
-        self._train_s = 0.0
-        self._blocked_s = 0.0
+        self.train_s = 0.0
+        self.blocked_s = 0.0  # part of it
         self._steps: list[InnerStep] = []  # since it was told last
         self._told_s = self._now_s()
 
@@ -58,7 +59,7 @@ class Stopwatch:
         try:
             yield
         finally:
-            self._train_s += self._now_s() - start_s
+            self.train_s += self._now_s() - start_s
 
     @contextlib.contextmanager
     def blocked(self) -> Iterator[None]:
@@ -71,9 +72,9 @@ class Stopwatch:
             yield
         finally:
             spent_s = self._now_s() - start_s
-            if self._train_s:  # before the first inner step nothing is blocked
-                self._blocked_s += spent_s
-                self._train_s += spent_s
+            if self.train_s:  # before the first inner step nothing is blocked
+                self.blocked_s += spent_s
+                self.train_s += spent_s
 
     def step(self, step: InnerStep) -> None:
         """Note an inner step."""
@@ -91,9 +92,9 @@ class Stopwatch:
         if self._steps:
             loss = sum(step.loss for step in self._steps) / len(self._steps)
             tokens_per_s = sum(step.num_tokens for step in self._steps) / passed_s
-            self._emit(StepDone(*so_far, loss, self._steps[-1].learning_rate, tokens_per_s, self._train_s, self._blocked_s))
+            self._emit(StepDone(*so_far, loss, self._steps[-1].learning_rate, tokens_per_s, self.train_s, self.blocked_s))
         else:
-            self._emit(TrainerIdle(*so_far, self._train_s, self._blocked_s))
+            self._emit(TrainerIdle(*so_far, self.train_s, self.blocked_s))
         self._steps.clear()
 
 
@@ -114,6 +115,7 @@ class Trainer:
         self._now_s = now_s
         self._device = replica.outer.fragments[0].slow.device
         self._watch = Stopwatch(child.emit, now_s)
+        self._pace = Pace(replica, child.emit)
         self._session = 0  # of the link, at the last boundary
         self._node_changed_s = now_s()
         self._bad_batches = 0  # in a row, up to the last one
@@ -206,6 +208,10 @@ class Trainer:
         match request:
             case ask.Start():
                 self._begin()
+            case ask.Open() if self._pace.is_too_soon(request):
+                self._link.send(ask.Unavailable(request.meeting, "my line carries no meeting so soon after the last"), self._session)
+            case ask.Line():
+                self._pace.hear(request)
             case ask.FinishDone():
                 if self._replica.phase is RunPhase.FINISH:
                     self.state = State.OVER
@@ -288,6 +294,7 @@ class Trainer:
         if self._watch.is_time_to_tell():
             self._watch.tell(self._replica)
             self._tell_node()
+            self._pace.update(self._watch.train_s, self._watch.blocked_s, self._node.cpu_s)
 
     def _evaluate(self) -> None:
         loss = held_out_loss(self._replica.model, self._replica.corpus, NUM_EVAL_BATCHES)

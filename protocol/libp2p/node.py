@@ -93,7 +93,7 @@ class Libp2pNode:
 
     @property
     def daemon_pid(self) -> int:
-        """p2pd's process id, 0 while there is none: for tests and diagnosis."""
+        """p2pd's process id, 0 while there is none."""
         return self._unit.daemon.pid if self._unit else 0
 
     async def __aenter__(self) -> Self:

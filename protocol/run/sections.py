@@ -10,7 +10,7 @@ import math
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, ValidationInfo, field_validator, model_validator
 
 from protocol import limits
 from protocol.errors import BadSettings
@@ -28,6 +28,7 @@ DEMO_LLAMA: dict[str, Any] = {
 }
 MUON_RATE = 1e-2  # these two were best for the demo job; a large model wants less
 ADAMW_RATE = 1.5e-3
+AUTO_STEPS = 10  # where the interval finds itself, and something must be computed from it
 _CONFIG_DEPTH = 4  # transformers configs nest two levels; deeper is only an attack on whoever walks it
 _LARGEST_INTEGER = (1 << 63) - 1
 
@@ -58,11 +59,18 @@ def _peers(texts: tuple[str, ...]) -> tuple[str, ...]:
     return texts
 
 
+def _inner_steps(value: object) -> int | str:
+    if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= limits.STEPS):
+        return value
+    raise ValueError('should be "auto", or a whole number from 1 on')
+
+
 Access = Literal["invite", "allowlist", "open"]
 Label = Annotated[str, AfterValidator(_label)]
 Name = Annotated[str, _like(r"[a-z0-9][a-z0-9_-]{0,31}", "a name of up to 32 lower-case letters, digits, - and _")]
 Architecture = Annotated[str, _like(r"[A-Za-z0-9._-]{0,64}", "a transformers model type, like llama or gpt2")]  # empty: of a hub
 CommitHash = Annotated[str, _like(r"[0-9a-f]{40}", "a full commit hash (40 hex digits); branches and tags can move")]
+InnerSteps = Annotated[int | str, PlainValidator(_inner_steps)]
 Peers = Annotated[tuple[str, ...], AfterValidator(_peers), Field(strict=False)]  # TOML and JSON know lists only
 
 
@@ -173,6 +181,11 @@ class InnerSection(Section):
     sequence_length: int = Field(default=128, ge=2, le=1 << 24, description="tokens per sequence")
 
 
+def nominal_steps(inner_steps: int | str) -> int:
+    """Return the interval that a manifest names, or a middling one for `auto`."""
+    return AUTO_STEPS if isinstance(inner_steps, str) else inner_steps
+
+
 class OuterSection(Section):
     """How peers pull their weights together."""
 
@@ -180,17 +193,23 @@ class OuterSection(Section):
     alpha: float = Field(default=0.0, ge=0, lt=1, description="momentum of the outer step")
     beta: float = Field(default=1.0, gt=0, le=4, description="outer learning rate")
     gamma: float = Field(default=1.0, description="pull towards the partner's slow weights; below 2(1 - alpha^2)")
-    inner_steps: int = Field(
-        default=10, ge=1, le=limits.STEPS, description="mean countdown of a fragment to the meeting that it asks for, in inner steps"
+    inner_steps: InnerSteps = Field(
+        default="auto",
+        description="mean countdown of a fragment to the meeting that it asks for, in inner steps; auto: each peer finds its own",
     )
     no_partner: Literal["solo", "defer"] = Field(default="solo", description="when nobody answers: take the outer step alone, or wait")
     deadline_s: float = Field(default=30.0, ge=1, le=3600, description="seconds to find a partner and meet")
     max_clock_gap_steps: int = Field(
-        default_factory=lambda given: max(200, 8 * given["inner_steps"]),
+        default_factory=lambda given: max(200, 8 * nominal_steps(given["inner_steps"])),
         ge=1,
         le=limits.STEPS,
         description="partners whose clocks differ by more do not meet; unless given 8 times inner_steps, at least 200",
     )
+
+    @property
+    def nominal_steps(self) -> int:
+        """Return the interval in inner steps, for what all peers must compute alike; a middling one where each finds its own."""
+        return nominal_steps(self.inner_steps)
 
     @field_validator("gamma")
     @classmethod
@@ -205,7 +224,15 @@ class OuterSection(Section):
 class FragmentsSection(Section):
     """How the model is cut into the parts that meet separately."""
 
-    blocks_per_fragment: int = Field(default=3, ge=1, le=limits.FRAGMENTS, description="transformer blocks in a fragment")
+    max_fragment_mb: float = Field(
+        default=8.0,
+        gt=0,
+        le=1e6,
+        description="megabytes that each side sends in a meeting at most; what is larger is cut, at a tensor's rows too",
+    )
+    blocks_per_fragment: int | None = Field(
+        default=None, ge=1, le=limits.FRAGMENTS, description="transformer blocks in a fragment; unless given, as many as fit"
+    )
 
 
 class CodecSection(Section):

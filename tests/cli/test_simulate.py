@@ -163,10 +163,8 @@ TRAINING = {
 NETWORK = {
     "latency": ("--latency", "0.05"),  # even where it is the default
     "variation": ("--variation", "0.5"),
-    "bandwidth": ("--bandwidth", "100"),
     "params": ("--params", "1e8"),
     "layers": ("--layers", "12"),
-    "step_seconds": ("--step-seconds", "1"),
 }
 
 
@@ -219,7 +217,7 @@ def test_what_the_network_takes_reaches_it(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (("--bandwidth", "nan"), "--bandwidth must be a number between"),
+        (("--bandwidth", "nan"), "--bandwidth must be above 0"),
         (("--params", "inf"), "--params must be a number between"),
         (("--latency", "0"), "--latency must be a number between"),
         (("--variation", "nan"), "--variation must satisfy"),

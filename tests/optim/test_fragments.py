@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 
 import pytest
@@ -18,12 +19,15 @@ def llama(num_blocks: int, width: int = 64) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+LARGE = 1 << 30
+
+
 def names(fragment: Fragment) -> list[str]:
     return [piece.name for piece in fragment.pieces]
 
 
 def test_blocks_are_strided_and_the_rest_comes_last() -> None:
-    fragments = split(llama(7), blocks_per_fragment=3)
+    fragments = split(llama(7), LARGE, blocks_per_fragment=3)
     assert [fragment.id for fragment in fragments] == [0, 1, 2, 3]
     blocks = [sorted({name.split(".")[2] for name in names(fragment)}) for fragment in fragments[:-1]]
     assert blocks == [["0", "3", "6"], ["1", "4"], ["2", "5"]]
@@ -32,12 +36,12 @@ def test_blocks_are_strided_and_the_rest_comes_last() -> None:
 
 def test_every_value_is_in_exactly_one_fragment() -> None:
     shapes = llama(5)
-    held = [name for fragment in split(shapes, 2) for name in names(fragment)]
+    held = [name for fragment in split(shapes, LARGE, 2) for name in names(fragment)]
     assert sorted(held) == sorted(shapes)
 
 
 def test_large_tensors_come_first() -> None:
-    fragment = split(llama(1), 3)[0]
+    fragment = split(llama(1), LARGE, 3)[0]
     assert names(fragment) == ["model.layers.0.self_attn.q_proj.weight", "model.layers.0.input_layernorm.weight"]
     assert fragment.num_coded == 64 * 64
     assert fragment.numel == 64 * 64 + 64
@@ -45,23 +49,63 @@ def test_large_tensors_come_first() -> None:
 
 @pytest.mark.parametrize("name", ["transformer.h.3.attn.weight", "gpt_neox.layers.3.w", "encoder.block.3.w", "blocks.3.w", "layers.3.w"])
 def test_block_names_of_other_architectures(name: str) -> None:
-    fragments = split({"embed": (8, 8), name: (8, 8)}, 1)
+    fragments = split({"embed": (8, 8), name: (8, 8)}, LARGE, 1)
     assert [names(fragment) for fragment in fragments] == [[name], ["embed"]]
 
 
 def test_encoder_and_decoder_blocks_of_one_number_are_two_blocks() -> None:
-    fragments = split({"encoder.block.0.w": (8, 8), "decoder.block.0.w": (8, 8)}, 1)
+    fragments = split({"encoder.block.0.w": (8, 8), "decoder.block.0.w": (8, 8)}, LARGE, 1)
     assert [names(fragment) for fragment in fragments] == [["encoder.block.0.w"], ["decoder.block.0.w"]]
 
 
 def test_a_model_without_blocks_is_one_fragment() -> None:
-    assert [names(fragment) for fragment in split({"a": (3,), "b": (2, 2)}, 3)] == [["a", "b"]]
+    assert [names(fragment) for fragment in split({"a": (3,), "b": (2, 2)}, LARGE, 3)] == [["a", "b"]]
 
 
-@pytest.mark.parametrize(("shapes", "size"), [({}, 3), ({"a": (0, 4)}, 3), ({"a": (4,)}, 0)])
-def test_impossible_splits_are_refused(shapes: dict[str, tuple[int, ...]], size: int) -> None:
+@pytest.mark.parametrize(("shapes", "max_values", "blocks"), [({}, 3, 3), ({"a": (0, 4)}, 3, 3), ({"a": (4,)}, 3, 0), ({"a": (4,)}, 0, 3)])
+def test_impossible_splits_are_refused(shapes: dict[str, tuple[int, ...]], max_values: int, blocks: int) -> None:
     with pytest.raises(ValueError, match=r"\.$"):
-        split(shapes, size)
+        split(shapes, max_values, blocks)
+
+
+def test_a_model_that_fits_is_one_fragment() -> None:
+    whole = split(llama(7), sum(math.prod(shape) for shape in llama(7).values()))
+    assert [fragment.name for fragment in whole] == ["all"]
+    assert sorted(names(whole[0])) == sorted(llama(7))
+
+
+def test_as_few_strided_fragments_as_fit() -> None:
+    block = 64 * 64 + 64
+    fragments = split(llama(7), 3 * block)
+    assert [fragment.name for fragment in fragments] == [
+        "blocks-0-3-6",
+        "blocks-1-4",
+        "blocks-2-5",
+        "outside-blocks-part-0",
+        "outside-blocks-part-1",
+    ]
+
+
+@pytest.mark.parametrize("max_values", [1, 100, 1000, 4160, 5000, 10_000])
+@pytest.mark.parametrize("blocks", [None, 1, 3])
+def test_no_fragment_is_larger_than_is_wanted_but_for_a_single_row(max_values: int, blocks: int | None) -> None:
+    shapes = llama(5)
+    fragments = split(shapes, max_values, blocks)
+    assert [fragment.id for fragment in fragments] == list(range(len(fragments)))
+    for fragment in fragments:
+        rows = [math.prod(shapes[name][1:]) for name in names(fragment)]
+        assert fragment.numel <= max_values or (len(rows) == 1 and fragment.numel == rows[0])
+    tensors = {name: torch.randn(shape) for name, shape in shapes.items()}
+    copies = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    for fragment in fragments:
+        add(fragment, gather(fragment, tensors), copies)  # every value once
+    assert all(torch.equal(tensors[name], copies[name]) for name in shapes)
+
+
+def test_the_parts_of_a_group_are_of_about_one_size() -> None:
+    sizes = [fragment.numel for fragment in split({"embedding": (1000, 64)}, 20_000)]
+    assert len(sizes) == 4
+    assert max(sizes) - min(sizes) <= 4 * 64
 
 
 def test_gather_then_scatter_gives_the_tensors_back() -> None:
@@ -69,7 +113,7 @@ def test_gather_then_scatter_gives_the_tensors_back() -> None:
     tensors = {name: torch.nn.Parameter(torch.randn(shape)) for name, shape in shapes.items()}
     tensors["model.embed_tokens.weight"] = torch.nn.Parameter(torch.randn(64, 256).t())
     copies = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
-    for fragment in split(shapes, 1):
+    for fragment in split(shapes, LARGE, 1):
         flat = gather(fragment, tensors)
         assert flat.dtype == torch.float32
         assert not flat.requires_grad

@@ -7,10 +7,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from optim.fragments import gather, split
+from optim.fragments import gather
 from peer.machine.home import Home
 from peer.model.checkpoint import CheckpointContents, save
 from peer.model.model import build_model, parameter_shapes
+from peer.model.plan import fragments
 from protocol.identity import Identity
 from protocol.run.manifest import Manifest, SignedManifest
 
@@ -54,8 +55,8 @@ def trained_home(path: Path, manifest: Manifest, fast_seed: int, slow_seed: int 
 
 def checkpoint(manifest: Manifest, fast_seed: int, slow_seed: int) -> CheckpointContents:
     slow = weights_from(manifest, slow_seed)
-    fragments = split(parameter_shapes(manifest.model), manifest.fragments.blocks_per_fragment)
+    cut = fragments(manifest, parameter_shapes(manifest.model))
     tensors = {f"fast/{name}": tensor for name, tensor in weights_from(manifest, fast_seed).items()}
-    tensors |= {f"slow/{fragment.id}": gather(fragment, slow) for fragment in fragments}
-    tensors |= {f"momentum/{fragment.id}": torch.zeros(fragment.numel) for fragment in fragments}
+    tensors |= {f"slow/{fragment.id}": gather(fragment, slow) for fragment in cut}
+    tensors |= {f"momentum/{fragment.id}": torch.zeros(fragment.numel) for fragment in cut}
     return CheckpointContents(manifest.run_id, 40, tensors, {"clock_steps": 42, "tokens": 1000})

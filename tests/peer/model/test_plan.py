@@ -36,8 +36,16 @@ def test_the_default_manifest_implies_a_whole_model_in_fragments() -> None:
     manifest = Manifest()
     plan = model_plan(fragment_codecs(manifest, parameter_shapes(manifest.model)), manifest.outer.alpha)
     assert plan.codec_id == codec(manifest.codec.name).wire_id
-    assert len(plan.fragments) > 1 and all(fragment.payload_bytes > 0 for fragment in plan.fragments)
+    assert len(plan.fragments) == 1, "what a meeting costs beside its bytes is paid once"
+    assert 0 < plan.fragments[0].payload_bytes <= 1e6 * manifest.fragments.max_fragment_mb
     assert plan.state_bytes > 3 * sum(fragment.payload_bytes for fragment in plan.fragments), "what is sent is smaller than what is held"
+
+
+@pytest.mark.parametrize("name", ["modulo4", "fp32", "topk"])
+def test_no_meeting_sends_more_than_the_manifest_allows(name: str) -> None:
+    manifest = Manifest.checked({"codec": {"name": name}, "fragments": {"max_fragment_mb": 0.1}})
+    plan = model_plan(fragment_codecs(manifest, parameter_shapes(manifest.model)), manifest.outer.alpha)
+    assert max(fragment.sketch_bytes + fragment.payload_bytes for fragment in plan.fragments) <= 1.1 * 100_000
 
 
 @given(st.integers(0, 99), st.integers(0, 200), st.integers(1, 50), st.integers(0, 99))

@@ -46,6 +46,7 @@ class Quiet:
     """A network on which nobody answers."""
 
     addresses: tuple[str, ...] = ("/ip4/192.0.2.9/tcp/1",)
+    daemon_pid = 0
 
     def __init__(self, settings: object, shelf: RecordShelf, answer: Callable[..., Awaitable[None]], ways_in: Callable[[], Sequence[str]],
                  is_banned: object) -> None:  # fmt: skip

@@ -29,7 +29,7 @@ source = "huggingface"
 name = "org/set"
 revision = "{COMMIT}"
 """
-DEMO_RUN_ID = "14ba6b131f6e0c0fc2072d5fb2fe837c616e063bdbd5aa1aaecfe1c77144eb6e"
+DEMO_RUN_ID = "e514a8a4d47f0401d5554aa833e65450536ec762ab3e97ced2c0ebfc9cff9839"
 
 
 def demo() -> Manifest:
@@ -83,7 +83,7 @@ def test_every_change_is_another_run() -> None:
         ("[run]\nzzzz = 1", "run.zzzz is not a key of a manifest; legal here are name, protocol, seed"),
         ("run = 3", "run is 3: should be a table"),
         ("[run]\ntotal_steps = 0\nseed = -1", "(and 1 more)"),
-        ("[outer]\ninner_steps = 0", "outer.inner_steps is 0: should be greater than or equal to 1"),
+        ("[outer]\ninner_steps = 0", 'outer.inner_steps is 0: should be "auto", or a whole number from 1 on'),
         ("[run", "the manifest is not TOML"),
         ("x" * (limits.MANIFEST_BYTES + 1), "at most 65536 are read"),
         ("a = " + "[" * 20_000, "the manifest is not TOML"),

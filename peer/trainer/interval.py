@@ -1,0 +1,170 @@
+"""How often a peer meets where the run leaves it to each (`inner_steps = "auto"`): as often as its line and its trainer afford.
+
+Four limits, each the shortest mean countdown, in inner steps, that it allows; the longest holds:
+
+- meetings that are closer together do not pay (SHORTEST_STEPS);
+- the line carries all fragments, each way, in LINE_SHARE of the time;
+- the trainer is blocked by synchronization for at most BLOCKED_SHARE of its time;
+- synchronization (node, daemon, coding) takes at most PROCESSOR_SHARE of the processor time that training takes.
+
+The last two are shares of what was measured lately at the interval of that time, and in inverse proportion to it.
+(The measurements behind the numbers: docs/log.md, "How often to meet".)
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from peer.link.records import Line, Open
+from peer.machine.events import IntervalSet
+from peer.trainer.replica import Replica
+from protocol.messages.messages import RunPhase
+
+SHORTEST_STEPS: Final = 4
+LONGEST_STEPS: Final = 1000  # a line that cannot carry even that is too slow for the run
+LINE_SHARE: Final = 0.5
+BLOCKED_SHARE: Final = 0.01
+PROCESSOR_SHARE: Final = 0.05
+MOST_FOR_PROCESSOR: Final = 20  # what a node costs at rest must not drive meetings away
+MEETING_INTERVAL: Final = 0.7  # of the countdown: how far apart meetings are, for half of them are others' calls
+WINDOW_S: Final = 20.0  # of training that the shares are taken over
+LEAST_S: Final = 5.0  # of training before anything is concluded
+MOST_CHANGE: Final = 2  # times, at once
+STEADY: Final = 0.15  # a change by less than this share is none
+
+
+LINE: Final = "half of the line: {:.3g} Mbit/s"
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Where the time of this session went so far."""
+
+    own_steps: int = 0
+    train_s: float = 0.0  # in inner steps, and blocked between them
+    blocked_s: float = 0.0
+    training_cpu_s: float = 0.0  # processor time of the inner steps
+    sync_cpu_s: float = 0.0  # of all that is done for meetings: node, daemon, coding thread
+
+    def since(self, earlier: Spent) -> Spent:
+        """Return what was spent between then and now."""
+        return Spent(
+            self.own_steps - earlier.own_steps,
+            self.train_s - earlier.train_s,
+            self.blocked_s - earlier.blocked_s,
+            self.training_cpu_s - earlier.training_cpu_s,
+            self.sync_cpu_s - earlier.sync_cpu_s,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The shortest countdown that something allows, and what."""
+
+    steps: float
+    reason: str
+
+
+def line_limit(round_bytes: int, bytes_per_s: float, step_s: float) -> Limit:
+    """Return what a line allows that carries so many bytes a second; `round_bytes` are sent one way when every fragment meets once."""
+    steps = round_bytes / (MEETING_INTERVAL * LINE_SHARE * bytes_per_s * step_s)
+    return Limit(steps, LINE.format(8e-6 * bytes_per_s))
+
+
+def afforded_steps(round_bytes: int, bytes_per_s: float, step_s: float) -> int:
+    """Return the interval where only the line, and what pays, set it."""
+    return min(LONGEST_STEPS, max(SHORTEST_STEPS, math.ceil(line_limit(round_bytes, bytes_per_s, step_s).steps)))
+
+
+class Interval:
+    """The countdown that one peer affords. `update` it about once a second."""
+
+    def __init__(self, start_steps: int, round_bytes: int) -> None:
+        self.steps = start_steps
+        self.reason = "nothing is measured yet"
+        self._round_bytes = round_bytes
+        self._past: deque[Spent] = deque()
+
+    @property
+    def is_for_line(self) -> bool:
+        """Whether it is the line that sets it: then others' calls must not be more than it carries either."""
+        return _cause(self.reason) == _cause(LINE)
+
+    def update(self, now: Spent, bytes_per_s: float) -> bool:
+        """Take in what was spent so far, and the line's slower rate (0: not measured yet); tell whether the interval has changed."""
+        self._past.append(now)
+        while len(self._past) > 2 and now.since(self._past[1]).train_s >= WINDOW_S:
+            self._past.popleft()
+        spent = now.since(self._past[0])
+        if spent.train_s < LEAST_S or spent.own_steps < 1:
+            return False
+        limit = max(self._limits(spent, bytes_per_s), key=lambda limit: limit.steps)
+        steps = min(math.ceil(limit.steps), LONGEST_STEPS, MOST_CHANGE * self.steps)
+        steps = max(steps, self.steps // MOST_CHANGE)
+        is_other, was = abs(steps - self.steps) > STEADY * self.steps, self.reason
+        if is_other:
+            self.steps = steps
+            self._past = deque([now])  # what is measured from here on was spent at the new interval
+        if is_other or _cause(limit.reason) != _cause(was):
+            self.reason = limit.reason
+        return self.reason != was or is_other
+
+    def _limits(self, spent: Spent, bytes_per_s: float) -> list[Limit]:
+        limits = [Limit(SHORTEST_STEPS, "closer together they would not pay")]
+        if bytes_per_s:
+            limits.append(line_limit(self._round_bytes, bytes_per_s, spent.train_s / spent.own_steps))
+        blocked_share = spent.blocked_s / spent.train_s
+        limits.append(Limit(self.steps * blocked_share / BLOCKED_SHARE, f"{BLOCKED_SHARE:.0%} of the time blocked"))
+        if spent.training_cpu_s > 0:
+            steps = self.steps * spent.sync_cpu_s / spent.training_cpu_s / PROCESSOR_SHARE
+            limits.append(Limit(min(steps, MOST_FOR_PROCESSOR), f"{PROCESSOR_SHARE:.0%} of the processor time"))
+        return limits
+
+
+def _cause(reason: str) -> str:
+    return reason.partition(":")[0]
+
+
+class Pace:
+    """Keeps a replica's countdown at the interval: the run's own, or the one that finds itself."""
+
+    def __init__(self, replica: Replica, emit: Callable[[IntervalSet], None]) -> None:
+        outer = replica.manifest.outer
+        self._countdown = replica.countdown
+        self._replica = replica
+        self._emit = emit
+        self._line = Line(0.0, 0.0)
+        self._earlier_nodes_s = 0.0  # processor time of those before the node that is there
+        round_bytes = sum(fragment.sketch_bytes + fragment.payload_bytes for fragment in replica.plan.fragments)
+        self._interval = Interval(replica.countdown.inner_steps, round_bytes) if outer.inner_steps == "auto" else None
+        reason = self._interval.reason if self._interval else "the manifest says so"
+        emit(IntervalSet(replica.countdown.inner_steps, reason))
+
+    def hear(self, line: Line) -> None:
+        """Take in what the node says of the line and of itself."""
+        if line.cpu_s < self._line.cpu_s:  # another one, which began to count anew
+            self._earlier_nodes_s += self._line.cpu_s
+        self._line = line
+
+    def is_too_soon(self, call: Open) -> bool:
+        """Whether a call, by whomever, comes sooner after the fragment's last outer step than our line carries meetings."""
+        replica = self._replica
+        if self._interval is None or not self._interval.is_for_line or replica.phase is RunPhase.FINISH or not replica.own_steps:
+            return False
+        steps_since = replica.outer.fragments[call.fragment].tokens * replica.own_steps / replica.tokens
+        return steps_since < self._interval.steps // 2
+
+    def update(self, train_s: float, blocked_s: float, coding_cpu_s: float) -> None:
+        """Find the interval again from the time spent so far; about once a second."""
+        if self._interval is None:
+            return
+        sync_cpu_s = self._earlier_nodes_s + self._line.cpu_s + coding_cpu_s
+        spent = Spent(self._replica.own_steps, train_s, blocked_s, time.process_time() - coding_cpu_s, sync_cpu_s)
+        if self._interval.update(spent, self._line.bytes_per_s):
+            self._countdown.pace(self._interval.steps)
+            self._emit(IntervalSet(self._interval.steps, self._interval.reason))

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import pytest
+
+from peer.meeting.line import Line, Way
+
+
+def test_nothing_is_known_before_both_ways_were_used() -> None:
+    line = Line()
+    assert line.slower_bytes_per_s == 0.0
+    line.carried(Way.UP, 1000, 1.0, line.begin())
+    assert (line.bytes_per_s(Way.UP), line.slower_bytes_per_s) == (1000.0, 0.0)
+    line.carried(Way.DOWN, 4000, 1.0, 1)
+    assert line.slower_bytes_per_s == 1000.0
+
+
+def test_a_slow_partner_says_little_about_our_line() -> None:
+    line = Line()
+    line.begin()
+    for seconds in (1.0, 1.1, 0.9, 1.0, 30.0):
+        line.carried(Way.UP, 1000, seconds, 1)
+    assert line.bytes_per_s(Way.UP) == pytest.approx(1000, rel=0.2)
+
+
+def test_meetings_that_share_the_line_carry_it_together() -> None:
+    line = Line()
+    assert [line.begin(), line.begin()] == [1, 2]
+    line.carried(Way.UP, 1000, 2.0, 2)
+    assert line.bytes_per_s(Way.UP) == pytest.approx(1000)
+    line.end()
+    line.end()
+    line.carried(Way.DOWN, 1000, 1.0, line.begin())
+    assert line.bytes_per_s(Way.DOWN) == pytest.approx(1000)
+
+
+def test_an_old_rate_is_forgotten() -> None:
+    line = Line()
+    line.begin()
+    for rate in [1e6] * 20 + [1e3] * 16:
+        line.carried(Way.UP, 1000, 1000 / rate, 1)
+    assert line.bytes_per_s(Way.UP) == pytest.approx(1e3)
