@@ -1,0 +1,87 @@
+"""What every system trains: the demo's model on its own text, with the same weights to start from and the same batches at peer k.
+
+A peer of any system lives in a home folder like one of Gossamer's: its key, the signed manifest, checkpoints that hold `fast/NAME` tensors,
+and `events.jsonl`. So one reader follows them all, and one measure of held-out loss serves them all. A system that exchanges every so many
+steps takes that number from the job; Gossamer may be given its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from peer.machine.home import Home, write_whole
+from peer.text.batches import Draw
+from peer.text.corpus import Corpus, load_corpus
+from peer.text.tokenizer import load_tokenizer
+from protocol.identity import Identity
+from protocol.run.manifest import Manifest, SignedManifest
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One training run that every system can do."""
+
+    num_peers: int = 4
+    total_steps: int = 300  # inner steps of each peer
+    seed: int = 0
+    every_steps: int = 10  # inner steps between two exchanges of those that exchange weights
+    gossamer_every: str = ""  # Gossamer's mean interval, a number or `auto`; empty: the manifest's default
+
+    def identity(self, number: int) -> Identity:
+        """Return the key of peer 1, 2, ...: the same in every run, for it decides the batches."""
+        return Identity(hashlib.sha256(f"gossamer side by side, peer {number}".encode()).digest())
+
+    def manifest(self, outer: dict[str, Any] | None = None) -> SignedManifest:
+        """Return the run's manifest, signed by peer 1; `outer` are settings of Gossamer's outer loop. Raises BadManifest."""
+        values = {"run": {"name": "side by side", "seed": self.seed, "total_steps": self.total_steps}, "outer": outer or {}}
+        host = self.identity(1)
+        return SignedManifest.sign(Manifest.checked(values).with_host(host.peer_id), host)
+
+    def gossamer_outer(self) -> dict[str, Any]:
+        """Return the settings of Gossamer's outer loop that differ from the manifest's defaults."""
+        given = self.gossamer_every
+        return {"inner_steps": int(given) if given.isdecimal() else given} if given else {}
+
+    def furnish(self, home: Home, number: int) -> None:
+        """Make the home of a peer: folders and its key."""
+        home.create()
+        write_whole(home.identity, self.identity(number).to_bytes(), private=True)
+
+    def corpus(self, number: int, cache: Path) -> Corpus:
+        """Return the text of a peer, as its trainer draws from it."""
+        manifest = self.manifest().manifest()
+        inner = manifest.inner
+        draw = Draw(manifest.run.seed, self.identity(number).peer_id.raw, inner.batch_size, inner.sequence_length)
+        return load_corpus(manifest.data, load_tokenizer(manifest.tokenizer.name), draw, None, cache)
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where one peer of a rival sits: what its process is told on its command line."""
+
+    system: str
+    number: int  # 1, 2, ...
+    home: Path
+    meeting_place: Path  # a folder that all peers of the run see: who is where
+    addresses: tuple[str, ...]  # of all peers, in their order
+    job: Job
+
+    @property
+    def address(self) -> str:
+        """Return this peer's own address."""
+        return self.addresses[self.number - 1]
+
+    def to_text(self) -> str:
+        """Write it as one word of a command line."""
+        return json.dumps(asdict(self) | {"home": str(self.home), "meeting_place": str(self.meeting_place)})
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """Read what `to_text` wrote."""
+        read = json.loads(text)
+        paths = {name: Path(read[name]) for name in ("home", "meeting_place")}
+        return cls(**read | paths | {"addresses": tuple(read["addresses"]), "job": Job(**read["job"])})

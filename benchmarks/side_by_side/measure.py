@@ -1,0 +1,181 @@
+"""One run: a network, a system's peers on it, the fault half-way, and what was counted from readiness to the end.
+
+The fault befalls the last peer: `kill` ends all its processes, `cut` lets nothing more through its line, both when it has made half of its
+steps; `slow` gives it an eighth of one processor from the start. Who was killed or cut off is not waited for.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import subprocess
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+
+from benchmarks.side_by_side.job import Job
+from benchmarks.side_by_side.network import network
+from benchmarks.side_by_side.peers import RunningPeer, running
+from benchmarks.side_by_side.results import Point, Run, Setting
+from benchmarks.side_by_side.systems import ROOT, SYSTEMS
+from peer.machine.home import Home
+from peer.model.evaluation import NUM_BATCHES, held_out_loss, open_corpus
+from peer.model.model import build_model
+from peer.model.weights import fast_weights, load_trained, mean_weights, set_weights
+from protocol.errors import BadSettings
+
+LOOK_S = 0.1
+CURVE_S = 2.0  # between two points of the curve
+SLOW_SHARE = 0.125  # of one processor
+
+
+def perform(setting: Setting, folder: Path, limit_s: float) -> Run:
+    """Do a run in an empty folder; it is stopped after `limit_s`. Raises BadSettings for what cannot be started."""
+    job = Job(setting.num_peers, setting.total_steps, setting.seed, setting.every_steps, setting.gossamer_every)
+    started = time.time()
+    with (
+        network(setting.num_peers, setting.mbit_per_s) as lines,
+        running(SYSTEMS[setting.system], job, lines, folder) as peers,
+    ):
+        watch = Watch(setting, peers, time.time() - started)
+        for peer in peers:
+            peer.say(b"go\n")
+        run = watch.until_over(limit_s)
+    if run.outcome == "stopped":
+        return run
+    healthy = [peer.home for peer in peers if peer not in watch.lost]
+    torch.set_num_threads(1)  # several small models at a time are measured faster than each of them on all processors
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        *losses, average = pool.map(held_out, [*([peer.home] for peer in peers), healthy])
+    return replace(run, losses=losses, loss_average=average)
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What one peer's line and processes have counted so far."""
+
+    sent_bytes: int
+    cpu_s: float
+
+
+class Watch:
+    """Follows the peers of one run from the moment of readiness, and does the fault."""
+
+    def __init__(self, setting: Setting, peers: Sequence[RunningPeer], ready_s: float) -> None:
+        self.lost: list[RunningPeer] = []  # not waited for
+        self._setting = setting
+        self._peers = peers
+        self._ready_s = ready_s
+        self._before = self._count()
+        self._began = min((peer.said.began for peer in peers if peer.said.began), default=time.time())
+        self._faulted = 0.0
+        self._curve: list[Point] = []
+        self._drawn = [0] * len(peers)  # reports that are in the curve
+        if setting.fault == "slow":
+            peers[-1].group.limit(SLOW_SHARE)
+
+    def until_over(self, limit_s: float) -> Run:
+        """Wait until all who are to end have ended, or the time is over; return what was counted, without losses."""
+        while self._waited_for():
+            if time.time() - self._began > limit_s:
+                return self._run("stopped", time.time())
+            time.sleep(LOOK_S)
+            for peer in self._peers:
+                peer.refresh()
+            self._do_fault()
+            if time.time() - self._began > CURVE_S * (len(self._curve) + 1):
+                self._draw()
+        self._draw()
+        failed = next((peer for peer in self._peers if peer.said.state != "done" and peer not in self.lost), None)
+        outcome = f"failed: {failed.said.reason}" if failed else "finished"
+        return self._run(outcome, max(peer.said.over for peer in self._peers if peer not in self.lost))
+
+    def _waited_for(self) -> list[RunningPeer]:
+        return [peer for peer in self._peers if not peer.said.is_over and peer not in self.lost]
+
+    def _do_fault(self) -> None:
+        victim = self._peers[-1]
+        if self._faulted or self._setting.fault not in ("kill", "cut") or victim.said.own_steps < self._setting.total_steps / 2:
+            return
+        self._faulted = time.time()
+        self.lost.append(victim)
+        if self._setting.fault == "kill":
+            victim.group.kill()
+        else:
+            victim.line.cut()
+
+    def _count(self) -> list[Counted]:
+        return [Counted(peer.line.sent_bytes(), peer.group.cpu_s()) for peer in self._peers]
+
+    def _draw(self) -> None:
+        """Add a point to the curve."""
+        new = [peer.said.reports[drawn:] for peer, drawn in zip(self._peers, self._drawn, strict=True)]
+        losses = [sum(report.loss for report in reports) / len(reports) for reports in new if reports]
+        if not losses:
+            return
+        self._drawn = [len(peer.said.reports) for peer in self._peers]
+        num_peers = len(self._peers)
+        own_steps = sum(peer.said.own_steps for peer in self._peers) / num_peers
+        sent = sum(now.sent_bytes - before.sent_bytes for now, before in zip(self._count(), self._before, strict=True))
+        self._curve.append(Point(time.time() - self._began, own_steps, sum(losses) / len(losses), sent / num_peers / 1e6))
+
+    def _run(self, outcome: str, ended: float) -> Run:
+        said = [peer.said for peer in self._peers]
+        counted = list(zip(self._count(), self._before, strict=True))
+        last = [one.reports[-1] if one.reports else None for one in said]
+        kinds = {kind for one in said for kind in one.meetings}
+        return Run(
+            setting=self._setting,
+            outcome=outcome,
+            commit=commit(),
+            date=datetime.date.today().isoformat(),
+            ready_s=self._ready_s,
+            wall_s=ended - self._began,
+            all_training_s=max((one.began - self._began for one in said), default=0.0),
+            own_steps=[one.own_steps for one in said],
+            trained_s=[report.ts - self._began if report else 0.0 for report in last],
+            done_s=[one.over - self._began if one.over else 0.0 for one in said],
+            train_s=[report.train_s if report else 0.0 for report in last],
+            blocked_s=[report.blocked_s if report else 0.0 for report in last],
+            sent_mb=[(now.sent_bytes - before.sent_bytes) / 1e6 for now, before in counted],
+            cpu_s=[now.cpu_s - before.cpu_s for now, before in counted],
+            pause_s=self._pauses(),
+            losses=[None] * len(said),
+            loss_average=None,
+            meetings={kind: sum(one.meetings.get(kind, 0) for one in said) for kind in sorted(kinds)},
+            clones=sum(one.clones for one in said),
+            curve=self._curve,
+        )
+
+    def _pauses(self) -> tuple[float, float]:
+        """Return the longest time between two reports of those who were not lost: up to the fault, and after it."""
+        healthy = [peer.said.reports for peer in self._peers if peer not in self.lost]
+        until = self._faulted or float("inf")
+        gaps = [(later.ts, later.ts - earlier.ts) for reports in healthy for earlier, later in pairwise(reports)]
+        return max((gap for at, gap in gaps if at <= until), default=0.0), max((gap for at, gap in gaps if at > until), default=0.0)
+
+
+def held_out(homes: Sequence[Home]) -> float | None:
+    """Return the held-out loss of the mean of these peers' weights, as `peer eval` measures it; None where one has saved nothing."""
+    try:
+        trained = [load_trained(home) for home in homes]
+    except BadSettings:
+        return None
+    manifest = trained[0].manifest
+    model = build_model(manifest.model, manifest.run.seed)
+    set_weights(model, mean_weights([fast_weights(one.checkpoint) for one in trained]))
+    return held_out_loss(model, open_corpus(manifest, homes[0], None), NUM_BATCHES)
+
+
+def commit() -> str:
+    """Name the tree that was run."""
+    try:
+        said = subprocess.run(["git", "describe", "--always", "--dirty=+"], cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return said.stdout.strip()

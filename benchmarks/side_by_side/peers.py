@@ -1,0 +1,210 @@
+"""The running peers of a system: started on their lines, followed through their event logs, told to begin and to end."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.side_by_side.job import Job, Seat
+from benchmarks.side_by_side.network import Line
+from benchmarks.side_by_side.processes import ProcessGroup, process_group
+from benchmarks.side_by_side.systems import ROOT, System
+from peer.machine.events import MeetingDone, SoloStep, StateChanged, StateCloned, StepDone, from_line
+from peer.machine.home import Home
+from protocol.errors import BadSettings
+
+READY_S = 240.0  # from start to readiness, at most
+LEAVE_S = 15.0
+POLL_S = 0.05
+OVER = frozenset({"done", "failed", "left"})
+ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+ON_ONE_THREAD = ("--device", "cpu", "--threads", "1", "--port", "0")
+
+
+@dataclass(slots=True)
+class Follower:
+    """What a peer's event log has said so far."""
+
+    path: Path
+    state: str = "starting"
+    reason: str = ""
+    began: float = 0.0  # to train; Unix seconds, as all moments here
+    over: float = 0.0
+    reports: list[StepDone] = field(default_factory=list)
+    meetings: dict[str, int] = field(default_factory=dict)
+    clones: int = 0
+    _read_bytes: int = 0
+
+    @property
+    def own_steps(self) -> int:
+        """Return the inner steps that it has made, as of its last report."""
+        return self.reports[-1].step if self.reports else 0
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether it has ended, well or badly."""
+        return self.state in OVER
+
+    def follow(self) -> None:
+        """Read what is new."""
+        with suppress(FileNotFoundError), self.path.open("rb") as file:
+            file.seek(self._read_bytes)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break  # the rest of it is still being written
+                self._read_bytes += len(line)
+                self.hear(line)
+
+    def hear(self, line: bytes) -> None:
+        """Take in one event."""
+        match from_line(line):
+            case StateChanged() as changed:
+                self.state, self.reason = changed.state, changed.reason
+                if changed.state == "training" and not self.began:
+                    self.began = changed.ts
+                if self.is_over:
+                    self.over = changed.ts
+            case StepDone() as report:
+                self.reports.append(report)
+            case MeetingDone(outcome=outcome):
+                self._count(outcome)
+            case SoloStep():
+                self._count("solo")
+            case StateCloned():
+                self.clones += 1
+
+    def _count(self, kind: str) -> None:
+        self.meetings[kind] = self.meetings.get(kind, 0) + 1
+
+
+@dataclass(slots=True)
+class RunningPeer:
+    """One peer: its processes, its line, and what it says."""
+
+    number: int
+    home: Home
+    line: Line
+    group: ProcessGroup
+    process: subprocess.Popen[bytes]
+    said: Follower
+
+    def refresh(self) -> None:
+        """Read its log; a process that ended without a word has failed."""
+        has_ended = self.process.poll() is not None
+        self.said.follow()
+        if has_ended and not self.said.is_over:
+            self.said.state, self.said.reason, self.said.over = "failed", self.last_words(), time.time()
+
+    def last_words(self) -> str:
+        """Return the last line of its output."""
+        lines = output_of(self.home).read_text(errors="replace").split("\n")
+        return next((line.strip()[:200] for line in reversed(lines) if line.strip()), "no word")
+
+    def say(self, word: bytes) -> None:
+        """Write to its stdin, if it listens there."""
+        if self.process.stdin is not None:
+            with suppress(BrokenPipeError):
+                self.process.stdin.write(word)
+                self.process.stdin.flush()
+
+    def hang_up(self) -> None:
+        """End its stdin, which is the sign to leave; a peer without one gets SIGTERM."""
+        if self.process.stdin is not None:
+            with suppress(BrokenPipeError):
+                self.process.stdin.close()
+        elif self.process.poll() is None:
+            self.process.terminate()
+
+
+@contextmanager
+def running(system: System, job: Job, lines: Sequence[Line], folder: Path) -> Iterator[list[RunningPeer]]:
+    """Start all peers of a system, and give them when they are ready: rivals wait for a line on stdin, Gossamer's may train already.
+
+    At the end all processes are gone. Raises BadSettings for a peer that does not get ready.
+    """
+    start = start_rivals if system.rival else start_gossamer
+    with ExitStack() as stack:
+        groups = [stack.enter_context(process_group(str(line.number))) for line in lines]
+        peers = list(start(system, job, lines, groups, folder))
+        ready = {"ready"} if system.rival else {"training"}
+        wait_until_ready(peers, ready)
+        yield peers
+        for peer in peers:
+            peer.hang_up()
+        until_s = time.monotonic() + LEAVE_S
+        while any(peer.process.poll() is None for peer in peers) and time.monotonic() < until_s:
+            time.sleep(POLL_S)
+
+
+def wait_until_ready(peers: Sequence[RunningPeer], ready: set[str]) -> None:
+    """Wait until all rivals are ready, or the first of Gossamer's peers trains: its others may be on their way still."""
+    until_s = time.monotonic() + READY_S
+    enough = all if ready == {"ready"} else any
+    while True:
+        for peer in peers:
+            peer.refresh()
+            if peer.said.is_over:
+                raise BadSettings(f"peer {peer.number} ended before it was ready: {peer.said.reason}", hint=f"see {output_of(peer.home)}")
+        if enough(peer.said.state in ready for peer in peers):
+            return
+        if time.monotonic() > until_s:
+            says = ", ".join(f"{peer.number} {peer.said.state}" for peer in peers)
+            raise BadSettings(f"the peers were not ready within {READY_S:.0f} s: {says}", hint=f"see {output_of(peers[0].home)}")
+        time.sleep(POLL_S)
+
+
+def start_rivals(system: System, job: Job, lines: Sequence[Line], groups: Sequence[ProcessGroup], folder: Path) -> Iterator[RunningPeer]:
+    """Start one process a peer."""
+    addresses = tuple(line.address for line in lines)
+    for line, group in zip(lines, groups, strict=True):
+        home = furnished(job, line, folder)
+        seat = Seat(system.name, line.number, home.path, folder, addresses, job)
+        command = [system.python(), "-m", "benchmarks.side_by_side.seat", seat.to_text()]
+        yield start_peer(line, group, home, command, stdin=subprocess.PIPE)
+
+
+def start_gossamer(system: System, job: Job, lines: Sequence[Line], groups: Sequence[ProcessGroup], folder: Path) -> Iterator[RunningPeer]:
+    """Start `peer host`, and with its invite the others' `peer join`."""
+    manifest = folder / "manifest.toml"
+    manifest.write_text(job.manifest(job.gossamer_outer()).manifest().to_toml())
+    words = ["host", str(manifest), "--wait-for-peers", str(len(lines) - 1)]
+    for line, group in zip(lines, groups, strict=True):
+        home = furnished(job, line, folder)
+        command = [system.python(), "-m", "cli.main", *words, *ON_ONE_THREAD, "--home", str(home.path)]
+        peer = start_peer(line, group, home, command, stdin=subprocess.DEVNULL)
+        if line.number == 1:
+            words = ["join", wait_for_invite(peer)]
+        yield peer
+
+
+def wait_for_invite(host: RunningPeer) -> str:
+    """Return the invite that the host prints. Raises BadSettings if it does not."""
+    until_s = time.monotonic() + READY_S
+    while time.monotonic() < until_s and host.process.poll() is None:
+        words = output_of(host.home).read_text(errors="replace").split()
+        if invite := next((word for word in words if word.startswith("gossamer1")), None):
+            return invite
+        time.sleep(POLL_S)
+    raise BadSettings(f"the host printed no invite: {host.last_words()}", hint=f"see {output_of(host.home)}")
+
+
+def furnished(job: Job, line: Line, folder: Path) -> Home:
+    """Make a peer's home."""
+    home = Home(folder / f"peer-{line.number}")
+    job.furnish(home, line.number)
+    return home
+
+
+def start_peer(line: Line, group: ProcessGroup, home: Home, command: Sequence[str], *, stdin: int) -> RunningPeer:
+    """Start a peer's first process, in its namespace and its group."""
+    process = group.start(line.inside(command), ENVIRONMENT, output_of(home), stdin=stdin)
+    return RunningPeer(line.number, home, line, group, process, Follower(home.events))
+
+
+def output_of(home: Home) -> Path:
+    """Return the file that takes what a peer prints."""
+    return home.path / "output.txt"

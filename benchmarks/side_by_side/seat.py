@@ -1,0 +1,43 @@
+"""`python -m benchmarks.side_by_side.seat SEAT`: the process of one peer of a rival system.
+
+It gets ready, says so, waits for a line on stdin, trains, says that it has done, and keeps its connections until stdin ends.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+import torch
+
+from benchmarks.side_by_side.job import Seat
+from benchmarks.side_by_side.systems import RIVALS
+from benchmarks.side_by_side.training import Training
+
+
+def main() -> None:
+    """Take the seat."""
+    torch.set_num_threads(1)
+    seat = Seat.from_text(sys.argv[1])
+    training = Training(seat)
+    try:
+        rival = RIVALS[seat.system].take_part(training)
+        training.say("ready")
+        sys.stdin.readline()
+        training.say("training")
+        training.run(rival)
+    except Exception as error:
+        traceback.print_exc()
+        training.say("failed", " ".join(f"{type(error).__name__}: {error}".split())[:200])
+        sys.stderr.flush()
+        os._exit(1)  # with threads of the system's own still waiting for somebody
+    training.say("done")
+    sys.stdin.read()
+    rival.close()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""One peer of a rival system: the inner steps of Gossamer's own trainer, with whatever the system does between them.
+
+A rival is a class with `Rival`'s three methods; it may replace `module` (what is called forwards) or `optimizer` (whose `step` is called).
+The time between two inner steps, and that in `step` beyond the inner optimizer's own, counts as blocked, as in Gossamer. At the same steps
+as Gossamer's trainer it measures a small held-out loss and saves. What happens is written as Gossamer's own events.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+
+from benchmarks.side_by_side.job import Seat
+from optim.inner import build_optimizer, learning_rate, set_learning_rate
+from peer.machine.events import EvalDone, Event, EventLog, StateChanged, StepDone
+from peer.machine.home import Home, write_whole
+from peer.model.checkpoint import CheckpointContents, save
+from peer.model.evaluation import held_out_loss
+from peer.model.model import build_model, next_token_loss
+from peer.model.plan import inner_settings
+from peer.model.weights import FAST
+from peer.trainer.trainer import EVAL_INTERVAL_STEPS, NUM_EVAL_BATCHES, TELL_S
+
+
+class Rival(Protocol):
+    """What a system does to one peer's training. Making one connects it with the others."""
+
+    def after_step(self, own_steps: int) -> None:
+        """Exchange, where it is time."""
+
+    def finish(self) -> None:
+        """Exchange for the last time, after the last inner step."""
+
+    def close(self) -> None:
+        """Let go of the others; called when all of them have finished."""
+
+
+class Training:
+    """The replica of one peer, and the book of its time."""
+
+    def __init__(self, seat: Seat) -> None:
+        self.seat = seat
+        self.own_steps = 0
+        self.blocked_s = 0.0
+        self._signed = seat.job.manifest()
+        self.manifest = self._signed.manifest()
+        self._home = Home(seat.home)
+        self._settings = inner_settings(self.manifest)
+        self._log = EventLog(self._home.events)
+        self._corpus = seat.job.corpus(seat.number, self._home.cache)
+        self.model = build_model(self.manifest.model, self.manifest.run.seed)
+        self.module: Any = self.model  # what is called: a rival may wrap the model
+        self.inner = build_optimizer(self.manifest.inner.optimizer, self.model.named_parameters(), self._settings)
+        self.optimizer: Any = self.inner  # whose step is called: a rival may wrap it
+        self._inner_s = 0.0  # in the inner optimizer's own step, so far
+        self._train_s = 0.0
+        self._losses: list[float] = []  # since it was told last
+        self._told_s = 0.0
+        self.inner.register_step_pre_hook(lambda *_: self._count_inner(-time.monotonic()))
+        self.inner.register_step_post_hook(lambda *_: self._count_inner(time.monotonic()))
+        write_whole(self._home.manifest, self._signed.to_bytes(), private=True)
+
+    def _count_inner(self, moment_s: float) -> None:
+        self._inner_s += moment_s
+
+    def say(self, state: str, reason: str = "") -> None:
+        """Write down in what state this peer is."""
+        self._emit(StateChanged(state, reason))
+
+    def run(self, rival: Rival) -> None:
+        """Train to the end of the schedule, measure and save. Raises whatever the rival raises when its network fails."""
+        self._told_s = time.monotonic()
+        while self.own_steps < self.manifest.run.total_steps:
+            self._step()
+            with self.blocked():
+                rival.after_step(self.own_steps)
+            self._housekeeping()
+        with self.blocked():
+            rival.finish()
+        self._tell()
+        self._evaluate()
+        self._save()
+
+    @contextmanager
+    def blocked(self) -> Iterator[None]:
+        """Count the time inside as blocked by the exchange, and as part of training."""
+        start_s = time.monotonic()
+        try:
+            yield
+        finally:
+            spent_s = time.monotonic() - start_s
+            self.blocked_s += spent_s
+            self._train_s += spent_s
+
+    def _step(self) -> None:
+        start_s = time.monotonic()
+        batch = self._corpus.batch(self.own_steps)
+        set_learning_rate(self.inner, learning_rate(self.own_steps, self.own_steps, self._settings))
+        self.inner.zero_grad(set_to_none=True)
+        loss = next_token_loss(self.module, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.manifest.inner.clip_norm)
+        inner_s, step_s = self._inner_s, time.monotonic()
+        self.optimizer.step()
+        end_s = time.monotonic()
+        self.blocked_s += (end_s - step_s) - (self._inner_s - inner_s)
+        self._train_s += end_s - start_s
+        self.own_steps += 1
+        self._losses.append(float(loss.detach()))
+
+    def _housekeeping(self) -> None:
+        if time.monotonic() - self._told_s >= TELL_S:
+            self._tell()
+        if self.own_steps % EVAL_INTERVAL_STEPS == 0 and self.own_steps < self.manifest.run.total_steps:
+            self._evaluate()
+            self._save()
+
+    def _tell(self) -> None:
+        if not self._losses:
+            return
+        now_s, inner = time.monotonic(), self.manifest.inner
+        step_tokens = inner.batch_size * inner.sequence_length
+        loss = sum(self._losses) / len(self._losses)
+        tokens_per_s = len(self._losses) * step_tokens / (now_s - self._told_s)
+        rate = float(self.inner.param_groups[0]["lr"])
+        tokens = self.own_steps * step_tokens
+        self._emit(StepDone(self.own_steps, self.own_steps, tokens, loss, rate, tokens_per_s, self._train_s, self.blocked_s))
+        self._told_s = now_s
+        self._losses.clear()
+
+    def _evaluate(self) -> None:
+        loss = held_out_loss(self.model, self._corpus, NUM_EVAL_BATCHES)
+        self._emit(EvalDone(self.own_steps, loss, NUM_EVAL_BATCHES))
+
+    def _save(self) -> None:
+        tensors = {FAST + name: parameter.detach() for name, parameter in self.model.named_parameters()}
+        save(self._home.checkpoints, CheckpointContents(self.manifest.run_id, self.own_steps, tensors, {}))
+
+    def _emit(self, event: Event) -> None:
+        self._log.append(event)
