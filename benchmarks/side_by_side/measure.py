@@ -1,7 +1,7 @@
 """One run: a network, a system's peers on it, the fault half-way, and what was counted from readiness to the end.
 
-The fault befalls the last peer: `kill` ends all its processes, `cut` lets nothing more through its line, both when it has made half of its
-steps; `slow` gives it an eighth of one processor from the start. Who was killed or cut off is not waited for.
+The fault befalls the last peer: `kill` ends all its processes, `cut` cuts its line, both in the middle of its schedule;
+`slow` gives it an eighth of one processor from the start. Who was killed or cut off is not waited for.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Watch:
 
     def _do_fault(self) -> None:
         victim = self._peers[-1]
-        if self._faulted or self._setting.fault not in ("kill", "cut") or victim.said.own_steps < self._setting.total_steps / 2:
+        if self._faulted or self._setting.fault not in ("kill", "cut") or victim.said.clock_steps < self._setting.total_steps / 2:
             return
         self._faulted = time.time()
         self.lost.append(victim)

@@ -18,6 +18,7 @@ PREFIX = "sbs"  # of every name that we give to the kernel, so that `clean` find
 BRIDGE = f"{PREFIX}-bridge"
 INSIDE = "eth0"
 QUEUE_MS = 400  # how long a packet waits in a line's queue before it is dropped
+NAMED = 'echo "$0" > /proc/sys/kernel/hostname && exec "$@"'  # some systems tell others to find them by it
 BURST_S, LEAST_BURST_BYTES = 0.01, 16_000
 
 
@@ -43,8 +44,8 @@ class Line:
         return f"10.77.0.{self.number}"
 
     def inside(self, command: Sequence[str]) -> list[str]:
-        """Return a command that runs another one in the namespace."""
-        return ["ip", "netns", "exec", self.namespace, *command]
+        """Return a command that runs another one in the namespace, on a machine whose host name is its address."""
+        return ["ip", "netns", "exec", self.namespace, "unshare", "--uts", "sh", "-c", NAMED, self.address, *command]
 
     def lay(self) -> None:
         """Make the namespace and connect it to the bridge."""

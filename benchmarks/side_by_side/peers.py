@@ -45,6 +45,11 @@ class Follower:
         return self.reports[-1].step if self.reports else 0
 
     @property
+    def clock_steps(self) -> int:
+        """Return where it stands in the schedule."""
+        return self.reports[-1].clock_steps if self.reports else 0
+
+    @property
     def is_over(self) -> bool:
         """Return whether it has ended, well or badly."""
         return self.state in OVER

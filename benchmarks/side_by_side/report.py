@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ TITLES = {
     "slow": "The last peer slow: an eighth of a processor",
     "cut": "The last peer's line cut half-way, without a word",
 }
+MAX_WORDS = 80
 NOTEWORTHY = ("gated", "refused", "misbehaved", "failed", "abandoned", "solo")  # of the outcomes of meetings
 NOTES = """\
 Wall: from all peers ready (of Gossamer: from the first inner step of the first peer) to the end of the last; `~`: the rate of a part of the
@@ -126,7 +128,8 @@ def loss_text(row: Row) -> str:
     own = [run.loss_average for run in row.runs if run.loss_average is not None]
     if own or not SYSTEMS[row.setting.system].is_exact:
         return mean(own, 3)
-    return mean([run.loss_average for run in row.unlimited if run.loss_average is not None], 3).replace("-", "") + "*"
+    whole = [run.loss_average for run in row.unlimited if run.loss_average is not None]
+    return mean(whole, 3) + "*" if whole else "-"
 
 
 def peers_text(row: Row) -> str:
@@ -149,12 +152,24 @@ def steps_text(row: Row) -> str:
 def outcome_text(row: Row) -> str:
     """Write how the runs ended."""
     outcomes = list(dict.fromkeys(run.outcome for run in row.runs))
-    return "; ".join(outcome.replace("|", "/") for outcome in outcomes)
+    return "; ".join(short(outcome) for outcome in outcomes)
+
+
+def short(outcome: str) -> str:
+    """Leave out of an error where in whose source it arose, and cut it to what a table can hold."""
+    words = re.sub(r"\[/[^]]*\] ?", "", outcome).replace("|", "/")
+    return words if len(words) <= MAX_WORDS else words[: MAX_WORDS - 3] + "..."
 
 
 def remarks_text(row: Row) -> str:
-    """Write what only some runs have: an end that is none, refused meetings, states taken over, peers that came late."""
-    words = [] if outcome_text(row) in ("finished", "stopped") else [outcome_text(row)]
+    """Write what only some runs have: an end before the end, and what befell meetings and joins."""
+    ended = [] if outcome_text(row) in ("finished", "stopped") else [outcome_text(row)]
+    return ", ".join([*ended, meetings_text(row)]).rstrip(", ")
+
+
+def meetings_text(row: Row) -> str:
+    """Write what of Gossamer's meetings and joins did not go as it should."""
+    words = []
     for kind in NOTEWORTHY:
         if number := sum(run.meetings.get(kind, 0) for run in row.runs):
             words.append(f"{number} {kind}")
@@ -214,5 +229,5 @@ FAULTY: tuple[Column, ...] = (
     ("the others blocked %", fast_blocked_text),
     ("loss of the average (without)", lambda row: f"{loss_text(row)} ({plain_loss_text(row)})"),
     ("own steps", steps_text),
-    ("remarks", remarks_text),
+    ("remarks", meetings_text),
 )

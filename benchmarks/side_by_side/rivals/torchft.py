@@ -34,11 +34,12 @@ class StreamingDiLoCo:
         seat = training.seat
         os.environ["GLOO_SOCKET_IFNAME"] = INSIDE
         self._lighthouse = LighthouseServer(f"0.0.0.0:{LIGHTHOUSE_PORT}", 1, join_timeout_ms=JOIN_MS) if seat.number == 1 else None
+        self._parts: dict[str, Any] = {"model": training.model, "optimizer": training.inner}
         self._store = dist.TCPStore(seat.address, STORE_PORT, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
         self._manager = Manager(
             pg=ProcessGroupGloo(timeout=TIMEOUT),
-            load_state_dict=lambda state: None,
-            state_dict=dict,
+            load_state_dict=self._load_state,
+            state_dict=self._state,
             min_replica_size=1,
             use_async_quorum=False,
             timeout=TIMEOUT,
@@ -65,6 +66,14 @@ class StreamingDiLoCo:
             fragment_update_alpha=UPDATE_ALPHA,
         )
         self._diloco.__enter__()  # it hooks itself into the inner optimizer's step
+
+    def _state(self) -> dict[str, Any]:
+        """Return what a peer that has fallen out of step takes over from another."""
+        return {name: part.state_dict() for name, part in self._parts.items()}
+
+    def _load_state(self, state: dict[str, Any]) -> None:
+        for name, part in self._parts.items():
+            part.load_state_dict(state[name])
 
     def after_step(self, own_steps: int) -> None:
         """Do nothing: it was done in the optimizer's step."""

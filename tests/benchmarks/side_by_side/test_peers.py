@@ -25,5 +25,5 @@ def test_meetings_are_counted_by_outcome(tmp_path: Path) -> None:
     said = Follower(tmp_path / "events.jsonl")
     for outcome in ("completed", "gated", "completed"):
         said.hear(to_line(MeetingDone("12D3KooPeer", 0, outcome, "", "direct", 1, 1, 0.5)))
-    said.hear(to_line(StateCloned("12D3KooPeer", 5, 100, 1.0)))
+    said.hear(to_line(StateCloned(("12D3KooPeer",), 5, 100, 100, 1.0)))
     assert (said.meetings, said.clones) == ({"completed": 2, "gated": 1}, 1)
