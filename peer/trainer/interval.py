@@ -30,7 +30,7 @@ LONGEST_STEPS: Final = 1000  # a line that cannot carry even that is too slow fo
 LINE_SHARE: Final = 0.5
 BLOCKED_SHARE: Final = 0.01
 PROCESSOR_SHARE: Final = 0.05
-MOST_FOR_PROCESSOR: Final = 20  # what a node costs at rest must not drive meetings away
+MOST_FOR_PROCESSOR: Final = 10  # what a node costs at rest must not drive meetings away, nor peers apart
 MEETING_INTERVAL: Final = 0.7  # of the countdown: how far apart meetings are, for half of them are others' calls
 WINDOW_S: Final = 20.0  # of training that the shares are taken over
 LEAST_S: Final = 5.0  # of training before anything is concluded
@@ -141,6 +141,8 @@ class Pace:
         self._line = Line(0.0, 0.0)
         self._earlier_nodes_s = 0.0  # processor time of those before the node that is there
         round_bytes = sum(fragment.sketch_bytes + fragment.payload_bytes for fragment in replica.plan.fragments)
+        if outer.inner_steps == "auto" and not replica.own_steps:
+            replica.countdown.pace(SHORTEST_STEPS)  # peers part fastest in their first steps
         self._interval = Interval(replica.countdown.inner_steps, round_bytes) if outer.inner_steps == "auto" else None
         reason = self._interval.reason if self._interval else "the manifest says so"
         emit(IntervalSet(replica.countdown.inner_steps, reason))
