@@ -38,7 +38,8 @@ MOST_CHANGE: Final = 2  # times, at once
 STEADY: Final = 0.15  # a change by less than this share is none
 
 
-LINE: Final = "half of the line: {:.3g} Mbit/s"
+LINE: Final = "half of the line"
+UNMEASURED: Final = "nothing is measured yet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class Limit:
 def line_limit(round_bytes: int, bytes_per_s: float, step_s: float) -> Limit:
     """Return what a line allows that carries so many bytes a second; `round_bytes` are sent one way when every fragment meets once."""
     steps = round_bytes / (MEETING_INTERVAL * LINE_SHARE * bytes_per_s * step_s)
-    return Limit(steps, LINE.format(8e-6 * bytes_per_s))
+    return Limit(steps, f"{LINE}: {8e-6 * bytes_per_s:.3g} Mbit/s")
 
 
 def afforded_steps(round_bytes: int, bytes_per_s: float, step_s: float) -> int:
@@ -86,14 +87,14 @@ class Interval:
 
     def __init__(self, start_steps: int, round_bytes: int) -> None:
         self.steps = start_steps
-        self.reason = "nothing is measured yet"
+        self.reason = UNMEASURED
         self._round_bytes = round_bytes
         self._past: deque[Spent] = deque()
 
     @property
     def is_for_line(self) -> bool:
         """Whether it is the line that sets it: then others' calls must not be more than it carries either."""
-        return _cause(self.reason) == _cause(LINE)
+        return self.reason.startswith(LINE)
 
     def update(self, now: Spent, bytes_per_s: float) -> bool:
         """Take in what was spent so far, and the line's slower rate (0: not measured yet); tell whether the interval has changed."""
@@ -106,13 +107,11 @@ class Interval:
         limit = max(self._limits(spent, bytes_per_s), key=lambda limit: limit.steps)
         steps = min(math.ceil(limit.steps), LONGEST_STEPS, MOST_CHANGE * self.steps)
         steps = max(steps, self.steps // MOST_CHANGE)
-        is_other, was = abs(steps - self.steps) > STEADY * self.steps, self.reason
-        if is_other:
-            self.steps = steps
-            self._past = deque([now])  # what is measured from here on was spent at the new interval
-        if is_other or _cause(limit.reason) != _cause(was):
-            self.reason = limit.reason
-        return self.reason != was or is_other
+        if self.reason != UNMEASURED and abs(steps - self.steps) <= STEADY * self.steps:
+            return False
+        self.steps, self.reason = steps, limit.reason
+        self._past = deque([now])  # what is measured from here on was spent at the new interval
+        return True
 
     def _limits(self, spent: Spent, bytes_per_s: float) -> list[Limit]:
         limits = [Limit(SHORTEST_STEPS, "closer together they would not pay")]
@@ -124,10 +123,6 @@ class Interval:
             steps = self.steps * spent.sync_cpu_s / spent.training_cpu_s / PROCESSOR_SHARE
             limits.append(Limit(min(steps, MOST_FOR_PROCESSOR), f"{PROCESSOR_SHARE:.0%} of the processor time"))
         return limits
-
-
-def _cause(reason: str) -> str:
-    return reason.partition(":")[0]
 
 
 class Pace:
