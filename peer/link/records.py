@@ -35,8 +35,8 @@ class File(Enum):
     PARTNER_PAYLOAD = "partner-payload"
 
 
-def payload_name(meeting: int, file: File) -> str:
-    """Name a meeting's file in the payload folder."""
+def payload_name(meeting: int | str, file: File) -> str:
+    """Name the file of a meeting, or of a pull, in the payload folder."""
     return f"{meeting}.{file.value}"
 
 
@@ -91,9 +91,32 @@ class Apply(LinkRecord):
 
 
 class CopyState(LinkRecord):
-    """Write the slow weights of every fragment to `name` in the payload folder, beside the inner steps. Answered by StateCopied."""
+    """Write the slow weights of every fragment to `name` in the payload folder, beside the inner steps. Answered by Written."""
 
     name: str
+
+
+class SketchSlow(LinkRecord):
+    """Begin to pull a fragment: write a sketch of its slow weights, beside the inner steps. Answered by Written."""
+
+    name: str  # of the pull, in the names of its files
+    fragment: int
+    seed: int  # both sides derive the same one from the request
+
+
+class CodeSlow(LinkRecord):
+    """Have somebody pull a fragment: code its slow weights against his sketch, beside the inner steps. Answered by Written."""
+
+    name: str  # as in SketchSlow
+    fragment: int
+    seed: int
+
+
+class Pull(LinkRecord):
+    """Move a fragment by the gap to what came, and take over the clock behind that if it is ahead. Answered by Pulled."""
+
+    name: str  # as in SketchSlow
+    clock_steps: int
 
 
 class Adopt(LinkRecord):
@@ -204,11 +227,20 @@ class Applied(LinkRecord):
     meeting: int
 
 
-class StateCopied(LinkRecord):
-    """The copy lies in its file."""
+class Written(LinkRecord):
+    """What was asked for lies in its files."""
 
     name: str
     reason: str  # why it does not; empty when it does
+
+
+class Pulled(LinkRecord):
+    """Whether a fragment is where the other's was."""
+
+    name: str
+    accepted: bool
+    reason: str  # why not, empty when accepted
+    num_failed: int  # blocks that could not be decoded and stay where they were
 
 
 class Adopted(LinkRecord):
@@ -245,12 +277,13 @@ class Progress(LinkRecord):
     done: bool = False  # it has saved the result and ends
 
 
-CodingRequest = Prepare | Encode | Check  # these need no step boundary, nor does CopyState
+CodingRequest = Prepare | Encode | Check  # these need no step boundary
+WritingRequest = CopyState | SketchSlow | CodeSlow  # nor do these
 MeetingRequest = CodingRequest | Open | Apply
-AnsweredRequest = MeetingRequest | CopyState | Adopt
+AnsweredRequest = MeetingRequest | WritingRequest | Adopt | Pull
 ToldRequest = Drop | Solo | Defer | StepBack | Line | Start | FinishDone
 Request = AnsweredRequest | ToldRequest
-Reply = Opened | Unavailable | SketchReady | PayloadReady | Checked | Applied | StateCopied | Adopted
+Reply = Opened | Unavailable | SketchReady | PayloadReady | Checked | Applied | Written | Adopted | Pulled
 Notice = Built | Due | Progress
 Answer = Reply | Notice
 Record = Request | Answer
@@ -258,7 +291,7 @@ Record = Request | Answer
 
 def subject(record: AnsweredRequest | Reply) -> int | str:
     """Return what a request and its reply are both about: a meeting's number or a file's name."""
-    return record.name if isinstance(record, CopyState | Adopt | StateCopied | Adopted) else record.meeting
+    return record.name if isinstance(record, WritingRequest | Adopt | Pull | Written | Adopted | Pulled) else record.meeting
 
 
 class Lines(Generic[Said]):

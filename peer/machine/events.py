@@ -157,6 +157,17 @@ class StateCloned(Stamped):
     seconds: Figure
 
 
+class FragmentPulled(Stamped):
+    """A fragment's slow weights were pulled from another peer, which moved nowhere."""
+
+    donor: str  # PeerId, base58
+    fragment: int
+    clock_steps: int  # of the donor
+    num_bytes: int  # received
+    seconds: Figure
+    reason: str  # why they were not taken over; empty when they were
+
+
 class NodeRestarted(Stamped):
     """The node process ended unasked and was started again."""
 
@@ -206,7 +217,8 @@ class ProcessFailed(Stamped):
 
 Written = (
     PeerStarted | RunKnown | ModelBuilt | StateChanged | PeersSeen | AddressesChanged | StepDone | MeetingDone | IntervalSet | SoloStep
-    | CheckpointSaved | CheckpointFailed | CheckpointRejected | EvalDone | StateCloned | NodeRestarted | TrainerRestarted | EventsLost
+    | CheckpointSaved | CheckpointFailed | CheckpointRejected | EvalDone | StateCloned | FragmentPulled | NodeRestarted | TrainerRestarted
+    | EventsLost
 )  # fmt: skip
 Told = ProcessSays | TrainerIdle | ProcessFailed  # to the supervisor only
 Event = Written | Told

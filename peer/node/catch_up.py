@@ -26,13 +26,14 @@ from peer.link.socket import NodeEnd
 from peer.machine.events import Event, ProcessSays
 from peer.meeting.words import Finish, MeetingOutcome
 from peer.node.joining import Joining, Wanted
+from peer.node.pulling import Pulling
 from peer.swarm.address_book import AddressBook, loop_s
 from peer.swarm.membership import Membership
 from peer.swarm.presence import Presence
 from peer.swarm.standing import PeerState, Standing
 from protocol.errors import RefusalCode
 from protocol.identity import PeerId
-from protocol.messages.messages import RunPhase
+from protocol.messages.messages import Contents, RunPhase
 
 LOOK_S = 10.0  # between two looks at whether we have fallen behind
 START_SHARE = 10  # of the gap that may be between two clocks: a tenth; who comes no later than that begins from the seed
@@ -55,6 +56,7 @@ class CatchUp:
         presence: Presence,
         book: AddressBook,
         joining: Joining,
+        pulling: Pulling,
         link: NodeEnd,
         emit: Callable[[Event], None],
         *,
@@ -68,6 +70,7 @@ class CatchUp:
         self._presence = presence
         self._book = book
         self._joining = joining
+        self._pulling = pulling
         self._link = link
         self._emit = emit
         self._is_founder = is_founder
@@ -96,8 +99,8 @@ class CatchUp:
             if standing.state is PeerState.WAITING:
                 await self._begin()
             elif standing.may_meet and standing.phase is RunPhase.TRAIN:
-                await self._catch_up()
-            await asyncio.sleep(COMPANY_S if standing.state is PeerState.WAITING else LOOK_S)
+                await (self._pulling.pull_stale(self._need_young) if standing.stale else self._catch_up())
+            await asyncio.sleep(COMPANY_S if standing.state is PeerState.WAITING or standing.stale else LOOK_S)
 
     # ------------------------------------------------------------------ to begin with
 
@@ -122,6 +125,11 @@ class CatchUp:
             await asyncio.sleep(COMPANY_S)
 
     # ------------------------------------------------------------------ to stay with the others
+
+    def _need_young(self, header: Contents) -> None:
+        """Raise NoUse for the header of a fragment that is of another time than most are."""
+        wanted = self._about(self._typical_clock(self._standing.clock_steps))
+        wanted.check_clock(header)
 
     def wanted(self) -> Wanted | None:
         """Say which state would be of more use than our own weights; None when ours are good enough."""

@@ -17,12 +17,14 @@ from dataclasses import dataclass, field
 
 from peer.link import records as ask
 from peer.link.payload_folder import PayloadFolder
+from peer.link.records import File, payload_name
 from peer.link.socket import LinkLost, NodeEnd
-from peer.node.fetching import FRAME_S, part_bytes, receive
+from peer.node.fetching import FRAME_S, part_bytes, pull_seed, receive, take_chunks
 from peer.swarm.address_book import loop_s
 from peer.swarm.standing import Standing
 from protocol.errors import BadMessage, RefusalCode, Refused
 from protocol.identity import Identity, PeerId
+from protocol.limits import CHUNK_BYTES
 from protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Part
 from protocol.messages.terms import RunTerms, check_fetch
 from protocol.streams.transport import Stream
@@ -81,6 +83,8 @@ class StateDonor:
         self._payloads = payloads
         self._standing = standing
         self._state_bytes = terms.state_bytes
+        self._fragments = terms.fragments
+        self._coding = asyncio.Lock()
         self._gap_steps = terms.max_clock_gap_steps
         self._until_quiet = until_quiet
         self._customers = Customers()
@@ -115,6 +119,31 @@ class StateDonor:
         except LinkLost:
             raise Refused(RefusalCode.NOT_READY, "trainer restarting") from None
         return copy.data[request.offset : request.offset + num_bytes], copy.clock_steps
+
+    async def coded(self, stream: Stream, request: FetchRequest) -> tuple[memoryview, int]:
+        """Code a fragment's slow weights against the sketch that follows the request; one at a time. Raises Refused, as `receive`."""
+        if not self._standing.has_begun or request.fragment in self._standing.stale:
+            raise Refused(RefusalCode.NOT_READY, "my own weights are not fit to be pulled yet")
+        if request.fragment >= len(self._fragments):
+            raise Refused(RefusalCode.WRONG_TERMS, f"fragment {request.fragment} of {len(self._fragments)}")
+        sizes = self._fragments[request.fragment]
+        self._count(stream.partner, sizes.slow_bytes)
+        name, clock_steps = f"give-{next(self._names)}", self._standing.clock_steps
+        sketch, coded = payload_name(name, File.PARTNER_SKETCH), payload_name(name, File.OWN_PAYLOAD)
+        try:
+            self._payloads.write(sketch, b"")
+            await take_chunks(stream, Part.SKETCH, sizes.sketch_bytes, lambda data: self._payloads.append(sketch, data))
+            async with self._coding:
+                written = await self._link.request(ask.CodeSlow(name, request.fragment, pull_seed(request.run_id, request.nonce)))
+            data = self._payloads.read(coded)
+            if not isinstance(written, ask.Written) or written.reason or len(data) != sizes.slow_bytes:
+                raise Refused(RefusalCode.NOT_READY, "my weights could not be coded against this")
+            return data, clock_steps
+        except (LinkLost, OSError):
+            raise Refused(RefusalCode.NOT_READY, "no room, or my trainer is restarting") from None
+        finally:
+            for file in (sketch, coded):
+                self._payloads.remove(file)
 
     async def give_way(self, last_s: float) -> None:
         """Let meetings go first, no longer than the last piece took."""
@@ -163,7 +192,7 @@ class StateDonor:
         name, made_s, clock_steps = f"clone-{next(self._names)}", loop_s(), self._standing.clock_steps
         try:
             taken = await self._link.request(ask.CopyState(name))
-            if not isinstance(taken, ask.StateCopied) or taken.reason:
+            if not isinstance(taken, ask.Written) or taken.reason:
                 raise Refused(RefusalCode.NOT_READY, "no room for a copy of my state now")
             data = self._payloads.read(name)
         finally:
@@ -207,6 +236,9 @@ class FetchServer:
                     await self._send(stream, request, len(self.manifest), self._of_manifest(request), 0)
                 elif self.donor is None:
                     raise Refused(RefusalCode.NOT_READY, "I have no weights")
+                elif request.kind is ContentsKind.SLOW:
+                    data, clock_steps = await self.donor.coded(stream, request)
+                    await self._send(stream, request, len(data), data, clock_steps)
                 else:
                     data, clock_steps = await self.donor.piece(stream.partner, request)
                     await self.donor.give_way(last_s)
@@ -220,5 +252,6 @@ class FetchServer:
         header = Contents(request.kind, total_bytes, hashlib.sha256(data).digest(), clock_steps)
         async with asyncio.timeout(FRAME_S):
             await stream.send(header.signed(self.identity, *request.asked))
-            if data:
-                await stream.send(Chunk(Part.CONTENTS, request.offset, bytes(data)))
+        for offset in range(0, len(data), CHUNK_BYTES):
+            async with asyncio.timeout(FRAME_S):
+                await stream.send(Chunk(Part.CONTENTS, request.offset + offset, bytes(data[offset : offset + CHUNK_BYTES])))

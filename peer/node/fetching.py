@@ -28,7 +28,7 @@ from protocol.errors import (
     WrongVersion,
 )
 from protocol.identity import Identity, PeerId
-from protocol.limits import MANIFEST_BYTES, NONCE_BYTES, PROTOCOL_VERSION
+from protocol.limits import CHUNK_BYTES, MANIFEST_BYTES, NONCE_BYTES, PROTOCOL_VERSION
 from protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Message, Part, Refusal
 from protocol.run.invite import Credential
 from protocol.run.manifest import SignedManifest
@@ -89,16 +89,27 @@ class Source:
 
     async def ask(self, kind: ContentsKind, offset: int, num_bytes: int) -> None:
         """Ask for these bytes of a content. Raises TransportError."""
+        await self._ask(kind, secrets.token_bytes(NONCE_BYTES), offset, num_bytes, 0)
+
+    async def ask_slow(self, fragment: int, nonce: bytes, sketch: memoryview) -> None:
+        """Ask for a fragment's slow weights, coded against our sketch of ours, whose seed follows from the nonce. Raises TransportError."""
+        await self._ask(ContentsKind.SLOW, nonce, 0, 0, fragment)
+        for offset in range(0, len(sketch), CHUNK_BYTES):
+            async with _within(FRAME_S, f"{self._stream.partner.short()} takes nothing"):
+                await self._stream.send(Chunk(Part.SKETCH, offset, bytes(sketch[offset : offset + CHUNK_BYTES])))
+
+    async def _ask(self, kind: ContentsKind, nonce: bytes, offset: int, num_bytes: int, fragment: int) -> None:
         client, donor = self._client, self._stream.partner
         request = FetchRequest(
             protocol_version=PROTOCOL_VERSION,
             run_id=client.run_id,
             sender=client.identity.peer_id,
             receiver=donor,
-            nonce=secrets.token_bytes(NONCE_BYTES),
+            nonce=nonce,
             kind=kind,
             offset=offset,
             num_bytes=num_bytes,
+            fragment=fragment,
             credential=client.credential,
         ).signed(client.identity)
         self._asked.append(request)
@@ -110,22 +121,53 @@ class Source:
         `check` raises for a header whose bytes are not wanted. A donor that says nothing for `within_s` has fallen silent. Raises
         TransportError, PeerMisbehaved or Refused, and what `check` raises.
         """
+        request, header = await self._header(check, within_s)
+        num_bytes = part_bytes(request, header.total_bytes)
+        if not num_bytes:
+            return header, b""
+        chunk = await receive(self._stream, within_s)
+        if not isinstance(chunk, Chunk) or (chunk.part, chunk.offset, len(chunk.data)) != (Part.CONTENTS, request.offset, num_bytes):
+            raise BadMessage(f"expected {num_bytes} bytes from {request.offset} on, got another {type(chunk).__name__}")
+        if hashlib.sha256(chunk.data).digest() != header.sha256:
+            raise BadContents("the bytes do not have the hash that was promised")
+        return header, chunk.data
+
+    async def take_slow(self, num_bytes: int, check: Callable[[Contents], None], keep: Callable[[bytes], None]) -> Contents:
+        """Return the verified header of what `ask_slow` asked for, once all its bytes have been kept. Raises as `take`."""
+        _, header = await self._header(check, FRAME_S)
+        if header.total_bytes != num_bytes:
+            raise BadMessage(f"a fragment of {header.total_bytes} bytes; the manifest implies {num_bytes}")
+        sha256 = await take_chunks(self._stream, Part.CONTENTS, num_bytes, keep)
+        if sha256 != header.sha256:
+            raise BadContents("the bytes do not have the hash that was promised")
+        return header
+
+    async def _header(self, check: Callable[[Contents], None], within_s: float) -> tuple[FetchRequest, Contents]:
         header = await receive(self._stream, within_s)
         request = self._asked.popleft()
         if not isinstance(header, Contents) or header.kind is not request.kind:
             raise BadMessage(f"asked for contents, got {type(header).__name__}")
         header.verify(self._stream.partner, *request.asked)
         check(header)
-        num_bytes = part_bytes(request, header.total_bytes)
-        return header, await self._data(request.offset, num_bytes, header.sha256, within_s) if num_bytes else b""
+        return request, header
 
-    async def _data(self, offset: int, num_bytes: int, sha256: bytes, within_s: float) -> bytes:
-        chunk = await receive(self._stream, within_s)
-        if not isinstance(chunk, Chunk) or (chunk.part, chunk.offset, len(chunk.data)) != (Part.CONTENTS, offset, num_bytes):
-            raise BadMessage(f"expected {num_bytes} bytes from {offset} on, got another {type(chunk).__name__}")
-        if hashlib.sha256(chunk.data).digest() != sha256:
-            raise BadContents("the bytes do not have the hash that was promised")
-        return chunk.data
+
+def pull_seed(run_id: bytes, nonce: bytes) -> int:
+    """Return the seed of the codec for a pull, which both sides derive from the request."""
+    return int.from_bytes(hashlib.sha256(b"gossamer-pull" + run_id + nonce).digest()[:8], "little") & (2**63 - 1)
+
+
+async def take_chunks(stream: Stream, part: Part, num_bytes: int, keep: Callable[[bytes], None]) -> bytes:
+    """Keep so many bytes as they come, in chunks in their order, and return their SHA-256. Raises as `receive`, and BadMessage."""
+    digest, done = hashlib.sha256(), 0
+    while done < num_bytes:
+        chunk = await receive(stream)
+        if not isinstance(chunk, Chunk) or (chunk.part, chunk.offset) != (part, done) or done + len(chunk.data) > num_bytes:
+            raise BadMessage(f"expected the bytes at {done} of {num_bytes}, got another {type(chunk).__name__}")
+        done += len(chunk.data)
+        digest.update(chunk.data)
+        keep(chunk.data)
+    return digest.digest()
 
 
 def part_bytes(request: FetchRequest, total_bytes: int) -> int:

@@ -25,6 +25,7 @@ from peer.node.fetching import FetchClient, as_final
 from peer.node.meetings import Meetings
 from peer.node.pieces import Pieces
 from peer.swarm.address_book import AddressBook, KnownPeer, loop_s
+from peer.swarm.standing import Standing
 from protocol.errors import (
     BadContents,
     BadMessage,
@@ -37,6 +38,7 @@ from protocol.errors import (
 )
 from protocol.identity import PeerId
 from protocol.messages.messages import Contents, ContentsKind
+from protocol.messages.terms import RunTerms
 
 PATIENCE_S = 60.0  # without any donor that answers at all
 PAUSE_S = 1.0  # between two rounds of asking everybody
@@ -45,6 +47,7 @@ DONORS = 4  # at once
 ASKED = 8  # for their clocks, at once
 CLOCK_S = 5.0  # for them to answer
 TELL_S = 0.5  # between two words about how far it is
+OLD_SHARE = 4  # of the gap that may be between two clocks: a state whose pieces are further apart than a fourth is too old to be met about
 LONG_S = 3600.0  # a download that takes longer than this is worth a word
 
 
@@ -65,6 +68,10 @@ class Wanted:
         """Raise BadMessage for a state that cannot be, NoUse for one of another time, before any of its bytes come."""
         if header.total_bytes != self.state_bytes:
             raise BadMessage(f"a state of {header.total_bytes} bytes; the manifest implies {self.state_bytes}")
+        self.check_clock(header)
+
+    def check_clock(self, header: Contents) -> None:
+        """Raise as `check`, for the clock's sake alone."""
         if header.clock_steps > self.total_steps:
             raise BadMessage(f"a clock of {header.clock_steps} steps in a run of {self.total_steps}")
         if header.clock_steps < self.earliest_clock_steps:
@@ -79,7 +86,9 @@ class Joining:
     def __init__(
         self,
         client: FetchClient,
+        terms: RunTerms,
         book: AddressBook,
+        standing: Standing,
         meetings: Meetings,
         link: NodeEnd,
         file: Path,
@@ -87,7 +96,10 @@ class Joining:
         emit: Callable[[Event], None],
     ) -> None:
         self._client = client
+        self._num_fragments = len(terms.fragments)
+        self._gap_steps = terms.max_clock_gap_steps
         self._book = book
+        self._standing = standing
         self._meetings = meetings
         self._link = link
         self._file = file
@@ -214,7 +226,9 @@ class Joining:
 
     async def _adopt(self, pieces: Pieces) -> GossamerError | None:
         """Have the trainer take the state over; return why it did not. What it refuses is not kept."""
-        clock_steps = min(pieces.clocks.values())
+        oldest, newest = min(pieces.clocks.values()), max(pieces.clocks.values())
+        is_old = newest - oldest > self._gap_steps // OLD_SHARE
+        clock_steps = newest if is_old else oldest  # what is old is pulled before it is met about
         try:
             async with self._meetings.set_aside():
                 adopted = await self._link.request(ask.Adopt(str(pieces.path), clock_steps))
@@ -226,6 +240,7 @@ class Joining:
         if not adopted.accepted:
             return self._blame(progress.num_by, adopted)
         self._num_donors = DONORS
+        self._standing.stale = set(range(self._num_fragments)) if is_old and not adopted.reason else set()
         if adopted.reason:
             self._emit(ProcessSays("joining", f"kept our own weights: {adopted.reason}"))
             return None

@@ -116,7 +116,7 @@ class Meetings:
 
     async def try_next(self, fragment: int, tried: set[PeerId]) -> Finish | None:
         """Choose a partner that is not in `tried`, add it there, and meet it; None when that did not come to a meeting."""
-        if self._num_outbound >= MAX_OUTBOUND:
+        if self._num_outbound >= MAX_OUTBOUND or fragment in self._standing.stale:
             return None
         partner = self._choose(tried)
         if partner is None:
@@ -164,6 +164,8 @@ class Meetings:
         check_hello(hello, membership.terms, membership.identity.peer_id, partner, self._intake.now_s())
         self._book.saw(partner, loop_s(), hello.clock_steps)
         self._need_open()
+        if hello.fragment in standing.stale:
+            raise Refused(RefusalCode.NOT_READY, "I have no young weights of this fragment yet")
         check_clock(hello.clock_steps, standing.clock_steps, membership.terms)
         if hello.phase is RunPhase.FINISH and standing.phase is RunPhase.TRAIN:
             raise Refused(RefusalCode.WRONG_PHASE, "still training")

@@ -23,6 +23,7 @@ from peer.node.final_averaging import FinalAveraging
 from peer.node.joining import Joining
 from peer.node.meetings import Meetings
 from peer.node.partner_search import Searches
+from peer.node.pulling import Pulling
 from peer.swarm.address_book import RecordIntake
 from peer.swarm.membership import Membership
 from peer.swarm.presence import Presence
@@ -61,9 +62,11 @@ class Node:
         self.searches = Searches(membership, standing, book, self.meetings, link, rng)
         self.donor = StateDonor(link, own.payloads, standing, membership.terms, self.meetings.until_quiet)
         client = FetchClient(membership.identity, membership.terms.run_id, membership.credential, transport)
-        self.joining = Joining(client, book, self.meetings, link, downloads / "state", rng, emit)
+        terms = membership.terms
+        self.joining = Joining(client, terms, book, standing, self.meetings, link, downloads / "state", rng, emit)
+        pulling = Pulling(client, terms, book, standing, link, own.payloads, rng, emit)
         self.catch_up = CatchUp(
-            membership, standing, presence, book, self.joining, link, emit, is_founder=is_founder, wait_for_peers=wait_for_peers
+            membership, standing, presence, book, self.joining, pulling, link, emit, is_founder=is_founder, wait_for_peers=wait_for_peers
         )
         self._final_averaging = FinalAveraging(self.searches, book, len(membership.terms.fragments))
 

@@ -36,6 +36,7 @@ class Standing:
         self.clock_steps = 0  # own schedule clock
         self.phase = RunPhase.TRAIN
         self.has_begun = False  # the trainer trains, or has trained
+        self.stale: set[int] = set()  # fragments that are too old to be met about, or to be given
         self.finished = False  # the trainer has once been at the end of the schedule
         self._changed = asyncio.Event()
 

@@ -95,11 +95,14 @@ class CodingThread:
                     reply = self._outer.code(request)
                 self._link.send(reply, self._link.session)
                 return True
-            case ask.CopyState():
+            case ask.CopyState() | ask.SketchSlow() | ask.CodeSlow():
                 with self._beside_training():
-                    copied = self._outer.copy_state(request)
-                self._link.send(copied, self._link.session)
+                    written = self._outer.write(request)
+                self._link.send(written, self._link.session)
                 return True
+            case ask.Pull():
+                with self._beside_training(), contextlib.suppress(ValueError, torch.OutOfMemoryError):  # likewise
+                    self._outer.pulls.gap(request.name)
             case ask.Apply():
                 with self._beside_training(), contextlib.suppress(ValueError, torch.OutOfMemoryError):  # found again at the boundary
                     self._outer.step_ahead(request)

@@ -24,6 +24,7 @@ from peer.link import records as ask
 from peer.link.payload_folder import PayloadFolder
 from peer.link.records import File, payload_name
 from peer.trainer.meeting import FragmentState, MeetingSide, OuterStep, Since, bounded_weight
+from peer.trainer.pulling import Pulls
 from peer.trainer.shared_state import write_state
 from protocol.messages.messages import RunPhase
 
@@ -128,6 +129,7 @@ class OuterLoop:
         self.applied: OrderedDict[str, None] = OrderedDict()
         self._rule: PairRule = rule
         self.has_momentum = rule.alpha > 0.0
+        self.pulls = Pulls(self.fragments, payloads)
         self._payloads = payloads
         self._on_outer_step = on_outer_step
         self._meetings: dict[int, OpenMeeting] = {}
@@ -158,13 +160,19 @@ class OuterLoop:
         meeting = self._meetings.get(request.meeting)
         return unknown(request.meeting) if meeting is None else meeting.code(request)
 
-    def copy_state(self, request: ask.CopyState) -> ask.StateCopied:
-        """Write the state for others to fetch; may be called from a second thread."""
+    def write(self, request: ask.WritingRequest) -> ask.Written:
+        """Write what others fetch; may be called from a second thread."""
         try:
-            write_state(self.fragments, self.has_momentum, self._payloads, request.name)
-        except OSError as error:
-            return ask.StateCopied(request.name, error.strerror or str(error))
-        return ask.StateCopied(request.name, "")
+            match request:
+                case ask.CopyState():
+                    write_state(self.fragments, self.has_momentum, self._payloads, request.name)
+                case ask.SketchSlow():
+                    self.pulls.sketch(request)
+                case ask.CodeSlow():
+                    self.pulls.code(request)
+        except (OSError, ValueError, torch.OutOfMemoryError) as error:
+            return ask.Written(request.name, getattr(error, "strerror", None) or str(error))
+        return ask.Written(request.name, "")
 
     def step_ahead(self, request: ask.Apply) -> None:
         """Compute the outer step that `answer` will take with the same request; may be called from a second thread.
@@ -188,6 +196,7 @@ class OuterLoop:
         """Forget every meeting: none can be decided any more."""
         for number in list(self._meetings):
             self.drop(number)
+        self.pulls.close_all()
 
     def solo(self, fragment: int, phase: RunPhase) -> bool:
         """Take the outer step of a fragment alone; False (and nothing done) while it is in a meeting."""

@@ -28,7 +28,7 @@ from peer.model.model import next_token_loss
 from peer.model.plan import follow_clock, fragment_codecs, inner_settings, model_plan
 from peer.text.corpus import Corpus
 from peer.trainer.outer_loop import OuterLoop
-from peer.trainer.shared_state import read_state, try_on
+from peer.trainer.shared_state import read_state, try_on, try_shift
 from protocol.messages.messages import RunPhase
 from protocol.messages.terms import ModelPlan
 from protocol.run.manifest import Manifest
@@ -122,8 +122,10 @@ class Replica:
     def handle(self, request: ask.Request) -> ask.Reply | None:
         """Carry out a request of the node; call at a step boundary. Start and FinishDone are the trainer's own affair."""
         match request:
-            case ask.CopyState():
-                return self.outer.copy_state(request)
+            case ask.CopyState() | ask.SketchSlow() | ask.CodeSlow():
+                return self.outer.write(request)
+            case ask.Pull():
+                return self._pull(request)
             case ask.Adopt():
                 return self._adopt(request)
             case ask.StepBack(clock_steps):
@@ -217,6 +219,23 @@ class Replica:
         self._is_founder = False
         self._joined = (self.clock_steps, self.own_steps)
         return ask.Adopted(request.name, True, "")
+
+    def _pull(self, request: ask.Pull) -> ask.Pulled:
+        """Move a fragment to where another's was, what it has learnt since its last outer step on top; not where that predicts worse."""
+        try:
+            pull = self.outer.pulls.gap(request.name)
+        except (ValueError, torch.OutOfMemoryError) as error:
+            return ask.Pulled(request.name, False, str(error), 0)
+        finally:
+            self.outer.pulls.close(request.name)
+        if pull.gap is None or pull.fragment.meeting is not None:
+            return ask.Pulled(request.name, False, "the fragment is in a meeting", 0)
+        values, num_failed = pull.gap.values, int(pull.gap.failed.sum())
+        reason = try_shift(pull.fragment, values, self.parameters, partial(held_out_loss, self.model, self.corpus, JUDGE_BATCHES))
+        if not reason:
+            pull.fragment.slow = pull.fragment.slow + values
+            self.clock_steps = max(self.clock_steps, min(request.clock_steps, self.manifest.run.total_steps))
+        return ask.Pulled(request.name, not reason, reason, num_failed)
 
     # ------------------------------------------------------------------ checkpoints
 

@@ -15,13 +15,14 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from optim.fragments import scatter
+from optim.fragments import add, scatter
 from peer.link.payload_folder import PayloadFolder
 from peer.trainer.meeting import FragmentState
 
 MOST_GROWTH: Final = 100.0  # of a fragment's values over our own; those of the demo grow threefold in a whole run
 MOST_MOMENTUM: Final = 1.0  # as large as the weights: the longest honest outer step is a third of that
 TOLERANCE: Final = 1.01  # times the loss of our own weights: a few batches are no exact measure
+PULL_TOLERANCE: Final = 1.05  # likewise for one fragment: the others have not come up to it yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +91,25 @@ def _need_sane(parts: Sequence[Part]) -> None:
 
 def try_on(parts: Sequence[Part], parameters: Mapping[str, Tensor], loss: Callable[[], float]) -> str:
     """Put slow weights into the model; return why they do not work, with the model as it was, or nothing."""
+
+    def put() -> None:
+        for part in parts:
+            scatter(part.fragment.codec.fragment, part.slow, parameters)
+
+    return _try(put, parameters, loss, TOLERANCE)
+
+
+def try_shift(fragment: FragmentState, values: Tensor, parameters: Mapping[str, Tensor], loss: Callable[[], float]) -> str:
+    """Move a fragment's fast weights by so much; return as `try_on`."""
+    return _try(lambda: add(fragment.codec.fragment, values, parameters), parameters, loss, PULL_TOLERANCE)
+
+
+def _try(change: Callable[[], None], parameters: Mapping[str, Tensor], loss: Callable[[], float], tolerance: float) -> str:
     own = loss()
     before = [parameter.detach().clone() for parameter in parameters.values()]
-    for part in parts:
-        scatter(part.fragment.codec.fragment, part.slow, parameters)
+    change()
     theirs = loss()
-    if math.isfinite(theirs) and not theirs > TOLERANCE * own:  # ours may be none at all
+    if math.isfinite(theirs) and not theirs > tolerance * own:  # ours may be none at all
         return ""
     with torch.no_grad():
         for parameter, values in zip(parameters.values(), before, strict=True):

@@ -162,6 +162,7 @@ class ContentsKind(IntEnum):
 
     MANIFEST = 1  # the signed manifest
     STATE = 2  # slow weights of every fragment in order, bf16; then momentum likewise, where the run has any
+    SLOW = 3  # the slow weights of a fragment, coded against the asker's sketch: sketch and payload, as in a meeting
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +179,7 @@ class FetchRequest(Signed):
     kind: ContentsKind  # what is asked for
     offset: int  # of the first byte that is wanted
     num_bytes: int  # wanted, at most a chunk; 0: only the header
+    fragment: int  # of SLOW: which; no part of it can be asked for, and the asker's sketch follows the request
     credential: Credential | None  # in invite runs
     signature: bytes = b""  # the sender's, over every field above
 
@@ -189,7 +191,7 @@ class FetchRequest(Signed):
 
 @dataclass(frozen=True, slots=True)
 class Contents(Signed):
-    """Header of an answer to a FetchRequest; a chunk with the part that was asked for follows, unless that is empty."""
+    """Header of an answer to a FetchRequest; chunks with what was asked for follow, unless that is empty."""
 
     CONTEXT = b"gossamer/contents/1"
 

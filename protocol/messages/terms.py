@@ -27,6 +27,11 @@ class FragmentTerms:
     payload_bytes: int  # of each side's payload
     num_blocks: int  # blocks that can fail to decode
 
+    @property
+    def slow_bytes(self) -> int:
+        """Return the size of a fragment's slow weights as somebody pulls them."""
+        return self.sketch_bytes + self.payload_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:

@@ -47,6 +47,7 @@ class ContentsKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CONTENTS_UNSPECIFIED: _ClassVar[ContentsKind]
     CONTENTS_MANIFEST: _ClassVar[ContentsKind]
     CONTENTS_STATE: _ClassVar[ContentsKind]
+    CONTENTS_SLOW: _ClassVar[ContentsKind]
 PHASE_TRAIN: Phase
 PHASE_FINISH: Phase
 REFUSAL_UNSPECIFIED: RefusalCode
@@ -73,6 +74,7 @@ DECISION_DROPPED: Decision
 CONTENTS_UNSPECIFIED: ContentsKind
 CONTENTS_MANIFEST: ContentsKind
 CONTENTS_STATE: ContentsKind
+CONTENTS_SLOW: ContentsKind
 
 class Frame(_message.Message):
     __slots__ = ("hello", "refusal", "chunk", "commitment", "verdict", "commit", "committed", "resolve", "outcome", "fetch_request", "contents")
@@ -223,7 +225,7 @@ class Outcome(_message.Message):
     def __init__(self, meeting_id: _Optional[bytes] = ..., decision: _Optional[_Union[Decision, str]] = ..., failed_blocks: _Optional[bytes] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("protocol_version", "run_id", "sender", "receiver", "nonce", "kind", "offset", "num_bytes", "credential", "signature")
+    __slots__ = ("protocol_version", "run_id", "sender", "receiver", "nonce", "kind", "offset", "num_bytes", "fragment", "credential", "signature")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
@@ -232,6 +234,7 @@ class FetchRequest(_message.Message):
     KIND_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
     CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
@@ -242,9 +245,10 @@ class FetchRequest(_message.Message):
     kind: ContentsKind
     offset: int
     num_bytes: int
+    fragment: int
     credential: Credential
     signature: bytes
-    def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[bytes] = ..., sender: _Optional[bytes] = ..., receiver: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., kind: _Optional[_Union[ContentsKind, str]] = ..., offset: _Optional[int] = ..., num_bytes: _Optional[int] = ..., credential: _Optional[_Union[Credential, _Mapping]] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[bytes] = ..., sender: _Optional[bytes] = ..., receiver: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., kind: _Optional[_Union[ContentsKind, str]] = ..., offset: _Optional[int] = ..., num_bytes: _Optional[int] = ..., fragment: _Optional[int] = ..., credential: _Optional[_Union[Credential, _Mapping]] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Contents(_message.Message):
     __slots__ = ("kind", "total_bytes", "sha256", "clock_steps", "signature")

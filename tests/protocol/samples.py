@@ -79,7 +79,7 @@ UNSIGNED_HELLO = Hello(
     acquaintances=(RECORD.to_bytes(),),
 )
 HELLO = UNSIGNED_HELLO.signed(ALICE)
-FETCH = FetchRequest(1, RUN_ID, ALICE.peer_id, BOB.peer_id, NONCE, ContentsKind.STATE, 65536, 4000, CREDENTIAL).signed(ALICE)
+FETCH = FetchRequest(1, RUN_ID, ALICE.peer_id, BOB.peer_id, NONCE, ContentsKind.STATE, 65536, 4000, 0, CREDENTIAL).signed(ALICE)
 
 MESSAGES: dict[str, Message] = {
     "hello": HELLO,

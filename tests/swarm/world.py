@@ -55,6 +55,7 @@ class Habits:
     is_founder: bool = True
     wait_for_peers: int = 0
     credential: Credential | None = None
+    wire: Wire | None = None  # instead of the swarm's
 
 
 class HeardLink(Link):
@@ -145,7 +146,7 @@ class Peer:
         self.book = AddressBook(self.peer_id)
         self.door = Door(self.book, "still joining")
         network, manifest, now_s = swarm.network, swarm.manifest, swarm.network.now_s
-        self.transport: Transport = network.transport(self.peer_id, self._answer, is_banned=self.door.is_banned)
+        self.transport: Transport = network.transport(self.peer_id, self._answer, self.habits.wire, is_banned=self.door.is_banned)
         self.payloads.clear(Writer.NODE)
         self.journal = Journal(self._folder / "journal")
         self.link = HeardLink(lambda notice: self.node.on_notice(notice))

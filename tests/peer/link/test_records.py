@@ -14,6 +14,7 @@ from protocol.messages.messages import RunPhase
 from protocol.messages.terms import FragmentTerms, ModelPlan
 
 SAMPLES = {
+    "float": 2.5,
     "int": 7,
     "str": 'quoted "text"\nand more',
     "bool": True,

@@ -163,7 +163,7 @@ def test_events(kind: type, initiates: bool, state: MeetingState) -> None:
 def test_no_event_is_left_out() -> None:
     assert {*EVENTS, on.TrainerAnswered, on.PartnerSent} == set(get_args(on.Event))
     replies: set[Any] = {type(reply) for reply in REPLIES.values()}
-    assert replies == set(get_args(ask.Reply)) - {ask.StateCopied, ask.Adopted}
+    assert replies == set(get_args(ask.Reply)) - {ask.Written, ask.Adopted, ask.Pulled}
 
 
 @pytest.mark.parametrize("initiates", [True, False])

@@ -89,7 +89,7 @@ def test_nobody_at_the_address_is_the_networks_fault() -> None:
 
 def wants_state() -> FetchRequest:
     credential, nonce = invite().credential_for(NEWCOMER.peer_id), secrets.token_bytes(16)
-    request = FetchRequest(PROTOCOL_VERSION, SIGNED.run_id, NEWCOMER.peer_id, SEED.peer_id, nonce, ContentsKind.STATE, 0, 0, credential)
+    request = FetchRequest(PROTOCOL_VERSION, SIGNED.run_id, NEWCOMER.peer_id, SEED.peer_id, nonce, ContentsKind.STATE, 0, 0, 0, credential)
     return request.signed(NEWCOMER)
 
 

@@ -41,7 +41,9 @@ async def newcomer(swarm: Swarm, *donors: object) -> tuple[Peer, Joining]:
     for donor in donors:
         peer.book.hint(donor.peer_id, "/ip4/192.0.2.1/tcp/4001", asyncio.get_running_loop().time())  # type: ignore[attr-defined]
     client = FetchClient(peer.identity, swarm.terms.run_id, None, peer.transport)
-    return peer, Joining(client, peer.book, peer.node.meetings, peer.link, swarm.folder / "joining", InOrder(), peer.on_event)
+    return peer, Joining(
+        client, swarm.terms, peer.book, peer.standing, peer.node.meetings, peer.link, swarm.folder / "joining", InOrder(), peer.on_event
+    )
 
 
 def wanted(swarm: Swarm, earliest_steps: int = 0, latest_steps: int = 100_000) -> Callable[[], Wanted]:

@@ -22,7 +22,7 @@ from tests.peer.trainer.test_replica import MANIFEST, make_due, meet_a_clock, pa
 
 def clone(donor: Replica, folder: Path) -> str:
     """Have the donor write its state; return the file's path."""
-    assert donor.handle(ask.CopyState("clone-1")) == ask.StateCopied("clone-1", "")
+    assert donor.handle(ask.CopyState("clone-1")) == ask.Written("clone-1", "")
     return str(folder / "clone-1")
 
 
@@ -137,5 +137,5 @@ def test_a_copy_that_finds_no_room_is_answered_with_the_sum(tmp_path: Path, monk
     replica = small_replica(tmp_path, MANIFEST)
     monkeypatch.setattr(PayloadFolder, "free_bytes", lambda _: 1000)
     reply = replica.handle(ask.CopyState("clone-1"))
-    assert isinstance(reply, ask.StateCopied) and "MB are free" in reply.reason
+    assert isinstance(reply, ask.Written) and "MB are free" in reply.reason
     assert not list(tmp_path.glob("clone-*"))

@@ -45,6 +45,8 @@ SIGNATURES = exactly(64)
 MEETINGS = exactly(16)
 STEPS = st.integers(0, limits.STEPS)
 SIZES = st.integers(0, limits.TRANSFER_BYTES)
+FRAGMENTS = st.integers(0, limits.FRAGMENTS)
+KINDS = st.sampled_from(ContentsKind)
 PARTS = st.integers(0, limits.CHUNK_BYTES)
 BITMAPS = st.binary(max_size=40)
 SECONDS = st.integers(0, limits.UNIX_SECONDS)
@@ -80,9 +82,7 @@ ANY_MESSAGE = st.one_of(
     st.builds(Committed, MEETINGS),
     st.builds(Resolve, exactly(32), MEETINGS),
     st.builds(Outcome, MEETINGS, st.sampled_from(Decision), BITMAPS),
-    st.builds(
-        FetchRequest, VERSIONS, exactly(32), PEERS, PEERS, exactly(16), st.sampled_from(ContentsKind), SIZES, PARTS, CREDENTIALS, SIGNATURES
-    ),
+    st.builds(FetchRequest, VERSIONS, exactly(32), PEERS, PEERS, exactly(16), KINDS, SIZES, PARTS, FRAGMENTS, CREDENTIALS, SIGNATURES),
     st.builds(Contents, st.sampled_from(ContentsKind), SIZES, exactly(32), STEPS, SIGNATURES),
 )
 

@@ -182,6 +182,7 @@ REQUEST_CHANGES: dict[str, Any] = {
     "kind": ContentsKind.MANIFEST,
     "offset": 0,
     "num_bytes": 5,
+    "fragment": 1,
     "credential": None,
 }
 

@@ -1,0 +1,90 @@
+"""Pulls: one side's slow weights move to another's, which moves nowhere; no meeting, and nobody is locked.
+
+The one who pulls sends a sketch of its slow weights; the other codes its own against that, as in a meeting, and sends sketch and payload.
+Everything here reads slow weights, which are replaced and never changed, so it may run on a second thread; what a gap does to the model is
+the replica's affair, at a step boundary.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from optim.codecs import Gap
+from peer.link import records as ask
+from peer.link.payload_folder import PayloadFolder
+from peer.link.records import File, payload_name
+from peer.trainer.meeting import FragmentState
+
+
+@dataclass(slots=True)
+class OpenPull:
+    """What was sketched, and what came of it."""
+
+    fragment: FragmentState
+    slow: Tensor  # f32[numel], as it was then
+    sketch: Tensor
+    seed: int
+    gap: Gap | None = None
+
+
+class Pulls:
+    """The pulls of one replica, on either side. Every method may be called from a second thread."""
+
+    def __init__(self, fragments: Sequence[FragmentState], payloads: PayloadFolder) -> None:
+        self._fragments = fragments
+        self._payloads = payloads
+        self._open: dict[str, OpenPull] = {}
+        self._working = threading.Lock()
+
+    def sketch(self, request: ask.SketchSlow) -> None:
+        """Write a sketch of a fragment's slow weights. Raises OSError, ValueError for weights that are none any more."""
+        fragment = self._fragments[request.fragment]
+        slow = fragment.slow
+        sketch = fragment.codec.sketch(slow, request.seed)
+        self._write(request.name, File.OWN_SKETCH, sketch)
+        with self._working:
+            self._open[request.name] = OpenPull(fragment, slow, sketch, request.seed)
+
+    def code(self, request: ask.CodeSlow) -> None:
+        """Write sketch and payload of a fragment's slow weights, in one file, against another's sketch. Raises as `sketch`."""
+        fragment = self._fragments[request.fragment]
+        slow = fragment.slow
+        theirs = self._read(request.name, File.PARTNER_SKETCH, slow.device)
+        sketch = fragment.codec.sketch(slow, request.seed)
+        payload = fragment.codec.encode(slow, request.seed, sketch, theirs).payload
+        self._write(request.name, File.OWN_PAYLOAD, torch.cat((sketch, payload)))
+
+    def gap(self, name: str) -> OpenPull:
+        """Decode what came, once. Raises ValueError for what no honest peer sends, or for a pull that is not open."""
+        with self._working:
+            pull = self._open.get(name)
+            if pull is None:
+                raise ValueError("there is no such pull here: the trainer was restarted")
+            if pull.gap is None:
+                codec, device = pull.fragment.codec, pull.slow.device
+                answer = self._read(name, File.PARTNER_PAYLOAD, device)
+                theirs, payload = answer[: codec.sketch_bytes], answer[codec.sketch_bytes :]
+                pull.gap = codec.gap(codec.encode(pull.slow, pull.seed, pull.sketch, theirs), payload)
+            return pull
+
+    def close(self, name: str) -> None:
+        """Forget a pull."""
+        with self._working:
+            self._open.pop(name, None)
+
+    def close_all(self) -> None:
+        """Forget every pull: the node that wanted them is gone."""
+        with self._working:
+            self._open.clear()
+
+    def _write(self, name: str, file: File, data: Tensor) -> None:
+        self._payloads.write(payload_name(name, file), data.cpu().numpy().data)
+
+    def _read(self, name: str, file: File, device: torch.device) -> Tensor:
+        data = self._payloads.read(payload_name(name, file))
+        return torch.frombuffer(data, dtype=torch.uint8).to(device) if data else torch.empty(0, dtype=torch.uint8, device=device)

@@ -1,0 +1,83 @@
+"""Pulling: a state that came over a slow line is brought up to date fragment by fragment, however long it took."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import torch
+
+from peer.machine.events import FragmentPulled
+from peer.node import pieces as files
+from tests.memory.conversation import Link as Wire
+from tests.swarm.tiny import tiny_manifest
+from tests.swarm.world import Peer, Swarm, play
+
+STEP_S = 0.25
+GAP_STEPS = 60
+OUTER = {"deadline_s": 60.0, "inner_steps": 6}
+
+
+def manifest(codec: str = "modulo4") -> object:
+    return tiny_manifest(run={"total_steps": 100_000}, codec={"name": codec}, outer=OUTER)
+
+
+def distance(one: Peer, other: Peer) -> float:
+    return float((one.slow - other.slow).norm())
+
+
+@pytest.mark.parametrize("gaps", [0.5, 3.0])
+def test_a_joiner_on_a_line_of_any_rate_meets_with_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gaps: float) -> None:
+    """312 million parameters at 100 Mbit/s and a step of 1 s take a fourth of the default gap; here it is up to three gaps."""
+    monkeypatch.setattr(files, "PIECE_BYTES", 4000)  # so that the headers weigh no more than they do
+    pulled: list[FragmentPulled] = []
+
+    async def story(swarm: Swarm) -> None:
+        elders = swarm.start(2, step_s=STEP_S)
+        await swarm.until(lambda: elders[0].clock >= 30)
+        bytes_per_s = swarm.terms.state_bytes / (gaps * GAP_STEPS * STEP_S)
+        joiner = swarm.add(told_to_start=True, is_founder=False, step_s=STEP_S, wire=Wire(latency_s=0.02, bytes_per_s=bytes_per_s))
+        hear = joiner.on_event
+        joiner.on_event = lambda event: pulled.append(event) if isinstance(event, FragmentPulled) else hear(event)  # type: ignore[method-assign,assignment]
+        began_s = asyncio.get_running_loop().time()
+        joiner.start()
+        await swarm.until(lambda: joiner.clones, within_s=200.0)
+        assert joiner.trainer.started, "it trains as soon as it has a whole state"
+        await swarm.until(lambda: joiner.partners(), within_s=300.0)
+        met_s = asyncio.get_running_loop().time() - began_s
+        assert met_s < 1.5 * 1.3 * swarm.terms.state_bytes / bytes_per_s + 5.0
+        await swarm.until(lambda: len({done.fragment for done in joiner.meetings if done.outcome == "completed"}) == 3, within_s=300.0)
+        assert not joiner.standing.stale and len(joiner.clones) == 1
+        assert bool(pulled) == (gaps > 0.25)
+        assert distance(joiner, elders[0]) < 3 * distance(*elders)
+
+    play(Swarm(tmp_path, manifest=manifest()), story)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("codec", ["modulo4", "fp32"])
+def test_a_pull_moves_one_side_and_keeps_what_it_has_learnt(tmp_path: Path, codec: str) -> None:
+    async def story(swarm: Swarm) -> None:
+        donor, puller = swarm.start(2)
+        await swarm.until(lambda: min(donor.clock, puller.clock) >= 12)
+        for peer in (donor, puller):
+            peer.trainer.frozen = True
+        await asyncio.sleep(61.0)
+        before, learnt, apart = donor.hash, puller.fast - flat(puller), distance(donor, puller)
+        puller.standing.stale = {0, 1, 2}
+        await swarm.until(lambda: not puller.standing.stale, within_s=60.0)
+        assert donor.hash == before
+        assert distance(donor, puller) < 0.4 * apart
+        assert torch.allclose(puller.fast - flat(puller), learnt, atol=1e-5)
+
+    def flat(peer: Peer) -> torch.Tensor:
+        """The slow weights in the order of the model's parameters."""
+        slow = {}
+        for fragment in peer.trainer.replica.outer.fragments:
+            start = 0
+            for piece in fragment.codec.fragment.pieces:
+                slow[piece.name] = fragment.slow[start : start + piece.numel]
+                start += piece.numel
+        return torch.cat([slow[name] for name in peer.trainer.replica.parameters])
+
+    play(Swarm(tmp_path, manifest=manifest(codec)), story)  # type: ignore[arg-type]
