@@ -6,7 +6,7 @@ Honest swarms: four peers with Muon, real meetings with `modulo4`, in whatever l
 gate's limits: above 1 it was refused. `left` is the least that an allowance fell to, in lengths of the weights.
 Hostile ones: five peers of equal speed, and after 40 of 80 steps the last one sends, at each meeting, what its row says instead of its
 weights. `tried` counts these meetings, `merged` those that the honest side let pass; `loss` is that of the honest peers at the end, `worse`
-how much that is above the same swarm's whose fifth peer meets nobody from then on. Ten minutes of a core for each table and seed.
+how much that is above the same swarm's whose fifth peer meets nobody from then on. Three minutes of a core for each table and seed.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from peer.trainer.merge_gate import Lengths, MergeGate
 from protocol.run.manifest import Manifest
 
 BASE = "method=noloco codec=modulo4 batch_size=2 sequence_length=64"
+MODEL = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3}  # the demo's, smaller
 TURNS_AT = 40  # steps after which the hostile peer is one
 EVAL_BATCHES = 128
 Apart = Callable[[Fraction, int, int], bool]  # (now, one, other): they cannot meet
@@ -147,7 +148,8 @@ class WatchedGate(MergeGate):
 
 def train(trouble: Trouble, seed: int, intervene: Callable[[Fraction, Gossip], None] | None = None) -> tuple[Gossip, Population]:
     """Train a swarm in its trouble; `intervene` may change it before each instant's meetings."""
-    made: Scenario = scenario(Manifest(), dict(setting(text) for text in f"peers=4 {BASE} seed={seed} {trouble.settings}".split()))
+    small = Manifest.checked({"model": {"config": Manifest().model.config | MODEL}})
+    made: Scenario = scenario(small, dict(setting(text) for text in f"peers=4 {BASE} seed={seed} {trouble.settings}".split()))
     clones = dict(trouble.clones)
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = load_tokenizer(made.manifest.tokenizer.name)

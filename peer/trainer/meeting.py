@@ -87,9 +87,8 @@ class FragmentState:
     def step_alone(self, rule: PairRule) -> None:
         """Take the outer step without a partner."""
         fast = self.fast()
-        moved = self.since.moved(_length(fast - self.slow))
+        self.gate.step_alone(self.since.moved(_length(fast - self.slow)))
         self.merge(self.in_slabs(fast, lambda part: rule.solo_step(self.slow[part], self.momentum[part], fast[part])), self.since)
-        self.gate.step_alone(moved)
 
     def merge(self, step: OuterStep, since: Since) -> None:
         """Make an outer step count that was computed from what had happened till then; all or nothing, for nothing is allocated."""
@@ -193,9 +192,11 @@ class MeetingSide:
         self.state.gate.accept(accepted.gap_length, accepted.own)
 
     def _lengths(self, gap: Tensor, gap_length: float) -> Lengths:
-        moved, fast = _length(self.snapshot - self.state.slow), _length(self.snapshot)
+        movement = self.snapshot - self.state.slow
+        moved, fast = _length(movement), _length(self.snapshot)
         partner = math.sqrt(max(0.0, fast**2 + gap_length**2 + 2.0 * float(torch.dot(self.snapshot, gap))))
-        return Lengths(self.since.moved(moved), moved / max(1, self.since.steps), fast, partner)
+        back = -float(torch.dot(movement, gap)) / moved if moved else 0.0
+        return Lengths(self.since.moved(moved), moved / max(1, self.since.steps), fast, partner, back)
 
     def _need_accepted(self) -> Accepted:
         if self._accepted is None:

@@ -1,20 +1,18 @@
 """The merge gate: whether a partner's message is of a size that honest training explains. Sums and comparisons only; no tensor, no I/O.
 
 A gap (the partner's message minus one's own) grows with the steps that both have made since they last agreed, directly or through others.
-A peer knows its own part of that, its `reach`: how far it has moved since, added up from its own pseudo-gradients, solo steps included;
-a meeting halves it, and adds half of what the gap shows of the partner's. A clock that ran on without us counts as if we had moved. Peers
-who train alike have like reaches, so a gap up to `LIMIT` reaches is what training explains.
+A peer knows its own part of that, its `reach`: how far it has moved since, added up from its own pseudo-gradients, solo steps included; a
+meeting halves it, and adds half of what the gap shows of the partner's. A clock that ran on without us counts as if we had moved. Peers who
+train alike have like reaches: training explains a gap of `LIMIT` of them, unless it leads back along our own movement by more than `BACK`.
 
-Whoever was away, alone for long, or on the other side of a partition is farther off than that, and so is everybody for one who has just
-come. For these a peer has an `allowance`: the part of a gap that its reach does not explain is taken from it, and it grows again by a tenth
-of what the peer moves itself, up to `FULL_STEPS` of its steps as long as they are now: it shrinks with the learning rate. Nobody else can
-fill it: nothing that a partner says of itself, neither tokens nor steps, opens the gate. So whoever always sends what is just allowed gets
-through once, and then with no more than our own training makes up for; its limit does not grow.
+Whoever was away, alone for long, or in the other half of a split is farther off, and so is everybody for one who has just come. For these a
+peer has an `allowance`: what its reach does not explain of a gap is taken from it. It grows again by a tenth of what the peer moves itself,
+up to `FULL_STEPS` of its steps as long as they are now. What a partner says of itself opens nothing. So whoever always sends what is just
+allowed gets through once, and then with no more than our own training makes up for; its limit does not grow.
 
-What shares nothing with our weights is refused whatever the allowance says: two unrelated vectors lie farther apart than the longer one is
-long. This all stops noise, overflow and other models' weights. It does not stop a patient liar who keeps to the usual size; for lack of
-anything better that counts as the harm that a member can do. (What honest gaps come to, and attacks: docs/log.md, "A gate that knows who
-trained how much".)
+What shares nothing with our weights is always refused: two unrelated vectors lie farther apart than the longer one is long. All this stops
+noise, overflow and other models' weights, but no patient liar who keeps to the usual size: that counts as the harm that a member can do.
+(Honest gaps and attacks: docs/log.md, "A gate that knows who trained how much".)
 """
 
 from __future__ import annotations
@@ -22,13 +20,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Final
 
-LIMIT: Final = 3.0  # reaches; honest gaps of peers in company come to a third of it, seldom to all of it
+LIMIT: Final = 2.0  # reaches; honest gaps of peers in company come to half of it, seldom to all of it
+BACK: Final = 1.2  # reaches; honest gaps of peers in company come to a quarter of it
 FIRST_ALLOWANCE: Final = 2.0  # of the weights' length: who has met nobody has little to lose
 FULL_STEPS: Final = 60.0  # own steps: up to where the allowance grows again, and to where it falls
 EARNED: Final = 0.1  # of one's own movement
-UNRELATED: Final = 0.95  # of the longer message's length
+UNRELATED: Final = 0.99  # of the longer message's length
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +38,7 @@ class Lengths:
     step: float  # by oneself in one step
     fast: float  # one's own fast weights
     partner: float  # the same, moved by the gap
+    back: float  # of the gap, along one's own movement since the last outer step; negative where it leads on
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Standing:
     """Where a fragment stands towards the others."""
 
     reach: float = 0.0  # how far it may be from them; what it has moved since its last outer step comes on top
-    allowance: float | None = None  # what may be merged beyond what that explains; None before the first meeting
+    allowance: float | None = None  # what may be merged beyond that; None before the first meeting
 
 
 class MergeGate:
@@ -57,7 +57,7 @@ class MergeGate:
 
     def limit(self, own: Lengths) -> float:
         """Return how long a gap may be."""
-        return LIMIT * (self._standing.reach + own.moved) + self._allowance(own)
+        return self._explained(own) + self._allowance(own)
 
     def judge(self, gap: float, own: Lengths) -> str:
         """Return why a gap of this length must not be merged; empty if it may. Changes nothing."""
@@ -65,17 +65,13 @@ class MergeGate:
             return "the partner's message is not finite"
         if gap > self.limit(own):
             return f"the partner's message is {gap:.3g} away from ours, more than {self.limit(own):.3g} can be honest"
-        longest = max(own.fast, own.partner)
-        return (
-            ""
-            if gap <= UNRELATED * longest
-            else f"the partner's message has nothing in common with ours: {gap:.3g} away, {longest:.3g} long"
-        )
+        related = gap <= UNRELATED * max(own.fast, own.partner)
+        return "" if related else f"the partner's message is {gap:.3g} away from ours and has nothing in common with it"
 
     def accept(self, gap: float, own: Lengths) -> None:
         """Take note of a merged gap."""
         reach, allowance = self._standing.reach + own.moved, self._allowance(own)
-        unexplained = min(allowance, max(0.0, gap - LIMIT * reach))
+        unexplained = min(allowance, max(0.0, gap - self._explained(own)))
         self._standing = Standing(0.5 * math.hypot(reach, min(gap, reach + unexplained)), allowance - unexplained)
 
     def step_alone(self, moved: float) -> None:
@@ -86,10 +82,13 @@ class MergeGate:
         """Return what a checkpoint must hold: JSON-able."""
         return asdict(self._standing)
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: Mapping[str, float | None]) -> None:
         """Take over what `state` returned."""
-        allowance = state["allowance"]
-        self._standing = Standing(float(state["reach"]), None if allowance is None else float(allowance))
+        self._standing = Standing(state["reach"] or 0.0, state["allowance"])
+
+    def _explained(self, own: Lengths) -> float:
+        reach = self._standing.reach + own.moved
+        return LIMIT * reach if own.back <= BACK * reach else 0.0
 
     def _allowance(self, own: Lengths) -> float:
         """Return the allowance as it is now, after what was moved since the last outer step."""

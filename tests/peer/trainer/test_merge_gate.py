@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -13,7 +14,7 @@ STEPS = 5  # in which it has moved
 
 
 def moved(length: float, fast: float = WEIGHTS, partner: float = 0.0) -> Lengths:
-    return Lengths(length, length / STEPS, fast, max(fast, partner))
+    return Lengths(length, length / STEPS, fast, max(fast, partner), 0.0)
 
 
 NOTHING = moved(0.0)
@@ -66,8 +67,8 @@ def test_steps_that_the_clock_made_without_us_count_as_moved() -> None:
     assert settled().judge(12.0, moved(0.5, fast=60.0))
 
 
-def test_three_reaches_are_honest_and_more_is_not() -> None:
-    gate = settled()
+def test_two_reaches_are_honest_and_more_is_not() -> None:
+    gate = settled(num_meetings=3)
     limit = gate.limit(moved(1.0))
     assert LIMIT < limit < 3 * LIMIT
     assert not gate.judge(limit, moved(1.0))
@@ -104,6 +105,13 @@ def test_what_shares_nothing_with_our_weights_is_refused_however_far_we_have_mov
     assert "nothing in common" in gate.judge(WEIGHTS, moved(1.0)), "zeros"
     assert "nothing in common" in gate.judge(2 * WEIGHTS, moved(1.0)), "our weights with the sign turned"
     assert not gate.judge(UNRELATED * 100.0, moved(1.0, partner=100.0))
+
+
+def test_what_leads_back_where_training_came_from_is_not_explained_by_training() -> None:
+    gate = settled(num_meetings=3)
+    reach = 1.0 + (gate.state()["reach"] or 0.0)
+    assert not gate.judge(reach, replace(moved(1.0), back=reach))
+    assert gate.judge(1.5 * reach, replace(moved(1.0), back=1.5 * reach))
 
 
 def test_a_refused_gap_leaves_no_trace() -> None:
