@@ -52,7 +52,7 @@ _SERVER: Final = [
     *_COMMON,
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ("grpc.server_handshake_timeout_ms", 2_000),
-    ("grpc.max_concurrent_streams", 1),  # a connection is one stream
+    ("grpc.max_concurrent_streams", 1),  # a connection is one stream at a time
     ("grpc.so_reuseport", 0),
 ]
 _CHANNEL: Final = [
@@ -147,10 +147,14 @@ async def refuse_another(context: Context) -> NoReturn:
     await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "as many streams are open as I allow")
 
 
-def start_call(socket: Path, purpose: Purpose) -> tuple[grpc.aio.Channel, Any]:
-    """Connect to the service behind a Unix socket and start the call for a purpose; `accepted` tells how that went."""
-    channel = grpc.aio.insecure_channel(f"unix:{socket}", options=_CHANNEL)
-    return channel, channel.stream_stream(f"/{SERVICE}/{purpose.value}")()
+def open_channel(socket: Path) -> grpc.aio.Channel:
+    """Make a channel to the service behind a Unix socket; the first call connects it."""
+    return grpc.aio.insecure_channel(f"unix:{socket}", options=_CHANNEL)
+
+
+def start_call(channel: grpc.aio.Channel, purpose: Purpose) -> Any:
+    """Start the call for a purpose; `accepted` tells how that went."""
+    return channel.stream_stream(f"/{SERVICE}/{purpose.value}")()
 
 
 async def accepted(call: Any) -> None:
@@ -160,3 +164,8 @@ async def accepted(call: Any) -> None:
             raise Unreachable(f"the partner turned the stream away: {await call.details()}")
     except BROKEN as error:
         raise Unreachable(_why(error)) from error
+
+
+async def ended_well(call: Any) -> bool:
+    """Return whether a call is over, and nothing went wrong with it."""
+    return call.done() and await call.code() is grpc.StatusCode.OK

@@ -1,46 +1,42 @@
-"""The libp2p transport: each stream is one gRPC call, in one HTTP/2 connection, in one raw libp2p stream.
+"""The libp2p transport: each stream is one gRPC call, in an HTTP/2 connection that has no other meanwhile, in one raw libp2p stream.
 
     gRPC channel -> our Unix socket -> p2pd ~~ libp2p ~~ p2pd -> our Unix socket -> loopback TCP -> gRPC server
 
-libp2p brings NAT traversal, encryption and the proof of who the partner is; gRPC brings framing, flow control and keep-alive. One
-connection per stream: nothing is pooled, and closing a stream frees all of it.
+libp2p brings NAT traversal, encryption and the proof of who the partner is; gRPC brings framing, flow control and keep-alive. The caller
+may keep a connection for its next call (outbound.py); here, at the receiving end, each is one row in the table of who comes in.
 
-The loopback port from which an inbound stream is carried is the only link between its gRPC call and a proven PeerId. It is known
-before the server can see the connection, and serves one call; whoever else dials the server is turned away.
+The loopback port from which a libp2p stream is carried is the only link between its gRPC calls and a proven PeerId. It is known before the
+server can see the connection, and is ours until nobody can call by it any more; whoever else dials the server is turned away.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import socket
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from protocol.errors import BadMessage, Unreachable
+from protocol.errors import BadMessage
 from protocol.identity import PeerId
 from protocol.libp2p.grpc_stream import (
     ACCEPTED,
     BROKEN,
     Context,
     GrpcStream,
-    accepted,
     refuse_another,
     refuse_stranger,
-    start_call,
     start_server,
 )
+from protocol.libp2p.outbound import PROTOCOL, Outbound
 from protocol.libp2p.p2pd import BUFFER_BYTES, Control, stream_opener
-from protocol.libp2p.splice import CarriedBytes, Pair, drop, splice, while_moving
-from protocol.streams.admission import LINGER_MOST_S, LINGER_S, Admission, Visit, handle
+from protocol.libp2p.splice import CarriedBytes, Pair, drop, splice
+from protocol.streams.admission import Admission, Visit, handle
 from protocol.streams.transport import Purpose, Stream, StreamHandler
 
 log = logging.getLogger(__name__)
 
-PROTOCOL = "/gossamer/peer/1"
 OPENER_S = 10.0  # for p2pd to say whose stream it is
 HANDLERS_END_S = 2.0
 
@@ -54,7 +50,7 @@ class Inbound:
         self._admission = admission
         self._carried = carried
         self._listening: asyncio.Server | None = None
-        self._by_port: dict[int, Visit] = {}  # whose call has not come yet
+        self._by_port: dict[int, Visit] = {}
         self._connections: dict[asyncio.Task[None], None] = {}
         self._handlers: dict[asyncio.Task[None], None] = {}
 
@@ -114,21 +110,21 @@ class Inbound:
             self._by_port[port] = visit
             try:
                 await asyncio.get_running_loop().sock_connect(caller, ("127.0.0.1", self._port))
-                await splice(await asyncio.open_connection(sock=caller, limit=BUFFER_BYTES), remote, carried, self._carried)
+                local = await asyncio.open_connection(sock=caller.dup(), limit=BUFFER_BYTES)  # while we hold it, nobody else gets the port
+                await splice(local, remote, carried, self._carried)
             finally:
-                if self._by_port.get(port) is visit:
-                    del self._by_port[port]
+                del self._by_port[port]
 
     # ---- calls ----
 
     async def serve(self, purpose: Purpose, context: Context) -> None:
         """Serve one call that has reached the server, if it came by one of our connections."""
-        visit = self._by_port.pop(_port_of(context.peer()), None)
+        visit = self._by_port.get(_port_of(context.peer()))
         if visit is None:
             await refuse_stranger(context)
+        if not self._admission.begin(visit, purpose):
+            await refuse_another(context)
         try:
-            if not self._admission.begin(visit, purpose):
-                await refuse_another(context)
             await self._converse(visit, purpose, context)
         finally:
             self._admission.over(visit)
@@ -166,63 +162,6 @@ def _port_of(caller: str) -> int:
     return int(port) if host == "ipv4:127.0.0.1" and port.isdecimal() else 0
 
 
-CLOSE_S = 1.0  # at the end of the transport, without a byte carried
-CLOSE_MOST_S = 3.0
-MAX_CLOSING = 32  # calls that we have ended and the partner has not; the oldest gives way
-ACCEPT_S = 30.0  # the answer may wait behind a window or two of others on a slow line
-
-
-class _Call:
-    """One outbound call with all that carries it."""
-
-    def __init__(self, socket: Path, remote: Pair, carried: CarriedBytes) -> None:
-        self._socket = socket
-        self._remote = remote
-        self.carried = CarriedBytes()
-        self._carried = carried
-        self._splice: asyncio.Task[None] | None = None
-        self._listener: asyncio.Server | None = None
-        self._channel: Any = None
-        self.rpc: Any = None
-
-    async def open(self, purpose: Purpose) -> None:
-        """Connect a channel to the libp2p stream, start the call and wait until the partner has accepted it. Raises Unreachable."""
-        self._listener = await asyncio.start_unix_server(self._accept, self._socket, limit=BUFFER_BYTES)
-        self._channel, self.rpc = start_call(self._socket, purpose)
-        try:
-            async with asyncio.timeout(ACCEPT_S):
-                await accepted(self.rpc)
-        except TimeoutError:
-            raise Unreachable(f"the partner did not answer within {ACCEPT_S:g} s") from None
-
-    async def close(self) -> None:
-        """Drop the call and everything below it, at once."""
-        self._stop_listening()
-        if self._channel is not None:
-            with suppress(*BROKEN):
-                self.rpc.cancel()
-            await self._channel.close()
-        if self._splice is None:
-            drop(self._remote[1])
-            return
-        self._splice.cancel()
-        await asyncio.gather(self._splice, return_exceptions=True)
-
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Take the channel's connection, the only one there will be."""
-        if self._splice is not None:
-            drop(writer)
-            return
-        self._stop_listening()
-        copying = splice((reader, writer), self._remote, self.carried, self._carried)
-        self._splice = asyncio.create_task(copying, name="outbound connection")
-
-    def _stop_listening(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
-        self._socket.unlink(missing_ok=True)
-
-
 class TunnelTransport:
     """Streams to and from other peers over one running p2pd. Use as `async with`; one event loop only.
 
@@ -231,61 +170,17 @@ class TunnelTransport:
 
     def __init__(self, control: Control, folder: Path, handler: StreamHandler, admission: Admission, carried: CarriedBytes) -> None:
         self._control = control
-        self._folder = folder
-        self._carried = carried
+        self._outbound = Outbound(control, folder, carried)
         self._inbound = Inbound(folder / "in.sock", handler, admission, carried)
-        self._closing: dict[asyncio.Task[None], None] = {}  # the oldest first
-        self._open: dict[Stream, tuple[_Call, asyncio.Task[None]]] = {}
 
     async def __aenter__(self) -> Self:
         await self._inbound.open(self._control)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for stream in list(self._open):
-            await stream.close()
-        if self._closing:
-            with suppress(TimeoutError):
-                await while_moving(asyncio.wait(self._closing), lambda: self._carried.both, CLOSE_S, CLOSE_MOST_S)
-        for task in self._closing:
-            task.cancel()
-        await asyncio.gather(*self._closing, return_exceptions=True)
+        await self._outbound.close()
         await self._inbound.close()
 
     async def connect(self, partner: PeerId, addresses: Sequence[str], purpose: Purpose) -> Stream:
         """Open a stream to `partner`; `addresses` are hints (multiaddrs) and may be empty. Raises Unreachable."""
-        if addresses and partner not in await self._control.connected():
-            with suppress(Unreachable):  # stale hints: p2pd may still find the partner by itself
-                await self._control.connect(partner, addresses)
-        remote = await self._control.open_stream(partner, PROTOCOL)
-        call = _Call(self._folder / f"call-{secrets.token_hex(4)}.sock", remote, self._carried)
-        try:
-            await call.open(purpose)
-        except BaseException:
-            await asyncio.shield(_spawn(call.close(), self._closing, "outbound close"))
-            raise
-        stream = GrpcStream(partner, call.rpc.write, self._finish)
-        self._open[stream] = call, asyncio.create_task(stream.pump(call.rpc.read), name="outbound frames")
-        return stream
-
-    def _finish(self, stream: Stream) -> None:
-        call, pump = self._open.pop(stream)
-        lingering = [task for task in self._closing if not task.cancelling()]
-        for task in lingering[: len(lingering) + 1 - MAX_CLOSING]:
-            task.cancel()
-        _spawn(self._wind_up(call, pump), self._closing, "outbound wind-up")
-
-    async def _wind_up(self, call: _Call, pump: asyncio.Task[None]) -> None:
-        """Let what was sent arrive: say that nothing more comes, and wait for the partner to end the call while anything moves."""
-
-        async def end() -> None:
-            await call.rpc.done_writing()
-            await pump
-
-        try:
-            with suppress(TimeoutError, *BROKEN):
-                await while_moving(end(), lambda: call.carried.both, LINGER_S, LINGER_MOST_S)
-        finally:
-            pump.cancel()
-            await asyncio.gather(pump, return_exceptions=True)
-            await call.close()
+        return await self._outbound.connect(partner, addresses, purpose)

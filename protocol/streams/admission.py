@@ -1,6 +1,7 @@
 """The front door: one table of a peer's inbound connections, whatever transport they came by.
 
-A connection stands in it as a visit, from the moment its partner is proven until it has ended: silent, then in conversation, then over.
+A connection stands in it as a visit, from the moment its partner is proven until it has ended: silent, then in conversation, then over, and
+perhaps silent again with another call.
 The table says who may come in, and takes the connection of whoever stays silent, or lingers when nothing moves on it any more. Where all
 places are taken it gives a newcomer the place of another that is no conversation: first of those whose call has not come, the oldest.
 Nobody takes the place of a conversation.
@@ -20,7 +21,7 @@ from protocol.streams.transport import Purpose, Stream, StreamHandler
 log = logging.getLogger(__name__)
 
 FIRST_FRAME_S = 20.0  # from the connection to its call, and from there to the first message
-LINGER_S = 30.0  # a connection whose conversation is over is the caller's to close: it may carry nothing for this long,
+LINGER_S = 75.0  # a connection whose conversation is over is the caller's, to close or to call again: it may carry nothing for this long,
 LINGER_MOST_S = 300.0  # and something for that long: what we have said last may still be on its way, megabytes on a slow line
 
 
@@ -42,9 +43,14 @@ class Visit:
     drop: Callable[[], object]  # ends the connection at once
     carried: Callable[[], int]  # bytes so far, either way
     purpose: Purpose | None = None  # once its call has come
-    is_heard: bool = False  # its opener has said something
+    is_heard: bool = False  # its opener has said something since
     is_over: bool = False  # the conversation has ended, the connection not yet
     deadline: asyncio.TimerHandle | None = None  # when it is dropped; none during a conversation
+
+    @property
+    def is_in_call(self) -> bool:
+        """Whether a call has come that is not over."""
+        return self.purpose is not None and not self.is_over
 
 
 class Admission:
@@ -71,11 +77,14 @@ class Admission:
         return visit
 
     def begin(self, visit: Visit, purpose: Purpose) -> bool:
-        """Note what a visit is for, and wait FIRST_FRAME_S for its first message; False: one too many for this, or dropped."""
+        """Note what a visit is for now, and wait FIRST_FRAME_S for its first message.
+
+        False: it has another call, this is one too many for this purpose, or the partner was banned meanwhile, or the visit dropped.
+        """
         own = [other for other in self._visits if (other.partner, other.purpose) == (visit.partner, purpose) and not other.is_over]
-        if visit not in self._visits or len(own) >= self._caps.per_purpose:
+        if visit not in self._visits or visit.is_in_call or len(own) >= self._caps.per_purpose or self._is_banned(visit.partner):
             return False
-        visit.purpose = purpose
+        visit.purpose, visit.is_heard, visit.is_over = purpose, False, False
         self._allow(visit, FIRST_FRAME_S)
         return True
 

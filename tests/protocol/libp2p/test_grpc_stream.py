@@ -24,6 +24,7 @@ from protocol.libp2p.grpc_stream import (
     Context,
     GrpcStream,
     accepted,
+    open_channel,
     refuse_another,
     start_call,
     start_server,
@@ -75,7 +76,8 @@ def play(test: Callable[[Path, int], Coroutine[Any, Any, None]]) -> None:
 
 def test_messages_pass_as_they_are() -> None:
     async def test(path: Path, port: int) -> None:
-        channel, call = start_call(path, Purpose.MEET)
+        channel = open_channel(path)
+        call = start_call(channel, Purpose.MEET)
         await accepted(call)
         stream = GrpcStream(PARTNER, call.write, lambda _: None)
         pump = asyncio.create_task(stream.pump(call.read))
@@ -92,7 +94,8 @@ def test_messages_pass_as_they_are() -> None:
 
 def test_a_refused_call_is_unreachable() -> None:
     async def test(path: Path, port: int) -> None:
-        channel, call = start_call(path, Purpose.FETCH)
+        channel = open_channel(path)
+        call = start_call(channel, Purpose.FETCH)
         with pytest.raises(Unreachable, match="as many streams"):
             await accepted(call)
         await channel.close()
@@ -102,7 +105,8 @@ def test_a_refused_call_is_unreachable() -> None:
 
 def test_a_call_to_nobody_is_unreachable() -> None:
     async def test(path: Path, port: int) -> None:
-        channel, call = start_call(path.with_name("nothing"), Purpose.MEET)
+        channel = open_channel(path.with_name("nothing"))
+        call = start_call(channel, Purpose.MEET)
         with pytest.raises(Unreachable):
             await accepted(call)
         await channel.close()

@@ -17,7 +17,7 @@ import pytest
 from protocol.errors import PeerGone, Unreachable
 from protocol.identity import PeerId
 from protocol.libp2p import tunnel
-from protocol.libp2p.grpc_stream import SERVICE, accepted, start_call, start_server
+from protocol.libp2p.grpc_stream import SERVICE, accepted, open_channel, start_call, start_server
 from protocol.libp2p.hivemind_imports import p2pd_pb2, write_pbmsg
 from protocol.libp2p.splice import CarriedBytes, Pair, drop, splice
 from protocol.libp2p.tunnel import Inbound
@@ -44,11 +44,17 @@ class Control:
 class World:
     """The receiving half of a peer, and the p2pd that brings it streams."""
 
-    def __init__(self, stack: AsyncExitStack, handler: StreamHandler = echo, caps: StreamCaps | None = None) -> None:
+    def __init__(
+        self,
+        stack: AsyncExitStack,
+        handler: StreamHandler = echo,
+        caps: StreamCaps | None = None,
+        is_banned: Callable[[PeerId], bool] = lambda partner: False,
+    ) -> None:
         self.stack = stack
         self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         self.carried = CarriedBytes()
-        self.inbound = Inbound(self.folder / "in.sock", handler, Admission(caps), self.carried)
+        self.inbound = Inbound(self.folder / "in.sock", handler, Admission(caps, is_banned), self.carried)
         self.num_callers = 0
 
     async def open(self, is_there: bool = True) -> None:
@@ -86,15 +92,24 @@ class World:
 
     async def call_from(self, partner: PeerId) -> Any:
         """Start a call of somebody's."""
-        channel, call = start_call(await self.way_in(partner), Purpose.MEET)
+        return (await self.calls_from(partner))()
+
+    async def calls_from(self, partner: PeerId) -> Callable[[], Any]:
+        """Return what starts a call of somebody's, each on the same connection."""
+        channel = open_channel(await self.way_in(partner))
         self.stack.push_async_callback(channel.close)
-        return call
+        return lambda: start_call(channel, Purpose.MEET)
 
 
-def play(test: Callable[[World], Coroutine[Any, Any, None]], handler: StreamHandler = echo, caps: StreamCaps | None = None) -> None:
+def play(
+    test: Callable[[World], Coroutine[Any, Any, None]],
+    handler: StreamHandler = echo,
+    caps: StreamCaps | None = None,
+    is_banned: Callable[[PeerId], bool] = lambda partner: False,
+) -> None:
     async def main() -> None:
         async with AsyncExitStack() as stack:
-            world = World(stack, handler, caps)
+            world = World(stack, handler, caps, is_banned)
             await world.open()
             stack.push_async_callback(world.inbound.close)
             await test(world)
@@ -132,18 +147,41 @@ def test_a_call_is_served_in_the_name_of_the_partner_that_p2pd_has_proven() -> N
     play(test, note)
 
 
-def test_a_connection_serves_one_call() -> None:
+def test_a_connection_serves_one_call_after_another_in_the_name_of_its_partner() -> None:
+    partners: list[PeerId] = []
+
+    async def note(purpose: Purpose, stream: Stream) -> None:
+        partners.append(stream.partner)
+        await echo(purpose, stream)
+
     async def test(world: World) -> None:
-        channel, call = start_call(await world.way_in(PARTNER), Purpose.MEET)
-        world.stack.push_async_callback(channel.close)
+        ways = [await world.calls_from(partner) for partner in (PARTNER, OTHER)]
+        for start in (*ways, *ways, *ways):
+            call = start()
+            assert await talks(call)
+            await call.done_writing()
+            assert await call.code() is grpc.StatusCode.OK
+        assert partners == 3 * [PARTNER, OTHER]
+
+    play(test, note, StreamCaps(per_purpose=1, per_partner=1, silent=1, total=2))
+
+
+def test_a_partner_that_is_banned_gets_no_other_call_on_the_connection_that_it_has() -> None:
+    banned: set[PeerId] = set()
+
+    async def test(world: World) -> None:
+        start = await world.calls_from(PARTNER)
+        call = start()
         assert await talks(call)
         await call.done_writing()
         assert await call.code() is grpc.StatusCode.OK
-        again: Any = channel.stream_stream(f"/{SERVICE}/Meet")()
-        assert not await talks(again)
-        assert await again.code() is grpc.StatusCode.UNAUTHENTICATED
+        banned.add(PARTNER)
+        with pytest.raises(Unreachable):
+            await accepted(start())
+        banned.clear()
+        assert await talks(start())
 
-    play(test)
+    play(test, is_banned=banned.__contains__)
 
 
 def test_a_local_program_that_dials_the_server_is_turned_away() -> None:

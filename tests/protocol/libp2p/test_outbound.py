@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import gc
 import tempfile
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
 from protocol.errors import Unreachable
-from protocol.identity import Identity
-from protocol.libp2p.p2pd import Daemon, DaemonSettings
-from protocol.libp2p.splice import CarriedBytes, drop
-from protocol.libp2p.tunnel import PROTOCOL, TunnelTransport
+from protocol.identity import Identity, PeerId
+from protocol.libp2p.outbound import PROTOCOL
+from protocol.libp2p.p2pd import Control, Daemon, DaemonSettings
+from protocol.libp2p.splice import CarriedBytes, Pair, drop
+from protocol.libp2p.tunnel import TunnelTransport
 from protocol.streams.admission import Admission
-from protocol.streams.transport import Purpose, StreamHandler
+from protocol.streams.transport import Purpose, Stream, StreamHandler
 from tests.protocol.peers import chunk, echo, nobody, number_of
 
 
@@ -54,7 +56,7 @@ def test_a_stream_costs_little_and_leaves_nothing() -> None:
 
 
 def test_a_partner_that_accepts_and_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protocol.libp2p.tunnel.ACCEPT_S", 0.3)
+    monkeypatch.setattr("protocol.libp2p.outbound.ACCEPT_S", 0.3)
 
     async def main() -> None:
         with tempfile.TemporaryDirectory() as home:
@@ -75,3 +77,101 @@ def test_a_partner_that_accepts_and_says_nothing_is_given_up(monkeypatch: pytest
 
     asyncio.run(main())
     gc.collect()
+
+
+class CountingControl(Control):
+    """Counts the libp2p streams that are opened."""
+
+    num_opened = 0
+
+    async def open_stream(self, partner: PeerId, protocol: str) -> Pair:
+        self.num_opened += 1
+        return await super().open_stream(partner, protocol)
+
+
+class Kept:
+    """A caller that keeps connections, and somebody to call."""
+
+    def __init__(self, stack: AsyncExitStack) -> None:
+        self._stack = stack
+        self._home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+
+    async def open(self) -> None:
+        near, far = self._home / "near", self._home / "far"
+        Identity.load_or_create(near / "key")
+        daemon = await self._stack.enter_async_context(Daemon(DaemonSettings(near / "key", near / "run", "127.0.0.1")))
+        self.control = CountingControl(daemon.socket_path)
+        tunnel = TunnelTransport(self.control, near / "run", nobody, Admission(), CarriedBytes())
+        self._near = await self._stack.enter_async_context(tunnel)
+        Identity.load_or_create(far / "key")
+        self._far = await self._stack.enter_async_context(Daemon(DaemonSettings(far / "key", far / "run", "127.0.0.1")))
+        await self._stack.enter_async_context(TunnelTransport(self._far.control, far / "run", echo, Admission(), CarriedBytes()))
+
+    async def connect(self, number: int) -> Stream:
+        """Open a stream, and say a number on it."""
+        stream = await self._near.connect(self._far.peer_id, self._far.addresses, Purpose.MEET)
+        await stream.send(chunk(number))
+        assert await number_of(stream) == number
+        return stream
+
+    async def end(self, *streams: Stream) -> None:
+        """Close streams, and wait until their connections are kept, or closed."""
+        for stream in streams:
+            await stream.close()
+        await asyncio.gather(*[task for task in asyncio.all_tasks() if task.get_name() == "outbound close"])
+
+
+def play(test: Callable[[Kept], Coroutine[None, None, None]]) -> None:
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            world = Kept(stack)
+            await world.open()
+            await test(world)
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(main())
+    gc.collect()
+
+
+def test_one_call_after_another_takes_one_connection() -> None:
+    async def test(world: Kept) -> None:
+        for number in range(5):
+            await world.end(await world.connect(number))
+        assert world.control.num_opened == 1
+
+    play(test)
+
+
+def test_calls_at_the_same_time_take_one_each_and_few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protocol.libp2p.outbound.MAX_KEPT_OF_ONE", 1)
+
+    async def test(world: Kept) -> None:
+        await world.end(await world.connect(1), await world.connect(2))
+        assert world.control.num_opened == 2
+        await world.end(await world.connect(3), await world.connect(4))
+        assert world.control.num_opened == 3
+
+    play(test)
+
+
+def test_a_kept_connection_goes_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protocol.libp2p.outbound.KEEP_S", 0.0)
+
+    async def test(world: Kept) -> None:
+        await world.end(await world.connect(1))
+        await world.end(await world.connect(2))
+        assert world.control.num_opened == 2
+
+    play(test)
+
+
+def test_in_the_place_of_a_kept_connection_that_the_other_side_has_ended_comes_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protocol.streams.admission.LINGER_S", 0.05)
+
+    async def test(world: Kept) -> None:
+        await world.end(await world.connect(1))
+        await asyncio.sleep(0.5)
+        await world.end(await world.connect(2))
+        assert world.control.num_opened == 2
+
+    play(test)

@@ -123,7 +123,7 @@ def test_what_a_handler_sent_last_arrives_however_long_the_line_takes(monkeypatc
 
 
 def test_what_a_caller_sent_last_arrives_however_long_the_line_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protocol.libp2p.tunnel.LINGER_S", LINGER_S)
+    monkeypatch.setattr("protocol.libp2p.outbound.LINGER_S", LINGER_S)
     heard = asyncio.Event()
 
     async def take(purpose: Purpose, stream: Stream) -> None:
@@ -140,7 +140,7 @@ def test_what_a_caller_sent_last_arrives_however_long_the_line_takes(monkeypatch
 
 
 def test_of_calls_that_a_partner_never_ends_the_oldest_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protocol.libp2p.tunnel.MAX_CLOSING", 1)
+    monkeypatch.setattr("protocol.libp2p.outbound.MAX_CLOSING", 1)
 
     async def stay(purpose: Purpose, stream: Stream) -> None:
         await stream.send(await stream.receive())

@@ -142,7 +142,7 @@ def test_where_all_is_full_the_longest_silent_or_over_gives_way_and_no_conversat
         door.talking(D)
         assert list(door.dropped_s) == [silent, over_later]
         door.table.over(over_late)
-        assert door.table.begin(talks, Purpose.MEET) and door.table.heard(talks)
+        assert door.table.heard(talks)
 
     play(test)
 
@@ -234,3 +234,44 @@ def test_a_connection_whose_conversation_is_over_does_not_stay_for_ever() -> Non
         assert door.dropped_s == {over: pytest.approx(LINGER_MOST_S)}
 
     virtual_time.run(main())
+
+
+def test_a_connection_whose_conversation_is_over_may_begin_another_and_counts_like_a_new_one() -> None:
+    def test() -> None:
+        door = Door(StreamCaps(per_purpose=1, total=2))
+        visit = door.talking(A)
+        assert not door.table.begin(visit, Purpose.FETCH), "one conversation at a time"
+        door.table.over(visit)
+        other = door.talking(A)
+        assert not door.table.begin(visit, Purpose.MEET), "too many for this"
+        assert door.table.begin(visit, Purpose.FETCH)
+        door.admitted(B)
+        assert list(door.dropped_s) == [visit], "it has said nothing in its new conversation"
+        door.table.over(other)
+
+    play(test)
+
+
+def test_a_connection_that_is_called_again_may_stay_silent_no_longer_than_a_new_one() -> None:
+    async def main() -> None:
+        door = Door()
+        visit = door.talking(A)
+        door.table.over(visit)
+        await asyncio.sleep(10)
+        assert door.table.begin(visit, Purpose.MEET)
+        await asyncio.sleep(FIRST_FRAME_S + 1)
+        assert door.dropped_s == {visit: pytest.approx(10 + FIRST_FRAME_S)}
+
+    virtual_time.run(main())
+
+
+def test_who_is_banned_begins_nothing_more() -> None:
+    def test() -> None:
+        banned: set[PeerId] = set()
+        door = Door(StreamCaps(), lambda partner: partner in banned)
+        visit = door.talking(A)
+        door.table.over(visit)
+        banned.add(A)
+        assert not door.table.begin(visit, Purpose.MEET)
+
+    play(test)

@@ -1,0 +1,198 @@
+"""What a meeting costs in processor time: two real peers meet as fast as they can, and each process says what it has used.
+
+    python -m benchmarks.meeting_cost [--seconds S] [--json]
+
+Two real peers on loopback (supervisor, node, p2pd, trainer), the demo's model and codec; only their inner steps are asleep
+(stepless_trainer.py). First a calm window, in which nobody meets, then one in which every fragment is due again at once. A row is the
+processor time (user and system) that a process used in the second window beyond its rate in the first, over the meetings that counted,
+each of which both sides take part in. `coding` is what coding alone costs, measured here in the same run: so much no transport can save,
+and by it runs on different machines compare. The aim for a small meeting is under 10 ms a side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+import torch
+
+from benchmarks.step_rate import BenchedPeer, running
+from benchmarks.stepless_trainer import FLAG, MOVE, NUM_TOKENS
+from optim.fragment_codec import FragmentCodec
+from peer.machine.config import NODE, TRAINER
+from peer.model.model import build_model
+from peer.model.plan import fragment_codecs
+from protocol.run.invite import Invite
+from protocol.run.manifest import Manifest, SignedManifest
+
+CALM_S = 8.0
+STEPS = 100_000_000
+PARTS = ("node", "p2pd", "coding thread", "training thread")
+AIM_MS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """Processor seconds of each part of a peer so far, and the meetings it has held, at one moment."""
+
+    at_s: float
+    seconds: Mapping[str, float]
+    steps: int
+    meetings: int
+    refused: int
+
+    @classmethod
+    def of(cls, peer: BenchedPeer) -> Used:
+        """Look now."""
+        node, trainer = psutil.Process(peer.supervisor.pid(NODE)), peer.supervisor.pid(TRAINER)
+        daemons = [child for child in node.children() if child.name() == "p2pd"]
+        threads = threads_s(trainer)
+        seconds = {
+            "node": sum(threads_s(node.pid).values()),
+            "p2pd": sum(sum(threads_s(daemon.pid).values()) for daemon in daemons),
+            "training thread": threads.pop(trainer),
+            "coding thread": sum(threads.values()),
+        }
+        meetings = peer.status.meetings
+        return cls(time.monotonic(), seconds, peer.status.tokens // NUM_TOKENS, meetings["completed"], meetings["refused"])
+
+
+def threads_s(pid: int) -> dict[int, float]:
+    """Return the processor seconds of each thread of a process."""
+    tasks = Path(f"/proc/{pid}/task")
+    return {int(task.name): int((task / "schedstat").read_text().split()[0]) / 1e9 for task in tasks.iterdir()}
+
+
+def cost_ms(calm: tuple[Used, Used], busy: tuple[Used, Used]) -> dict[str, float]:
+    """Return milliseconds per meeting of each part, beyond what it uses anyway: the trainer's own thread a step, the others a second."""
+    num_meetings = busy[1].meetings - busy[0].meetings
+    costs = {}
+    for part in PARTS:
+        idle, used = (after.seconds[part] - before.seconds[part] for before, after in (calm, busy))
+        calm_span, span = (
+            after.steps - before.steps if part == "training thread" else after.at_s - before.at_s for before, after in (calm, busy)
+        )
+        costs[part] = 1000 * (used - idle / calm_span * span) / num_meetings
+    return costs
+
+
+def coding_ms(manifest: Manifest) -> float:
+    """Return what one side's coding of one fragment takes on one thread: sketch, encode, gap; mean over the fragments."""
+    torch.set_num_threads(1)
+    model = build_model(manifest.model, 0)
+    codecs = fragment_codecs(manifest, {name: tuple(parameter.shape) for name, parameter in model.named_parameters()})
+    return sum(map(_coding_ms, codecs)) / len(codecs)
+
+
+def _coding_ms(codec: FragmentCodec) -> float:
+    one = torch.randn(codec.fragment.numel)
+    other = one + MOVE * torch.randn_like(one)
+    times_s = []
+    for _ in range(20):
+        start_s = time.thread_time()
+        sketch = codec.sketch(one, 1)
+        partner_sketch = codec.sketch(other, 1)
+        half_s = time.thread_time()
+        encoded = codec.encode(one, 1, sketch, partner_sketch)
+        sent_s = time.thread_time()
+        partner = codec.encode(other, 1, partner_sketch, sketch)
+        decode_s = time.thread_time()
+        codec.gap(encoded, partner.payload)
+        times_s.append((half_s - start_s) / 2 + (sent_s - half_s) + (time.thread_time() - decode_s))
+    return 1000 * sorted(times_s)[len(times_s) // 2]
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What was measured; milliseconds of processor time, the mean of both sides."""
+
+    meetings: int
+    meetings_per_second: float
+    refused: int
+    cost_ms: Mapping[str, float]  # per meeting, by part
+    idle_ms_per_second: Mapping[str, float]  # in the calm window
+    coding_ms: float
+
+    @classmethod
+    def of(cls, calm: tuple[list[Used], list[Used]], busy: tuple[list[Used], list[Used]], coding: float) -> Figures:
+        """Take the difference of the windows, each of two looks at both peers."""
+        sides = [cost_ms((calm[0][side], calm[1][side]), (busy[0][side], busy[1][side])) for side in (0, 1)]
+        calm_s = calm[1][0].at_s - calm[0][0].at_s
+        idle = {part: sum(calm[1][side].seconds[part] - calm[0][side].seconds[part] for side in (0, 1)) / 2 for part in PARTS}
+        num_meetings = busy[1][0].meetings - busy[0][0].meetings
+        return cls(
+            num_meetings,
+            num_meetings / (busy[1][0].at_s - busy[0][0].at_s),
+            sum(busy[1][side].refused - busy[0][side].refused for side in (0, 1)),
+            {part: sum(side[part] for side in sides) / 2 for part in PARTS},
+            {part: 1000 * seconds / calm_s for part, seconds in idle.items()},
+            coding,
+        )
+
+
+async def measure(folder: Path, seconds: float) -> Figures:
+    """Have two peers meet for so many seconds."""
+    first, second = BenchedPeer(folder / "first", 1), BenchedPeer(folder / "second", 1)
+    peers = (first, second)
+    for peer in peers:
+        peer.programs[TRAINER] = "benchmarks.stepless_trainer"
+    manifest = Manifest.checked({"run": {"total_steps": STEPS}, "outer": {"inner_steps": 1}}).with_host(first.identity.peer_id)
+    signed = SignedManifest.sign(manifest, first.identity)
+    first.home.manifest.write_bytes(signed.to_bytes())
+    async with running(first):
+        await first.until(lambda status: status.own_steps, "first step")
+        invite = Invite.issue(first.identity, signed.run_id, tuple(first.status.addresses), None, int(time.time()) + 3600)
+        second.home.invite.write_text(invite.to_text() + "\n")
+        async with running(second):
+            await second.until(lambda status: status.own_steps, "first step of the joiner")
+            await asyncio.sleep(CALM_S)
+            calm = await window(peers, seconds / 2)
+            for peer in peers:
+                (peer.home.path / FLAG).touch()
+            await first.until(lambda status: status.meetings["completed"] > 5, "meeting")
+            busy = await window(peers, seconds)
+    return Figures.of(calm, busy, coding_ms(manifest))
+
+
+async def window(peers: tuple[BenchedPeer, BenchedPeer], seconds: float) -> tuple[list[Used], list[Used]]:
+    """Look, wait, look again."""
+    before = [Used.of(peer) for peer in peers]
+    await asyncio.sleep(seconds)
+    return before, [Used.of(peer) for peer in peers]
+
+
+def main() -> None:
+    """Print the table, or JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="meeting-cost-") as folder:
+        figures = asyncio.run(measure(Path(folder), given.seconds))
+    if given.json:
+        machine = {"cpus": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
+        print(json.dumps({"machine": machine, **asdict(figures)}))
+        return
+    print(f"{figures.meetings} meetings, {figures.meetings_per_second:.1f} a second, {figures.refused} refused; both sides' mean")
+    print(f"{'':<18}{'ms a meeting':>13}{'of coding':>11}{'ms a second, calm':>19}")
+    total_ms = sum(figures.cost_ms.values())
+    for name, cost, idle in (
+        *((part, figures.cost_ms[part], figures.idle_ms_per_second[part]) for part in PARTS),
+        ("together", total_ms, sum(figures.idle_ms_per_second.values())),
+        ("coding alone", figures.coding_ms, 0.0),
+    ):
+        print(f"{name:<18}{cost:>13.1f}{cost / figures.coding_ms:>10.1f}x{idle:>19.1f}")
+    print(f"together {total_ms:.1f} ms, the aim is {AIM_MS:g}")
+
+
+if __name__ == "__main__":
+    main()

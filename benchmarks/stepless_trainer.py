@@ -1,0 +1,58 @@
+"""A trainer process that meets and does not train, for `meeting_cost`: its inner steps sleep, and move the weights a little.
+
+All else is the real trainer's. Fragments become due as soon as `meet` lies in the home folder, each again as soon as it is counted down.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import time
+
+import torch
+
+from peer.machine.child import Child, run_child
+from peer.trainer.__main__ import build
+from peer.trainer.replica import InnerStep, Replica
+from peer.trainer.trainer import Trainer
+
+STEP_S = 0.004
+NUM_TOKENS = 512
+MOVE = 1e-3
+MOVE_STEPS = 8
+CLOCK_STEPS = 1000  # to one that counts: no partner is left behind, and nothing is evaluated or saved
+
+FLAG = "meet"
+
+
+def without_training(child: Child) -> Trainer:
+    """Put a trainer together whose steps cost nothing."""
+    trainer = build(child)
+    replica: Replica = trainer._replica
+    flag = child.settings.config.home / FLAG
+    tick = replica.countdown.tick
+    numbers = itertools.count()
+    moves = [MOVE * torch.randn_like(parameter) for parameter in replica.parameters.values()]
+
+    @torch.no_grad()
+    def inner_step() -> InnerStep:
+        time.sleep(STEP_S)
+        number = next(numbers)
+        if number % MOVE_STEPS == 0:  # forth and back
+            torch._foreach_add_(list(replica.parameters.values()), moves, alpha=1 - 2 * (number // MOVE_STEPS % 2))
+        replica.own_steps += number % CLOCK_STEPS == 0
+        replica.clock_steps += number % CLOCK_STEPS == 0
+        replica.tokens += NUM_TOKENS
+        replica.outer.count(NUM_TOKENS)
+        return InnerStep(1.0, 0.0, NUM_TOKENS)
+
+    replica.inner_step = inner_step  # type: ignore[method-assign]
+    replica.countdown.tick = lambda: tick() if flag.exists() else []  # type: ignore[method-assign]
+    return trainer
+
+
+if __name__ == "__main__":
+    exit_code = run_child(lambda child: without_training(child).run())
+    sys.stderr.flush()
+    os._exit(exit_code)

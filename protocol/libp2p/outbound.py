@@ -1,0 +1,202 @@
+"""Calls to partners: a gRPC channel through one raw libp2p stream, for one call after another.
+
+To open a connection takes p2pd, a Unix socket and HTTP/2's greetings several times as much processor time as a small call on one that is
+there, and some round trips. So where a call has ended well, its connection is kept for a while for the next call to that partner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from protocol.errors import Unreachable
+from protocol.identity import PeerId
+from protocol.libp2p.grpc_stream import BROKEN, GrpcStream, accepted, ended_well, open_channel, start_call
+from protocol.libp2p.p2pd import BUFFER_BYTES, Control
+from protocol.libp2p.splice import CarriedBytes, Pair, drop, splice, while_moving
+from protocol.streams.admission import LINGER_MOST_S, LINGER_S
+from protocol.streams.transport import Purpose, Stream
+
+PROTOCOL = "/gossamer/peer/1"
+ACCEPT_S = 30.0  # the answer may wait behind a window or two of others on a slow line
+ACCEPT_AGAIN_S = 5.0  # on a kept connection, which may have died without a word
+KEEP_S = 60.0  # less than the other side keeps its end
+MAX_KEPT = 16
+MAX_KEPT_OF_ONE = 2
+CLOSE_S = 1.0  # at the end of the transport, without a byte carried
+CLOSE_MOST_S = 3.0
+MAX_CLOSING = 32  # calls that we have ended and the partner has not; the oldest gives way
+
+
+class Connection:
+    """A channel to a partner over a libp2p stream. One call at a time."""
+
+    def __init__(self, partner: PeerId, socket: Path, remote: Pair, carried: CarriedBytes) -> None:
+        self.partner = partner
+        self.carried = CarriedBytes()
+        """Bytes of this connection."""
+        self._socket = socket
+        self._remote = remote
+        self._carried = carried
+        self._splice: asyncio.Task[None] | None = None
+        self._listener: asyncio.Server | None = None
+        self._channel: Any = None
+
+    @property
+    def is_up(self) -> bool:
+        """Whether nothing that carries it is known to have ended."""
+        return self._splice is not None and not self._splice.done()
+
+    async def open(self) -> None:
+        """Make the channel; it connects with its first call."""
+        self._listener = await asyncio.start_unix_server(self._accept, self._socket, limit=BUFFER_BYTES)
+        self._channel = open_channel(self._socket)
+
+    async def call(self, purpose: Purpose, timeout_s: float) -> Any:
+        """Start a call and wait until the partner has accepted it. Raises Unreachable."""
+        rpc = start_call(self._channel, purpose)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await accepted(rpc)
+        except TimeoutError:
+            raise Unreachable(f"the partner did not answer within {timeout_s:g} s") from None
+        return rpc
+
+    async def close(self) -> None:
+        """Drop its call and everything below, at once."""
+        self._stop_listening()
+        if self._channel is not None:
+            await self._channel.close()
+        if self._splice is None:
+            drop(self._remote[1])
+            return
+        self._splice.cancel()
+        await asyncio.gather(self._splice, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Take the channel's connection, the only one there will be."""
+        if self._splice is not None:
+            drop(writer)
+            return
+        self._stop_listening()
+        copying = splice((reader, writer), self._remote, self.carried, self._carried)
+        self._splice = asyncio.create_task(copying, name="outbound connection")
+
+    def _stop_listening(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        self._socket.unlink(missing_ok=True)
+
+
+class Outbound:
+    """Opens streams to partners, until `close`. `folder` is for sockets, `carried` counts the bytes of all connections."""
+
+    def __init__(self, control: Control, folder: Path, carried: CarriedBytes) -> None:
+        self._control = control
+        self._folder = folder
+        self._carried = carried
+        self._open: dict[Stream, tuple[Connection, Any, asyncio.Task[None]]] = {}  # and its call, and the task that reads it
+        self._kept: dict[Connection, asyncio.TimerHandle] = {}  # without a call, the oldest first
+        self._closing: dict[asyncio.Task[None], None] = {}  # the oldest first
+
+    async def connect(self, partner: PeerId, addresses: Sequence[str], purpose: Purpose) -> Stream:
+        """Open a stream to `partner`; `addresses` are hints (multiaddrs) and may be empty. Raises Unreachable."""
+        while (kept := self._take(partner)) is not None:
+            with suppress(Unreachable):  # it has died, or the other side has put it away
+                return await self._call(kept, purpose, ACCEPT_AGAIN_S)
+        return await self._call(await self._connection(partner, addresses), purpose, ACCEPT_S)
+
+    async def close(self) -> None:
+        """End every stream: what was sent may still arrive, for CLOSE_MOST_S at most."""
+        for stream in list(self._open):
+            await stream.close()
+        if self._closing:
+            with suppress(TimeoutError):
+                await while_moving(asyncio.wait(self._closing), lambda: self._carried.both, CLOSE_S, CLOSE_MOST_S)
+        for task in self._closing:
+            task.cancel()
+        await asyncio.gather(*self._closing, return_exceptions=True)
+        for connection in list(self._kept):
+            self._put_away(connection)
+        await asyncio.gather(*self._closing, return_exceptions=True)
+
+    async def _connection(self, partner: PeerId, addresses: Sequence[str]) -> Connection:
+        if addresses and partner not in await self._control.connected():
+            with suppress(Unreachable):  # stale hints: p2pd may still find the partner by itself
+                await self._control.connect(partner, addresses)
+        remote = await self._control.open_stream(partner, PROTOCOL)
+        connection = Connection(partner, self._folder / f"call-{secrets.token_hex(4)}.sock", remote, self._carried)
+        try:
+            await connection.open()
+        except BaseException:
+            await asyncio.shield(self._close(connection.close()))
+            raise
+        return connection
+
+    async def _call(self, connection: Connection, purpose: Purpose, timeout_s: float) -> Stream:
+        try:
+            rpc = await connection.call(purpose, timeout_s)
+        except BaseException:
+            await asyncio.shield(self._close(connection.close()))
+            raise
+        stream = GrpcStream(connection.partner, rpc.write, self._finish)
+        self._open[stream] = connection, rpc, asyncio.create_task(stream.pump(rpc.read), name="outbound frames")
+        return stream
+
+    # ---- ending ----
+
+    def _finish(self, stream: Stream) -> None:
+        connection, rpc, pump = self._open.pop(stream)
+        lingering = [task for task in self._closing if not task.cancelling()]
+        for task in lingering[: len(lingering) + 1 - MAX_CLOSING]:
+            task.cancel()
+        self._close(self._wind_up(connection, rpc, pump))
+
+    async def _wind_up(self, connection: Connection, rpc: Any, pump: asyncio.Task[None]) -> None:
+        """Let what was sent arrive: say that nothing more comes, and wait for the partner to end the call while anything moves."""
+
+        async def end() -> None:
+            await rpc.done_writing()
+            await pump
+
+        try:
+            with suppress(TimeoutError, *BROKEN):
+                await while_moving(end(), lambda: connection.carried.both, LINGER_S, LINGER_MOST_S)
+        finally:
+            pump.cancel()
+            await asyncio.gather(pump, return_exceptions=True)
+            if connection.is_up and await ended_well(rpc):
+                self._keep(connection)
+            else:
+                await connection.close()
+
+    def _close(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name="outbound close")
+        self._closing[task] = None
+        task.add_done_callback(self._closing.pop)
+        return task
+
+    # ---- kept connections ----
+
+    def _keep(self, connection: Connection) -> None:
+        own = [one for one in self._kept if one.partner == connection.partner]
+        for one in own[: len(own) + 1 - MAX_KEPT_OF_ONE] or list(self._kept)[: len(self._kept) + 1 - MAX_KEPT]:
+            self._put_away(one)
+        self._kept[connection] = asyncio.get_running_loop().call_later(KEEP_S, self._put_away, connection)
+
+    def _take(self, partner: PeerId) -> Connection | None:
+        """Return the newest kept connection to a partner that is up, None where there is none; it is not kept any more."""
+        for connection in [one for one in reversed(self._kept) if one.partner == partner]:
+            if connection.is_up:
+                self._kept.pop(connection).cancel()
+                return connection
+            self._put_away(connection)
+        return None
+
+    def _put_away(self, connection: Connection) -> None:
+        self._kept.pop(connection).cancel()
+        self._close(connection.close())
