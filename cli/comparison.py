@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -30,6 +30,8 @@ class Comparison:
     bits_per_param: float
     blocked_seconds: tuple[float, ...]
     train_seconds: tuple[float, ...]
+    own_steps: tuple[int, ...]
+    processor_seconds: tuple[Mapping[str, float], ...]  # of each peer, by what for, as in its status
     wall_seconds: float
 
     def to_json(self) -> dict[str, Any]:
@@ -56,7 +58,15 @@ class Comparison:
         blocked = share_text(sum(self.blocked_seconds), sum(self.train_seconds))
         return (
             f"Meetings: {meetings_text(self.meetings)}. Sent: {bytes_text(self.bytes_sent)}, {self.bits_per_param:.2f} bits per value. "
-            f"Blocked by synchronization: {blocked} of training time. From start to end: {self.wall_seconds:.0f} s."
+            f"Blocked by synchronization: {blocked} of training time. {self._processor()} From start to end: {self.wall_seconds:.0f} s."
+        )
+
+    def _processor(self) -> str:
+        training, coding, node = (sum(spent[what] for spent in self.processor_seconds) for what in ("training", "coding", "node"))
+        whole = training + coding + node
+        return (
+            f"Processor time per inner step: {1000 * whole / max(1, sum(self.own_steps)):.0f} ms, {share_text(coding + node, whole)} of it "
+            f"synchronization (coding {share_text(coding, whole)}, node {share_text(node, whole)})."
         )
 
 

@@ -134,6 +134,8 @@ class Demo:
             bits_per_param=float(statuses[0]["bits_per_param"]),
             blocked_seconds=tuple(float(status["blocked_seconds"]) for status in statuses),
             train_seconds=tuple(float(status["train_seconds"]) for status in statuses),
+            own_steps=tuple(int(status["own_steps"]) for status in statuses),
+            processor_seconds=tuple(status["processor_seconds"] for status in statuses),
             wall_seconds=time.monotonic() - started_s,
         )
 

@@ -128,7 +128,8 @@ class Training:
         tokens_per_s = len(self._losses) * step_tokens / (now_s - self._told_s)
         rate = float(self.inner.param_groups[0]["lr"])
         tokens = self.own_steps * step_tokens
-        self._emit(StepDone(self.own_steps, self.own_steps, tokens, loss, rate, tokens_per_s, self._train_s, self.blocked_s))
+        spent_s = self._train_s, self.blocked_s, time.process_time(), 0.0
+        self._emit(StepDone(self.own_steps, self.own_steps, tokens, loss, rate, tokens_per_s, *spent_s))
         self._told_s = now_s
         self._losses.clear()
 

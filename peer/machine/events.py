@@ -87,6 +87,14 @@ class StepDone(Stamped):
     tokens_per_second: Figure  # since the previous StepDone
     train_s: Figure  # of this trainer process so far: in inner steps, and blocked between them
     blocked_s: Figure  # of these, in work for meetings: the trainer could not make inner steps
+    training_cpu_s: Figure  # processor time of this trainer process so far, without its start and without the coding thread
+    coding_cpu_s: Figure  # of the coding thread, which works for meetings beside the inner steps
+
+
+class NodeSpent(Stamped):
+    """What the node has used so far; written every few seconds while it may meet."""
+
+    cpu_s: Figure  # processor time of the node process and its daemon, without their start
 
 
 class MeetingDone(Stamped):
@@ -204,6 +212,8 @@ class TrainerIdle(Stamped):
     tokens: int
     train_s: Figure
     blocked_s: Figure
+    training_cpu_s: Figure
+    coding_cpu_s: Figure
 
 
 class ProcessFailed(Stamped):
@@ -216,9 +226,9 @@ class ProcessFailed(Stamped):
 
 
 Written = (
-    PeerStarted | RunKnown | ModelBuilt | StateChanged | PeersSeen | AddressesChanged | StepDone | MeetingDone | IntervalSet | SoloStep
-    | CheckpointSaved | CheckpointFailed | CheckpointRejected | EvalDone | StateCloned | FragmentPulled | NodeRestarted | TrainerRestarted
-    | EventsLost
+    PeerStarted | RunKnown | ModelBuilt | StateChanged | PeersSeen | AddressesChanged | StepDone | NodeSpent | MeetingDone | IntervalSet
+    | SoloStep | CheckpointSaved | CheckpointFailed | CheckpointRejected | EvalDone | StateCloned | FragmentPulled | NodeRestarted
+    | TrainerRestarted | EventsLost
 )  # fmt: skip
 Told = ProcessSays | TrainerIdle | ProcessFailed  # to the supervisor only
 Event = Written | Told

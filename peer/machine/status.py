@@ -30,6 +30,7 @@ class Status:
     tokens_per_second: float = 0.0
     train_seconds: float = 0.0  # in inner steps, and blocked between them
     blocked_seconds: float = 0.0  # of these, spent on synchronization at step boundaries
+    processor_seconds: dict[str, float] = field(default_factory=lambda: {"training": 0.0, "coding": 0.0, "node": 0.0})
     peers_seen: int = 0
     meetings: dict[str, int] = field(default_factory=lambda: {"completed": 0, "solo": 0, "refused": 0, "failed": 0})
     bytes: dict[str, int] = field(default_factory=lambda: {"sent": 0, "received": 0})
@@ -41,11 +42,12 @@ class Status:
     addresses: list[str] = field(default_factory=list)
     version: str = VERSION
     earlier_s: tuple[float, float] = (0.0, 0.0)  # train_seconds and blocked_seconds of earlier trainer processes; not shown
+    earlier_cpu_s: dict[str, float] = field(default_factory=dict)  # processor_seconds of earlier processes; not shown
 
     def to_json(self) -> dict[str, Any]:
         """Return what is shown, JSON-able."""
         shown = asdict(self)
-        del shown["earlier_s"]
+        del shown["earlier_s"], shown["earlier_cpu_s"]
         return shown
 
 
@@ -78,20 +80,35 @@ def apply(status: Status, event: events.Event) -> Status:
         case events.MeetingDone():
             return _met(status, event)
         case events.TrainerRestarted():
-            return replace(status, earlier_s=(status.train_seconds, status.blocked_seconds))
+            return replace(_count_anew(status, "training", "coding"), earlier_s=(status.train_seconds, status.blocked_seconds))
+        case events.NodeRestarted():
+            return _count_anew(status, "node")
+        case events.NodeSpent():
+            return _used(status, node=event.cpu_s)
         case _:  # it changes nothing that is shown
             return status
 
 
 def _trained(status: Status, event: events.StepDone | events.TrainerIdle) -> Status:
     return replace(
-        status,
+        _used(status, training=event.training_cpu_s, coding=event.coding_cpu_s),
         step=event.clock_steps,
         own_steps=event.step,
         tokens=event.tokens,
         train_seconds=status.earlier_s[0] + event.train_s,
         blocked_seconds=status.earlier_s[1] + event.blocked_s,
     )
+
+
+def _used(status: Status, **cpu_s: float) -> Status:
+    """Note the processor time of what runs now."""
+    together_s = {name: status.earlier_cpu_s.get(name, 0.0) + seconds for name, seconds in cpu_s.items()}
+    return replace(status, processor_seconds=status.processor_seconds | together_s)
+
+
+def _count_anew(status: Status, *names: str) -> Status:
+    """Note that what runs from now on begins to count its processor time at zero."""
+    return replace(status, earlier_cpu_s=status.earlier_cpu_s | {name: status.processor_seconds[name] for name in names})
 
 
 def _met(status: Status, done: events.MeetingDone) -> Status:

@@ -21,7 +21,7 @@ from peer.link.payload_folder import PayloadFolder
 from peer.link.records import Writer
 from peer.link.socket import NodeEnd
 from peer.machine.child import Child, cpu_s
-from peer.machine.events import ProcessSays, RunKnown
+from peer.machine.events import NodeSpent, ProcessSays, RunKnown
 from peer.machine.home import Home, write_whole
 from peer.meeting.driver import OwnSide
 from peer.meeting.journal import Journal
@@ -140,8 +140,11 @@ class NodeProcess:
 
     async def _tell_line(self, network: Libp2pNode, own: OwnSide) -> None:
         """Tell the trainer, again and again, what the line carries and what we cost: it finds out how often to meet."""
+        start_s = time.process_time() + cpu_s(network.daemon_pid)
         while True:
-            own.link.tell(ask.Line(own.line.slower_bytes_per_s, time.process_time() + cpu_s(network.daemon_pid)))
+            used_s = time.process_time() + cpu_s(network.daemon_pid)
+            own.link.tell(ask.Line(own.line.slower_bytes_per_s, used_s))
+            self._child.emit(NodeSpent(max(0.0, used_s - start_s)))
             await asyncio.sleep(TELL_LINE_S)
 
     # ------------------------------------------------------------------ without one

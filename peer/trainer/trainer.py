@@ -7,6 +7,7 @@ inner steps, on a second thread (coding_thread.py).
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from enum import Enum, auto
 
@@ -51,6 +52,7 @@ class Stopwatch:
         self.blocked_s = 0.0  # part of it
         self._steps: list[InnerStep] = []  # since it was told last
         self._told_s = self._now_s()
+        self._start_cpu_s = time.process_time()
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
@@ -84,17 +86,18 @@ class Stopwatch:
         """Return whether the last telling is old enough for another."""
         return self._now_s() - self._told_s >= TELL_S
 
-    def tell(self, replica: Replica) -> None:
-        """Emit how far the trainer is."""
+    def tell(self, replica: Replica, coding_cpu_s: float) -> None:
+        """Emit how far the trainer is; `coding_cpu_s` is what the other thread has used."""
         passed_s = max(1e-9, self._now_s() - self._told_s)
         self._told_s = self._now_s()
         so_far = replica.own_steps, replica.clock_steps, replica.tokens
+        spent_s = self.train_s, self.blocked_s, time.process_time() - self._start_cpu_s - coding_cpu_s, coding_cpu_s
         if self._steps:
             loss = sum(step.loss for step in self._steps) / len(self._steps)
             tokens_per_s = sum(step.num_tokens for step in self._steps) / passed_s
-            self._emit(StepDone(*so_far, loss, self._steps[-1].learning_rate, tokens_per_s, self.train_s, self.blocked_s))
+            self._emit(StepDone(*so_far, loss, self._steps[-1].learning_rate, tokens_per_s, *spent_s))
         else:
-            self._emit(TrainerIdle(*so_far, self.train_s, self.blocked_s))
+            self._emit(TrainerIdle(*so_far, *spent_s))
         self._steps.clear()
 
 
@@ -169,7 +172,7 @@ class Trainer:
             self._evaluate()
         if self.state is not State.READY and (is_over or not self._bad_batches):
             self._saver.save(self._replica)
-        self._watch.tell(self._replica)
+        self._watch.tell(self._replica, self._node.cpu_s)
         if is_over:
             self._tell_node(done=True)
 
@@ -292,7 +295,7 @@ class Trainer:
 
     def _tell_if_time(self) -> None:
         if self._watch.is_time_to_tell():
-            self._watch.tell(self._replica)
+            self._watch.tell(self._replica, self._node.cpu_s)
             self._tell_node()
             self._pace.update(self._watch.train_s, self._watch.blocked_s, self._node.cpu_s)
 

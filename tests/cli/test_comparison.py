@@ -22,6 +22,8 @@ COMPARISON = Comparison(
     bits_per_param=8.06,
     blocked_seconds=(0.5, 0.5),
     train_seconds=(50.0, 50.0),
+    own_steps=(400, 400),
+    processor_seconds=2 * ({"training": 90.0, "coding": 2.0, "node": 8.0},),
     wall_seconds=90.4,
 )
 
@@ -40,6 +42,8 @@ def test_json_has_the_documented_keys() -> None:
         "bits_per_param",
         "blocked_seconds",
         "train_seconds",
+        "own_steps",
+        "processor_seconds",
         "wall_seconds",
     }
 
@@ -48,6 +52,7 @@ def test_statement_names_every_loss_and_who_is_ahead() -> None:
     text = COMPARISON.sentences("utf-8")
     for wanted in ("5.500", "peer-1", "2.100", "peer-2", "2.200", "2.050", "2.300", "0.250 nats ahead", "30 (1 solo)", "12.0 MB", "1.0 %"):
         assert wanted in text
+    assert "per inner step: 250 ms, 10.0 % of it synchronization (coding 2.0 %, node 8.0 %)" in text
 
 
 @pytest.mark.parametrize(("encoding", "full"), [("utf-8", "\u2588"), ("latin-1", "#"), ("ascii", "#")])

@@ -57,7 +57,7 @@ def _first_words(name: str, does: str, child: Child, home: Path) -> list[Event]:
         return [RunKnown("ab", 100), *3 * [MeetingDone("12D3KooY", 0, "completed", "", "tunnel", 10, 20, 0.1)], PeersSeen(2)]
     assert (home / "manifest.bin").exists()
     state = "ready" if does == "wait" or child.settings.told_to_start else "training"
-    return [*2 * [SoloStep(0, "")], StepDone(5, 7, 80, 2.5, 0.1, 10.0, 1.5, 0.5), ProcessSays(state, "")]
+    return [*2 * [SoloStep(0, "")], StepDone(5, 7, 80, 2.5, 0.1, 10.0, 1.5, 0.5, 1.25, 0.25), ProcessSays(state, "")]
 
 
 if __name__ == "__main__":

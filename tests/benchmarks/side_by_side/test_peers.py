@@ -11,7 +11,7 @@ def test_a_log_is_followed_while_it_is_written(tmp_path: Path) -> None:
     said = Follower(file)
     said.follow()
     assert (said.state, said.own_steps) == ("starting", 0)
-    step = to_line(StepDone(7, 7, 3584, 2.5, 0.01, 512.0, 1.0, 0.1))
+    step = to_line(StepDone(7, 7, 3584, 2.5, 0.01, 512.0, 1.0, 0.1, 1.0, 0.1))
     file.write_bytes(to_line(StateChanged("training", "", ts=100.0)) + step[:20])
     said.follow()
     assert (said.state, said.began, said.own_steps) == ("training", 100.0, 0)

@@ -15,6 +15,7 @@ from peer.machine.events import (
     MeetingDone,
     ModelBuilt,
     NodeRestarted,
+    NodeSpent,
     PeersSeen,
     PeerStarted,
     RunKnown,
@@ -59,14 +60,16 @@ def test_a_session_told_by_its_events() -> None:
         PeersSeen(3),
         AddressesChanged(("/ip4/192.0.2.1/tcp/1",)),
         StateChanged("training", "", ts=60.0),
-        StepDone(5, 7, 90, 2.5, 1e-3, 18.0, 1.5, 0.5),
+        StepDone(5, 7, 90, 2.5, 1e-3, 18.0, 1.5, 0.5, 1.25, 0.125),
+        NodeSpent(0.75),
         EvalDone(5, 2.25, 8),
     )
     assert status == Status(
-        "training", "", 60.0, "ab", "12D3KooX", 7, 5, 800, 90, 2.5, 2.25, 18.0, 1.5, 0.5, 3,
+        "training", "", 60.0, "ab", "12D3KooX", 7, 5, 800, 90, 2.5, 2.25, 18.0, 1.5, 0.5,
+        processor_seconds={"training": 1.25, "coding": 0.125, "node": 0.75}, peers_seen=3,
         params=1000, bits_per_param=4.125, addresses=["/ip4/192.0.2.1/tcp/1"],
     )  # fmt: skip
-    idle = apply(status, TrainerIdle(6, 8, 100, 2.0, 1.0))
+    idle = apply(status, TrainerIdle(6, 8, 100, 2.0, 1.0, 1.5, 0.25))
     assert (idle.own_steps, idle.step, idle.tokens, idle.train_seconds, idle.blocked_seconds) == (6, 8, 100, 2.0, 1.0)
     assert (idle.loss, idle.tokens_per_second) == (2.5, 0.0)  # the last loss stands
     assert apply(idle, PeerStarted("12D3KooX", ts=70.0)) == Status(peer_id="12D3KooX", since=70.0)  # counts are of one session
@@ -97,24 +100,28 @@ def test_a_meeting_counts_as_what_it_came_to(outcome: str, counted: str) -> None
 def test_totals_add_up_over_the_lives_of_the_processes(seed: int) -> None:
     """However often node and trainer die, what they count from zero again comes on top, and nothing that was shown is taken back."""
     rng = random.Random(seed)
-    status, counted, train_s, life_s = Status(), {"completed": 0, "solo": 0}, 0.0, 0.0
+    status, counted, train_s, life_s, node_s, node_life_s = Status(), {"completed": 0, "solo": 0}, 0.0, 0.0, 0.0, 0.0
     for _ in range(200):
         event: Event
-        match rng.randrange(5):
+        match rng.randrange(6):
             case 0:
                 event, counted["completed"] = met("completed"), counted["completed"] + 1
             case 1:
                 event, counted["solo"] = SoloStep(0, ""), counted["solo"] + 1
             case 2:
-                event = NodeRestarted("killed", 1)
+                event, node_life_s = NodeRestarted("killed", 1), 0.0
             case 3:
                 event, life_s = TrainerRestarted("killed", 1), 0.0
+            case 4:
+                node_s, node_life_s = node_s + 0.25, node_life_s + 0.25
+                event = NodeSpent(node_life_s)
             case _:
                 train_s, life_s = train_s + 0.5, life_s + 0.5
-                event = StepDone(1, 1, 1, 2.0, 0.1, 1.0, life_s, life_s / 2)
+                event = StepDone(1, 1, 1, 2.0, 0.1, 1.0, life_s, life_s / 2, 3 * life_s, life_s / 4)
         told = from_line(to_line(event))
         assert told is not None
         shown, status = status, apply(status, told)
         assert status.train_seconds >= shown.train_seconds
     assert (status.train_seconds, status.blocked_seconds) == (train_s, train_s / 2)
+    assert status.processor_seconds == {"training": 3 * train_s, "coding": train_s / 4, "node": node_s}
     assert status.meetings == Status().meetings | counted
