@@ -30,7 +30,8 @@ from peer.model.weights import fast_weights, load_trained, mean_weights, set_wei
 from protocol.errors import BadSettings
 
 LOOK_S = 0.1
-CURVE_S = 2.0  # between two points of the curve
+CURVE_S, CURVE_GROWTH = 2.0, 1.04  # a point of the curve is so much later than the one before: both are drawn on logarithmic axes
+STILL_S = 20.0  # without a step of anybody: nothing will come any more
 SLOW_SHARE = 0.125  # of one processor
 
 
@@ -47,7 +48,7 @@ def perform(setting: Setting, folder: Path, limit_s: float) -> Run:
             peer.say(b"go\n")
         run = watch.until_over(limit_s)
     if run.outcome == "stopped":
-        return run
+        return run  # in the middle of its schedule: no loss to be compared
     healthy = [peer.home for peer in peers if peer not in watch.lost]
     torch.set_num_threads(1)  # several small models at a time are measured faster than each of them on all processors
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -83,12 +84,12 @@ class Watch:
         """Wait until all who are to end have ended, or the time is over; return what was counted, without losses."""
         while self._waited_for():
             if time.time() - self._began > limit_s:
-                return self._run("stopped", time.time())
+                return self._run(self._why_not_over(), time.time())
             time.sleep(LOOK_S)
             for peer in self._peers:
                 peer.refresh()
             self._do_fault()
-            if time.time() - self._began > CURVE_S * (len(self._curve) + 1):
+            if time.time() - self._began > self._next_point_s():
                 self._draw()
         self._draw()
         failed = next((peer for peer in self._peers if peer.said.state != "done" and peer not in self.lost), None)
@@ -97,6 +98,15 @@ class Watch:
 
     def _waited_for(self) -> list[RunningPeer]:
         return [peer for peer in self._peers if not peer.said.is_over and peer not in self.lost]
+
+    def _next_point_s(self) -> float:
+        return (self._curve[-1].wall_s if self._curve else 0.0) * CURVE_GROWTH + CURVE_S
+
+    def _why_not_over(self) -> str:
+        """Tell a system that is slow from one that waits for ever."""
+        last = max((peer.said.reports[-1].ts for peer in self._waited_for() if peer.said.reports), default=self._began)
+        silent_s = time.time() - last
+        return f"hangs: no step for {silent_s:.0f} s" if silent_s > STILL_S else "stopped"
 
     def _do_fault(self) -> None:
         victim = self._peers[-1]

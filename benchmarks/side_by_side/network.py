@@ -64,8 +64,8 @@ class Line:
         call(*self.inside(("tc", "qdisc", "replace", "dev", INSIDE, *bucket)))
 
     def cut(self) -> None:
-        """Let nothing through any more, without a word to either end: the carrier stays."""
-        call("ip", "link", "set", self.outer, "type", "bridge_slave", "state", "0")
+        """Pull the plug at the bridge: nothing comes through any more, and neither end is told."""
+        call("ip", "link", "set", self.outer, "nomaster")
 
     def sent_bytes(self) -> int:
         """Return what the peer has sent so far; at the bridge it comes in."""

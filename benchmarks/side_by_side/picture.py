@@ -27,13 +27,14 @@ class Axis:
     """A horizontal axis with a logarithmic scale."""
 
     title: str
+    span: float  # the highest value over the lowest that is shown, at most
     of: Callable[[Point], float]
     end: Callable[[Run], float]
 
 
 AXES = (
-    Axis("wall time, s", lambda point: point.wall_s, lambda run: run.full_wall_s),
-    Axis("sent per peer, MB", lambda point: point.sent_mb, lambda run: run.sent),
+    Axis("wall time, s", 150.0, lambda point: point.wall_s, lambda run: run.full_wall_s),
+    Axis("sent per peer, MB", 1000.0, lambda point: point.sent_mb, lambda run: run.sent),
 )
 
 
@@ -86,20 +87,21 @@ def draw(runs: Sequence[Run]) -> str:
         '<rect width="100%" height="100%" fill="white"/>',
     ]
     parts += legend([name for name in SYSTEMS if any(run.setting.system == name for run in runs)])
+    reaches = [reach(axis, runs) for axis in AXES]  # the same for all lines, so that one can look down a column
     for number, rate in enumerate(rates):
         shown = [run for run in runs if run.setting.mbit_per_s == rate]
         for column, axis in enumerate(AXES):
-            panel = Panel(axis, LEFT + column * (WIDTH + GAP), TOP + number * (HEIGHT + GAP), *reach(axis, shown))
+            panel = Panel(axis, LEFT + column * (WIDTH + GAP), TOP + number * (HEIGHT + GAP), *reaches[column])
             parts += [*panel.frame(f"{rate:g} Mbit/s" if rate else "unshaped"), *(mark for run in shown for mark in panel.curve(run))]
     return "\n".join([*parts, "</svg>\n"])
 
 
 def reach(axis: Axis, runs: Sequence[Run]) -> tuple[float, float]:
-    """Return the lowest and the highest value that an axis must show: at most three powers of ten."""
+    """Return the lowest and the highest value that an axis must show."""
     ends = [end for run in runs if math.isfinite(end := axis.end(run)) and end > 0]
     high = 1.2 * max(ends, default=1.0)
     starts = [axis.of(point) for run in runs for point in run.curve if axis.of(point) > 0]
-    return max(min(starts, default=0.1), high / 1000), high
+    return max(min(starts, default=0.1), high / axis.span), high
 
 
 def smoothed(points: Sequence[Point]) -> list[Point]:
@@ -124,7 +126,7 @@ def legend(names: Sequence[str]) -> list[str]:
     """Name the colours, in two rows."""
     marks, half = [], (len(names) + 1) // 2
     for number, name in enumerate(names):
-        x, y = LEFT + (number % half) * 250, 18 + 20 * (number // half)
+        x, y = LEFT + (number % half) * 260, 18 + 20 * (number // half)
         marks += [f'<circle cx="{x}" cy="{y}" r="5" fill="{COLOURS[name]}"/>', text(x + 10, y + 4, SYSTEMS[name].title, "start")]
     return marks
 

@@ -111,9 +111,8 @@ def wall_text(row: Row) -> str:
 
 def over_floor_text(row: Row) -> str:
     """Write the wall time as a multiple of that without exchange."""
-    if not row.floor:
-        return "-"
-    return f"{statistics.fmean(run.full_wall_s for run in row.runs) / statistics.fmean(run.full_wall_s for run in row.floor):.2f}"
+    floor_s = statistics.fmean(run.full_wall_s for run in row.floor) if row.floor else math.nan
+    return mean([statistics.fmean(run.full_wall_s for run in row.runs) / floor_s], 2)
 
 
 def cpu_text(row: Row) -> str:

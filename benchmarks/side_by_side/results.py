@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -45,7 +46,7 @@ class Run:
     """What came of one run. Lists have one entry a peer; seconds count from the moment when all were ready, or Gossamer's first trained."""
 
     setting: Setting
-    outcome: str  # finished; stopped: after the time given to it; failed: with what the first that failed said
+    outcome: str  # finished; stopped, after the time given to it; hangs: ...; failed: what the first that failed said
     commit: str
     date: str
     ready_s: float  # from the start of the processes to that moment
@@ -67,11 +68,13 @@ class Run:
 
     @property
     def full_wall_s(self) -> float:
-        """Return the time of the whole run; of one that was stopped, at the rate that it had."""
+        """Return the time of the whole run; of one that was stopped, at the rate that it had; NaN where there is no end."""
+        if self.outcome.startswith("hangs"):
+            return math.nan
         if self.outcome != "stopped":
             return self.wall_s
         made = min(self.own_steps)
-        return self.wall_s * self.setting.total_steps / made if made else float("inf")
+        return self.wall_s * self.setting.total_steps / made if made else math.inf
 
     @property
     def blocked(self) -> float:

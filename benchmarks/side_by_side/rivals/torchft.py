@@ -79,12 +79,12 @@ class StreamingDiLoCo:
         """Do nothing: it was done in the optimizer's step."""
 
     def finish(self) -> None:
-        """Do nothing: the last fragment is exchanged at the last step."""
-
-    def close(self) -> None:
-        """Leave the quorum."""
+        """Leave the quorum, or those who are behind would wait for us; the last fragment was exchanged at the last step."""
         self._diloco.__exit__(None, None, None)
         self._manager.shutdown(wait=False)
+
+    def close(self) -> None:
+        """Put out the lighthouse."""
         if self._lighthouse is not None:
             self._lighthouse.shutdown()
 

@@ -56,6 +56,11 @@ def test_a_fault_is_shown_beside_the_run_without() -> None:
         assert words in shown
 
 
+def test_a_system_that_waits_for_ever_has_no_wall_time() -> None:
+    shown = table("cut", [made_run("local_sgd", 20.0, fault="cut", outcome="hangs: no step for 50 s", own_steps=[150] * 4)], {})
+    assert "| hangs: no step for 50 s | - (-) |" in shown
+
+
 def test_what_went_wrong_is_remarked() -> None:
     row = cells(
         "none", [made_run("gossamer", outcome="failed: it broke | badly", meetings={"gated": 3, "busy": 9}, clones=2, all_training_s=8.0)]
