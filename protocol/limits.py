@@ -91,11 +91,12 @@ _LENGTHS: Final = {
     "meeting_id": MEETING_ID_BYTES,
     "payload_sha256": DIGEST_BYTES,
     "sha256": DIGEST_BYTES,
+    "name": DIGEST_BYTES,
     "bootstraps_sha256": DIGEST_BYTES,
     "signature": SIGNATURE_BYTES,
     "bearer_signature": SIGNATURE_BYTES,
 }
-_MAY_BE_EMPTY: Final = ("partner_nonce", "signature", "bearer_signature")
+_MAY_BE_EMPTY: Final = ("partner_nonce", "name", "signature", "bearer_signature")
 _COUNTS: Final = {
     "protocol_version": VERSIONS,
     "fragment": FRAGMENTS,

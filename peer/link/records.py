@@ -96,6 +96,12 @@ class CopyState(LinkRecord):
     name: str
 
 
+class Settle(LinkRecord):
+    """End the last averaging alone, round the weights as they are sent, and write the state to `name`. Answered by Written."""
+
+    name: str
+
+
 class SketchSlow(LinkRecord):
     """Begin to pull a fragment: write a sketch of its slow weights, beside the inner steps. Answered by Written."""
 
@@ -127,6 +133,7 @@ class Adopt(LinkRecord):
 
     name: str  # of the file, with its folder
     clock_steps: int
+    is_result: bool = False  # the run's: it ends with it, whatever our clock says
 
 
 # --------------------------------------------------------------------------- node to trainer, not answered
@@ -280,7 +287,7 @@ class Progress(LinkRecord):
 CodingRequest = Prepare | Encode | Check  # these need no step boundary
 WritingRequest = CopyState | SketchSlow | CodeSlow  # nor do these
 MeetingRequest = CodingRequest | Open | Apply
-AnsweredRequest = MeetingRequest | WritingRequest | Adopt | Pull
+AnsweredRequest = MeetingRequest | WritingRequest | Settle | Adopt | Pull
 ToldRequest = Drop | Solo | Defer | StepBack | Line | Start | FinishDone
 Request = AnsweredRequest | ToldRequest
 Reply = Opened | Unavailable | SketchReady | PayloadReady | Checked | Applied | Written | Adopted | Pulled
@@ -291,7 +298,7 @@ Record = Request | Answer
 
 def subject(record: AnsweredRequest | Reply) -> int | str:
     """Return what a request and its reply are both about: a meeting's number or a file's name."""
-    return record.name if isinstance(record, WritingRequest | Adopt | Pull | Written | Adopted | Pulled) else record.meeting
+    return record.name if isinstance(record, WritingRequest | Settle | Adopt | Pull | Written | Adopted | Pulled) else record.meeting
 
 
 class Lines(Generic[Said]):

@@ -176,6 +176,15 @@ class FragmentPulled(Stamped):
     reason: str  # why they were not taken over; empty when they were
 
 
+class ResultTaken(Stamped):
+    """The peer has settled on the run's result: from now on its weights are these, bit for bit."""
+
+    name: str  # SHA-256 of the bytes, hexadecimal
+    donors: tuple[str, ...]  # PeerIds, base58; none where the weights are this peer's own
+    num_bytes: int
+    seconds: Figure
+
+
 class NodeRestarted(Stamped):
     """The node process ended unasked and was started again."""
 
@@ -227,8 +236,8 @@ class ProcessFailed(Stamped):
 
 Written = (
     PeerStarted | RunKnown | ModelBuilt | StateChanged | PeersSeen | AddressesChanged | StepDone | NodeSpent | MeetingDone | IntervalSet
-    | SoloStep | CheckpointSaved | CheckpointFailed | CheckpointRejected | EvalDone | StateCloned | FragmentPulled | NodeRestarted
-    | TrainerRestarted | EventsLost
+    | SoloStep | CheckpointSaved | CheckpointFailed | CheckpointRejected | EvalDone | StateCloned | FragmentPulled | ResultTaken
+    | NodeRestarted | TrainerRestarted | EventsLost
 )  # fmt: skip
 Told = ProcessSays | TrainerIdle | ProcessFailed  # to the supervisor only
 Event = Written | Told

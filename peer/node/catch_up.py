@@ -12,6 +12,8 @@ Who is too far ahead of all others (they came back with old checkpoints) keeps i
 they may catch up. The last two cases and this one need OUTCAST meetings in a row without one that counted, begun by us, with MANY partners
 or all within reach. Nobody can force his own weights on us: a single liar moves no median, who calls us only to refuse us is not counted,
 and whatever made us ask, a donor must sign a clock that lies about where most clocks are (`Wanted`).
+
+Once half of the others have come to the end of the run, it takes the result that they settle on.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from peer.machine.events import Event, ProcessSays
 from peer.meeting.words import Finish, MeetingOutcome
 from peer.node.joining import Joining, Wanted
 from peer.node.pulling import Pulling
+from peer.node.settlement import Settlement
 from peer.swarm.address_book import AddressBook, loop_s
 from peer.swarm.membership import Membership
 from peer.swarm.presence import Presence
@@ -57,6 +60,7 @@ class CatchUp:
         book: AddressBook,
         joining: Joining,
         pulling: Pulling,
+        settlement: Settlement,
         link: NodeEnd,
         emit: Callable[[Event], None],
         *,
@@ -71,6 +75,7 @@ class CatchUp:
         self._book = book
         self._joining = joining
         self._pulling = pulling
+        self._settlement = settlement
         self._link = link
         self._emit = emit
         self._is_founder = is_founder
@@ -99,8 +104,29 @@ class CatchUp:
             if standing.state is PeerState.WAITING:
                 await self._begin()
             elif standing.may_meet and standing.phase is RunPhase.TRAIN:
-                await (self._pulling.pull_stale(self._need_young) if standing.stale else self._catch_up())
-            await asyncio.sleep(COMPANY_S if standing.state is PeerState.WAITING or standing.stale else LOOK_S)
+                await self._stay()
+            await self._rest()
+
+    async def _rest(self) -> None:
+        """Wait for the next look: a moment where there is something to be done."""
+        until_s = loop_s() + LOOK_S
+        while loop_s() < until_s:
+            await asyncio.sleep(COMPANY_S)
+            if self._standing.state is PeerState.WAITING or self._standing.stale or self._is_ending():
+                return
+
+    async def _stay(self) -> None:
+        if self._is_ending() and (found := await self._settlement.find()):
+            await self._settlement.take(found)
+        elif self._standing.stale:
+            await self._pulling.pull_stale(self._need_young)
+        else:
+            await self._catch_up()
+
+    def _is_ending(self) -> bool:
+        """Tell whether half of the others have come to the end: then there is a result, or soon will be, and it is ours too."""
+        others = [entry.finished for entry in self._book.live(loop_s()) if entry.has_clock and not entry.failures]
+        return any(others) and 2 * sum(others) >= len(others)
 
     # ------------------------------------------------------------------ to begin with
 

@@ -35,6 +35,7 @@ COPY_SHARE = 0.02  # of the time at most goes into copies: the trainer's second 
 IDLE_S = 60.0  # the copy's memory is free again when nobody has asked for so long
 MOST_GIVEN = 4  # states, in bytes, to one partner that has to try again
 REST_S = 600.0  # after which it may have as many more, or once our clock has gone on by the gap that may be between two
+GIVING_S = 2.0  # after a part of the result was asked for, more will be
 YIELD_S = 2.0  # the longest that one piece waits for meetings
 
 
@@ -46,6 +47,14 @@ class IdleCopy:
     made_s: float  # loop time, when it was begun
     took_s: float
     clock_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The state on which the peers settle; its name is its SHA-256."""
+
+    name: bytes
+    data: memoryview
 
 
 @dataclass(slots=True)
@@ -84,6 +93,8 @@ class StateDonor:
         self._standing = standing
         self._state_bytes = terms.state_bytes
         self._fragments = terms.fragments
+        self.result: Result | None = None  # once we have settled on one
+        self._gave_s = -GIVING_S
         self._coding = asyncio.Lock()
         self._gap_steps = terms.max_clock_gap_steps
         self._until_quiet = until_quiet
@@ -119,6 +130,25 @@ class StateDonor:
         except LinkLost:
             raise Refused(RefusalCode.NOT_READY, "trainer restarting") from None
         return copy.data[request.offset : request.offset + num_bytes], copy.clock_steps
+
+    @property
+    def result_name(self) -> bytes:
+        """Return the name of our result, empty where there is none."""
+        return self.result.name if self.result else b""
+
+    @property
+    def is_giving(self) -> bool:
+        """Whether somebody has asked for a part of our result just now."""
+        return loop_s() - self._gave_s < GIVING_S
+
+    def part_of_result(self, request: FetchRequest) -> memoryview:
+        """Return the part that is asked for. Raises Refused where there is no result."""
+        if not request.num_bytes:
+            return memoryview(b"")
+        if self.result is None:
+            raise Refused(RefusalCode.NOT_FOUND, "I have no result yet")
+        self._gave_s = loop_s()
+        return self.result.data[request.offset : request.offset + request.num_bytes]
 
     async def coded(self, stream: Stream, request: FetchRequest) -> tuple[memoryview, int]:
         """Code a fragment's slow weights against the sketch that follows the request; one at a time. Raises Refused, as `receive`."""
@@ -236,6 +266,8 @@ class FetchServer:
                     await self._send(stream, request, len(self.manifest), self._of_manifest(request), 0)
                 elif self.donor is None:
                     raise Refused(RefusalCode.NOT_READY, "I have no weights")
+                elif request.kind is ContentsKind.RESULT:
+                    await self._send(stream, request, self.terms.state_bytes, self.donor.part_of_result(request), 0, self.donor.result_name)
                 elif request.kind is ContentsKind.SLOW:
                     data, clock_steps = await self.donor.coded(stream, request)
                     await self._send(stream, request, len(data), data, clock_steps)
@@ -248,8 +280,10 @@ class FetchServer:
     def _of_manifest(self, request: FetchRequest) -> memoryview:
         return memoryview(self.manifest)[request.offset : request.offset + request.num_bytes]
 
-    async def _send(self, stream: Stream, request: FetchRequest, total_bytes: int, data: memoryview, clock_steps: int) -> None:
-        header = Contents(request.kind, total_bytes, hashlib.sha256(data).digest(), clock_steps)
+    async def _send(
+        self, stream: Stream, request: FetchRequest, total_bytes: int, data: memoryview, clock_steps: int, name: bytes = b""
+    ) -> None:
+        header = Contents(request.kind, total_bytes, hashlib.sha256(data).digest(), clock_steps, name)
         async with asyncio.timeout(FRAME_S):
             await stream.send(header.signed(self.identity, *request.asked))
         for offset in range(0, len(data), CHUNK_BYTES):

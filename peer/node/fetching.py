@@ -68,6 +68,13 @@ class FetchClient:
             header, _ = await source.take(lambda header: None)
             return header
 
+    async def result_name(self, donor: PeerId, addresses: tuple[str, ...]) -> bytes:
+        """Ask a donor which result it has; empty where it has none. Raises TransportError, PeerMisbehaved or Refused."""
+        async with self.source(donor, addresses) as source:
+            await source.ask(ContentsKind.RESULT, 0, 0)
+            header, _ = await source.take(lambda header: None)
+            return header.name
+
     @contextlib.asynccontextmanager
     async def source(self, donor: PeerId, addresses: tuple[str, ...]) -> AsyncIterator[Source]:
         """Open a stream to a donor, for the body. Raises TransportError."""

@@ -1,8 +1,9 @@
-"""The end of a run: the peers average their fast weights in pairs until they agree, so that any of them holds the result.
+"""The end of a run: the peers average their fast weights in pairs, and then settle on one peer's (peer/node/settlement.py).
 
 Each fragment meets at gamma 1, alpha 0 (optim.noloco.FINISH) with whoever has reached the end too. A meeting takes the pair's difference
-away, so a round of meetings leaves about half of the variance. Rounds count anew whenever somebody else has reached the end: those who
-came first would otherwise agree among themselves and be gone before the others come. What is left when the time is up is left.
+away, so a round of meetings leaves about half of the variance; peers that meet as often as they can are near each other anyway, and a few
+rounds are all that can be measured. Rounds count anew whenever somebody else has reached the end. Nobody waits longer than WAIT_S for
+those who still train: they take the result. Who comes when there is a result takes it at once.
 """
 
 from __future__ import annotations
@@ -10,63 +11,62 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+from peer.node.meetings import Meetings
 from peer.node.partner_search import Searches
+from peer.node.settlement import Settlement
 from peer.swarm.address_book import AddressBook, loop_s
 from peer.swarm.presence import RECORD_S
 from protocol.identity import PeerId
 
-ROUNDS = 8  # per fragment: about a sixteenth of the spread
-WAIT_S = 60.0  # for partners that are still training, and for all rounds together
-LINGER_S = 3.0  # without a call from partners that are some meetings behind
-PAUSE_S = 1.0  # between two looks at whether the others have come
+ROUNDS = 2  # per fragment: with more, 4 and 8 peers come no nearer to their mean
+WAIT_S = 10.0  # for peers that are still training
+LOOK_S = 0.3  # between two looks at who has come, or whether there is a result
 
 
 class FinalAveraging:
     """Drive the last averaging: `run` it when the trainer has reached the end of the schedule."""
 
-    def __init__(self, searches: Searches, book: AddressBook, num_fragments: int) -> None:
+    def __init__(self, searches: Searches, meetings: Meetings, book: AddressBook, settlement: Settlement, num_fragments: int) -> None:
         self._searches = searches
+        self._meetings = meetings
         self._book = book
+        self._settlement = settlement
         self._company: set[PeerId] = set()  # who has reached the end
         self._left = dict.fromkeys(range(num_fragments), ROUNDS)
-        self._met = asyncio.Event()
 
     def completed(self, fragment: int) -> None:
         """Note a completed meeting of the last averaging, whoever began it."""
         self._left[fragment] -= 1
-        self._met.set()
 
     async def run(self) -> None:
-        """Meet until every fragment has had its rounds and nobody is waited for, or the time is up; then answer who still calls.
-
-        Without that, who is done first misses what the others still learn of each other, and keeps weights of its own.
-        """
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as tasks:
-                for fragment in self._left:
-                    tasks.create_task(self._finish(fragment))
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(WAIT_S):
-                await self._linger()
-
-    async def _linger(self) -> None:
-        """Wait until nobody has met us for a while."""
-        while self._company:
-            self._met.clear()
+        """Average until every fragment has had its rounds, the time is up, or somebody has a result; then settle."""
+        if not await self._settlement.find():
+            work = [asyncio.create_task(step) for step in (self._average(), self._settlement.appears())]
             try:
-                async with asyncio.timeout(LINGER_S):
-                    await self._met.wait()
-            except TimeoutError:
-                return
+                await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in work:
+                    task.cancel()
+                await asyncio.gather(*work, return_exceptions=True)
+        await self._settlement.run()
 
-    async def _finish(self, fragment: int) -> None:
+    async def _average(self) -> None:
+        most_s = WAIT_S + ROUNDS * len(self._left) * self._meetings.usual_s
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(most_s), asyncio.TaskGroup() as tasks:
+                for fragment in self._left:
+                    tasks.create_task(self._finish(fragment, loop_s() + WAIT_S))
+
+    async def _finish(self, fragment: int, until_s: float) -> None:
         while True:
-            somebody_trains = self._count_company()
+            somebody_trains = self._count_company() and loop_s() < until_s
             if self._left[fragment] > 0 and await self._searches.search(fragment):
                 continue
             if not somebody_trains and not self._count_company():
                 return
-            await asyncio.sleep(PAUSE_S)
+            if loop_s() >= until_s:
+                return
+            await asyncio.sleep(LOOK_S)
 
     def _count_company(self) -> bool:
         """Begin the rounds anew when somebody has come to the end; tell whether anybody within reach still trains."""

@@ -162,7 +162,7 @@ class Meetings:
     async def _answer_hello(self, stream: Stream, hello: Hello) -> None:
         membership, standing, partner = self._membership, self._standing, stream.partner
         check_hello(hello, membership.terms, membership.identity.peer_id, partner, self._intake.now_s())
-        self._book.saw(partner, loop_s(), hello.clock_steps)
+        self._book.saw(partner, loop_s(), hello.clock_steps, finished=hello.phase is RunPhase.FINISH)
         self._need_open()
         if hello.fragment in standing.stale:
             raise Refused(RefusalCode.NOT_READY, "I have no young weights of this fragment yet")

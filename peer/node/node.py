@@ -24,6 +24,7 @@ from peer.node.joining import Joining
 from peer.node.meetings import Meetings
 from peer.node.partner_search import Searches
 from peer.node.pulling import Pulling
+from peer.node.settlement import Settlement
 from peer.swarm.address_book import RecordIntake
 from peer.swarm.membership import Membership
 from peer.swarm.presence import Presence
@@ -65,10 +66,13 @@ class Node:
         terms = membership.terms
         self.joining = Joining(client, terms, book, standing, self.meetings, link, downloads / "state", rng, emit)
         pulling = Pulling(client, terms, book, standing, link, own.payloads, rng, emit)
+        result = downloads / "result"
+        settlement = Settlement(client, terms, book, standing, self.meetings, self.donor, link, own.payloads, result, rng, emit)
         self.catch_up = CatchUp(
-            membership, standing, presence, book, self.joining, pulling, link, emit, is_founder=is_founder, wait_for_peers=wait_for_peers
-        )
-        self._final_averaging = FinalAveraging(self.searches, book, len(membership.terms.fragments))
+            membership, standing, presence, book, self.joining, pulling, settlement, link, emit,
+            is_founder=is_founder, wait_for_peers=wait_for_peers,
+        )  # fmt: skip
+        self._final_averaging = FinalAveraging(self.searches, self.meetings, book, settlement, len(terms.fragments))
 
     async def run(self) -> None:
         """Run until cancelled, or until the run is over and the trainer has saved its result.

@@ -114,12 +114,13 @@ class AddressBook:
             entry.addresses = (*entry.addresses, address)[-MAX_HINTS:]
         entry.seen_s = max(entry.seen_s, now_s)
 
-    def saw(self, peer_id: PeerId, now_s: float, clock_steps: int) -> None:
+    def saw(self, peer_id: PeerId, now_s: float, clock_steps: int, *, finished: bool = False) -> None:
         """Note that a member of the run has called us, and its clock. What it failed at stays: calling is easier than meeting."""
         if peer_id != self._me:
             entry = self._entry(peer_id, now_s)
             entry.seen_s = max(entry.seen_s, now_s)
             entry.clock_steps = clock_steps
+            entry.finished = entry.finished or finished
 
     def tells_clock(self, peer_id: PeerId, clock_steps: int) -> None:
         """Note the clock that a known peer has signed in answer to us: later than what it has announced."""

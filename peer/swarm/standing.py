@@ -36,6 +36,7 @@ class Standing:
         self.clock_steps = 0  # own schedule clock
         self.phase = RunPhase.TRAIN
         self.has_begun = False  # the trainer trains, or has trained
+        self.has_settled = False  # on the run's result: it meets nobody any more
         self.stale: set[int] = set()  # fragments that are too old to be met about, or to be given
         self.finished = False  # the trainer has once been at the end of the schedule
         self._changed = asyncio.Event()
@@ -45,12 +46,12 @@ class Standing:
         """What is said to who asks for a meeting; None when one may begin."""
         if self.state is PeerState.LEAVING:
             return RefusalCode.LEAVING
-        return None if self.state is PeerState.TRAINING else RefusalCode.NOT_READY
+        return None if self.may_meet else RefusalCode.NOT_READY
 
     @property
     def may_meet(self) -> bool:
         """Whether meetings may begin."""
-        return self.state is PeerState.TRAINING
+        return self.state is PeerState.TRAINING and not self.has_settled
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait until something that depends on the standing alone holds."""

@@ -28,7 +28,7 @@ from peer.model.model import next_token_loss
 from peer.model.plan import follow_clock, fragment_codecs, inner_settings, model_plan
 from peer.text.corpus import Corpus
 from peer.trainer.outer_loop import OuterLoop
-from peer.trainer.shared_state import read_state, try_on, try_shift
+from peer.trainer.shared_state import read_state, settle, try_on, try_shift
 from protocol.messages.messages import RunPhase
 from protocol.messages.terms import ModelPlan
 from protocol.run.manifest import Manifest
@@ -126,6 +126,10 @@ class Replica:
                 return self.outer.write(request)
             case ask.Pull():
                 return self._pull(request)
+            case ask.Settle():
+                self.end_alone()
+                settle(self.outer.fragments, self.parameters)
+                return self.outer.write(ask.CopyState(request.name))
             case ask.Adopt():
                 return self._adopt(request)
             case ask.StepBack(clock_steps):
@@ -198,8 +202,9 @@ class Replica:
 
         In the last case ours is as far as theirs, whatever its clock says; so we take over the clock alone and can meet them again.
         """
-        clock_steps = min(request.clock_steps, self.manifest.run.total_steps)
-        if self.own_steps and clock_steps <= self.clock_steps:
+        total_steps = self.manifest.run.total_steps
+        clock_steps = total_steps if request.is_result else min(request.clock_steps, total_steps)
+        if self.own_steps and clock_steps <= self.clock_steps and not request.is_result:
             return ask.Adopted(request.name, False, f"{clock_steps} steps are behind it, {self.clock_steps} behind our own weights")
         try:
             parts = read_state(mapped(Path(request.name)), self.outer.fragments, self.outer.has_momentum)
@@ -207,6 +212,8 @@ class Replica:
             return ask.Adopted(request.name, False, str(error), is_sound=False)
         reason = try_on(parts, self.parameters, partial(held_out_loss, self.model, self.corpus, JUDGE_BATCHES))
         if reason:
+            if request.is_result:
+                return ask.Adopted(request.name, False, reason)
             if self.own_steps:
                 self.outer.miss(clock_steps - self.clock_steps)
                 self.clock_steps = clock_steps

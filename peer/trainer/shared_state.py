@@ -89,6 +89,13 @@ def _need_sane(parts: Sequence[Part]) -> None:
             raise ValueError(f"the momentum of {name} is {momentum:.3g} large, the weights {own:.3g}")
 
 
+def settle(fragments: Sequence[FragmentState], parameters: Mapping[str, Tensor]) -> None:
+    """Round slow weights and momentum to what others get of them, and make the fast weights the slow ones."""
+    for fragment in fragments:
+        fragment.replace(fragment.slow.bfloat16().float(), fragment.momentum.bfloat16().float())
+        scatter(fragment.codec.fragment, fragment.slow, parameters)
+
+
 def try_on(parts: Sequence[Part], parameters: Mapping[str, Tensor], loss: Callable[[], float]) -> str:
     """Put slow weights into the model; return why they do not work, with the model as it was, or nothing."""
 

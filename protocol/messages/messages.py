@@ -163,6 +163,7 @@ class ContentsKind(IntEnum):
     MANIFEST = 1  # the signed manifest
     STATE = 2  # slow weights of every fragment in order, bf16; then momentum likewise, where the run has any
     SLOW = 3  # the slow weights of a fragment, coded against the asker's sketch: sketch and payload, as in a meeting
+    RESULT = 4  # the state on which the peers settle at the end of the run, the same bytes at all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +200,7 @@ class Contents(Signed):
     total_bytes: int  # of the whole, whatever part was asked for
     sha256: bytes  # 32 bytes; of the part
     clock_steps: int = 0  # of a state: the donor's schedule clock
+    name: bytes = b""  # of a result: SHA-256 of the whole, or empty where the donor has none; of all else empty
     signature: bytes = b""  # the donor's, over what `asked` says and the fields above
 
 

@@ -48,6 +48,7 @@ class ContentsKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CONTENTS_MANIFEST: _ClassVar[ContentsKind]
     CONTENTS_STATE: _ClassVar[ContentsKind]
     CONTENTS_SLOW: _ClassVar[ContentsKind]
+    CONTENTS_RESULT: _ClassVar[ContentsKind]
 PHASE_TRAIN: Phase
 PHASE_FINISH: Phase
 REFUSAL_UNSPECIFIED: RefusalCode
@@ -75,6 +76,7 @@ CONTENTS_UNSPECIFIED: ContentsKind
 CONTENTS_MANIFEST: ContentsKind
 CONTENTS_STATE: ContentsKind
 CONTENTS_SLOW: ContentsKind
+CONTENTS_RESULT: ContentsKind
 
 class Frame(_message.Message):
     __slots__ = ("hello", "refusal", "chunk", "commitment", "verdict", "commit", "committed", "resolve", "outcome", "fetch_request", "contents")
@@ -251,18 +253,20 @@ class FetchRequest(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[bytes] = ..., sender: _Optional[bytes] = ..., receiver: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., kind: _Optional[_Union[ContentsKind, str]] = ..., offset: _Optional[int] = ..., num_bytes: _Optional[int] = ..., fragment: _Optional[int] = ..., credential: _Optional[_Union[Credential, _Mapping]] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Contents(_message.Message):
-    __slots__ = ("kind", "total_bytes", "sha256", "clock_steps", "signature")
+    __slots__ = ("kind", "total_bytes", "sha256", "clock_steps", "name", "signature")
     KIND_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
     CLOCK_STEPS_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     kind: ContentsKind
     total_bytes: int
     sha256: bytes
     clock_steps: int
+    name: bytes
     signature: bytes
-    def __init__(self, kind: _Optional[_Union[ContentsKind, str]] = ..., total_bytes: _Optional[int] = ..., sha256: _Optional[bytes] = ..., clock_steps: _Optional[int] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, kind: _Optional[_Union[ContentsKind, str]] = ..., total_bytes: _Optional[int] = ..., sha256: _Optional[bytes] = ..., clock_steps: _Optional[int] = ..., name: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class MemberRecord(_message.Message):
     __slots__ = ("run_id", "peer_id", "addresses", "clock_steps", "finished", "sequence", "expires_s", "credential", "signature")

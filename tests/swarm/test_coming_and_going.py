@@ -190,14 +190,15 @@ def test_only_when_nobody_wants_it_a_joiner_gives_up(tmp_path: Path, num_friends
 
 
 @pytest.mark.parametrize("speeds", [(0.25, 0.25, 0.25, 0.25), (0.15, 0.2, 0.3, 0.6)])
-def test_finishing_leaves_all_peers_with_nearly_equal_weights(tmp_path: Path, speeds: tuple[float, ...]) -> None:
+def test_finishing_leaves_all_peers_with_the_same_weights(tmp_path: Path, speeds: tuple[float, ...]) -> None:
     async def story(swarm: Swarm) -> None:
         peers = [swarm.add(step_s=step_s).start() for step_s in speeds]
         await swarm.until(lambda: peers[0].trainer.replica.phase is RunPhase.FINISH)
         apart = max(float((peer.fast - peers[0].fast).norm()) for peer in peers)
         await swarm.until(lambda: all(peer.is_done for peer in peers), within_s=150.0)
-        assert max(float((peer.fast - peers[0].fast).norm()) for peer in peers) < 0.25 * apart  # over seeds it is 0.08 to 0.17
+        assert apart > 0.0
         for peer in peers:
+            assert torch.equal(peer.fast, peers[0].fast), "the result is not the same at all"
             assert torch.equal(peer.slow, torch.cat([f.slow for f in peer.trainer.replica.outer.fragments]))
             assert peer.clock == 60 and peer.trainer.replica.phase is RunPhase.FINISH
 

@@ -83,7 +83,7 @@ ANY_MESSAGE = st.one_of(
     st.builds(Resolve, exactly(32), MEETINGS),
     st.builds(Outcome, MEETINGS, st.sampled_from(Decision), BITMAPS),
     st.builds(FetchRequest, VERSIONS, exactly(32), PEERS, PEERS, exactly(16), KINDS, SIZES, PARTS, FRAGMENTS, CREDENTIALS, SIGNATURES),
-    st.builds(Contents, st.sampled_from(ContentsKind), SIZES, exactly(32), STEPS, SIGNATURES),
+    st.builds(Contents, KINDS, SIZES, exactly(32), STEPS, st.just(b"") | exactly(32), SIGNATURES),
 )
 
 

@@ -202,7 +202,7 @@ def test_a_request_signature_covers_every_field() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"kind": ContentsKind.MANIFEST}, {"total_bytes": 1}, {"sha256": bytes(32)}, {"clock_steps": 9}], ids=str
+    "change", [{"kind": ContentsKind.MANIFEST}, {"total_bytes": 1}, {"sha256": bytes(32)}, {"clock_steps": 9}, {"name": bytes(32)}], ids=str
 )
 def test_a_header_signature_covers_every_field(change: dict[str, Any]) -> None:
     contents().verify(BOB.peer_id, *FETCH.asked)

@@ -1,0 +1,218 @@
+"""The result of a run: one peer's averaged weights, bit for bit the same at every peer that is there at the end.
+
+After the last averaging the weights differ a little, so one peer's count. Whoever of those that have come to the end has the smallest id
+writes down its own at once, the next one if none is found RANK_S later, and so on; so the death of one costs no more than that. Everybody
+else fetches them by pieces, from anybody who has them. A result is named by the hash of its bytes: should two have been written down, all
+take the one whose name is smaller. It is judged like any state: whose own weights predict better keeps them.
+
+Who is done stays until all within reach have the same result, LINGER_S at most, or longer while somebody still fetches. A peer that still
+trains when half of the others have come to the end takes their result, and is done too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import itertools
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+from peer.link import records as ask
+from peer.link.payload_folder import PayloadFolder, mapped
+from peer.link.socket import LinkLost, NodeEnd
+from peer.machine.events import Event, ProcessSays, ResultTaken
+from peer.node import pieces as files
+from peer.node.donor import Result, StateDonor
+from peer.node.download import Download
+from peer.node.fetching import FetchClient
+from peer.node.meetings import Meetings
+from peer.node.pieces import Pieces
+from peer.swarm.address_book import AddressBook, KnownPeer, loop_s
+from peer.swarm.standing import Standing
+from protocol.errors import BadMessage, GossamerError, PeerMisbehaved
+from protocol.identity import PeerId
+from protocol.messages.messages import Contents, ContentsKind
+from protocol.messages.terms import RunTerms
+
+ASKED = 8  # peers at once
+ANSWER_S = 3.0  # for them
+PAUSE_S = 0.3  # between two rounds of asking
+RANK_S = 2.0  # before the next one in the order of ids writes its weights down
+LINGER_S = 10.0  # for others to fetch
+DONORS = 4  # at once
+
+Found = dict[bytes, list[KnownPeer]]
+"""Who has which result, by its name."""
+
+
+class Settlement:
+    """Agree on the result and have the trainer take it over. `file` is where it is kept while it comes."""
+
+    def __init__(
+        self,
+        client: FetchClient,
+        terms: RunTerms,
+        book: AddressBook,
+        standing: Standing,
+        meetings: Meetings,
+        donor: StateDonor,
+        link: NodeEnd,
+        payloads: PayloadFolder,
+        file: Path,
+        rng: random.Random,
+        emit: Callable[[Event], None],
+    ) -> None:
+        self._client = client
+        self._state_bytes = terms.state_bytes
+        self._me = client.identity.peer_id
+        self._book = book
+        self._standing = standing
+        self._meetings = meetings
+        self._donor = donor
+        self._link = link
+        self._payloads = payloads
+        self._file = file
+        self._rng = rng
+        self._emit = emit
+        self._refused: set[bytes] = set()  # results that are worse than our own weights
+        self._names = itertools.count()
+        self._settling = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Settle on a result, and stay until all within reach have it or the time is up."""
+        began_s = loop_s()
+        while self._donor.result is None:
+            found = await self.find()
+            if found:
+                await self.take(found)
+            elif loop_s() - began_s >= RANK_S * self._rank():
+                async with self._settling:
+                    await self._write_down()
+            if self._donor.result is None:
+                await asyncio.sleep(PAUSE_S)
+        await self._linger()
+
+    async def find(self) -> Found:
+        """Ask peers that have come to the end which result they have; those that do not answer, or have none, are left out."""
+        known = [entry for entry in self._book.live(loop_s()) if not entry.failures and entry.finished]
+        asked = self._rng.sample(known, min(ASKED, len(known)))
+        names = await asyncio.gather(*(self._name_at(entry) for entry in asked))
+        found: Found = {}
+        for entry, name in zip(asked, names, strict=True):
+            if name and name not in self._refused:
+                found.setdefault(name, []).append(entry)
+        return found
+
+    async def appears(self) -> None:
+        """Wait until somebody has a result."""
+        while True:
+            if await self.find():
+                return
+            await asyncio.sleep(PAUSE_S)
+
+    async def take(self, found: Found) -> bool:
+        """Fetch the result with the smallest name and have the trainer take it over; tell whether it did."""
+        async with self._settling:
+            return await self._take(min(found), found)
+
+    async def _take(self, name: bytes, found: Found) -> bool:
+        try:
+            with contextlib.closing(Pieces.open(self._file, name, self._state_bytes)) as pieces:
+                began_s = loop_s()
+                download = Download(self._client, self._book, ContentsKind.RESULT, pieces, _of(name, self._state_bytes), lambda _: None)
+                await download.from_donors(found[name], DONORS)
+                if not pieces.is_whole:
+                    return False
+                data = mapped(pieces.path)
+                if await asyncio.to_thread(lambda: hashlib.sha256(data).digest()) != name:
+                    self._refused.add(name)
+                    return False
+                adopted = await self._adopt(pieces.path)
+        except (OSError, LinkLost):
+            return False
+        finally:
+            files.remove(self._file)
+        if adopted.reason:
+            self._refused.add(name)
+            self._emit(ProcessSays("finishing", f"kept our own weights: {adopted.reason}"))
+            return False
+        self._settled(Result(name, data), tuple(str(entry.peer_id) for entry in found[name]), loop_s() - began_s)
+        return True
+
+    # ------------------------------------------------------------------ our own
+
+    def _rank(self) -> int:
+        """Return how many of those that have come to the end come before us."""
+        return sum(entry.peer_id < self._me for entry in self._book.live(loop_s()) if entry.finished and not entry.failures)
+
+    async def _write_down(self) -> None:
+        name = f"clone-result-{next(self._names)}"
+        try:
+            async with self._meetings.set_aside():
+                self._standing.has_settled = True
+                written = await self._link.request(ask.Settle(name))
+            data = self._payloads.read(name)
+        except LinkLost:
+            return
+        finally:
+            self._payloads.remove(name)
+        if isinstance(written, ask.Written) and not written.reason and len(data) == self._state_bytes:
+            digest = await asyncio.to_thread(lambda: hashlib.sha256(data).digest())
+            self._settled(Result(digest, data), (), 0.0)
+
+    async def _adopt(self, path: Path) -> ask.Adopted:
+        async with self._meetings.set_aside():
+            adopted = await self._link.request(ask.Adopt(str(path), 0, is_result=True))
+            assert isinstance(adopted, ask.Adopted)
+            self._standing.has_settled = self._standing.has_settled or adopted.accepted
+        return adopted
+
+    def _settled(self, result: Result, donors: tuple[str, ...], seconds: float) -> None:
+        self._donor.result = result
+        self._emit(ResultTaken(result.name.hex(), donors, len(result.data), seconds))
+
+    # ------------------------------------------------------------------ the others
+
+    async def _linger(self) -> None:
+        """Stay until all within reach have our result; take another one whose name is smaller."""
+        until_s = loop_s() + LINGER_S
+        while loop_s() < until_s or self._donor.is_giving:
+            result = self._donor.result
+            assert result is not None
+            found = await self.find()
+            if found and min(found) < result.name:
+                await self.take(found)
+            elif await self._all_have(result.name):
+                return
+            await asyncio.sleep(PAUSE_S)
+
+    async def _all_have(self, name: bytes) -> bool:
+        """Tell whether every peer within reach answers with this result, or is gone."""
+        near = [entry for entry in self._book.live(loop_s()) if not entry.failures]
+        for start in range(0, len(near), ASKED):
+            names = await asyncio.gather(*(self._name_at(entry) for entry in near[start : start + ASKED]))
+            if any(theirs not in (name, None) for theirs in names):
+                return False
+        return True
+
+    async def _name_at(self, entry: KnownPeer) -> bytes | None:
+        """Return the name of a peer's result, empty where it has none; None where it does not answer."""
+        with contextlib.suppress(GossamerError, TimeoutError):
+            try:
+                async with asyncio.timeout(ANSWER_S):
+                    return await self._client.result_name(entry.peer_id, entry.addresses)
+            except PeerMisbehaved:
+                self._book.ban(entry.peer_id, loop_s())
+        return None
+
+
+def _of(name: bytes, num_bytes: int) -> Callable[[PeerId, Contents], None]:
+    def check(donor: PeerId, header: Contents) -> None:
+        if header.total_bytes != num_bytes:
+            raise BadMessage(f"a result of {header.total_bytes} bytes; the manifest implies {num_bytes}")
+        if header.name != name:
+            raise GossamerError("it has another result by now")
+
+    return check
