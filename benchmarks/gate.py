@@ -143,7 +143,7 @@ class WatchedGate(MergeGate):
     def accept(self, gap: float, own: Lengths) -> None:
         """Accept, and take note."""
         super().accept(gap, own)
-        self.least_left = min(self.least_left, (self.state()["allowance"] or 0.0) / own.fast)
+        self.least_left = min(self.least_left, (self.state()["allowance"] or 0.0) / own.message)
 
 
 def train(trouble: Trouble, seed: int, intervene: Callable[[Fraction, Gossip], None] | None = None) -> tuple[Gossip, Population]:

@@ -155,6 +155,13 @@ class EvalDone(Stamped):
     num_batches: int
 
 
+class OutputsMoved(Stamped):
+    """How far a meeting moved this peer's outputs was measured."""
+
+    fragment: int
+    distance: Figure  # Jensen-Shannon, nats per token, between the outputs before and after, on a fixed held-out text
+
+
 class StateCloned(Stamped):
     """Slow weights and clock were taken over from others."""
 
@@ -236,8 +243,8 @@ class ProcessFailed(Stamped):
 
 Written = (
     PeerStarted | RunKnown | ModelBuilt | StateChanged | PeersSeen | AddressesChanged | StepDone | NodeSpent | MeetingDone | IntervalSet
-    | SoloStep | CheckpointSaved | CheckpointFailed | CheckpointRejected | EvalDone | StateCloned | FragmentPulled | ResultTaken
-    | NodeRestarted | TrainerRestarted | EventsLost
+    | SoloStep | CheckpointSaved | CheckpointFailed | CheckpointRejected | EvalDone | OutputsMoved | StateCloned | FragmentPulled
+    | ResultTaken | NodeRestarted | TrainerRestarted | EventsLost
 )  # fmt: skip
 Told = ProcessSays | TrainerIdle | ProcessFailed  # to the supervisor only
 Event = Written | Told

@@ -40,6 +40,7 @@ class Status:
     params: int = 0
     lane_counts: dict[str, int] = field(default_factory=dict)
     addresses: list[str] = field(default_factory=list)
+    output_distance: float | None = None  # how far the last measured meeting moved the outputs: Jensen-Shannon, nats per token
     version: str = VERSION
     earlier_s: tuple[float, float] = (0.0, 0.0)  # train_seconds and blocked_seconds of earlier trainer processes; not shown
     earlier_cpu_s: dict[str, float] = field(default_factory=dict)  # processor_seconds of earlier processes; not shown
@@ -73,6 +74,8 @@ def apply(status: Status, event: events.Event) -> Status:
             return replace(_trained(status, event), tokens_per_second=0.0)
         case events.EvalDone():
             return replace(status, eval_loss=event.loss)
+        case events.OutputsMoved():
+            return replace(status, output_distance=event.distance)
         case events.IntervalSet():
             return replace(status, inner_steps=event.inner_steps, inner_steps_reason=event.reason)
         case events.SoloStep():

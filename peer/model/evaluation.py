@@ -63,6 +63,20 @@ def held_out_loss(model: torch.nn.Module, corpus: Corpus, num_batches: int, foll
     return math.fsum(losses) / len(losses)
 
 
+def predictions(model: torch.nn.Module, batch: Tensor) -> Tensor:
+    """Return what a model expects after each token of int64[B, L+1]: log-probabilities, f32[B * L, vocabulary]."""
+    with _evaluating(model):
+        logits: Tensor = model(input_ids=batch[:, :-1].to(next(model.parameters()).device), use_cache=False).logits
+        return logits.flatten(0, 1).float().log_softmax(-1)
+
+
+def output_distance(outputs: Sequence[Tensor]) -> float:
+    """Return the Jensen-Shannon distance of several models' `predictions`: nats per token, 0 where all are alike, at most ln(models)."""
+    stacked = torch.stack(tuple(outputs))
+    mean = torch.logsumexp(stacked, 0) - math.log(len(outputs))
+    return max(0.0, float((stacked.exp() * (stacked - mean)).sum(-1).mean()))
+
+
 def evaluate_home(home: Home, data: Path | None = None, num_batches: int = NUM_BATCHES) -> Evaluation:
     """Measure the fast weights of a home's newest checkpoint; `data` is the operator's text where the run asks for one.
 

@@ -16,7 +16,7 @@ from protocol.errors import BadSettings
 
 JSON_KEYS: Final = (
     *("method", "codec", "peers", "steps", "tokens", "eval_loss", "eval_loss_averaged"),
-    *("weight_std", "meetings", "bits_per_param", "wall_seconds", "refused"),
+    *("weight_std", "output_distance", "meetings", "bits_per_param", "wall_seconds", "refused"),
 )
 
 
@@ -49,6 +49,7 @@ class Result:
     eval_loss: tuple[float, ...]  # held-out loss of each peer's weights, nats per token
     eval_loss_averaged: float  # of the mean of the peers' weights
     weight_std: float  # of the peers' weights about their mean, root mean square
+    output_distance: float  # Jensen-Shannon distance of the peers' outputs on held-out text, nats per token
     meetings: int  # meetings of pairs, or exchanges of the whole group, that counted
     bits_per_param: float  # what a peer sends when everything is exchanged once
     wall_seconds: float

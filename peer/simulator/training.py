@@ -14,7 +14,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from peer.model.evaluation import NUM_BATCHES, held_out_loss
+from peer.model.evaluation import NUM_BATCHES, held_out_loss, output_distance, predictions
 from peer.model.model import choose_device
 from peer.simulator.choices import SimulationRequest
 from peer.simulator.methods import Method, method
@@ -26,6 +26,7 @@ from peer.text.corpus import Corpus
 from peer.text.tokenizer import load_tokenizer
 
 NUM_POINTS: Final = 24  # of a curve
+PROBE_BATCHES: Final = 8  # on which the replicas' outputs are compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +159,7 @@ class Recorder:
             eval_loss=tuple(losses * scenario.num_peers)[: scenario.num_peers],
             eval_loss_averaged=averaged,
             weight_std=weight_std(population.replicas),
+            output_distance=distance_of_outputs(population.replicas, held_out),
             meetings=traffic.completed,
             bits_per_param=population.layout.bits_per_value if traffic.sent_bytes else 0.0,
             wall_seconds=time.monotonic() - started_s,
@@ -182,6 +184,12 @@ def _mean(values: list[float]) -> float:
 
 
 # ---------------------------------------------------------------------- what is measured of replicas
+
+
+def distance_of_outputs(replicas: Sequence[SimulatedReplica], held_out: Corpus) -> float:
+    """Return the Jensen-Shannon distance of the replicas' outputs, nats per token, over the first windows of some held-out batches."""
+    batches = held_out.held_out_batches(PROBE_BATCHES)
+    return sum(output_distance([predictions(replica.model, batch[:1]) for replica in replicas]) for batch in batches) / len(batches)
 
 
 def mean_weights(replicas: Sequence[SimulatedReplica]) -> Tensor:

@@ -192,11 +192,12 @@ class MeetingSide:
         self.state.gate.accept(accepted.gap_length, accepted.own)
 
     def _lengths(self, gap: Tensor, gap_length: float) -> Lengths:
-        movement = self.snapshot - self.state.slow
-        moved, fast = _length(movement), _length(self.snapshot)
-        partner = math.sqrt(max(0.0, fast**2 + gap_length**2 + 2.0 * float(torch.dot(self.snapshot, gap))))
+        state, movement = self.state, self.snapshot - self.state.slow
+        message = self._rule.message(state.slow, state.momentum, self.snapshot, self._weight)
+        moved, own = _length(movement), _length(message)
+        partner = math.sqrt(max(0.0, own**2 + gap_length**2 + 2.0 * float(torch.dot(message, gap))))
         back = -float(torch.dot(movement, gap)) / moved if moved else 0.0
-        return Lengths(self.since.moved(moved), moved / max(1, self.since.steps), fast, partner, back)
+        return Lengths(self.since.moved(moved), moved / max(1, self.since.steps), own, partner, back)
 
     def _need_accepted(self) -> Accepted:
         if self._accepted is None:

@@ -10,7 +10,7 @@ peer has an `allowance`: what its reach does not explain of a gap is taken from 
 up to `FULL_STEPS` of its steps as long as they are now. What a partner says of itself opens nothing. So whoever always sends what is just
 allowed gets through once, and then with no more than our own training makes up for; its limit does not grow.
 
-What shares nothing with our weights is always refused: two unrelated vectors lie farther apart than the longer one is long. All this stops
+The allowance is not for what shares nothing with our weights: two unrelated vectors lie farther apart than either is long. All this stops
 noise, overflow and other models' weights, but no patient liar who keeps to the usual size: that counts as the harm that a member can do.
 (Honest gaps and attacks: docs/log.md, "A gate that knows who trained how much".)
 """
@@ -23,8 +23,8 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 LIMIT: Final = 2.0  # reaches; honest gaps of peers in company come to half of it, seldom to all of it
-BACK: Final = 1.2  # reaches; honest gaps of peers in company come to a quarter of it
-FIRST_ALLOWANCE: Final = 2.0  # of the weights' length: who has met nobody has little to lose
+BACK: Final = 1.5  # reaches; honest gaps of peers in company come to a quarter of it
+FIRST_ALLOWANCE: Final = 2.0  # of the message's length: who has met nobody has little to lose
 FULL_STEPS: Final = 60.0  # own steps: up to where the allowance grows again, and to where it falls
 EARNED: Final = 0.1  # of one's own movement
 UNRELATED: Final = 0.99  # of the longer message's length
@@ -36,8 +36,8 @@ class Lengths:
 
     moved: float  # by oneself since the last outer step, and as far again for each step by which one's clock ran on alone
     step: float  # by oneself in one step
-    fast: float  # one's own fast weights
-    partner: float  # the same, moved by the gap
+    message: float  # one's own: the weights, about
+    partner: float  # the partner's message
     back: float  # of the gap, along one's own movement since the last outer step; negative where it leads on
 
 
@@ -65,8 +65,8 @@ class MergeGate:
             return "the partner's message is not finite"
         if gap > self.limit(own):
             return f"the partner's message is {gap:.3g} away from ours, more than {self.limit(own):.3g} can be honest"
-        related = gap <= UNRELATED * max(own.fast, own.partner)
-        return "" if related else f"the partner's message is {gap:.3g} away from ours and has nothing in common with it"
+        fits = gap <= max(self._explained(own), UNRELATED * max(own.message, own.partner))
+        return "" if fits else f"the partner's message is {gap:.3g} away from ours and has nothing in common with it"
 
     def accept(self, gap: float, own: Lengths) -> None:
         """Take note of a merged gap."""
@@ -94,7 +94,7 @@ class MergeGate:
         """Return the allowance as it is now, after what was moved since the last outer step."""
         allowance, full = self._standing.allowance, FULL_STEPS * own.step
         if allowance is None:
-            return FIRST_ALLOWANCE * own.fast
+            return FIRST_ALLOWANCE * own.message
         if allowance <= full:
             return min(full, allowance + EARNED * own.moved)
         return full + (allowance - full) * max(0.0, 1.0 - own.moved / full) if full else allowance

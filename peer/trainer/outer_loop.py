@@ -183,6 +183,11 @@ class OuterLoop:
         if meeting is not None and request.meeting_id not in self.applied:
             meeting.step(request.failed_blocks)
 
+    def fragment_of(self, number: int) -> int | None:
+        """Return the fragment of an open meeting; None where there is no such meeting."""
+        meeting = self._meetings.get(number)
+        return None if meeting is None else meeting.fragment
+
     def drop(self, number: int) -> int | None:
         """Forget a meeting that has been decided or does not count, and return its fragment; None when there is no such meeting."""
         meeting = self._meetings.pop(number, None)

@@ -16,8 +16,8 @@ import torch
 from peer.link import records as ask
 from peer.link.socket import TrainerEnd
 from peer.machine.child import Child
-from peer.machine.events import EvalDone, Event, ProcessSays, StepDone, TrainerIdle
-from peer.model.evaluation import held_out_loss
+from peer.machine.events import EvalDone, Event, OutputsMoved, ProcessSays, StepDone, TrainerIdle
+from peer.model.evaluation import held_out_loss, output_distance, predictions
 from peer.trainer.coding_thread import CodingThread
 from peer.trainer.interval import Pace
 from peer.trainer.replica import InnerStep, Replica
@@ -123,6 +123,7 @@ class Trainer:
         self._node_changed_s = now_s()
         self._bad_batches = 0  # in a row, up to the last one
         self._said = ("", "")
+        self._probes_next = False  # whether the next meeting is to tell how far it moves the outputs
 
     def run(self) -> None:
         """Train to the end of the run, or until asked to stop; save before returning."""
@@ -219,12 +220,25 @@ class Trainer:
                 if self._replica.phase is RunPhase.FINISH:
                     self.state = State.OVER
             case _:
-                reply = self._replica.handle(request)
+                if isinstance(request, ask.Apply) and self._probes_next:
+                    reply = self._apply_probed(request)
+                else:
+                    reply = self._replica.handle(request)
                 if reply is not None:
                     self._link.send(reply, self._session)
                 if isinstance(reply, ask.Adopted) and reply.accepted:
                     self._saver.save(self._replica)
                     self._begin()
+
+    def _apply_probed(self, request: ask.Apply) -> ask.Reply | None:
+        """Apply a meeting, and tell how far that moves the outputs."""
+        probe, model = self._replica.corpus.held_out_batches(1)[0][:1], self._replica.model
+        fragment, before = self._replica.outer.fragment_of(request.meeting), predictions(model, probe)
+        reply = self._replica.handle(request)
+        if fragment is not None and isinstance(reply, ask.Applied):
+            self._child.emit(OutputsMoved(fragment, output_distance([before, predictions(model, probe)])))
+            self._probes_next = False
+        return reply
 
     def _announce(self, due: list[int]) -> None:
         for fragment in due:
@@ -302,6 +316,7 @@ class Trainer:
     def _evaluate(self) -> None:
         loss = held_out_loss(self._replica.model, self._replica.corpus, NUM_EVAL_BATCHES)
         self._child.emit(EvalDone(self._replica.own_steps, loss, NUM_EVAL_BATCHES))
+        self._probes_next = True
 
     def _say(self, state: str, reason: str) -> None:
         if (state, reason) != self._said:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from peer.trainer import trainer as trainer_module
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play
 
@@ -39,6 +40,15 @@ def test_a_swarm_stays_together_and_peers_apart_do_not(tmp_path: Path) -> None:
     assert all(len(peer.partners()) == 3 for peer in peers), "some two never met"
     assert sum(sum(peer.trainer.losses[-10:]) for peer in peers) < sum(sum(peer.trainer.losses[:10]) for peer in peers)
     assert all(not peer.partners() and peer.trainer.solo for peer in apart.peers)
+
+
+def test_after_each_measurement_of_the_loss_one_meeting_tells_how_far_it_moves_the_outputs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer_module, "EVAL_INTERVAL_STEPS", 20)
+    for peer in train(Swarm(tmp_path), 70):
+        assert 2 <= len(peer.trainer.moved_outputs) <= 4
+        assert all(0.0 < told.distance < 0.7 and told.fragment < 3 for told in peer.trainer.moved_outputs)
 
 
 def test_the_same_seed_is_the_same_swarm(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from peer.link import records as ask
 from peer.link.socket import LinkLost
 from peer.machine.child import ChildSettings
 from peer.machine.config import PeerConfig
-from peer.machine.events import Event, SoloStep, StepDone
+from peer.machine.events import Event, OutputsMoved, SoloStep, StepDone
 from peer.machine.home import Home
 from peer.trainer import trainer as real
 from peer.trainer.replica import Replica
@@ -158,6 +158,10 @@ class Trainer:
     @property
     def solo(self) -> list[int]:
         return [event.fragment for event in self._child.events if isinstance(event, SoloStep)]
+
+    @property
+    def moved_outputs(self) -> list[OutputsMoved]:
+        return [event for event in self._child.events if isinstance(event, OutputsMoved)]
 
     @property
     def losses(self) -> list[float]:

@@ -16,6 +16,7 @@ from peer.machine.events import (
     ModelBuilt,
     NodeRestarted,
     NodeSpent,
+    OutputsMoved,
     PeersSeen,
     PeerStarted,
     RunKnown,
@@ -63,11 +64,12 @@ def test_a_session_told_by_its_events() -> None:
         StepDone(5, 7, 90, 2.5, 1e-3, 18.0, 1.5, 0.5, 1.25, 0.125),
         NodeSpent(0.75),
         EvalDone(5, 2.25, 8),
+        OutputsMoved(0, 0.01),
     )
     assert status == Status(
         "training", "", 60.0, "ab", "12D3KooX", 7, 5, 800, 90, 2.5, 2.25, 18.0, 1.5, 0.5,
         processor_seconds={"training": 1.25, "coding": 0.125, "node": 0.75}, peers_seen=3,
-        params=1000, bits_per_param=4.125, addresses=["/ip4/192.0.2.1/tcp/1"],
+        params=1000, bits_per_param=4.125, addresses=["/ip4/192.0.2.1/tcp/1"], output_distance=0.01,
     )  # fmt: skip
     idle = apply(status, TrainerIdle(6, 8, 100, 2.0, 1.0, 1.5, 0.25))
     assert (idle.own_steps, idle.step, idle.tokens, idle.train_seconds, idle.blocked_seconds) == (6, 8, 100, 2.0, 1.0)

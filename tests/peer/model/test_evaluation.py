@@ -9,7 +9,7 @@ from torch import Tensor
 
 from peer.machine.home import Home
 from peer.model import evaluation
-from peer.model.evaluation import compare_homes, evaluate_home, held_out_loss, open_corpus
+from peer.model.evaluation import compare_homes, evaluate_home, held_out_loss, open_corpus, output_distance, predictions
 from peer.model.model import build_model, next_token_loss
 from peer.model.weights import mean_weights, set_weights
 from protocol.errors import BadSettings
@@ -61,6 +61,16 @@ def test_measuring_changes_nothing() -> None:
     model.eval()
     held_out_loss(model, Fixed(batch(0)), 1)
     assert not model.training
+
+
+def test_outputs_that_are_alike_are_no_way_apart_and_sure_opposites_are_log_2_apart() -> None:
+    model, batch = build_model(MANIFEST.model, 0), torch.arange(18).view(2, 9)
+    once = predictions(model, batch)
+    assert once.shape == (16, MANIFEST.model.config["vocab_size"]) and torch.allclose(once.exp().sum(-1), torch.ones(16))
+    assert output_distance([once, predictions(model, batch)]) < 1e-6
+    assert 0.0 < output_distance([once, predictions(build_model(MANIFEST.model, 1), batch)]) < math.log(2)
+    sure = torch.tensor([[0.0, -100.0], [-100.0, 0.0]])
+    assert output_distance([sure[:1], sure[1:]]) == pytest.approx(math.log(2))
 
 
 def test_a_home_is_measured_by_its_fast_weights(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ RESULT = Result(
     eval_loss=(2.0, 2.25),
     eval_loss_averaged=2.1,
     weight_std=0.00125,
+    output_distance=0.002,
     meetings=12,
     bits_per_param=4.14,
     wall_seconds=3.5,

@@ -46,6 +46,7 @@ def test_a_simulation_tells_what_it_did(venue: Venue) -> None:
     assert max(result.eval_loss) < 5.5  # it began at log 256
     assert result.meetings > 5
     assert result.weight_std > 0.0
+    assert 0.0 < result.output_distance < 1.0
     assert result.virtual_steps == 30
     assert 0.0 < result.train_seconds <= result.wall_seconds
 
@@ -112,7 +113,7 @@ def test_equal_seeds_give_equal_results(venue: Venue) -> None:
 def test_one_set_of_weights_stands_for_all_peers(venue: Venue) -> None:
     result = run(venue, method="ddp", codec="fp32")
     assert result.eval_loss == (result.eval_loss_averaged,) * 3
-    assert result.weight_std == 0.0
+    assert result.weight_std == result.output_distance == 0.0
     assert result.bits_per_param == 32.0
     assert result.meetings == 30
 
