@@ -14,7 +14,7 @@ from functools import partial
 from peer.machine.events import AddressesChanged, Event, PeersSeen
 from peer.swarm.address_book import RecordIntake, loop_s
 from peer.swarm.membership import Membership
-from peer.swarm.standing import Standing
+from peer.swarm.standing import PeerState, Standing
 from protocol.errors import GossamerError
 from protocol.messages.records import MemberRecord, announceable
 from protocol.streams.transport import Directory
@@ -82,7 +82,11 @@ class Presence:
         return self._has_looked.is_set()
 
     async def _announce_for_ever(self) -> None:
-        """Announce again and again; at once where others wait for it: when we have come to the end of the schedule."""
+        """Announce again and again; at once where others wait for it: when we have come to the end of the schedule.
+
+        Not before our trainer is there: who waits for company would begin without us, and who calls would find nobody to meet.
+        """
+        await self._standing.until(lambda: self._standing.state is not PeerState.UNTOLD)
         while True:
             was_finished = self._standing.finished
             await self._announce(RECORD_S, ANNOUNCE_S)

@@ -52,6 +52,7 @@ class Quiet:
                  is_banned: object) -> None:  # fmt: skip
         self.shelf, self.answer, self.ways_in = shelf, answer, ways_in
         self.announced: list[MemberRecord] = []
+        self.num_looks = 0
 
     async def __aenter__(self) -> Self:
         return self
@@ -69,6 +70,7 @@ class Quiet:
         self.announced.append(record)
 
     async def members(self) -> list[MemberRecord]:
+        self.num_looks += 1
         return []
 
 
@@ -217,14 +219,16 @@ def test_it_is_there_before_the_trainer_and_meets_once_it_has_said_what_the_mode
 
     async def test() -> None:
         running = start()
-        await running.true(lambda: running.networks and running.networks[0].announced, "announcement")
+        await running.true(lambda: running.networks and running.networks[0].num_looks, "a look around")
         network = running.networks[0]
         assert (await answer_to_a_caller(network)).detail == "still joining"
+        assert not network.announced, "nobody could meet it yet"
         trainer, asked = TrainerEnd(runtime), list[ask.Request]()
         await running.true(lambda: trainer.poll() or trainer.session, "the node at the link")
         trainer.send(ask.Built(PLAN), trainer.session)
         trainer.send(ask.Progress(0, RunPhase.TRAIN, False), trainer.session)
         await running.true(lambda: asked.extend(trainer.poll()) or ask.Start() in asked, "the word to begin")
+        await running.true(lambda: network.announced, "announcement")
         num_announced = len(network.announced)
         await running.stop()
         assert len(network.announced) == num_announced + 1 and network.announced[-1].expires_s < time.time() + 5, "it says goodbye"
@@ -238,7 +242,7 @@ def test_it_stops_while_it_waits_for_the_trainer(home: Home, start: Start) -> No
 
     async def test() -> None:
         running = start()
-        await running.true(lambda: running.networks and running.networks[0].announced, "announcement")
+        await running.true(lambda: running.networks and running.networks[0].num_looks, "a look around")
         await running.stop()
 
     asyncio.run(test())

@@ -25,12 +25,14 @@ ADDRESS = "/ip4/203.0.113.5/tcp/4001"
 class Peer:
     """A presence with its two loops."""
 
-    def __init__(self, network: MemoryNetwork, identity: Identity) -> None:
+    def __init__(self, network: MemoryNetwork, identity: Identity, *, has_trainer: bool = True) -> None:
         network.transport(identity.peer_id, nobody)
         self.book, self.standing, self.told = AddressBook(identity.peer_id), Standing(), list[Event]()
         intake = RecordIntake(TERMS, self.book, network.now_s)
         directory, emit = network.peers[identity.peer_id], self.told.append
         self.presence = Presence(membership(identity), directory, lambda: (ADDRESS,), intake, self.standing, emit, wait_for_peers=1)
+        if has_trainer:
+            self.standing.told(0, RunPhase.TRAIN, False)
         self.task = asyncio.create_task(self.presence.run())
 
     def clocks(self) -> list[int]:
@@ -55,6 +57,21 @@ def test_two_newcomers_find_each_other_within_two_looks() -> None:
         assert a.clocks() == b.clocks() == [0]
         assert a.told == [PeersSeen(0), AddressesChanged((ADDRESS,)), PeersSeen(1)], "only what is new"
         assert await a.presence.first_look(0.0)
+
+    play(story)
+
+
+def test_who_has_no_trainer_yet_is_not_found_and_found_soon_after() -> None:
+    async def story(network: MemoryNetwork, a: Peer, b: Peer) -> None:
+        identity = Identity(bytes(31) + b"c")
+        late = Peer(network, identity, has_trainer=False)
+        await asyncio.sleep(3 * LOOK_S[0])
+        assert identity.peer_id not in {record.peer_id for record in await network.peers[A.peer_id].members()}
+        assert len(late.clocks()) == 2, "it looks around meanwhile"
+        late.standing.told(0, RunPhase.TRAIN, False)
+        await asyncio.sleep(1.0)
+        assert identity.peer_id in {record.peer_id for record in await network.peers[A.peer_id].members()}
+        late.stop()
 
     play(story)
 
