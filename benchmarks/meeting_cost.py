@@ -2,7 +2,7 @@
 
     python -m benchmarks.meeting_cost [--seconds S] [--json]
 
-Two real peers on loopback (supervisor, node, p2pd, trainer), the demo's model and codec; only their inner steps are asleep
+Two real peers on loopback (supervisor, node, p2pd, trainer), the demo's model in three fragments; only their inner steps are asleep
 (stepless_trainer.py). First a calm window, in which nobody meets, then one in which every fragment is due again at once. A row is the
 processor time (user and system) that a process used in the second window beyond its rate in the first, over the meetings that counted,
 each of which both sides take part in. `coding` is what coding alone costs, measured here in the same run: so much no transport can save,
@@ -38,6 +38,7 @@ CALM_S = 8.0
 STEPS = 100_000_000
 PARTS = ("node", "p2pd", "coding thread", "training thread")
 AIM_MS = 10.0
+FRAGMENT_MB = 0.16  # three of the default model
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +146,8 @@ async def measure(folder: Path, seconds: float) -> Figures:
     peers = (first, second)
     for peer in peers:
         peer.programs[TRAINER] = "benchmarks.stepless_trainer"
-    manifest = Manifest.checked({"run": {"total_steps": STEPS}, "outer": {"inner_steps": 1}}).with_host(first.identity.peer_id)
+    job = {"run": {"total_steps": STEPS}, "outer": {"inner_steps": 1}, "fragments": {"max_fragment_mb": FRAGMENT_MB}}
+    manifest = Manifest.checked(job).with_host(first.identity.peer_id)
     signed = SignedManifest.sign(manifest, first.identity)
     first.home.manifest.write_bytes(signed.to_bytes())
     async with running(first):

@@ -33,14 +33,14 @@ def without_training(child: Child) -> Trainer:
     flag = child.settings.config.home / FLAG
     tick = replica.countdown.tick
     numbers = itertools.count()
-    moves = [MOVE * torch.randn_like(parameter) for parameter in replica.parameters.values()]
 
     @torch.no_grad()
     def inner_step() -> InnerStep:
         time.sleep(STEP_S)
         number = next(numbers)
-        if number % MOVE_STEPS == 0:  # forth and back
-            torch._foreach_add_(list(replica.parameters.values()), moves, alpha=1 - 2 * (number // MOVE_STEPS % 2))
+        if number % MOVE_STEPS == 0:
+            for parameter in replica.parameters.values():
+                parameter.add_(torch.randn_like(parameter), alpha=MOVE)
         replica.own_steps += number % CLOCK_STEPS == 0
         replica.clock_steps += number % CLOCK_STEPS == 0
         replica.tokens += NUM_TOKENS

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -18,9 +19,10 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from protocol.errors import BadMessage, BadSettings, BadSignature
-from protocol.limits import SEED_BYTES, Bounded
+from protocol.limits import SEED_BYTES, Bounded, field_names
 
 PEER_ID_BYTES = 38
+NUM_REMEMBERED = 1024  # names and good signatures
 _PEER_ID_PREFIX = bytes.fromhex("002408011220")  # identity multihash of PublicKey{Type=Ed25519, Data=32 bytes}
 _PEER_ID_CHARS = 64  # 38 bytes take 52 characters; longer text is not worth decoding
 _KEY_FILE_PREFIX = bytes.fromhex("08011240")  # PrivateKey{Type=Ed25519, Data=64 bytes: seed, then public key}
@@ -49,7 +51,7 @@ class PeerId:
             raise BadMessage(f"a peer id must be {PEER_ID_BYTES} bytes of an Ed25519 key, not {len(self.raw)} bytes")
 
     def __str__(self) -> str:
-        return base58.b58encode(self.raw).decode("ascii")
+        return _text(self.raw)
 
     def short(self) -> str:
         """Return the last six characters, enough to tell the peers of a screen apart; the first ones are the same for all."""
@@ -71,9 +73,20 @@ class PeerId:
     def verify(self, signature: bytes, message: bytes) -> None:
         """Raise BadSignature unless this peer signed exactly these bytes."""
         try:
-            Ed25519PublicKey.from_public_bytes(self.raw[len(_PEER_ID_PREFIX) :]).verify(signature, message)
+            _verify(self.raw[len(_PEER_ID_PREFIX) :], signature, message)
         except (InvalidSignature, ValueError):
             raise BadSignature(f"not signed by {self}") from None
+
+
+@lru_cache(NUM_REMEMBERED)
+def _text(raw: bytes) -> str:
+    return base58.b58encode(raw).decode("ascii")
+
+
+@lru_cache(NUM_REMEMBERED)
+def _verify(key: bytes, signature: bytes, message: bytes) -> None:
+    """Raise unless the key signed this. What was good once is good again: partners show the same credentials each time."""
+    Ed25519PublicKey.from_public_bytes(key).verify(signature, message)
 
 
 class Signed(Bounded):
@@ -95,7 +108,7 @@ class Signed(Bounded):
         return signable(self.CONTEXT, *about, *(value for name, value in self._signables() if name not in _SIGNATURES))
 
     def _signables(self) -> list[tuple[str, bytes | int]]:
-        return [(field.name, _signable(field.name, getattr(self, field.name))) for field in fields(self)]  # type: ignore[arg-type]
+        return [(name, _signable(name, getattr(self, name))) for name in field_names(type(self))]
 
     def as_field(self) -> bytes:
         """Encode every field, the signatures too: what a message that carries this signs."""

@@ -7,7 +7,7 @@ manifest implies (payloads, state) are not here: see `terms.py`.
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Final
+from typing import Any, Final
 
 from protocol.errors import BadMessage
 
@@ -126,14 +126,24 @@ class Bounded:
     __slots__ = ()
 
     def __post_init__(self) -> None:
-        for field in fields(self):  # type: ignore[arg-type]
-            name, value = field.name, getattr(self, field.name)
+        for name in field_names(type(self)):
+            value = getattr(self, name)
             if name in _LENGTHS and (value or name not in _MAY_BE_EMPTY):
                 need_length(name, value, _LENGTHS[name])
             elif name in _COUNTS:
                 need_count(name, value, _COUNTS[name])
             elif name in _SIZES:
                 need_count(f"size of {name}", len(value), _SIZES[name])
+
+
+_NAMES: Final[dict[type[Any], tuple[str, ...]]] = {}
+
+
+def field_names(kind: type[Any]) -> tuple[str, ...]:
+    """Return the names of a dataclass's fields, in order."""
+    if kind not in _NAMES:
+        _NAMES[kind] = tuple(field.name for field in fields(kind))
+    return _NAMES[kind]
 
 
 def need_length(name: str, value: bytes, num_bytes: int) -> None:

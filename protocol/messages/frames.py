@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from google.protobuf.message import DecodeError
@@ -72,18 +71,18 @@ def parse(wire: Wire, data: bytes) -> None:
 def fill(wire: Wire, value: DataclassInstance) -> None:
     """Write the fields of a message, record or credential into its generated form, in place: bulk data is copied once."""
     wire.SetInParent()  # a message that is all zeros is there all the same
-    for field in fields(value):
-        match getattr(value, field.name):
+    for name in limits.field_names(type(value)):
+        match getattr(value, name):
             case None:
                 pass
             case PeerId() as peer:
-                setattr(wire, field.name, peer.raw)
+                setattr(wire, name, peer.raw)
             case Credential() as credential:
-                fill(getattr(wire, field.name), credential)
+                fill(getattr(wire, name), credential)
             case tuple() as items:
-                getattr(wire, field.name).extend(items)
+                getattr(wire, name).extend(items)
             case plain:
-                setattr(wire, field.name, plain)
+                setattr(wire, name, plain)
 
 
 # Field names mean the same in every message, so one table reads them all; what is not here is taken as it is.
@@ -107,13 +106,13 @@ _READ: Final[dict[str, Callable[[Any], object]]] = {
 def from_wire(kind: type[Any], wire: Any) -> Any:
     """Return the checked value of a generated message. Raises BadMessage."""
     values = {}
-    for field in fields(kind):
-        if field.name == "credential":
-            values[field.name] = from_wire(Credential, wire.credential) if wire.HasField("credential") else None
+    for name in limits.field_names(kind):
+        if name == "credential":
+            values[name] = from_wire(Credential, wire.credential) if wire.HasField("credential") else None
         else:
-            value = getattr(wire, field.name)
+            value = getattr(wire, name)
             try:
-                values[field.name] = _READ[field.name](value) if field.name in _READ else value
+                values[name] = _READ[name](value) if name in _READ else value
             except ValueError as error:  # "99 is not a valid Part"
                 raise BadMessage(str(error)) from None
     return kind(**values)
