@@ -34,6 +34,7 @@ from protocol.errors import BadSettings, GossamerError
 TABLES = {"faultless": "none", "killed": "kill", "slow": "slow", "cut": "cut"}
 RATES = (0.0, 100.0, 20.0, 5.0, 2.0)  # Mbit/s; 0: no limit
 FAULT_RATES = (20.0,)
+FOLDER = "side-by-side-"  # of one run, in the folder for temporary files
 RESULTS = Path(__file__).with_name("results.jsonl")
 
 
@@ -123,7 +124,7 @@ def run_one(setting: Setting, given: argparse.Namespace) -> Run:
     """Do one run, in a folder that goes afterwards unless it is to be kept."""
     from benchmarks.side_by_side.measure import perform  # torch
 
-    folder = Path(tempfile.mkdtemp(prefix="side-by-side-", dir=given.keep))
+    folder = Path(tempfile.mkdtemp(prefix=FOLDER, dir=given.keep))
     try:
         return perform(setting, folder, limit_s(setting, given.limit, given.sample))
     finally:
@@ -145,6 +146,8 @@ def clean(given: argparse.Namespace) -> None:
     for group in left_behind():
         group.remove()
     take_away()
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER}*"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {

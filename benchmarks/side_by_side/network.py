@@ -18,7 +18,8 @@ PREFIX = "sbs"  # of every name that we give to the kernel, so that `clean` find
 BRIDGE = f"{PREFIX}-bridge"
 INSIDE = "eth0"
 QUEUE_MS = 400  # how long a packet waits in a line's queue before it is dropped
-NAMED = 'echo "$0" > /proc/sys/kernel/hostname && exec "$@"'  # some systems tell others to find them by it
+# Some systems tell others to find them by their host name; some leave their shared memory behind when they are killed.
+MACHINE = 'echo "$0" > /proc/sys/kernel/hostname && mount -t tmpfs shm /dev/shm && exec "$@"'
 BURST_S, LEAST_BURST_BYTES = 0.01, 16_000
 
 
@@ -44,8 +45,8 @@ class Line:
         return f"10.77.0.{self.number}"
 
     def inside(self, command: Sequence[str]) -> list[str]:
-        """Return a command that runs another one in the namespace, on a machine whose host name is its address."""
-        return ["ip", "netns", "exec", self.namespace, "unshare", "--uts", "sh", "-c", NAMED, self.address, *command]
+        """Return a command that runs another one in the namespace, with its address as host name and shared memory of its own."""
+        return ["ip", "netns", "exec", self.namespace, "unshare", "--uts", "sh", "-c", MACHINE, self.address, *command]
 
     def lay(self) -> None:
         """Make the namespace and connect it to the bridge."""

@@ -97,8 +97,8 @@ def process_group(name: str) -> Iterator[ProcessGroup]:
 
 def left_behind() -> list[ProcessGroup]:
     """Return the groups that a killed run has left."""
-    unified, _ = mounts()
-    return [ProcessGroup(folder.name.removeprefix(f"{PREFIX}-")) for folder in unified.glob(f"{PREFIX}-*")]
+    names = {folder.name for mount in mounts() for folder in mount.glob(f"{PREFIX}-*")}
+    return [ProcessGroup(name.removeprefix(f"{PREFIX}-")) for name in sorted(names)]
 
 
 def mounts() -> tuple[Path, Path]:
