@@ -7,6 +7,7 @@ from benchmarks.side_by_side.systems import GOSSAMER, SYSTEMS
 
 STEP_S = 0.28  # of four peers on two cores, without exchange
 AROUND_S = 45.0  # start of the processes, and the losses at the end
+WORTH_IT = 1.5  # times the sample must a run last to be stopped after it
 SLOW_FACTOR = 3.0  # what one slow peer does to those who wait for it
 
 
@@ -18,16 +19,15 @@ def full_s(setting: Setting) -> float:
     return setting.total_steps * (STEP_S * waits + line_s)
 
 
-def is_sampled(setting: Setting, longest_s: float) -> bool:
-    """Return whether a run would take longer than the longest, so that only its rate is measured."""
-    return full_s(setting) > longest_s
+def stop_after_s(setting: Setting, limit_s: float, sample_s: float) -> float:
+    """Return when to stop a run: an exact system is only watched for a while, since its rate is constant and its loss known.
+
+    Half-way faults need the half of the way, and what is not exact has no other loss than that of its own whole run.
+    """
+    is_known = SYSTEMS[setting.system].is_exact and setting.mbit_per_s > 0 and setting.fault in ("none", "slow")
+    return sample_s if is_known and full_s(setting) > WORTH_IT * sample_s else limit_s
 
 
-def limit_s(setting: Setting, longest_s: float, sample_s: float) -> float:
-    """Return when to stop a run."""
-    return sample_s if is_sampled(setting, longest_s) else longest_s
-
-
-def estimate_s(setting: Setting, longest_s: float, sample_s: float) -> float:
+def estimate_s(setting: Setting, limit_s: float, sample_s: float) -> float:
     """Return the time that a run will take, start and measuring included."""
-    return AROUND_S + (sample_s if is_sampled(setting, longest_s) else full_s(setting))
+    return AROUND_S + min(full_s(setting), stop_after_s(setting, limit_s, sample_s))

@@ -31,7 +31,7 @@ from protocol.errors import BadSettings
 
 LOOK_S = 0.1
 CURVE_S, CURVE_GROWTH = 2.0, 1.04  # a point of the curve is so much later than the one before: both are drawn on logarithmic axes
-STILL_S = 20.0  # without a step of anybody: nothing will come any more
+HANG_S = 180.0  # without a step of anybody: nothing will come any more; torchft gives up an exchange after 120
 SLOW_SHARE = 0.125  # of one processor
 
 
@@ -83,8 +83,10 @@ class Watch:
     def until_over(self, limit_s: float) -> Run:
         """Wait until all who are to end have ended, or the time is over; return what was counted, without losses."""
         while self._waited_for():
+            if (silent_s := time.time() - self._last_step()) > HANG_S:
+                return self._run(f"hangs: no step for {silent_s:.0f} s", time.time())
             if time.time() - self._began > limit_s:
-                return self._run(self._why_not_over(), time.time())
+                return self._run("stopped", time.time())
             time.sleep(LOOK_S)
             for peer in self._peers:
                 peer.refresh()
@@ -102,11 +104,8 @@ class Watch:
     def _next_point_s(self) -> float:
         return (self._curve[-1].wall_s if self._curve else 0.0) * CURVE_GROWTH + CURVE_S
 
-    def _why_not_over(self) -> str:
-        """Tell a system that is slow from one that waits for ever."""
-        last = max((peer.said.reports[-1].ts for peer in self._waited_for() if peer.said.reports), default=self._began)
-        silent_s = time.time() - last
-        return f"hangs: no step for {silent_s:.0f} s" if silent_s > STILL_S else "stopped"
+    def _last_step(self) -> float:
+        return max((peer.said.reports[-1].ts for peer in self._waited_for() if peer.said.reports), default=self._began)
 
     def _do_fault(self) -> None:
         victim = self._peers[-1]

@@ -96,6 +96,8 @@ def name_text(row: Row) -> str:
     setting, more = row.setting, ""
     if setting.total_steps != 300:
         more += f", {setting.total_steps} steps"
+    if setting.num_peers != 4:
+        more += f", {setting.num_peers} peers"
     if setting.gossamer_every:
         more += f", every {setting.gossamer_every}"
     elif setting.every_steps != 10 and setting.system not in (FLOOR, "gossamer", "ddp"):
@@ -200,6 +202,13 @@ def trained_text(row: Row) -> str:
     return mean((max(run.trained_s[:-1]) for run in row.runs), 0)
 
 
+def held_text(row: Row) -> str:
+    """Write the longest time from a peer's last inner step to its end: the last exchange, the last evaluation, and waiting for others."""
+    healthy = slice(None) if row.setting.fault == "none" else slice(None, -1)
+    held = [[done - trained for done, trained in zip(run.done_s[healthy], run.trained_s[healthy], strict=True) if done] for run in row.runs]
+    return mean((max(several) for several in held if several), 1)
+
+
 def plain_loss_text(row: Row) -> str:
     """Write the loss without the fault."""
     return loss_text(replace(row, runs=row.plain)) if row.plain else "-"
@@ -216,6 +225,7 @@ FAULTLESS: tuple[Column, ...] = (
     ("loss of the average", loss_text),
     ("of each peer", peers_text),
     ("steps made", steps_text),
+    ("last step to end, s", held_text),
     ("remarks", remarks_text),
 )
 FAULTY: tuple[Column, ...] = (
@@ -224,6 +234,7 @@ FAULTY: tuple[Column, ...] = (
     ("outcome", outcome_text),
     ("wall s (without the fault)", lambda row: f"{wall_text(row)} ({plain_wall_text(row)})"),
     ("the others' last step at s", trained_text),
+    ("from there to their end, s", held_text),
     ("longest pause of the others, s, before / after", pause_text),
     ("the others blocked %", fast_blocked_text),
     ("loss of the average (without)", lambda row: f"{loss_text(row)} ({plain_loss_text(row)})"),

@@ -7,16 +7,16 @@ import pytest
 
 from benchmarks.side_by_side import systems
 from benchmarks.side_by_side.__main__ import RATES, main, parser, settings
-from benchmarks.side_by_side.estimate import estimate_s, limit_s
+from benchmarks.side_by_side.estimate import estimate_s, stop_after_s
 from benchmarks.side_by_side.results import Setting, keep
 from benchmarks.side_by_side.systems import SYSTEMS
 from protocol.errors import BadSettings
 from tests.benchmarks.side_by_side.made import made_run
 
 
-def test_a_table_is_every_system_on_every_line() -> None:
+def test_a_table_is_every_system_on_every_line_and_the_floor_once() -> None:
     listed = settings(parser().parse_args(["faultless", "--inner-steps", "5"]), "none")
-    assert len(listed) == len(SYSTEMS) * len(RATES) == len(set(listed))
+    assert len(listed) == (len(SYSTEMS) - 1) * len(RATES) + 1 == len(set(listed))
     assert {one.system for one in listed if one.gossamer_every == "5"} == {"gossamer"}
 
 
@@ -25,11 +25,11 @@ def test_a_fault_needs_somebody_to_exchange_with() -> None:
     assert [(one.system, one.mbit_per_s) for one in listed] == [("ddp", 20.0)]
 
 
-def test_a_run_of_hours_is_sampled() -> None:
-    slow = Setting("ddp", 2.0)
-    assert limit_s(slow, 900.0, 100.0) == 100.0
-    assert estimate_s(slow, 900.0, 100.0) < 200.0
-    assert limit_s(Setting("gossamer", 2.0), 900.0, 100.0) == 900.0
+def test_only_an_exact_system_is_sampled() -> None:
+    for system, fault, expected_s in (("ddp", "none", 100.0), ("ddp", "kill", 900.0), ("torchft", "none", 900.0)):
+        assert stop_after_s(Setting(system, 2.0, fault), 900.0, 100.0) == expected_s
+    assert estimate_s(Setting("ddp", 2.0), 900.0, 100.0) < 200.0
+    assert stop_after_s(Setting("local_sgd", 100.0), 900.0, 100.0) == 900.0  # not worth it
 
 
 def test_without_root_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

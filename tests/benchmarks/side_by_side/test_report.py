@@ -24,6 +24,7 @@ def test_figures_are_compared_with_the_floor() -> None:
     assert (ours["wall s"], ours["of the floor"]) == ("100", "1.25")
     assert ours["CPU s per own step (of the floor)"] == "0.200 (1.50)"
     assert ours["MB sent per peer"] == "25.0"
+    assert ours["last step to end, s"] == "7.0"
     assert ours["of each peer"] == "1.710 to 1.740"
 
 
