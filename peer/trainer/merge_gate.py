@@ -7,8 +7,8 @@ train alike have like reaches: training explains a gap of `LIMIT` of them, unles
 
 Whoever was away, alone for long, or in the other half of a split is farther off, and so is everybody for one who has just come. For these a
 peer has an `allowance`: what its reach does not explain of a gap is taken from it. It grows again by a tenth of what the peer moves itself,
-up to `FULL_STEPS` of its steps as long as they are now. What a partner says of itself opens nothing. So whoever always sends what is just
-allowed gets through once, and then with no more than our own training makes up for; its limit does not grow.
+up to `FULL_STEPS` of its steps as long as they are now. What a partner says of itself opens nothing, but for a clock that ours follows. So
+whoever always sends what is just allowed gets through once, and then with no more than our own training makes up for.
 
 The allowance is not for what shares nothing with our weights: two unrelated vectors lie farther apart than either is long. All this stops
 noise, overflow and other models' weights, but no patient liar who keeps to the usual size: that counts as the harm that a member can do.
