@@ -96,6 +96,12 @@ class CopyState(LinkRecord):
     name: str
 
 
+class BringUp(LinkRecord):
+    """Take the outer step of fragments that have long waited for a partner alone: their slow weights are asked for. Answered by Written."""
+
+    name: str
+
+
 class Settle(LinkRecord):
     """End the last averaging alone, round the weights as they are sent, and write the state to `name`. Answered by Written."""
 
@@ -287,7 +293,7 @@ class Progress(LinkRecord):
 CodingRequest = Prepare | Encode | Check  # these need no step boundary
 WritingRequest = CopyState | SketchSlow | CodeSlow  # nor do these
 MeetingRequest = CodingRequest | Open | Apply
-AnsweredRequest = MeetingRequest | WritingRequest | Settle | Adopt | Pull
+AnsweredRequest = MeetingRequest | WritingRequest | BringUp | Settle | Adopt | Pull
 ToldRequest = Drop | Solo | Defer | StepBack | Line | Start | FinishDone
 Request = AnsweredRequest | ToldRequest
 Reply = Opened | Unavailable | SketchReady | PayloadReady | Checked | Applied | Written | Adopted | Pulled
@@ -298,7 +304,9 @@ Record = Request | Answer
 
 def subject(record: AnsweredRequest | Reply) -> int | str:
     """Return what a request and its reply are both about: a meeting's number or a file's name."""
-    return record.name if isinstance(record, WritingRequest | Settle | Adopt | Pull | Written | Adopted | Pulled) else record.meeting
+    return (
+        record.name if isinstance(record, WritingRequest | BringUp | Settle | Adopt | Pull | Written | Adopted | Pulled) else record.meeting
+    )
 
 
 class Lines(Generic[Said]):

@@ -219,7 +219,9 @@ class StateDonor:
             self._copying = None
 
     async def _new_copy(self) -> IdleCopy:
-        name, made_s, clock_steps = f"clone-{next(self._names)}", loop_s(), self._standing.clock_steps
+        name = f"clone-{next(self._names)}"
+        await self._link.request(ask.BringUp(name))
+        made_s, clock_steps = loop_s(), self._standing.clock_steps
         try:
             taken = await self._link.request(ask.CopyState(name))
             if not isinstance(taken, ask.Written) or taken.reason:

@@ -47,7 +47,7 @@ DONORS = 4  # at once
 ASKED = 8  # for their clocks, at once
 CLOCK_S = 5.0  # for them to answer
 TELL_S = 0.5  # between two words about how far it is
-OLD_SHARE = 4  # of the gap that may be between two clocks: a state whose pieces are further apart than a fourth is too old to be met about
+OLD_SHARE = 4  # of the gap that may be between two clocks: a state whose oldest piece is a fourth of it behind is too old to be met about
 LONG_S = 3600.0  # a download that takes longer than this is worth a word
 
 
@@ -133,7 +133,7 @@ class Joining:
             with contextlib.closing(self._open(wanted().state_bytes)) as pieces:
                 errors = await self._fetch(pieces, donors, wanted)
                 if pieces.is_whole:
-                    refusal = await self._adopt(pieces)
+                    refusal = await self._adopt(pieces, wanted().total_steps)
                     if refusal is None:
                         return None
                     errors.append(refusal)
@@ -224,11 +224,12 @@ class Joining:
         download = Download(self._client, self._book, ContentsKind.STATE, pieces, check, on_piece)
         return await download.from_donors(donors, self._num_donors)
 
-    async def _adopt(self, pieces: Pieces) -> GossamerError | None:
+    async def _adopt(self, pieces: Pieces, total_steps: int) -> GossamerError | None:
         """Have the trainer take the state over; return why it did not. What it refuses is not kept."""
-        oldest, newest = min(pieces.clocks.values()), max(pieces.clocks.values())
-        is_old = newest - oldest > self._gap_steps // OLD_SHARE
-        clock_steps = newest if is_old else oldest  # what is old is pulled before it is met about
+        await self.ask_clocks()
+        oldest, now = min(pieces.clocks.values()), self._book.typical_clock(loop_s(), total_steps)
+        is_old = now - oldest > self._gap_steps // OLD_SHARE
+        clock_steps = now if is_old else oldest  # what is old is pulled before it is met about
         try:
             async with self._meetings.set_aside():
                 adopted = await self._link.request(ask.Adopt(str(pieces.path), clock_steps))

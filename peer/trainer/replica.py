@@ -33,6 +33,7 @@ from protocol.messages.messages import RunPhase
 from protocol.messages.terms import ModelPlan
 from protocol.run.manifest import Manifest
 
+LATE_SHARE: Final = 10  # of the gap that may be between two clocks: a tenth without an outer step is too much for who joins
 JUDGE_BATCHES: Final = 4  # of held-out text, by which weights of others are compared with our own
 
 
@@ -126,6 +127,9 @@ class Replica:
                 return self.outer.write(request)
             case ask.Pull():
                 return self._pull(request)
+            case ask.BringUp(name):
+                self._bring_up()
+                return ask.Written(name, "")
             case ask.Settle():
                 self.end_alone()
                 settle(self.outer.fragments, self.parameters)
@@ -226,6 +230,12 @@ class Replica:
         self._is_founder = False
         self._joined = (self.clock_steps, self.own_steps)
         return ask.Adopted(request.name, True, "")
+
+    def _bring_up(self) -> None:
+        """Who joins gets slow weights: what has waited long for a partner is far behind what it has learnt."""
+        for fragment in self.countdown.due():
+            if self.outer.fragments[fragment].since.steps > self.manifest.outer.max_clock_gap_steps // LATE_SHARE:
+                self._solo(fragment, "somebody joins with these weights")
 
     def _pull(self, request: ask.Pull) -> ask.Pulled:
         """Move a fragment to where another's was, what it has learnt since its last outer step on top; not where that predicts worse."""

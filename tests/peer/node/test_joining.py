@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from optim.fragments import scatter
 from peer.node import pieces as files
 from peer.node.fetching import FetchClient, as_final
 from peer.node.joining import Joining, Wanted
@@ -177,6 +178,7 @@ def test_weights_that_predict_worse_than_our_own_are_not_taken_over_by_who_has_n
         elder.trainer.frozen = True
         for fragment in elder.trainer.replica.outer.fragments:
             fragment.slow = fragment.slow + torch.randn(fragment.slow.shape, generator=torch.Generator().manual_seed(3))
+            scatter(fragment.codec.fragment, fragment.slow, elder.trainer.replica.parameters)
         peer, joining = await newcomer(swarm, elder)
         before = peer.hash
         answers = await joining.ask_everybody(wanted(swarm))

@@ -13,7 +13,7 @@ from peer.link import records as ask
 from peer.link.payload_folder import PayloadFolder
 from peer.model.plan import CLOCK_FACTOR, inner_settings
 from peer.trainer import replica as replica_module
-from peer.trainer.replica import Replica
+from peer.trainer.replica import LATE_SHARE, Replica
 from protocol.messages.messages import RunPhase
 from tests.peer.exchange import Terms, opened
 from tests.peer.small import fingerprint, small_replica
@@ -139,3 +139,21 @@ def test_a_copy_that_finds_no_room_is_answered_with_the_sum(tmp_path: Path, monk
     reply = replica.handle(ask.CopyState("clone-1"))
     assert isinstance(reply, ask.Written) and "MB are free" in reply.reason
     assert not list(tmp_path.glob("clone-*"))
+
+
+def test_what_has_long_waited_for_a_partner_is_brought_up_before_it_is_given(tmp_path: Path) -> None:
+    replica = small_replica(tmp_path, MANIFEST)
+    late_steps = MANIFEST.outer.max_clock_gap_steps // LATE_SHARE
+    before = [fragment.slow for fragment in replica.outer.fragments]
+
+    def has_moved() -> list[bool]:
+        return [fragment.slow is not slow for fragment, slow in zip(replica.outer.fragments, before, strict=True)]
+
+    train(replica, late_steps)
+    for _ in range(late_steps):
+        replica.countdown.tick()
+    assert replica.countdown.due() == [0, 1, 2]
+    assert replica.handle(ask.BringUp("copy")) == ask.Written("copy", "") and not any(has_moved())
+    train(replica, 1)
+    replica.handle(ask.BringUp("copy"))
+    assert all(has_moved())
