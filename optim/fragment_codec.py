@@ -57,9 +57,10 @@ class FragmentCodec:
         """Return f32[numel] partner minus own, and bool[num_blocks] of failed blocks; values of failed blocks are zero."""
         if partner_payload.shape != (self.payload_bytes,):
             raise ValueError(f"Fragment {self.fragment.name} takes {self.payload_bytes} bytes, not {tuple(partner_payload.shape)}.")
-        coded = self.codec.gap(own.coded, partner_payload[: self._coded_bytes])
         plain = self._plain.gap(own.plain, partner_payload[self._coded_bytes :])
-        return Gap(torch.cat((coded.values, plain.values)), coded.failed)
+        gap = self.codec.gap(own.coded, partner_payload[: self._coded_bytes], room=self._num_plain)
+        gap.values[self._num_coded :] = plain.values
+        return gap
 
     def failed_values(self, failed_blocks: Tensor) -> Tensor | None:
         """Spread a bitmap of failed blocks over the values, for `noloco.pair_step`: bool[numel], or None when nothing failed.

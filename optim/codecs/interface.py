@@ -64,8 +64,11 @@ class Codec(Protocol):
     def encode(self, message: Tensor, seed: int, own_sketch: Tensor, partner_sketch: Tensor) -> Encoded:
         """Return the coded message; both sides must pass the same seed."""
 
-    def gap(self, own: Encoded, partner_payload: Tensor) -> Gap:
-        """Return the partner's decoded message minus one's own, on the own message's device."""
+    def gap(self, own: Encoded, partner_payload: Tensor, room: int = 0) -> Gap:
+        """Return the partner's decoded message minus one's own, on the own message's device.
+
+        `room` more values follow, for the caller to fill.
+        """
 
 
 class Packing(ABC):
@@ -116,10 +119,11 @@ class Packing(ABC):
         """Pack the message; the seed and the sketches play no part."""
         return Encoded(self.pack(message), message.numel())
 
-    def gap(self, own: Encoded, partner_payload: Tensor) -> Gap:
-        """Return the partner's decoded message minus one's own decoded message."""
+    def gap(self, own: Encoded, partner_payload: Tensor, room: int = 0) -> Gap:
+        """Return the partner's decoded message minus one's own decoded message, and `room` more values for the caller to fill."""
         partner = self.unpack(partner_payload.to(own.payload.device), own.num_values)
-        values = partner - self.unpack(own.payload, own.num_values)
+        values = partner.new_empty(own.num_values + room)
+        torch.sub(partner, self.unpack(own.payload, own.num_values), out=values[: own.num_values])
         return Gap(values, torch.zeros(0, dtype=torch.bool, device=values.device))
 
 

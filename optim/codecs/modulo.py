@@ -93,14 +93,17 @@ class Modulo:
         payload[count * self._row_bytes :].view(torch.int16).copy_(checks.transmitted(sums, self.bits))
         return encoded
 
-    def gap(self, own: Encoded, partner_payload: Tensor) -> Gap:
-        """Return partner minus own, and which blocks stayed unreadable (the same ones on both sides); their values are zero."""
+    def gap(self, own: Encoded, partner_payload: Tensor, room: int = 0) -> Gap:
+        """Return partner minus own, and which blocks stayed unreadable (the same ones on both sides); their values are zero.
+
+        `room` more values follow, for the caller to fill.
+        """
         if not isinstance(own, ModuloEncoded):
             raise TypeError("The gap of a modulo codec needs what its own encode returned.")
         require_payload(partner_payload, self.payload_bytes(own.num_values), self.name)
         payload = aligned(partner_payload.to(own.payload.device), 4)
         with exact_products():
-            return _Decoding(self, own, payload).gap()
+            return _Decoding(self, own, payload, room).gap()
 
     def codes(self, payload: Tensor) -> Tensor:
         """Return a payload's packed codes, uint8[blocks, bytes]: a view."""
@@ -125,13 +128,16 @@ class Modulo:
 class _Decoding:
     """A partner's payload against one's own, slab by slab."""
 
-    def __init__(self, coder: Modulo, own: ModuloEncoded, payload: Tensor) -> None:
+    def __init__(self, coder: Modulo, own: ModuloEncoded, payload: Tensor, room: int) -> None:
         self._bits = coder.bits
         self._own = own
         self._own_codes, self._partner_codes = coder.codes(own.payload), coder.codes(payload)
         self._partner_checks = coder.checks(payload).to(torch.int32)
         count, device = len(own.sums), payload.device
-        self._values = torch.empty((count, BLOCK_VALUES), dtype=torch.float32, device=device)
+        padded = count * BLOCK_VALUES
+        whole = torch.empty(max(padded, own.num_values + room), dtype=torch.float32, device=device)
+        self._values = whole[:padded].view(count, BLOCK_VALUES)
+        self._returned = whole[: own.num_values + room]
         self._shifts = torch.empty(count, dtype=torch.int32, device=device)
         self._tied = torch.empty(count, dtype=torch.bool, device=device)
         self._scratch = _scratch(count, device)
@@ -144,7 +150,7 @@ class _Decoding:
         suspects = (self._tied | (self._shifts != 0)).nonzero().view(-1)
         for part in _parts(len(suspects), suspects.device):
             failed[suspects[part]] = ~self._mend(suspects[part])
-        return Gap(self._values.view(-1)[: self._own.num_values], failed)
+        return Gap(self._returned, failed)
 
     def _decode(self, part: slice) -> None:
         one, two = self._scratch[:, : part.stop - part.start]
