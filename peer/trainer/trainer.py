@@ -226,7 +226,9 @@ class Trainer:
                     reply = self._replica.handle(request)
                 if reply is not None:
                     self._link.send(reply, self._session)
-                if isinstance(reply, ask.Adopted) and reply.accepted:
+                if isinstance(request, ask.Adopt) and request.is_result:
+                    self._tell_node()
+                elif isinstance(reply, ask.Adopted) and reply.accepted:
                     self._saver.save(self._replica)
                     self._begin()
 
