@@ -178,8 +178,10 @@ class TunnelTransport:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._outbound.close()
-        await self._inbound.close()
+        try:
+            await self._outbound.close()
+        finally:
+            await self._inbound.close()
 
     async def connect(self, partner: PeerId, addresses: Sequence[str], purpose: Purpose) -> Stream:
         """Open a stream to `partner`; `addresses` are hints (multiaddrs) and may be empty. Raises Unreachable."""
