@@ -10,6 +10,7 @@ import datetime
 import os
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -137,7 +138,6 @@ class Watch:
         said = [peer.said for peer in self._peers]
         counted = list(zip(self._count(), self._before, strict=True))
         last = [one.reports[-1] if one.reports else None for one in said]
-        kinds = {kind for one in said for kind in one.meetings}
         return Run(
             setting=self._setting,
             outcome=outcome,
@@ -156,7 +156,8 @@ class Watch:
             pause_s=self._pauses(),
             losses=[None] * len(said),
             loss_average=None,
-            meetings={kind: sum(one.meetings.get(kind, 0) for one in said) for kind in sorted(kinds)},
+            meetings=dict(sum((one.meetings for one in said), Counter())),
+            reasons=dict(sum((one.reasons for one in said), Counter())),
             clones=sum(one.clones for one in said),
             curve=self._curve,
         )

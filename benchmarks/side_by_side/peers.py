@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -20,6 +22,7 @@ from protocol.errors import BadSettings
 READY_S = 240.0  # from start to readiness, at most
 LEAVE_S = 15.0
 POLL_S = 0.05
+USUAL = frozenset({"completed", "busy"})  # of a meeting's outcomes
 OVER = frozenset({"done", "failed", "left"})
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 ON_ONE_THREAD = ("--device", "cpu", "--threads", "1", "--port", "0")
@@ -35,7 +38,8 @@ class Follower:
     began: float = 0.0  # to train; Unix seconds, as all moments here
     over: float = 0.0
     reports: list[StepDone] = field(default_factory=list)
-    meetings: dict[str, int] = field(default_factory=dict)
+    meetings: Counter[str] = field(default_factory=Counter)  # by outcome
+    reasons: Counter[str] = field(default_factory=Counter)  # of the unusual ones, without their figures
     clones: int = 0
     _read_bytes: int = 0
 
@@ -75,15 +79,15 @@ class Follower:
                     self.over = changed.ts
             case StepDone() as report:
                 self.reports.append(report)
-            case MeetingDone(outcome=outcome):
-                self._count(outcome)
-            case SoloStep():
-                self._count("solo")
+            case MeetingDone(outcome=outcome, reason=reason):
+                self.meetings[outcome] += 1
+                if outcome not in USUAL:
+                    self.reasons[f"{outcome}: {re.sub('[0-9.]+', '#', reason)}"] += 1
+            case SoloStep(reason=reason):
+                self.meetings["solo"] += 1
+                self.reasons[f"solo: {reason}"] += 1
             case StateCloned():
                 self.clones += 1
-
-    def _count(self, kind: str) -> None:
-        self.meetings[kind] = self.meetings.get(kind, 0) + 1
 
 
 @dataclass(slots=True)
