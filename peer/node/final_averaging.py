@@ -40,14 +40,13 @@ class FinalAveraging:
 
     async def run(self) -> None:
         """Average until every fragment has had its rounds, the time is up, or somebody has a result; then settle."""
-        if not await self._settlement.find():
-            work = [asyncio.create_task(step) for step in (self._average(), self._settlement.appears())]
-            try:
-                await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for task in work:
-                    task.cancel()
-                await asyncio.gather(*work, return_exceptions=True)
+        taking, averaging = work = [asyncio.create_task(step) for step in (self._settlement.take_first(), self._average())]
+        try:
+            await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            averaging.cancel()
+            taking.cancel()
+            await asyncio.gather(*work, return_exceptions=True)
         await self._settlement.run()
 
     async def _average(self) -> None:

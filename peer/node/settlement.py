@@ -105,11 +105,11 @@ class Settlement:
                 found.setdefault(name, []).append(entry)
         return found
 
-    async def appears(self) -> None:
-        """Wait until somebody has a result."""
-        while True:
-            if await self.find():
-                return
+    async def take_first(self) -> None:
+        """Wait until somebody has a result that is good enough, and take it."""
+        while self._donor.result is None:
+            if found := await self.find():
+                await self.take(found)
             await asyncio.sleep(PAUSE_S)
 
     async def take(self, found: Found) -> bool:
