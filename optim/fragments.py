@@ -210,10 +210,10 @@ class Countdown:
         """Return the ids of the fragments that are due and were not reset yet (after a restore: those to ask for again)."""
         return [fragment for fragment, steps in enumerate(self._remaining) if steps == 0]
 
-    def reset(self, fragment_id: int) -> None:
-        """Start the fragment's next period, due or not."""
+    def reset(self, fragment_id: int, counted_steps: int = 0) -> None:
+        """Start the fragment's next period, due or not; so many of its steps have been made already."""
         low, high = (self.inner_steps + 1) // 2, 3 * self.inner_steps // 2
-        self._remaining[fragment_id] = low + int(self._uniform(fragment_id) * (high - low + 1))
+        self._remaining[fragment_id] = max(1, low + int(self._uniform(fragment_id) * (high - low + 1)) - counted_steps)
 
     def pace(self, inner_steps: int) -> None:
         """Count down from about so many steps from now on; what counts down from more is cut short to the longest period."""

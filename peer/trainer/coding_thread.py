@@ -11,7 +11,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -34,9 +34,10 @@ class Batch:
 class CodingThread:
     """Serve the link until closed. `take`, `wait` and `close` belong to the trainer's own thread and return at once but `wait`."""
 
-    def __init__(self, link: TrainerEnd, outer: OuterLoop) -> None:
+    def __init__(self, link: TrainerEnd, outer: OuterLoop, open_now: Callable[[ask.Open], ask.Reply | None]) -> None:
         self._link = link
         self._outer = outer
+        self._open_now = open_now  # None: not now
         self._session = 0
         self._batches: deque[Batch] = deque()
         self._has_news = threading.Event()
@@ -74,8 +75,11 @@ class CodingThread:
             while not self._is_closing:
                 self._link.wait(WAIT_S)
                 requests = self._link.poll()
-                later = tuple(request for request in requests if not self._done_now(request))
-                self._keep(Batch(self._link.session, later))
+                later: list[ask.Request] = []
+                for request in requests:
+                    if not self._done_now(request, is_first=not later):
+                        later.append(request)
+                self._keep(Batch(self._link.session, tuple(later)))
                 self.cpu_s = time.thread_time()
         except BaseException as error:
             self._bug = error
@@ -87,9 +91,14 @@ class CodingThread:
             self._batches.append(batch)
             self._has_news.set()
 
-    def _done_now(self, request: ask.Request) -> bool:
-        """Answer a request that needs no step boundary; do ahead what can be done of one that does."""
+    def _done_now(self, request: ask.Request, *, is_first: bool) -> bool:
+        """Answer a request that needs no step boundary; do ahead what can be done of one that does.
+
+        `is_first`: nothing that came with it waits for the boundary.
+        """
         match request:
+            case ask.Open():
+                return is_first and self._opened(request)
             case ask.Prepare() | ask.Encode() | ask.Check():
                 with self._beside_training():
                     reply = self._outer.code(request)
@@ -107,6 +116,15 @@ class CodingThread:
                 with self._beside_training(), contextlib.suppress(ValueError, torch.OutOfMemoryError):  # found again at the boundary
                     self._outer.step_ahead(request)
         return False
+
+    def _opened(self, request: ask.Open) -> bool:
+        """Open a meeting in the middle of an inner step, unless what came before still waits: a Drop, the news of another node."""
+        if self._stream is not None or self._batches or self._link.session != self._session:
+            return False  # a GPU may still be changing the weights of a step that is over for us
+        reply = self._open_now(request)
+        if reply is not None:
+            self._link.send(reply, self._session)
+        return reply is not None
 
     @contextlib.contextmanager
     def _beside_training(self) -> Iterator[None]:

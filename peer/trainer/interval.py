@@ -149,7 +149,7 @@ class Pace:
         self._line = line
 
     def is_too_soon(self, call: Open) -> bool:
-        """Whether a call, by whomever, comes sooner after the fragment's last outer step than our line carries meetings."""
+        """Whether a call, by whomever, comes sooner after the fragment's last outer step than our line carries them. From any thread."""
         replica = self._replica
         if self._interval is None or not self._interval.is_for_line or replica.phase is RunPhase.FINISH or not replica.own_steps:
             return False

@@ -6,8 +6,10 @@ so a replica restored from its state goes on bit for bit on the CPU.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -72,6 +74,8 @@ class Replica:
         self._is_founder = True
         self._seed = peer_seed
         self._emit = emit
+        self._changing = threading.Lock()  # held by the trainer's thread whenever weights or meetings may change
+        self._changing.acquire()
         self._solo_later: set[int] = set()  # fragments to go solo when their meeting has come to nothing
         self._settings = inner_settings(manifest)
         self.parameters: dict[str, Tensor] = dict(model.named_parameters())
@@ -102,8 +106,9 @@ class Replica:
         rate = learning_rate(self.clock_steps, self.steps_since_join(), self._settings)
         set_learning_rate(self.optimizer, rate)
         self.optimizer.zero_grad(set_to_none=True)
-        loss = next_token_loss(self.model, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        with self._weights_at_rest():
+            loss = next_token_loss(self.model, batch)
+            loss.backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.manifest.inner.clip_norm)
         loss = loss.detach()
         if not bool(torch.isfinite(norm + loss)):
@@ -115,6 +120,24 @@ class Replica:
         self.tokens += num_tokens
         self.outer.count(num_tokens)
         return InnerStep(float(loss), rate, num_tokens)
+
+    @contextlib.contextmanager
+    def _weights_at_rest(self) -> Iterator[None]:
+        """Let a second thread open meetings inside."""
+        self._changing.release()
+        try:
+            yield
+        finally:
+            self._changing.acquire()
+
+    def open_beside_step(self, request: ask.Open) -> ask.Reply | None:
+        """Open a meeting while a gradient is computed; None at any other time: then the next step boundary is near. For a second thread."""
+        if not self._changing.acquire(blocking=False):
+            return None
+        try:
+            return self.outer.answer(request, self.clock_steps, self.phase)
+        finally:
+            self._changing.release()
 
     def skip_batch(self) -> None:
         """Pass over the next batch: it made the loss not finite."""
@@ -183,7 +206,7 @@ class Replica:
 
     def _on_outer_step(self, fragment: int, partner_clock_steps: int) -> None:
         self._solo_later.discard(fragment)
-        self.countdown.reset(fragment)
+        self.countdown.reset(fragment, self.outer.fragments[fragment].since.steps)  # what was made in flight counts
         joined_clock, joined_steps = self._joined
         since = follow_clock(
             self.clock_steps - joined_clock,

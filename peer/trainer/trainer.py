@@ -113,7 +113,7 @@ class Trainer:
         self._is_alone = child.settings.config.alone
         self._replica = replica
         self._link = link
-        self._node = CodingThread(link, replica.outer)
+        self._node = CodingThread(link, replica.outer, self._open_now)
         self._saver = saver
         self._now_s = now_s
         self._device = replica.outer.fragments[0].slow.device
@@ -213,7 +213,7 @@ class Trainer:
             case ask.Start():
                 self._begin()
             case ask.Open() if self._pace.is_too_soon(request):
-                self._link.send(ask.Unavailable(request.meeting, "my line carries no meeting so soon after the last"), self._session)
+                self._link.send(_too_soon(request), self._session)
             case ask.Line():
                 self._pace.hear(request)
             case ask.FinishDone():
@@ -241,6 +241,10 @@ class Trainer:
             self._child.emit(OutputsMoved(fragment, output_distance([before, predictions(model, probe)])))
             self._probes_next = False
         return reply
+
+    def _open_now(self, request: ask.Open) -> ask.Reply | None:
+        """Answer a call in the middle of an inner step; None when it must wait for the boundary. Called by the coding thread."""
+        return _too_soon(request) if self._pace.is_too_soon(request) else self._replica.open_beside_step(request)
 
     def _announce(self, due: list[int]) -> None:
         for fragment in due:
@@ -324,3 +328,7 @@ class Trainer:
         if (state, reason) != self._said:
             self._said = (state, reason)
             self._child.emit(ProcessSays(state, reason))
+
+
+def _too_soon(request: ask.Open) -> ask.Unavailable:
+    return ask.Unavailable(request.meeting, "my line carries no meeting so soon after the last")

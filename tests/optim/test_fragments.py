@@ -181,6 +181,23 @@ def test_a_due_fragment_is_named_once_and_rests_until_reset() -> None:
     assert countdown.due() == []
 
 
+def test_steps_that_were_made_already_count() -> None:
+    one, other = Countdown(1, 20, seed=0), Countdown(1, 20, seed=0)
+    one.reset(0)
+    other.reset(0, 6)
+    assert other.state()["remaining"][0] == one.state()["remaining"][0] - 6
+    other.reset(0, 1000)
+    assert other.state()["remaining"] == [1], "it is due at the next step"
+
+
+def test_another_pace_holds_from_now_on_and_cuts_what_counts_down() -> None:
+    countdown = Countdown(2, 100, seed=0)
+    countdown.pace(4)
+    assert max(countdown.state()["remaining"]) <= 6
+    countdown.reset(0)
+    assert countdown.state()["remaining"][0] in range(2, 7)
+
+
 def test_a_restored_countdown_goes_on_exactly() -> None:
     original = Countdown(3, 7, seed=9)
     run(original, 41)

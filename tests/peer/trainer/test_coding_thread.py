@@ -48,7 +48,7 @@ class Trainer:
         self.payloads = PayloadFolder(runtime / "payloads")
         self.replica = small_replica(runtime / "payloads", small_manifest(codec={"name": codec}))
         self.link = TrainerEnd(runtime)
-        self.thread = CodingThread(self.link, self.replica.outer)
+        self.thread = CodingThread(self.link, self.replica.outer, self.replica.open_beside_step)
         self.thread.start()
         self.runtime = runtime
         self.node = self.come()
@@ -146,6 +146,39 @@ def test_what_needs_a_boundary_waits_for_one_in_its_order(trainer: Trainer) -> N
     assert trainer.reply() == ask.Unavailable(77, "no such meeting here: the trainer or the link was restarted")  # the last, answered first
     assert [request for batch in trainer.thread.take() for request in batch.requests] == asked
     assert all(state.meeting is None for state in trainer.replica.outer.fragments)
+
+
+def test_a_call_in_the_middle_of_a_step_is_answered_there_with_the_weights_before_it(trainer: Trainer, tmp_path: Path) -> None:
+    replica, twin, replies = trainer.replica, small_replica(tmp_path, trainer.replica.manifest), list[ask.Answer]()
+    prepare = ask.Prepare(1, 100, 0, 7, RunPhase.TRAIN)
+    assert twin.handle(ask.Open(1, 0)) == ask.Opened(1, 0, 0, RunPhase.TRAIN)
+    expected = twin.handle(prepare)
+
+    def call(*_: object) -> None:
+        trainer.ask(ask.Open(1, 0))
+        replies.append(trainer.reply())
+
+    hook = replica.model.register_forward_hook(call)
+    replica.inner_step()
+    hook.remove()
+    assert replies == [ask.Opened(1, 0, 0, RunPhase.TRAIN)], "no token of the step that is under way counts"
+    assert replica.own_steps == 1 and not trainer.thread.take()
+    trainer.ask(prepare)
+    assert trainer.reply() == expected, "the hash of what is sent"
+
+
+def test_a_call_in_the_middle_of_a_step_waits_behind_what_came_before_it(trainer: Trainer) -> None:
+    trainer.ask(ask.Drop(7), ask.Check(77))
+    trainer.reply()
+
+    def call(*_: object) -> None:
+        trainer.ask(ask.Open(2, 1), ask.Check(78))
+        assert trainer.reply() == ask.Unavailable(78, "no such meeting here: the trainer or the link was restarted")
+
+    hook = trainer.replica.model.register_forward_hook(call)
+    trainer.replica.inner_step()
+    hook.remove()
+    assert [request for batch in trainer.thread.take() for request in batch.requests] == [ask.Drop(7), ask.Open(2, 1)]
 
 
 def test_an_impossible_apply_is_answered_at_the_boundary(trainer: Trainer, tmp_path: Path) -> None:
