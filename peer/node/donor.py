@@ -132,6 +132,11 @@ class StateDonor:
         return copy.data[request.offset : request.offset + num_bytes], copy.clock_steps
 
     @property
+    def clock_steps(self) -> int:
+        """Return where we stand ourselves."""
+        return self._standing.clock_steps
+
+    @property
     def result_name(self) -> bytes:
         """Return the name of our result, empty where there is none."""
         return self.result.name if self.result else b""
@@ -269,7 +274,14 @@ class FetchServer:
                 elif self.donor is None:
                     raise Refused(RefusalCode.NOT_READY, "I have no weights")
                 elif request.kind is ContentsKind.RESULT:
-                    await self._send(stream, request, self.terms.state_bytes, self.donor.part_of_result(request), 0, self.donor.result_name)
+                    await self._send(
+                        stream,
+                        request,
+                        self.terms.state_bytes,
+                        self.donor.part_of_result(request),
+                        self.donor.clock_steps,
+                        self.donor.result_name,
+                    )
                 elif request.kind is ContentsKind.SLOW:
                     data, clock_steps = await self.donor.coded(stream, request)
                     await self._send(stream, request, len(data), data, clock_steps)

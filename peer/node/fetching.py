@@ -68,12 +68,12 @@ class FetchClient:
             header, _ = await source.take(lambda header: None)
             return header
 
-    async def result_name(self, donor: PeerId, addresses: tuple[str, ...]) -> bytes:
-        """Ask a donor which result it has; empty where it has none. Raises TransportError, PeerMisbehaved or Refused."""
+    async def result_of(self, donor: PeerId, addresses: tuple[str, ...]) -> Contents:
+        """Ask a donor which result it has, and its clock; the name is empty where it has none. Raises as `manifest`."""
         async with self.source(donor, addresses) as source:
             await source.ask(ContentsKind.RESULT, 0, 0)
             header, _ = await source.take(lambda header: None)
-            return header.name
+            return header
 
     @contextlib.asynccontextmanager
     async def source(self, donor: PeerId, addresses: tuple[str, ...]) -> AsyncIterator[Source]:

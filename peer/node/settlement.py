@@ -95,8 +95,8 @@ class Settlement:
         await self._linger()
 
     async def find(self) -> Found:
-        """Ask peers that have come to the end which result they have; those that do not answer, or have none, are left out."""
-        known = [entry for entry in self._book.live(loop_s()) if not entry.failures and entry.finished]
+        """Ask peers which result they have; those that do not answer, or have none, are left out. We hear who has come to the end, too."""
+        known = [entry for entry in self._book.live(loop_s()) if not entry.failures]
         asked = self._rng.sample(known, min(ASKED, len(known)))
         names = await asyncio.gather(*(self._name_at(entry) for entry in asked))
         found: Found = {}
@@ -202,7 +202,10 @@ class Settlement:
         with contextlib.suppress(GossamerError, TimeoutError):
             try:
                 async with asyncio.timeout(ANSWER_S):
-                    return await self._client.result_name(entry.peer_id, entry.addresses)
+                    header = await self._client.result_of(entry.peer_id, entry.addresses)
+                if self._standing.finished and header.clock_steps >= self._standing.clock_steps:
+                    self._book.saw(entry.peer_id, loop_s(), header.clock_steps, finished=True)
+                return header.name
             except PeerMisbehaved:
                 self._book.ban(entry.peer_id, loop_s())
         return None

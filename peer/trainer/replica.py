@@ -30,7 +30,7 @@ from peer.model.model import next_token_loss
 from peer.model.plan import follow_clock, fragment_codecs, inner_settings, model_plan
 from peer.text.corpus import Corpus
 from peer.trainer.outer_loop import OuterLoop
-from peer.trainer.shared_state import read_state, settle, try_on, try_shift
+from peer.trainer.shared_state import RESULT_TOLERANCE, TOLERANCE, read_state, settle, try_on, try_shift
 from protocol.messages.messages import RunPhase
 from protocol.messages.terms import ModelPlan
 from protocol.run.manifest import Manifest
@@ -237,7 +237,8 @@ class Replica:
             parts = read_state(mapped(Path(request.name)), self.outer.fragments, self.outer.has_momentum)
         except ValueError as error:
             return ask.Adopted(request.name, False, str(error), is_sound=False)
-        reason = try_on(parts, self.parameters, partial(held_out_loss, self.model, self.corpus, JUDGE_BATCHES))
+        tolerance = RESULT_TOLERANCE if request.is_result else TOLERANCE
+        reason = try_on(parts, self.parameters, partial(held_out_loss, self.model, self.corpus, JUDGE_BATCHES), tolerance)
         if reason:
             if request.is_result:
                 return ask.Adopted(request.name, False, reason)

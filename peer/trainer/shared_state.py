@@ -22,6 +22,7 @@ from peer.trainer.meeting import FragmentState
 MOST_GROWTH: Final = 100.0  # of a fragment's values over our own; those of the demo grow threefold in a whole run
 MOST_MOMENTUM: Final = 1.0  # as large as the weights: the longest honest outer step is a third of that
 TOLERANCE: Final = 1.01  # times the loss of our own weights: a few batches are no exact measure
+RESULT_TOLERANCE: Final = 1.05  # likewise of a run's result: those who came to the end first may lack a little, and there shall be one
 PULL_TOLERANCE: Final = 1.05  # likewise for one fragment: the others have not come up to it yet
 
 
@@ -96,14 +97,14 @@ def settle(fragments: Sequence[FragmentState], parameters: Mapping[str, Tensor])
         scatter(fragment.codec.fragment, fragment.slow, parameters)
 
 
-def try_on(parts: Sequence[Part], parameters: Mapping[str, Tensor], loss: Callable[[], float]) -> str:
+def try_on(parts: Sequence[Part], parameters: Mapping[str, Tensor], loss: Callable[[], float], tolerance: float = TOLERANCE) -> str:
     """Put slow weights into the model; return why they do not work, with the model as it was, or nothing."""
 
     def put() -> None:
         for part in parts:
             scatter(part.fragment.codec.fragment, part.slow, parameters)
 
-    return _try(put, parameters, loss, TOLERANCE)
+    return _try(put, parameters, loss, tolerance)
 
 
 def try_shift(fragment: FragmentState, values: Tensor, parameters: Mapping[str, Tensor], loss: Callable[[], float]) -> str:
