@@ -42,7 +42,7 @@ RESULTS = Path(__file__).with_name("results.jsonl")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do one command; return the exit code."""
     given = parser().parse_args(arguments)
-    signal.signal(signal.SIGTERM, _interrupt)
+    before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         COMMANDS[given.command](given)
     except GossamerError as error:
@@ -51,6 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted; nothing is left behind, and finished runs are kept", file=sys.stderr)
         return 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
     return 0
 
 

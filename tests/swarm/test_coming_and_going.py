@@ -53,7 +53,7 @@ def group(error: BaseException | None) -> BaseException | None:
 def test_a_late_joiner_clones_weights_momentum_and_clock_and_warms_up_again(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         elders = swarm.start(2)
-        await swarm.until(lambda: all(completed(peer) >= 4 for peer in elders))
+        await swarm.until(lambda: all(completed(peer) >= 4 and peer.clock > 40 for peer in elders))
         for peer in elders:
             peer.trainer.frozen = True
         await asyncio.sleep(12.0)
@@ -62,7 +62,8 @@ def test_a_late_joiner_clones_weights_momentum_and_clock_and_warms_up_again(tmp_
         joiner.start()
         assert joiner.standing.refusal is RefusalCode.NOT_READY
         await swarm.until(lambda: joiner.trainer.started)
-        assert any(adopted(joiner, donor) and joiner.clock == donor.clock for donor in elders)
+        assert any(adopted(joiner, donor) for donor in elders)
+        assert 0 <= elders[0].clock - joiner.clock <= 10, "as the donor's node last heard, a second ago at most"
         assert torch.equal(joiner.fast, torch.cat([p.detach().flatten() for p in joiner.trainer.replica.parameters.values()]))
         rates = [peer.trainer.replica.steps_since_join() for peer in (joiner, elders[0])]
         assert rates[0] == 0 < rates[1], "its learning rate starts low again"

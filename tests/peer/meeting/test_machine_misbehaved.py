@@ -185,7 +185,7 @@ def test_committed_out_of_turn(initiates: bool) -> None:
 
 
 def test_what_has_no_place_in_a_meeting() -> None:
-    contents = Contents(ContentsKind.STATE, 800, b"d" * 32, 1, b"s" * 64)
+    contents = Contents(ContentsKind.STATE, 800, b"d" * 32, 1, signature=b"s" * 64)
     for message in (Outcome(b"m" * 16, Decision.COMMITTED), contents):
         broke(alone(MeetingState.JUDGING), message)
 
