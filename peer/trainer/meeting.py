@@ -147,15 +147,14 @@ class MeetingSide:
 
     def encode(self, partner_sketch: Tensor) -> Tensor:
         """Code the message against both sketches and return the payload, uint8[payload_bytes]."""
-        if self._message is None:
+        if self._message is None or self._encoded is not None:
             raise ValueError("There is no message to encode in this meeting.")
         self._encoded = self.state.codec.encode(self._message, self._seed, self._sketch, partner_sketch)
-        self._message = None
         return self._encoded.payload
 
     def judge(self, partner_payload: Tensor) -> str:
         """Decode the partner's message; return why it must not be merged, empty if it may."""
-        if self._encoded is None:
+        if self._encoded is None or self._message is None:
             raise ValueError("Nothing was sent in this meeting that an answer could be read against.")
         state, self._accepted = self.state, None
         try:
@@ -163,7 +162,7 @@ class MeetingSide:
         except ValueError as error:
             return str(error)
         gap_length = _length(gap.values)
-        own = self._lengths(gap.values, gap_length)
+        own = self._lengths(self._message, gap.values, gap_length)
         reason = state.gate.judge(gap_length, own)
         if not reason:
             self._accepted = Accepted(gap, gap_length, own)
@@ -191,9 +190,8 @@ class MeetingSide:
         self.state.merge(step, self.since)
         self.state.gate.accept(accepted.gap_length, accepted.own)
 
-    def _lengths(self, gap: Tensor, gap_length: float) -> Lengths:
-        state, movement = self.state, self.snapshot - self.state.slow
-        message = self._rule.message(state.slow, state.momentum, self.snapshot, self._weight)
+    def _lengths(self, message: Tensor, gap: Tensor, gap_length: float) -> Lengths:
+        movement = self.snapshot - self.state.slow
         moved, own = _length(movement), _length(message)
         partner = math.sqrt(max(0.0, own**2 + gap_length**2 + 2.0 * float(torch.dot(message, gap))))
         back = -float(torch.dot(movement, gap)) / moved if moved else 0.0
