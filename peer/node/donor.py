@@ -19,13 +19,12 @@ from peer.link import records as ask
 from peer.link.payload_folder import PayloadFolder
 from peer.link.records import File, payload_name
 from peer.link.socket import LinkLost, NodeEnd
-from peer.node.fetching import FRAME_S, part_bytes, pull_seed, receive, take_chunks
+from peer.node.fetching import part_bytes, pull_seed, receive, send, send_chunks, take_chunks
 from peer.swarm.address_book import loop_s
 from peer.swarm.standing import Standing
 from protocol.errors import BadMessage, RefusalCode, Refused
 from protocol.identity import Identity, PeerId
-from protocol.limits import CHUNK_BYTES
-from protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Part
+from protocol.messages.messages import Contents, ContentsKind, FetchRequest, Part
 from protocol.messages.terms import RunTerms, check_fetch
 from protocol.streams.transport import Stream
 
@@ -298,8 +297,5 @@ class FetchServer:
         self, stream: Stream, request: FetchRequest, total_bytes: int, data: memoryview, clock_steps: int, name: bytes = b""
     ) -> None:
         header = Contents(request.kind, total_bytes, hashlib.sha256(data).digest(), clock_steps, name)
-        async with asyncio.timeout(FRAME_S):
-            await stream.send(header.signed(self.identity, *request.asked))
-        for offset in range(0, len(data), CHUNK_BYTES):
-            async with asyncio.timeout(FRAME_S):
-                await stream.send(Chunk(Part.CONTENTS, request.offset + offset, bytes(data[offset : offset + CHUNK_BYTES])))
+        await send(stream, header.signed(self.identity, *request.asked))
+        await send_chunks(stream, Part.CONTENTS, data, request.offset)

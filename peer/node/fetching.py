@@ -61,17 +61,10 @@ class FetchClient:
             _, data = await source.take(_is_manifest)
             return data
 
-    async def clock(self, donor: PeerId, addresses: tuple[str, ...]) -> Contents:
-        """Ask a donor for the header of its state alone, which tells its clock. Raises TransportError, PeerMisbehaved or Refused."""
+    async def header(self, donor: PeerId, addresses: tuple[str, ...], kind: ContentsKind) -> Contents:
+        """Ask a donor for the header of a content alone: it tells the donor's clock, and of a result the name. Raises as `manifest`."""
         async with self.source(donor, addresses) as source:
-            await source.ask(ContentsKind.STATE, 0, 0)
-            header, _ = await source.take(lambda header: None)
-            return header
-
-    async def result_of(self, donor: PeerId, addresses: tuple[str, ...]) -> Contents:
-        """Ask a donor which result it has, and its clock; the name is empty where it has none. Raises as `manifest`."""
-        async with self.source(donor, addresses) as source:
-            await source.ask(ContentsKind.RESULT, 0, 0)
+            await source.ask(kind, 0, 0)
             header, _ = await source.take(lambda header: None)
             return header
 
@@ -101,9 +94,7 @@ class Source:
     async def ask_slow(self, fragment: int, nonce: bytes, sketch: memoryview) -> None:
         """Ask for a fragment's slow weights, coded against our sketch of ours, whose seed follows from the nonce. Raises TransportError."""
         await self._ask(ContentsKind.SLOW, nonce, 0, 0, fragment)
-        for offset in range(0, len(sketch), CHUNK_BYTES):
-            async with _within(FRAME_S, f"{self._stream.partner.short()} takes nothing"):
-                await self._stream.send(Chunk(Part.SKETCH, offset, bytes(sketch[offset : offset + CHUNK_BYTES])))
+        await send_chunks(self._stream, Part.SKETCH, sketch, 0)
 
     async def _ask(self, kind: ContentsKind, nonce: bytes, offset: int, num_bytes: int, fragment: int) -> None:
         client, donor = self._client, self._stream.partner
@@ -162,6 +153,18 @@ class Source:
 def pull_seed(run_id: bytes, nonce: bytes) -> int:
     """Return the seed of the codec for a pull, which both sides derive from the request."""
     return int.from_bytes(hashlib.sha256(b"gossamer-pull" + run_id + nonce).digest()[:8], "little") & (2**63 - 1)
+
+
+async def send_chunks(stream: Stream, part: Part, data: memoryview, first: int) -> None:
+    """Send bytes as chunks in their order; `first` is where the first byte lies. Raises TransportError."""
+    for offset in range(0, len(data), CHUNK_BYTES):
+        await send(stream, Chunk(part, first + offset, bytes(data[offset : offset + CHUNK_BYTES])))
+
+
+async def send(stream: Stream, message: Message) -> None:
+    """Send a message. Raises PeerGone, and DeadlineExceeded when the partner takes nothing."""
+    async with _within(FRAME_S, f"{stream.partner.short()} takes nothing"):
+        await stream.send(message)
 
 
 async def take_chunks(stream: Stream, part: Part, num_bytes: int, keep: Callable[[bytes], None]) -> bytes:

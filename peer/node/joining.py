@@ -183,7 +183,7 @@ class Joining:
     async def _clock_of(self, donor: KnownPeer) -> GossamerError | None:
         try:
             async with asyncio.timeout(CLOCK_S):
-                header = await self._client.clock(donor.peer_id, donor.addresses)
+                header = await self._client.header(donor.peer_id, donor.addresses, ContentsKind.STATE)
         except TimeoutError:
             return TransportError(f"{donor.peer_id.short()} does not answer")
         except PeerMisbehaved as error:

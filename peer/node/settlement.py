@@ -202,7 +202,7 @@ class Settlement:
         with contextlib.suppress(GossamerError, TimeoutError):
             try:
                 async with asyncio.timeout(ANSWER_S):
-                    header = await self._client.result_of(entry.peer_id, entry.addresses)
+                    header = await self._client.header(entry.peer_id, entry.addresses, ContentsKind.RESULT)
                 if self._standing.finished and header.clock_steps >= self._standing.clock_steps:
                     self._book.saw(entry.peer_id, loop_s(), header.clock_steps, finished=True)
                 return header.name

@@ -73,7 +73,7 @@ def test_a_state_arrives_in_parts_and_leaves_nothing_behind(tmp_path: Path) -> N
 def test_a_clock_alone_costs_the_donor_no_copy(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         donor = await still(swarm)
-        header = await asker(swarm).clock(donor.peer_id, ())
+        header = await asker(swarm).header(donor.peer_id, (), ContentsKind.STATE)
         assert (header.clock_steps, header.total_bytes) == (donor.clock, swarm.terms.state_bytes)
         assert not num_copies(donor)
 
@@ -87,7 +87,7 @@ def test_a_donor_that_has_not_begun_gives_its_manifest_and_no_weights(tmp_path: 
         newcomer = asker(swarm)
         assert await newcomer.manifest(donor.peer_id, ()) == swarm.signed
         with pytest.raises(Refused) as refusal:
-            await newcomer.clock(donor.peer_id, ())
+            await newcomer.header(donor.peer_id, (), ContentsKind.STATE)
         assert refusal.value.code is RefusalCode.NOT_READY
 
     play(Swarm(tmp_path, manifest=QUIET), story)
