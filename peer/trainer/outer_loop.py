@@ -25,7 +25,7 @@ from peer.link.payload_folder import PayloadFolder
 from peer.link.records import File, payload_name
 from peer.trainer.meeting import FragmentState, MeetingSide, OuterStep, Since, bounded_weight
 from peer.trainer.pulling import Pulls
-from peer.trainer.shared_state import write_state
+from peer.trainer.shared_state import payload_tensor, write_state
 from protocol.messages.messages import RunPhase
 
 JOURNALED = 256  # meetings remembered as applied; the node never asks for an older one again
@@ -107,11 +107,7 @@ class OpenMeeting:
         return hashlib.sha256(content).hexdigest()
 
     def _read(self, file: File) -> Tensor:
-        data = self._payloads.read(payload_name(self._number, file))
-        device = self.side.snapshot.device
-        if not data:
-            return torch.empty(0, dtype=torch.uint8, device=device)
-        return torch.frombuffer(data, dtype=torch.uint8).to(device)
+        return payload_tensor(self._payloads, payload_name(self._number, file), self.side.snapshot.device)
 
 
 class OuterLoop:

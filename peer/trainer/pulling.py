@@ -19,6 +19,7 @@ from peer.link import records as ask
 from peer.link.payload_folder import PayloadFolder
 from peer.link.records import File, payload_name
 from peer.trainer.meeting import FragmentState
+from peer.trainer.shared_state import payload_tensor
 
 
 @dataclass(slots=True)
@@ -86,5 +87,4 @@ class Pulls:
         self._payloads.write(payload_name(name, file), data.cpu().numpy().data)
 
     def _read(self, name: str, file: File, device: torch.device) -> Tensor:
-        data = self._payloads.read(payload_name(name, file))
-        return torch.frombuffer(data, dtype=torch.uint8).to(device) if data else torch.empty(0, dtype=torch.uint8, device=device)
+        return payload_tensor(self._payloads, payload_name(name, file), device)

@@ -53,6 +53,12 @@ def write_state(fragments: Sequence[FragmentState], has_momentum: bool, payloads
         raise
 
 
+def payload_tensor(payloads: PayloadFolder, name: str, device: torch.device) -> Tensor:
+    """Return a file of the payload folder as uint8[bytes] on a device; a missing file is empty."""
+    data = payloads.read(name)
+    return torch.frombuffer(data, dtype=torch.uint8).to(device) if data else torch.empty(0, dtype=torch.uint8, device=device)
+
+
 def read_state(data: memoryview, fragments: Sequence[FragmentState], has_momentum: bool) -> tuple[Part, ...]:
     """Return the parts of a state, in the order of the fragments; zeros for momentum where the run has none.
 
