@@ -18,6 +18,9 @@ import torch
 from torch import Tensor
 
 MIN_CODED_VALUES = 4096
+# How far apart a fragment's meetings on demand are, in mean countdowns, among peers of equal speed: half of them are others' calls, which
+# cut the countdown short. T solves T = E[min(countdown, call)], the countdown uniform in [0.5, 1.5], calls Poisson with rate 1 / (2 T).
+MEETING_INTERVAL = 0.70
 BLOCK_NAME = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.\d+\.")
 
 

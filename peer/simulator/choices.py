@@ -15,7 +15,7 @@ from typing import Any, Final
 from optim.codecs import CODECS
 from optim.inner import OPTIMIZERS
 from peer.model.model import parameter_shapes
-from peer.model.plan import fragment_codecs
+from peer.model.plan import fragment_codecs, model_plan
 from peer.simulator.methods import method
 from peer.simulator.scenario import NUM_PEERS, Scenario, known
 from peer.trainer.interval import afforded_steps
@@ -95,8 +95,8 @@ def scenario(base: Manifest, choices: Mapping[str, Any]) -> Scenario:
 def _afforded_steps(made: Scenario) -> int:
     """Return the interval that the scenario's line affords; simulated peers have time for everything else."""
     codecs = fragment_codecs(made.manifest, parameter_shapes(made.manifest.model))
-    round_bytes = sum(codec.sketch_bytes + codec.payload_bytes for codec in codecs)
-    return afforded_steps(round_bytes, made.line_mbit * 1e6 / 8, made.step_s)
+    plan = model_plan(codecs, made.manifest.outer.alpha)
+    return afforded_steps(plan.round_bytes, made.line_mbit * 1e6 / 8, made.step_s)
 
 
 def setting(text: str) -> tuple[str, Any]:

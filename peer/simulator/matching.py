@@ -8,14 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 from random import Random
-from typing import Final, Protocol
+from typing import Protocol
 
 from optim.fragments import Countdown
 from peer.simulator.scenario import ON_DEMAND, Scenario
-
-# How often a fragment meets on demand, in inner_steps, among peers of equal speed: half of its meetings are others' calls, which cut its
-# countdown short. T solves T = E[min(countdown, call)], the countdown uniform in [0.5, 1.5], calls Poisson with rate 1 / (2 T).
-MEETING_INTERVAL: Final = 0.70
 
 
 class Floor(Protocol):

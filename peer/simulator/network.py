@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from optim.codecs import codec
-from peer.simulator.matching import MEETING_INTERVAL
+from optim.fragments import MEETING_INTERVAL
 from protocol.errors import BadSettings
 from protocol.run.manifest import Manifest
 

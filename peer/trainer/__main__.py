@@ -59,8 +59,7 @@ def build(child: Child) -> Trainer:
     child.emit(RunKnown(manifest.run_id.hex(), manifest.run.total_steps))
     replica = build_replica(child, home, manifest)
     num_params = sum(parameter.numel() for parameter in replica.parameters.values())
-    sent_bytes = sum(fragment.sketch_bytes + fragment.payload_bytes for fragment in replica.plan.fragments)
-    child.emit(ModelBuilt(num_params, 8 * sent_bytes / num_params))
+    child.emit(ModelBuilt(num_params, 8 * replica.plan.round_bytes / num_params))
     saver = Saver(home, config, child.emit, time.monotonic)
     loaded = load_latest(home.checkpoints, manifest.run_id)
     if loaded is not None:

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from optim.fragments import MEETING_INTERVAL
 from peer.link.records import Line, Open
 from peer.machine.events import IntervalSet
 from peer.trainer.replica import Replica
@@ -31,15 +32,10 @@ LINE_SHARE: Final = 0.5
 BLOCKED_SHARE: Final = 0.01
 PROCESSOR_SHARE: Final = 0.1
 MOST_FOR_PROCESSOR: Final = 6  # what a node costs at rest must not drive meetings away, nor peers apart
-MEETING_INTERVAL: Final = 0.7  # of the countdown: how far apart meetings are, for half of them are others' calls
 WINDOW_S: Final = 20.0  # of training that the shares are taken over
 LEAST_S: Final = 5.0  # of training before anything is concluded
 MOST_CHANGE: Final = 2  # times, at once
 STEADY: Final = 0.15  # a change by less than this share is none
-
-
-LINE: Final = "half of the line"
-UNMEASURED: Final = "nothing is measured yet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +65,13 @@ class Limit:
 
     steps: float
     reason: str
+    is_lines: bool = False
 
 
 def line_limit(round_bytes: int, bytes_per_s: float, step_s: float) -> Limit:
     """Return what a line allows that carries so many bytes a second; `round_bytes` are sent one way when every fragment meets once."""
     steps = round_bytes / (MEETING_INTERVAL * LINE_SHARE * bytes_per_s * step_s)
-    return Limit(steps, f"{LINE}: {8e-6 * bytes_per_s:.3g} Mbit/s")
+    return Limit(steps, f"half of the line: {8e-6 * bytes_per_s:.3g} Mbit/s", is_lines=True)
 
 
 def afforded_steps(round_bytes: int, bytes_per_s: float, step_s: float) -> int:
@@ -87,14 +84,19 @@ class Interval:
 
     def __init__(self, start_steps: int, round_bytes: int) -> None:
         self.steps = start_steps
-        self.reason = UNMEASURED
+        self._limit: Limit | None = None  # what sets it; None as long as nothing is measured
         self._round_bytes = round_bytes
         self._past: deque[Spent] = deque()
 
     @property
+    def reason(self) -> str:
+        """What sets it, in words."""
+        return self._limit.reason if self._limit else "nothing is measured yet"
+
+    @property
     def is_for_line(self) -> bool:
         """Whether it is the line that sets it: then others' calls must not be more than it carries either."""
-        return self.reason.startswith(LINE)
+        return self._limit is not None and self._limit.is_lines
 
     def update(self, now: Spent, bytes_per_s: float) -> bool:
         """Take in what was spent so far, and the line's slower rate (0: not measured yet); tell whether the interval has changed."""
@@ -107,9 +109,9 @@ class Interval:
         limit = max(self._limits(spent, bytes_per_s), key=lambda limit: limit.steps)
         steps = min(math.ceil(limit.steps), LONGEST_STEPS, MOST_CHANGE * self.steps)
         steps = max(steps, self.steps // MOST_CHANGE)
-        if self.reason != UNMEASURED and abs(steps - self.steps) <= STEADY * self.steps:
+        if self._limit and abs(steps - self.steps) <= STEADY * self.steps:
             return False
-        self.steps, self.reason = steps, limit.reason
+        self.steps, self._limit = steps, limit
         self._past = deque([now])  # what is measured from here on was spent at the new interval
         return True
 
@@ -135,10 +137,9 @@ class Pace:
         self._emit = emit
         self._line = Line(0.0, 0.0)
         self._earlier_nodes_s = 0.0  # processor time of those before the node that is there
-        round_bytes = sum(fragment.sketch_bytes + fragment.payload_bytes for fragment in replica.plan.fragments)
         if outer.inner_steps == "auto" and not replica.own_steps:
             replica.countdown.pace(SHORTEST_STEPS)  # peers part fastest in their first steps
-        self._interval = Interval(replica.countdown.inner_steps, round_bytes) if outer.inner_steps == "auto" else None
+        self._interval = Interval(replica.countdown.inner_steps, replica.plan.round_bytes) if outer.inner_steps == "auto" else None
         reason = self._interval.reason if self._interval else "the manifest says so"
         emit(IntervalSet(replica.countdown.inner_steps, reason))
 

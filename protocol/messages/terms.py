@@ -29,7 +29,7 @@ class FragmentTerms:
 
     @property
     def slow_bytes(self) -> int:
-        """Return the size of a fragment's slow weights as somebody pulls them."""
+        """Return the size of a fragment's slow weights as somebody pulls them: what each side sends in a meeting, too."""
         return self.sketch_bytes + self.payload_bytes
 
 
@@ -40,6 +40,11 @@ class ModelPlan:
     codec_id: int  # wire id
     fragments: tuple[FragmentTerms, ...]  # by fragment id
     state_bytes: int  # of CONTENTS_STATE
+
+    @property
+    def round_bytes(self) -> int:
+        """Return what each side sends when every fragment meets once."""
+        return sum(fragment.slow_bytes for fragment in self.fragments)
 
 
 @dataclass(frozen=True, slots=True)

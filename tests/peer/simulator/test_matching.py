@@ -6,7 +6,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from peer.simulator.matching import MEETING_INTERVAL, Matcher, OnDemand, Scheduled, matcher
+from optim.fragments import MEETING_INTERVAL
+from peer.simulator.matching import Matcher, OnDemand, Scheduled, matcher
 from tests.peer.simulator.swarms import small_scenario
 
 

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pytest
 
 from benchmarks.utilization import PAPER_BITS, WORKLOADS, grid_errors, sendings
+from optim.fragments import MEETING_INTERVAL
 from peer.simulator import network
-from peer.simulator.matching import MEETING_INTERVAL
 from peer.simulator.network import (
     GREATEST,
     GRID,
