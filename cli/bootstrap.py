@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cli.join import InviteText, need_run, read_invite
-from cli.options import DEFAULT_HOME, DEFAULT_LISTEN, Announce, HomeFolder, Listen, Port
+from cli.options import DEFAULT_HOME, DEFAULT_LISTEN, Announce, HomeFolder, Listen, Metrics, Port
 from cli.screen import Screen
 from cli.session import hold_session, settings
 from peer.machine.home import Home
@@ -16,6 +16,7 @@ def bootstrap(
     listen: Listen = DEFAULT_LISTEN,
     port: Port = None,
     announce: Announce = None,
+    metrics: Metrics = None,
 ) -> None:
     """Show newcomers of a run the way, without training.
 
@@ -34,4 +35,4 @@ def bootstrap(
                 printed.add(address)
                 drawn.data(address)
 
-    hold_session(config, identity, None, read, print_addresses)
+    hold_session(config, identity, None, read, print_addresses, metrics)

@@ -41,6 +41,11 @@ def line(name: str, status: Status) -> str:
     )
 
 
+def sentence(status: Status, now_s: float) -> str:
+    """Return the one sentence about a peer: its state, since when, why, and what would end it. `now_s`: Unix seconds."""
+    return f"{status['state']} for {age_text(now_s - status['since'])}: {status['reason']}; {status['way_out']}"
+
+
 def _because(status: Status) -> str:
     return f" ({status['reason']})" if status["reason"] else ""
 
@@ -63,6 +68,17 @@ def bytes_text(num_bytes: float) -> str:
             return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
         num_bytes /= 1000
     return f"{num_bytes:.1f} TB"
+
+
+def age_text(seconds: float) -> str:
+    """Return a length of time in the one or two units that matter."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min"
+    hours, days = whole // 3600, whole // 86400
+    return f"{hours} h {whole % 3600 // 60} min" if hours < 48 else f"{days} d {hours % 24} h"
 
 
 def share_text(part: float, whole: float) -> str:

@@ -47,6 +47,7 @@ def host(
     codec: options.Codec = None,
     method: options.Method = None,
     inner_steps: options.InnerSteps = None,
+    metrics: options.Metrics = None,
     wait_for_peers: WaitForPeers = 0,
     alone: Alone = False,
 ) -> None:
@@ -63,7 +64,7 @@ def host(
     wanted = changed(base, steps=steps, seed=seed, codec=codec, method=method, inner_steps=inner_steps)
     is_given = manifest is not None or any(given is not None for given in (steps, seed, codec, method, inner_steps))
     signed = run_to_host(folder, identity, wanted.with_host(identity.peer_id), must_match=is_given)
-    hold_session(config, identity, signed, None, invite_line(identity, signed))
+    hold_session(config, identity, signed, None, invite_line(identity, signed), metrics)
 
 
 def run_to_host(folder: Home, identity: Identity, wanted: Manifest, *, must_match: bool) -> SignedManifest:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cli.options import DEFAULT_HOME, DEFAULT_LISTEN, Announce, CheckpointEvery, Data, Device, HomeFolder, Listen, Port, Threads
+from cli.options import DEFAULT_HOME, DEFAULT_LISTEN, Announce, CheckpointEvery, Data, Device, HomeFolder, Listen, Metrics, Port, Threads
 from cli.session import hold_session, settings
 from peer.machine.home import Home
 from protocol.errors import BadInvite, BadSettings
@@ -35,6 +35,7 @@ def join(
     port: Port = None,
     announce: Announce = None,
     checkpoint_every: CheckpointEvery = None,
+    metrics: Metrics = None,
 ) -> None:
     """Join a run and train in it.
 
@@ -45,7 +46,7 @@ def join(
     if invite is None:
         need_run(folder)
     identity, read = read_invite(folder, invite)
-    hold_session(config, identity, None, read)
+    hold_session(config, identity, None, read, metrics=metrics)
 
 
 def read_invite(folder: Home, text: str | None) -> tuple[Identity, Invite | None]:

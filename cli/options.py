@@ -57,6 +57,15 @@ CheckpointEvery = Annotated[
     ),
 ]
 
+Metrics = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics",
+        metavar="[ADDRESS:]PORT",
+        help="Show metrics to Prometheus on this port, of 127.0.0.1 unless an address is given.",
+    ),
+]
+
 Steps = Annotated[int | None, typer.Option("--steps", metavar="N", min=1, help="Inner steps that the run lasts.")]
 Seed = Annotated[int | None, typer.Option("--seed", metavar="N", min=0, help="Everything random in the run follows from it.")]
 Codec = Annotated[

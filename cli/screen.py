@@ -101,7 +101,10 @@ class LiveTable:
             table.add_column(column, justify="left" if number < 2 else "right", no_wrap=True)
         for name, status in self._statuses.items():
             table.add_row(*(Text(cell) for cell in cells(name, status)))
-        reasons = [Text(f"{name}: {status['reason']}") for name, status in self._statuses.items() if status["reason"]]
+        names_by_reason: dict[str, list[str]] = {}
+        for name, status in self._statuses.items():
+            names_by_reason.setdefault(status["reason"], []).append(name)
+        reasons = [Text(f"{', '.join(names)}: {reason}") for reason, names in names_by_reason.items() if reason]
         return Group(table, *reasons, Text(LEGEND, style="dim"))
 
 

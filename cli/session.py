@@ -11,7 +11,7 @@ import ipaddress
 import re
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from cli.figures import loss_text
@@ -64,12 +64,23 @@ def settings(
 
 
 def hold_session(
-    config: PeerConfig, identity: Identity, manifest: SignedManifest | None, invite: Invite | None, also: Also | None = None
+    config: PeerConfig,
+    identity: Identity,
+    manifest: SignedManifest | None,
+    invite: Invite | None,
+    also: Also | None = None,
+    metrics: str | None = None,
 ) -> None:
-    """Run the peer, draw its status after each change, and call `also` with it. Raises what `run_peer` raises."""
-    with screen(sys.stderr) as drawn:
+    """Run the peer, draw its status after each change, and call `also` with it. Raises what `run_peer` raises.
+
+    `metrics`: where Prometheus may ask for it too, as `--metrics` says it.
+    """
+    newest = Status()
+    with screen(sys.stderr) as drawn, showing_metrics(metrics, lambda: newest):
 
         def watch(status: Status) -> None:
+            nonlocal newest
+            newest = status
             drawn.show(status.peer_id[-6:], status.to_json())
             keep_port(config, status.addresses)
             if also is not None:
@@ -77,6 +88,18 @@ def hold_session(
 
         status = asyncio.run(run_peer(config, identity, manifest, invite, watch))
     print(farewell(status, config), file=sys.stderr)
+
+
+@contextlib.contextmanager
+def showing_metrics(text: str | None, status: Callable[[], Status]) -> Iterator[None]:
+    """Answer Prometheus while inside, if asked to. Raises BadSettings."""
+    if text is None:
+        yield
+        return
+    from peer.machine.metrics import place, serving_metrics  # prometheus_client: only for who wants it
+
+    with serving_metrics(*place(text), status):
+        yield
 
 
 def farewell(status: Status, config: PeerConfig) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.figures import Status, bytes_text, loss_text, meetings_text, share_text
+from cli.figures import Status, bytes_text, loss_text, meetings_text, sentence, share_text
 from cli.options import DEFAULT_HOME, HomeFolder, Json
 from peer.machine.control_socket import NobodyRuns, ask
 from peer.machine.home import Home
@@ -45,9 +45,8 @@ def _watch(folder: Home) -> None:
 
 
 def description(answer: Status) -> str:
-    """Return the status as a few lines for people."""
+    """Return the status for people: one sentence, then a few lines."""
     rows = {
-        "state": f"{answer['state']}" + (f": {answer['reason']}" if answer["reason"] else "") + f" (since {since_text(answer['since'])})",
         "run": answer["run_id"],
         "peer": answer["peer_id"],
         "step": f"{answer['step']} of {answer['total_steps']}, {answer['tokens']} tokens, {answer['tokens_per_second']:.0f} tokens/s",
@@ -60,14 +59,9 @@ def description(answer: Status) -> str:
         "addresses": ", ".join(answer["addresses"]) or "none known yet",
         "version": answer["version"],
     }
-    return "\n".join(f"{name:<11}{value}" for name, value in rows.items())
+    return "\n".join([sentence(answer, time.time()), "", *(f"{name:<11}{value}" for name, value in rows.items())])
 
 
 def interval_text(inner_steps: int, reason: str) -> str:
     """Return how often the peer asks for a meeting, and what sets that."""
     return f"about {inner_steps} steps ({reason})" if inner_steps else "not known yet"
-
-
-def since_text(since_s: float) -> str:
-    """Return a moment (Unix seconds) as local clock time."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(since_s))

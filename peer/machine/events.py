@@ -62,6 +62,7 @@ class StateChanged(Stamped):
 
     state: str  # as in Status
     reason: str  # why, in words
+    way_out: str = ""  # what would end it
 
 
 class PeersSeen(Stamped):

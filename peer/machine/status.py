@@ -19,6 +19,7 @@ class Status:
     state: str = "starting"  # joining waiting training finishing leaving left done failed; without a trainer: seeding
     reason: str = ""
     since: float = 0.0
+    way_out: str = ""  # what would end this state
     run_id: str = ""
     peer_id: str = ""
     step: int = 0  # the schedule clock
@@ -59,7 +60,7 @@ def apply(status: Status, event: events.Event) -> Status:
             return Status(peer_id=event.peer_id, since=event.ts)
         case events.StateChanged():
             since = status.since if event.state == status.state else event.ts
-            return replace(status, state=event.state, reason=event.reason, since=since)
+            return replace(status, state=event.state, reason=event.reason, way_out=event.way_out, since=since)
         case events.RunKnown():
             return replace(status, run_id=event.run_id, total_steps=event.total_steps)
         case events.ModelBuilt():

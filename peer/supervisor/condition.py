@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from peer.machine.config import NODE, TRAINER
-from peer.machine.events import Event, ProcessSays
+from peer.machine.events import Event, ProcessSays, StateChanged
+from peer.machine.states import ALONE, NO_PARTNERS, RESTART, SILENT, changed
 
 SILENT_S = 15.0  # a trainer speaks about once a second, so after this long it is worth a word
 BUSY = ("training", "finishing")
@@ -33,7 +34,7 @@ class Condition:
     has_trained: bool = False  # ever, in this start
     words: dict[str, LastWord] = field(default_factory=lambda: {TRAINER: LastWord(), NODE: LastWord()})
     heard_s: float = 0.0  # when the trainer last spoke
-    ending: tuple[str, str] | None = None  # the supervisor's own word, which nothing overrides
+    ending: StateChanged | None = None  # the supervisor's own word, which nothing overrides
 
     @property
     def trains(self) -> bool:
@@ -55,28 +56,31 @@ class Condition:
         meanwhile = f", {MEANWHILE[name]}" if TRAINER in self.children else ""
         self.words[name] = LastWord(trouble=f"the {name} ended ({reason}); starting it again in {pause_s:.1f} s{meanwhile}")
 
-    def describe(self, peers_seen: int, now_s: float) -> tuple[str, str]:
-        """Return the state and the reason for it, which is empty where all is as it should be."""
+    def describe(self, peers_seen: int, now_s: float) -> StateChanged:
+        """Return the state, the reason for it, and what would end it."""
         trainer, node = self.words[TRAINER], self.words[NODE]
         if self.ending is not None:
             return self.ending
         if trainer.trouble:
-            return "starting", trainer.trouble
+            return changed("starting", trainer.trouble, RESTART)
         if self.trains:
-            return trainer.state, self._remark(peers_seen, now_s)
+            return changed(trainer.state, *self._remark(peers_seen, now_s))
         if node.trouble:
-            return "joining", node.trouble
+            return changed("joining", node.trouble, RESTART)
         if node.state:
-            return node.state, node.reason
-        return "starting", "opening the network" if trainer.state or TRAINER not in self.children else "building the model"
+            return changed(node.state, node.reason)
+        return changed("starting", "opening the network" if trainer.state or TRAINER not in self.children else "building the model")
 
-    def _remark(self, peers_seen: int, now_s: float) -> str:
+    def _remark(self, peers_seen: int, now_s: float) -> tuple[str, str]:
+        """Return the reason and the way out of a peer that trains or averages, where they are not the usual ones."""
         silent_s = now_s - self.heard_s
         trainer, node = self.words[TRAINER], self.words[NODE]
         if silent_s >= SILENT_S:
-            return f"the trainer has been silent for {silent_s // 5 * 5:.0f} s: a long step, or it hangs"
+            return f"the trainer has been silent for {silent_s // 5 * 5:.0f} s: a long step, or it hangs", SILENT
         if node.trouble:
-            return node.trouble
+            return node.trouble, RESTART
+        if trainer.reason:
+            return trainer.reason, ""
         if NODE not in self.children:
-            return trainer.reason or "alone, as asked"
-        return trainer.reason or ("" if peers_seen else "no other peer in sight")
+            return "alone, as asked", ALONE
+        return ("", "") if peers_seen else ("no other peer in sight", NO_PARTNERS)

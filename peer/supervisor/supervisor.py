@@ -22,9 +22,10 @@ from typing import Any
 from peer.machine import control_socket as control
 from peer.machine.child import ChildSettings
 from peer.machine.config import NODE, TRAINER, PeerConfig
-from peer.machine.events import Event, EventLog, NodeRestarted, PeerStarted, RunKnown, StateChanged, TrainerRestarted, Written
+from peer.machine.events import Event, EventLog, NodeRestarted, PeerStarted, RunKnown, TrainerRestarted, Written
 from peer.machine.home import Home, write_whole
 from peer.machine.runtime_folder import runtime_folder
+from peer.machine.states import changed
 from peer.machine.status import Status, apply
 from peer.supervisor.child_process import ChildExit, ChildProcess
 from peer.supervisor.condition import Condition
@@ -132,7 +133,7 @@ class Supervisor:
                 for task in done:
                     task.result()  # raises what ended it
         except GossamerError as error:
-            self._end("failed", str(error))
+            self._ends_as("failed", str(error), error.hint)
             raise
         finally:
             leaving.cancel()
@@ -141,7 +142,7 @@ class Supervisor:
         """End the node, which ends its meetings, then the trainer, which saves."""
         is_leaving = not work[0].done() and self._condition.ending is None
         if work[0].done() and self._condition.ending is None:
-            self._end("done", "the run is over")
+            self._ends_as("done", "the run is over")
         for task in (*work, looking):
             task.cancel()  # no more restarts
         await asyncio.gather(*work, looking, return_exceptions=True)
@@ -150,10 +151,10 @@ class Supervisor:
             if name not in self._children:
                 continue
             if is_leaving:
-                self._end("leaving", f"{self._leave_reason}: {last_work}")
+                self._ends_as("leaving", f"{self._leave_reason}: {last_work}")
             exits[name] = await self._children[name].stop(LEAVE_S[name])
         if is_leaving:
-            self._end("left", self._farewell(exits.get(TRAINER)))
+            self._ends_as("left", self._farewell(exits.get(TRAINER)))
 
     def _farewell(self, trainer: ChildExit | None) -> str:
         if not self._config.trains:
@@ -217,16 +218,15 @@ class Supervisor:
             await asyncio.sleep(LOOK_S)
             self._describe()
 
-    def _end(self, state: str, reason: str) -> None:
-        self._condition.ending = (state, reason)
+    def _ends_as(self, state: str, reason: str, way_out: str = "") -> None:
+        self._condition.ending = changed(state, reason, way_out)
         self._describe()
 
     def _describe(self) -> None:
         """Bring the status's state up to date and show it."""
-        state, reason = self._condition.describe(self.status.peers_seen, time.monotonic())
-        event = StateChanged(state, reason)
+        event = self._condition.describe(self.status.peers_seen, time.monotonic())
         self.status = apply(self.status, event)
-        wording = (state, re.sub(r"[0-9]+", "#", reason))  # a percentage that grows is no news
+        wording = (event.state, re.sub(r"[0-9]+", "#", event.reason))  # a percentage that grows is no news
         if wording != self._logged:
             self._logged = wording
             self._log.append(event)

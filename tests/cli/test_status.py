@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -25,9 +26,12 @@ def test_json_is_one_object_with_the_documented_keys(shell: Shell) -> None:
 
 def test_words_give_the_reason_beside_the_state(shell: Shell) -> None:
     peer = Running(shell)
-    peer.status = replace(peer.status, state="waiting", reason="waiting for peers: 0 seen, 2 wanted")
+    since_s, way_out = time.time() - 125, "ends when enough others have joined"
+    peer.status = replace(peer.status, state="waiting", reason="waiting for peers: 0 seen, 2 wanted", since=since_s, way_out=way_out)
     said = peer.during(lambda: shell("status"))
-    assert "waiting: waiting for peers: 0 seen, 2 wanted (since " in said.out
+    first, blank = said.out.splitlines()[:2]
+    assert first == "waiting for 2 min: waiting for peers: 0 seen, 2 wanted; ends when enough others have joined"
+    assert not blank
     assert peer.status.peer_id in said.out
 
 

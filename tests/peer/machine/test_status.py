@@ -60,14 +60,14 @@ def test_a_session_told_by_its_events() -> None:
         ModelBuilt(1000, 4.125),
         PeersSeen(3),
         AddressesChanged(("/ip4/192.0.2.1/tcp/1",)),
-        StateChanged("training", "", ts=60.0),
+        StateChanged("training", "why", "until when", ts=60.0),
         StepDone(5, 7, 90, 2.5, 1e-3, 18.0, 1.5, 0.5, 1.25, 0.125),
         NodeSpent(0.75),
         EvalDone(5, 2.25, 8),
         OutputsMoved(0, 0.01),
     )
     assert status == Status(
-        "training", "", 60.0, "ab", "12D3KooX", 7, 5, 800, 90, 2.5, 2.25, 18.0, 1.5, 0.5,
+        "training", "why", 60.0, "until when", "ab", "12D3KooX", 7, 5, 800, 90, 2.5, 2.25, 18.0, 1.5, 0.5,
         processor_seconds={"training": 1.25, "coding": 0.125, "node": 0.75}, peers_seen=3,
         params=1000, bits_per_param=4.125, addresses=["/ip4/192.0.2.1/tcp/1"], output_distance=0.01,
     )  # fmt: skip

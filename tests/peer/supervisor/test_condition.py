@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from peer.machine.config import NODE, TRAINER
 from peer.machine.events import PeersSeen, ProcessSays
+from peer.machine.states import changed
 from peer.supervisor.condition import SILENT_S, Condition
 
 BOTH = (TRAINER, NODE)
@@ -11,13 +12,18 @@ def says(condition: Condition, name: str, state: str, reason: str, now_s: float 
     condition.hear(name, ProcessSays(state, reason), now_s)
 
 
+def read_of(condition: Condition, peers_seen: int, now_s: float) -> tuple[str, str]:
+    event = condition.describe(peers_seen, now_s)
+    return event.state, event.reason
+
+
 def test_a_joiner_as_a_person_reads_it() -> None:
     """The whole way of a peer that joins, in the order in which the words come."""
     condition = Condition(BOTH)
-    read = [condition.describe(0, 0.0)]
+    read = [read_of(condition, 0, 0.0)]
 
     def now(peers_seen: int = 0) -> None:
-        read.append(condition.describe(peers_seen, 101.0))
+        read.append(read_of(condition, peers_seen, 101.0))
 
     says(condition, NODE, "joining", "asking 10.0.0.1 for the run's manifest")
     now()
@@ -30,14 +36,14 @@ def test_a_joiner_as_a_person_reads_it() -> None:
     now(0)
     says(condition, TRAINER, "finishing", "the schedule has run out: averaging with the others")
     now(2)
-    condition.ending = ("done", "the run is over")
+    condition.ending = changed("done", "the run is over")
     now(2)
     assert read == [
         ("starting", "building the model"),
         ("joining", "asking 10.0.0.1 for the run's manifest"),
         ("joining", "asking 10.0.0.1 for the run's manifest"),
         ("joining", "downloading weights from QmX: 40 %"),
-        ("training", ""),
+        ("training", "meeting others"),
         ("training", "no other peer in sight"),
         ("finishing", "the schedule has run out: averaging with the others"),
         ("done", "the run is over"),
@@ -53,29 +59,29 @@ def training(**said: str) -> Condition:
 def test_before_the_network_is_up() -> None:
     condition = Condition(BOTH)
     says(condition, TRAINER, "ready", "")
-    assert condition.describe(0, 0.0) == ("starting", "opening the network")
+    assert read_of(condition, 0, 0.0) == ("starting", "opening the network")
 
 
 def test_training_goes_on_without_the_node() -> None:
     condition = training()
     condition.fell(NODE, "killed by SIGKILL", 0.5)
-    state, reason = condition.describe(3, 100.0)
+    state, reason = read_of(condition, 3, 100.0)
     assert state == "training"
     assert "node ended (killed by SIGKILL)" in reason
     assert "training goes on" in reason
     condition.hear(NODE, PeersSeen(3), 100.0)  # it is back
-    assert condition.describe(3, 100.0) == ("training", "")
+    assert read_of(condition, 3, 100.0) == ("training", "meeting others")
 
 
 def test_what_the_node_says_does_not_hide_that_the_trainer_trains() -> None:
     condition = training()
     says(condition, NODE, "joining", "downloading weights from QmX: 3 %")
-    assert condition.describe(1, 100.0) == ("training", "")
+    assert read_of(condition, 1, 100.0) == ("training", "meeting others")
 
 
 def test_the_trainers_own_remark_is_shown() -> None:
     reason = "went back to checkpoint step-00000100: damaged are step-00000200 (header.json does not have its hash)"
-    assert training(reason=reason).describe(1, 100.0) == ("training", reason)
+    assert read_of(training(reason=reason), 1, 100.0) == ("training", reason)
 
 
 def test_a_trainer_that_is_down_is_said_to_be() -> None:
@@ -83,26 +89,26 @@ def test_a_trainer_that_is_down_is_said_to_be() -> None:
     assert condition.trains
     condition.fell(TRAINER, "killed by SIGKILL", 2.0)
     assert not condition.trains
-    state, reason = condition.describe(1, 100.0)
+    state, reason = read_of(condition, 1, 100.0)
     assert state == "starting"
     assert "starting it again in 2.0 s" in reason
     assert "from its last checkpoint" in reason
     says(condition, TRAINER, "training", "")
-    assert condition.describe(1, 100.0) == ("training", "")
+    assert read_of(condition, 1, 100.0) == ("training", "meeting others")
 
 
 def test_a_node_that_is_down_before_anything_is_trained() -> None:
     condition = Condition(BOTH)
     condition.fell(NODE, "exit code 1", 0.5)
-    state, reason = condition.describe(0, 0.0)
+    state, reason = read_of(condition, 0, 0.0)
     assert state == "joining"
     assert reason.startswith("the node ended (exit code 1); starting it again in 0.5 s")
 
 
 def test_silence_is_told() -> None:
     condition = training()
-    assert condition.describe(1, 100.0 + SILENT_S - 1) == ("training", "")
-    state, reason = condition.describe(1, 143.0)
+    assert read_of(condition, 1, 100.0 + SILENT_S - 1) == ("training", "meeting others")
+    state, reason = read_of(condition, 1, 143.0)
     assert state == "training"
     assert "silent for 40 s" in reason
 
@@ -110,16 +116,16 @@ def test_silence_is_told() -> None:
 def test_who_is_alone_misses_nobody() -> None:
     condition = Condition((TRAINER,))
     says(condition, TRAINER, "training", "")
-    assert condition.describe(0, 100.0) == ("training", "alone, as asked")
+    assert read_of(condition, 0, 100.0) == ("training", "alone, as asked")
 
 
 def test_without_a_trainer_the_nodes_word_is_the_state() -> None:
     condition = Condition((NODE,))
-    read = [condition.describe(0, 0.0)]
+    read = [read_of(condition, 0, 0.0)]
     says(condition, NODE, "seeding", "3 connected")
-    read.append(condition.describe(3, 1.0))
+    read.append(read_of(condition, 3, 1.0))
     condition.fell(NODE, "exit code 1", 0.5)
-    read.append(condition.describe(3, 2.0))
+    read.append(read_of(condition, 3, 2.0))
     assert read == [
         ("starting", "opening the network"),
         ("seeding", "3 connected"),
@@ -129,7 +135,7 @@ def test_without_a_trainer_the_nodes_word_is_the_state() -> None:
 
 def test_nothing_overrides_the_end() -> None:
     condition = training()
-    condition.ending = ("leaving", "SIGTERM: saving")
+    condition.ending = changed("leaving", "SIGTERM: saving")
     says(condition, TRAINER, "training", "")
     says(condition, NODE, "joining", "x")
-    assert condition.describe(1, 500.0) == ("leaving", "SIGTERM: saving")
+    assert read_of(condition, 1, 500.0) == ("leaving", "SIGTERM: saving")

@@ -1,0 +1,109 @@
+"""A peer's status as Prometheus metrics, on a port of its own: base units, names that begin with `gossamer_`.
+
+Folded from nothing new: each metric is a key of the status. Which one, and what it means, stands in docs/reference/metrics.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric, StateSetMetricFamily
+from prometheus_client.exposition import start_http_server
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from peer.machine.states import STATES
+from peer.machine.status import Status
+from protocol.errors import BadSettings
+
+THIS_MACHINE = "127.0.0.1"
+
+
+def place(text: str) -> tuple[str, int]:
+    """Read PORT or ADDRESS:PORT, as of `--metrics`. Without an address it is this machine's own. Raises BadSettings."""
+    address, _, port = text.rpartition(":")
+    address = address.strip("[]") or THIS_MACHINE
+    try:
+        ipaddress.ip_address(address)
+    except ValueError as error:
+        raise BadSettings(
+            f"{address!r} is not an IP address", hint="--metrics takes a port, or an address and a port like 0.0.0.0:9464"
+        ) from error
+    if not port.isdecimal() or not 0 < int(port) < 65536:
+        raise BadSettings(f"{port!r} is not a port", hint="a port is a number from 1 to 65535, for example 9464")
+    return address, int(port)
+
+
+@contextlib.contextmanager
+def serving_metrics(address: str, port: int, status: Callable[[], Status]) -> Iterator[None]:
+    """Answer Prometheus at this address from a thread of its own while the body runs. Raises BadSettings where the port is not free."""
+    registry = CollectorRegistry()
+    registry.register(StatusMetrics(status))
+    try:
+        server, thread = start_http_server(port, address, registry)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise BadSettings(f"cannot show metrics on {address}, port {port}: {reason}", hint="choose another with --metrics") from error
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class StatusMetrics(Collector):
+    """Gives the metrics of the status that a peer has at the moment when it is asked."""
+
+    def __init__(self, status: Callable[[], Status]) -> None:
+        self._status = status
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all metrics."""
+        return metrics(self._status())
+
+
+def metrics(status: Status) -> Iterator[Metric]:
+    """Yield all metrics of a status."""
+    yield InfoMetricFamily("gossamer_peer", "Who this is.", {"peer_id": status.peer_id, "run_id": status.run_id, "version": status.version})
+    yield StateSetMetricFamily("gossamer_state", "1 for the state that the peer is in.", {state: state == status.state for state in STATES})
+    yield from _gauges(status)
+    yield from _counters(status)
+
+
+def _gauges(status: Status) -> Iterator[Metric]:
+    gauges = {
+        "gossamer_state_since_timestamp_seconds": ("When it entered that state.", status.since),
+        "gossamer_run_steps": ("How far the run is: the schedule clock, in inner steps.", status.step),
+        "gossamer_run_length_steps": ("Where the run ends.", status.total_steps),
+        "gossamer_train_loss_nats": ("Training loss per token, mean of the last second.", status.loss),
+        "gossamer_eval_loss_nats": ("Held-out loss per token, as last measured.", status.eval_loss),
+        "gossamer_partners_in_sight": ("Other peers known to be there.", status.peers_seen),
+        "gossamer_meeting_interval_steps": ("Mean countdown of a fragment to its next meeting.", status.inner_steps),
+    }
+    for name, (meaning, value) in gauges.items():
+        if value is not None:
+            yield GaugeMetricFamily(name, meaning, value)
+
+
+def _counters(status: Status) -> Iterator[Metric]:
+    plain = {
+        "gossamer_inner_steps": ("Made by this peer, over all its sessions.", status.own_steps),
+        "gossamer_tokens": ("Trained by this peer, over all its sessions.", status.tokens),
+        "gossamer_train_seconds": ("In inner steps, and blocked between them.", status.train_seconds),
+        "gossamer_blocked_seconds": ("Of these, spent on synchronization at step boundaries.", status.blocked_seconds),
+    }
+    for name, (meaning, value) in plain.items():
+        yield CounterMetricFamily(name, meaning, value)
+    labelled: dict[str, tuple[str, str, Mapping[str, float]]] = {
+        "gossamer_processor_seconds": ("Processor time, by what for.", "work", status.processor_seconds),
+        "gossamer_meetings": ("Meetings that have ended, by what came of them; solo: outer steps without one.", "outcome", status.meetings),
+        "gossamer_meeting_bytes": ("Carried in meetings.", "direction", status.bytes),
+        "gossamer_completed_meetings_by_route": ("Completed meetings, by how the partner was reached.", "route", status.lane_counts),
+    }
+    for name, (meaning, label, values) in labelled.items():
+        family = CounterMetricFamily(name, meaning, labels=[label])
+        for which, value in values.items():
+            family.add_metric([which], value)
+        yield family

@@ -1,0 +1,46 @@
+"""Every state that a peer can be in: the reason for it where nobody gives a better one, and what would end it.
+
+A way out is a clause that goes on after the reason: "training for 3 min: meeting others; ends with the run, or with `peer leave`".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from peer.machine.events import StateChanged
+
+
+@dataclass(frozen=True, slots=True)
+class Usual:
+    """What is said of a state where there is nothing to add."""
+
+    reason: str
+    way_out: str
+
+
+ON_ITS_OWN: Final = "goes on by itself"
+STATES: Final = {
+    "starting": Usual("starting its processes", f"{ON_ITS_OWN}, mostly within a minute"),
+    "joining": Usual("looking for the run", f"{ON_ITS_OWN} as soon as a member of the run answers and its weights are here"),
+    "waiting": Usual("waiting for peers", "ends when enough others have joined: `peer invite` prints an invite for them"),
+    "training": Usual("meeting others", "ends with the run, or with `peer leave`"),
+    "finishing": Usual("averaging with the others", "ends by itself within minutes"),
+    "seeding": Usual("showing newcomers the way", "ends with `peer leave`"),
+    "leaving": Usual("asked to leave", "ends within seconds; a second Ctrl-C does not wait"),
+    "left": Usual("gone", "`peer join` goes on from here"),
+    "done": Usual("the run is over", "nothing is left to do: `peer export FOLDER` writes the model"),
+    "failed": Usual("an error ended it", "mend what the reason says, then start it again with the same command"),
+}
+
+# What ends a trouble, or a way of working, that has no state of its own.
+NO_PARTNERS: Final = "ends when another peer comes into sight; it trains on alone meanwhile"
+ALONE: Final = "ends with the run, or with `peer leave`; it was told to meet nobody"
+RESTART: Final = "is started again by itself"
+SILENT: Final = "ends with the step; if it lasts for minutes, stop the peer and start it again: it goes on from its last checkpoint"
+
+
+def changed(state: str, reason: str = "", way_out: str = "") -> StateChanged:
+    """Return the event of a state with its reason and its way out; an empty one is the state's usual one."""
+    usual = STATES[state]
+    return StateChanged(state, reason or usual.reason, way_out or usual.way_out)

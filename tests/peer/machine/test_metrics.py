@@ -1,0 +1,81 @@
+"""What Prometheus reads of a peer: its own parser understands it, the reference names all of it, and it stays on this machine."""
+
+from __future__ import annotations
+
+import re
+import socket
+import urllib.request
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from peer.machine.metrics import place, serving_metrics
+from peer.machine.states import STATES
+from peer.machine.status import Status
+from protocol.errors import BadSettings
+
+ROOT = Path(__file__).parents[3]
+STATUS = Status(
+    "training", "meeting others", 5.0, "", "ab", "12D3KooX", step=7, total_steps=9, tokens=90, loss=2.5, eval_loss=2.25,
+    bytes={"sent": 10, "received": 20}, lane_counts={"direct": 3}, blocked_seconds=0.5,
+)  # fmt: skip
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def scraped(status: Status) -> dict[tuple[str, ...], float]:
+    """Every sample, by its name and the values of its labels."""
+    port = free_port()
+    with serving_metrics("127.0.0.1", port, lambda: status):
+        request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"Connection": "close"})
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            text = answer.read().decode()
+    families = text_string_to_metric_families(text)
+    return {(sample.name, *sample.labels.values()): sample.value for family in families for sample in family.samples}
+
+
+def test_the_status_can_be_scraped() -> None:
+    read = scraped(STATUS)
+    assert read["gossamer_train_loss_nats",] == 2.5
+    assert read["gossamer_meeting_bytes_total", "sent"] == 10
+    assert read["gossamer_completed_meetings_by_route_total", "direct"] == 3
+    assert {state: value for (name, state), value in ((key, read[key]) for key in read if key[0] == "gossamer_state")} == {
+        state: float(state == "training") for state in STATES
+    }
+
+
+def test_what_is_not_known_yet_is_not_there() -> None:
+    assert ("gossamer_train_loss_nats",) not in scraped(Status())
+
+
+def test_the_reference_names_every_metric() -> None:
+    described = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "reference" / "metrics.md").read_text(), re.MULTILINE)
+    assert sorted(described) == sorted({key[0] for key in scraped(STATUS)})
+
+
+@pytest.mark.parametrize(
+    ("text", "where"), [("9464", ("127.0.0.1", 9464)), ("0.0.0.0:9464", ("0.0.0.0", 9464)), ("[::1]:9464", ("::1", 9464))]
+)
+def test_a_port_is_this_machines_unless_an_address_is_given(text: str, where: tuple[str, int]) -> None:
+    assert place(text) == where
+
+
+@pytest.mark.parametrize("text", ["", "many", "0", "70000", "localhost:9464", "0.0.0.0:"])
+def test_what_is_no_place_is_refused_with_a_hint(text: str) -> None:
+    with pytest.raises(BadSettings) as caught:
+        place(text)
+    assert caught.value.hint
+
+
+def test_a_busy_port_is_refused() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(BadSettings, match="in use"), serving_metrics("127.0.0.1", port, Status):
+            pass
