@@ -17,7 +17,7 @@ import typer
 from cli.leash import follow_parent
 from protocol.errors import ExitCode, GossamerError
 
-VERBS = ("demo", "init", "host", "join", "invite", "bootstrap", "status", "leave", "export", "eval", "simulate", "id")
+VERBS = ("demo", "init", "host", "join", "invite", "bootstrap", "status", "leave", "doctor", "export", "eval", "simulate", "id")
 FUNCTIONS = {"eval": "evaluate", "id": "identity"}  # of verbs that Python's own functions are named after; any other has its verb's name
 
 

@@ -28,6 +28,7 @@ KEPT_THREADS = ("tqdm_monitor", "ThreadPoolExecutor-hf", "pydantic")
 # Tests that start real peers, or daemons with deadlines: those of one group never run at the same time, so that no peer starves another.
 PEERS, DAEMONS = "peers", "daemons"
 GROUPS = {"e2e": PEERS, "peer/supervisor/test_supervisor_real.py": PEERS, "peer/supervisor": DAEMONS, "protocol/libp2p": DAEMONS}
+GROUPS |= {"peer/doctor/test_visit.py": DAEMONS}
 FIRST = (PEERS, DAEMONS, "swarm", "benchmarks", "peer/trainer", "peer/simulator", "cli")  # what takes longest must not come last
 
 

@@ -15,7 +15,7 @@ PROTOCOL_ROOT = {"protocol", "protocol.wire"}  # errors, identity, addresses, li
 PROTOCOL = {*PROTOCOL_ROOT, "protocol.run", "protocol.messages", "protocol.streams", "protocol.libp2p"}
 EVERYTHING = {
     *PROTOCOL, "optim", "optim.codecs", "peer", "peer.machine", "peer.link", "peer.text", "peer.model", "peer.swarm", "peer.meeting",
-    "peer.trainer", "peer.node", "peer.supervisor", "peer.simulator",
+    "peer.trainer", "peer.node", "peer.supervisor", "peer.simulator", "peer.doctor",
 }  # fmt: skip
 BELOW = {
     # folder: the folders that it may import from, beside itself
@@ -37,6 +37,7 @@ BELOW = {
     "peer.trainer": {*PROTOCOL, "optim", "optim.codecs", "peer.link", "peer.model", "peer.text", "peer.machine"},
     "peer.node": {*PROTOCOL, "peer.meeting", "peer.link", "peer.swarm", "peer.machine"},  # not peer.model: no tensor, no transformers
     "peer.simulator": {*PROTOCOL, "optim", "optim.codecs", "peer.trainer", "peer.model", "peer.text", "peer.machine"},
+    "peer.doctor": {*PROTOCOL, "peer.node", "peer.trainer", "peer.meeting", "peer.swarm", "peer.model", "peer.machine"},
     "cli": EVERYTHING,
 }
 FORBIDDEN = {
@@ -141,7 +142,7 @@ LOADED = {
         "grpc",
     ),
     "cli.status": ("asyncio", "pydantic", "rich", "peer.supervisor", "peer.swarm", "numpy"),
-    "cli.host, cli.join, cli.bootstrap, cli.demo, cli.export, cli.simulate": (
+    "cli.host, cli.join, cli.bootstrap, cli.demo, cli.doctor, cli.export, cli.simulate": (
         "peer.node",
         "peer.trainer",
         "torch",

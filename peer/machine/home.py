@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import socket
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -33,6 +35,7 @@ class Home:
         self.cache: Final = self.path / "cache"  # tokenized text; may be deleted at any time
         self.events: Final = self.path / "events.jsonl"
         self.log: Final = self.path / "peer.log"
+        self.port: Final = self.path / "port"  # on which it listened last
         self.running: Final = self.path / "running.json"  # pid, control socket, start time of the peer that runs now
         self._lock: Final = self.path / "lock"
 
@@ -58,20 +61,42 @@ class Home:
         try:
             self._take(descriptor)
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+            os.pwrite(descriptor, f"{os.getpid()} {time.time():.0f} {socket.gethostname()}\n".encode(), 0)
             yield
         finally:
             os.close(descriptor)
+
+    def holder(self) -> str:
+        """Say who holds the home, and since when; empty where nobody does. Raises OSError where one may not look."""
+        try:
+            descriptor = os.open(self._lock, os.O_RDONLY)
+        except FileNotFoundError:
+            return ""
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _holder(descriptor)
+        finally:
+            os.close(descriptor)
+        return ""
 
     def _take(self, descriptor: int) -> None:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            pid = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
             raise BadSettings(
-                f"a peer already runs from {self.path} (process {pid})",
+                f"a peer already runs from {self.path} ({_holder(descriptor)})",
                 hint="stop it with `peer leave`, or give this one its own folder with --home DIR",
             ) from error
+
+
+def _holder(lock: int) -> str:
+    """Read who wrote the lock file: a process number alone says little where several containers share a home."""
+    pid, _, rest = os.pread(lock, 256, 0).decode(errors="replace").partition(" ")
+    since_s, _, host = rest.strip().partition(" ")
+    if not (pid.isdecimal() and since_s.isdecimal()):
+        return "an unknown process"
+    return f"process {pid} on {host}, since {time.strftime('%Y-%m-%d %H:%M', time.localtime(int(since_s)))}"
 
 
 def write_whole(path: Path, content: bytes, *, private: bool = False) -> None:

@@ -1,0 +1,50 @@
+"""`peer doctor`: whether this machine can take part in a run, and if not, what to do about it."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from cli.options import DEFAULT_HOME, DEFAULT_LISTEN, Device, HomeFolder, Json, Listen, Port
+from peer.machine.home import Home
+
+InviteText = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="INVITE", envvar="GOSSAMER_INVITE", help="Look at this run too. Default: the run that the home holds, if it holds one."
+    ),
+]
+
+
+def doctor(
+    invite: InviteText = None,
+    home: HomeFolder = DEFAULT_HOME,
+    device: Device = "auto",
+    listen: Listen = DEFAULT_LISTEN,
+    port: Port = None,
+    as_json: Json = False,
+) -> int:
+    """Check this machine, its network and an invite.
+
+    Takes less than 30 seconds, and changes nothing.
+    """
+    from peer.doctor.case import Case  # slow to import, and needed only now
+    from peer.doctor.examination import examine, exit_code
+    from peer.doctor.finding import Level
+
+    found = []
+    for name, finding in examine(Case(Home(home), invite, device, listen, port)):
+        found.append((name, finding))
+        if not as_json:
+            print(f"{finding.level.value:<6}{name:<15}{finding.found}", flush=True)
+            if finding.level is not Level.OK and finding.way_out:
+                print(f"{'':<21}-> {finding.way_out}", flush=True)
+    code = exit_code([finding for _, finding in found])
+    if as_json:
+        checks = [
+            {"check": name, "level": finding.level.value, "found": finding.found, "way_out": finding.way_out} for name, finding in found
+        ]
+        print(json.dumps({"exit_code": int(code), "checks": checks}))
+    return int(code)

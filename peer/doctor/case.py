@@ -1,0 +1,78 @@
+"""What is examined, and what several checks want to know of it: found out once, by the check that asks first, while the others wait."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from peer.doctor.visit import Visit, visit
+from peer.machine.home import Home
+from protocol.errors import GossamerError
+from protocol.identity import Identity
+from protocol.run.invite import Invite
+from protocol.run.manifest import SignedManifest
+
+T = TypeVar("T")
+
+
+class Once(Generic[T]):
+    """A piece of work that is done when it is first asked for, in the thread that asks. Raises what the work raised, each time."""
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._work = work
+        self._result: list[T] = []
+        self._error: Exception | None = None
+        self._working = threading.Lock()
+
+    def __call__(self) -> T:
+        """Return the result."""
+        with self._working:
+            if not self._result and self._error is None:
+                try:
+                    self._result.append(self._work())
+                except Exception as error:
+                    self._error = error
+            if self._error is not None:
+                raise self._error
+            return self._result[0]
+
+
+class Case:
+    """One examination: the home, the invite if one was given, and the settings that a peer would run with."""
+
+    def __init__(self, home: Home, invite_text: str | None, device: str, listen: str, port: int | None) -> None:
+        self.home = home
+        self.device = device
+        self.listen = listen
+        self.port = port  # None: that of last time, or any
+        self._invite_text = invite_text
+        self.visit: Once[Visit] = Once(self._visit)
+        """What the peers of the run said when they were called."""
+
+    @property
+    def is_about_a_run(self) -> bool:
+        """Whether there is a run to ask about."""
+        return self._invite_text is not None or self.home.invite.exists() or self.home.manifest.exists()
+
+    def invite(self) -> Invite | None:
+        """Read the invite that was given, else that of the home; None where there is none. Raises BadInvite, WrongVersion."""
+        text = self._invite_text
+        if text is None and self.home.invite.exists():
+            text = self.home.invite.read_text()
+        return None if text is None else Invite.from_text(text)
+
+    def held(self) -> SignedManifest | None:
+        """Read the manifest in the home, None where there is none. Raises BadManifest, BadSettings."""
+        return SignedManifest.from_bytes(self.home.manifest.read_bytes()) if self.home.manifest.exists() else None
+
+    def identity(self) -> Identity | None:
+        """Read the home's key, None where there is none yet: none is made. Raises BadSettings."""
+        return Identity.load_or_create(self.home.identity) if self.home.identity.exists() else None
+
+    def _visit(self) -> Visit:
+        try:
+            invite, held, own = self.invite(), self.held(), self.identity()
+        except (GossamerError, OSError) as error:
+            return Visit(f"nobody can be asked: {error}")
+        return visit(self.home, invite, held, own, is_own_name_free=self.home.holder() is None)

@@ -1,0 +1,91 @@
+"""The home folder and what lies in it: whose it is, who else runs from it, its port, its invite."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+from peer.doctor.case import Case
+from peer.doctor.finding import Finding, fail, ok, warn
+from peer.machine.home import ANOTHER_HOME
+from peer.machine.port import need_port, usual_port
+
+SOON_S = 3 * 24 * 3600  # an invite that ends so soon is worth a word
+
+
+def home(case: Case) -> Finding:
+    """Check that the home is a folder, ours, and nobody else's."""
+    path = case.home.path
+    if not path.exists():
+        place = next(parent for parent in path.parents if parent.exists())
+        if not os.access(place, os.W_OK | os.X_OK):
+            return fail(f"{path} is not there, and you may not make it in {place}", ANOTHER_HOME)
+        return ok(f"{path} is not there yet; the first `peer join` makes it")
+    return home_facts(path, path.stat(), os.geteuid())
+
+
+def home_facts(path: Path, found: os.stat_result, user: int) -> Finding:
+    """Judge a home by its owner and mode, for the user of that number."""
+    mode = stat.S_IMODE(found.st_mode)
+    if not stat.S_ISDIR(found.st_mode):
+        return fail(f"{path} is not a folder", ANOTHER_HOME)
+    if found.st_uid != user:
+        return fail(f"{path} belongs to user {found.st_uid}, and you are user {user}", f"run as that user, or {ANOTHER_HOME}")
+    if mode & 0o022:
+        return fail(f"other users may write to {path} (mode {mode:03o}), and so take this peer over", f"chmod 700 {path}")
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        return fail(f"{path} cannot be written to (mode {mode:03o}, or a read-only disk)", f"chmod 700 {path}, or {ANOTHER_HOME}")
+    if mode & 0o055:
+        return warn(f"other users may look into {path} (mode {mode:03o})", f"chmod 700 {path}")
+    return ok(f"{path} is yours alone")
+
+
+def key(case: Case) -> Finding:
+    """Check that the peer's private key is there, whole and private."""
+    identity = case.identity()
+    return ok(f"this peer is {identity.peer_id}" if identity else "there is none yet; the first `peer join` makes it")
+
+
+def other_peer(case: Case) -> Finding:
+    """Find out whether a peer runs from this home already."""
+    holder = case.home.holder()
+    if not holder:
+        return ok("none runs from this home")
+    return warn(
+        f"one runs from this home already: {holder}",
+        f"`peer status --home {case.home.path}` tells how it does; a second one needs its own folder with --home DIR",
+    )
+
+
+def port(case: Case) -> Finding:
+    """Check that a peer could listen where it wants to."""
+    if case.home.holder() and case.port is None:
+        return ok("the peer that runs from this home listens already")
+    wanted = usual_port(case.home, case.listen) if case.port is None else case.port
+    need_port(case.listen, wanted)
+    return ok(f"{case.listen} port {wanted} is free" if wanted else f"{case.listen}, any free port")
+
+
+def invite(case: Case) -> Finding:
+    """Check that the invite is whole, in force, for this peer, and for the run that the home holds."""
+    found, held, own = case.invite(), case.held(), case.identity()
+    if found is None:
+        if held is not None:
+            return ok(f"not needed: the home holds run {held.run_id.hex()[:12]}, which this peer hosts")
+        return warn(
+            "none was given: the run, its peers and what it needs were not looked at", "`peer doctor gossamer1...` looks at them too"
+        )
+    if held is not None and held.run_id != found.run_id:
+        return fail(
+            f"it is for run {found.run_id.hex()[:12]}, and {case.home.path} holds run {held.run_id.hex()[:12]}",
+            "give the new run its own folder with --home DIR",
+        )
+    if own is None and found.credential.subject is not None:
+        return fail(f"it is for {found.credential.subject}, and this home has no key yet", "use the home folder of that peer (--home)")
+    found.check(own.peer_id if own else found.credential.issuer, time.time())
+    left_s, until = found.credential.not_after_s - time.time(), datetime.fromtimestamp(found.credential.not_after_s, UTC)
+    said = f"for run {found.run_id.hex()[:12]}, good until {until:%Y-%m-%d %H:%M} UTC"
+    return ok(said) if left_s > SOON_S else warn(said, "ask the host for a longer one: after that day nobody meets this peer")

@@ -1,0 +1,56 @@
+"""The swarm, as its peers showed themselves when they were called: are they there, and do they want us."""
+
+from __future__ import annotations
+
+from peer.doctor.case import Case
+from peer.doctor.finding import Finding, fail, failed_by, ok, warn
+from peer.doctor.visit import Call, Visit
+from peer.node.fetching import as_final
+from protocol.errors import ExitCode
+
+NOBODY = "no invite and no run in the home, so nobody was asked"
+
+
+def bootstraps(case: Case) -> Finding:
+    """Call on each peer through which the swarm may be found."""
+    return bootstraps_facts(case.visit()) if case.is_about_a_run else ok(NOBODY)
+
+
+def bootstraps_facts(visit: Visit) -> Finding:
+    """Judge who was reached, and how fast."""
+    if visit.trouble:
+        return warn(visit.trouble, "an invite names peers to ask; without one, `peer join` and `peer host` go on with what the home holds")
+    there = ", ".join(f"{call.name} in {1000 * (call.round_trip_s or call.connect_s):.0f} ms" for call in visit.reached)
+    missing = ", ".join(f"{call.name} ({call.trouble})" for call in visit.calls if call.trouble)
+    if not there:
+        return fail(
+            f"none was reached: {missing}",
+            "check that this machine is online and that one of them runs; else ask for a newer invite",
+            ExitCode.SWARM_UNREACHABLE,
+        )
+    if missing:
+        return warn(f"reached {there}; not reached {missing}", "one is enough to begin; the others may be down for a while")
+    return ok(f"reached {there}")
+
+
+def membership(case: Case) -> Finding:
+    """Find out whether the run's members take this peer."""
+    return membership_facts(case.visit()) if case.is_about_a_run else ok(NOBODY)
+
+
+def membership_facts(visit: Visit) -> Finding:
+    """Judge what those said who were reached."""
+    if not visit.reached:
+        return ok("nobody could be asked")
+    if visit.manifest:
+        return ok("the run lets this peer in")
+    refusals = [call.refused for call in visit.reached if call.refused]
+    final = next((error for refusal in refusals if (error := as_final(refusal))), None)
+    if final and visit.under_own_name:
+        return failed_by(final)
+    said = "; ".join(sorted({_said(call) for call in visit.reached}))
+    return warn(f"not known: {said}", "ask again in a minute; `peer join` asks again by itself")
+
+
+def _said(call: Call) -> str:
+    return str(call.refused) if call.refused else "no answer"

@@ -1,0 +1,59 @@
+"""The port that a peer listens on: that of last time where it is free, so that old invites and address books still lead to it."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import re
+import socket
+from collections.abc import Sequence
+
+from peer.machine.config import PeerConfig
+from peer.machine.home import Home
+from protocol.errors import BadSettings
+
+_TCP = re.compile(r"/tcp/(\d+)")
+
+
+def usual_port(home: Home, listen: str) -> int:
+    """Return the port of last time if it is free now, else 0: any free one."""
+    try:
+        port = int((home.port).read_text())
+        _try(listen, port)
+    except (OSError, ValueError, OverflowError):
+        return 0
+    return port
+
+
+def keep_port(config: PeerConfig, addresses: Sequence[str]) -> None:
+    """Remember the port in a peer's own addresses. Announced ones and a relay's say nothing about it."""
+    own = [match[1] for address in addresses if "p2p-circuit" not in address and (match := _TCP.search(address))]
+    file = Home(config.home).port
+    if own and not config.announce and (not file.exists() or file.read_text() != own[0]):
+        with contextlib.suppress(OSError):  # a full disk: the next start takes another port, nothing worse
+            file.write_text(own[0])
+
+
+def need_port(listen: str, port: int) -> None:
+    """Raise BadSettings where nobody could listen on this port (0: any) of this IP address now."""
+    try:
+        ipaddress.ip_address(listen)
+    except ValueError as error:
+        raise BadSettings(
+            f"{listen!r} is not an IP address to listen on", hint="0.0.0.0 for everybody, 127.0.0.1 for this machine only"
+        ) from error
+    try:
+        _try(listen, port)
+    except (OSError, OverflowError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "there is no such port"
+        raise BadSettings(
+            f"cannot listen on {listen}, port {port}: {(reason or str(error)).lower()}",
+            hint="choose another with --port, or leave it out; `peer status` tells whether a peer of yours already runs",
+        ) from error
+
+
+def _try(listen: str, port: int) -> None:
+    family = socket.AF_INET6 if ":" in listen else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((listen, port))

@@ -1,0 +1,133 @@
+"""The home, its key, its port, its invite: each fault is planted for real, and named."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from peer.doctor import home_checks
+from peer.doctor.examination import examine
+from peer.doctor.finding import Finding, Level
+from peer.machine.home import Home
+from protocol.identity import Identity
+from protocol.run.manifest import Manifest, SignedManifest
+from tests.peer.doctor.cases import HOST, HOUR_S, SIGNED, case, invite_text, made_home
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+
+
+def found(check: str, home: Path, invite: str | None = None, **settings: object) -> Finding:
+    """What the examination says under this name."""
+    checks = {"home": home_checks.home, "key": home_checks.key, "other peer": home_checks.other_peer}
+    checks |= {"port": home_checks.port, "invite": home_checks.invite}
+    return dict(examine(case(home, invite, **settings), [checks[check]]))[check]  # type: ignore[arg-type]
+
+
+def names(finding: Finding, level: Level, *words: str) -> None:
+    assert finding.level is level, finding
+    assert all(word in finding.found for word in words), finding
+    assert level is Level.OK or finding.way_out, finding
+
+
+def test_a_home_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    for check in ("home", "key", "other peer", "port"):
+        names(found(check, tmp_path / "a" / "b"), Level.OK)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_sound_home_is_left_as_it_was(tmp_path: Path) -> None:
+    home = made_home(tmp_path / "home")
+    before = sorted(path.name for path in home.path.iterdir())
+    for check in ("home", "key", "other peer", "port"):
+        names(found(check, home.path), Level.OK)
+    assert sorted(path.name for path in home.path.iterdir()) == before
+
+
+@needs_root
+def test_the_home_of_another_user(tmp_path: Path) -> None:
+    home = made_home(tmp_path / "home")
+    os.chown(home.path, 12345, 12345)
+    names(found("home", home.path), Level.FAIL, "belongs to user 12345")
+
+
+@pytest.mark.parametrize(("mode", "level"), [(0o777, Level.FAIL), (0o755, Level.WARN)])
+def test_a_home_that_is_open_to_others(tmp_path: Path, mode: int, level: Level) -> None:
+    home = made_home(tmp_path / "home")
+    home.path.chmod(mode)
+    names(found("home", home.path), level, "other users", f"{mode:o}")
+
+
+def test_a_file_in_place_of_a_home(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    names(found("home", tmp_path / "file"), Level.FAIL, "not a folder")
+
+
+def test_a_key_that_others_can_read(tmp_path: Path) -> None:
+    home = made_home(tmp_path / "home")
+    home.identity.chmod(0o644)
+    names(found("key", home.path), Level.FAIL, "can be read by other users")
+
+
+def test_a_damaged_key(tmp_path: Path) -> None:
+    home = made_home(tmp_path / "home")
+    home.identity.write_bytes(b"something else")
+    names(found("key", home.path), Level.FAIL, "not an identity file")
+
+
+def test_another_peer_on_the_same_home(tmp_path: Path) -> None:
+    home = made_home(tmp_path / "home")
+    with home.locked():
+        names(found("other peer", home.path), Level.WARN, f"process {os.getpid()} on {socket.gethostname()}, since 20")
+        names(found("port", home.path), Level.OK, "listens already")
+    names(found("other peer", home.path), Level.OK)
+
+
+def test_a_port_that_is_taken(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        names(found("port", tmp_path / "home", port=other.getsockname()[1]), Level.FAIL, "in use")
+
+
+def test_an_address_of_another_machine(tmp_path: Path) -> None:
+    names(found("port", tmp_path / "home", listen="192.0.2.1"), Level.FAIL, "192.0.2.1")
+
+
+def test_no_invite(tmp_path: Path) -> None:
+    names(found("invite", tmp_path / "home"), Level.WARN, "none was given")
+
+
+def test_a_good_invite(tmp_path: Path) -> None:
+    names(found("invite", tmp_path / "home", invite_text()), Level.OK, SIGNED.run_id.hex()[:12])
+
+
+@pytest.mark.parametrize(
+    ("text", "level", "words"),
+    [
+        (invite_text(lifetime_s=-HOUR_S), Level.FAIL, "expired"),
+        (invite_text(lifetime_s=HOUR_S), Level.WARN, "good until"),
+        (invite_text()[:-20], Level.FAIL, "cut"),
+        (invite_text().replace("gossamer1", "gossamer2"), Level.FAIL, "another release"),
+        (invite_text(subject=Identity(b"x" * 32).peer_id), Level.FAIL, "it is for"),
+        ("hello", Level.FAIL, "not an invite"),
+    ],
+    ids=["expired", "expires soon", "cut", "another release", "somebody else's", "no invite"],
+)
+def test_an_invite_that_does_not_work(tmp_path: Path, text: str, level: Level, words: str) -> None:
+    names(found("invite", tmp_path / "home", text), level, words)
+
+
+def test_an_invite_for_another_run_than_the_home_holds(tmp_path: Path) -> None:
+    home = made_home(tmp_path / "home")
+    other = Manifest.checked({"run": {"name": "another"}}).with_host(HOST.peer_id)
+    home.manifest.write_bytes(SignedManifest.sign(other, HOST).to_bytes())
+    names(found("invite", home.path, invite_text()), Level.FAIL, SIGNED.run_id.hex()[:12], other.run_id.hex()[:12])
+
+
+def test_the_invite_of_the_home_is_looked_at_too(tmp_path: Path) -> None:
+    home = made_home(tmp_path / "home")
+    Home(home.path).invite.write_text(invite_text(lifetime_s=-HOUR_S))
+    names(found("invite", home.path), Level.FAIL, "expired")

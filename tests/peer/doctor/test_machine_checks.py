@@ -1,0 +1,79 @@
+"""What is installed, what computes, what is limited."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from peer.doctor.finding import Level
+from peer.doctor.machine_checks import UP, device, device_facts, open_files_facts, version_facts, versions
+from tests.peer.doctor.cases import case
+
+PYTHON = ">=3.11"
+
+
+def test_this_installation_is_as_wanted(tmp_path: Path) -> None:
+    assert versions(case(tmp_path)).level is Level.OK
+
+
+@pytest.mark.parametrize(
+    ("python", "requirement", "there", "words"),
+    [
+        (PYTHON, "torch>=99", "2.9", "torch is 2.9, wanted is >=99"),
+        (PYTHON, "hivemind>=1.1.12,<1.2", "1.2.0", "hivemind is 1.2.0"),
+        (PYTHON, "uvloop>=0.21", None, "uvloop is missing"),
+        (">=4", "torch>=2", "2.9", "wanted is >=4"),
+    ],
+    ids=["too old", "too new", "missing", "python"],
+)
+def test_a_version_that_does_not_work(python: str, requirement: str, there: str | None, words: str) -> None:
+    finding = version_facts(python, [requirement], lambda name: there)
+    assert finding.level is Level.FAIL and words in finding.found and finding.way_out
+
+
+def test_what_only_tests_need_is_not_asked_for() -> None:
+    assert version_facts(PYTHON, ['pytest>=9; extra == "test"'], lambda name: None).level is Level.OK
+
+
+def test_torch_computes_on_the_processor(tmp_path: Path) -> None:
+    finding = device(case(tmp_path))
+    assert finding.level is Level.OK and "computes right" in finding.found
+
+
+def test_a_device_that_is_absent(tmp_path: Path) -> None:
+    finding = device(case(tmp_path, device="cuda:7"))
+    assert finding.level is Level.FAIL and "no device cuda:7" in finding.found
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "level", "words"),
+    [
+        (None, "", Level.WARN, "did not even load"),
+        (None, f"{UP}\n", Level.FAIL, "did not compute anything on cuda"),
+        (1, f"{UP}\ntorch computes wrong results on cuda: the machine or its driver is broken", Level.FAIL, "wrong results"),
+        (-11, UP, Level.FAIL, "signal 11"),
+    ],
+    ids=["busy", "hangs", "wrong", "crashed"],
+)
+def test_a_device_that_does_not_compute(code: int | None, said: str, level: Level, words: str) -> None:
+    finding = device_facts("cuda", code, said)
+    assert finding.level is level and words in finding.found and finding.way_out
+
+
+@pytest.mark.parametrize(("most", "level"), [(64, Level.FAIL), (512, Level.WARN), (4096, Level.OK), (resource.RLIM_INFINITY, Level.OK)])
+def test_the_limit_of_open_files(most: int, level: Level) -> None:
+    assert open_files_facts(most).level is level
+
+
+def test_a_low_limit_of_this_process_is_seen(tmp_path: Path) -> None:
+    program = (
+        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
+        "from peer.doctor.machine_checks import open_files\n"
+        "print(open_files(None).level.value)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "fail"
