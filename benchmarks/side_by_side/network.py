@@ -1,6 +1,7 @@
 """A network of the kernel's own on this machine: a namespace for each peer, a cable from each to one bridge, a rate on both ends of it.
 
-The bridge stands in a namespace too, where no firewall of the machine's, such as a container engine's, has a say. The rate is a token bucket, so a line has no delay of its own. What a peer has sent and received is what its interface counted. Needs root.
+The bridge stands in a namespace too, where no firewall of the machine's, such as a container engine's, has a say. The rate is a token
+bucket, so a line has no delay of its own. What a peer has sent and received is what its interface counted. Needs root.
 """
 
 from __future__ import annotations

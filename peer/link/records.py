@@ -175,7 +175,7 @@ class StepBack(LinkRecord):
     clock_steps: int
 
 
-class Line(LinkRecord):
+class NodeReport(LinkRecord):
     """What the line carries, and what the node has cost so far: about every other second."""
 
     bytes_per_s: float  # the slower way; 0: not measured yet
@@ -294,7 +294,7 @@ CodingRequest = Prepare | Encode | Check  # these need no step boundary
 WritingRequest = CopyState | SketchSlow | CodeSlow  # nor do these
 MeetingRequest = CodingRequest | Open | Apply
 AnsweredRequest = MeetingRequest | WritingRequest | BringUp | Settle | Adopt | Pull
-ToldRequest = Drop | Solo | Defer | StepBack | Line | Start | FinishDone
+ToldRequest = Drop | Solo | Defer | StepBack | NodeReport | Start | FinishDone
 Request = AnsweredRequest | ToldRequest
 Reply = Opened | Unavailable | SketchReady | PayloadReady | Checked | Applied | Written | Adopted | Pulled
 Notice = Built | Due | Progress

@@ -8,8 +8,8 @@ they come, in the only legal order (`PartnerSide`), and `_advance` acts as soon 
                (initiator)              (only where the codec has a sketch)                                |           ^            |
                                                                                         (responder) IN_DOUBT ----------+   CONFIRMING
                                                                                                                           (initiator)
-The initiator decides: once it has the responder's verdict and its own, the decision is journaled, applied and told (`Settlement`). Before
-that point every failure drops the meeting on both sides. A responder that loses the stream between its verdict and the decision is
+The initiator decides: once it has the responder's verdict and its own, the decision is journaled, applied and told (`DecidedMeeting`).
+Before that point every failure drops the meeting on both sides. A responder that loses the stream between its verdict and the decision is
 IN_DOUBT and asks again (`Resolve`); what cannot be learnt in time did not happen. After that point nothing that the partner does, or does
 not do, changes anything: the meeting counts. So a side ends in the state before the meeting or after it, never between; only a decision
 that no retry could deliver counts for one side alone (the two generals' last message), and the initiator, which waits for `Committed`,
@@ -72,13 +72,13 @@ class Meeting:
         self._own_hello: Hello | None = None
         self._own_failed = b""  # bitmap
         self._state = MeetingState.OPENING
-        self._settlement: Settlement | None = None  # once it is decided
+        self._decided: DecidedMeeting | None = None  # once it is decided
         self._story: deque[str] = deque(maxlen=STORY_EVENTS)
 
     @property
     def state(self) -> MeetingState:
         """Where this side stands."""
-        return self._state if self._settlement is None or self.finish is not None else self._settlement.state
+        return self._state if self._decided is None or self.finish is not None else self._decided.state
 
     @property
     def payload_bytes(self) -> int:
@@ -119,7 +119,7 @@ class Meeting:
             return []
         self._story.append(f"{self.state.name} {type(event).__name__}")
         try:
-            commands = self._before_decision(event) if self._settlement is None else self._settlement.handle(event)
+            commands = self._before_decision(event) if self._decided is None else self._decided.handle(event)
         except InvalidTransition as bug:
             bug.add_note(f"the story: {', '.join(self._story)}")
             raise
@@ -264,8 +264,8 @@ class Meeting:
 
     def _decide(self, failed_blocks: bytes) -> list[Command]:
         self._partner.need_bitmap(failed_blocks, self._own_failed)
-        self._settlement = Settlement(self.number, Commit(self.pairing.meeting_id, failed_blocks), self.initiates)
-        return self._settlement.begin()
+        self._decided = DecidedMeeting(self.number, Commit(self.pairing.meeting_id, failed_blocks), self.initiates)
+        return self._decided.begin()
 
     def _doubt(self) -> list[Command]:
         if self.state is MeetingState.IN_DOUBT:
@@ -302,7 +302,7 @@ class InvalidTransition(AssertionError):
     """An event that cannot happen in this state: our own bug. Carries the story so far."""
 
 
-class Settlement:
+class DecidedMeeting:
     """A meeting from its decision to its end, on one side. `commit` is the decision, `number` the trainer link's name of the meeting."""
 
     def __init__(self, number: int, commit: Commit, initiates: bool) -> None:

@@ -49,7 +49,7 @@ class IdleCopy:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class RunResult:
     """The state on which the peers settle; its name is its SHA-256."""
 
     name: bytes
@@ -92,7 +92,7 @@ class StateDonor:
         self._standing = standing
         self._state_bytes = terms.state_bytes
         self._fragments = terms.fragments
-        self.result: Result | None = None  # once we have settled on one
+        self.result: RunResult | None = None  # once we have settled on one
         self._gave_s = -GIVING_S
         self._coding = asyncio.Lock()
         self._gap_steps = terms.max_clock_gap_steps

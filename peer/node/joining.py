@@ -107,7 +107,7 @@ class Joining:
         self._emit = emit
         self._num_donors = DONORS
         self._told_s = -TELL_S
-        self._progress: Progress | None = None
+        self._progress: DownloadProgress | None = None
 
     async def hear_clocks(self) -> None:
         """Ask peers for their clocks, and return once the book knows one of a peer that has begun.
@@ -210,7 +210,7 @@ class Joining:
         return pieces
 
     async def _fetch(self, pieces: Pieces, donors: list[KnownPeer], wanted: Callable[[], Wanted]) -> list[GossamerError]:
-        progress = self._progress = self._progress or Progress(loop_s(), pieces.done_bytes)
+        progress = self._progress = self._progress or DownloadProgress(loop_s(), pieces.done_bytes)
 
         def check(donor: PeerId, header: Contents) -> None:
             self._book.tells_clock(donor, header.clock_steps)  # records are old by some seconds
@@ -259,14 +259,14 @@ class Joining:
             return BadContents(adopted.reason)
         return NoUse(adopted.reason)
 
-    def _tell(self, progress: Progress, pieces: Pieces) -> None:
+    def _tell(self, progress: DownloadProgress, pieces: Pieces) -> None:
         if loop_s() - self._told_s >= TELL_S or pieces.is_whole:
             self._told_s = loop_s()
             self._emit(ProcessSays("joining", progress.describe(pieces.done_bytes, pieces.num_bytes, loop_s())))
 
 
 @dataclass(slots=True)
-class Progress:
+class DownloadProgress:
     """How far a download is, over all rounds of asking."""
 
     began_s: float  # loop time

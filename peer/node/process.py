@@ -143,7 +143,7 @@ class NodeProcess:
         start_s = time.process_time() + cpu_s(network.daemon_pid)
         while True:
             used_s = time.process_time() + cpu_s(network.daemon_pid)
-            own.link.tell(ask.Line(own.line.slower_bytes_per_s, used_s))
+            own.link.tell(ask.NodeReport(own.line.slower_bytes_per_s, used_s))
             self._child.emit(NodeSpent(max(0.0, used_s - start_s)))
             await asyncio.sleep(TELL_LINE_S)
 

@@ -24,7 +24,7 @@ from peer.link.payload_folder import PayloadFolder, mapped
 from peer.link.socket import LinkLost, NodeEnd
 from peer.machine.events import Event, ProcessSays, ResultTaken
 from peer.node import pieces as files
-from peer.node.donor import Result, StateDonor
+from peer.node.donor import RunResult, StateDonor
 from peer.node.download import Download
 from peer.node.fetching import FetchClient
 from peer.node.meetings import Meetings
@@ -138,7 +138,7 @@ class Settlement:
             self._refused.add(name)
             self._emit(ProcessSays("finishing", f"kept our own weights: {adopted.reason}"))
             return False
-        self._settled(Result(name, data), tuple(str(entry.peer_id) for entry in found[name]), loop_s() - began_s)
+        self._settled(RunResult(name, data), tuple(str(entry.peer_id) for entry in found[name]), loop_s() - began_s)
         return True
 
     # ------------------------------------------------------------------ our own
@@ -160,7 +160,7 @@ class Settlement:
             self._payloads.remove(name)
         if isinstance(written, ask.Written) and not written.reason and len(data) == self._state_bytes:
             digest = await asyncio.to_thread(lambda: hashlib.sha256(data).digest())
-            self._settled(Result(digest, data), (), 0.0)
+            self._settled(RunResult(digest, data), (), 0.0)
 
     async def _adopt(self, path: Path) -> ask.Adopted:
         async with self._meetings.set_aside():
@@ -169,7 +169,7 @@ class Settlement:
             self._standing.has_settled = self._standing.has_settled or adopted.accepted
         return adopted
 
-    def _settled(self, result: Result, donors: tuple[str, ...], seconds: float) -> None:
+    def _settled(self, result: RunResult, donors: tuple[str, ...], seconds: float) -> None:
         self._donor.result = result
         self._emit(ResultTaken(result.name.hex(), donors, len(result.data), seconds))
 

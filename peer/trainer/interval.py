@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from optim.fragments import MEETING_INTERVAL
-from peer.link.records import Line, Open
+from peer.link.records import NodeReport, Open
 from peer.machine.events import IntervalSet
 from peer.trainer.replica import Replica
 from protocol.messages.messages import RunPhase
@@ -135,7 +135,7 @@ class Pace:
         self._countdown = replica.countdown
         self._replica = replica
         self._emit = emit
-        self._line = Line(0.0, 0.0)
+        self._report = NodeReport(0.0, 0.0)
         self._earlier_nodes_s = 0.0  # processor time of those before the node that is there
         if outer.inner_steps == "auto" and not replica.own_steps:
             replica.countdown.pace(SHORTEST_STEPS)  # peers part fastest in their first steps
@@ -143,11 +143,11 @@ class Pace:
         reason = self._interval.reason if self._interval else "the manifest says so"
         emit(IntervalSet(replica.countdown.inner_steps, reason))
 
-    def hear(self, line: Line) -> None:
+    def hear(self, report: NodeReport) -> None:
         """Take in what the node says of the line and of itself."""
-        if line.cpu_s < self._line.cpu_s:  # another one, which began to count anew
-            self._earlier_nodes_s += self._line.cpu_s
-        self._line = line
+        if report.cpu_s < self._report.cpu_s:  # another one, which began to count anew
+            self._earlier_nodes_s += self._report.cpu_s
+        self._report = report
 
     def is_too_soon(self, call: Open) -> bool:
         """Whether a call, by whomever, comes sooner after the fragment's last outer step than our line carries them. From any thread."""
@@ -161,8 +161,8 @@ class Pace:
         """Find the interval again from the time spent so far; about once a second."""
         if self._interval is None:
             return
-        sync_cpu_s = self._earlier_nodes_s + self._line.cpu_s + coding_cpu_s
+        sync_cpu_s = self._earlier_nodes_s + self._report.cpu_s + coding_cpu_s
         spent = Spent(self._replica.own_steps, train_s, blocked_s, time.process_time() - coding_cpu_s, sync_cpu_s)
-        if self._interval.update(spent, self._line.bytes_per_s):
+        if self._interval.update(spent, self._report.bytes_per_s):
             self._countdown.pace(self._interval.steps)
             self._emit(IntervalSet(self._interval.steps, self._interval.reason))

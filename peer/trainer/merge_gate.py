@@ -42,7 +42,7 @@ class Lengths:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Bounds:
     """Where a fragment stands towards the others."""
 
     reach: float = 0.0  # how far it may be from them; what it has moved since its last outer step comes on top
@@ -53,7 +53,7 @@ class MergeGate:
     """Judge the gaps of one fragment."""
 
     def __init__(self) -> None:
-        self._standing = Standing()
+        self._bounds = Bounds()
 
     def limit(self, own: Lengths) -> float:
         """Return how long a gap may be."""
@@ -70,29 +70,29 @@ class MergeGate:
 
     def accept(self, gap: float, own: Lengths) -> None:
         """Take note of a merged gap."""
-        reach, allowance = self._standing.reach + own.moved, self._allowance(own)
+        reach, allowance = self._bounds.reach + own.moved, self._allowance(own)
         unexplained = min(allowance, max(0.0, gap - self._explained(own)))
-        self._standing = Standing(0.5 * math.hypot(reach, min(gap, reach + unexplained)), allowance - unexplained)
+        self._bounds = Bounds(0.5 * math.hypot(reach, min(gap, reach + unexplained)), allowance - unexplained)
 
     def step_alone(self, moved: float) -> None:
         """Take note of an outer step without a partner."""
-        self._standing = Standing(self._standing.reach + moved, self._standing.allowance)
+        self._bounds = Bounds(self._bounds.reach + moved, self._bounds.allowance)
 
     def state(self) -> dict[str, float | None]:
         """Return what a checkpoint must hold: JSON-able."""
-        return asdict(self._standing)
+        return asdict(self._bounds)
 
     def restore(self, state: Mapping[str, float | None]) -> None:
         """Take over what `state` returned."""
-        self._standing = Standing(state["reach"] or 0.0, state["allowance"])
+        self._bounds = Bounds(state["reach"] or 0.0, state["allowance"])
 
     def _explained(self, own: Lengths) -> float:
-        reach = self._standing.reach + own.moved
+        reach = self._bounds.reach + own.moved
         return LIMIT * reach if own.back <= BACK * reach else 0.0
 
     def _allowance(self, own: Lengths) -> float:
         """Return the allowance as it is now, after what was moved since the last outer step."""
-        allowance, full = self._standing.allowance, FULL_STEPS * own.step
+        allowance, full = self._bounds.allowance, FULL_STEPS * own.step
         if allowance is None:
             return FIRST_ALLOWANCE * own.message
         if allowance <= full:

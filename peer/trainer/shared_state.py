@@ -27,7 +27,7 @@ PULL_TOLERANCE: Final = 1.05  # likewise for one fragment: the others have not c
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FragmentWeights:
     """A fragment's part of a state: new tensors, f32[numel], on the fragment's device."""
 
     fragment: FragmentState
@@ -59,7 +59,7 @@ def payload_tensor(payloads: PayloadFolder, name: str, device: torch.device) -> 
     return torch.frombuffer(data, dtype=torch.uint8).to(device) if data else torch.empty(0, dtype=torch.uint8, device=device)
 
 
-def read_state(data: memoryview, fragments: Sequence[FragmentState], has_momentum: bool) -> tuple[Part, ...]:
+def read_state(data: memoryview, fragments: Sequence[FragmentState], has_momentum: bool) -> tuple[FragmentWeights, ...]:
     """Return the parts of a state, in the order of the fragments; zeros for momentum where the run has none.
 
     Raises ValueError, with the reason, for bytes that cannot be the state of a peer like us.
@@ -73,7 +73,7 @@ def read_state(data: memoryview, fragments: Sequence[FragmentState], has_momentu
         raise ValueError("the state holds values that are not finite")
     slow = list(_cut(flat, fragments))
     momentum = list(_cut(flat[num_values:], fragments)) if has_momentum else [torch.zeros_like(fragment.slow) for fragment in fragments]
-    parts = tuple(map(Part, fragments, slow, momentum))
+    parts = tuple(map(FragmentWeights, fragments, slow, momentum))
     _need_sane(parts)
     return parts
 
@@ -85,7 +85,7 @@ def _cut(flat: Tensor, fragments: Sequence[FragmentState]) -> Iterator[Tensor]:
         flat = flat[numel:]
 
 
-def _need_sane(parts: Sequence[Part]) -> None:
+def _need_sane(parts: Sequence[FragmentWeights]) -> None:
     whole = _size(*(part.fragment.slow for part in parts))  # for a fragment that begins with zeros
     for part in parts:
         own = max(whole, _size(part.fragment.slow))
@@ -103,7 +103,9 @@ def settle(fragments: Sequence[FragmentState], parameters: Mapping[str, Tensor])
         scatter(fragment.codec.fragment, fragment.slow, parameters)
 
 
-def try_on(parts: Sequence[Part], parameters: Mapping[str, Tensor], loss: Callable[[], float], tolerance: float = TOLERANCE) -> str:
+def try_on(
+    parts: Sequence[FragmentWeights], parameters: Mapping[str, Tensor], loss: Callable[[], float], tolerance: float = TOLERANCE
+) -> str:
     """Put slow weights into the model; return why they do not work, with the model as it was, or nothing."""
 
     def put() -> None:

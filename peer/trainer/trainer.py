@@ -214,7 +214,7 @@ class Trainer:
                 self._begin()
             case ask.Open() if self._pace.is_too_soon(request):
                 self._link.send(_too_soon(request), self._session)
-            case ask.Line():
+            case ask.NodeReport():
                 self._pace.hear(request)
             case ask.FinishDone():
                 if self._replica.phase is RunPhase.FINISH:

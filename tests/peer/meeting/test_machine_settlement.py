@@ -6,7 +6,7 @@ import pytest
 
 from peer.link import records as ask
 from peer.meeting import words as on
-from peer.meeting.machine import CONFIRM_S, NOT_CONFIRMED, InvalidTransition, Settlement
+from peer.meeting.machine import CONFIRM_S, NOT_CONFIRMED, DecidedMeeting, InvalidTransition
 from peer.meeting.words import Finish, MeetingOutcome, MeetingState
 from protocol.errors import BadMessage, RefusalCode
 from protocol.messages.messages import Commit, Committed, Refusal
@@ -27,8 +27,8 @@ LAST_WORDS = [
 ]
 
 
-def settled(initiates: bool, *events: on.Event) -> tuple[Settlement, list[on.Command]]:
-    settlement = Settlement(3, COMMIT, initiates)
+def settled(initiates: bool, *events: on.Event) -> tuple[DecidedMeeting, list[on.Command]]:
+    settlement = DecidedMeeting(3, COMMIT, initiates)
     commands = settlement.begin()
     for event in events:
         commands = settlement.handle(event)
