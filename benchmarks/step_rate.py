@@ -61,7 +61,7 @@ class BenchedPeer:
         self.identity = Identity.load_or_create(self.home.identity)
         self.seen: list[tuple[float, int]] = []  # when, own steps
         self.programs = dict(PROGRAMS)
-        config = PeerConfig(home=folder, num_threads=threads, device="cpu", listen_host="127.0.0.1")
+        config = PeerConfig(home=folder, threads=threads, device="cpu", listen="127.0.0.1")
         self.supervisor = Supervisor(config, str(self.identity.peer_id), self._watch, self.programs)
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cli.join import InviteText, need_run, read_invite
-from cli.options import DEFAULT_HOME, DEFAULT_LISTEN, Announce, HomeFolder, Listen, Metrics, Port
+from cli.options import DEFAULT_HOME, Announce, HomeFolder, Listen, Metrics, Port
 from cli.screen import Screen
 from cli.session import hold_session, settings
 from peer.machine.home import Home
@@ -13,7 +13,7 @@ from peer.machine.status import Status
 def bootstrap(
     invite: InviteText = None,
     home: HomeFolder = DEFAULT_HOME,
-    listen: Listen = DEFAULT_LISTEN,
+    listen: Listen = None,
     port: Port = None,
     announce: Announce = None,
     metrics: Metrics = None,
@@ -22,7 +22,7 @@ def bootstrap(
 
     Takes part in the run's directory and gives its manifest to newcomers. Prints its own addresses, one a line, on stdout.
     """
-    config = settings(home, listen=listen, port=port, announce=announce, trains=False)
+    config = settings(home, {"listen": listen, "port": port, "announce": announce}, trains=False)
     folder = Home(config.home)
     if invite is None:
         need_run(folder, "bootstrap")

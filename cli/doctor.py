@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from cli.options import DEFAULT_HOME, DEFAULT_LISTEN, Device, HomeFolder, Json, Listen, Port
+from cli.options import DEFAULT_HOME, Device, HomeFolder, Json, Listen, Port
+from peer.machine.config import peer_config, saved_settings
 from peer.machine.home import Home
 
 InviteText = Annotated[
@@ -21,8 +22,8 @@ InviteText = Annotated[
 def doctor(
     invite: InviteText = None,
     home: HomeFolder = DEFAULT_HOME,
-    device: Device = "auto",
-    listen: Listen = DEFAULT_LISTEN,
+    device: Device = None,
+    listen: Listen = None,
     port: Port = None,
     as_json: Json = False,
 ) -> int:
@@ -34,8 +35,11 @@ def doctor(
     from peer.doctor.examination import examine, exit_code
     from peer.doctor.finding import Level
 
-    found = []
-    for name, finding in examine(Case(Home(home), invite, device, listen, port)):
+    found, folder = [], Home(home)
+    saved = saved_settings(folder)
+    given = {key: value for key, value in (("device", device), ("listen", listen)) if value}
+    local = peer_config({**saved, **given, "home": folder.path})
+    for name, finding in examine(Case(folder, invite, local.device, local.listen, saved.get("port") if port is None else port)):
         found.append((name, finding))
         if not as_json:
             print(f"{finding.level.value:<6}{name:<15}{finding.found}", flush=True)

@@ -12,7 +12,7 @@ import typer
 from cli import options
 from cli.manifests import changed, read_manifest
 from cli.screen import Screen
-from cli.session import hold_session, settings
+from cli.session import hold_session, save_every, settings
 from peer.machine.home import Home
 from peer.machine.status import Status
 from protocol.errors import BadSettings
@@ -36,9 +36,9 @@ def host(
     manifest: ManifestFile = None,
     home: options.HomeFolder = options.DEFAULT_HOME,
     data: options.Data = None,
-    device: options.Device = "auto",
-    threads: options.Threads = 0,
-    listen: options.Listen = options.DEFAULT_LISTEN,
+    device: options.Device = None,
+    threads: options.Threads = None,
+    listen: options.Listen = None,
     port: options.Port = None,
     announce: options.Announce = None,
     checkpoint_every: options.CheckpointEvery = None,
@@ -55,8 +55,8 @@ def host(
 
     Prints the invite for others as one line on stdout. In a home folder that holds a run of this peer, goes on with it.
     """
-    config = settings(home, data, device, threads, listen=listen, port=port, announce=announce, checkpoint_every_s=checkpoint_every)
-    config = config.model_copy(update={"wait_for_peers": wait_for_peers, "alone": alone})
+    given = {"data": data, "device": device, "threads": threads, "listen": listen, "port": port, "announce": announce}
+    config = settings(home, given | save_every(checkpoint_every), alone=alone, wait_for_peers=wait_for_peers)
     folder = Home(config.home)
     folder.create()
     identity = Identity.load_or_create(folder.identity)

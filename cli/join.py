@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from cli.options import DEFAULT_HOME, DEFAULT_LISTEN, Announce, CheckpointEvery, Data, Device, HomeFolder, Listen, Metrics, Port, Threads
-from cli.session import hold_session, settings
+from cli.options import DEFAULT_HOME, Announce, CheckpointEvery, Data, Device, HomeFolder, Listen, Metrics, Port, Threads
+from cli.session import hold_session, save_every, settings
 from peer.machine.home import Home
 from protocol.errors import BadInvite, BadSettings
 from protocol.identity import Identity
@@ -29,9 +29,9 @@ def join(
     invite: InviteText = None,
     home: HomeFolder = DEFAULT_HOME,
     data: Data = None,
-    device: Device = "auto",
-    threads: Threads = 0,
-    listen: Listen = DEFAULT_LISTEN,
+    device: Device = None,
+    threads: Threads = None,
+    listen: Listen = None,
     port: Port = None,
     announce: Announce = None,
     checkpoint_every: CheckpointEvery = None,
@@ -41,7 +41,8 @@ def join(
 
     Until the run ends, `peer leave`, or Ctrl-C.
     """
-    config = settings(home, data, device, threads, listen=listen, port=port, announce=announce, checkpoint_every_s=checkpoint_every)
+    given = {"data": data, "device": device, "threads": threads, "listen": listen, "port": port, "announce": announce}
+    config = settings(home, given | save_every(checkpoint_every))
     folder = Home(config.home)
     if invite is None:
         need_run(folder)

@@ -17,7 +17,10 @@ import typer
 from cli.leash import follow_parent
 from protocol.errors import ExitCode, GossamerError
 
-VERBS = ("demo", "init", "host", "join", "invite", "bootstrap", "status", "leave", "doctor", "export", "eval", "simulate", "id")
+VERBS = (
+    "demo", "init", "host", "join", "invite", "bootstrap", "status", "config", "pause", "resume", "leave", "doctor", "export", "eval",
+    "simulate", "id",
+)  # fmt: skip
 FUNCTIONS = {"eval": "evaluate", "id": "identity"}  # of verbs that Python's own functions are named after; any other has its verb's name
 
 

@@ -14,7 +14,6 @@ def inner_steps(text: str) -> int | str:
 
 
 DEFAULT_HOME = Path("~/.gossamer")
-DEFAULT_LISTEN = "0.0.0.0"
 
 HomeFolder = Annotated[
     Path,
@@ -26,9 +25,14 @@ Data = Annotated[
     Path | None,
     typer.Option("--data", metavar="PATH", exists=True, help="Text file, or folder of text, to train on. Default: what the manifest says."),
 ]
-Device = Annotated[str, typer.Option("--device", metavar="NAME", help="Where to train: auto, cpu, mps, cuda or cuda:N.")]
-Threads = Annotated[int, typer.Option("--threads", metavar="N", min=0, help="Processor threads for training; 0 lets torch choose.")]
-Listen = Annotated[str, typer.Option("--listen", metavar="HOST", help="Address to listen on; 127.0.0.1 keeps the peer on this machine.")]
+Device = Annotated[str | None, typer.Option("--device", metavar="NAME", help="Where to train: auto (default), cpu, mps, cuda or cuda:N.")]
+Threads = Annotated[
+    int | None, typer.Option("--threads", metavar="N", min=0, help="Processor threads for training; 0 (default) lets torch choose.")
+]
+Listen = Annotated[
+    str | None,
+    typer.Option("--listen", metavar="HOST", help="Address to listen on; 127.0.0.1 keeps the peer on this machine. Default: 0.0.0.0."),
+]
 Port = Annotated[
     int | None,
     typer.Option(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from cli.figures import loss_text
 from cli.screen import Screen, screen
-from peer.machine.config import PeerConfig, peer_config
+from peer.machine.config import LocalSettings, PeerConfig, peer_config, saved_settings
 from peer.machine.home import Home
 from peer.machine.port import keep_port, need_port, usual_port
 from peer.machine.status import Status
@@ -22,36 +22,24 @@ from protocol.run.manifest import SignedManifest
 Also = Callable[[Status, Screen], None]
 
 
-def settings(
-    home: Path,
-    data: Path | None = None,
-    device: str = "auto",
-    threads: int = 0,
-    *,
-    listen: str,
-    port: int | None,
-    announce: list[str] | None,
-    checkpoint_every_s: float | None = None,
-    trains: bool = True,
-) -> PeerConfig:
-    """Check the options that make up a peer's local settings. Raises BadSettings."""
-    home = home.expanduser().absolute()
+def settings(home: Path, given: Mapping[str, object], *, trains: bool = True, alone: bool = False, wait_for_peers: int = 0) -> PeerConfig:
+    """Return the settings of this start: what a command was `given` (None: nothing), else what `config.toml` says. Raises BadSettings."""
+    folder = Home(home)
+    values: dict[str, object] = saved_settings(folder) | {key: value for key, value in given.items() if value not in (None, [])}
+    listen = str(values.get("listen", LocalSettings.model_fields["listen"].default))
+    port = values.get("port")
     if port is None:
-        port = usual_port(Home(home), listen)
-    need_port(listen, port)
-    values: dict[str, object] = {
-        "home": home,
-        "data": data.expanduser().absolute() if data else None,
-        "device": device,
-        "num_threads": threads,
-        "listen_host": listen,
-        "listen_port": port,
-        "announce": tuple(announce or ()),
-        "trains": trains,
-    }
-    if checkpoint_every_s is not None:
-        values |= {"checkpoint_interval_s": checkpoint_every_s, "checkpoint_interval_steps": None}
-    return peer_config(values)
+        values["port"] = port = usual_port(folder, listen)
+    if isinstance(port, int):
+        need_port(listen, port)
+    if isinstance(data := values.get("data"), Path):
+        values["data"] = data.expanduser().absolute()
+    return peer_config({**values, "home": folder.path, "trains": trains, "alone": alone, "wait_for_peers": wait_for_peers})
+
+
+def save_every(seconds: float | None) -> dict[str, object]:
+    """Return the settings behind `--checkpoint-every`: who says a time is not overruled by a number of steps."""
+    return {} if seconds is None else {"checkpoint_interval_s": seconds, "checkpoint_interval_steps": 0}
 
 
 def hold_session(

@@ -146,7 +146,7 @@ def simulate(
 
     if plot:
         need_plot(plot)
-    rows = train(request, Venue(Home(home).cache, data, device, eval_batches, CURVE_BATCHES if plot else 0), threads)
+    rows = train(request, Venue(Home(home).cache, data, device or "auto", eval_batches, CURVE_BATCHES if plot else 0), threads or 0)
     print(rows_text(rows, as_json=as_json), flush=True)  # before the picture, which may fail
     if plot:
         plot_rows(rows, plot)

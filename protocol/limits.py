@@ -28,6 +28,12 @@ REFUSAL_DETAIL_CHARS: Final = 200
 ACQUAINTANCES: Final = 2
 """Records of other peers in a Hello: enough to refill an address book, too few to flood one."""
 
+# ---- rates ----
+SLOWEST_BYTES_PER_S: Final = 32 * KIB
+"""A quarter of a megabit each second: what a meeting is given time for at least, whatever is measured."""
+LEAST_BYTES_PER_S: Final = 40_000
+"""The least that a peer may limit itself to: one meeting at the slowest rate, and a fifth more for everything beside it."""
+
 # ---- fixed sizes ----
 NONCE_BYTES: Final = 16
 RUN_ID_BYTES: Final = 32

@@ -11,7 +11,9 @@ from typing import Any, get_args
 import pytest
 import typer
 
+from cli.config import text_of
 from cli.main import VERBS, command_line
+from peer.machine.config import LocalSettings
 from peer.machine.events import Event
 from peer.machine.home import Home
 from peer.machine.status import Status
@@ -78,6 +80,13 @@ def test_every_key_of_the_manifest_is_described_with_its_meaning() -> None:
         assert field.annotation is not None
         for key, inner in field.annotation.model_fields.items():
             assert re.search(rf"^\| `{key}` \| .* \| {re.escape(inner.description)} \|$", text, re.MULTILINE), f"{name}.{key}"
+
+
+def test_every_local_setting_is_described_with_its_default_and_meaning() -> None:
+    text = (REFERENCE / "config.md").read_text()
+    defaults = LocalSettings().model_dump(mode="json")
+    rows = [f"| `{key}` | `{text_of(defaults[key])}` | {field.description} |" for key, field in LocalSettings.model_fields.items()]
+    assert [line for line in text.splitlines() if line.startswith("| `")] == rows
 
 
 def test_every_event_is_described() -> None:

@@ -1,8 +1,9 @@
 """The side of the supervisor's pipes that lives in a child process (node or trainer).
 
-Settings come as the first line of stdin; a later line, or its end, asks the child to stop. Events leave on stdout, one JSON object a
-line, and never block: a supervisor that does not read costs it events, not training. Nothing else may write to stdout, so it is moved
-away first. Signals meant for the whole group (Ctrl-C, a closed terminal, a service manager's SIGTERM) are the supervisor's to decide on.
+Settings come as the first line of stdin; a later line has them anew, whole, and its end asks the child to stop. Events leave on stdout,
+one JSON object a line, and never block: a supervisor that does not read costs it events, not training. Nothing else may write to stdout, so
+it is moved away first. Signals meant for the whole group (Ctrl-C, a closed terminal, a service manager's SIGTERM) are the supervisor's to
+decide on.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from protocol.errors import ExitCode, GossamerError, OperatorError
 _PR_SET_PDEATHSIG = 1
 _UNSENT_BYTES = 1 << 16  # of events, kept while the supervisor does not read; newer ones are dropped beyond
 _LAST_WORDS_S = 2.0
+_READ_BYTES = 1 << 16
 
 
 class ChildSettings(BaseModel):
@@ -38,6 +40,7 @@ class ChildSettings(BaseModel):
     peer_id: str  # base58
     runtime: Path  # the private runtime folder
     told_to_start: bool  # the trainer waits for the node's word before it trains from the initial weights
+    resting: bool = False  # the node is to begin no meetings: there is, or soon will be, no trainer
 
     def to_line(self) -> bytes:
         """Serialize to one line of JSON."""
@@ -61,6 +64,7 @@ class Child:
         os.set_blocking(self._events, False)
         self._unsent = b""
         self._num_lost = 0
+        self._heard = b""  # the beginning of a line
         self._stopping = False
 
     def emit(self, event: Event) -> None:
@@ -85,9 +89,17 @@ class Child:
 
     def stop_requested(self) -> bool:
         """Tell whether the supervisor asked us to stop, or is gone. Returns at once."""
-        if not self._stopping and select.select([0], [], [], 0)[0]:
-            self._stopping = True
+        while not self._stopping and select.select([0], [], [], 0)[0]:
+            self.hear()
         return self._stopping
+
+    def hear(self) -> None:
+        """Take in what the supervisor says now; waits for it."""
+        data = os.read(0, _READ_BYTES)
+        self._stopping |= not data
+        *lines, self._heard = (self._heard + data).split(b"\n")
+        for line in lines:
+            self.settings = ChildSettings.model_validate_json(line)
 
     def end(self, error: BaseException | None = None) -> int:
         """Tell what ended this process, unless it is `None`; wait a little until all is read, and return the exit code."""

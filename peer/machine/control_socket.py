@@ -1,4 +1,4 @@
-"""The control socket: how `peer status`, `peer leave` and the demo speak to a running peer. One JSON line asks, one JSON line answers.
+"""The control socket: how `peer status`, `peer pause` and the demo speak to a running peer. One JSON line asks, one JSON line answers.
 
 The socket lies in the peer's private runtime folder, so only its owner can reach it; `running.json` in the home folder says where it is.
 """
@@ -22,6 +22,7 @@ ANSWER_S = 10.0
 LINE_BYTES = 1 << 16
 
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
+"""What is replied to a request; BadSettings, raised in it, is told to who asks."""
 
 
 class NobodyRuns(BadSettings):
@@ -39,7 +40,7 @@ async def serving(home: Home, runtime: Path, answer: Answer) -> AsyncIterator[No
         with contextlib.suppress(ConnectionError, ValueError, TimeoutError, asyncio.IncompleteReadError):
             async with asyncio.timeout(ANSWER_S):
                 request = json.loads(await reader.readline())
-                reply = answer(request) if isinstance(request, dict) else {"error": "a request is a JSON object"}
+                reply = _reply(answer, request)
                 writer.write(json.dumps(reply).encode() + b"\n")
                 await writer.drain()
         writer.close()
@@ -53,10 +54,19 @@ async def serving(home: Home, runtime: Path, answer: Answer) -> AsyncIterator[No
         home.running.unlink(missing_ok=True)
 
 
+def _reply(answer: Answer, request: object) -> dict[str, Any]:
+    if not isinstance(request, dict):
+        return {"error": "a request is a JSON object"}
+    try:
+        return answer(request)
+    except BadSettings as error:
+        return {"error": str(error), "hint": error.hint}
+
+
 def ask(home: Path, request: dict[str, Any], *, wait_s: float = ANSWER_S) -> dict[str, Any]:
     """Ask the peer that runs from `home` and return its answer.
 
-    Raises NobodyRuns when none runs there, BadSettings when it does not answer. Blocks for at most `wait_s`.
+    Raises NobodyRuns when none runs there, BadSettings when it does not answer or says no. Blocks for at most `wait_s`.
     """
     nobody = NobodyRuns(f"no peer is running in {home}", hint="start one with `peer join` or `peer host`, or name its folder with --home")
     try:
@@ -72,9 +82,11 @@ def ask(home: Path, request: dict[str, Any], *, wait_s: float = ANSWER_S) -> dic
         if not line:  # it has just ended
             raise nobody
         answer: dict[str, Any] = json.loads(line)
-        return answer
     except (TimeoutError, ValueError) as error:
         hint = f"see {Home(home).log}; if it hangs, stop its process and start it again"
         raise BadSettings(f"the peer in {home} does not answer", hint=hint) from error
     except OSError as error:  # it was killed: nobody listens at the socket that it left
         raise nobody from error
+    if "error" in answer:
+        raise BadSettings(str(answer["error"]), hint=str(answer.get("hint", "")))
+    return answer

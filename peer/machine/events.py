@@ -214,10 +214,13 @@ class EventsLost(Stamped):
     reason: str
 
 
+RESTING = "resting"  # what the node says when it was told to rest and its meetings have ended
+
+
 class ProcessSays(Stamped):
     """How far the node or the trainer is, in its own words; the peer's state is composed of these."""
 
-    state: str  # the trainer: ready training finishing; the node: joining waiting, without a trainer seeding
+    state: str  # the trainer: ready training finishing; the node: joining waiting resting, without a trainer seeding
     reason: str
 
 

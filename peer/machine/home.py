@@ -27,6 +27,7 @@ class Home:
         self.path = path.expanduser().absolute()
         self.identity: Final = self.path / "identity.key"
         self.manifest: Final = self.path / "manifest.bin"  # signed by the run's host
+        self.config: Final = self.path / "config.toml"  # local settings; may be absent
         self.invite: Final = self.path / "invite.txt"
         self.peers: Final = self.path / "peers.json"  # address book
         self.checkpoints: Final = self.path / "checkpoints"

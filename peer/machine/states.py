@@ -25,6 +25,7 @@ STATES: Final = {
     "joining": Usual("looking for the run", f"{ON_ITS_OWN} as soon as a member of the run answers and its weights are here"),
     "waiting": Usual("waiting for peers", "ends when enough others have joined: `peer invite` prints an invite for them"),
     "training": Usual("meeting others", "ends with the run, or with `peer leave`"),
+    "paused": Usual("asked to pause", "ends with `peer resume`"),
     "finishing": Usual("averaging with the others", "ends by itself within minutes"),
     "seeding": Usual("showing newcomers the way", "ends with `peer leave`"),
     "leaving": Usual("asked to leave", "ends within seconds; a second Ctrl-C does not wait"),

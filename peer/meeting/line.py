@@ -11,12 +11,11 @@ import math
 from collections import deque
 from enum import Enum, auto
 
+from protocol.limits import SLOWEST_BYTES_PER_S
 from protocol.messages.messages import Chunk, Commit, Message, Part, Verdict
 
 REMEMBERED = 16  # payloads, each way
 QUANTILE = 0.75  # of the rates of these: a slow partner says little about our line
-SLOWEST_BYTES_PER_S = 32 * 1024
-"""A quarter of a megabit each second: what a meeting is given time for at least, whatever is measured."""
 
 
 def transfer_s(num_bytes: int) -> float:

@@ -28,7 +28,7 @@ from peer.node.settlement import Settlement
 from peer.swarm.address_book import RecordIntake
 from peer.swarm.membership import Membership
 from peer.swarm.presence import Presence
-from peer.swarm.standing import Standing
+from peer.swarm.standing import PeerState, Standing
 from protocol.messages.messages import RunPhase
 from protocol.streams.transport import Transport
 
@@ -80,7 +80,7 @@ class Node:
         Raises an exception group with what cannot be mended here: SwarmUnreachable, RunRefusesUs, WrongVersion, or our own bug.
         """
         async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(loop) for loop in (self.searches.run(), self.catch_up.run())]
+            running = [tasks.create_task(loop) for loop in (self.searches.run(), self._catch_up_while_awake())]
             await self._standing.until(lambda: self._standing.finished)
             await self._final_averaging.run()
             await self.meetings.leave(CLOSE_S)
@@ -91,6 +91,23 @@ class Node:
                 loop.cancel()
 
     # ------------------------------------------------------------------ the trainer's word
+
+    async def _catch_up_while_awake(self) -> None:
+        """Stay with the others, and begin anew after each pause: what was under way for a trainer that is gone is of no use."""
+        standing = self._standing
+        while True:
+            await standing.until(lambda: standing.state is not PeerState.PAUSED)
+            works = [
+                asyncio.create_task(work) for work in (self.catch_up.run(), standing.until(lambda: standing.state is PeerState.PAUSED))
+            ]
+            try:
+                await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
+                if works[0].done():
+                    works[0].result()
+            finally:
+                for work in works:
+                    work.cancel()
+                await asyncio.gather(*works, return_exceptions=True)
 
     def on_notice(self, notice: ask.Notice) -> None:
         """Take in what the trainer says unasked."""

@@ -20,8 +20,8 @@ from peer.link import records as ask
 from peer.link.payload_folder import PayloadFolder
 from peer.link.records import Writer
 from peer.link.socket import NodeEnd
-from peer.machine.child import Child, cpu_s
-from peer.machine.events import NodeSpent, ProcessSays, RunKnown
+from peer.machine.child import Child, ChildSettings, cpu_s
+from peer.machine.events import RESTING, NodeSpent, ProcessSays, RunKnown
 from peer.machine.home import Home, write_whole
 from peer.meeting.driver import OwnSide
 from peer.meeting.journal import Journal
@@ -63,10 +63,39 @@ class NodeProcess:
         self._credential = self._invite.credential_for(self._identity.peer_id) if self._invite else None
         self._held = SignedManifest.from_bytes(self._home.manifest.read_bytes()) if self._home.manifest.exists() else None
         self._book = AddressBook(self._identity.peer_id)
+        self._standing = Standing()
+        self._told_to_rest = asyncio.Event()
+        self._node: Node | None = None
         self._door = Door(self._book, "still joining" if self._config.trains else "I show newcomers the way; I do not train")
+
+    def take_settings(self, settings: ChildSettings) -> None:
+        """Take over settings that have changed."""
+        if settings.resting:
+            self._standing.rest()
+            self._told_to_rest.set()
+        else:
+            self._standing.wake()
 
     async def run(self) -> None:
         """Run until the supervisor says stop. Raises GossamerError when the run cannot be found or does not want us."""
+        self.take_settings(self._child.settings)
+        resting = asyncio.create_task(self._tell_rest())
+        try:
+            await self._find_run()
+        finally:
+            resting.cancel()
+            await asyncio.gather(resting, return_exceptions=True)
+
+    async def _tell_rest(self) -> None:
+        """Whenever we are told to rest, say when the last meeting has ended: the trainer may go then."""
+        while True:
+            await self._told_to_rest.wait()
+            self._told_to_rest.clear()
+            if self._node is not None:
+                await self._node.meetings.until_quiet()
+            self._child.emit(ProcessSays(RESTING, ""))
+
+    async def _find_run(self) -> None:
         self._fill_book()
         run = self._invite or self._held
         if run is None:
@@ -75,8 +104,8 @@ class NodeProcess:
         settings = DaemonSettings(
             identity_file=self._home.identity,
             folder=self._child.settings.runtime / "net",
-            host=self._config.listen_host,
-            port=self._config.listen_port,
+            host=self._config.listen,
+            port=self._config.port,
             announce=self._config.announce,
         )
         async with Libp2pNode(settings, shelf, self._door.answer, self._ways_in, self._door.is_banned) as network:
@@ -103,7 +132,7 @@ class NodeProcess:
 
     async def _meet(self, network: Libp2pNode, manifest: Manifest, intake: RecordIntake, server: FetchServer) -> None:
         """Be there for others; meet them as soon as the trainer has said what the model is."""
-        standing, emit, enough = Standing(), self._child.emit, self._config.wait_for_peers
+        standing, emit, enough = self._standing, self._child.emit, self._config.wait_for_peers
         membership = Membership.of(self._identity, manifest, self._credential)
         presence = Presence(membership, network, lambda: network.addresses, intake, standing, emit, enough)
         payloads = PayloadFolder(self._child.settings.runtime / "payloads")
@@ -116,7 +145,7 @@ class NodeProcess:
                 if plan is not None:
                     own = OwnSide(link, payloads, Journal(self._home.journal))
                     membership = Membership.of(self._identity, manifest, self._credential, plan)
-                    node = Node(
+                    node = self._node = Node(
                         membership, standing, presence, intake, network, own, self._home.downloads, random.SystemRandom(), emit,
                         is_founder=self._invite is None, wait_for_peers=enough,
                     )  # fmt: skip
@@ -199,15 +228,19 @@ class NodeProcess:
 
 
 async def run_node(child: Child) -> None:
-    """Run the node until a line comes from the supervisor, or its pipe ends: either asks us to stop."""
+    """Run the node, with the settings that the supervisor says, until its pipe ends."""
     stopped, loop = asyncio.Event(), asyncio.get_running_loop()
+    process = NodeProcess(child, stopped)
 
-    def stop() -> None:
-        loop.remove_reader(0)  # an ended pipe stays readable: it would be told for ever
-        stopped.set()
+    def hear() -> None:
+        child.hear()
+        process.take_settings(child.settings)
+        if child.stop_requested():
+            loop.remove_reader(0)  # an ended pipe stays readable: it would be told for ever
+            stopped.set()
 
-    loop.add_reader(0, stop)
+    loop.add_reader(0, hear)
     try:
-        await NodeProcess(child, stopped).run()
+        await process.run()
     finally:
         loop.remove_reader(0)

@@ -42,6 +42,11 @@ class ChildProcess:
         """Return the process id, None before the start."""
         return self._process.pid if self._process is not None else None
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it has been started, and has not ended."""
+        return self._process is not None and self._process.returncode is None
+
     async def start(self) -> None:
         """Start the process; it imports what it needs and then waits for its settings (`tell`)."""
         if self._log.exists() and self._log.stat().st_size > MAX_LOG_BYTES:

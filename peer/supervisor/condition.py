@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from peer.machine.config import NODE, TRAINER
 from peer.machine.events import Event, ProcessSays, StateChanged
 from peer.machine.states import ALONE, NO_PARTNERS, RESTART, SILENT, changed
+from peer.supervisor.rest import Rest
 
 SILENT_S = 15.0  # a trainer speaks about once a second, so after this long it is worth a word
 BUSY = ("training", "finishing")
@@ -34,6 +35,7 @@ class Condition:
     has_trained: bool = False  # ever, in this start
     words: dict[str, LastWord] = field(default_factory=lambda: {TRAINER: LastWord(), NODE: LastWord()})
     heard_s: float = 0.0  # when the trainer last spoke
+    rest: Rest | None = None  # wanted now; the trainer may still be saving
     ending: StateChanged | None = None  # the supervisor's own word, which nothing overrides
 
     @property
@@ -61,6 +63,8 @@ class Condition:
         trainer, node = self.words[TRAINER], self.words[NODE]
         if self.ending is not None:
             return self.ending
+        if self.rest is not None:
+            return changed("paused", self.rest.reason + (" (saving first)" if self.trains else ""), self.rest.way_out)
         if trainer.trouble:
             return changed("starting", trainer.trouble, RESTART)
         if self.trains:

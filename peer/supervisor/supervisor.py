@@ -21,15 +21,26 @@ from typing import Any
 
 from peer.machine import control_socket as control
 from peer.machine.child import ChildSettings
-from peer.machine.config import NODE, TRAINER, PeerConfig
-from peer.machine.events import Event, EventLog, NodeRestarted, PeerStarted, RunKnown, TrainerRestarted, Written
+from peer.machine.config import (
+    NODE,
+    STARTED_WITH,
+    TRAINER,
+    LocalSettings,
+    PeerConfig,
+    peer_config,
+    save_settings,
+    saved_settings,
+    with_setting,
+)
+from peer.machine.events import RESTING, Event, EventLog, NodeRestarted, PeerStarted, ProcessSays, RunKnown, TrainerRestarted, Written
 from peer.machine.home import Home, write_whole
 from peer.machine.runtime_folder import runtime_folder
 from peer.machine.states import changed
 from peer.machine.status import Status, apply
 from peer.supervisor.child_process import ChildExit, ChildProcess
-from peer.supervisor.condition import Condition
-from protocol.errors import ExitCode, GossamerError
+from peer.supervisor.condition import Condition, LastWord
+from peer.supervisor.rest import Rest, asked_rest, ruled_rest
+from protocol.errors import BadSettings, ExitCode, GossamerError
 from protocol.identity import Identity
 from protocol.run.invite import Invite
 from protocol.run.manifest import SignedManifest
@@ -42,7 +53,9 @@ LEAVE_S = {NODE: 5.0, TRAINER: 4.0}  # to end meetings, then to save, before the
 LAST_WORK = {NODE: "ending meetings", TRAINER: "saving"}  # in this order
 ASKED = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "its terminal was closed"}  # to leave
 PAYLOAD_BYTES = 64 << 20  # room wanted in the runtime folder before the model's size is known
-LOOK_S = 1.0  # between two looks at whether the trainer has fallen silent
+LOOK_S = 1.0  # between two looks at whether the trainer has fallen silent, and whether the settings want a rest
+LAST_MEETINGS_S = 600.0  # before a rest, for the meetings under way to come to their own ends
+LAST_SAVE_S = 300.0  # before a rest, for the trainer to save
 NEVER_AGAIN = {ExitCode.REFUSED_BY_RUN, ExitCode.VERSION_MISMATCH}  # what ends a node for good even beside a trainer that trains
 
 Watch = Callable[[Status], None]
@@ -101,6 +114,11 @@ class Supervisor:
         self._leave_reason = ""
         self._manifest_ready = asyncio.Event()
         self._children: dict[str, ChildProcess] = {}
+        self._asked: Rest | None = None  # by the operator
+        self._restarting: set[str] = set()  # children whose settings have changed
+        self._away: set[str] = set()  # children that have ended, to be started again after the rest or with other settings
+        self._is_quiet = False  # the node has said that no meeting is under way
+        self._changed = asyncio.Event()
 
     @property
     def has_trained(self) -> bool:
@@ -109,16 +127,16 @@ class Supervisor:
 
     async def run(self, runtime: Path) -> None:
         """Run the peer until its run ends or it is asked to leave. Raises GossamerError when it cannot go on."""
-        told_to_start = not self._config.alone and (self._home.invite.exists() or self._config.wait_for_peers > 0)
-        settings = ChildSettings(config=self._config, peer_id=self._peer_id, runtime=runtime, told_to_start=told_to_start)
+        self._runtime = runtime
         if self._home.manifest.exists():
             self._manifest_ready.set()
         self._note(PeerStarted(self._peer_id))
+        self._condition.rest = self._wanted_rest()
         self._describe()
         async with control.serving(self._home, runtime, self._answer):
             with self._hearing_signals():
                 looking = asyncio.create_task(self._look())
-                work = [asyncio.create_task(self._keep(name, settings)) for name in self._config.children]
+                work = [asyncio.create_task(self._keep(name)) for name in self._config.children]
                 try:
                     await self._until_over(work)
                 finally:
@@ -169,22 +187,32 @@ class Supervisor:
         """Return a child's process id, for benchmarks and diagnosis. Raises KeyError for one that was not started yet."""
         return self._children[name].pid or 0
 
-    async def _keep(self, name: str, settings: ChildSettings) -> None:
-        """Start a child again whenever it dies. Returns when it ended as it should; raises ChildFailed."""
+    async def _keep(self, name: str) -> None:
+        """Start a child again whenever it dies, or was sent away. Returns when it ended as it should; raises ChildFailed."""
         restarts = 0
         while True:
+            await self._until(lambda: self._may_run(name))
             child = self._children[name] = ChildProcess(self._programs[name], self._home.log, partial(self._hear, name))
             await child.start()
             if name == TRAINER:
                 await self._manifest_ready.wait()
             started_s = time.monotonic()
-            child.tell(settings.to_line())
-            exit = await child.wait()
+            child.tell(self._settings().to_line())
+            self._come_back(name)
+            exit = await self._until_sent_away(name, child)
+            if exit is None:
+                continue
             if exit.code == 0:
                 return
             restarts = 1 if time.monotonic() - started_s > HEALTHY_S else restarts + 1
             self._give_up(name, exit, restarts)
-            await self._rest(name, exit, restarts)
+            await self._back_off(name, exit, restarts)
+
+    def _settings(self) -> ChildSettings:
+        config = self._config
+        told_to_start = not config.alone and (self._home.invite.exists() or config.wait_for_peers > 0)
+        resting = self._condition.rest is not None or bool(self._restarting)
+        return ChildSettings(config=config, peer_id=self._peer_id, runtime=self._runtime, told_to_start=told_to_start, resting=resting)
 
     def _give_up(self, name: str, exit: ChildExit, restarts: int) -> None:
         """Raise ChildFailed where another start would not help; a trainer that trains outlives almost any trouble of its node."""
@@ -194,15 +222,98 @@ class Supervisor:
         if restarts > MAX_RESTARTS and not trains_on:
             raise ChildFailed(f"the {name} failed {restarts} times: {exit.reason}", hint=f"see {self._home.log}", exit_code=1)
 
-    async def _rest(self, name: str, exit: ChildExit, restarts: int) -> None:
+    async def _back_off(self, name: str, exit: ChildExit, restarts: int) -> None:
         pause_s = min(RESTART_PAUSE_S[1], RESTART_PAUSE_S[0] * 2 ** (restarts - 1))
         self._note((NodeRestarted if name == NODE else TrainerRestarted)(exit.reason, restarts))
         self._condition.fell(name, exit.reason, pause_s)
         self._describe()
         await asyncio.sleep(pause_s)
 
+    # ------------------------------------------------------------------ rest
+
+    def _wanted_rest(self) -> Rest | None:
+        if not self._config.trains:
+            return None
+        return self._asked or ruled_rest(self._config, time.time())
+
+    def _look_at_rest(self) -> None:
+        """Begin or end a rest, where the operator or the settings want it."""
+        if self._asked is not None and self._asked.until_s is not None and time.time() >= self._asked.until_s:
+            self._asked = None
+        before, rest = self._condition.rest, self._wanted_rest()
+        if rest != before:
+            self._condition.rest = rest
+            if (rest is None) != (before is None):
+                self._tell_node()
+            self._has_changed()
+            self._describe()
+
+    def _tell_node(self) -> None:
+        """Tell the node the settings as they are now; to rest, where there is a rest."""
+        self._is_quiet = False
+        node = self._children.get(NODE)
+        if node is not None and node.is_running:
+            node.tell(self._settings().to_line())
+
+    def _may_run(self, name: str) -> bool:
+        rest = self._condition.rest
+        return rest is None or (name == NODE and not rest.is_offline)
+
+    async def _until_sent_away(self, name: str, child: ChildProcess) -> ChildExit | None:
+        """Wait for the end of a child. None: it was sent away, and has ended its work."""
+        living = asyncio.create_task(child.wait())
+        sending = asyncio.create_task(self._until_to_go(name))
+        try:
+            await asyncio.wait((living, sending), return_when=asyncio.FIRST_COMPLETED)
+            if living.done():
+                return living.result()
+        finally:
+            for task in (living, sending):
+                task.cancel()
+            await asyncio.gather(living, sending, return_exceptions=True)
+        await child.stop(LAST_SAVE_S)
+        self._away.add(name)
+        self._condition.words[name] = LastWord()
+        self._has_changed()
+        self._describe()
+        return None
+
+    async def _until_to_go(self, name: str) -> None:
+        """Wait until a child is to go, and no meeting hinders it."""
+        await self._until(lambda: name in self._restarting or not self._may_run(name))
+        node = self._children.get(NODE)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_MEETINGS_S):
+                await self._until(lambda: self._is_quiet or node is None or not node.is_running)
+        if name == NODE and TRAINER in self._config.children and not self._may_run(TRAINER):
+            await self._until(lambda: TRAINER in self._away)
+
+    def _come_back(self, name: str) -> None:
+        """Note that a child that was sent away has its settings, and runs."""
+        if name in self._away:
+            self._note((NodeRestarted if name == NODE else TrainerRestarted)("sent away by its settings or a pause", 0))
+            self._away.discard(name)
+        if name in self._restarting:
+            self._restarting.discard(name)
+            self._tell_node()
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        """Wait until something holds that `_has_changed` tells of."""
+        while not condition():
+            await self._changed.wait()
+
+    def _has_changed(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    # ------------------------------------------------------------------ what is told
+
     def _hear(self, name: str, event: Event) -> None:
-        self._condition.hear(name, event, time.monotonic())
+        if name == NODE and isinstance(event, ProcessSays) and event.state == RESTING:
+            self._is_quiet = True
+            self._has_changed()
+        else:
+            self._condition.hear(name, event, time.monotonic())
         if isinstance(event, RunKnown):
             self._manifest_ready.set()
         self._note(event)
@@ -216,6 +327,7 @@ class Supervisor:
     async def _look(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
+            self._look_at_rest()
             self._describe()
 
     def _ends_as(self, state: str, reason: str, way_out: str = "") -> None:
@@ -236,14 +348,51 @@ class Supervisor:
             self._watch = lambda _: None
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        match request.get("verb"):
-            case "status":
+        match request:
+            case {"verb": "status"}:
                 return self.status.to_json()
-            case "leave":
+            case {"verb": "leave"}:
                 self.leave("asked to leave")
                 return {"leaving": True}
-            case verb:
-                return {"error": f"there is no verb {verb!r}"}
+            case {"verb": "pause"}:
+                return self._pause(request.get("seconds"))
+            case {"verb": "resume"}:
+                return self._resume()
+            case {"verb": "config"}:
+                return self._config.model_dump(mode="json", include=set(LocalSettings.model_fields))
+            case {"verb": "set", "key": str(key), "value": str() | None as value}:
+                return self._set(key, value)
+            case _:
+                return {"error": f"there is no verb {request.get('verb')!r}"}
+
+    def _pause(self, seconds: float | None) -> dict[str, Any]:
+        if not self._config.trains:
+            raise BadSettings("a seed does not train, so there is nothing to pause", hint="`peer leave` stops it")
+        self._asked = asked_rest(time.time(), seconds)
+        self._look_at_rest()
+        return {"state": self.status.state, "reason": self.status.reason}
+
+    def _resume(self) -> dict[str, Any]:
+        self._asked = None
+        self._look_at_rest()
+        if (rest := self._condition.rest) is not None:
+            raise BadSettings(f"it stays paused: {rest.reason}", hint=rest.way_out)
+        return {"state": self.status.state, "reason": self.status.reason}
+
+    def _set(self, key: str, text: str | None) -> dict[str, Any]:
+        """Change a setting in `config.toml` and in this peer. Raises BadSettings with nothing changed."""
+        given = with_setting(saved_settings(self._home), key, text)
+        value = given.get(key, LocalSettings.model_fields[key].get_default())
+        config = peer_config(self._config.model_dump() | {key: value})
+        save_settings(self._home, given)
+        if config == self._config:
+            return {"value": value}
+        self._config = config
+        self._restarting |= {name for name in STARTED_WITH.get(key, ()) if name in self._children and name not in self._away}
+        self._look_at_rest()
+        self._tell_node()
+        self._has_changed()
+        return {"value": value}
 
     def leave(self, reason: str) -> None:
         """Finish or drop the current meetings, save, announce, and end."""

@@ -54,6 +54,7 @@ class KnownPeer:
     addresses: tuple[str, ...] = ()
     clock_steps: int = 0
     finished: bool = False  # it has said that it only averages
+    paused: bool = False  # it has said that it rests: no use to call it, and its clock stands still
     seen_s: float = 0.0  # when it was last announced or met
     failures: int = 0  # in a row: could not be reached, or broke off
     refusals: int = 0  # in a row: answered, but did not meet
@@ -100,6 +101,7 @@ class AddressBook:
         entry.addresses = record.addresses or entry.addresses
         entry.clock_steps = record.clock_steps
         entry.finished = record.finished
+        entry.paused = record.paused
         if now_s - entry.seen_s > SILENCE_S:
             entry.is_back(now_s)
         entry.seen_s = now_s
@@ -273,7 +275,7 @@ class AddressBook:
         return [entry.clock_steps for entry in self.live(now_s) if entry.has_clock]
 
     def _is_live(self, entry: KnownPeer, now_s: float) -> bool:
-        return now_s - entry.seen_s < FORGET_S and not self.is_banned(entry.peer_id, now_s)
+        return now_s - entry.seen_s < FORGET_S and not entry.paused and not self.is_banned(entry.peer_id, now_s)
 
     def _entry(self, peer_id: PeerId, now_s: float) -> KnownPeer:
         entry = self._entries.get(peer_id)

@@ -82,21 +82,21 @@ class Presence:
         return self._has_looked.is_set()
 
     async def _announce_for_ever(self) -> None:
-        """Announce again and again; at once where others wait for it: when we have come to the end of the schedule.
+        """Announce again and again; at once where others wait for it: when we have come to the end of the schedule, pause, or go on.
 
         Not before our trainer is there: who waits for company would begin without us, and who calls would find nobody to meet.
         """
         await self._standing.until(lambda: self._standing.state is not PeerState.UNTOLD)
         while True:
-            was_finished = self._standing.finished
+            announced = self._standing.finished, self._standing.is_paused
             await self._announce(RECORD_S, ANNOUNCE_S)
             known = self._intake.book.live(loop_s())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ANNOUNCE_S if known else LOOK_S[0]):
-                    await self._standing.until(partial(self._has_finished_since, was_finished))
+                    await self._standing.until(partial(self._is_news, announced))
 
-    def _has_finished_since(self, was_finished: bool) -> bool:
-        return self._standing.finished and not was_finished
+    def _is_news(self, announced: tuple[bool, bool]) -> bool:
+        return (self._standing.finished, self._standing.is_paused) != announced
 
     async def _look_for_ever(self) -> None:
         while True:
@@ -133,6 +133,7 @@ class Presence:
             sequence=self._sequence,
             expires_s=now_s + lifetime_s,
             credential=membership.credential,
+            paused=self._standing.is_paused,
         ).signed(membership.identity)
 
     async def _look(self) -> None:

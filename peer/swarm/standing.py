@@ -3,6 +3,7 @@
     UNTOLD -- told --> WAITING <-- told --> TRAINING
                           |                    |
                           +---- take_over -----+--> TAKING_OVER -- taken_over --> WAITING or TRAINING, as was last told
+    any but LEAVING -- rest --> PAUSED -- wake --> UNTOLD: another trainer will tell
     any -- leave --> LEAVING, for good
 
 Only who is TRAINING meets; whoever asks otherwise gets the code of `refusal`.
@@ -25,6 +26,7 @@ class PeerState(Enum):
     WAITING = auto()  # the trainer waits for the word to begin, or for weights
     TRAINING = auto()  # it trains, or averages at the end of the run
     TAKING_OVER = auto()  # other weights are about to replace its own
+    PAUSED = auto()  # its operator, or a setting of his, wants it to rest
     LEAVING = auto()
 
 
@@ -53,6 +55,11 @@ class Standing:
         """Whether meetings may begin."""
         return self.state is PeerState.TRAINING and not self.has_settled
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether there is, or soon will be, no trainer: so it is announced, and nobody calls in vain."""
+        return self.state in (PeerState.PAUSED, PeerState.UNTOLD)
+
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait until something that depends on the standing alone holds."""
         while not condition():
@@ -62,7 +69,7 @@ class Standing:
         """Take in where the trainer stands."""
         self.clock_steps, self.phase, self.has_begun = clock_steps, phase, has_begun
         self.finished |= has_begun and phase is RunPhase.FINISH
-        self._enter(self.state if self.state is PeerState.TAKING_OVER else self._as_told())
+        self._enter(self.state if self.state in (PeerState.TAKING_OVER, PeerState.PAUSED) else self._as_told())
 
     def take_over(self) -> None:
         """Other weights are here: begin nothing until they are the trainer's, or turn out to be of no use."""
@@ -70,7 +77,17 @@ class Standing:
 
     def taken_over(self) -> None:
         """The trainer has them, or does not take them."""
-        self._enter(self._as_told())
+        if self.state is PeerState.TAKING_OVER:
+            self._enter(self._as_told())
+
+    def rest(self) -> None:
+        """Begin nothing until `wake`."""
+        self._enter(PeerState.PAUSED)
+
+    def wake(self) -> None:
+        """Go on as soon as a trainer says where it stands."""
+        if self.state is PeerState.PAUSED:
+            self._enter(PeerState.UNTOLD)
 
     def leave(self) -> None:
         """Begin nothing any more."""

@@ -53,8 +53,8 @@ def build(child: Child) -> Trainer:
     """Put the trainer together, from its checkpoint where there is one, and tell what it trains."""
     config = child.settings.config
     home = Home(config.home)
-    if config.num_threads:
-        torch.set_num_threads(config.num_threads)
+    if config.threads:
+        torch.set_num_threads(config.threads)
     manifest = SignedManifest.from_bytes(home.manifest.read_bytes()).manifest()
     child.emit(RunKnown(manifest.run_id.hex(), manifest.run.total_steps))
     replica = build_replica(child, home, manifest)

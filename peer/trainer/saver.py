@@ -35,7 +35,7 @@ class Saver:
         """Tell whether enough steps or seconds have passed since the last checkpoint."""
         steps, seconds = replica.own_steps - self._saved_step, self._now_s() - self._saved_s
         enough_steps = self._config.checkpoint_interval_steps
-        return seconds >= self._config.checkpoint_interval_s or (enough_steps is not None and steps >= enough_steps)
+        return seconds >= self._config.checkpoint_interval_s or (enough_steps > 0 and steps >= enough_steps)
 
     def save(self, replica: Replica) -> None:
         """Save now.

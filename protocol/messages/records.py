@@ -35,7 +35,8 @@ class MemberRecord(Signed):
     sequence: int  # grows with each record of this peer
     expires_s: int  # Unix seconds
     credential: Credential | None = None  # so that others can check its membership
-    signature: bytes = b""  # the peer's, over every field above
+    paused: bool = False  # it is there, but meets nobody and gives nothing for now
+    signature: bytes = b""  # the peer's, over every other field
 
     def __post_init__(self) -> None:
         Bounded.__post_init__(self)

@@ -243,23 +243,24 @@ def _table(name: str, section: BaseModel) -> Iterator[str]:
             tables.append((key, field.description, value))
             continue
         yield f"# {field.description}"
-        yield f"# {key} =" if value is None else f"{key} = {_value(value)}"
+        yield f"# {key} =" if value is None else f"{key} = {toml_value(value)}"
     for key, description, table in tables:
         if table:
             yield from ("", f"# {description}", f"[{name}.{key}]")
-            yield from (f"{_key(item)} = {_value(value)}" for item, value in table.items())
+            yield from (f"{_key(item)} = {toml_value(value)}" for item, value in table.items())
 
 
 def _key(text: str) -> str:
-    return text if _BARE_KEY.fullmatch(text) else _value(text)
+    return text if _BARE_KEY.fullmatch(text) else toml_value(text)
 
 
-def _value(value: Any) -> str:
+def toml_value(value: Any) -> str:
+    """Write a value as TOML does. Raises TypeError for one that TOML has no form for."""
     match value:
         case list() | tuple():
-            return f"[{', '.join(map(_value, value))}]"
+            return f"[{', '.join(map(toml_value, value))}]"
         case dict():
-            return f"{{{', '.join(f'{_key(key)} = {_value(item)}' for key, item in value.items())}}}"
+            return f"{{{', '.join(f'{_key(key)} = {toml_value(item)}' for key, item in value.items())}}}"
         case bool() | int() | float() | str():  # JSON's forms are TOML's, but for DEL
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     raise TypeError(f"TOML has no {type(value).__name__}")

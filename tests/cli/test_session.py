@@ -6,35 +6,45 @@ from pathlib import Path
 
 import pytest
 
-from cli.session import farewell, settings
-from peer.machine.config import PeerConfig
+from cli.session import farewell, save_every, settings
+from peer.machine.config import PeerConfig, save_settings, saved_settings
+from peer.machine.home import Home
 from peer.machine.status import Status
 from protocol.errors import BadSettings
 
+LOCAL: dict[str, object] = {"listen": "127.0.0.1", "port": 0}
 CONFIG = PeerConfig(home=Path("/home/somebody/peer"))
 
 
 def test_options_become_settings(tmp_path: Path) -> None:
-    config = settings(tmp_path, tmp_path / "text", "cpu", 2, listen="127.0.0.1", port=4001, announce=["/ip4/203.0.113.7/tcp/4001"])
-    assert (config.home, config.data, config.num_threads, config.listen_port) == (tmp_path, tmp_path / "text", 2, 4001)
+    given = {"data": tmp_path / "text", "device": "cpu", "threads": 2, "listen": "127.0.0.1", "port": 4001}
+    config = settings(tmp_path, given | {"announce": ["/ip4/203.0.113.7/tcp/4001"]})
+    assert (config.home, config.data, config.threads, config.port) == (tmp_path, tmp_path / "text", 2, 4001)
     assert config.announce == ("/ip4/203.0.113.7/tcp/4001",)
 
 
+def test_options_override_the_file_and_the_file_the_defaults(tmp_path: Path) -> None:
+    save_settings(Home(tmp_path), {"threads": 3, "device": "cpu", "port": 0})
+    config = settings(tmp_path, {"threads": 2, "device": None, "announce": []})
+    assert (config.threads, config.device, config.checkpoint_interval_s) == (2, "cpu", 60.0)
+    assert saved_settings(Home(tmp_path))["threads"] == 3
+
+
 def test_who_says_when_to_save_is_not_overruled_by_steps(tmp_path: Path) -> None:
-    config = settings(tmp_path, listen="127.0.0.1", port=0, announce=None, checkpoint_every_s=600.0)
-    assert (config.checkpoint_interval_s, config.checkpoint_interval_steps) == (600.0, None)
-    config = settings(tmp_path, listen="127.0.0.1", port=0, announce=None)
+    config = settings(tmp_path, LOCAL | save_every(600.0))
+    assert (config.checkpoint_interval_s, config.checkpoint_interval_steps) == (600.0, 0)
+    config = settings(tmp_path, LOCAL | save_every(None))
     assert (config.checkpoint_interval_s, config.checkpoint_interval_steps) == (60.0, 100)
 
 
 def test_home_may_begin_with_a_tilde(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert settings(Path("~/peer"), listen="0.0.0.0", port=0, announce=None).home == tmp_path / "peer"
+    assert settings(Path("~/peer"), LOCAL).home == tmp_path / "peer"
 
 
 def test_a_device_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadSettings, match="device") as caught:
-        settings(tmp_path, device="abacus", listen="0.0.0.0", port=0, announce=None)
+        settings(tmp_path, LOCAL | {"device": "abacus"})
     assert caught.value.hint
 
 

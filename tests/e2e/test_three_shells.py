@@ -1,4 +1,4 @@
-"""The README's three shells: a host and two that join, the host killed and back, one leaves, one is stopped; then export and eval."""
+"""The README's three shells: a host and two that join, the host killed and back, one pauses, one leaves, one is stopped; then an export."""
 
 from __future__ import annotations
 
@@ -45,11 +45,19 @@ def family(peer: LocalPeer) -> list[psutil.Process]:
     return [supervisor, *supervisor.children(recursive=True)]
 
 
+def state(peer: LocalPeer) -> str:
+    peer.refresh()
+    return str(peer.status.get("state", ""))
+
+
+def trainers(peer: LocalPeer) -> list[psutil.Process]:
+    return [process for process in family(peer) if "peer.trainer" in process.cmdline()]
+
+
 def give_way(*peers: LocalPeer) -> None:
     """Let the trainers of these peers leave the processors to those that start: they would take all that there is."""
-    for process in (process for peer in peers for process in family(peer)):
-        if "peer.trainer" in process.cmdline():
-            process.nice(10)
+    for process in (process for peer in peers for process in trainers(peer)):
+        process.nice(10)
 
 
 def trained_checkpoint(peer: LocalPeer) -> int:
@@ -81,6 +89,15 @@ def test_a_swarm_outlives_its_host_and_takes_it_back(swarm: LocalSwarm, tmp_path
     back = swarm.start("first", ["host", *LOCAL])
     wait_until(lambda: steps(back) >= saved, "host going on from its checkpoint", 60)
     wait_until(lambda: completed(back) > 0, "meeting with the host that is back", 60)
+
+    assert Shell(third.home, capsys)("pause", "2h").code == 0
+    wait_until(lambda: state(third) == "paused" and not trainers(third), "third paused, its trainer and all its memory gone", 60)
+    paused_at = steps(third)
+    before = completed(second)
+    wait_until(lambda: completed(second) > before, "meeting without the one that is paused", 60)
+    assert Shell(third.home, capsys)("config", "threads", "2").code == 0
+    assert Shell(third.home, capsys)("resume").code == 0
+    wait_until(lambda: state(third) == "training" and steps(third) > paused_at, "third going on from where it saved", 60)
 
     runtime = Path(json.loads((second.home / "running.json").read_text())["control"]).parent
     assert Shell(second.home, capsys)("leave").code == 0

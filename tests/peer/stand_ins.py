@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from peer.machine.child import Child, run_child
-from peer.machine.events import Event, MeetingDone, PeersSeen, ProcessSays, RunKnown, SoloStep, StepDone
+from peer.machine.events import RESTING, Event, MeetingDone, PeersSeen, ProcessSays, RunKnown, SoloStep, StepDone
 from protocol.errors import BadSettings, RunRefusesUs, TransportError
 
 FAILURES = {
@@ -39,7 +39,13 @@ def _act(name: str, child: Child) -> None:
         child.emit(event)
     if does == "die":
         os.kill(os.getpid(), signal.SIGKILL)
+    heard = None
     while not child.stop_requested() or does == "deaf":
+        if name == "node" and child.settings is not heard:
+            heard = child.settings
+            (home / "node.rests").write_text(str(heard.resting))
+            if heard.resting and does != "meets":
+                child.emit(ProcessSays(RESTING, ""))
         if (home / f"{name}.ends").exists():
             return
         time.sleep(0.01)

@@ -5,7 +5,18 @@ from pathlib import Path
 import pytest
 
 from peer.machine.child import ChildSettings
-from peer.machine.config import NODE, OPTIONS_PAGE, TRAINER, PeerConfig, peer_config
+from peer.machine.config import (
+    NODE,
+    SETTINGS_PAGE,
+    TRAINER,
+    LocalSettings,
+    PeerConfig,
+    peer_config,
+    save_settings,
+    saved_settings,
+    with_setting,
+)
+from peer.machine.home import Home
 from protocol.errors import BadSettings, ExitCode
 
 
@@ -22,27 +33,28 @@ def test_settings_cannot_be_changed_afterwards() -> None:
 
 
 def test_an_unknown_setting_names_its_neighbour() -> None:
-    with pytest.raises(BadSettings, match="'listen_prot'") as caught:
-        peer_config({"home": "h", "listen_prot": 1})
-    assert "listen_port" in caught.value.hint
+    with pytest.raises(BadSettings, match="'prot'") as caught:
+        peer_config({"home": "h", "prot": 1})
+    assert "port" in caught.value.hint
     assert caught.value.exit_code == ExitCode.BAD_INPUT
 
 
 def test_a_setting_like_no_other_leads_to_a_page_that_exists() -> None:
     with pytest.raises(BadSettings, match="'zzz'") as caught:
         peer_config({"home": "h", "zzz": 1})
-    assert OPTIONS_PAGE in caught.value.hint
-    assert (Path(__file__).parents[3] / OPTIONS_PAGE).is_file()
+    assert SETTINGS_PAGE in caught.value.hint
+    assert (Path(__file__).parents[3] / SETTINGS_PAGE).is_file()
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
         ("device", "gpu"),
-        ("listen_port", 70000),
-        ("num_threads", -1),
+        ("port", 70000),
+        ("threads", -1),
         ("checkpoint_interval_s", 0),
         ("checkpoint_interval_steps", "often"),
+        ("schedule", "22-7"),
     ],
 )
 def test_a_value_that_cannot_work_is_named(name: str, value: object) -> None:
@@ -57,7 +69,7 @@ def test_a_peer_is_made_of_what_its_settings_ask_for() -> None:
 
 
 def test_settings_cross_the_pipe_whole() -> None:
-    config = PeerConfig(home=Path("/some home"), data=Path("text"), announce=("/ip4/1.2.3.4/tcp/5",), num_threads=3, alone=True)
+    config = PeerConfig(home=Path("/some home"), data=Path("text"), announce=("/ip4/1.2.3.4/tcp/5",), threads=3, alone=True)
     settings = ChildSettings(config=config, peer_id="12D3KooX", runtime=Path("/run/x"), told_to_start=True)
     line = settings.to_line()
     assert line.count(b"\n") == 1
@@ -66,5 +78,62 @@ def test_settings_cross_the_pipe_whole() -> None:
 
 
 def test_a_folder_whose_name_cannot_be_told_is_refused() -> None:
-    with pytest.raises(BadSettings, match="not utf-8"):
+    with pytest.raises(BadSettings, match="not UTF-8"):
         peer_config({"home": Path("h\udce9")})
+
+
+# --------------------------------------------------------------------------- the file
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path)
+
+
+def test_a_home_without_a_file_has_the_defaults(home: Home) -> None:
+    assert saved_settings(home) == {}
+
+
+def test_what_is_set_is_kept_and_explained_with_all_else(home: Home) -> None:
+    given = with_setting(with_setting({}, "threads", "3"), "announce", "/ip4/203.0.113.7/tcp/1, /ip4/203.0.113.7/tcp/2")
+    given = with_setting(given, "data", '/some \\ "text"')
+    save_settings(home, given)
+    assert saved_settings(home) == given
+    assert peer_config({"home": "h", **given}).announce == ("/ip4/203.0.113.7/tcp/1", "/ip4/203.0.113.7/tcp/2")
+    text = home.config.read_text()
+    for key, field in LocalSettings.model_fields.items():
+        assert f"# {field.description}\n" in text
+        assert f"\n{key} = " in text or f"\n# {key} =" in text
+
+
+def test_a_setting_that_is_taken_out_has_its_default(home: Home) -> None:
+    save_settings(home, with_setting({"threads": 3, "device": "cpu"}, "threads", None))
+    assert saved_settings(home) == {"device": "cpu"}
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "says"),
+    [
+        ("thread", "2", "did you mean 'threads'"),
+        ("home", "/elsewhere", "`peer config` lists"),
+        ("threads", "many", "Processor threads"),
+        ("schedule", "mon-fry 22:00-07:00", "When to train"),
+    ],
+)
+def test_a_wrong_key_or_value_is_answered_with_what_is_right(key: str, text: str, says: str) -> None:
+    with pytest.raises(BadSettings) as caught:
+        with_setting({}, key, text)
+    assert says in caught.value.hint
+
+
+def test_a_wrong_unit_or_day_is_answered_with_the_nearest() -> None:
+    with pytest.raises(BadSettings, match="did you mean fri"):
+        with_setting({}, "schedule", "mon-fry 22:00-07:00")
+
+
+@pytest.mark.parametrize("content", ["threads = ", "thread = 2", "threads = -1", "\xff"])
+def test_a_file_that_cannot_be_used_is_named(home: Home, content: str) -> None:
+    home.config.write_text(content, encoding="latin-1")
+    with pytest.raises(BadSettings, match=str(home.config)) as caught:
+        saved_settings(home)
+    assert caught.value.hint

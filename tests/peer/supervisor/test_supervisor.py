@@ -15,6 +15,7 @@ from peer.machine.control_socket import ask
 from peer.machine.events import TrainerRestarted, read_events
 from peer.machine.status import Status, apply
 from peer.supervisor import supervisor as module
+from protocol.errors import BadSettings
 from tests.peer.supervised import peer, run, until_training
 from tests.peer.waiting import eventually
 
@@ -101,7 +102,8 @@ def test_the_control_socket_answers(tmp_path: Path) -> None:
             assert status == running.status.to_json()
             assert (status["step"], status["meetings"]["completed"], status["meetings"]["solo"]) == (7, 3, 2)
             for request in ({"verb": "dance"}, {}):
-                assert "there is no verb" in (await asyncio.to_thread(ask, running.home.path, request))["error"]
+                with pytest.raises(BadSettings, match="there is no verb"):
+                    await asyncio.to_thread(ask, running.home.path, request)
 
     run(test())
 

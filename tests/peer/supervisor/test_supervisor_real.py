@@ -25,7 +25,7 @@ from protocol.run.manifest import Manifest, SignedManifest
 from tests.peer.small import small_manifest
 from tests.peer.waiting import wait_until
 
-ALONE = {"alone": True, "num_threads": 1, "device": "cpu"}
+ALONE = {"alone": True, "threads": 1, "device": "cpu"}
 LONG = {"total_steps": 1_000_000}
 REAL_S = 80.0  # a trainer takes seconds to import torch, and the machine may be busy
 
@@ -209,7 +209,7 @@ def test_a_home_that_cannot_be_written_to(tmp_path: Path) -> None:
 
 def test_a_killed_node_costs_no_step_and_comes_back(tmp_path: Path) -> None:
     with peer(tmp_path, **LONG) as one:
-        started = one.start(alone=False, listen_host="127.0.0.1")
+        started = one.start(alone=False, listen="127.0.0.1")
         one.trained(5)
         wait_until(lambda: one.status().get("addresses"), "node", REAL_S)
         trainer, node = one.children()["trainer"], one.children()["node"]

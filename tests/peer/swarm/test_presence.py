@@ -135,3 +135,21 @@ def test_one_look_or_announcement_that_fails_as_none_should_is_logged_and_the_ne
         assert a.clocks() == b.clocks() == [0]
 
     play(story)
+
+
+def test_who_pauses_is_not_called_and_its_clock_does_not_count_until_it_goes_on() -> None:
+    async def story(network: MemoryNetwork, a: Peer, b: Peer) -> None:
+        await asyncio.sleep(2 * LOOK_S[0])
+        a.standing.told(7, RunPhase.TRAIN, True)
+        a.standing.rest()
+        await asyncio.sleep(LOOK_S[1] + 1)
+        assert b.clocks() == []
+        assert len(await network.peers[B.peer_id].members()) == 2, "it keeps its place"
+        a.standing.wake()
+        await asyncio.sleep(LOOK_S[1] + 1)
+        assert b.clocks() == [], "its trainer is not back yet"
+        a.standing.told(7, RunPhase.TRAIN, True)
+        await asyncio.sleep(LOOK_S[1] + 1)
+        assert b.clocks() == [7]
+
+    play(story)

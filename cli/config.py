@@ -1,0 +1,91 @@
+"""`peer config`: show the local settings of this peer, or change one; a peer that runs takes the change over at once."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cli.options import DEFAULT_HOME, HomeFolder, Json
+from peer.machine.config import LocalSettings, no_such_setting, save_settings, saved_settings, with_setting
+from peer.machine.control_socket import NobodyRuns, ask
+from peer.machine.home import Home
+from protocol.errors import BadSettings
+
+Key = Annotated[str | None, typer.Argument(metavar="[KEY]", help="Show this setting alone.")]
+Value = Annotated[str | None, typer.Argument(metavar="[VALUE]", help="Change the setting to this.")]
+Unset = Annotated[bool, typer.Option("--unset", help="Give the setting its default again.")]
+
+
+def config(key: Key = None, value: Value = None, home: HomeFolder = DEFAULT_HOME, unset: Unset = False, as_json: Json = False) -> None:
+    """Show the local settings of this peer, or change one.
+
+    They lie in `config.toml` in its home; options of `peer join` and `peer host` override them for that start. A peer that runs takes a
+    change over at once.
+    """
+    folder = Home(home)
+    key = key.replace("-", "_") if key is not None else None
+    if key is None and unset:
+        raise BadSettings("--unset needs the setting's name", hint="`peer config` lists the settings")
+    if key is not None and key not in LocalSettings.model_fields:
+        raise no_such_setting(key)
+    if value is not None and unset:
+        raise BadSettings("give a value, or --unset, not both", hint="--unset gives the setting its default again")
+    if key is not None and (unset or value is not None):
+        change(folder, key, absolute(value) if key == "data" and value is not None else value)
+    shown = settings_in_force(folder)
+    if as_json:
+        print(json.dumps(shown if key is None else {key: shown[key]}))
+    elif key is not None:
+        print(text_of(shown[key]))
+    else:
+        print(listing(shown))
+
+
+def change(folder: Home, key: str, value: str | None) -> None:
+    """Change a setting, through the peer where one runs. Raises BadSettings with nothing changed."""
+    try:
+        ask(folder.path, {"verb": "set", "key": key, "value": value})
+        print("the running peer has taken it over", file=sys.stderr)
+    except NobodyRuns:
+        changed = with_setting(saved_settings(folder), key, value)
+        folder.create()
+        save_settings(folder, changed)
+
+
+def settings_in_force(folder: Home) -> dict[str, Any]:
+    """Return every setting as the running peer has it, else as `config.toml` says, else its default."""
+    try:
+        return ask(folder.path, {"verb": "config"})
+    except NobodyRuns:
+        return LocalSettings.model_validate(saved_settings(folder)).model_dump(mode="json")
+
+
+def listing(shown: dict[str, Any]) -> str:
+    """Return all settings for people: value, default and meaning of each."""
+    lines = []
+    for key, field in LocalSettings.model_fields.items():
+        default = LocalSettings().model_dump(mode="json")[key]
+        note = "" if shown[key] == default else f"   (default {text_of(default)})"
+        lines += [f"{key} = {text_of(shown[key])}{note}", f"    {field.description}"]
+    return "\n".join(lines)
+
+
+def text_of(value: object) -> str:
+    """Return a value as it would be given on the command line."""
+    match value:
+        case None | "" | []:
+            return "(none)"
+        case bool():
+            return str(value).lower()
+        case list():
+            return ",".join(map(str, value))
+    return str(value)
+
+
+def absolute(path: str) -> str:
+    """Return a path as it is from anywhere: the peer may run in another folder."""
+    return str(Path(path).expanduser().absolute())

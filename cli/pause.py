@@ -1,0 +1,33 @@
+"""`peer pause`: have the running peer rest, for a while or until `peer resume`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from cli.options import DEFAULT_HOME, HomeFolder
+from peer.machine.control_socket import ask
+from peer.machine.home import Home
+from peer.machine.units import duration_s
+from protocol.errors import BadSettings
+
+Length = Annotated[str | None, typer.Argument(metavar="[TIME]", help="For how long, like 30m, 2h or 1d. Default: until `peer resume`.")]
+
+
+def pause(time: Length = None, home: HomeFolder = DEFAULT_HOME) -> None:
+    """Have the running peer rest.
+
+    The meeting under way ends, the trainer saves and frees its memory, the GPU's too; the peer keeps its place among the others.
+    """
+    answer = ask(Home(home).path, {"verb": "pause", "seconds": seconds(time)})
+    print(f"{answer['state']}: {answer['reason']}\nhint: `peer resume` ends the pause", file=sys.stderr)
+
+
+def seconds(length: str | None) -> float | None:
+    """Read a length of time. Raises BadSettings."""
+    try:
+        return duration_s(length) if length is not None else None
+    except ValueError as error:
+        raise BadSettings(f"{length!r} is no length of time: {error}", hint="for example 30m, 2h or 1d") from error

@@ -1,0 +1,46 @@
+"""When a peer rests, why, and what would end it: asked to, or by its own settings. Pure; time and what is seen are arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from peer.machine.config import LocalSettings
+from peer.machine.schedule import Schedule
+
+RESUMES = "ends with `peer resume`"
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """A rest: the trainer has ended, and the node begins no meetings."""
+
+    reason: str
+    way_out: str
+    until_s: float | None = None  # Unix seconds; None: nobody knows
+    is_offline: bool = False  # the node has ended too
+
+
+def asked_rest(now_s: float, seconds: float | None) -> Rest:
+    """Return the rest that an operator asks for; without a length it lasts until he ends it."""
+    if seconds is None:
+        return Rest("you asked for it", RESUMES)
+    until_s = now_s + seconds
+    return Rest(f"you asked for it, until {clock_text(until_s, now_s)}", f"{RESUMES}, or by itself then", until_s=until_s)
+
+
+def ruled_rest(settings: LocalSettings, now_s: float) -> Rest | None:
+    """Return the rest that the settings ask for at this moment (Unix seconds), if they do."""
+    schedule = Schedule.from_text(settings.schedule)
+    if not schedule.allows(now_s):
+        until_s = schedule.changes_s(now_s)
+        until = f" until {clock_text(until_s, now_s)}" if until_s else ""
+        way_out = "ends by itself then; `peer config schedule always` ends it now"
+        return Rest(f"the schedule {settings.schedule} says so{until}", way_out, until_s=until_s)
+    return None
+
+
+def clock_text(moment_s: float, now_s: float) -> str:
+    """Write a moment (Unix seconds) in local time, with its day where that is not near."""
+    is_near = moment_s - now_s < 20 * 3600
+    return datetime.fromtimestamp(moment_s).strftime("%H:%M" if is_near else "%a %d %b, %H:%M")

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from peer.machine.config import LocalSettings
+from peer.machine.home import Home
+from tests.cli.shell import Shell
+
+
+def test_every_setting_is_shown_with_its_meaning(shell: Shell) -> None:
+    shown = shell("config").out
+    for key, field in LocalSettings.model_fields.items():
+        assert f"{key} = " in shown
+        assert field.description is not None and field.description in shown
+
+
+def test_a_setting_is_changed_shown_and_given_its_default_again(shell: Shell) -> None:
+    assert shell("config", "threads", "3").code == 0
+    assert shell("config", "threads").out == "3\n"
+    assert "threads = 3   (default 0)" in shell("config").out
+    assert json.loads(shell("config", "--json").out)["threads"] == 3
+    assert shell("config", "threads", "--unset").out == "0\n"
+    assert "\nthreads" not in Home(shell.home).config.read_text()
+
+
+def test_a_key_may_be_written_like_its_option_and_a_path_from_here(shell: Shell) -> None:
+    assert shell("config", "checkpoint-interval-s", "30").out == "30.0\n"
+    assert shell("config", "data", "text").out == f"{Path.cwd() / 'text'}\n"
+
+
+def test_what_is_wrong_is_answered_with_what_is_right(shell: Shell) -> None:
+    assert "did you mean 'threads'" in shell("config", "thread").complaint[1]
+    assert "did you mean 'threads'" in shell("config", "thread", "2").complaint[1]
+    assert "write it like 22:00-07:00" in shell("config", "schedule", "22-07").complaint[0]
+    assert "not both" in shell("config", "threads", "2", "--unset").complaint[0]
+    assert not Home(shell.home).config.exists()
+
+
+def test_a_pause_needs_a_length_of_time_and_a_peer(shell: Shell) -> None:
+    assert "did you mean 2 hour" in shell("pause", "2hrs").complaint[0]
+    for verb in ("pause", "resume"):
+        assert "no peer is running" in shell(verb).complaint[0]

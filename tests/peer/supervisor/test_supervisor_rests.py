@@ -1,0 +1,148 @@
+"""A pause, its end, and settings that change while the peer runs, over stand-ins; with real processes: tests/e2e/test_three_shells.py."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peer.machine.config import saved_settings
+from peer.machine.control_socket import ask
+from peer.machine.events import TrainerRestarted
+from peer.supervisor import supervisor as module
+from protocol.errors import BadSettings
+from tests.peer.supervised import Running, peer, run, until_training
+from tests.peer.waiting import eventually
+
+
+async def tell(running: Running, **request: Any) -> dict[str, Any]:
+    return await asyncio.to_thread(ask, running.home.path, request)
+
+
+def node_rests(running: Running) -> bool:
+    return (running.home.path / "node.rests").read_text() == "True"
+
+
+async def until_paused(running: Running) -> None:
+    await eventually(lambda: running.status.state == "paused" and len(running.children()) == 1, "paused, the trainer gone")
+
+
+def test_a_pause_ends_the_trainer_and_keeps_the_node(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with peer(tmp_path) as (running, work):
+            await until_training(running)
+            assert (await tell(running, verb="pause", seconds=None))["state"] == "paused"
+            await until_paused(running)
+            assert node_rests(running)
+            assert running.stopped_ns("trainer")
+            assert not running.stopped_ns("node")
+            assert running.status.reason == "you asked for it"
+            assert not work.done()
+            await tell(running, verb="resume")
+            await until_training(running)
+            await eventually(lambda: not node_rests(running), "the node awake")
+            assert len(running.lives("trainer")) == 2
+            assert len(running.lives("node")) == 1
+            await eventually(lambda: running.status.train_seconds == 3.0, "what both trainers have told")
+
+    run(test())
+
+
+def test_a_pause_of_some_length_ends_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOOK_S", 0.05)
+
+    async def test() -> None:
+        async with peer(tmp_path) as (running, _):
+            await until_training(running)
+            assert "until" in (await tell(running, verb="pause", seconds=0.5))["reason"]
+            await eventually(lambda: len(running.lives("trainer")) == 2, "the trainer back")
+            await until_training(running)
+
+    run(test())
+
+
+def test_the_meeting_under_way_is_waited_for(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with peer(tmp_path, node="meets") as (running, _):
+            await until_training(running)
+            await tell(running, verb="pause", seconds=None)
+            await eventually(lambda: node_rests(running), "the node told")
+            await asyncio.sleep(0.1)
+            assert len(running.children()) == 2
+            assert running.status.reason == "you asked for it (saving first)"
+            await tell(running, verb="resume")
+            assert running.status.state == "training"
+            assert running.num(TrainerRestarted) == 0
+
+    run(test())
+
+
+def test_outside_its_schedule_it_does_not_begin_and_says_what_would_end_it(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with peer(tmp_path, schedule="mon 00:00-00:01") as (running, _):
+            await eventually(lambda: running.status.peers_seen, "the node")
+            assert running.status.state == "paused"
+            assert "schedule mon 00:00-00:01" in running.status.reason
+            assert not running.lives("trainer")
+            with pytest.raises(BadSettings, match="stays paused") as caught:
+                await tell(running, verb="resume")
+            assert "peer config schedule always" in caught.value.hint
+            await tell(running, verb="set", key="schedule", value="always")
+            await until_training(running)
+            assert saved_settings(running.home) == {"schedule": "always"}
+
+    run(test())
+
+
+def test_a_setting_that_the_trainer_starts_with_starts_it_again(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with peer(tmp_path) as (running, _):
+            await until_training(running)
+            await tell(running, verb="set", key="threads", value="2")
+            await eventually(lambda: len(running.lives("trainer")) == 2 and not node_rests(running), "another trainer")
+            await until_training(running)
+            assert len(running.lives("node")) == 1
+            assert (await tell(running, verb="config"))["threads"] == 2
+            await tell(running, verb="set", key="port", value="4001")
+            await eventually(lambda: len(running.lives("node")) == 2 and not node_rests(running), "another node")
+            assert len(running.lives("trainer")) == 2
+
+    run(test())
+
+
+def test_a_setting_that_cannot_be_changes_nothing(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with peer(tmp_path) as (running, _):
+            await until_training(running)
+            for key, value, says in (("thread", "2", "no setting"), ("threads", "-2", "cannot work"), ("schedule", "nightly", "no window")):
+                with pytest.raises(BadSettings, match=says):
+                    await tell(running, verb="set", key=key, value=value)
+            assert not running.home.config.exists()
+            assert len(running.lives("trainer")) == 1
+
+    run(test())
+
+
+def test_who_is_paused_can_leave(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with peer(tmp_path) as (running, work):
+            await until_training(running)
+            await tell(running, verb="pause", seconds=None)
+            await until_paused(running)
+            await tell(running, verb="leave")
+            await work
+            assert (running.status.state, running.status.reason) == ("left", "saved and gone")
+
+    run(test())
+
+
+def test_a_seed_has_nothing_to_pause(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with peer(tmp_path, node="seed", trains=False, schedule="mon 00:00-00:01") as (running, _):
+            await eventually(lambda: running.status.state == "seeding", "a seed")
+            with pytest.raises(BadSettings, match="does not train"):
+                await tell(running, verb="pause", seconds=None)
+
+    run(test())
