@@ -5,15 +5,20 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PROTO := protocol/wire/peer.proto
 PROTOC = $(BIN)/python -m grpc_tools.protoc --proto_path=.
+DOCKER ?= docker
+IMAGE ?= gossamer
+TORCH ?= cpu
 PEERS ?= 4
 STEPS ?= 600
 WORKERS ?= $(shell nproc)
 PYTEST := pytest -n $(WORKERS) --maxprocesses 8 --dist loadscope --no-loadscope-reorder
 
-.PHONY: help demo test coverage check format proto clean install
+.PHONY: help demo image swarm test coverage check format proto clean install
 
 help:
 	@echo "make demo    train a swarm of $(PEERS) peers on this machine and compare it with one peer alone (PEERS=, STEPS=)"
+	@echo "make image   build the container image $(IMAGE) (TORCH=cpu or cuda, BUILD='more options of docker build') and print its sizes"
+	@echo "make swarm   train a swarm of containers on this machine, and compare it with one peer alone (STEPS=)"
 	@echo "make test    run the tests on all cores (WORKERS=)"
 	@echo "make coverage  run them and print which lines and branches of the code they ran"
 	@echo "make check   formatting, lint, types, and whether the generated wire code is fresh"
@@ -31,6 +36,12 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP)
 	$(BIN)/peer demo --peers $(PEERS) --steps $(STEPS)
+
+image:
+	DOCKER="$(DOCKER)" IMAGE="$(IMAGE)" TORCH="$(TORCH)" docker/build $(BUILD)
+
+swarm: image
+	DOCKER="$(DOCKER)" GOSSAMER_IMAGE="$(IMAGE)" STEPS="$(STEPS)" docker/swarm
 
 test: $(STAMP)
 	$(BIN)/python -m $(PYTEST)

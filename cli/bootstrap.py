@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cli.join import InviteText, need_run, read_invite
+from cli.join import InviteFile, InviteText, given_invite, need_run, read_invite
 from cli.options import DEFAULT_HOME, Announce, HomeFolder, Listen, Metrics, Port
 from cli.screen import Screen
 from cli.session import hold_session, settings
@@ -12,6 +12,7 @@ from peer.machine.status import Status
 
 def bootstrap(
     invite: InviteText = None,
+    invite_file: InviteFile = None,
     home: HomeFolder = DEFAULT_HOME,
     listen: Listen = None,
     port: Port = None,
@@ -24,6 +25,7 @@ def bootstrap(
     """
     config = settings(home, {"listen": listen, "port": port, "announce": announce}, trains=False)
     folder = Home(config.home)
+    invite = given_invite(invite, invite_file)
     if invite is None:
         need_run(folder, "bootstrap")
     identity, read = read_invite(folder, invite)

@@ -9,25 +9,23 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from cli.comparison import Comparison, measured_names, total_meetings
+from cli.compare import comparison
+from cli.comparison import Comparison, measured_names
 from cli.figures import Status
 from cli.local_swarm import POLL_S, LocalPeer, LocalSwarm, local_swarm
 from cli.manifests import changed, default_manifest
 from cli.options import Codec, Data, InnerSteps, Json, Method, Seed
-from cli.screen import Screen, meter, screen
+from cli.screen import Screen, screen
 from peer.machine.home import Home
 from peer.supervisor.supervisor import ChildFailed
 from protocol.errors import ExitCode
 from protocol.run.manifest import Manifest
-
-if TYPE_CHECKING:
-    from peer.model.evaluation import SwarmLosses
 
 NUM_STEPS = 600
 FIRST_SHARE = 0.05  # of the steps, after which the demo says how long it will take
@@ -104,7 +102,9 @@ class Demo:
             members, lone = self._start(swarm, drawn)
             watch(swarm, drawn, Forecast(self.manifest.run.total_steps, self.num_peers, started_s))
             drawn.say("trained; measuring the held-out loss of each")
-        return self._compare(members, lone, started_s)
+        statuses = [peer.status for peer in members]
+        found = comparison([peer.home for peer in members], lone.home, statuses, self.data, 0.0, is_drawn=not self.as_json)
+        return replace(found, wall_seconds=time.monotonic() - started_s)  # the measuring is part of it
 
     def _start(self, swarm: LocalSwarm, drawn: Screen) -> tuple[list[LocalPeer], LocalPeer]:
         file = self.folder / "manifest.toml"
@@ -117,36 +117,6 @@ class Demo:
         invite = first.invite()
         joiners = [swarm.start(f"peer-{number}", ["join", invite, *options]) for number in range(2, self.num_peers + 1)]
         return [first, *joiners], lone
-
-    def _compare(self, members: Sequence[LocalPeer], lone: LocalPeer, started_s: float) -> Comparison:
-        losses = self._measure([peer.home for peer in members], lone.home)
-        statuses = [peer.status for peer in members]
-        return Comparison(
-            peers=self.num_peers,
-            steps=self.manifest.run.total_steps,
-            params=int(statuses[0]["params"]),
-            eval_loss_start=losses.start,
-            eval_loss=losses.peers,
-            eval_loss_averaged=losses.averaged,
-            eval_loss_alone=losses.alone,
-            meetings=total_meetings(statuses),
-            bytes_sent=sum(int(status["bytes"]["sent"]) for status in statuses),
-            bits_per_param=float(statuses[0]["bits_per_param"]),
-            blocked_seconds=tuple(float(status["blocked_seconds"]) for status in statuses),
-            train_seconds=tuple(float(status["train_seconds"]) for status in statuses),
-            own_steps=tuple(int(status["own_steps"]) for status in statuses),
-            processor_seconds=tuple(status["processor_seconds"] for status in statuses),
-            wall_seconds=time.monotonic() - started_s,
-        )
-
-    def _measure(self, members: Sequence[Path], lone: Path) -> SwarmLosses:
-        from peer.model.evaluation import compare_homes  # torch: slow to import, and needed only now
-
-        if self.as_json:
-            return compare_homes(members, lone, self.data)
-        names = measured_names(self.num_peers)
-        with meter(sys.stderr, "held-out loss", num_lines=1) as show:
-            return compare_homes(members, lone, self.data, follow=lambda model, *progress: show(names[model], *progress))
 
 
 class Forecast:

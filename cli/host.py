@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from cli import options
 from cli.manifests import changed, read_manifest
 from cli.screen import Screen
 from cli.session import hold_session, save_every, settings
-from peer.machine.home import Home
+from peer.machine.home import Home, write_whole
 from peer.machine.status import Status
 from protocol.errors import BadSettings
 from protocol.identity import Identity
@@ -28,6 +29,9 @@ ManifestFile = Annotated[
 ]
 WaitForPeers = Annotated[
     int, typer.Option("--wait-for-peers", metavar="N", min=0, help="Begin to train only when so many other peers are there.")
+]
+WriteInvite = Annotated[
+    Path | None, typer.Option("--write-invite", metavar="FILE", help="Write the invite to this file too, at each start.")
 ]
 Alone = Annotated[bool, typer.Option("--alone", help="Train without ever meeting anybody: a baseline to compare a swarm with.")]
 
@@ -49,6 +53,7 @@ def host(
     inner_steps: options.InnerSteps = None,
     metrics: options.Metrics = None,
     wait_for_peers: WaitForPeers = 0,
+    write_invite: WriteInvite = None,
     alone: Alone = False,
 ) -> None:
     """Start a run as its first peer.
@@ -57,6 +62,8 @@ def host(
     """
     given = {"data": data, "device": device, "threads": threads, "listen": listen, "port": port, "announce": announce}
     config = settings(home, given | save_every(checkpoint_every), alone=alone, wait_for_peers=wait_for_peers)
+    if write_invite is not None and not os.access(write_invite.absolute().parent, os.W_OK):
+        raise BadSettings(f"the invite cannot be written to {write_invite}", hint="name a file in a folder that this user may write to")
     folder = Home(config.home)
     folder.create()
     identity = Identity.load_or_create(folder.identity)
@@ -64,7 +71,7 @@ def host(
     wanted = changed(base, steps=steps, seed=seed, codec=codec, method=method, inner_steps=inner_steps)
     is_given = manifest is not None or any(given is not None for given in (steps, seed, codec, method, inner_steps))
     signed = run_to_host(folder, identity, wanted.with_host(identity.peer_id), must_match=is_given)
-    hold_session(config, identity, signed, None, invite_line(identity, signed), metrics)
+    hold_session(config, identity, signed, None, invite_line(identity, signed, write_invite), metrics)
 
 
 def run_to_host(folder: Home, identity: Identity, wanted: Manifest, *, must_match: bool) -> SignedManifest:
@@ -88,8 +95,8 @@ def run_to_host(folder: Home, identity: Identity, wanted: Manifest, *, must_matc
     return held
 
 
-def invite_line(identity: Identity, signed: SignedManifest) -> Callable[[Status, Screen], None]:
-    """Return what prints the invite, once, as soon as the peer knows its addresses."""
+def invite_line(identity: Identity, signed: SignedManifest, file: Path | None) -> Callable[[Status, Screen], None]:
+    """Return what prints the invite, and writes it, once, as soon as the peer knows its addresses."""
     printed: list[str] = []
 
     def look(status: Status, drawn: Screen) -> None:
@@ -98,5 +105,7 @@ def invite_line(identity: Identity, signed: SignedManifest) -> Callable[[Status,
             printed.append(Invite.issue(identity, signed.run_id, tuple(status.addresses), None, not_after_s).to_text())
             drawn.say("invite for others, good for 30 days: peer join INVITE, with this as INVITE")
             drawn.data(printed[0])
+            if file is not None:
+                write_whole(file, printed[0].encode() + b"\n", private=True)
 
     return look

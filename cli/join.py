@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -24,9 +26,21 @@ InviteText = Annotated[
     ),
 ]
 
+InviteFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--invite-file",
+        envvar="GOSSAMER_INVITE_FILE",
+        metavar="FILE",
+        help="File with the invite, instead of the word itself; it need not be there yet.",
+    ),
+]
+LOOK_S = 0.5  # between two looks for a file with an invite
+
 
 def join(
     invite: InviteText = None,
+    invite_file: InviteFile = None,
     home: HomeFolder = DEFAULT_HOME,
     data: Data = None,
     device: Device = None,
@@ -44,10 +58,29 @@ def join(
     given = {"data": data, "device": device, "threads": threads, "listen": listen, "port": port, "announce": announce}
     config = settings(home, given | save_every(checkpoint_every))
     folder = Home(config.home)
+    invite = given_invite(invite, invite_file)
     if invite is None:
         need_run(folder)
     identity, read = read_invite(folder, invite)
     hold_session(config, identity, None, read, metrics=metrics)
+
+
+def given_invite(text: str | None, file: Path | None) -> str | None:
+    """Return the invite that the operator gave, if any; waits for its file. Raises BadInvite or BadSettings."""
+    if text is not None and file is not None:
+        raise BadSettings("an invite was given, and a file with one", hint="leave one of them out")
+    if text is not None and not text.strip():
+        raise BadInvite("the invite is empty", hint="put the word that begins with gossamer1 in its place")
+    if file is None:
+        return text
+    if not file.exists():
+        print(f"waiting for an invite in {file}", file=sys.stderr)
+    while not file.exists():
+        time.sleep(LOOK_S)
+    try:
+        return file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInvite(f"{file} cannot be read: {error}", hint="it should hold one line, the invite") from error
 
 
 def read_invite(folder: Home, text: str | None) -> tuple[Identity, Invite | None]:

@@ -14,23 +14,45 @@ from cli.figures import Status, bytes_text, loss_text, meetings_text, sentence, 
 from cli.options import DEFAULT_HOME, HomeFolder, Json
 from peer.machine.control_socket import NobodyRuns, ask
 from peer.machine.home import Home
-from protocol.errors import BadSettings
+from protocol.errors import BadSettings, GossamerError
 
 WATCH_EVERY_S = 1.0
 
+
+class Unhealthy(GossamerError):
+    """The peer does not run, or is of no use as it is; exit code 1, which is what programs that watch over others expect."""
+
+
+Healthy = Annotated[
+    bool,
+    typer.Option("--healthy", help="Only tell whether it works, waits or is on its way to, by the exit code: 0, or 1 with the reason."),
+]
 Watch = Annotated[bool, typer.Option("--watch", help="Keep showing it, until the peer stops or you press Ctrl-C.")]
 
 
-def status(home: HomeFolder = DEFAULT_HOME, as_json: Json = False, watch: Watch = False) -> None:
+def status(home: HomeFolder = DEFAULT_HOME, as_json: Json = False, watch: Watch = False, healthy: Healthy = False) -> None:
     """Show what the running peer does, and why."""
     if watch and as_json:
         raise BadSettings("--watch and --json do not go together", hint="--json prints one object; call it as often as you like")
     folder = Home(home)
+    if healthy:
+        need_health(folder)
+        return
     if watch:
         _watch(folder)
         return
     answer = ask(folder.path, {"verb": "status"})
     print(json.dumps(answer) if as_json else description(answer))
+
+
+def need_health(folder: Home) -> None:
+    """Raise Unhealthy unless a peer runs from this home, answers, and is of use as it is."""
+    try:
+        trouble = ask(folder.path, {"verb": "health"})["trouble"]
+    except BadSettings as error:
+        raise Unhealthy(str(error), hint=error.hint) from error
+    if trouble:
+        raise Unhealthy(trouble, hint="`peer status` says what would end it")
 
 
 def _watch(folder: Home) -> None:

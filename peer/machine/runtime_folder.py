@@ -1,6 +1,7 @@
 """The runtime folder of one running peer: private, short-lived, with a short path; holds the control sockets and the payloads in flight.
 
-It lies in memory (/dev/shm) where there is room for the payloads, else in the temporary folder. Who owns it holds a lock on a file
+It lies in memory (/dev/shm) where there is room for the payloads, else in the temporary folder, else in the peer's home: all that can be
+written to in a container whose root cannot, with the 64 MB of shared memory that containers have. Who owns it holds a lock on a file
 inside; the kernel drops that lock when the owner dies, so the next peer to start tells a live folder from an orphan even across containers
 that share /dev/shm but not process numbers.
 """
@@ -25,12 +26,14 @@ ORPHAN_AGE_S = 60.0  # a younger folder may be one whose owner is about to lock 
 
 
 @contextlib.contextmanager
-def runtime_folder(bytes_needed: int) -> Iterator[Path]:
+def runtime_folder(bytes_needed: int, last_resort: Path | None = None) -> Iterator[Path]:
     """Make a private folder with room for `bytes_needed`, remove orphans of dead peers, and remove the folder at the end.
+
+    It comes to lie in `last_resort` where no other place will do.
 
     Raises BadSettings if no place has room. Call it in the process that outlives the others.
     """
-    parent = _parent(bytes_needed)
+    parent = _parent(bytes_needed, last_resort)
     _remove_orphans(parent)
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getuid()}-", dir=parent))  # mode 0700
     descriptor = os.open(folder / "lock", os.O_CREAT | os.O_RDWR, 0o600)
@@ -42,8 +45,8 @@ def runtime_folder(bytes_needed: int) -> Iterator[Path]:
         os.close(descriptor)
 
 
-def _parent(bytes_needed: int) -> Path:
-    candidates = [MEMORY_FOLDER, Path(tempfile.gettempdir()), Path("/tmp")]  # noqa: S108 - mkdtemp makes a private folder inside
+def _parent(bytes_needed: int, last_resort: Path | None) -> Path:
+    candidates = [MEMORY_FOLDER, *_temporary(), *([last_resort] if last_resort else [])]
     for place in candidates:
         # Twice the need: other peers on this machine count on the same free space.
         if len(os.fsencode(place)) + len(PREFIX) + 24 <= MAX_PATH_BYTES and _free_bytes(place) >= 2 * bytes_needed:
@@ -53,6 +56,13 @@ def _parent(bytes_needed: int) -> Path:
         f"no room for {2 * bytes_needed} bytes of payloads in flight: looked in {places}",
         hint="free some space there, or set TMPDIR to a folder with room and a path under 50 characters",
     )
+
+
+def _temporary() -> list[Path]:
+    try:
+        return [Path(tempfile.gettempdir()), Path("/tmp")]  # noqa: S108 - mkdtemp makes a private folder inside
+    except FileNotFoundError:  # none can be written to
+        return []
 
 
 def _free_bytes(place: Path) -> int:

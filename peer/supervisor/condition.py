@@ -14,6 +14,7 @@ from peer.machine.states import ALONE, NO_PARTNERS, RESTART, SILENT, changed
 from peer.supervisor.rest import Rest
 
 SILENT_S = 15.0  # a trainer speaks about once a second, so after this long it is worth a word
+HUNG_S = 300.0  # no inner step takes so long where training makes sense
 BUSY = ("training", "finishing")
 MEANWHILE = {TRAINER: "it goes on from its last checkpoint", NODE: "training goes on without it"}
 
@@ -74,6 +75,13 @@ class Condition:
         if node.state:
             return changed(node.state, node.reason)
         return changed("starting", "opening the network" if trainer.state or TRAINER not in self.children else "building the model")
+
+    def trouble(self, now_s: float) -> str:
+        """Return why this peer is of no use as it is, or nothing where it works, waits for others, or is on its way to."""
+        state = self.describe(0, now_s)
+        if state.state in ("starting", "failed") or (self.trains and now_s - self.heard_s >= HUNG_S):
+            return f"{state.state}: {state.reason}"
+        return "" if self.trains else self.words[NODE].trouble
 
     def _remark(self, peers_seen: int, now_s: float) -> tuple[str, str]:
         """Return the reason and the way out of a peer that trains or averages, where they are not the usual ones."""

@@ -46,9 +46,10 @@ from protocol.run.invite import Invite
 from protocol.run.manifest import SignedManifest
 
 PROGRAMS = {NODE: "peer.node", TRAINER: "peer.trainer"}  # python -m
-RESTART_PAUSE_S = (0.5, 30.0)  # first and longest pause before a child is started again
-MAX_RESTARTS = 8  # of one child in a row, none of which got going; then the fault is ours and restarting hides it
-HEALTHY_S = 60.0  # a child that lived so long starts from a clean slate
+RESTART_PAUSE_S = (1.0, 30.0)  # first and longest pause before a child is started again
+PAUSE_GROWTH = 4
+MAX_FAILURES = 3  # of one child in a row; then restarting hides what is wrong
+HEALTHY_S = 600.0  # a child that lived so long, several checkpoints, starts from a clean slate
 LEAVE_S = {NODE: 5.0, TRAINER: 4.0}  # to end meetings, then to save, before they are killed
 LAST_WORK = {NODE: "ending meetings", TRAINER: "saving"}  # in this order
 ASKED = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "its terminal was closed"}  # to leave
@@ -56,6 +57,7 @@ PAYLOAD_BYTES = 64 << 20  # room wanted in the runtime folder before the model's
 LOOK_S = 1.0  # between two looks at whether the trainer has fallen silent, and whether the settings want a rest
 LAST_MEETINGS_S = 600.0  # before a rest, for the meetings under way to come to their own ends
 LAST_SAVE_S = 300.0  # before a rest, for the trainer to save
+OUT_OF_MEMORY = "so the system ends what needs more memory than there is: free some, or give the container more"
 NEVER_AGAIN = {ExitCode.REFUSED_BY_RUN, ExitCode.VERSION_MISMATCH}  # what ends a node for good even beside a trainer that trains
 
 Watch = Callable[[Status], None]
@@ -78,7 +80,7 @@ async def run_peer(config: PeerConfig, identity: Identity, manifest: SignedManif
     the last status. Raises GossamerError; KeyboardInterrupt after Ctrl-C.
     """
     home = Home(config.home)
-    with home.locked(), runtime_folder(PAYLOAD_BYTES if config.trains else 0) as runtime:
+    with home.locked(), runtime_folder(PAYLOAD_BYTES if config.trains else 0, home.path) as runtime:
         is_new = manifest is not None and not home.manifest.exists()
         if manifest is not None:
             write_whole(home.manifest, manifest.to_bytes(), private=True)
@@ -189,7 +191,7 @@ class Supervisor:
 
     async def _keep(self, name: str) -> None:
         """Start a child again whenever it dies, or was sent away. Returns when it ended as it should; raises ChildFailed."""
-        restarts = 0
+        failures = 0
         while True:
             await self._until(lambda: self._may_run(name))
             child = self._children[name] = ChildProcess(self._programs[name], self._home.log, partial(self._hear, name))
@@ -204,9 +206,9 @@ class Supervisor:
                 continue
             if exit.code == 0:
                 return
-            restarts = 1 if time.monotonic() - started_s > HEALTHY_S else restarts + 1
-            self._give_up(name, exit, restarts)
-            await self._back_off(name, exit, restarts)
+            failures = 1 if time.monotonic() - started_s > HEALTHY_S else failures + 1
+            self._give_up(name, exit, failures)
+            await self._back_off(name, exit, failures)
 
     def _settings(self) -> ChildSettings:
         config = self._config
@@ -214,17 +216,18 @@ class Supervisor:
         resting = self._condition.rest is not None or bool(self._restarting)
         return ChildSettings(config=config, peer_id=self._peer_id, runtime=self._runtime, told_to_start=told_to_start, resting=resting)
 
-    def _give_up(self, name: str, exit: ChildExit, restarts: int) -> None:
+    def _give_up(self, name: str, exit: ChildExit, failures: int) -> None:
         """Raise ChildFailed where another start would not help; a trainer that trains outlives almost any trouble of its node."""
         trains_on = name == NODE and self.has_trained
         if exit.failure is not None and exit.failure.final and not (trains_on and exit.code not in NEVER_AGAIN):
             raise ChildFailed(exit.failure.error, hint=exit.failure.hint, exit_code=exit.failure.exit_code)
-        if restarts > MAX_RESTARTS and not trains_on:
-            raise ChildFailed(f"the {name} failed {restarts} times: {exit.reason}", hint=f"see {self._home.log}", exit_code=1)
+        if failures >= MAX_FAILURES and not trains_on:
+            hint = OUT_OF_MEMORY if exit.code == -signal.SIGKILL else f"see {self._home.log}"
+            raise ChildFailed(f"the {name} failed {failures} times in a row: {exit.reason}", hint=hint, exit_code=1)
 
-    async def _back_off(self, name: str, exit: ChildExit, restarts: int) -> None:
-        pause_s = min(RESTART_PAUSE_S[1], RESTART_PAUSE_S[0] * 2 ** (restarts - 1))
-        self._note((NodeRestarted if name == NODE else TrainerRestarted)(exit.reason, restarts))
+    async def _back_off(self, name: str, exit: ChildExit, failures: int) -> None:
+        pause_s = min(RESTART_PAUSE_S[1], RESTART_PAUSE_S[0] * PAUSE_GROWTH ** (failures - 1))
+        self._note((NodeRestarted if name == NODE else TrainerRestarted)(exit.reason, failures))
         self._condition.fell(name, exit.reason, pause_s)
         self._describe()
         await asyncio.sleep(pause_s)
@@ -351,6 +354,8 @@ class Supervisor:
         match request:
             case {"verb": "status"}:
                 return self.status.to_json()
+            case {"verb": "health"}:
+                return {"trouble": self._condition.trouble(time.monotonic())}
             case {"verb": "leave"}:
                 self.leave("asked to leave")
                 return {"leaving": True}

@@ -22,12 +22,14 @@ class Running:
 
     def __init__(self, shell: Shell) -> None:
         self.status = Status(state="training", run_id="ab" * 32, peer_id=shell("id").out.strip(), step=5, total_steps=9, loss=2.5)
+        self.trouble = ""
         self.asked: list[dict[str, Any]] = []
         self._home = Home(shell.home)
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         self.asked.append(request)
-        return self.status.to_json() if request["verb"] == "status" else {"leaving": True}
+        answers = {"status": self.status.to_json(), "health": {"trouble": self.trouble}, "leave": {"leaving": True}}
+        return answers[request["verb"]]
 
     def stop(self, *, is_killed: bool) -> None:
         """Look as if it had ended: in good order, or by a signal that left its traces in the home."""

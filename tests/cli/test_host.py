@@ -64,9 +64,10 @@ def test_a_run_that_was_joined_is_not_hosted(home: Home, identity: Identity) -> 
     assert "peer join" in caught.value.hint
 
 
-def test_the_invite_is_printed_once_and_alone(identity: Identity, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_invite_is_printed_once_and_alone(identity: Identity, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     signed = SignedManifest.sign(own(identity), identity)
-    line = invite_line(identity, signed)
+    written = tmp_path / "invite"
+    line = invite_line(identity, signed, written)
     status = Status()
     drawn = PlainLines(io.StringIO())
     line(status, drawn)
@@ -77,6 +78,14 @@ def test_the_invite_is_printed_once_and_alone(identity: Identity, capsys: pytest
     [text] = capsys.readouterr().out.splitlines()
     invite = Invite.from_text(text)
     assert (invite.run_id, invite.bootstraps) == (signed.run_id, tuple(status.addresses))
+    assert written.read_text() == text + "\n"
+    assert written.stat().st_mode & 0o077 == 0  # it is a secret
+
+
+def test_a_place_where_the_invite_cannot_be_written_is_refused_at_once(shell: Shell, tmp_path: Path) -> None:
+    said = shell("host", "--write-invite", tmp_path / "none" / "invite")
+    assert said.code == 2
+    assert "none/invite" in said.complaint[0]
 
 
 def test_a_manifest_that_is_not_there_is_named(shell: Shell, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,29 @@ HOUR_S = 3600
 def invite(subject: PeerId | None = None, lifetime_s: int = HOUR_S) -> str:
     bootstraps = (f"/ip4/127.0.0.1/tcp/4001/p2p/{HOST.peer_id}",)
     return Invite.issue(HOST, b"r" * 32, bootstraps, subject, int(time.time()) + lifetime_s).to_text()
+
+
+EXPIRED = invite(lifetime_s=-HOUR_S)
+
+
+def test_an_invite_may_come_by_the_environment(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOSSAMER_INVITE", EXPIRED)
+    assert "expired" in shell("join").complaint[0]
+    monkeypatch.setenv("GOSSAMER_INVITE", " ")
+    assert "empty" in shell("join").complaint[0]
+
+
+def test_an_invite_may_come_by_a_file_that_comes_later(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "invite"
+    monkeypatch.setattr("cli.join.time.sleep", lambda _: file.write_text(EXPIRED + "\n"))
+    monkeypatch.setenv("GOSSAMER_INVITE_FILE", str(file))
+    said = shell("join")
+    assert said.err.startswith(f"waiting for an invite in {file}\n")
+    assert "expired" in said.complaint[0]
+
+
+def test_a_file_beside_an_invite_is_one_too_many(shell: Shell, tmp_path: Path) -> None:
+    assert "leave one" in shell("join", EXPIRED, "--invite-file", tmp_path / "invite").complaint[1]
 
 
 @pytest.mark.parametrize(

@@ -59,3 +59,16 @@ def test_nobody_runs(shell: Shell) -> None:
 
 def test_watch_and_json_do_not_go_together(shell: Shell) -> None:
     assert shell("status", "--watch", "--json").code == 2
+
+
+def test_health_is_an_exit_code(shell: Shell) -> None:
+    """0 or 1, as Docker wants it, and the reason in words."""
+    peer = Running(shell)
+    assert peer.during(lambda: shell("status", "--healthy")).code == 0
+    peer.trouble = "starting: the trainer ended (killed by SIGKILL)"
+    said = peer.during(lambda: shell("status", "--healthy"))
+    assert said.code == 1
+    assert said.complaint[0] == peer.trouble
+    said = shell("status", "--healthy")
+    assert said.code == 1
+    assert "no peer is running" in said.complaint[0]

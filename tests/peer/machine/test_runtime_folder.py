@@ -43,6 +43,25 @@ def test_a_system_without_a_memory_folder_uses_another(tmp_path: Path, monkeypat
         assert folder.is_dir()
 
 
+def test_where_nothing_else_can_be_written_to_it_lies_in_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setattr(runtime, "MEMORY_FOLDER", tmp_path / "missing")
+    monkeypatch.setattr(runtime, "_free_bytes", lambda place: 1 << 40 if place == home else -1)
+    with runtime_folder(1 << 20, home) as folder:
+        assert folder.parent == home
+
+
+def test_no_temporary_folder_is_no_error_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> str:
+        raise FileNotFoundError("no usable temporary directory")
+
+    monkeypatch.setattr(runtime.tempfile, "gettempdir", none)
+    monkeypatch.setattr(runtime, "MEMORY_FOLDER", tmp_path / "missing")
+    with runtime_folder(1, tmp_path) as folder:
+        assert folder.parent == tmp_path
+
+
 def test_a_long_path_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deep = tmp_path / ("d" * 60)
     deep.mkdir()

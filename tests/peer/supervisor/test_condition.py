@@ -3,7 +3,7 @@ from __future__ import annotations
 from peer.machine.config import NODE, TRAINER
 from peer.machine.events import PeersSeen, ProcessSays
 from peer.machine.states import changed
-from peer.supervisor.condition import SILENT_S, Condition
+from peer.supervisor.condition import HUNG_S, SILENT_S, Condition
 
 BOTH = (TRAINER, NODE)
 
@@ -139,3 +139,23 @@ def test_nothing_overrides_the_end() -> None:
     says(condition, TRAINER, "training", "")
     says(condition, NODE, "joining", "x")
     assert read_of(condition, 1, 500.0) == ("leaving", "SIGTERM: saving")
+
+
+def test_health_of_a_peer_through_its_day() -> None:
+    """What works, waits, or is on its way is healthy; what starts is not yet."""
+    condition = Condition(BOTH)
+    assert condition.trouble(0.0) == "starting: building the model"
+    says(condition, NODE, "joining", "asking 10.0.0.1 for the run's manifest")
+    assert not condition.trouble(101.0)
+    says(condition, NODE, "waiting", "")
+    assert not condition.trouble(101.0)
+    condition.fell(NODE, "exit code 1", 4.0)
+    assert "the node ended" in condition.trouble(101.0)
+    says(condition, TRAINER, "training", "")
+    assert not condition.trouble(101.0)
+    assert not condition.trouble(100.0 + 2 * SILENT_S)
+    assert "silent for 300 s" in condition.trouble(100.0 + HUNG_S)
+    condition.fell(TRAINER, "killed by SIGKILL", 4.0)
+    assert "killed by SIGKILL" in condition.trouble(101.0)
+    condition.ending = changed("failed", "not invited")
+    assert condition.trouble(101.0) == "failed: not invited"

@@ -51,7 +51,7 @@ def test_a_killed_node_is_started_again_and_training_goes_on(tmp_path: Path) -> 
             assert len(running.lives("trainer")) == 1
             since = [reason for state, reason in running.states() if state == "training"]
             assert any("the node ended (killed by SIGKILL)" in reason for reason in since)
-            assert running.status.reason == ""
+            assert running.status.reason == "meeting others"
             assert running.status.bytes == {"sent": 60, "received": 120}
 
     run(test())
@@ -59,7 +59,7 @@ def test_a_killed_node_is_started_again_and_training_goes_on(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("trouble", ["die", "operator"])
 def test_no_trouble_of_the_node_ends_a_trainer_that_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str) -> None:
-    monkeypatch.setattr(module, "MAX_RESTARTS", 1)
+    monkeypatch.setattr(module, "MAX_FAILURES", 2)
 
     async def test() -> None:
         async with peer(tmp_path) as (running, work):
@@ -70,7 +70,7 @@ def test_no_trouble_of_the_node_ends_a_trainer_that_trains(tmp_path: Path, monke
             assert not work.done()
             assert running.status.state == "training"
             running.does("node", "serve")
-            await eventually(lambda: running.status.reason == "", "a node that is well again")
+            await eventually(lambda: running.status.reason == "meeting others", "a node that is well again")
 
     run(test())
 
@@ -104,16 +104,15 @@ def test_what_the_operator_must_mend_is_said_at_once(tmp_path: Path, who: str, t
     run(test())
 
 
-@pytest.mark.parametrize("trouble", ["die", "bug"])
-def test_a_trainer_that_never_gets_going_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str) -> None:
-    monkeypatch.setattr(module, "MAX_RESTARTS", 2)
-
+@pytest.mark.parametrize(("trouble", "hint"), [("die", "more memory than there is"), ("bug", "peer.log")])
+def test_a_trainer_that_never_gets_going_is_given_up(tmp_path: Path, trouble: str, hint: str) -> None:
     async def test() -> None:
         async with peer(tmp_path, trainer=trouble) as (running, work):
-            with pytest.raises(ChildFailed, match="the trainer failed 3 times") as caught:
+            with pytest.raises(ChildFailed, match="the trainer failed 3 times in a row") as caught:
                 await work
             assert caught.value.exit_code is ExitCode.OUR_FAULT
-            assert "peer.log" in caught.value.hint
+            assert hint in caught.value.hint
+            assert (running.status.state, running.status.reason) == ("failed", str(caught.value))
             assert len(running.lives("trainer")) == 3
             assert running.num(TrainerRestarted) == 2
 

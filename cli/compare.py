@@ -1,0 +1,93 @@
+"""`peer compare`: the closing statement of a demo, for homes that lie on this machine, whoever trained in them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cli.comparison import Comparison, measured_names, total_meetings
+from cli.figures import Status
+from cli.options import Data, Json
+from peer.machine.events import read_events
+from peer.machine.home import Home
+from protocol.errors import BadSettings
+
+if TYPE_CHECKING:
+    from peer.model.evaluation import SwarmLosses
+
+ALONE = "alone"
+
+KeptIn = Annotated[
+    Path,
+    typer.Option("--home", metavar="DIR", help="Folder with the peers' homes, as `peer demo --home DIR` leaves it.", show_default=False),
+]
+
+
+def compare(home: KeptIn, data: Data = None, as_json: Json = False) -> None:
+    """Compare the peers of a run, their average, and a peer that trained alone.
+
+    By the held-out loss of their newest checkpoints; the other figures are those of each peer's last start. The home of the one that
+    trained alone is named `alone`.
+    """
+    homes, alone = sorted(path.parent for path in home.glob("*/manifest.bin") if path.parent.name != ALONE), home / ALONE
+    if not homes:
+        raise BadSettings(f"{home} has no homes of peers in it", hint="`peer demo --home DIR` leaves some, or gather some there yourself")
+    sessions = [last_session(home) for home in homes]
+    wall_s = max(ended_s for _, _, ended_s in sessions) - min(began_s for _, began_s, _ in sessions)
+    found = comparison(homes, alone, [status for status, _, _ in sessions], data, wall_s, is_drawn=not as_json)
+    print(json.dumps(found.to_json()) if as_json else found.sentences(sys.stdout.encoding))
+
+
+def last_session(home: Path) -> tuple[Status, float, float]:
+    """Return the last status of the peer that ran from this home, and when that start of it began and ended (Unix seconds).
+
+    Raises BadSettings where none has trained.
+    """
+    from peer.machine import status  # folds events: only where there are some
+
+    events = list(read_events(Home(home).events))
+    last = reduce(status.apply, events, status.Status())
+    if not last.own_steps:
+        raise BadSettings(f"no peer has trained in {home}", hint="name the home folders of peers that took part in the run")
+    began_s = max(event.ts for event in events if event.event == "PeerStarted")
+    return last.to_json(), began_s, events[-1].ts
+
+
+def comparison(
+    members: Sequence[Path], lone: Path, statuses: Sequence[Status], data: Path | None, wall_s: float, *, is_drawn: bool
+) -> Comparison:
+    """Measure the held-out loss of each, drawn on stderr if asked for, and put the figures together."""
+    losses = _measure(members, lone, data, is_drawn=is_drawn)
+    return Comparison(
+        peers=len(members),
+        steps=int(statuses[0]["total_steps"]),
+        params=int(statuses[0]["params"]),
+        eval_loss_start=losses.start,
+        eval_loss=losses.peers,
+        eval_loss_averaged=losses.averaged,
+        eval_loss_alone=losses.alone,
+        meetings=total_meetings(statuses),
+        bytes_sent=sum(int(status["bytes"]["sent"]) for status in statuses),
+        bits_per_param=float(statuses[0]["bits_per_param"]),
+        blocked_seconds=tuple(float(status["blocked_seconds"]) for status in statuses),
+        train_seconds=tuple(float(status["train_seconds"]) for status in statuses),
+        own_steps=tuple(int(status["own_steps"]) for status in statuses),
+        processor_seconds=tuple(status["processor_seconds"] for status in statuses),
+        wall_seconds=wall_s,
+    )
+
+
+def _measure(members: Sequence[Path], lone: Path, data: Path | None, *, is_drawn: bool) -> SwarmLosses:
+    from cli.screen import meter  # rich
+    from peer.model.evaluation import compare_homes  # torch: slow to import, and needed only now
+
+    names = measured_names(len(members))
+    with meter(sys.stderr, "held-out loss", num_lines=1) if is_drawn else nullcontext(lambda *progress: None) as show:
+        return compare_homes(members, lone, data, follow=lambda model, *progress: show(names[model], *progress))
