@@ -155,6 +155,12 @@ def _is_hidden(name: str, parameter: Tensor) -> bool:
     return parameter.dim() == 2 and BLOCK_NAME.search(name) is not None
 
 
+def num_state_values(name: str, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Return how many values the optimizer of that name keeps for parameters of these shapes; a step count each is not worth counting."""
+    one = {key for key, shape in shapes.items() if name == "muon" and len(shape) == 2 and BLOCK_NAME.search(key)}
+    return sum((1 if key in one else 2) * math.prod(shape) for key, shape in shapes.items())
+
+
 def _decay_groups(parameters: list[Tensor], settings: InnerSettings) -> list[dict[str, Any]]:
     groups = [
         {"params": [parameter for parameter in parameters if parameter.dim() >= 2], "weight_decay": settings.weight_decay},

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from peer.doctor.visit import Visit, visit
 from peer.machine.home import Home
 from protocol.errors import GossamerError
 from protocol.identity import Identity
 from protocol.run.invite import Invite
-from protocol.run.manifest import SignedManifest
+from protocol.run.manifest import Manifest, SignedManifest
+
+if TYPE_CHECKING:
+    from peer.machine.room import Room
+    from peer.trainer.need import Need
 
 T = TypeVar("T")
 
@@ -49,6 +53,8 @@ class Case:
         self._invite_text = invite_text
         self.visit: Once[Visit] = Once(self._visit)
         """What the peers of the run said when they were called."""
+        self.need: Once[Need] = Once(self._need)
+        """What the run needs."""
 
     @property
     def is_about_a_run(self) -> bool:
@@ -69,6 +75,26 @@ class Case:
     def identity(self) -> Identity | None:
         """Read the home's key, None where there is none yet: none is made. Raises BadSettings."""
         return Identity.load_or_create(self.home.identity) if self.home.identity.exists() else None
+
+    def _need(self) -> Need:
+        import torch  # seconds to import
+
+        from peer.trainer.need import run_need
+
+        on_gpu = self.device.startswith("cuda") or (self.device == "auto" and torch.cuda.is_available())
+        return run_need(self.manifest(), "cuda" if on_gpu else "cpu")
+
+    def device_room(self) -> Room:
+        """Return what the device has left. Raises BadSettings where it is absent."""
+        from peer.model.model import choose_device
+        from peer.trainer.need import device_room
+
+        return device_room(choose_device(self.device)[0])
+
+    def manifest(self) -> Manifest:
+        """Return the run's manifest: the home's, or what a peer gave; without a run the default one. Raises BadManifest."""
+        signed = self.held() or (self.visit().manifest if self.is_about_a_run else None)
+        return signed.manifest() if signed else Manifest()
 
     def _visit(self) -> Visit:
         try:

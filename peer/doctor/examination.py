@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 
-from peer.doctor import home_checks, machine_checks, swarm_checks
+from peer.doctor import home_checks, machine_checks, room_checks, swarm_checks
 from peer.doctor.case import Case
 from peer.doctor.finding import Finding, Level, fail, failed_by, warn
 from protocol.errors import ExitCode, GossamerError
@@ -24,6 +24,10 @@ CHECKS: tuple[Check, ...] = (
     machine_checks.versions,
     machine_checks.device,
     machine_checks.open_files,
+    room_checks.memory,
+    room_checks.device_memory,
+    room_checks.disk,
+    room_checks.shared_memory,
     home_checks.home,
     home_checks.key,
     home_checks.other_peer,

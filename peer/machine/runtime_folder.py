@@ -21,6 +21,7 @@ from protocol.errors import BadSettings
 
 PREFIX = "gossamer-"
 MEMORY_FOLDER = Path("/dev/shm")
+PAYLOAD_BYTES = 64 << 20  # room wanted for payloads before the model's size is known
 MAX_PATH_BYTES = 80  # a Unix socket's path holds 104 bytes at least (108 on Linux); the rest is for the names inside
 ORPHAN_AGE_S = 60.0  # a younger folder may be one whose owner is about to lock it
 
@@ -33,7 +34,7 @@ def runtime_folder(bytes_needed: int, last_resort: Path | None = None) -> Iterat
 
     Raises BadSettings if no place has room. Call it in the process that outlives the others.
     """
-    parent = _parent(bytes_needed, last_resort)
+    parent = place_for(bytes_needed, last_resort)
     _remove_orphans(parent)
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getuid()}-", dir=parent))  # mode 0700
     descriptor = os.open(folder / "lock", os.O_CREAT | os.O_RDWR, 0o600)
@@ -45,7 +46,8 @@ def runtime_folder(bytes_needed: int, last_resort: Path | None = None) -> Iterat
         os.close(descriptor)
 
 
-def _parent(bytes_needed: int, last_resort: Path | None) -> Path:
+def place_for(bytes_needed: int, last_resort: Path | None = None) -> Path:
+    """Return where a runtime folder with this much room would be made: in memory, else on disk. Raises BadSettings."""
     candidates = [MEMORY_FOLDER, *_temporary(), *([last_resort] if last_resort else [])]
     for place in candidates:
         # Twice the need: other peers on this machine count on the same free space.

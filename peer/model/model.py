@@ -60,6 +60,35 @@ def parameter_shapes(section: ModelSection) -> dict[str, tuple[int, ...]]:
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
+def activation_bytes(section: ModelSection, batch_size: int, sequence_length: int) -> int:
+    """Count what the backward pass of one batch needs beside the weights, without allocating it. Raises BadManifest.
+
+    What the forward pass saves, and three times the largest of it: the gradients that flow back are as large, and the last ones (of the
+    logits) are there when all is still saved. 0 where a model's code looks at values, so that nobody can tell without them.
+    """
+    from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+    saved: dict[int, tuple[torch.UntypedStorage, int]] = {}  # held, so that no two have the same name
+
+    def save(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        saved[storage._cdata] = storage, storage.nbytes()
+        return tensor
+
+    config = model_config(section)
+    with _transformers_says(_name(section)) as (_, auto_model), torch.random.fork_rng(devices=[]), FakeTensorMode():
+        model = auto_model.from_config(config, attn_implementation="sdpa", dtype=torch.float32).train()
+        tokens = torch.zeros((batch_size, sequence_length + 1), dtype=torch.int64)
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+                next_token_loss(model, tokens)
+        except DataDependentOutputException:
+            return 0
+        weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+    sizes = [num_bytes for name, (_, num_bytes) in saved.items() if name not in weights]
+    return sum(sizes) + 3 * max(sizes, default=0)
+
+
 def check_fit(config: PreTrainedConfig, vocab_size: int, sequence_length: int) -> None:
     """Refuse a model too small for the tokenizer's vocabulary or for the sequences. Raises BadManifest."""
     text = config.get_text_config()

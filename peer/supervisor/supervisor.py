@@ -34,7 +34,7 @@ from peer.machine.config import (
 )
 from peer.machine.events import RESTING, Event, EventLog, NodeRestarted, PeerStarted, ProcessSays, RunKnown, TrainerRestarted, Written
 from peer.machine.home import Home, write_whole
-from peer.machine.runtime_folder import runtime_folder
+from peer.machine.runtime_folder import PAYLOAD_BYTES, runtime_folder
 from peer.machine.states import changed
 from peer.machine.status import Status, apply
 from peer.supervisor.child_process import ChildExit, ChildProcess
@@ -53,7 +53,6 @@ HEALTHY_S = 600.0  # a child that lived so long, several checkpoints, starts fro
 LEAVE_S = {NODE: 5.0, TRAINER: 4.0}  # to end meetings, then to save, before they are killed
 LAST_WORK = {NODE: "ending meetings", TRAINER: "saving"}  # in this order
 ASKED = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "its terminal was closed"}  # to leave
-PAYLOAD_BYTES = 64 << 20  # room wanted in the runtime folder before the model's size is known
 LOOK_S = 1.0  # between two looks at whether the trainer has fallen silent, and whether the settings want a rest
 LAST_MEETINGS_S = 600.0  # before a rest, for the meetings under way to come to their own ends
 LAST_SAVE_S = 300.0  # before a rest, for the trainer to save

@@ -15,12 +15,14 @@ from peer.link.socket import TrainerEnd
 from peer.machine.child import Child, run_child
 from peer.machine.events import ModelBuilt, RunKnown
 from peer.machine.home import Home
+from peer.machine.room import held_bytes
 from peer.model.checkpoint import load_latest
 from peer.model.model import build_model, check_fit, choose_device
 from peer.model.plan import need_abilities
 from peer.text.batches import Draw
 from peer.text.corpus import load_corpus
 from peer.text.tokenizer import load_tokenizer
+from peer.trainer.need import need_to_fit, rooms, run_need
 from peer.trainer.replica import Replica
 from peer.trainer.saver import Saver
 from peer.trainer.trainer import Trainer
@@ -34,11 +36,15 @@ def peer_seed(run_seed: int, peer_id: PeerId) -> int:
 
 
 def build_replica(child: Child, home: Home, manifest: Manifest) -> Replica:
-    """Build the model with its initial weights, and its text. Raises OperatorError for what cannot be."""
+    """Build the model with its initial weights, and its text.
+
+    Raises OperatorError for what cannot be, or does not fit: before anything is fetched or made.
+    """
     need_abilities(manifest)
     settings, inner, run_seed = child.settings, manifest.inner, manifest.run.seed
     peer_id = PeerId.from_text(settings.peer_id)
     device, _ = choose_device(settings.config.device)
+    need_to_fit(run_need(manifest, device.type), rooms(device, home, settings.runtime, held_bytes(os.getppid())))
     tokenizer = load_tokenizer(manifest.tokenizer.name)
     model = build_model(manifest.model, run_seed)
     check_fit(model.config, tokenizer.vocab_size, inner.sequence_length)

@@ -1,0 +1,118 @@
+"""How much room this machine has for a peer: memory under every limit that holds for it, and disks."""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from protocol.errors import BadSettings
+
+CGROUPS = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """So many bytes, and what sets that limit."""
+
+    num_bytes: int
+    limit: str
+
+
+def megabytes(num_bytes: float) -> str:
+    """Write a number of bytes for people."""
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"
+
+
+def container_size(num_bytes: float) -> str:
+    """Write a number of bytes as the options of container engines take it."""
+    return f"{math.ceil(num_bytes / 2**20)}m"
+
+
+def summed(parts: Mapping[str, int]) -> str:
+    """Write a sum and its parts, the largest first, without those that are lost in rounding."""
+    total = sum(parts.values())
+    largest = sorted(parts.items(), key=lambda part: -part[1])
+    return f"{megabytes(total)}: " + " + ".join(f"{megabytes(size)} {what}" for what, size in largest if size > 0.005 * total)
+
+
+def need_room(what: str, parts: Mapping[str, int], room: Room, way_out: str) -> None:
+    """Raise BadSettings, with the sum, where these parts do not fit."""
+    total = sum(parts.values())
+    if total > room.num_bytes:
+        raise BadSettings(
+            f"this run needs {megabytes(total)} of {what}, and there are {megabytes(max(0, room.num_bytes))} ({room.limit}); "
+            f"it needs {summed(parts)}",
+            hint=way_out,
+        )
+
+
+def memory_room(held_bytes: int) -> Room:
+    """Return the memory that a peer may use; `held_bytes` is what it, or who asks for it, uses already."""
+    rooms = [Room(psutil.virtual_memory().available + held_bytes, "free memory of this machine")]
+    rooms += [Room(room.num_bytes + held_bytes, room.limit) for room in cgroup_rooms(MEMBERSHIP.read_text if MEMBERSHIP.exists() else str)]
+    process = psutil.Process().memory_info()
+    for name, limit in (("address space", resource.RLIMIT_AS), ("data", resource.RLIMIT_DATA)):
+        most = resource.getrlimit(limit)[0]
+        if most != resource.RLIM_INFINITY:
+            rooms.append(Room(most - process.vms + process.rss, f"the limit of a process's {name}, {megabytes(most)}"))
+    return min(rooms, key=lambda room: room.num_bytes)
+
+
+def held_bytes(pid: int) -> int:
+    """Return the memory that a process and its children use now; 0 for one that is gone."""
+    try:
+        tree = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+        return sum(process.memory_info().rss for process in tree)
+    except psutil.Error:
+        return 0
+
+
+def cgroup_rooms(membership: Callable[[], str], root: Path = CGROUPS) -> Iterator[Room]:
+    """Yield what each control group above this process leaves; `membership` reads /proc/self/cgroup."""
+    for line in membership().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            yield from _rooms(root, path, "memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            yield from _rooms(root / "memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+def _rooms(root: Path, path: str, limit: str, used: str, reclaimable: str) -> Iterator[Room]:
+    """Yield the rooms from the group up to the root: in a container the own group may be seen as the root."""
+    group = root / path.strip("/")
+    for folder in dict.fromkeys((group, *group.parents, root)):
+        if not folder.is_relative_to(root):
+            break
+        try:
+            most, now = int((folder / limit).read_text()), int((folder / used).read_text())  # "max": no number
+            cached = dict(line.split()[:2] for line in (folder / "memory.stat").read_text().splitlines()).get(reclaimable, "0")
+        except (OSError, ValueError):
+            continue
+        if most < psutil.virtual_memory().total:
+            yield Room(most - now + int(cached), f"the memory limit of this container or service, {megabytes(most)}")
+
+
+def disk_room(path: Path) -> Room:
+    """Return what is free on the disk where `path` is or would be."""
+    place = next(folder for folder in (path, *path.parents) if folder.exists())
+    found = os.statvfs(place)
+    return Room(found.f_bavail * found.f_frsize, f"free on the disk of {place}")
+
+
+def free_files(path: Path) -> int | None:
+    """Return how many files more the disk of `path` can hold, None where it does not count them."""
+    place = next(folder for folder in (path, *path.parents) if folder.exists())
+    found = os.statvfs(place)
+    return found.f_favail if found.f_files else None
+
+
+def size_of(folder: Path) -> int:
+    """Return the bytes of all files below a folder; 0 where there is none."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

@@ -1,0 +1,149 @@
+"""What a run needs of a machine, counted from its manifest before anything is fetched or made.
+
+The counts say what the code holds, file by file: change them with it. tests/peer/trainer/test_need.py holds them against what a real
+trainer takes; the constants are measured (docs/log.md, "What a run needs").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from optim.inner import num_state_values
+from peer.machine.home import Home
+from peer.machine.room import Room, container_size, disk_room, memory_room, need_room, size_of
+from peer.model.model import activation_bytes, parameter_shapes
+from peer.model.plan import fragment_codecs, model_plan
+from protocol.messages.terms import ModelPlan
+from protocol.run.manifest import Manifest
+
+VALUE_BYTES: Final = 4  # f32 everywhere
+TRAINER_BYTES: Final = 550_000_000  # Python, torch, transformers, the built-in text
+OTHERS_BYTES: Final = 450_000_000  # supervisor, node and p2pd
+GPU_RUNTIME_BYTES: Final = 600_000_000  # what CUDA takes for itself
+MEETINGS: Final = 4  # at once: two begun here, two elsewhere (peer/node/meetings.py)
+MEETING_VALUES: Final = 6  # snapshot, message, gap; slow weights, momentum and shift of the outer step (peer/trainer/meeting.py)
+TRIED_ON_VALUES: Final = 2  # another's slow weights, and our own fast ones to go back to (peer/trainer/shared_state.py)
+CHECKPOINTS: Final = 3  # two that are kept, one that is being written (peer/model/checkpoint.py)
+PROGRAMS: Final = "for the programs"
+
+Parts = Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a run needs, in bytes by what for."""
+
+    memory: Parts  # of the machine, shared memory included
+    device: Parts  # of a device that has memory of its own; else empty
+    payloads: Parts  # of the folder in memory through which node and trainer exchange what is large
+    disk: Parts  # of the home's
+    plan: ModelPlan
+    num_params: int
+
+
+def run_need(manifest: Manifest, device: str) -> Need:
+    """Count what a peer of this run needs that trains on a device of this kind. Raises BadManifest for a model that cannot be."""
+    shapes = parameter_shapes(manifest.model)
+    codecs = fragment_codecs(manifest, shapes)
+    plan = model_plan(codecs, manifest.outer.alpha)
+    sizes = sorted((codec.fragment.numel for codec in codecs), reverse=True)
+    num_params = sum(sizes)
+    optimizer = VALUE_BYTES * num_state_values(manifest.inner.optimizer, shapes)
+    weights = VALUE_BYTES * num_params
+    tensors = {
+        "for weights and their gradients": 2 * weights,
+        "for the optimizer": optimizer,
+        "for slow weights and momentum": 2 * weights,
+        **_passing(manifest, weights, VALUE_BYTES * sum(sizes[:MEETINGS])),
+    }
+    largest = sorted((fragment.slow_bytes for fragment in plan.fragments), reverse=True)
+    payloads = {"for meetings under way": 2 * sum(largest[:MEETINGS]), "for a copy of the weights that others fetch": plan.state_bytes}
+    programs = {PROGRAMS: TRAINER_BYTES + OTHERS_BYTES, "for payloads": sum(payloads.values())}
+    checkpoints = CHECKPOINTS * (3 * weights + optimizer)
+    has_own_memory = device == "cuda"
+    return Need(
+        memory=programs | ({"for the model while it is made": weights} if has_own_memory else tensors),
+        device=tensors | {"for CUDA itself": GPU_RUNTIME_BYTES} if has_own_memory else {},
+        payloads=payloads,
+        disk={"for checkpoints": checkpoints, "for weights that are fetched": plan.state_bytes},
+        plan=plan,
+        num_params=num_params,
+    )
+
+
+def _passing(manifest: Manifest, weights: int, fragments: int) -> Parts:
+    """Return what is not there all the time; never at once: an inner step beside meetings, and another's weights that are tried on."""
+    inner = manifest.inner
+    step = {
+        "for what a batch leaves in the model": activation_bytes(manifest.model, inner.batch_size, inner.sequence_length),
+        "for meetings under way": MEETING_VALUES * fragments,
+    }
+    tried_on = {"for another's weights that are tried on": TRIED_ON_VALUES * weights}
+    return max(step, tried_on, key=lambda parts: sum(parts.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class Rooms:
+    """What there is for a peer, what it holds already included."""
+
+    memory: Room
+    device: Room | None  # None: it has no memory of its own
+    payloads: Room
+    disk: Room
+
+
+def rooms(device: torch.device, home: Home, payloads: Path, held_bytes: int) -> Rooms:
+    """Look how much room there is; `held_bytes` is the memory that this peer, or who asks for it, holds already."""
+    kept, disk = size_of(home.checkpoints) + size_of(home.downloads), disk_room(home.path)
+    return Rooms(
+        memory_room(held_bytes),
+        device_room(device) if device.type == "cuda" else None,
+        disk_room(payloads),
+        Room(disk.num_bytes + kept, disk.limit),
+    )
+
+
+def device_room(device: torch.device) -> Room:
+    """Return what a device that has memory of its own has left."""
+    return Room(torch.cuda.mem_get_info(device)[0], f"free on {device}")
+
+
+def need_to_fit(need: Need, there: Rooms) -> None:
+    """Raise BadSettings, with the sum, its parts and what would fit, where a run needs more than there is."""
+    need_memory(need, there.memory)
+    if there.device is not None:
+        need_device_memory(need, there.device)
+    need_payload_room(need, there.payloads)
+    need_disk(need, there.disk)
+
+
+def need_memory(need: Need, room: Room) -> None:
+    """Raise BadSettings unless the machine's memory is enough."""
+    fixed, total = need.memory[PROGRAMS], sum(need.memory.values())
+    num_params = int(need.num_params * (room.num_bytes - fixed) / (total - fixed))
+    fits = f"{num_params / 1e6:.3g} million of its {need.num_params / 1e6:.3g} million parameters" if num_params > 0 else "no model at all"
+    way_out = (
+        f"give it that much (a container: --memory {container_size(total)}), or take a run with a smaller model: here would fit {fits}"
+    )
+    need_room("memory", need.memory, room, way_out)
+
+
+def need_device_memory(need: Need, room: Room) -> None:
+    """Raise BadSettings unless the device's memory is enough."""
+    need_room("memory on the device", need.device, room, "use --device cpu, or a device with more memory")
+
+
+def need_payload_room(need: Need, room: Room) -> None:
+    """Raise BadSettings unless the payload folder can hold enough."""
+    wanted = container_size(2 * sum(need.payloads.values()))
+    need_room("shared memory", need.payloads, room, f"give /dev/shm more room (a container: --shm-size {wanted})")
+
+
+def need_disk(need: Need, room: Room) -> None:
+    """Raise BadSettings unless the home's disk can hold enough."""
+    need_room("disk space", need.disk, room, "free some space, or choose a folder on a larger disk with --home DIR")

@@ -1,0 +1,82 @@
+"""How much room there is: the tightest limit counts, and is named."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from peer.machine.room import Room, cgroup_rooms, disk_room, free_files, memory_room, need_room, size_of, summed
+from protocol.errors import BadSettings
+
+GB = 10**9
+
+
+def group(folder: Path, **files: object) -> None:
+    """Make a control group as the kernel shows it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name.replace("__", ".")).write_text(f"{content}\n")
+
+
+def test_a_memory_limit_of_the_second_kind(tmp_path: Path) -> None:
+    group(tmp_path / "a", memory__max=GB, memory__current=GB // 2, memory__stat=f"anon 7\ninactive_file {GB // 10}")
+    group(tmp_path / "a" / "b", memory__max="max", memory__current=5, memory__stat="inactive_file 0")
+    rooms = list(cgroup_rooms(lambda: "0::/a/b\n", tmp_path))
+    assert [room.num_bytes for room in rooms] == [GB // 2 + GB // 10]
+    assert "container" in rooms[0].limit and "1.0 GB" in rooms[0].limit
+
+
+def test_a_memory_limit_of_the_first_kind(tmp_path: Path) -> None:
+    files = {"memory__limit_in_bytes": GB, "memory__usage_in_bytes": GB // 4, "memory__stat": "total_inactive_file 0"}
+    group(tmp_path / "memory" / "docker", **files)
+    assert [room.num_bytes for room in cgroup_rooms(lambda: "3:cpuset:/\n4:memory:/docker\n", tmp_path)] == [GB * 3 // 4]
+
+
+def test_in_a_container_the_own_group_is_the_root(tmp_path: Path) -> None:
+    group(tmp_path, memory__max=GB, memory__current=0, memory__stat="inactive_file 0")
+    assert [room.num_bytes for room in cgroup_rooms(lambda: "0::/system.slice/docker-12.scope\n", tmp_path)] == [GB]
+
+
+def test_no_limit_is_none(tmp_path: Path) -> None:
+    group(tmp_path, memory__max=1 << 62, memory__current=0, memory__stat="")
+    assert not list(cgroup_rooms(lambda: "0::/\n", tmp_path))
+    assert not list(cgroup_rooms(lambda: "", tmp_path))
+
+
+def test_the_limit_of_a_process_counts() -> None:
+    program = (
+        "import resource; resource.setrlimit(resource.RLIMIT_AS, (10**9, 10**9))\n"
+        "from peer.machine.room import memory_room\n"
+        "room = memory_room(0); print(room.num_bytes < 10**9, room.limit)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True the limit of a process's address space, 1.0 GB"
+
+
+def test_what_is_held_already_is_there_too() -> None:
+    assert memory_room(1 << 50).num_bytes > 1 << 49
+
+
+def test_the_disk_of_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
+    assert disk_room(tmp_path / "a" / "b").num_bytes > 0
+    assert free_files(tmp_path / "a") != 0
+
+
+def test_the_size_of_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "file").write_bytes(bytes(1000))
+    assert (size_of(tmp_path), size_of(tmp_path / "missing")) == (1000, 0)
+
+
+def test_a_sum_says_its_parts() -> None:
+    assert summed({"for this": GB, "for that": 2 * GB, "for nothing": 5}) == "3.0 GB: 2.0 GB for that + 1.0 GB for this"
+
+
+def test_what_does_not_fit_is_refused_with_the_sum() -> None:
+    need_room("memory", {"for this": GB}, Room(GB, "free"), "buy some")
+    with pytest.raises(BadSettings, match=r"needs 1.5 GB of memory, and there are 1.0 GB \(free\)") as caught:
+        need_room("memory", {"for this": GB, "for that": GB // 2}, Room(GB, "free"), "buy some")
+    assert caught.value.hint == "buy some" and "500 MB for that" in str(caught.value)
