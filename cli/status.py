@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
-from contextlib import suppress
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 
-from cli.figures import Status, bytes_text, loss_text, meetings_text, sentence, share_text
+from cli.figures import Status, age_text, bytes_text, loss_text, meetings_text, sentence, share_text
 from cli.options import DEFAULT_HOME, HomeFolder, Json
 from peer.machine.control_socket import NobodyRuns, ask
 from peer.machine.home import Home
 from protocol.errors import BadSettings, GossamerError
 
-WATCH_EVERY_S = 1.0
+FLAT = 0.0005  # nats in 100 steps: less is no change
 
 
 class Unhealthy(GossamerError):
@@ -27,22 +26,19 @@ Healthy = Annotated[
     bool,
     typer.Option("--healthy", help="Only tell whether it works, waits or is on its way to, by the exit code: 0, or 1 with the reason."),
 ]
-Watch = Annotated[bool, typer.Option("--watch", help="Keep showing it, until the peer stops or you press Ctrl-C.")]
 
 
-def status(home: HomeFolder = DEFAULT_HOME, as_json: Json = False, watch: Watch = False, healthy: Healthy = False) -> None:
-    """Show what the running peer does, and why."""
-    if watch and as_json:
-        raise BadSettings("--watch and --json do not go together", hint="--json prints one object; call it as often as you like")
+def status(home: HomeFolder = DEFAULT_HOME, as_json: Json = False, healthy: Healthy = False) -> None:
+    """Show what the running peer does, why, since when, and what would end it."""
     folder = Home(home)
     if healthy:
         need_health(folder)
         return
-    if watch:
-        _watch(folder)
-        return
-    answer = ask(folder.path, {"verb": "status"})
-    print(json.dumps(answer) if as_json else description(answer))
+    try:
+        answer = ask(folder.path, {"verb": "status"})
+    except NobodyRuns as nobody:
+        raise NobodyRuns(str(nobody) + last_word(folder), hint=nobody.hint) from nobody
+    print(json.dumps(answer) if as_json else description(answer, time.time()))
 
 
 def need_health(folder: Home) -> None:
@@ -55,35 +51,71 @@ def need_health(folder: Home) -> None:
         raise Unhealthy(trouble, hint="`peer status` says what would end it")
 
 
-def _watch(folder: Home) -> None:
-    from cli.screen import screen  # rich: slow to import, and needed only now
-
-    answer: dict[str, Any] = ask(folder.path, {"verb": "status"})
-    with screen(sys.stdout) as drawn, suppress(NobodyRuns):  # it stopped in the pause: that is the end
-        while True:
-            drawn.show(answer["peer_id"][-6:], answer)
-            time.sleep(WATCH_EVERY_S)
-            answer = ask(folder.path, {"verb": "status"})
+def last_word(folder: Home) -> str:
+    """Return how the peer that ran there last ended, as far as it could write it down."""
+    try:
+        return f"; its last word: {sentence(json.loads(folder.status.read_text()), time.time())}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
-def description(answer: Status) -> str:
+def description(answer: Status, now_s: float) -> str:
     """Return the status for people: one sentence, then a few lines."""
     rows = {
-        "run": answer["run_id"],
-        "peer": answer["peer_id"],
-        "step": f"{answer['step']} of {answer['total_steps']}, {answer['tokens']} tokens, {answer['tokens_per_second']:.0f} tokens/s",
-        "loss": loss_text(answer["loss"]),
-        "peers seen": str(answer["peers_seen"]),
-        "meetings": meetings_text(answer["meetings"]),
-        "interval": interval_text(answer["inner_steps"], answer["inner_steps_reason"]),
-        "traffic": f"{bytes_text(answer['bytes']['sent'])} up, {bytes_text(answer['bytes']['received'])} down",
-        "blocked": f"{share_text(answer['blocked_seconds'], answer['train_seconds'])} of training time",
+        "run": run_text(answer, now_s),
+        "loss": trend_text(answer),
+        "my part": part_text(answer, now_s),
+        "blocked": f"{share_text(answer['blocked_seconds'], answer['train_seconds'])} of training time, waiting for synchronization",
+        "meetings": f"{meetings_text(answer['meetings'])}; {interval_text(answer['inner_steps'], answer['inner_steps_reason'])}",
+        "partners": partners_text(answer["peers_seen"], answer["routes"]),
+        "traffic": f"{bytes_text(answer['bytes']['sent'])} up, {bytes_text(answer['bytes']['received'])} down in meetings, in this start",
+        "costs": costs_text(answer["lifetime"], answer["energy"]),
+        "warnings": "\n           ".join(answer["warnings"]) or "none",
         "addresses": ", ".join(answer["addresses"]) or "none known yet",
+        "run id": answer["run_id"],
+        "peer id": answer["peer_id"],
         "version": answer["version"],
     }
-    return "\n".join([sentence(answer, time.time()), "", *(f"{name:<11}{value}" for name, value in rows.items())])
+    return "\n".join([sentence(answer, now_s), "", *(f"{name:<11}{value}" for name, value in rows.items())])
+
+
+def run_text(answer: Status, now_s: float) -> str:
+    """Return how far the run is, and when it ends."""
+    ends = f", ends in about {age_text(answer['ends'] - now_s)}" if answer["ends"] and answer["ends"] > now_s else ""
+    return f"step {answer['step']} of {answer['total_steps']} ({share_text(answer['step'], answer['total_steps'])}){ends}"
+
+
+def trend_text(answer: Status) -> str:
+    """Return the loss and where it goes."""
+    held_out = f", held-out {loss_text(answer['eval_loss'])}" if answer["eval_loss"] is not None else ""
+    trend = answer["loss_trend"]
+    if trend is None:
+        return loss_text(answer["loss"]) + held_out
+    way = "flat" if abs(trend) < FLAT else f"{'falling' if trend < 0 else 'rising'} by {abs(trend):.3f} in 100 steps"
+    return f"{loss_text(answer['loss'])} nats per token, {way}{held_out}"
+
+
+def part_text(answer: Status, now_s: float) -> str:
+    """Return what this peer has done for the run, over all its starts."""
+    lifetime = answer["lifetime"]
+    return (
+        f"{answer['tokens']} tokens in {answer['own_steps']} steps, {lifetime['meetings']:.0f} meetings since it joined "
+        f"{age_text(now_s - lifetime['joined'])} ago; {answer['tokens_per_second']:.0f} tokens/s now"
+    )
+
+
+def partners_text(peers_seen: int, routes: Mapping[str, int]) -> str:
+    """Return how many others are there, and how those run to whom a connection is open."""
+    connected = ", ".join(f"{number} {route}" for route, number in sorted(routes.items()))
+    return f"{peers_seen} in sight" + (f"; connected: {connected}" if connected else "")
+
+
+def costs_text(lifetime: Mapping[str, float], energy: Mapping[str, Any]) -> str:
+    """Return what it costs to run this peer, over all its starts."""
+    hours = f"{lifetime['seconds'] / 3600:.1f} hours, {bytes_text(lifetime['sent'] + lifetime['received'])} in meetings"
+    return hours + (f", {lifetime['watt_hours']:.1f} Wh ({energy['how']})" if energy["how"] else "")
 
 
 def interval_text(inner_steps: int, reason: str) -> str:
     """Return how often the peer asks for a meeting, and what sets that."""
-    return f"about {inner_steps} steps ({reason})" if inner_steps else "not known yet"
+    return f"one in about {inner_steps} steps ({reason})" if inner_steps else "how often is not known yet"

@@ -47,6 +47,17 @@ def with_peer(text: str, peer_id: PeerId) -> str:
     return text if _ENDS_IN_PEER.search(text) else f"{text}/p2p/{peer_id}"
 
 
+def route(text: str) -> str:
+    """Say how a connection with this multiaddr at its other end runs: local (this machine or network), relayed, or direct."""
+    if "/p2p-circuit" in text:
+        return "relayed"
+    host = text.split("/")[2] if text.count("/") > 1 else ""
+    try:
+        return "direct" if ipaddress.ip_address(host).is_global else "local"
+    except ValueError:  # a name
+        return "direct"
+
+
 def _is_host(kind: str, host: str) -> bool:
     if kind.startswith("dns"):
         return _HOST_NAME.fullmatch(host) is not None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
 import select
 import signal
@@ -23,6 +24,7 @@ from pydantic import BaseModel, ConfigDict
 
 from peer.machine.config import PeerConfig
 from peer.machine.events import Event, EventsLost, ProcessFailed, to_line
+from peer.machine.log_lines import FORMAT
 from protocol.errors import ExitCode, GossamerError, OperatorError
 
 _PR_SET_PDEATHSIG = 1
@@ -120,6 +122,7 @@ class Child:
 def run_child(work: Callable[[Child], None]) -> int:
     """Do the work of a child process, tell the supervisor what it ended with, and return the exit code. A bug of ours is logged whole."""
     child = Child()
+    logging.basicConfig(format=FORMAT)
     try:
         work(child)
         return child.end()

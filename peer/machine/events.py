@@ -41,6 +41,7 @@ class PeerStarted(Stamped):
     """The peer was started; what follows, up to the next PeerStarted, is one session."""
 
     peer_id: str  # base58
+    earlier: dict[str, float] = field(default_factory=dict)  # what all earlier starts came to: `lifetime` in Status
 
 
 class RunKnown(Stamped):
@@ -77,6 +78,12 @@ class AddressesChanged(Stamped):
     addresses: tuple[str, ...]
 
 
+class ConnectionsChanged(Stamped):
+    """Connections to other peers were opened or closed."""
+
+    routes: dict[str, str]  # of those that are open: PeerId, base58, and local, direct or relayed
+
+
 class StepDone(Stamped):
     """Inner steps were made; written about once a second, not for each step."""
 
@@ -109,6 +116,7 @@ class MeetingDone(Stamped):
     bytes_sent: int
     bytes_received: int
     seconds: Figure
+    round_trip_s: Figure = math.nan  # from our decision to the partner's, its disk included; null where it decided first
 
 
 class IntervalSet(Stamped):
@@ -207,6 +215,20 @@ class TrainerRestarted(Stamped):
     num_restarts: int  # in a row; one that had run for a minute counts as the first again
 
 
+class EnergyUsed(Stamped):
+    """What this start of the peer has taken from the socket or the battery so far; written about once a minute."""
+
+    watt_hours: Figure
+    how: str  # measured, or estimated
+
+
+class Warned(Stamped):
+    """Something will do harm if it goes on."""
+
+    topic: str  # one warning a topic stands at a time
+    words: str  # empty: it is over
+
+
 class EventsLost(Stamped):
     """Events before this one could not be written."""
 
@@ -246,9 +268,9 @@ class ProcessFailed(Stamped):
 
 
 Written = (
-    PeerStarted | RunKnown | ModelBuilt | StateChanged | PeersSeen | AddressesChanged | StepDone | NodeSpent | MeetingDone | IntervalSet
-    | SoloStep | CheckpointSaved | CheckpointFailed | CheckpointRejected | EvalDone | OutputsMoved | StateCloned | FragmentPulled
-    | ResultTaken | NodeRestarted | TrainerRestarted | EventsLost
+    PeerStarted | RunKnown | ModelBuilt | StateChanged | PeersSeen | AddressesChanged | ConnectionsChanged | StepDone | NodeSpent
+    | MeetingDone | IntervalSet | SoloStep | CheckpointSaved | CheckpointFailed | CheckpointRejected | EvalDone | OutputsMoved
+    | StateCloned | FragmentPulled | ResultTaken | NodeRestarted | TrainerRestarted | EnergyUsed | Warned | EventsLost
 )  # fmt: skip
 Told = ProcessSays | TrainerIdle | ProcessFailed  # to the supervisor only
 Event = Written | Told

@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.exposition import start_http_server
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from peer.machine.partners import routes
 from peer.machine.states import STATES
 from peer.machine.status import Status
 from protocol.errors import BadSettings
@@ -81,10 +82,15 @@ def _gauges(status: Status) -> Iterator[Metric]:
         "gossamer_eval_loss_nats": ("Held-out loss per token, as last measured.", status.eval_loss),
         "gossamer_partners_in_sight": ("Other peers known to be there.", status.peers_seen),
         "gossamer_meeting_interval_steps": ("Mean countdown of a fragment to its next meeting.", status.inner_steps),
+        "gossamer_warnings": ("What will do harm if it goes on.", len(status.warnings)),
     }
     for name, (meaning, value) in gauges.items():
         if value is not None:
             yield GaugeMetricFamily(name, meaning, value)
+    connections = GaugeMetricFamily("gossamer_connections", "Partners to whom a connection is open, by how it runs.", labels=["route"])
+    for route, number in routes(status.partners).items():
+        connections.add_metric([route], number)
+    yield connections
 
 
 def _counters(status: Status) -> Iterator[Metric]:
@@ -93,6 +99,7 @@ def _counters(status: Status) -> Iterator[Metric]:
         "gossamer_tokens": ("Trained by this peer, over all its sessions.", status.tokens),
         "gossamer_train_seconds": ("In inner steps, and blocked between them.", status.train_seconds),
         "gossamer_blocked_seconds": ("Of these, spent on synchronization at step boundaries.", status.blocked_seconds),
+        "gossamer_energy_joules": ("Used by this peer, measured or estimated.", status.energy["watt_hours"] * 3600),
     }
     for name, (meaning, value) in plain.items():
         yield CounterMetricFamily(name, meaning, value)
@@ -100,7 +107,6 @@ def _counters(status: Status) -> Iterator[Metric]:
         "gossamer_processor_seconds": ("Processor time, by what for.", "work", status.processor_seconds),
         "gossamer_meetings": ("Meetings that have ended, by what came of them; solo: outer steps without one.", "outcome", status.meetings),
         "gossamer_meeting_bytes": ("Carried in meetings.", "direction", status.bytes),
-        "gossamer_completed_meetings_by_route": ("Completed meetings, by how the partner was reached.", "route", status.lane_counts),
     }
     for name, (meaning, label, values) in labelled.items():
         family = CounterMetricFamily(name, meaning, labels=[label])

@@ -1,22 +1,26 @@
-"""What a peer says of itself: the one record behind `peer status`, the screen, the demo and the dashboards; folded from its events."""
+"""What a peer says of itself: the one record behind terminal, page, JSON and metrics; folded from its events."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from peer.machine import events
+from peer.machine.history import History, Point
+from peer.machine.partners import COUNTED_AS, Partners, after_meeting, connected_by, routes
 
 VERSION = "0.1.0"
-COUNTED_AS = {"completed": "completed", "busy": "refused", "refused": "refused"}  # any other outcome of a meeting: failed
+MANY_FAILURES = 3  # meetings in a row, before it is worth a word
+OVER_ALL_STARTS = ("seconds", "train_seconds", "meetings", "sent", "received", "watt_hours")  # what `lifetime` sums up
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
     """A peer's state, with the reason for it. Times are Unix seconds; counts are since this start of the peer unless named otherwise."""
 
-    state: str = "starting"  # joining waiting training finishing leaving left done failed; without a trainer: seeding
+    state: str = "starting"  # one of states.STATES
     reason: str = ""
     since: float = 0.0
     way_out: str = ""  # what would end this state
@@ -42,22 +46,67 @@ class Status:
     lane_counts: dict[str, int] = field(default_factory=dict)
     addresses: list[str] = field(default_factory=list)
     output_distance: float | None = None  # how far the last measured meeting moved the outputs: Jensen-Shannon, nats per token
+    energy: dict[str, Any] = field(default_factory=lambda: {"watt_hours": 0.0, "how": ""})
+    started: float = 0.0
     version: str = VERSION
-    earlier_s: tuple[float, float] = (0.0, 0.0)  # train_seconds and blocked_seconds of earlier trainer processes; not shown
-    earlier_cpu_s: dict[str, float] = field(default_factory=dict)  # processor_seconds of earlier processes; not shown
+    # What is not shown as it is:
+    earlier: Mapping[str, float] = field(default_factory=dict)  # `lifetime` when it started
+    heard: float = 0.0  # when the newest event happened
+    warned: Mapping[str, str] = field(default_factory=dict)  # topic: words
+    failed_in_a_row: int = 0  # meetings
+    partners: Partners = field(default_factory=dict)
+    history: History = History()
+    earlier_s: tuple[float, float] = (0.0, 0.0)  # train_seconds and blocked_seconds of earlier trainer processes
+    earlier_cpu_s: Mapping[str, float] = field(default_factory=dict)  # processor_seconds of earlier processes
+
+    @property
+    def warnings(self) -> list[str]:
+        """What will do harm if it goes on."""
+        return [words for words in self.warned.values() if words]
+
+    @property
+    def lifetime(self) -> dict[str, float]:
+        """What this peer came to since it first joined, over all its starts."""
+        now = {
+            "seconds": max(0.0, self.heard - self.started),
+            "train_seconds": self.train_seconds,
+            "meetings": self.meetings["completed"],
+            "sent": self.bytes["sent"],
+            "received": self.bytes["received"],
+            "watt_hours": self.energy["watt_hours"],
+        }
+        return {"joined": self.earlier.get("joined", self.started)} | {
+            name: self.earlier.get(name, 0) + now[name] for name in OVER_ALL_STARTS
+        }
 
     def to_json(self) -> dict[str, Any]:
-        """Return what is shown, JSON-able."""
-        shown = asdict(self)
-        del shown["earlier_s"], shown["earlier_cpu_s"]
-        return shown
+        """Return what is shown, JSON-able: a figure that is not finite is null."""
+        shown: dict[str, Any] = {name: getattr(self, name) for name in SHOWN}
+        for name in ("loss", "eval_loss", "output_distance"):
+            if shown[name] is not None and not math.isfinite(shown[name]):
+                shown[name] = None
+        return shown | {
+            "loss_trend": self.history.loss_trend,
+            "ends": self.history.ends(self.total_steps),
+            "routes": routes(self.partners),
+            "warnings": self.warnings,
+            "lifetime": self.lifetime,
+        }
+
+
+HIDDEN = {"earlier", "heard", "warned", "failed_in_a_row", "partners", "history", "earlier_s", "earlier_cpu_s"}
+SHOWN = tuple(field.name for field in fields(Status) if field.name not in HIDDEN)
 
 
 def apply(status: Status, event: events.Event) -> Status:
     """Return the status after an event. All of a session's events, in their order, give all of its status."""
+    return replace(_apply(status, event), heard=event.ts)
+
+
+def _apply(status: Status, event: events.Event) -> Status:
     match event:
         case events.PeerStarted():
-            return Status(peer_id=event.peer_id, since=event.ts)
+            return Status(peer_id=event.peer_id, since=event.ts, started=event.ts, earlier=event.earlier)
         case events.StateChanged():
             since = status.since if event.state == status.state else event.ts
             return replace(status, state=event.state, reason=event.reason, way_out=event.way_out, since=since)
@@ -69,12 +118,14 @@ def apply(status: Status, event: events.Event) -> Status:
             return replace(status, peers_seen=event.num_peers)
         case events.AddressesChanged():
             return replace(status, addresses=list(event.addresses))
+        case events.ConnectionsChanged():
+            return replace(status, partners=connected_by(status.partners, event))
         case events.StepDone():
-            return replace(_trained(status, event), loss=event.loss, tokens_per_second=event.tokens_per_second)
+            return _stepped(status, event)
         case events.TrainerIdle():
             return replace(_trained(status, event), tokens_per_second=0.0)
         case events.EvalDone():
-            return replace(status, eval_loss=event.loss)
+            return replace(status, eval_loss=event.loss, history=status.history.add_eval(status.step, event.loss))
         case events.OutputsMoved():
             return replace(status, output_distance=event.distance)
         case events.IntervalSet():
@@ -83,14 +134,46 @@ def apply(status: Status, event: events.Event) -> Status:
             return replace(status, meetings=_plus(status.meetings, solo=1))
         case events.MeetingDone():
             return _met(status, event)
-        case events.TrainerRestarted():
-            return replace(_count_anew(status, "training", "coding"), earlier_s=(status.train_seconds, status.blocked_seconds))
-        case events.NodeRestarted():
-            return _count_anew(status, "node")
         case events.NodeSpent():
             return _used(status, node=event.cpu_s)
+        case events.EnergyUsed():
+            return replace(status, energy={"watt_hours": event.watt_hours, "how": event.how})
+        case _:
+            return _troubled(status, event)
+
+
+def _troubled(status: Status, event: events.Event) -> Status:
+    """Take in what went wrong, or right again."""
+    match event:
+        case events.TrainerRestarted():
+            anew = replace(_count_anew(status, "training", "coding"), earlier_s=(status.train_seconds, status.blocked_seconds))
+            return _warn(anew, "trainer", f"the trainer ended and was started again: {event.reason}")
+        case events.NodeRestarted():
+            return _warn(_count_anew(status, "node"), "node", f"the node ended and was started again: {event.reason}")
+        case events.CheckpointFailed():
+            return _warn(status, "checkpoint", f"no checkpoint could be saved at step {event.step}: {event.reason}")
+        case events.CheckpointSaved():
+            return _warn(status, "checkpoint", "")
+        case events.EventsLost():
+            return _warn(status, "events", f"{event.num_events} events were not written: {event.reason}")
+        case events.Warned():
+            return _warn(status, event.topic, event.words)
         case _:  # it changes nothing that is shown
             return status
+
+
+def _warn(status: Status, topic: str, words: str) -> Status:
+    return replace(status, warned={**status.warned, topic: words})
+
+
+def _stepped(status: Status, event: events.StepDone) -> Status:
+    now = replace(_trained(status, event), loss=event.loss, tokens_per_second=event.tokens_per_second)
+    share = now.blocked_seconds / now.train_seconds if now.train_seconds else 0.0
+    point = Point(
+        event.ts, now.step, event.loss, event.tokens_per_second, share,
+        now.meetings["completed"], now.meetings["failed"], now.bytes["sent"], now.bytes["received"],
+    )  # fmt: skip
+    return replace(now, history=now.history.add(point))
 
 
 def _trained(status: Status, event: events.StepDone | events.TrainerIdle) -> Status:
@@ -112,16 +195,21 @@ def _used(status: Status, **cpu_s: float) -> Status:
 
 def _count_anew(status: Status, *names: str) -> Status:
     """Note that what runs from now on begins to count its processor time at zero."""
-    return replace(status, earlier_cpu_s=status.earlier_cpu_s | {name: status.processor_seconds[name] for name in names})
+    return replace(status, earlier_cpu_s={**status.earlier_cpu_s} | {name: status.processor_seconds[name] for name in names})
 
 
 def _met(status: Status, done: events.MeetingDone) -> Status:
-    lanes = _plus(status.lane_counts, **{done.lane: 1}) if done.outcome == "completed" else status.lane_counts
+    kind = COUNTED_AS.get(done.outcome, "failed")
+    lanes = _plus(status.lane_counts, **{done.lane: 1}) if kind == "completed" else status.lane_counts
+    in_a_row = {"completed": 0, "failed": status.failed_in_a_row + 1}.get(kind, status.failed_in_a_row)
+    words = f"the last {in_a_row} meetings failed, the last one: {done.reason}" if in_a_row >= MANY_FAILURES else ""
     return replace(
-        status,
-        meetings=_plus(status.meetings, **{COUNTED_AS.get(done.outcome, "failed"): 1}),
+        _warn(status, "meetings", words),
+        meetings=_plus(status.meetings, **{kind: 1}),
         bytes=_plus(status.bytes, sent=done.bytes_sent, received=done.bytes_received),
         lane_counts=lanes,
+        partners=after_meeting(status.partners, done),
+        failed_in_a_row=in_a_row,
     )
 
 

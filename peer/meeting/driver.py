@@ -7,6 +7,7 @@ them; one reader task takes frames in, at most a few ahead of the machine, so th
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,11 +20,11 @@ from peer.meeting import words as on
 from peer.meeting.journal import Journal
 from peer.meeting.line import Exchange, Line
 from peer.meeting.machine import Meeting
-from peer.swarm.address_book import AddressBook
+from peer.swarm.address_book import AddressBook, loop_s
 from protocol.errors import BadMessage, PeerMisbehaved, RefusalCode, TransportError
 from protocol.identity import PeerId
 from protocol.limits import CHUNK_BYTES
-from protocol.messages.messages import Chunk, Message, Outcome, Part, Resolve
+from protocol.messages.messages import Chunk, Commit, Committed, Message, Outcome, Part, Resolve
 from protocol.streams.transport import Purpose, Stream, Transport
 
 FRAMES_AHEAD = 16  # frames taken from a partner before the machine has met them: 4 MiB at most
@@ -81,6 +82,8 @@ class Driver:
         self.meeting = meeting
         self.written = asyncio.Event()  # the disk has taken the decision, or has refused it
         self.over = asyncio.Event()  # `run` has ended
+        self.round_trip_s = math.nan  # from our Commit to the partner's Committed: there, its disk, and back
+        self._committed_s = math.nan
         self._stream = stream
         self._own = own
         self._resolver = resolver
@@ -119,6 +122,8 @@ class Driver:
             if isinstance(event, BaseException):
                 raise event
             if isinstance(event, on.PartnerSent):
+                if isinstance(event.message, Committed):
+                    self.round_trip_s = loop_s() - self._committed_s
                 self._frames_ahead.release()
                 if self._exchange is not None:
                     self._exchange.heard(event.message)
@@ -135,6 +140,8 @@ class Driver:
     async def _carry_out(self, command: on.Command) -> None:
         match command:
             case on.Send(message):
+                if isinstance(message, Commit):
+                    self._committed_s = loop_s()
                 self._outgoing.put_nowait(message)
             case on.SendPart(part):
                 if part is Part.PAYLOAD:

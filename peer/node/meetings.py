@@ -224,10 +224,10 @@ class Meetings:
             acquaintances=self._book.acquaintances(stream.partner, loop_s(), self._rng, ACQUAINTANCES),
         )
         meeting = Meeting(next(self._numbers), greeting)
-        self.active[fragment] = Driver(meeting, stream, self._own, self._resolver)
+        driver = self.active[fragment] = Driver(meeting, stream, self._own, self._resolver)
         started_s = loop_s()
         try:
-            finish = await self.active[fragment].run()
+            finish = await driver.run()
             if finish.outcome is MeetingOutcome.COMPLETED:
                 self._completed[fragment] += 1
                 self.usual_s += 0.2 * (loop_s() - started_s - self.usual_s)
@@ -236,7 +236,7 @@ class Meetings:
         for record in meeting.partner_hello.acquaintances if meeting.partner_hello else ():
             self._intake.take_bytes(record)
         learn_from(self._book, meeting, finish, stream, loop_s())
-        self._on_done(meeting, meeting_done(meeting, finish, stream, loop_s() - started_s))
+        self._on_done(meeting, meeting_done(meeting, finish, stream, loop_s() - started_s, driver.round_trip_s))
         return finish
 
 
@@ -267,7 +267,7 @@ def learn_from(book: AddressBook, meeting: Meeting, finish: Finish, stream: Stre
             book.broke_off(partner, now_s)
 
 
-def meeting_done(meeting: Meeting, finish: Finish, stream: Stream, seconds: float) -> MeetingDone:
+def meeting_done(meeting: Meeting, finish: Finish, stream: Stream, seconds: float, round_trip_s: float) -> MeetingDone:
     """Describe a meeting for the event log."""
     return MeetingDone(
         partner=str(stream.partner),
@@ -278,4 +278,5 @@ def meeting_done(meeting: Meeting, finish: Finish, stream: Stream, seconds: floa
         bytes_sent=stream.bytes_sent,
         bytes_received=stream.bytes_received,
         seconds=seconds,
+        round_trip_s=round_trip_s,
     )

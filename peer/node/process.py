@@ -21,7 +21,7 @@ from peer.link.payload_folder import PayloadFolder
 from peer.link.records import Writer
 from peer.link.socket import NodeEnd
 from peer.machine.child import Child, ChildSettings, cpu_s
-from peer.machine.events import RESTING, NodeSpent, ProcessSays, RunKnown
+from peer.machine.events import RESTING, ConnectionsChanged, NodeSpent, ProcessSays, RunKnown
 from peer.machine.home import Home, write_whole
 from peer.meeting.driver import OwnSide
 from peer.meeting.journal import Journal
@@ -33,6 +33,7 @@ from peer.swarm.address_book import AddressBook, RecordIntake, loop_s
 from peer.swarm.membership import Membership
 from peer.swarm.presence import Presence, Sight
 from peer.swarm.standing import Standing
+from protocol.addresses import route
 from protocol.errors import BadSettings, Unreachable
 from protocol.identity import Identity, PeerId
 from protocol.libp2p.node import Libp2pNode
@@ -170,23 +171,34 @@ class NodeProcess:
     async def _tell_line(self, network: Libp2pNode, own: OwnSide) -> None:
         """Tell the trainer, again and again, what the line carries and what we cost: it finds out how often to meet."""
         start_s = time.process_time() + cpu_s(network.daemon_pid)
+        told: dict[str, str] = {}
         while True:
+            told = await self._tell_connections(network, told)
             used_s = time.process_time() + cpu_s(network.daemon_pid)
             own.link.tell(ask.NodeReport(own.line.slower_bytes_per_s, used_s))
             self._child.emit(NodeSpent(max(0.0, used_s - start_s)))
             await asyncio.sleep(TELL_LINE_S)
+
+    async def _tell_connections(self, network: Libp2pNode, told: dict[str, str]) -> dict[str, str]:
+        """Tell the supervisor to whom connections are open and how they run, if that has changed; return what it knows now."""
+        try:
+            routes = {str(partner): route(address) for partner, address in (await network.connected()).items()}
+        except Unreachable:  # p2pd is restarting
+            routes = {}
+        if routes != told:
+            self._child.emit(ConnectionsChanged(routes))
+        return routes
 
     # ------------------------------------------------------------------ without one
 
     async def _show_the_way(self, network: Libp2pNode, shelf: RecordShelf, intake: RecordIntake) -> None:
         """Be part of the directory, and remember who has announced itself: the next start shall find a way in."""
         sight = Sight(self._child.emit)
+        told: dict[str, str] = {}
         while True:
-            num_connected = 0
-            with contextlib.suppress(Unreachable):  # p2pd is restarting
-                num_connected = len(await network.connected())
-            sight.tell(num_connected, network.addresses)
-            self._child.emit(ProcessSays("seeding", f"{num_connected} connected"))
+            told = await self._tell_connections(network, told)
+            sight.tell(len(told), network.addresses)
+            self._child.emit(ProcessSays("seeding", f"{len(told)} connected"))
             for record in shelf.records():
                 intake.take(record)
             await asyncio.sleep(LOOK_S)

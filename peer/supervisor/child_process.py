@@ -14,7 +14,6 @@ from pathlib import Path
 from peer.machine.events import Event, ProcessFailed, from_line
 
 LINE_BYTES = 1 << 20
-MAX_LOG_BYTES = 16 << 20
 OURS = Path(__file__).parents[2]  # where the packages lie
 
 
@@ -49,8 +48,6 @@ class ChildProcess:
 
     async def start(self) -> None:
         """Start the process; it imports what it needs and then waits for its settings (`tell`)."""
-        if self._log.exists() and self._log.stat().st_size > MAX_LOG_BYTES:
-            self._log.replace(self._log.with_suffix(".log.1"))
         path = os.pathsep.join(filter(None, (str(OURS), os.environ.get("PYTHONPATH"))))
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(

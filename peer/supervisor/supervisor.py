@@ -39,6 +39,7 @@ from peer.machine.states import changed
 from peer.machine.status import Status, apply
 from peer.supervisor.child_process import ChildExit, ChildProcess
 from peer.supervisor.condition import Condition, LastWord
+from peer.supervisor.housekeeping import Housekeeping, earlier
 from peer.supervisor.rest import Rest, asked_rest, ruled_rest
 from protocol.errors import BadSettings, ExitCode, GossamerError
 from protocol.identity import Identity
@@ -111,6 +112,7 @@ class Supervisor:
         self._log = EventLog(self._home.events)
         self._condition = Condition(config.children)
         self._logged = ("", "")
+        self._housekeeping = Housekeeping(self._home)
         self._leaving = asyncio.Event()
         self._leave_reason = ""
         self._manifest_ready = asyncio.Event()
@@ -131,7 +133,7 @@ class Supervisor:
         self._runtime = runtime
         if self._home.manifest.exists():
             self._manifest_ready.set()
-        self._note(PeerStarted(self._peer_id))
+        self._note(PeerStarted(self._peer_id, earlier(self._home)))
         self._condition.rest = self._wanted_rest()
         self._describe()
         async with control.serving(self._home, runtime, self._answer):
@@ -142,6 +144,7 @@ class Supervisor:
                     await self._until_over(work)
                 finally:
                     await self._stop(work, looking)
+                    self._housekeeping.keep(self.status)
 
     async def _until_over(self, work: list[asyncio.Task[None]]) -> None:
         leaving = asyncio.create_task(self._leaving.wait())
@@ -330,6 +333,8 @@ class Supervisor:
         while True:
             await asyncio.sleep(LOOK_S)
             self._look_at_rest()
+            for event in self._housekeeping.look(self.status):
+                self._note(event)
             self._describe()
 
     def _ends_as(self, state: str, reason: str, way_out: str = "") -> None:
@@ -355,6 +360,10 @@ class Supervisor:
                 return self.status.to_json()
             case {"verb": "health"}:
                 return {"trouble": self._condition.trouble(time.monotonic())}
+            case {"verb": "peers"}:
+                return {"peers": [partner.to_json() for partner in self.status.partners.values()]}
+            case {"verb": "history"}:
+                return self.status.history.to_json()
             case {"verb": "leave"}:
                 self.leave("asked to leave")
                 return {"leaving": True}

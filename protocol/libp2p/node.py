@@ -119,8 +119,8 @@ class Libp2pNode:
         """Return the verified, unexpired records that can be found now. Raises Unreachable while p2pd is down."""
         return await self._up().directory.members()
 
-    async def connected(self) -> frozenset[PeerId]:
-        """Return the peers to which a connection is open. Raises Unreachable while p2pd is down."""
+    async def connected(self) -> dict[PeerId, str]:
+        """Return the peers to which a connection is open, each with the address at its other end. Raises Unreachable while p2pd is down."""
         return await self._up().control.connected()
 
     def _up(self) -> _Unit:

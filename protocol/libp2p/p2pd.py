@@ -56,14 +56,14 @@ class Control:
         addresses = tuple(str(Multiaddr(raw)) for raw in response.identify.addrs)
         return PeerId(response.identify.id), addresses
 
-    async def connected(self) -> frozenset[PeerId]:
-        """Return the peers to which a connection is open."""
+    async def connected(self) -> dict[PeerId, str]:
+        """Return the peers to which a connection is open, each with the multiaddr at its other end; empty where p2pd does not say."""
         response = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS), ASK_S)
-        found = set()
+        found = {}
         for peer in response.peers:
             with suppress(BadMessage):  # hosts of other kinds of key are none of ours
-                found.add(PeerId(peer.id))
-        return frozenset(found)
+                found[PeerId(peer.id)] = str(Multiaddr(peer.addrs[0])) if peer.addrs else ""
+        return found
 
     async def connect(self, partner: PeerId, addresses: Sequence[str]) -> None:
         """Dial `partner` unless connected; unreadable addresses are passed over. Raises Unreachable."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from peer.machine.control_socket import serving
 from peer.machine.home import Home
+from peer.machine.partners import Partner
 from peer.machine.runtime_folder import runtime_folder
 from peer.machine.status import Status
 from tests.cli.shell import Said, Shell
@@ -23,12 +24,19 @@ class Running:
     def __init__(self, shell: Shell) -> None:
         self.status = Status(state="training", run_id="ab" * 32, peer_id=shell("id").out.strip(), step=5, total_steps=9, loss=2.5)
         self.trouble = ""
+        self.partners: list[Partner] = []
         self.asked: list[dict[str, Any]] = []
         self._home = Home(shell.home)
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         self.asked.append(request)
-        answers = {"status": self.status.to_json(), "health": {"trouble": self.trouble}, "leave": {"leaving": True}}
+        answers = {
+            "status": self.status.to_json(),
+            "health": {"trouble": self.trouble},
+            "peers": {"peers": [partner.to_json() for partner in self.partners]},
+            "history": self.status.history.to_json(),
+            "leave": {"leaving": True},
+        }
         return answers[request["verb"]]
 
     def stop(self, *, is_killed: bool) -> None:

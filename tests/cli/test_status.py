@@ -5,14 +5,20 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from cli.status import description
+from peer.machine.home import Home
+from peer.machine.states import STATES, changed
+from peer.machine.status import Status, apply
 from tests.cli.running import Running
 from tests.cli.shell import Shell
 
 KEYS = {"state", "reason", "since", "run_id", "peer_id", "step", "total_steps", "tokens", "loss", "peers_seen"}
 KEYS |= {"meetings", "bytes", "lane_counts", "version"}
+NOW_S = 10_000.0
 
 
 def test_json_is_one_object_with_the_documented_keys(shell: Shell) -> None:
@@ -24,7 +30,7 @@ def test_json_is_one_object_with_the_documented_keys(shell: Shell) -> None:
     assert set(answer["bytes"]) == {"sent", "received"}
 
 
-def test_words_give_the_reason_beside_the_state(shell: Shell) -> None:
+def test_the_first_line_is_one_sentence(shell: Shell) -> None:
     peer = Running(shell)
     since_s, way_out = time.time() - 125, "ends when enough others have joined"
     peer.status = replace(peer.status, state="waiting", reason="waiting for peers: 0 seen, 2 wanted", since=since_s, way_out=way_out)
@@ -35,30 +41,44 @@ def test_words_give_the_reason_beside_the_state(shell: Shell) -> None:
     assert peer.status.peer_id in said.out
 
 
-@pytest.mark.parametrize("is_killed", [False, True], ids=["ended", "killed"])
-def test_watching_ends_with_the_peer(shell: Shell, monkeypatch: pytest.MonkeyPatch, is_killed: bool) -> None:
-    peer, pauses = Running(shell), 0
+@pytest.mark.parametrize("state", STATES)
+def test_every_state_reads_as_one_sentence(state: str) -> None:
+    event = changed(state)
+    status = apply(Status(state=""), replace(event, ts=NOW_S - 3 * 3600))
+    first = description(status.to_json(), NOW_S).splitlines()[0]
+    assert first == f"{state} for 3 h 0 min: {event.reason}; {event.way_out}"
 
-    def pause(_: float) -> None:
-        nonlocal pauses
-        pauses += 1
-        if pauses == 2:
-            peer.stop(is_killed=is_killed)
 
-    monkeypatch.setattr("cli.status.time.sleep", pause)
-    said = peer.during(lambda: shell("status", "--watch"))
-    assert (said.code, said.err) == (0, "")
-    assert [request["verb"] for request in peer.asked] == ["status", "status"]
+def rows(**values: Any) -> dict[str, str]:
+    lines = description(Status(**values).to_json(), NOW_S).splitlines()[2:]
+    return {line[:11].strip(): line[11:] for line in lines}
+
+
+def test_what_it_costs_is_said_with_how_it_is_known() -> None:
+    earlier = {
+        "joined": NOW_S - 7200,
+        "seconds": 3600.0,
+        "train_seconds": 0.0,
+        "meetings": 3,
+        "sent": 5e8,
+        "received": 5e8,
+        "watt_hours": 2.0,
+    }
+    energy = {"watt_hours": 1.5, "how": "estimated"}
+    shown = rows(earlier=earlier, energy=energy, tokens=900, own_steps=9, started=NOW_S - 1800, heard=NOW_S)
+    assert shown["costs"] == "1.5 hours, 1.0 GB in meetings, 3.5 Wh (estimated)"
+    assert shown["my part"] == "900 tokens in 9 steps, 3 meetings since it joined 2 h 0 min ago; 0 tokens/s now"
+
+
+def test_warnings_add_up() -> None:
+    assert rows()["warnings"] == "none"
+    assert rows(warned={"disk": "the disk is nearly full", "clock": ""})["warnings"] == "the disk is nearly full"
 
 
 def test_nobody_runs(shell: Shell) -> None:
     said = shell("status")
     assert said.code == 2
     assert "no peer is running" in said.complaint[0]
-
-
-def test_watch_and_json_do_not_go_together(shell: Shell) -> None:
-    assert shell("status", "--watch", "--json").code == 2
 
 
 def test_health_is_an_exit_code(shell: Shell) -> None:
@@ -72,3 +92,13 @@ def test_health_is_an_exit_code(shell: Shell) -> None:
     said = shell("status", "--healthy")
     assert said.code == 1
     assert "no peer is running" in said.complaint[0]
+
+
+def test_a_peer_that_has_ended_left_its_last_word(shell: Shell) -> None:
+    home = Home(shell.home)
+    home.create()
+    ended = apply(Status(), changed("failed", "the port is busy", "choose another"))
+    home.status.write_text(json.dumps(ended.to_json()))
+    said = shell("status")
+    assert said.code == 2
+    assert said.complaint[0].endswith("its last word: failed for 0 s: the port is busy; choose another")

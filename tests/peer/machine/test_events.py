@@ -89,7 +89,10 @@ def test_a_full_log_is_moved_aside_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", get_args(Event), ids=lambda kind: kind.__name__)
 def test_every_event_comes_back_as_it_was(kind: type[Any]) -> None:
-    values = {"int": 7, "str": "x", "Figure": 0.5, "float": 0.5, "bool": True, "tuple[str, ...]": ("x", "y")}
+    values = {
+        "int": 7, "str": "x", "Figure": 0.5, "float": 0.5, "bool": True, "tuple[str, ...]": ("x", "y"),
+        "dict[str, str]": {"x": "y"}, "dict[str, float]": {"x": 0.5},
+    }  # fmt: skip
     given = [values[str(field.type)] for field in dataclasses.fields(kind) if field.name not in ("ts", "event")]
     event = kind(*given, ts=1.25)
     line = to_line(event)

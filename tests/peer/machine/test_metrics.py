@@ -11,6 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from peer.machine.metrics import place, serving_metrics
+from peer.machine.partners import Partner
 from peer.machine.states import STATES
 from peer.machine.status import Status
 from protocol.errors import BadSettings
@@ -18,7 +19,7 @@ from protocol.errors import BadSettings
 ROOT = Path(__file__).parents[3]
 STATUS = Status(
     "training", "meeting others", 5.0, "", "ab", "12D3KooX", step=7, total_steps=9, tokens=90, loss=2.5, eval_loss=2.25,
-    bytes={"sent": 10, "received": 20}, lane_counts={"direct": 3}, blocked_seconds=0.5,
+    bytes={"sent": 10, "received": 20}, partners={"x": Partner("x", "direct")}, blocked_seconds=0.5,
 )  # fmt: skip
 
 
@@ -43,7 +44,7 @@ def test_the_status_can_be_scraped() -> None:
     read = scraped(STATUS)
     assert read["gossamer_train_loss_nats",] == 2.5
     assert read["gossamer_meeting_bytes_total", "sent"] == 10
-    assert read["gossamer_completed_meetings_by_route_total", "direct"] == 3
+    assert read["gossamer_connections", "direct"] == 1
     assert {state: value for (name, state), value in ((key, read[key]) for key in read if key[0] == "gossamer_state")} == {
         state: float(state == "training") for state in STATES
     }

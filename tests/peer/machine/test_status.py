@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from functools import reduce
 
@@ -10,6 +11,9 @@ import pytest
 
 from peer.machine.events import (
     AddressesChanged,
+    CheckpointFailed,
+    CheckpointSaved,
+    EnergyUsed,
     EvalDone,
     Event,
     MeetingDone,
@@ -25,6 +29,7 @@ from peer.machine.events import (
     StepDone,
     TrainerIdle,
     TrainerRestarted,
+    Warned,
     from_line,
     to_line,
 )
@@ -70,11 +75,13 @@ def test_a_session_told_by_its_events() -> None:
         "training", "why", 60.0, "until when", "ab", "12D3KooX", 7, 5, 800, 90, 2.5, 2.25, 18.0, 1.5, 0.5,
         processor_seconds={"training": 1.25, "coding": 0.125, "node": 0.75}, peers_seen=3,
         params=1000, bits_per_param=4.125, addresses=["/ip4/192.0.2.1/tcp/1"], output_distance=0.01,
+        started=50.0, heard=status.heard, history=status.history,
     )  # fmt: skip
     idle = apply(status, TrainerIdle(6, 8, 100, 2.0, 1.0, 1.5, 0.25))
     assert (idle.own_steps, idle.step, idle.tokens, idle.train_seconds, idle.blocked_seconds) == (6, 8, 100, 2.0, 1.0)
     assert (idle.loss, idle.tokens_per_second) == (2.5, 0.0)  # the last loss stands
-    assert apply(idle, PeerStarted("12D3KooX", ts=70.0)) == Status(peer_id="12D3KooX", since=70.0)  # counts are of one session
+    anew = apply(idle, PeerStarted("12D3KooX", ts=70.0))  # counts are of one session
+    assert anew == Status(peer_id="12D3KooX", since=70.0, started=70.0, heard=70.0)
 
 
 def test_since_moves_with_the_state_only() -> None:
@@ -127,3 +134,27 @@ def test_totals_add_up_over_the_lives_of_the_processes(seed: int) -> None:
     assert (status.train_seconds, status.blocked_seconds) == (train_s, train_s / 2)
     assert status.processor_seconds == {"training": 3 * train_s, "coding": train_s / 4, "node": node_s}
     assert status.meetings == Status().meetings | counted
+
+
+def test_warnings_stand_until_it_is_over() -> None:
+    status = after(met("failed"), met("gated"), met("busy"))
+    assert not status.warnings
+    status = apply(status, met("failed"))
+    assert status.warnings == ["the last 3 meetings failed, the last one: "]
+    status = reduce(apply, (met("completed"), CheckpointFailed(8, "no room"), Warned("disk", "it is full")), status)
+    assert status.warnings == ["no checkpoint could be saved at step 8: no room", "it is full"]
+    assert not reduce(apply, (CheckpointSaved(9, "x", 1, 0.1), Warned("disk", "")), status).warnings
+
+
+def test_a_figure_that_is_not_finite_is_shown_as_none() -> None:
+    status = after(StepDone(1, 1, 1, math.nan, 0.1, 1.0, 1.0, 0.0, 1.0, 0.0), EvalDone(1, math.inf, 8))
+    shown = status.to_json()
+    assert (shown["loss"], shown["eval_loss"]) == (None, None)
+    json.dumps(shown, allow_nan=False)
+
+
+def test_a_life_counts_over_all_starts() -> None:
+    earlier = {"joined": 10.0, "seconds": 5.0, "train_seconds": 4.0, "meetings": 3.0, "sent": 100.0, "received": 200.0, "watt_hours": 1.5}
+    status = after(PeerStarted("x", earlier, ts=100.0), met("completed"), EnergyUsed(0.5, "measured"), StateChanged("left", "", ts=130.0))
+    assert status.lifetime == earlier | {"seconds": 35.0, "meetings": 4, "sent": 110, "received": 220, "watt_hours": 2.0}
+    assert after(PeerStarted("x", ts=100.0), StateChanged("left", "", ts=130.0)).lifetime["joined"] == 100.0

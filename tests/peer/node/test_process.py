@@ -60,8 +60,8 @@ class Quiet:
     async def __aexit__(self, *_: object) -> None:
         return
 
-    async def connected(self) -> frozenset[object]:
-        return frozenset()
+    async def connected(self) -> dict[object, str]:
+        return {}
 
     async def connect(self, *_: object) -> object:
         raise Unreachable("nobody is here")

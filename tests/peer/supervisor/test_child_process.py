@@ -13,7 +13,6 @@ import pytest
 from peer.machine.child import ChildSettings
 from peer.machine.config import PeerConfig
 from peer.machine.events import Event, EventsLost, ProcessFailed, ProcessSays, SoloStep
-from peer.supervisor import child_process as process
 from peer.supervisor.child_process import ChildExit, ChildProcess
 from tests.peer.child_program import NUM_CHATTER
 from tests.peer.waiting import eventually
@@ -179,11 +178,3 @@ def test_the_packages_are_ours_wherever_we_are_started(tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     end, _ = started_and_ended(tmp_path, "print")
     assert end.code == 0
-
-
-def test_a_long_log_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "MAX_LOG_BYTES", 10)
-    (tmp_path / "log").write_text("what was said before")
-    started_and_ended(tmp_path, "print")
-    assert (tmp_path / "log").read_text() == "printed\nwritten\n"
-    assert (tmp_path / "log.log.1").read_text() == "what was said before"

@@ -128,10 +128,10 @@ def test_a_bootstrap_that_comes_later_is_found() -> None:
             identity = Identity.load_or_create(folder / "host" / "key")
             address = f"/ip4/127.0.0.1/tcp/{port}/p2p/{identity.peer_id}"
             async with new_node(folder / "peer", lambda: ("nonsense", "/ip4/127.0.0.1/tcp/9", address)) as peer:
-                assert await peer.connected() == frozenset()
+                assert await peer.connected() == {}
                 async with new_node(folder / "host", port=port) as host:
                     await until(lambda: peer.num_neighbours == 1)
-                    assert await peer.connected() == {host.peer_id}
+                    assert await peer.connected() == {host.peer_id: f"/ip4/127.0.0.1/tcp/{port}"}
 
     asyncio.run(main())
     gc.collect()

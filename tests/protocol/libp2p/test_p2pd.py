@@ -40,7 +40,7 @@ def test_it_lives_inside_the_with_block_and_has_our_name(settings: DaemonSetting
             assert p2pd.peer_id == Identity.load_or_create(settings.identity_file).peer_id
             assert p2pd.addresses == (f"/ip4/127.0.0.1/tcp/{p2pd.port}",)
             assert p2pd.port > 0
-            assert await p2pd.control.connected() == frozenset()
+            assert await p2pd.control.connected() == {}
             process = psutil.Process(p2pd.pid)
             assert process.name() == "p2pd"
         assert not process.is_running()

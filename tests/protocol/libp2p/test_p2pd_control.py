@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from protocol.errors import BadMessage, Unreachable
-from protocol.libp2p.hivemind_imports import p2pd_pb2, read_pbmsg_safe, write_pbmsg
+from protocol.libp2p.hivemind_imports import Multiaddr, p2pd_pb2, read_pbmsg_safe, write_pbmsg
 from protocol.libp2p.p2pd import Control, stream_opener
 from tests.protocol.peers import seeded
 
+OTHER_END = Multiaddr("/ip4/203.0.113.5/tcp/4001")
 ME, PARTNER, OTHER = (seeded(number).peer_id for number in (1, 2, 3))
 
 
@@ -81,11 +82,12 @@ def test_only_legal_addresses_of_the_partner_are_dialled(tmp_path: Path) -> None
 
 def test_peers_with_other_kinds_of_key_are_passed_over(tmp_path: Path) -> None:
     response = p2pd_pb2.Response(
-        type=p2pd_pb2.Response.OK, peers=[p2pd_pb2.PeerInfo(id=raw) for raw in (PARTNER.raw, b"\x12\x20" + bytes(32))]
+        type=p2pd_pb2.Response.OK,
+        peers=[p2pd_pb2.PeerInfo(id=raw, addrs=[OTHER_END.to_bytes()]) for raw in (PARTNER.raw, b"\x12\x20" + bytes(32))],
     )
 
     async def ask(control: Control) -> None:
-        assert await control.connected() == {PARTNER}
+        assert await control.connected() == {PARTNER: str(OTHER_END)}
 
     play(tmp_path, lambda request: response, ask)
 

@@ -1,0 +1,46 @@
+"""`peer peers`: whom the running peer has met, and how that went."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cli.figures import age_text, bytes_text
+from cli.options import DEFAULT_HOME, HomeFolder, Json
+from peer.machine.control_socket import ask
+from peer.machine.home import Home
+
+COLUMNS = ("peer", "route", "round trip", "meetings", "refused", "failed", "up", "down", "last seen")
+
+
+def peers(home: HomeFolder = DEFAULT_HOME, as_json: Json = False) -> None:
+    """Show the partners of the running peer: how each is reached, what was exchanged, and how meetings ended."""
+    answer = ask(Home(home).path, {"verb": "peers"})
+    print(json.dumps(answer) if as_json else table(answer["peers"], time.time()))
+
+
+def table(rows: Sequence[Mapping[str, Any]], now_s: float) -> str:
+    """Return one line a partner under a heading, those seen last first."""
+    if not rows:
+        return "no partner yet"
+    lines = [COLUMNS, *(partner_cells(row, now_s) for row in sorted(rows, key=lambda row: -row["seen"]))]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines)
+
+
+def partner_cells(row: Mapping[str, Any], now_s: float) -> tuple[str, ...]:
+    """Return a partner's row: one text for each of COLUMNS."""
+    round_trip_s = row["round_trip_s"]
+    return (
+        row["peer_id"][-6:],
+        row["route"] or "-",
+        "-" if round_trip_s is None else f"{1000 * round_trip_s:.0f} ms",
+        str(row["completed"]),
+        str(row["refused"]),
+        str(row["failed"]),
+        bytes_text(row["sent"]),
+        bytes_text(row["received"]),
+        f"{age_text(now_s - row['seen'])} ago",
+    )

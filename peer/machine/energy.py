@@ -1,0 +1,92 @@
+"""What a peer takes from the socket or the battery: the machine's own counters where it has any, else an estimate.
+
+The counters are of the whole machine; a peer's part is its share of the processor time that was used meanwhile. Graphics cards are not
+counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import psutil
+
+MEASURED, ESTIMATED = "measured", "estimated"
+CORE_WATTS = 8.0  # of one busy core: chosen, between a laptop's and a server's
+RAPL, SUPPLIES = Path("/sys/class/powercap"), Path("/sys/class/power_supply")
+
+
+def _read(path: Path) -> float | None:
+    try:
+        return float(path.read_text())
+    except (OSError, ValueError):  # newer kernels let only root read it
+        return None
+
+
+class Packages:
+    """The energy counters of the processor packages (Intel's and AMD's RAPL); each begins at zero again at its end."""
+
+    def __init__(self, folder: Path = RAPL) -> None:
+        self._counters = [zone for zone in sorted(folder.glob("*-rapl:*")) if zone.name.count(":") == 1]
+        self._last = self._read()
+
+    def _read(self) -> list[float | None]:
+        return [_read(zone / "energy_uj") for zone in self._counters]
+
+    def joules(self) -> float | None:
+        """Return what the packages have used since the last call; None where the machine does not tell."""
+        before, self._last = self._last, self._read()
+        return self._since(before) if before and None not in before and None not in self._last else None
+
+    def _since(self, before: Iterable[float | None]) -> float:
+        total = 0.0
+        for zone, old, new in zip(self._counters, before, self._last, strict=True):
+            assert old is not None and new is not None
+            total += new - old if new >= old else new - old + (_read(zone / "max_energy_range_uj") or 0.0)
+        return total / 1e6
+
+
+def battery_watts(folder: Path = SUPPLIES) -> float | None:
+    """Return what a machine draws from its battery now; None on mains, or without one."""
+    for supply in sorted(folder.glob("BAT*")):
+        try:
+            discharging = (supply / "status").read_text().strip() == "Discharging"
+        except OSError:
+            continue
+        watts = _read(supply / "power_now")
+        if discharging and watts is not None:
+            return watts / 1e6
+    return None
+
+
+def busy_cpu_s() -> float:
+    """Return the processor time that the whole machine has used since it was started."""
+    times = psutil.cpu_times()
+    return float(sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0))
+
+
+class EnergyMeter:
+    """Sums up a peer's part. Its processor time is an argument."""
+
+    def __init__(self, packages: Packages | None = None, supplies: Path = SUPPLIES) -> None:
+        self._packages = packages or Packages()
+        self._supplies = supplies
+        self._busy_s, self._own_s = busy_cpu_s(), 0.0
+        self.watt_hours = 0.0
+        self.how = ""
+
+    def look(self, own_cpu_s: float, passed_s: float) -> None:
+        """Add what was used in the `passed_s` since the last look; `own_cpu_s` is the peer's processor time since it was started."""
+        busy_s, before_s, own_s = busy_cpu_s(), self._busy_s, max(0.0, own_cpu_s - self._own_s)
+        self._busy_s, self._own_s = busy_s, own_cpu_s
+        whole = self._machine_joules(passed_s)
+        share = min(1.0, own_s / max(busy_s - before_s, own_s, 1e-9))
+        self.watt_hours += (own_s * CORE_WATTS if whole is None else whole * share) / 3600
+        self.how = ESTIMATED if whole is None or self.how == ESTIMATED else MEASURED  # a sum is as good as its worst part
+
+    def _machine_joules(self, passed_s: float) -> float | None:
+        joules = self._packages.joules()
+        if joules is None:
+            watts = battery_watts(self._supplies)
+            joules = None if watts is None else watts * passed_s
+        return joules

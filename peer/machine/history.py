@@ -1,0 +1,84 @@
+"""How the figures of a peer went over its time: the curves behind the charts, and the estimates of the status.
+
+Bounded for any run: where a curve has grown full, every second point goes, and later ones come half as often. Folded from events.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, field, fields, replace
+from typing import Any
+
+MAX_POINTS = 400
+FIRST_SPACING_S = 1.0
+TREND_POINTS = 60  # the last ones, behind the trend of the loss
+FEWEST_POINTS = 8  # below, no trend and no end are told
+PACE_S = 600.0  # how far back the pace of the run is looked at
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Where a peer stood at a moment; counts as in the status."""
+
+    ts: float  # Unix seconds
+    step: int  # the schedule clock
+    loss: float | None  # nats per token, mean since the point before; None where it was not finite
+    tokens_per_second: float
+    blocked_share: float  # of training time since the start
+    meetings: int  # completed
+    failed: int  # meetings
+    sent: int  # bytes in meetings
+    received: int
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Curves of one session of a peer. Frozen: `add` returns the next one."""
+
+    points: tuple[Point, ...] = ()
+    evals: tuple[tuple[int, float], ...] = ()  # schedule clock, held-out loss
+    spacing_s: float = FIRST_SPACING_S
+    _sum: tuple[float, int] = field(default=(0.0, 0), repr=False)  # of the losses since the last point, and how many
+
+    def add(self, point: Point) -> History:
+        """Take in how it stands; between two points only the loss counts."""
+        total, number = self._sum
+        if point.loss is not None and math.isfinite(point.loss):
+            total, number = total + point.loss, number + 1
+        if self.points and point.ts - self.points[-1].ts < self.spacing_s:
+            return replace(self, _sum=(total, number))
+        points, spacing_s = (*self.points, replace(point, loss=total / number if number else None)), self.spacing_s
+        if len(points) > MAX_POINTS:
+            points, spacing_s = points[len(points) % 2 :: 2], spacing_s * 2
+        return replace(self, points=points, spacing_s=spacing_s, _sum=(0.0, 0))
+
+    def add_eval(self, step: int, loss: float) -> History:
+        """Take in a held-out loss."""
+        evals = (*self.evals, (step, loss))
+        return replace(self, evals=evals if len(evals) <= MAX_POINTS else evals[len(evals) % 2 :: 2])
+
+    @property
+    def loss_trend(self) -> float | None:
+        """Nats per token that the training loss changes by in 100 steps of the run, lately; None while that is not known."""
+        losses = [(point.step, point.loss) for point in self.points[-TREND_POINTS:] if point.loss is not None]
+        if len(losses) < FEWEST_POINTS or losses[0][0] == losses[-1][0]:
+            return None
+        return 100 * statistics.linear_regression(*zip(*losses, strict=True)).slope
+
+    def ends(self, total_steps: int) -> float | None:
+        """Return when the run ends at its pace of late (Unix seconds); None while that is not known."""
+        if len(self.points) < FEWEST_POINTS:
+            return None
+        last = self.points[-1]
+        first = next(point for point in self.points if point.ts >= last.ts - PACE_S)
+        steps = last.step - first.step
+        return last.ts + (total_steps - last.step) * (last.ts - first.ts) / steps if steps > 0 else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the curves, JSON-able: one list for each figure."""
+        names = [field.name for field in fields(Point)]
+        columns: Sequence[Sequence[float]] = list(zip(*(astuple(point) for point in self.points), strict=True))
+        curves = dict(zip(names, columns, strict=True)) if columns else {name: () for name in names}
+        return {"points": curves, "evals": {"step": [step for step, _ in self.evals], "loss": [loss for _, loss in self.evals]}}

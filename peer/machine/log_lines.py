@@ -1,0 +1,137 @@
+"""The log of a peer, for people: what happened (its events) and what its processes wrote to stderr, in one order of time.
+
+Both files are bounded (`EventLog`, `keep_short`). A line on stderr without a time and a level, as of a traceback or a daemon, counts as a
+warning, of the time of the line before.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
+from datetime import datetime
+from operator import attrgetter
+from pathlib import Path
+
+from peer.machine import events
+from peer.machine.home import Home
+
+FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"  # of what the processes log; read back below
+LEVELS = ("debug", "info", "warning", "error")
+MAX_LOG_BYTES = 16 << 20  # of stderr; as much again is kept beside it
+TAIL_BYTES = 4 << 20  # how far back each file is read
+
+_STAMPED = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:[.,](\d+))? (DEBUG|INFO|WARNING|ERROR|CRITICAL) ")
+_QUIET = (
+    events.StepDone, events.TrainerIdle, events.NodeSpent, events.EnergyUsed, events.PeersSeen, events.OutputsMoved,
+    events.ConnectionsChanged,
+)  # fmt: skip
+_TROUBLE = (
+    events.CheckpointFailed, events.CheckpointRejected, events.NodeRestarted, events.TrainerRestarted, events.Warned, events.EventsLost,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One line, with the time (Unix seconds) and the level that it is filtered by."""
+
+    ts: float
+    level: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{datetime.fromtimestamp(self.ts):%Y-%m-%d %H:%M:%S} {self.level:<7} {self.text}"
+
+
+def level_of(event: events.Event) -> str:
+    """Return how much an event matters."""
+    if isinstance(event, _QUIET):
+        return "debug"
+    if isinstance(event, events.StateChanged) and event.state == "failed":
+        return "error"
+    return "warning" if isinstance(event, _TROUBLE) else "info"
+
+
+def from_event(event: events.Event) -> LogLine:
+    """Return an event as a line: its name, then its fields; empty ones are left out."""
+    values = ((field.name, getattr(event, field.name)) for field in fields(event) if field.name not in ("ts", "event"))
+    shown = (f"{name}={_short(value)}" for name, value in values if value not in ("", (), [], {}) and value == value)
+    return LogLine(event.ts, level_of(event), " ".join((event.event, *shown)))
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else repr(value) if isinstance(value, str) and " " in value else str(value)
+
+
+class Stderr:
+    """Reads the lines of `peer.log`, one after the other."""
+
+    def __init__(self) -> None:
+        self._ts = 0.0
+
+    def line(self, raw: bytes) -> LogLine:
+        """Return a line with its time and level."""
+        text = raw.decode(errors="replace").rstrip()
+        stamp = _STAMPED.match(text)
+        if stamp is None:
+            return LogLine(self._ts, "warning", text)
+        self._ts = time.mktime(time.strptime(stamp[1], "%Y-%m-%d %H:%M:%S")) + float(f"0.{stamp[2] or 0}")
+        return LogLine(self._ts, {"CRITICAL": "error"}.get(stamp[3], stamp[3].lower()), text[stamp.end() :])
+
+
+class Log:
+    """The log of the peer of a home, from its end: `lines` gives what is there, and each later call what has come since."""
+
+    def __init__(self, home: Home) -> None:
+        self._events, self._stderr = Tail(home.events), Tail(home.log)
+        self._reader = Stderr()
+
+    def lines(self) -> Iterator[LogLine]:
+        """Yield what has not been yielded yet, oldest first."""
+        said = map(self._reader.line, self._stderr.lines())
+        happened = (from_event(event) for line in self._events.lines() if (event := events.from_line(line)))
+        return heapq.merge(said, happened, key=attrgetter("ts"))
+
+
+class Tail:
+    """The whole lines at the end of a file, and those that come later; goes on in the next file where it was rotated."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset: int | None = None
+        self._inode = 0
+
+    def lines(self) -> list[bytes]:
+        """Return the whole lines since the last call; at first those in the last TAIL_BYTES."""
+        try:
+            with self._path.open("rb") as file:
+                stat = os.fstat(file.fileno())
+                start = self._start(stat)
+                file.seek(start)
+                text = file.read()
+        except OSError:  # not there yet
+            return []
+        whole, newline, _ = text.rpartition(b"\n")
+        self._offset, self._inode = start + len(whole) + len(newline), stat.st_ino
+        return whole.splitlines() if newline else []
+
+    def _start(self, stat: os.stat_result) -> int:
+        if self._offset is None:
+            return max(0, stat.st_size - TAIL_BYTES)
+        return self._offset if stat.st_ino == self._inode and stat.st_size >= self._offset else 0
+
+
+def keep_short(log: Path, max_bytes: int = MAX_LOG_BYTES) -> None:
+    """Move what processes wrote aside once it is long, under their hands: they append. Raises OSError."""
+    if log.exists() and log.stat().st_size > max_bytes:
+        shutil.copyfile(log, events.older(log))
+        os.truncate(log, 0)
+
+
+def at_least(lines: Iterable[LogLine], level: str) -> Iterator[LogLine]:
+    """Yield the lines that matter as much as `level`, or more."""
+    return (line for line in lines if LEVELS.index(line.level) >= LEVELS.index(level))

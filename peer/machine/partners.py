@@ -1,0 +1,74 @@
+"""What a peer knows of each partner: how it is reached, what was exchanged, and how meetings with it ended. Folded from events."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from peer.machine.events import ConnectionsChanged, MeetingDone
+
+MAX_PARTNERS = 256  # those heard of last; in a larger swarm a peer meets more over the weeks
+COUNTED_AS = {"completed": "completed", "busy": "refused", "refused": "refused"}  # any other outcome of a meeting: failed
+
+
+@dataclass(frozen=True, slots=True)
+class Partner:
+    """One row of `peer peers`. Counts are since this start of the peer; a row is frozen, `met` gives the next one."""
+
+    peer_id: str
+    route: str = ""  # local direct relayed; empty while no connection is open
+    round_trip_s: float | None = None  # shortest seen: one answer's way there and back, and a write to the partner's disk
+    completed: int = 0
+    refused: int = 0  # busy ones too
+    failed: int = 0
+    sent: int = 0  # bytes
+    received: int = 0
+    seen: float = 0.0  # Unix seconds: end of the last meeting, however it ended
+
+    def met(self, done: MeetingDone) -> Partner:
+        """Return the row after a meeting."""
+        shortest_s = min(
+            (value for value in (self.round_trip_s, done.round_trip_s) if value is not None and not math.isnan(value)), default=None
+        )
+        kind = COUNTED_AS.get(done.outcome, "failed")
+        return replace(
+            self,
+            round_trip_s=shortest_s,
+            completed=self.completed + (kind == "completed"),
+            refused=self.refused + (kind == "refused"),
+            failed=self.failed + (kind == "failed"),
+            sent=self.sent + done.bytes_sent,
+            received=self.received + done.bytes_received,
+            seen=done.ts,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the row, JSON-able."""
+        return asdict(self)
+
+
+Partners = Mapping[str, Partner]  # by peer id
+
+
+def after_meeting(partners: Partners, done: MeetingDone) -> Partners:
+    """Return the rows after a meeting: at most MAX_PARTNERS, without the one that was seen longest ago."""
+    rows = {**partners, done.partner: partners.get(done.partner, Partner(done.partner)).met(done)}
+    if len(rows) > MAX_PARTNERS:
+        del rows[min(rows, key=lambda peer_id: rows[peer_id].seen)]
+    return rows
+
+
+def connected_by(partners: Partners, changed: ConnectionsChanged) -> Partners:
+    """Return the rows with the routes of the connections that are open now."""
+    rows = {peer_id: replace(row, route=changed.routes.get(peer_id, "")) for peer_id, row in partners.items()}
+    room = MAX_PARTNERS - len(rows)
+    news = [peer_id for peer_id in changed.routes if peer_id not in rows][: max(0, room)]
+    return rows | {peer_id: Partner(peer_id, changed.routes[peer_id], seen=changed.ts) for peer_id in news}
+
+
+def routes(partners: Partners) -> dict[str, int]:
+    """Count the partners to which a connection is open, by route."""
+    return dict(Counter(row.route for row in partners.values() if row.route))

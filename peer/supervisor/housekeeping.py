@@ -1,0 +1,68 @@
+"""What the supervisor looks at now and then: what the peer uses, whether the disk fills up, how long the log is; and its record on disk.
+
+The record, `status.json`, is what is left to read of a peer that has ended, and what the next start counts on from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+
+from peer.machine.energy import EnergyMeter
+from peer.machine.events import EnergyUsed, Event, Warned
+from peer.machine.home import Home, write_whole
+from peer.machine.log_lines import keep_short
+from peer.machine.status import OVER_ALL_STARTS, Status
+
+LOOK_S = 30.0
+LITTLE_DISK_BYTES = 1 << 30  # what a few checkpoints of a middling model need
+
+
+class Housekeeping:
+    """Looks every LOOK_S, when it is asked often enough."""
+
+    def __init__(self, home: Home, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._home = home
+        self._now_s = now_s
+        self._energy = EnergyMeter()
+        self._looked_s = now_s()
+
+    def look(self, status: Status) -> Iterator[Event]:
+        """Yield what is news, if it is time to look."""
+        passed_s = self._now_s() - self._looked_s
+        if passed_s >= LOOK_S:
+            self._looked_s += passed_s
+            self._energy.look(sum(status.processor_seconds.values()), passed_s)
+            yield EnergyUsed(round(self._energy.watt_hours, 3), self._energy.how)
+            yield from self._disk(status)
+            self.keep(status)
+            with contextlib.suppress(OSError):  # a full disk
+                keep_short(self._home.log)
+
+    def _disk(self, status: Status) -> Iterator[Event]:
+        try:
+            free_bytes = shutil.disk_usage(self._home.path).free
+        except OSError:
+            return
+        words = (
+            f"the disk of {self._home.path} is nearly full: {free_bytes / 1e6:.0f} MB are free" if free_bytes < LITTLE_DISK_BYTES else ""
+        )
+        if words != status.warned.get("disk", ""):
+            yield Warned("disk", words)
+
+    def keep(self, status: Status) -> None:
+        """Write the record. A disk that refuses costs nothing but this."""
+        with contextlib.suppress(OSError):
+            write_whole(self._home.status, json.dumps(status.to_json()).encode())
+
+
+def earlier(home: Home) -> dict[str, float]:
+    """Return what all earlier starts of the peer came to; nothing where its record is not there, or cannot be read."""
+    try:
+        lifetime = json.loads(home.status.read_text())["lifetime"]
+        return {name: float(lifetime[name]) for name in ("joined", *OVER_ALL_STARTS)}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}

@@ -1,0 +1,64 @@
+"""`peer logs`, of a peer that runs no more: what there is, filtered; and a report with nobody's names in it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from peer.machine.events import CheckpointFailed, EventLog, SoloStep, StateChanged, StepDone
+from peer.machine.home import Home
+from peer.machine.states import changed
+from peer.machine.status import Status, apply
+from tests.cli.shell import Shell
+
+WORDS = "2026-11-22 12:00:00,500 WARNING peer.node.node: a stream to /ip4/203.0.113.9/tcp/4001/p2p/12D3KooWMUkXeJ7opGyyab broke"
+
+
+@pytest.fixture
+def home(shell: Shell) -> Home:
+    home = Home(shell.home)
+    home.create()
+    log = EventLog(home.events)
+    for event in (
+        StateChanged("training", "meeting others", ts=1.0),
+        StepDone(1, 1, 1, 2.0, 0.1, 1.0, 1.0, 0.0, 1.0, 0.0, ts=2.0),
+        SoloStep(0, "no partner", ts=3.0),
+        CheckpointFailed(8, "no room", ts=4.0),
+        StateChanged("failed", "out of cheese", "buy some", ts=5.0),
+    ):
+        log.append(event)
+    home.log.write_text(f"{WORDS}\nTraceback: x gossamer1abcdef {home.path}/key\n")
+    return home
+
+
+@pytest.mark.parametrize(("options", "names"), [
+    ((), ["StateChanged", "SoloStep", "CheckpointFailed", "StateChanged", "peer.node.node:", "Traceback:"]),
+    (("--level", "debug", "--lines", "6"), ["StepDone", "SoloStep", "CheckpointFailed", "StateChanged", "peer.node.node:", "Traceback:"]),
+    (("--level", "error"), ["StateChanged"]),
+    (("--grep", "no (room|partner)"), ["SoloStep", "CheckpointFailed"]),
+])  # fmt: skip
+def test_lines_are_in_order_and_filtered(shell: Shell, home: Home, options: tuple[str, ...], names: list[str]) -> None:
+    said = shell("logs", *options)
+    assert said.code == 0
+    assert [line.split()[3] for line in said.out.splitlines()] == names
+
+
+def test_a_report_names_nobody(shell: Shell, home: Home) -> None:
+    status = apply(Status(peer_id="12D3KooWMUkXeJ7opGyyab", addresses=["/ip4/203.0.113.7/tcp/1"]), changed("failed", f"no {home.path}"))
+    home.status.write_text(json.dumps(status.to_json()))
+    said = shell("logs", "--report")
+    assert "failed for" in said.out
+    assert "peer.node.node: a stream to /ip4/ADDRESS/tcp/4001/p2p/12D3Koo...pGyyab broke" in said.out
+    for secret in ("gossamer1", "203.0.113", "12D3KooWMUk", str(home.path), str(Path.home())):
+        assert secret not in said.out
+
+
+@pytest.mark.parametrize("options", [("--level", "loud"), ("--grep", "(")])
+def test_a_filter_that_is_none_is_refused(shell: Shell, home: Home, options: tuple[str, ...]) -> None:
+    assert shell("logs", *options).code == 2
+
+
+def test_where_no_peer_has_run(shell: Shell) -> None:
+    assert "no peer has run" in shell("logs").complaint[0]

@@ -1,0 +1,64 @@
+"""What the supervisor writes down for whoever comes after it."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from peer.machine.events import EnergyUsed, Event, MeetingDone, PeerStarted, Warned
+from peer.machine.home import Home
+from peer.machine.status import Status, apply
+from peer.supervisor.housekeeping import LOOK_S, Housekeeping, earlier
+
+Usage = namedtuple("Usage", "total used free")
+
+
+def look(housekeeping: Housekeeping, status: Status) -> list[Event]:
+    return list(housekeeping.look(status))
+
+
+def test_it_looks_only_now_and_then(tmp_path: Path) -> None:
+    now = [0.0]
+    housekeeping = Housekeeping(Home(tmp_path), lambda: now[0])
+    assert not look(housekeeping, Status())
+    now[0] = LOOK_S
+    assert isinstance(look(housekeeping, Status())[0], EnergyUsed)
+    assert not look(housekeeping, Status())
+
+
+def test_a_disk_that_fills_up_is_told_once_and_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, free, status = [0.0], [10], Status()
+    monkeypatch.setattr("peer.supervisor.housekeeping.shutil.disk_usage", lambda path: Usage(0, 0, free[0]))
+    housekeeping, told = Housekeeping(Home(tmp_path), lambda: now[0]), []
+    for bytes_free in (10, 10, 1 << 40):
+        now[0] += LOOK_S
+        free[0] = bytes_free
+        events = look(housekeeping, status)
+        told.append([event.words for event in events if isinstance(event, Warned)])
+        for event in events:
+            status = apply(status, event)
+    assert [len(words) for words in told] == [1, 0, 1]
+    assert "nearly full" in told[0][0] and not told[2][0]
+    assert not status.warnings
+
+
+def test_the_next_start_counts_on(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    assert earlier(home) == {}
+    for joined, received in ((100.0, 20), (100.0, 40)):
+        status = apply(Status(), PeerStarted("12D3KooX", earlier(home), ts=joined + received))
+        if not earlier(home):
+            status = apply(Status(), PeerStarted("12D3KooX", ts=joined))
+        status = apply(status, MeetingDone("a", 0, "completed", "", "libp2p", 10, 20, 0.5, ts=status.started + 5))
+        Housekeeping(home).keep(status)
+        assert (earlier(home)["received"], earlier(home)["joined"]) == (received, joined)
+    assert (earlier(home)["seconds"], earlier(home)["meetings"]) == (10.0, 2)
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"lifetime": 3}', '{"lifetime": {"joined": "x"}}'])
+def test_a_record_that_cannot_be_read_counts_as_none(tmp_path: Path, content: str) -> None:
+    home = Home(tmp_path)
+    home.status.write_text(content)
+    assert earlier(home) == {}
