@@ -18,6 +18,7 @@ from benchmarks.side_by_side.job import Seat
 from optim.inner import build_optimizer, learning_rate, set_learning_rate
 from peer.machine.events import EvalDone, Event, EventLog, StateChanged, StepDone
 from peer.machine.home import Home, write_whole
+from peer.machine.processor_queue import queued_clock
 from peer.model.checkpoint import CheckpointContents, save
 from peer.model.evaluation import held_out_loss
 from peer.model.model import build_model, next_token_loss
@@ -60,6 +61,7 @@ class Training:
         self._train_s = 0.0
         self._losses: list[float] = []  # since it was told last
         self._told_s = 0.0
+        self._queued_s = queued_clock()
         self.inner.register_step_pre_hook(lambda *_: self._count_inner(-time.monotonic()))
         self.inner.register_step_post_hook(lambda *_: self._count_inner(time.monotonic()))
         write_whole(self._home.manifest, self._signed.to_bytes(), private=True)
@@ -88,12 +90,12 @@ class Training:
     @contextmanager
     def blocked(self) -> Iterator[None]:
         """Count the time inside as blocked by the exchange, and as part of training."""
-        start_s = time.monotonic()
+        start_s, start_queued_s = time.monotonic(), self._queued_s()
         try:
             yield
         finally:
             spent_s = time.monotonic() - start_s
-            self.blocked_s += spent_s
+            self.blocked_s += max(0.0, spent_s - (self._queued_s() - start_queued_s))
             self._train_s += spent_s
 
     def _step(self) -> None:

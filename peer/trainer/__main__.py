@@ -15,6 +15,7 @@ from peer.link.socket import TrainerEnd
 from peer.machine.child import Child, run_child
 from peer.machine.events import ModelBuilt, RunKnown
 from peer.machine.home import Home
+from peer.machine.processor_queue import queued_clock
 from peer.machine.room import held_bytes
 from peer.model.checkpoint import load_latest
 from peer.model.model import build_model, check_fit, choose_device
@@ -70,7 +71,7 @@ def build(child: Child) -> Trainer:
     loaded = load_latest(home.checkpoints, manifest.run_id)
     if loaded is not None:
         saver.restore(replica, loaded)
-    return Trainer(child, replica, TrainerEnd(child.settings.runtime), saver, time.monotonic)
+    return Trainer(child, replica, TrainerEnd(child.settings.runtime), saver, time.monotonic, queued_clock())
 
 
 if __name__ == "__main__":

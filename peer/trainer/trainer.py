@@ -43,11 +43,15 @@ class State(Enum):
 
 
 class Stopwatch:
-    """Where the time of one trainer process goes, from its start: in inner steps, or blocked by synchronization between them."""
+    """Where the time of one trainer process goes, from its start: in inner steps, or blocked by synchronization between them.
 
-    def __init__(self, emit: Callable[[Event], None], now_s: Callable[[], float]) -> None:
+    `queued_s` is a clock that goes on while the machine runs something else though we are ready: that is nobody's synchronization.
+    """
+
+    def __init__(self, emit: Callable[[Event], None], now_s: Callable[[], float], queued_s: Callable[[], float]) -> None:
         self._emit = emit
         self._now_s = now_s
+        self._queued_s = queued_s
         self.train_s = 0.0
         self.blocked_s = 0.0  # part of it
         self._steps: list[InnerStep] = []  # since it was told last
@@ -69,14 +73,14 @@ class Stopwatch:
 
         What is started on a device must be finished inside, or the next inner step pays for it unseen.
         """
-        start_s = self._now_s()
+        start_s, start_queued_s = self._now_s(), self._queued_s()
         try:
             yield
         finally:
-            spent_s = self._now_s() - start_s
+            spent_s, queued_s = self._now_s() - start_s, self._queued_s() - start_queued_s
             if self.train_s:  # before the first inner step nothing is blocked
-                self.blocked_s += spent_s
                 self.train_s += spent_s
+                self.blocked_s += max(0.0, spent_s - queued_s)
 
     def step(self, step: InnerStep) -> None:
         """Note an inner step."""
@@ -104,10 +108,19 @@ class Stopwatch:
 class Trainer:
     """Drive a replica, one `tick` at a time: `run` does it for a process, a test in its own time.
 
-    All belongs to one thread. `now_s` is a clock that never goes back.
+    All belongs to one thread. `now_s` is a clock that never goes back, `queued_s` one of the time for which that thread
+    waits for a processor.
     """
 
-    def __init__(self, child: Child, replica: Replica, link: TrainerEnd, saver: Saver, now_s: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        child: Child,
+        replica: Replica,
+        link: TrainerEnd,
+        saver: Saver,
+        now_s: Callable[[], float],
+        queued_s: Callable[[], float],
+    ) -> None:
         self.state = State.READY
         self._child = child
         self._is_alone = child.settings.config.alone
@@ -117,7 +130,7 @@ class Trainer:
         self._saver = saver
         self._now_s = now_s
         self._device = replica.outer.fragments[0].slow.device
-        self._watch = Stopwatch(child.emit, now_s)
+        self._watch = Stopwatch(child.emit, now_s, queued_s)
         self._pace = Pace(replica, child.emit)
         self._session = 0  # of the link, at the last boundary
         self._node_changed_s = now_s()

@@ -81,7 +81,7 @@ class RunningTrainer:
         self.supervision = Supervision(ChildSettings(config=self.config, peer_id="12D3KooX", runtime=runtime, told_to_start=told_to_start))
         self.replica: Replica = small_replica(runtime / "payloads", manifest, emit=self.supervision.emit)
         self.saver = Saver(self.home, self.config, self.supervision.emit, time.monotonic)
-        self.trainer = Trainer(self.supervision, self.replica, TrainerEnd(runtime), self.saver, time.monotonic)
+        self.trainer = Trainer(self.supervision, self.replica, TrainerEnd(runtime), self.saver, time.monotonic, lambda: 0.0)
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run)
 

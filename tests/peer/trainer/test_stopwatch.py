@@ -15,8 +15,9 @@ class Told:
 
     def __init__(self, folder: Path) -> None:
         self.now_s = 1000.0
+        self.queued_s = 10.0
         self.events: list[Event] = []
-        self.watch = Stopwatch(self.events.append, lambda: self.now_s)
+        self.watch = Stopwatch(self.events.append, lambda: self.now_s, lambda: self.queued_s)
         self.replica = small_replica(folder / "payloads", small_manifest())
 
     def tell(self) -> StepDone | TrainerIdle:
@@ -40,6 +41,17 @@ def test_blocked_time_is_part_of_training_time(told: Told) -> None:
         told.now_s += 0.5
     event = told.tell()
     assert (event.train_s, event.blocked_s) == (2.5, 0.5)
+
+
+def test_what_the_machine_gave_to_others_is_not_blocked_by_synchronization(told: Told) -> None:
+    with told.watch.training():
+        told.now_s += 2.0
+        told.queued_s += 1.0
+    with told.watch.blocked():
+        told.now_s += 0.5
+        told.queued_s += 0.375
+    event = told.tell()
+    assert (event.train_s, event.blocked_s) == (2.5, 0.125)
 
 
 def test_time_counts_even_when_a_step_fails(told: Told) -> None:
