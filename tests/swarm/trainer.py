@@ -145,7 +145,7 @@ class Trainer:
         self._link: Link | None = None
         self._end = End()
         now_s = asyncio.get_running_loop().time
-        self._real = real.Trainer(child, self.replica, self._end, Disk(Home(config.home), config, child.emit, now_s), now_s)
+        self._real = real.Trainer(child, self.replica, self._end, Disk(Home(config.home), config, child.emit, now_s), now_s, lambda: 0.0)
 
     @property
     def started(self) -> bool:
