@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import typer
+
 from cli.join import InviteFile, InviteText, given_invite, need_run, read_invite
 from cli.options import DEFAULT_HOME, Announce, HomeFolder, Listen, Metrics, Port
 from cli.screen import Screen
-from cli.session import hold_session, settings
+from cli.session import given_settings, hold_session, settings
 from peer.machine.home import Home
 from peer.machine.status import Status
 
 
 def bootstrap(
+    context: typer.Context,
     invite: InviteText = None,
     invite_file: InviteFile = None,
     home: HomeFolder = DEFAULT_HOME,
@@ -23,7 +26,7 @@ def bootstrap(
 
     Takes part in the run's directory and gives its manifest to newcomers. Prints its own addresses, one a line, on stdout.
     """
-    config = settings(home, {"listen": listen, "port": port, "announce": announce}, trains=False)
+    config = settings(home, given_settings(context), trains=False)
     folder = Home(config.home)
     invite = given_invite(invite, invite_file)
     if invite is None:

@@ -13,7 +13,7 @@ import typer
 from cli import options
 from cli.manifests import changed, read_manifest
 from cli.screen import Screen
-from cli.session import hold_session, save_every, settings
+from cli.session import given_settings, hold_session, save_every, settings
 from peer.machine.home import Home, write_whole
 from peer.machine.status import Status
 from protocol.errors import BadSettings
@@ -37,6 +37,7 @@ Alone = Annotated[bool, typer.Option("--alone", help="Train without ever meeting
 
 
 def host(
+    context: typer.Context,
     manifest: ManifestFile = None,
     home: options.HomeFolder = options.DEFAULT_HOME,
     data: options.Data = None,
@@ -45,6 +46,9 @@ def host(
     listen: options.Listen = None,
     port: options.Port = None,
     announce: options.Announce = None,
+    schedule: options.WhenToTrain = None,
+    only_idle: options.OnlyIdle = None,
+    not_on_battery: options.NotOnBattery = None,
     checkpoint_every: options.CheckpointEvery = None,
     steps: options.Steps = None,
     seed: options.Seed = None,
@@ -60,8 +64,7 @@ def host(
 
     Prints the invite for others as one line on stdout. In a home folder that holds a run of this peer, goes on with it.
     """
-    given = {"data": data, "device": device, "threads": threads, "listen": listen, "port": port, "announce": announce}
-    config = settings(home, given | save_every(checkpoint_every), alone=alone, wait_for_peers=wait_for_peers)
+    config = settings(home, given_settings(context) | save_every(checkpoint_every), alone=alone, wait_for_peers=wait_for_peers)
     if write_invite is not None and not os.access(write_invite.absolute().parent, os.W_OK):
         raise BadSettings(f"the invite cannot be written to {write_invite}", hint="name a file in a folder that this user may write to")
     folder = Home(config.home)

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from cli.options import DEFAULT_HOME, Announce, CheckpointEvery, Data, Device, HomeFolder, Listen, Metrics, Port, Threads
-from cli.session import hold_session, save_every, settings
+from cli import options
+from cli.session import given_settings, hold_session, save_every, settings
 from peer.machine.home import Home
 from protocol.errors import BadInvite, BadSettings
 from protocol.identity import Identity
@@ -39,24 +39,27 @@ LOOK_S = 0.5  # between two looks for a file with an invite
 
 
 def join(
+    context: typer.Context,
     invite: InviteText = None,
     invite_file: InviteFile = None,
-    home: HomeFolder = DEFAULT_HOME,
-    data: Data = None,
-    device: Device = None,
-    threads: Threads = None,
-    listen: Listen = None,
-    port: Port = None,
-    announce: Announce = None,
-    checkpoint_every: CheckpointEvery = None,
-    metrics: Metrics = None,
+    home: options.HomeFolder = options.DEFAULT_HOME,
+    data: options.Data = None,
+    device: options.Device = None,
+    threads: options.Threads = None,
+    listen: options.Listen = None,
+    port: options.Port = None,
+    announce: options.Announce = None,
+    schedule: options.WhenToTrain = None,
+    only_idle: options.OnlyIdle = None,
+    not_on_battery: options.NotOnBattery = None,
+    checkpoint_every: options.CheckpointEvery = None,
+    metrics: options.Metrics = None,
 ) -> None:
     """Join a run and train in it.
 
     Until the run ends, `peer leave`, or Ctrl-C.
     """
-    given = {"data": data, "device": device, "threads": threads, "listen": listen, "port": port, "announce": announce}
-    config = settings(home, given | save_every(checkpoint_every))
+    config = settings(home, given_settings(context) | save_every(checkpoint_every))
     folder = Home(config.home)
     invite = given_invite(invite, invite_file)
     if invite is None:

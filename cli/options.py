@@ -61,6 +61,15 @@ CheckpointEvery = Annotated[
     ),
 ]
 
+WhenToTrain = Annotated[
+    str | None,
+    typer.Option(
+        "--schedule", metavar="WINDOWS", help='When to train, by local time: "22:00-07:00", "mon-fri 22:00-07:00, sat 00:00-24:00".'
+    ),
+]
+OnlyIdle = Annotated[bool | None, typer.Option("--only-idle", help="Train only while others leave the machine idle.")]
+NotOnBattery = Annotated[bool | None, typer.Option("--not-on-battery", help="Train only while the machine does not run from its battery.")]
+
 Metrics = Annotated[
     str | None,
     typer.Option(

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import typer
+
 from cli.figures import loss_text
 from cli.screen import Screen, screen
 from peer.machine.config import LocalSettings, PeerConfig, peer_config, saved_settings
@@ -35,6 +37,11 @@ def settings(home: Path, given: Mapping[str, object], *, trains: bool = True, al
     if isinstance(data := values.get("data"), Path):
         values["data"] = data.expanduser().absolute()
     return peer_config({**values, "home": folder.path, "trains": trains, "alone": alone, "wait_for_peers": wait_for_peers})
+
+
+def given_settings(context: typer.Context) -> dict[str, object]:
+    """Return those options of a command that are local settings, by their names; None where one was not given."""
+    return {key: value for key, value in context.params.items() if key in LocalSettings.model_fields}
 
 
 def save_every(seconds: float | None) -> dict[str, object]:

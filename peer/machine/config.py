@@ -91,6 +91,11 @@ class LocalSettings(BaseModel):
     schedule: Times = ALWAYS
     """When to train, by local time: windows like 22:00-07:00 or mon-fri 22:00-07:00, with commas between them; else the peer is paused."""
 
+    only_idle: bool = False
+    """Train only while others leave the machine idle: what all other processes use of its processors decides."""
+    not_on_battery: bool = False
+    """Train only while the machine does not run from its battery."""
+
 
 class PeerConfig(LocalSettings):
     """The settings of one start of a peer, checked and frozen."""

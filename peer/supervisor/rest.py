@@ -7,6 +7,7 @@ from datetime import datetime
 
 from peer.machine.config import LocalSettings
 from peer.machine.schedule import Schedule
+from peer.supervisor.surroundings import CALM_S, Surroundings
 
 RESUMES = "ends with `peer resume`"
 
@@ -29,7 +30,7 @@ def asked_rest(now_s: float, seconds: float | None) -> Rest:
     return Rest(f"you asked for it, until {clock_text(until_s, now_s)}", f"{RESUMES}, or by itself then", until_s=until_s)
 
 
-def ruled_rest(settings: LocalSettings, now_s: float) -> Rest | None:
+def ruled_rest(settings: LocalSettings, now_s: float, around: Surroundings) -> Rest | None:
     """Return the rest that the settings ask for at this moment (Unix seconds), if they do."""
     schedule = Schedule.from_text(settings.schedule)
     if not schedule.allows(now_s):
@@ -37,6 +38,11 @@ def ruled_rest(settings: LocalSettings, now_s: float) -> Rest | None:
         until = f" until {clock_text(until_s, now_s)}" if until_s else ""
         way_out = "ends by itself then; `peer config schedule always` ends it now"
         return Rest(f"the schedule {settings.schedule} says so{until}", way_out, until_s=until_s)
+    if settings.not_on_battery and around.is_on_battery:
+        return Rest("the machine runs from its battery", "ends when it is plugged in; `peer config not_on_battery false` ends it now")
+    if settings.only_idle and around.cores_of_others:
+        calm = f"ends when others have left the machine idle for {CALM_S / 60:.0f} minutes; `peer config only_idle false` ends it now"
+        return Rest(f"others use the machine: {around.cores_of_others:.1f} of its processor cores", calm)
     return None
 
 

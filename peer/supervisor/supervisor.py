@@ -41,6 +41,7 @@ from peer.supervisor.child_process import ChildExit, ChildProcess
 from peer.supervisor.condition import Condition, LastWord
 from peer.supervisor.housekeeping import Housekeeping, earlier
 from peer.supervisor.rest import Rest, asked_rest, ruled_rest
+from peer.supervisor.surroundings import Lookout
 from protocol.errors import BadSettings, ExitCode, GossamerError
 from protocol.identity import Identity
 from protocol.run.invite import Invite
@@ -118,6 +119,7 @@ class Supervisor:
         self._manifest_ready = asyncio.Event()
         self._children: dict[str, ChildProcess] = {}
         self._asked: Rest | None = None  # by the operator
+        self._lookout = Lookout()
         self._restarting: set[str] = set()  # children whose settings have changed
         self._away: set[str] = set()  # children that have ended, to be started again after the rest or with other settings
         self._is_quiet = False  # the node has said that no meeting is under way
@@ -239,7 +241,9 @@ class Supervisor:
     def _wanted_rest(self) -> Rest | None:
         if not self._config.trains:
             return None
-        return self._asked or ruled_rest(self._config, time.time())
+        config = self._config
+        around = self._lookout.look(time.monotonic(), at_others=config.only_idle, at_battery=config.not_on_battery)
+        return self._asked or ruled_rest(config, time.time(), around)
 
     def _look_at_rest(self) -> None:
         """Begin or end a rest, where the operator or the settings want it."""

@@ -95,8 +95,15 @@ def test_a_swarm_outlives_its_host_and_takes_it_back(swarm: LocalSwarm, tmp_path
     paused_at = steps(third)
     before = completed(second)
     wait_until(lambda: completed(second) > before, "meeting without the one that is paused", 60)
-    assert Shell(third.home, capsys)("config", "threads", "2").code == 0
-    assert Shell(third.home, capsys)("resume").code == 0
+    shell = Shell(third.home, capsys)
+    assert shell("config", "only-idle", "true").code == 0
+    wait_until(
+        lambda: shell("resume").complaint[0].startswith("it stays paused: others use the machine"), "the others' use of the machine", 30
+    )
+    assert shell("config", "schedule", "mon 00:00-00:01").code == 0
+    assert shell("config", "only-idle", "false").code == 0
+    assert "stays paused: the schedule mon 00:00-00:01 says so until" in shell("resume").complaint[0]
+    assert shell("config", "--unset", "schedule").code == 0
     wait_until(lambda: state(third) == "training" and steps(third) > paused_at, "third going on from where it saved", 60)
 
     runtime = Path(json.loads((second.home / "running.json").read_text())["control"]).parent

@@ -1,0 +1,90 @@
+"""What a peer's own settings may want to know of the machine around it: whether others use it, and whether it runs from a battery.
+
+"Others" are all processes but this peer's: what they use of the processors is all that was used, less our own part. That says the same on a
+laptop and on a box without a screen; nobody's keyboard is looked at, and what others do on the GPU is not seen.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import psutil
+
+MEASURE_S = 5.0  # between two readings
+LEAST_CORES = 0.5  # what others may use of a small machine before it counts as in use...
+LEAST_SHARE = 0.1  # ...and of a large one, as a share of its cores
+CALM_S = 300.0  # how long they must have used less than that before it counts as idle again
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What was seen last."""
+
+    is_on_battery: bool = False
+    cores_of_others: float = 0.0  # where they have used the machine lately: how much of it; else 0
+
+
+class Idleness:
+    """Whether others use the machine, from readings of processor time. Pure; `now_s` is a clock that only goes forward."""
+
+    def __init__(self, num_cores: int) -> None:
+        self.allowed_cores = max(LEAST_CORES, LEAST_SHARE * num_cores)
+        self.cores_of_others = 0.0  # as in Surroundings
+        self._last: tuple[float, float] | None = None  # when, and the processor seconds of others until then
+        self._busy_s: float | None = None  # when they used more than that last
+
+    def is_due(self, now_s: float) -> bool:
+        """Tell whether the last reading is old enough for another."""
+        return self._last is None or now_s - self._last[0] >= MEASURE_S
+
+    def read(self, now_s: float, others_cpu_s: float) -> None:
+        """Take in how much processor time others have used, ever."""
+        last, self._last = self._last, (now_s, others_cpu_s)
+        if last is None:
+            return
+        cores = (others_cpu_s - last[1]) / max(1e-9, now_s - last[0])
+        if cores > self.allowed_cores:
+            self._busy_s, self.cores_of_others = now_s, cores
+        elif self._busy_s is not None and now_s - self._busy_s >= CALM_S:
+            self._busy_s, self.cores_of_others = None, 0.0
+
+
+class Lookout:
+    """Looks at this machine, as often as that makes sense."""
+
+    def __init__(self) -> None:
+        self._idleness = Idleness(os.cpu_count() or 1)
+
+    def look(self, now_s: float, *, at_others: bool, at_battery: bool) -> Surroundings:
+        """Return what is to be seen of that which is asked for. `now_s` is a clock that only goes forward."""
+        if not at_others:
+            self._idleness = Idleness(os.cpu_count() or 1)
+        elif self._idleness.is_due(now_s):
+            self._idleness.read(now_s, others_cpu_s())
+        return Surroundings(at_battery and is_on_battery(), self._idleness.cores_of_others)
+
+
+def others_cpu_s() -> float:
+    """Return the processor seconds that all processes but this one and its descendants have used."""
+    times = psutil.cpu_times()
+    idle_s = times.idle + getattr(times, "iowait", 0.0)
+    guest_s = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)  # counted as user time too
+    stolen_s = getattr(times, "steal", 0.0)  # by other machines on this host
+    me = psutil.Process()
+    return sum(times) - idle_s - guest_s - stolen_s - sum(map(_cpu_s, (me, *me.children(recursive=True))))
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    """Return the processor time of a process and of its children that have ended."""
+    try:
+        times = process.cpu_times()
+    except psutil.Error:
+        return 0.0
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def is_on_battery() -> bool:
+    """Tell whether the machine runs from a battery now; one that has none, or does not say, does not."""
+    battery = psutil.sensors_battery()
+    return battery is not None and battery.power_plugged is False
