@@ -46,6 +46,8 @@ def host(
     listen: options.Listen = None,
     port: options.Port = None,
     announce: options.Announce = None,
+    max_upload: options.MaxUpload = None,
+    max_download: options.MaxDownload = None,
     schedule: options.WhenToTrain = None,
     only_idle: options.OnlyIdle = None,
     not_on_battery: options.NotOnBattery = None,

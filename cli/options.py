@@ -61,6 +61,13 @@ CheckpointEvery = Annotated[
     ),
 ]
 
+MaxUpload = Annotated[
+    str | None, typer.Option("--max-upload", metavar="RATE", help='The most that the peer sends, like "5 Mbit/s". Default: unlimited.')
+]
+MaxDownload = Annotated[
+    str | None,
+    typer.Option("--max-download", metavar="RATE", help='The most that the peer receives, like "20 Mbit/s". Default: unlimited.'),
+]
 WhenToTrain = Annotated[
     str | None,
     typer.Option(

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from peer.machine.home import Home, write_whole
 from peer.machine.schedule import ALWAYS, Schedule
-from peer.machine.units import rate_bytes_per_s, rate_text, size_bytes
+from peer.machine.units import UNLIMITED, rate_bytes_per_s, rate_text, size_bytes
 from protocol.errors import BadSettings
 from protocol.limits import LEAST_BYTES_PER_S
 from protocol.run.manifest import toml_value
@@ -88,6 +88,10 @@ class LocalSettings(BaseModel):
     """Save when so many seconds have passed since the last save, or..."""
     checkpoint_interval_steps: int = Field(default=100, ge=0)
     """...so many inner steps, whichever comes first: at most this much is lost in a crash. 0 leaves it to the time."""
+    max_upload: Rate = UNLIMITED
+    """The most that the peer sends, like 5 Mbit/s: meetings, and its state for newcomers."""
+    max_download: Rate = UNLIMITED
+    """The most that the peer receives, like 20 Mbit/s, on average: what others have under way comes first."""
     schedule: Times = ALWAYS
     """When to train, by local time: windows like 22:00-07:00 or mon-fri 22:00-07:00, with commas between them; else the peer is paused."""
 

@@ -1,4 +1,4 @@
-"""What this peer's line carries, as its meetings find out: bytes a second, each way.
+"""What this peer's line carries, as its meetings find out and its operator allows: bytes a second, each way.
 
 A payload that takes seconds measures the line; one that takes a moment measures the partner's trainer and the way there, so what is said
 here is less than the line has, never more. Belongs to one event loop.
@@ -11,7 +11,7 @@ import math
 from collections import deque
 from enum import Enum, auto
 
-from protocol.limits import SLOWEST_BYTES_PER_S
+from protocol.limits import LEAST_BYTES_PER_S, SLOWEST_BYTES_PER_S
 from protocol.messages.messages import Chunk, Commit, Message, Part, Verdict
 
 REMEMBERED = 16  # payloads, each way
@@ -36,6 +36,8 @@ class Line:
     def __init__(self) -> None:
         self._num_active = 0
         self._rates: dict[Way, deque[float]] = {way: deque(maxlen=REMEMBERED) for way in Way}
+        self.limits = dict.fromkeys(Way, math.inf)
+        """What the operator allows, each way, in bytes a second."""
 
     def begin(self) -> int:
         """Note that payloads are being exchanged in a meeting; return in how many they are now."""
@@ -52,9 +54,16 @@ class Line:
             self._rates[way].append(num_bytes * (num_sharing + self._num_active) / 2 / max(seconds, 1e-6))
 
     def bytes_per_s(self, way: Way) -> float:
-        """Return what the line carries that way; 0 when nothing is known yet."""
+        """Return what the line carries that way, and may carry; 0 when nothing is known yet."""
         rates = sorted(self._rates[way])
-        return rates[math.ceil(QUANTILE * len(rates)) - 1] if rates else 0.0
+        if not rates:
+            return self.limits[way] if math.isfinite(self.limits[way]) else 0.0
+        return min(self.limits[way], rates[math.ceil(QUANTILE * len(rates)) - 1])
+
+    @property
+    def max_meetings(self) -> float:
+        """Return how many meetings at once the limits leave time enough for: partners wait for the slowest rate, not longer."""
+        return max(1.0, min(self.limits.values()) / LEAST_BYTES_PER_S)
 
     @property
     def slower_bytes_per_s(self) -> float:

@@ -116,7 +116,7 @@ class Meetings:
 
     async def try_next(self, fragment: int, tried: set[PeerId]) -> Finish | None:
         """Choose a partner that is not in `tried`, add it there, and meet it; None when that did not come to a meeting."""
-        if self._num_outbound >= MAX_OUTBOUND or fragment in self._standing.stale:
+        if self._num_outbound >= MAX_OUTBOUND or self._is_full or fragment in self._standing.stale:
             return None
         partner = self._choose(tried)
         if partner is None:
@@ -128,6 +128,11 @@ class Meetings:
             return await self._initiate(partner, fragment)
         finally:
             self._num_outbound -= 1
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether another meeting would be too much for what the operator lets the line carry."""
+        return len(self.active) + 1 > self._own.line.max_meetings
 
     def _choose(self, tried: Collection[PeerId]) -> KnownPeer | None:
         called = {active.meeting.partner for active in self.active.values() if active.meeting.initiates}
@@ -172,7 +177,7 @@ class Meetings:
         if not self._book.is_welcome(partner, loop_s()):
             raise Refused(RefusalCode.BUSY, "resting after a meeting with you that came to nothing")
         await self._make_room(hello.fragment, partner)
-        if len(self.inbound) >= MAX_INBOUND or partner in self.inbound:
+        if len(self.inbound) >= MAX_INBOUND or partner in self.inbound or self._is_full:
             raise Refused(RefusalCode.BUSY, "in as many meetings as I allow")
         self.inbound.add(partner)
         try:

@@ -23,8 +23,10 @@ from peer.link.socket import NodeEnd
 from peer.machine.child import Child, ChildSettings, cpu_s
 from peer.machine.events import RESTING, ConnectionsChanged, NodeSpent, ProcessSays, RunKnown
 from peer.machine.home import Home, write_whole
+from peer.machine.units import rate_bytes_per_s
 from peer.meeting.driver import OwnSide
 from peer.meeting.journal import Journal
+from peer.meeting.line import Line, Way
 from peer.node.donor import FetchServer
 from peer.node.door import Door
 from peer.node.fetching import FetchClient, find_manifest
@@ -42,6 +44,7 @@ from protocol.libp2p.record_store import RecordShelf
 from protocol.messages.terms import RunTerms
 from protocol.run.invite import Invite
 from protocol.run.manifest import Manifest, SignedManifest
+from protocol.streams.throttle import Throttle
 
 SAVE_BOOK_S = 2.0  # a peer that is killed early must still find its way back
 LOOK_S = 1.0  # between two looks at who has announced itself, where nobody trains
@@ -66,11 +69,16 @@ class NodeProcess:
         self._book = AddressBook(self._identity.peer_id)
         self._standing = Standing()
         self._told_to_rest = asyncio.Event()
+        self._throttle = Throttle()
+        self._line = Line()
         self._node: Node | None = None
         self._door = Door(self._book, "still joining" if self._config.trains else "I show newcomers the way; I do not train")
 
     def take_settings(self, settings: ChildSettings) -> None:
         """Take over settings that have changed."""
+        rates = {Way.UP: settings.config.max_upload, Way.DOWN: settings.config.max_download}
+        self._line.limits = {way: rate_bytes_per_s(text) for way, text in rates.items()}
+        self._throttle.up.bytes_per_s, self._throttle.down.bytes_per_s = (self._line.limits[way] for way in (Way.UP, Way.DOWN))
         if settings.resting:
             self._standing.rest()
             self._told_to_rest.set()
@@ -109,7 +117,7 @@ class NodeProcess:
             port=self._config.port,
             announce=self._config.announce,
         )
-        async with Libp2pNode(settings, shelf, self._door.answer, self._ways_in, self._door.is_banned) as network:
+        async with Libp2pNode(settings, shelf, self._throttle.handler(self._door.answer), self._ways_in, self._door.is_banned) as network:
             signed = self._held or await self._unless_stopped(self._fetch_manifest(network))
             if signed is not None:
                 await self._take_part(network, shelf, signed)
@@ -144,10 +152,11 @@ class NodeProcess:
             try:
                 plan = await self._unless_stopped(link.connect())
                 if plan is not None:
-                    own = OwnSide(link, payloads, Journal(self._home.journal))
+                    own = OwnSide(link, payloads, Journal(self._home.journal), self._line)
                     membership = Membership.of(self._identity, manifest, self._credential, plan)
+                    limited = self._throttle.over(network)
                     node = self._node = Node(
-                        membership, standing, presence, intake, network, own, self._home.downloads, random.SystemRandom(), emit,
+                        membership, standing, presence, intake, limited, own, self._home.downloads, random.SystemRandom(), emit,
                         is_founder=self._invite is None, wait_for_peers=enough,
                     )  # fmt: skip
                     self._door.open(replace(server, terms=membership.terms, donor=node.donor), node.meetings)
@@ -207,7 +216,7 @@ class NodeProcess:
 
     async def _fetch_manifest(self, network: Libp2pNode) -> SignedManifest:
         assert self._invite is not None
-        client = FetchClient(self._identity, self._invite.run_id, self._credential, network)
+        client = FetchClient(self._identity, self._invite.run_id, self._credential, self._throttle.over(network))
         signed = await find_manifest(client, self._invite.bootstraps, lambda reason: self._child.emit(ProcessSays("joining", reason)))
         write_whole(self._home.manifest, signed.to_bytes(), private=True)
         return signed

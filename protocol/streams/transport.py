@@ -88,6 +88,10 @@ class Purpose(Enum):
     FETCH = "Fetch"
 
 
+Gate = Callable[[int], Awaitable[None]]
+"""Lets a frame of so many bytes pass when its time has come."""
+
+
 class Stream:
     """One conversation with one partner: ordered, reliable, both ways until it breaks.
 
@@ -113,11 +117,17 @@ class Stream:
         """Serialized bytes taken from the transport so far."""
         self._inbox = inbox
         self._write = write
+        self._gates: tuple[Gate, Gate] = (_open_gate, _open_gate)
         self._on_close: Callable[[Stream], None] | None = on_close
+
+    def pass_gates(self, up: Gate, down: Gate) -> None:
+        """Have every frame wait at a gate from now on: what is sent at `up`, what is received at `down`."""
+        self._gates = (up, down)
 
     async def send(self, message: Message) -> None:
         """Send one message; wait while the partner is slow to read. Raises PeerGone when the stream has ended."""
         frame = to_frame(message)
+        await self._gates[0](len(frame))
         if self._inbox.ended is not None:
             raise PeerGone(self._inbox.ended)
         await self._write(frame)
@@ -126,6 +136,7 @@ class Stream:
     async def receive(self) -> Message:
         """Return the partner's next message. Raises PeerGone when the stream has ended, BadMessage when what came is not a message."""
         frame = await self._inbox.get()
+        await self._gates[1](len(frame))
         self.bytes_received += len(frame)
         return from_frame(frame)
 
@@ -144,6 +155,10 @@ class Stream:
         if on_close is not None:
             self._write = _nowhere  # what carried the stream is freed, whoever still holds it
             on_close(self)
+
+
+async def _open_gate(num_bytes: int) -> None:
+    return
 
 
 async def _nowhere(frame: bytes) -> None:

@@ -6,6 +6,7 @@ import asyncio
 
 from protocol.identity import PeerId
 from protocol.messages.messages import Message
+from protocol.streams.transport import Gate
 
 
 class Deaf:
@@ -28,6 +29,9 @@ class Deaf:
             await asyncio.Event().wait()
         assert self.says is not None
         return self.says
+
+    def pass_gates(self, up: Gate, down: Gate) -> None:
+        pass
 
     async def close(self) -> None:
         self.is_closed = True

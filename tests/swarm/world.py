@@ -153,6 +153,7 @@ class Peer:
         rng = random.Random(f"{swarm.seed}/{self.peer_id}/{self._num_starts}")
         membership = replace(Membership.of(self.identity, manifest, self.habits.credential), terms=swarm.terms)
         intake, self.standing = RecordIntake(swarm.terms, self.book, now_s), Standing()
+        self.own = OwnSide(self.link, self.payloads, self.journal)
         self.presence = Presence(
             membership, network.peers[self.peer_id], lambda: ADDRESSES, intake, self.standing, self.on_event, self.habits.wait_for_peers
         )
@@ -162,7 +163,7 @@ class Peer:
             self.presence,
             intake,
             swarm.wrap(self, self.transport),
-            OwnSide(self.link, self.payloads, self.journal),
+            self.own,
             self._folder / "downloads",
             rng,
             self.on_event,

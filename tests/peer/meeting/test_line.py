@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from peer.meeting.line import Line, Way
+from protocol.limits import LEAST_BYTES_PER_S, SLOWEST_BYTES_PER_S
 
 
 def test_nothing_is_known_before_both_ways_were_used() -> None:
@@ -39,3 +42,21 @@ def test_an_old_rate_is_forgotten() -> None:
     for rate in [1e6] * 20 + [1e3] * 16:
         line.carried(Way.UP, 1000, 1000 / rate, 1)
     assert line.bytes_per_s(Way.UP) == pytest.approx(1e3)
+
+
+def test_no_rate_is_above_what_the_operator_allows_and_a_limit_is_known_before_anything_is_measured() -> None:
+    line = Line()
+    line.limits = {Way.UP: 125_000.0, Way.DOWN: math.inf}
+    assert (line.bytes_per_s(Way.UP), line.slower_bytes_per_s) == (125_000.0, 0.0)
+    line.begin()
+    for way in Way:
+        line.carried(way, 1_000_000, 1.0, 1)
+    assert (line.bytes_per_s(Way.DOWN), line.slower_bytes_per_s) == (1_000_000.0, 125_000.0)
+
+
+def test_a_limit_leaves_every_meeting_at_once_the_rate_that_partners_wait_for() -> None:
+    line = Line()
+    assert line.max_meetings == math.inf
+    for limit in (LEAST_BYTES_PER_S, 125_000.0, 1e6):
+        line.limits[Way.UP] = limit
+        assert limit / int(line.max_meetings) >= LEAST_BYTES_PER_S > SLOWEST_BYTES_PER_S

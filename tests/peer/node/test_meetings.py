@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from peer.meeting.line import Way
 from peer.meeting.words import MeetingOutcome
 from peer.node.meetings import MAX_OUTBOUND
 from protocol.errors import RefusalCode
+from protocol.limits import LEAST_BYTES_PER_S
 from protocol.messages.messages import RunPhase
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play
@@ -67,6 +69,21 @@ def test_a_node_calls_only_so_many_at_once_and_nobody_twice(tmp_path: Path) -> N
         assert await a.node.meetings.try_next(MAX_OUTBOUND, set()) is None
         await asyncio.gather(*calls)
         assert len(a.partners()) == MAX_OUTBOUND
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def test_a_limit_of_the_line_lets_one_meeting_be_at_a_time_and_others_find_it_busy(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        a, b, c = await acquainted(swarm, 3)
+        a.own.line.limits[Way.UP] = LEAST_BYTES_PER_S
+        first = asyncio.create_task(a.node.meetings.try_next(0, {c.peer_id}))
+        await swarm.until(lambda: a.node.meetings.active)
+        assert await a.node.meetings.try_next(1, set()) is None
+        called = await c.node.meetings.try_next(1, {b.peer_id})
+        assert called is not None and called.refusal is RefusalCode.BUSY
+        finish = await first
+        assert finish is not None and finish.outcome is MeetingOutcome.COMPLETED
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 

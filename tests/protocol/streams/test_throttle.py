@@ -1,0 +1,165 @@
+"""A rate is kept to over seconds, both ways, whoever else wants the line; and nothing else is slowed down."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from protocol.identity import Identity
+from protocol.limits import CHUNK_BYTES
+from protocol.streams.throttle import SAVED_S, Bucket, Throttle
+from protocol.streams.transport import Purpose, Stream
+from tests.memory.network import MemoryNetwork
+from tests.memory.virtual_time import run
+from tests.protocol.peers import chunk
+
+RATE = 100_000.0
+A, B = (Identity(bytes([number]) * 32) for number in (1, 2))
+
+
+def now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def bucket() -> Bucket:
+    made = Bucket()
+    made.bytes_per_s = RATE
+    return made
+
+
+async def pour(into: Bucket, seconds: float, num_bytes: int = CHUNK_BYTES, *, is_patient: bool = False) -> int:
+    """Take as much as it gives, until so many seconds have passed; return the bytes that passed by then."""
+    until_s, passed = now_s() + seconds, 0
+    while True:
+        await into.take(num_bytes, is_patient=is_patient)
+        if now_s() >= until_s:
+            return passed
+        passed += num_bytes
+
+
+def test_a_rate_holds_over_a_minute_however_many_share_it() -> None:
+    async def main() -> None:
+        for sharers in (1, 3):
+            one = bucket()
+            passed = sum(await asyncio.gather(*(pour(one, 60.0) for _ in range(sharers))))
+            assert passed <= 60 * RATE + SAVED_S * RATE + sharers * CHUNK_BYTES
+            assert passed >= 60 * RATE - sharers * CHUNK_BYTES
+
+    run(main())
+
+
+def test_sharers_get_equal_parts() -> None:
+    async def main() -> None:
+        one = bucket()
+        first, second = await asyncio.gather(pour(one, 600.0), pour(one, 600.0))
+        assert abs(first - second) <= 2 * CHUNK_BYTES
+
+    run(main())
+
+
+def test_small_frames_do_not_wait_and_are_paid_for() -> None:
+    async def main() -> None:
+        one = bucket()
+        pouring = asyncio.create_task(pour(one, 60.0))
+        small = 0
+        for _ in range(500):
+            await asyncio.sleep(0.1)
+            before_s = now_s()
+            await one.take(4000, is_patient=False)
+            assert now_s() == before_s
+            small += 4000
+        assert await pouring + small == pytest.approx(60 * RATE, rel=0.1)
+
+    run(main())
+
+
+def test_the_patient_wait_while_others_fill_the_rate_and_have_it_otherwise() -> None:
+    async def main() -> None:
+        one = bucket()
+        meeting, giving = await asyncio.gather(pour(one, 60.0), pour(one, 60.0, is_patient=True))
+        assert giving <= CHUNK_BYTES
+        assert meeting >= 60 * RATE - 2 * CHUNK_BYTES
+        assert await pour(bucket(), 60.0, is_patient=True) >= 0.85 * 60 * RATE
+
+    run(main())
+
+
+def test_who_gives_up_does_not_pay() -> None:
+    async def main() -> None:
+        one = bucket()
+        await one.take(CHUNK_BYTES, is_patient=False)
+        waiting = [asyncio.create_task(one.take(CHUNK_BYTES, is_patient=patient)) for patient in (False, True)]
+        await asyncio.sleep(0.5)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        assert one.num_bytes == CHUNK_BYTES
+        before_s = now_s()
+        await one.take(CHUNK_BYTES, is_patient=False)
+        assert now_s() - before_s < CHUNK_BYTES / RATE
+
+    run(main())
+
+
+def test_a_rate_may_change_and_end() -> None:
+    async def main() -> None:
+        one = bucket()
+        await pour(one, 10.0)
+        one.bytes_per_s = 10 * RATE
+        assert await pour(one, 60.0) == pytest.approx(600 * RATE, rel=0.05)
+        one.bytes_per_s = float("inf")
+        before_s = now_s()
+        await one.take(1 << 40, is_patient=False)
+        assert now_s() == before_s
+
+    run(main())
+
+
+Talk = Callable[[Stream], Awaitable[None]]
+
+
+async def exchange(throttles: tuple[Throttle, Throttle], caller: Talk, answerer: Talk) -> None:
+    network, answered = MemoryNetwork(), asyncio.Event()
+
+    async def answer(purpose: Purpose, stream: Stream) -> None:
+        await answerer(stream)
+        answered.set()
+
+    a = throttles[0].over(network.transport(A.peer_id, throttles[0].handler(answer)))
+    network.transport(B.peer_id, throttles[1].handler(answer))
+    stream = await a.connect(B.peer_id, (), Purpose.MEET)
+    await caller(stream)
+    await answered.wait()
+    await network.close()
+
+
+async def send_ten(stream: Stream) -> None:
+    for number in range(10):
+        await stream.send(chunk(number, CHUNK_BYTES))
+
+
+async def take_ten(stream: Stream) -> None:
+    for _ in range(10):
+        await stream.receive()
+
+
+@pytest.mark.parametrize(("side", "way"), [(0, "up"), (0, "down"), (1, "up"), (1, "down")])
+def test_streams_keep_to_the_rates_of_both_ends_both_ways(side: int, way: str) -> None:
+    """Ten chunks each way: the limited way takes as long as the rate says, whoever called; the other way is free."""
+
+    async def main() -> None:
+        throttles = (Throttle(), Throttle())
+        getattr(throttles[side], way).bytes_per_s = RATE
+
+        async def both(stream: Stream) -> None:
+            await asyncio.gather(send_ten(stream), take_ten(stream))
+
+        await exchange(throttles, both, both)
+        assert now_s() == pytest.approx(9 * CHUNK_BYTES / RATE, rel=0.1)
+        for throttle in throttles:
+            assert throttle.up.num_bytes == pytest.approx(10 * CHUNK_BYTES, rel=0.01)
+            assert throttle.down.num_bytes == pytest.approx(10 * CHUNK_BYTES, rel=0.01)
+
+    run(main())
