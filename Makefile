@@ -13,7 +13,7 @@ STEPS ?= 600
 WORKERS ?= $(shell nproc)
 PYTEST := pytest -n $(WORKERS) --maxprocesses 8 --dist loadscope --no-loadscope-reorder
 
-.PHONY: help demo image swarm test coverage check format proto clean install
+.PHONY: help demo image swarm test coverage check format proto pictures clean install
 
 help:
 	@echo "make demo    train a swarm of $(PEERS) peers on this machine and compare it with one peer alone (PEERS=, STEPS=)"
@@ -24,6 +24,7 @@ help:
 	@echo "make check   formatting, lint, types, and whether the generated wire code is fresh"
 	@echo "make format  format the sources"
 	@echo "make proto   generate the wire code from $(PROTO)"
+	@echo "make pictures  make the pictures in docs/ anew (needs chromium and chromium-driver)"
 	@echo "make clean   remove the environment and all caches"
 
 install: $(STAMP)
@@ -66,6 +67,9 @@ format: $(STAMP)
 
 proto: $(STAMP)
 	$(PROTOC) --python_out=. --pyi_out=. $(PROTO)
+
+pictures: $(STAMP)
+	$(BIN)/python -m benchmarks.pictures docs/pictures training-wide-light training-narrow-dark
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis

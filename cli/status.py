@@ -61,7 +61,13 @@ def last_word(folder: Home) -> str:
 
 def description(answer: Status, now_s: float) -> str:
     """Return the status for people: one sentence, then a few lines."""
-    rows = {
+    shown = rows(answer, now_s) | {"warnings": "\n           ".join(answer["warnings"]) or "none"}
+    return "\n".join([sentence(answer, now_s), "", *(f"{name:<11}{value}" for name, value in shown.items())])
+
+
+def rows(answer: Status, now_s: float) -> dict[str, str]:
+    """Return what is worth knowing beside the sentence, in a few words each."""
+    return {
         "run": run_text(answer, now_s),
         "loss": trend_text(answer),
         "my part": part_text(answer, now_s),
@@ -70,13 +76,12 @@ def description(answer: Status, now_s: float) -> str:
         "partners": partners_text(answer["peers_seen"], answer["routes"]),
         "traffic": f"{bytes_text(answer['bytes']['sent'])} up, {bytes_text(answer['bytes']['received'])} down in meetings, in this start",
         "costs": costs_text(answer["lifetime"], answer["energy"]),
-        "warnings": "\n           ".join(answer["warnings"]) or "none",
+        "warnings": "; ".join(answer["warnings"]) or "none",
         "addresses": ", ".join(answer["addresses"]) or "none known yet",
         "run id": answer["run_id"],
         "peer id": answer["peer_id"],
         "version": answer["version"],
     }
-    return "\n".join([sentence(answer, now_s), "", *(f"{name:<11}{value}" for name, value in rows.items())])
 
 
 def run_text(answer: Status, now_s: float) -> str:

@@ -38,7 +38,8 @@ BELOW = {
     "peer.node": {*PROTOCOL, "peer.meeting", "peer.link", "peer.swarm", "peer.machine"},  # not peer.model: no tensor, no transformers
     "peer.simulator": {*PROTOCOL, "optim", "optim.codecs", "peer.trainer", "peer.model", "peer.text", "peer.machine"},
     "peer.doctor": {*PROTOCOL, "peer.node", "peer.trainer", "peer.meeting", "peer.swarm", "peer.model", "peer.machine"},
-    "cli": EVERYTHING,
+    "cli": {*EVERYTHING, "cli.page"},
+    "cli.page": {"cli", "peer.machine", "protocol"},
 }
 FORBIDDEN = {
     "optim": {"asyncio", "grpc", "hivemind"},

@@ -38,7 +38,7 @@ class History:
     """Curves of one session of a peer. Frozen: `add` returns the next one."""
 
     points: tuple[Point, ...] = ()
-    evals: tuple[tuple[int, float], ...] = ()  # schedule clock, held-out loss
+    evals: tuple[tuple[float, int, float], ...] = ()  # Unix seconds, schedule clock, held-out loss
     spacing_s: float = FIRST_SPACING_S
     _sum: tuple[float, int] = field(default=(0.0, 0), repr=False)  # of the losses since the last point, and how many
 
@@ -54,9 +54,11 @@ class History:
             points, spacing_s = points[len(points) % 2 :: 2], spacing_s * 2
         return replace(self, points=points, spacing_s=spacing_s, _sum=(0.0, 0))
 
-    def add_eval(self, step: int, loss: float) -> History:
-        """Take in a held-out loss."""
-        evals = (*self.evals, (step, loss))
+    def add_eval(self, ts: float, step: int, loss: float) -> History:
+        """Take in a held-out loss, if it is finite."""
+        if not math.isfinite(loss):
+            return self
+        evals = (*self.evals, (ts, step, loss))
         return replace(self, evals=evals if len(evals) <= MAX_POINTS else evals[len(evals) % 2 :: 2])
 
     @property
@@ -81,4 +83,5 @@ class History:
         names = [field.name for field in fields(Point)]
         columns: Sequence[Sequence[float]] = list(zip(*(astuple(point) for point in self.points), strict=True))
         curves = dict(zip(names, columns, strict=True)) if columns else {name: () for name in names}
-        return {"points": curves, "evals": {"step": [step for step, _ in self.evals], "loss": [loss for _, loss in self.evals]}}
+        ts, steps, losses = zip(*self.evals, strict=True) if self.evals else ((), (), ())
+        return {"points": curves, "evals": {"ts": ts, "step": steps, "loss": losses}}

@@ -87,7 +87,7 @@ class Status:
                 shown[name] = None
         return shown | {
             "loss_trend": self.history.loss_trend,
-            "ends": self.history.ends(self.total_steps),
+            "ends": self.history.ends(self.total_steps) if self.state == "training" else None,
             "routes": routes(self.partners),
             "warnings": self.warnings,
             "lifetime": self.lifetime,
@@ -109,7 +109,8 @@ def _apply(status: Status, event: events.Event) -> Status:
             return Status(peer_id=event.peer_id, since=event.ts, started=event.ts, earlier=event.earlier)
         case events.StateChanged():
             since = status.since if event.state == status.state else event.ts
-            return replace(status, state=event.state, reason=event.reason, way_out=event.way_out, since=since)
+            rate = status.tokens_per_second if event.state == "training" else 0.0
+            return replace(status, state=event.state, reason=event.reason, way_out=event.way_out, since=since, tokens_per_second=rate)
         case events.RunKnown():
             return replace(status, run_id=event.run_id, total_steps=event.total_steps)
         case events.ModelBuilt():
@@ -125,7 +126,7 @@ def _apply(status: Status, event: events.Event) -> Status:
         case events.TrainerIdle():
             return replace(_trained(status, event), tokens_per_second=0.0)
         case events.EvalDone():
-            return replace(status, eval_loss=event.loss, history=status.history.add_eval(status.step, event.loss))
+            return replace(status, eval_loss=event.loss, history=status.history.add_eval(event.ts, status.step, event.loss))
         case events.OutputsMoved():
             return replace(status, output_distance=event.distance)
         case events.IntervalSet():

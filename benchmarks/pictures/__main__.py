@@ -1,0 +1,85 @@
+"""Make the pictures of the page: each scene, 1280 and 390 pixels wide, light and dark; fails if the browser's console complains."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from benchmarks.pictures.browser import Browser, browser
+from benchmarks.pictures.scenes import SCENES, play
+
+WIDTHS = {"wide": 1280, "narrow": 390}
+DRAWN_S = 15.0
+DRAWN = "return document.querySelectorAll('.peer').length > 0 && document.getElementById('connection').textContent === 'live'"
+
+
+def main() -> None:
+    """Make all pictures, or those of some scenes."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, help="where to put them")
+    names = [f"{scene}-{size}-{scheme}" for scene in SCENES for size in WIDTHS for scheme in ("light", "dark")]
+    parser.add_argument("names", nargs="*", default=names, help="which, like training-wide-light; without: all")
+    given = parser.parse_args()
+    given.folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as homes, playing(Path(homes)), browser() as window:
+        complaints = [words for name in SCENES for words in pictures(window, Path(homes) / name, given.folder, given.names)]
+    sys.exit("\n".join(complaints) or None)
+
+
+@contextlib.contextmanager
+def playing(folder: Path) -> Iterator[None]:
+    """Have all scenes played while inside."""
+    loop = asyncio.new_event_loop()
+    work = loop.create_task(play(folder))
+    thread = threading.Thread(target=lambda: loop.run_until_complete(asyncio.wait([work])))
+    thread.start()
+    try:
+        yield
+    finally:
+        loop.call_soon_threadsafe(work.cancel)
+        thread.join()
+
+
+def pictures(window: Browser, home: Path, folder: Path, names: Collection[str]) -> list[str]:
+    """Make those of a peer's pictures that are wanted; return what the console said."""
+    command, environment = [sys.executable, "-m", "cli.main", "dashboard", str(home)], os.environ | {"HOME": str(home.parent)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as page:
+        try:
+            assert page.stdout is not None
+            url = page.stdout.readline().strip()
+            for size, width in WIDTHS.items():
+                for scheme in ("light", "dark"):
+                    if (name := f"{home.name}-{size}-{scheme}") not in names:
+                        continue
+                    window.look(width, scheme == "dark")
+                    window.open(url)
+                    wait(window)
+                    window.picture(folder / f"{name}.png")
+            complaints = window.complaints()
+            window.open("about:blank")  # or it would complain that its server ends
+            return complaints
+        finally:
+            page.terminate()
+
+
+def wait(window: Browser) -> None:
+    """Wait until the page has drawn what it was told."""
+    deadline_s = time.monotonic() + DRAWN_S
+    while not window.run(DRAWN):
+        if time.monotonic() > deadline_s:
+            raise SystemExit("the page has drawn nothing")
+        time.sleep(0.1)
+    time.sleep(1.0)  # for the charts to come to rest
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""`peer dashboard`: a page for this machine's browser, with the peers of one or several homes on it."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.options import DEFAULT_HOME, HomeFolder
+from protocol.errors import BadSettings
+
+HERE = "127.0.0.1"
+GRACE_S = 1  # for open pages, when it is stopped
+
+Homes = Annotated[
+    list[Path] | None,
+    typer.Argument(metavar="[HOME...]", help="Home folders of the peers to show. Default: that of --home.", show_default=False),
+]
+PagePort = Annotated[int, typer.Option("--port", metavar="N", min=0, max=65535, help="Port of the page; 0 takes any free one.")]
+
+
+def dashboard(homes: Homes = None, home: HomeFolder = DEFAULT_HOME, port: PagePort = 0) -> None:
+    """Show the peers of this machine as a page, until Ctrl-C.
+
+    Prints the page's address on stdout. Only this machine can open it, and only with the token in that address.
+    """
+    import uvicorn  # with starlette: only for who wants a page
+
+    from cli.page.server import application
+
+    with listening(port) as listener:
+        port = listener.getsockname()[1]
+        token = secrets.token_urlsafe(16)
+        app = application(homes or [home], token, port)
+        print(f"http://{HERE}:{port}/?token={token}", flush=True)
+        print("the page is there until Ctrl-C; from another machine: ssh -L", f"{port}:{HERE}:{port}", "this-machine", file=sys.stderr)
+        settings = uvicorn.Config(app, log_level="critical", access_log=False, timeout_graceful_shutdown=GRACE_S, lifespan="off")
+        uvicorn.Server(settings).run([listener])
+
+
+def listening(port: int) -> socket.socket:
+    """Return a socket that listens on this machine alone. Raises BadSettings."""
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((HERE, port))
+    except OSError as error:
+        listener.close()
+        reason = (error.strerror or str(error)).lower()
+        raise BadSettings(f"cannot show a page on port {port}: {reason}", hint="choose another with --port, or leave it out") from error
+    return listener

@@ -1,0 +1,181 @@
+// The page of `peer dashboard`: draws what the server tells each second. No figure is worked out here that the peer does not tell.
+"use strict";
+
+const TOKEN = new URLSearchParams(location.search).get("token");
+const STALE_MS = 5000;
+const CHARTS = [
+  { title: "loss, nats per token", lines: [["training", "loss", "blue"], ["held out", null, "violet"]] },
+  { title: "tokens a second", lines: [["tokens/s", "tokens_per_second", "green"]] },
+  { title: "meetings", lines: [["completed", "meetings", "green"], ["failed", "failed", "red"]] },
+  { title: "megabytes in meetings", lines: [["up", "sent", "blue"], ["down", "received", "amber", "dot"]], scale: 1e-6 },
+  { title: "blocked, % of training time", lines: [["blocked", "blocked_share", "red"]], scale: 100 },
+];
+const cards = new Map();
+const dark = matchMedia("(prefers-color-scheme: dark)");
+let heardAt = 0;
+
+const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+const element = (tag, text, attributes = {}) => Object.assign(document.createElement(tag), { textContent: text }, attributes);
+const place = (path) => `${path}?token=${encodeURIComponent(TOKEN)}`;
+
+function write(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+function replaceIfNew(node, key, children) {
+  if (node.dataset.shown === key) return;
+  node.dataset.shown = key;
+  node.replaceChildren(...children());
+}
+
+function newCard(number) {
+  const card = document.getElementById("peer").content.firstElementChild.cloneNode(true);
+  for (const button of card.querySelectorAll("button")) {
+    button.addEventListener("click", () => act(card, number, button.dataset.verb, { seconds: Number(button.dataset.seconds) || null }));
+  }
+  card.querySelector(".charts").append(...CHARTS.map(() => document.createElement("div")));
+  document.getElementById("peers").append(card);
+  return card;
+}
+
+async function act(card, number, verb, wanted) {
+  const output = card.querySelector("output");
+  const answer = await fetch(place(`peers/${number}/${verb}`), { method: "POST", body: JSON.stringify(wanted) })
+    .then((response) => response.json())
+    .catch(() => ({ error: "the page's server does not answer" }));
+  output.className = answer.error ? "error" : "";
+  write(output, answer.error ? [answer.error, answer.hint].filter(Boolean).join("; ") : "done");
+}
+
+function drawTiles(card, peer) {
+  const status = peer.status;
+  const figures = status.state ? {
+    "loss, nats": status.loss === null ? "-" : status.loss.toFixed(3),
+    "tokens a second": Math.round(status.tokens_per_second).toLocaleString("en"),
+    "meetings": status.meetings.completed.toLocaleString("en"),
+    "blocked": status.train_seconds ? `${(100 * status.blocked_seconds / status.train_seconds).toFixed(1)} %` : "-",
+    "partners in sight": String(status.peers_seen),
+  } : {};
+  replaceIfNew(card.querySelector(".tiles"), JSON.stringify(figures), () => Object.entries(figures).map(([name, value]) => {
+    const tile = document.createElement("div");
+    tile.append(element("dt", name), element("dd", value));
+    return tile;
+  }));
+}
+
+function drawTable(card, peer) {
+  replaceIfNew(card.querySelector("table"), JSON.stringify(peer.partners), () => {
+    if (!peer.partners.length) return [element("caption", "no partner yet")];
+    const head = document.createElement("tr");
+    head.append(...peer.partner_columns.map((name) => element("th", name)));
+    return [head, ...peer.partners.map((cells) => {
+      const row = document.createElement("tr");
+      row.append(...cells.map((cell) => element("td", cell)));
+      return row;
+    })];
+  });
+}
+
+function drawRows(card, peer) {
+  replaceIfNew(card.querySelector(".rows"), JSON.stringify(peer.rows), () =>
+    Object.entries(peer.rows).flatMap(([name, value]) => [element("dt", name), element("dd", value)]));
+}
+
+function drawLimits(card, number, peer) {
+  const form = card.querySelector("form");
+  if (form.contains(document.activeElement)) return;
+  replaceIfNew(form, JSON.stringify(peer.limits), () => peer.limits.map((limit) => {
+    const label = document.createElement("label");
+    const input = element("input", "", { value: limit.value });
+    const button = element("button", "Set", { type: "button" });
+    button.addEventListener("click", () => act(card, number, "set", { key: limit.key, value: input.value || null }));
+    label.append(element("b", limit.key.replaceAll("_", " ")), input, button, element("small", limit.meaning));
+    return label;
+  }));
+}
+
+function traces(chart, history) {
+  const points = history.points;
+  const minutes = points.ts.map((ts) => new Date(1000 * ts));
+  return chart.lines.map(([name, key, hue, dash]) => {
+    const x = key ? minutes : history.evals.ts.map((ts) => new Date(1000 * ts));
+    const y = (key ? points[key] : history.evals.loss).map((value) => value === null ? null : value * (chart.scale || 1));
+    const look = key ? { mode: "lines", line: { color: color(hue), width: 1.8, dash: dash || "solid" } } : { mode: "markers", marker: { color: color(hue), size: 6 } };
+    return { x, y, name, hoverinfo: "x+y+name", ...look };
+  });
+}
+
+function drawCharts(card, peer) {
+  const history = peer.history;
+  const places = card.querySelector(".charts");
+  const there = Boolean(history.points && history.points.ts.length > 1);
+  places.hidden = !there;
+  if (!there) return;
+  const key = `${history.points.ts.at(-1)} ${history.evals.loss.length} ${dark.matches}`;
+  if (places.dataset.shown === key) return;
+  places.dataset.shown = key;
+  CHARTS.forEach((chart, index) => {
+    const axis = { gridcolor: color("line"), linecolor: color("line"), zeroline: false, automargin: true, tickfont: { size: 11 }, fixedrange: true };
+    const layout = {
+      title: { text: chart.title, font: { size: 13 }, x: 0, xref: "paper", xanchor: "left", y: 0.97, yanchor: "top" },
+      margin: { l: 10, r: 10, t: 34, b: 10 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+      font: { color: color("quiet"), family: getComputedStyle(document.body).fontFamily },
+      xaxis: { ...axis, type: "date", nticks: 5 }, yaxis: { ...axis, nticks: 5, rangemode: index ? "tozero" : "normal" },
+      showlegend: chart.lines.length > 1, legend: { orientation: "h", x: 1, xanchor: "right", y: 1.18, font: { size: 11 } },
+      hovermode: "x", dragmode: false,
+    };
+    Plotly.react(places.children[index], traces(chart, history), layout, { displayModeBar: false, responsive: true });
+  });
+}
+
+function draw(peer, number) {
+  const card = cards.get(number) || cards.set(number, newCard(number)).get(number);
+  const status = peer.status;
+  const known = Boolean(status.state);
+  const ended = ["left", "done", "failed"].includes(status.state);
+  const state = peer.runs || ended ? status.state : "silent";
+  const pill = card.querySelector(".state");
+  pill.dataset.state = state;
+  write(pill, state === "silent" ? "not running" : state);
+  write(card.querySelector("h2"), known ? status.peer_id.slice(-6) : "no peer");
+  write(card.querySelector(".home"), peer.home);
+  write(card.querySelector(".sentence"), peer.runs || ended ? peer.sentence : known ? `${peer.words}; its last word: ${peer.sentence}` : peer.words);
+  const warnings = known ? status.warnings : [];
+  replaceIfNew(card.querySelector(".warnings"), JSON.stringify(warnings), () => warnings.map((words) => element("li", words)));
+  card.querySelector(".bar div").style.width = known && status.total_steps ? `${100 * Math.min(1, status.step / status.total_steps)}%` : "0";
+  write(card.querySelector(".run"), peer.rows.run || "");
+  card.querySelector(".buttons").hidden = !peer.runs;
+  card.querySelector("[data-verb=resume]").hidden = state !== "paused";
+  for (const button of card.querySelectorAll("[data-verb=pause]")) button.hidden = state === "paused";
+  card.querySelector(".partners").hidden = !peer.runs;
+  card.querySelector(".more").hidden = !known;
+  card.querySelector(".limits").hidden = !peer.limits.length;
+  drawTiles(card, peer);
+  drawTable(card, peer);
+  drawRows(card, peer);
+  drawLimits(card, number, peer);
+  drawCharts(card, peer);
+}
+
+let newest = [];
+function drawAll() {
+  newest.forEach(draw);
+}
+
+function watch() {
+  const source = new EventSource(place("live/peers"));
+  source.addEventListener("message", (message) => {
+    heardAt = Date.now();
+    newest = JSON.parse(message.data);
+    drawAll();
+  });
+}
+
+setInterval(() => {
+  const connection = document.getElementById("connection");
+  const lost = heardAt > 0 && Date.now() - heardAt > STALE_MS;
+  connection.className = lost ? "lost" : "";
+  write(connection, lost ? "the page's server is gone: start `peer dashboard` again" : heardAt ? "live" : "connecting");
+}, 500);
+dark.addEventListener("change", drawAll);
+watch();

@@ -1,0 +1,94 @@
+"""The peers of some homes as the page shows them: asked over their control sockets, at most once a second however many look on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cli.config import settings_in_force
+from cli.figures import sentence
+from cli.peers import COLUMNS, partner_cells
+from cli.status import rows
+from peer.machine.config import LocalSettings
+from peer.machine.control_socket import ask
+from peer.machine.home import Home
+from peer.machine.status import Status
+from protocol.errors import BadSettings
+
+LOOK_S = 0.9  # what was asked so lately is not asked again
+ANSWER_S = 3.0  # a peer that takes longer is shown as one that does not answer
+ON_THE_PAGE = (
+    "max_upload", "max_download", "monthly_traffic", "max_disk", "max_memory", "gpu_memory", "threads", "niceness", "schedule", "only_idle",
+    "not_on_battery",
+)  # fmt: skip
+LIMITS = tuple(key for key in ON_THE_PAGE if key in LocalSettings.model_fields)  # what may be changed there
+
+
+class Peers:
+    """The peers of these homes. Belongs to one event loop."""
+
+    def __init__(self, homes: Sequence[Path]) -> None:
+        self.homes = tuple(Home(home).path for home in homes)
+        self._lock = asyncio.Lock()
+        self._looked_s = 0.0
+        self._seen: list[dict[str, Any]] = []
+
+    async def look(self) -> list[dict[str, Any]]:
+        """Return what there is to show of each."""
+        async with self._lock:
+            if time.monotonic() - self._looked_s >= LOOK_S:
+                self._seen = await asyncio.gather(*(asyncio.to_thread(shown, home) for home in self.homes))
+                self._looked_s = time.monotonic()
+        return self._seen
+
+    async def ask(self, number: int, request: dict[str, Any]) -> dict[str, Any]:
+        """Have one of them do something; what went wrong stands under `error` and `hint`."""
+        try:
+            return await asyncio.to_thread(ask, self.homes[number], request)
+        except BadSettings as error:
+            return {"error": str(error), "hint": error.hint}
+
+
+def shown(home: Path) -> dict[str, Any]:
+    """Return what the page shows of the peer of a home; of one that does not run, its last word."""
+    try:
+        status, partners, history = (ask(home, {"verb": verb}, wait_s=ANSWER_S) for verb in ("status", "peers", "history"))
+        runs, words = True, ""
+    except BadSettings as silent:
+        status, partners, history = last_status(home), {"peers": []}, {}
+        runs, words = False, str(silent)
+    now_s = time.time()
+    return {
+        "home": str(home).replace(str(Path.home()), "~", 1),
+        "runs": runs,
+        "words": words,
+        "status": status,
+        "sentence": sentence(status, now_s) if status else words,
+        "rows": rows(status, now_s) if status else {},
+        "partners": [partner_cells(row, now_s) for row in sorted(partners["peers"], key=lambda row: -row["seen"])],
+        "partner_columns": COLUMNS,
+        "history": history,
+        "limits": limits(home),
+    }
+
+
+def last_status(home: Path) -> dict[str, Any]:
+    """Return the last status that a peer has left in its home; nothing where there is none."""
+    try:
+        status: dict[str, Any] = json.loads(Home(home).status.read_text())
+        return status if status.keys() >= Status().to_json().keys() else {}
+    except (OSError, ValueError, AttributeError):
+        return {}
+
+
+def limits(home: Path) -> list[dict[str, str]]:
+    """Return the limits in force, each with its meaning."""
+    try:
+        values = settings_in_force(Home(home))
+    except BadSettings:  # the file cannot be read; `peer config` says why
+        return []
+    return [{"key": key, "value": str(values[key]), "meaning": LocalSettings.model_fields[key].description or ""} for key in LIMITS]

@@ -1,0 +1,134 @@
+"""The server of the page: for this machine and who has the token, and for no page of another site that a browser has open beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from importlib.resources import files
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.datastructures import Headers, QueryParams
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from cli.page.peers import LIMITS, Peers
+
+TELL_S = 1.0
+YEAR_S = 365 * 24 * 3600
+KINDS = {"page.js": "text/javascript", "page.css": "text/css", "plotly.min.js": "text/javascript"}
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; connect-src 'self'; style-src 'self' 'unsafe-inline'; "
+    "img-src data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",  # the charts set styles in line
+    "Referrer-Policy": "no-referrer",  # it would hold the token
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+}
+
+
+class Guard:
+    """Lets in only requests to one of our own host names, from our own page or none, with the token."""
+
+    def __init__(self, app: ASGIApp, token: str, port: int) -> None:
+        self._app = app
+        self._token = token
+        self._hosts = {f"127.0.0.1:{port}", f"localhost:{port}"}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, or refuse, one request."""
+        if scope["type"] != "http":
+            return
+        refusal = self._refusal(Headers(scope=scope), QueryParams(scope["query_string"]))
+        if refusal:
+            await PlainTextResponse(f"{refusal}\n", 403, HEADERS)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _refusal(self, headers: Headers, query: QueryParams) -> str:
+        """Return why not, or nothing. Another host name means that a foreign site's name leads here; another origin, that it asks."""
+        if headers.get("host") not in self._hosts:
+            return "refused: this page is for 127.0.0.1 only"
+        if headers.get("origin", f"http://{headers['host']}") != f"http://{headers['host']}":
+            return "refused: another site asks"
+        if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+            return "refused: another site asks"
+        if not secrets.compare_digest(query.get("token", "").encode(), self._token.encode()):
+            return "refused: use the whole address that `peer dashboard` has printed, with its token"
+        return ""
+
+
+def application(homes: Sequence[Path], token: str, port: int) -> ASGIApp:
+    """Return the whole page as an ASGI application."""
+    peers = Peers(homes)
+    routes = [
+        Route("/", _page(token)),
+        Route("/{name}", _asset),
+        Route("/live/peers", _live(peers)),
+        Route("/peers/{number:int}/{verb}", _act(peers), methods=["POST"]),
+    ]
+    return Guard(Starlette(routes=routes), token, port)
+
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def _page(token: str) -> Endpoint:
+    async def page(request: Request) -> Response:
+        return HTMLResponse((files("cli.page") / "page.html").read_text().replace("TOKEN", token), headers=HEADERS)
+
+    return page
+
+
+async def _asset(request: Request) -> Response:
+    """Serve our own script and style, and the charts' library out of its package."""
+    name = request.path_params["name"]
+    if name not in KINDS:
+        return PlainTextResponse("there is no such page\n", 404, HEADERS)
+    folder = files("plotly") / "package_data" if name.startswith("plotly") else files("cli.page")
+    caching = {"Cache-Control": f"private, max-age={YEAR_S}"} if name.startswith("plotly") else {}
+    return Response((folder / name).read_bytes(), headers=HEADERS | caching, media_type=KINDS[name])
+
+
+def _live(peers: Peers) -> Endpoint:
+    async def told() -> AsyncIterator[str]:
+        while True:
+            yield f"data: {json.dumps(await peers.look())}\n\n"
+            await asyncio.sleep(TELL_S)
+
+    async def live(request: Request) -> Response:
+        return StreamingResponse(told(), headers=HEADERS, media_type="text/event-stream")
+
+    return live
+
+
+def _act(peers: Peers) -> Endpoint:
+    async def act(request: Request) -> Response:
+        """Pause, resume, or set a limit."""
+        number, verb = request.path_params["number"], request.path_params["verb"]
+        try:
+            wanted = json.loads(await request.body() or b"{}")
+        except ValueError:
+            wanted = None
+        asked = _request(verb, wanted) if isinstance(wanted, dict) else None
+        if asked is None or number >= len(peers.homes):
+            return JSONResponse({"error": "there is no such request"}, 400, HEADERS)
+        answer = await peers.ask(number, asked)
+        return JSONResponse(answer, 409 if "error" in answer else 200, HEADERS)
+
+    return act
+
+
+def _request(verb: str, wanted: dict[str, object]) -> dict[str, object] | None:
+    """Return what to ask the peer for; None for what the page cannot ask."""
+    match verb, wanted:
+        case "pause", {"seconds": int() | float() | None as seconds}:
+            return {"verb": "pause", "seconds": seconds}
+        case "resume", _:
+            return {"verb": "resume"}
+        case "set", {"key": str(key), "value": str() | None as value} if key in LIMITS:
+            return {"verb": "set", "key": key, "value": value}
+    return None

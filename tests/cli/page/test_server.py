@@ -1,0 +1,190 @@
+"""The page lets in who has its address, and nobody else: no other site that is open in the same browser, no other machine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.page.peers import LIMITS
+from cli.page.server import application
+from peer.machine.config import LocalSettings, PeerConfig
+from peer.machine.control_socket import serving
+from peer.machine.home import Home
+from peer.machine.runtime_folder import runtime_folder
+from peer.machine.states import changed
+from peer.machine.status import Status, apply
+
+TOKEN, PORT = "a-token", 4321
+HERE = {"host": f"127.0.0.1:{PORT}"}
+STATUS = apply(Status(peer_id="12D3KooX"), changed("training"))
+
+
+@dataclass
+class Answer:
+    """What came back: of a stream that does not end, the first piece."""
+
+    code: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+
+async def request(homes: list[Path], path: str, headers: dict[str, str], token: str | None = TOKEN, body: bytes | None = None) -> Answer:
+    """Send one request to the page of these homes, as its server would pass it on."""
+    answer, has_piece = Answer(), asyncio.Event()
+    query = b"" if token is None else f"token={token}".encode()
+    scope = {
+        "type": "http", "http_version": "1.1", "method": "GET" if body is None else "POST", "path": path, "raw_path": path.encode(),
+        "root_path": "", "scheme": "http", "query_string": query,
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+        "client": ("127.0.0.1", 1), "server": ("127.0.0.1", PORT),
+    }  # fmt: skip
+    asked = iter([{"type": "http.request", "body": body or b""}])
+
+    async def receive() -> dict[str, Any]:
+        if (message := next(asked, None)) is not None:
+            return message
+        await has_piece.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            answer.code = message["status"]
+            answer.headers = {name.decode(): value.decode() for name, value in message["headers"]}
+        else:
+            answer.body += message.get("body", b"")
+            has_piece.set()
+
+    async with asyncio.timeout(20):
+        await application(homes, TOKEN, PORT)(scope, receive, send)
+    return answer
+
+
+def get(path: str, headers: dict[str, str], token: str | None = TOKEN) -> Answer:
+    return asyncio.run(request([], path, headers, token))
+
+
+PATHS = ("/", "/page.js", "/plotly.min.js", "/live/peers", "/peers/0/pause")
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    ("headers", "token"),
+    [
+        (HERE, None),
+        (HERE, "another"),
+        (HERE, ""),
+        ({"host": f"evil.example:{PORT}"}, TOKEN),  # a name of theirs that leads here
+        ({"host": f"127.0.0.1:{PORT + 1}"}, TOKEN),
+        ({}, TOKEN),
+        (HERE | {"origin": "http://evil.example"}, TOKEN),
+        (HERE | {"origin": "null"}, TOKEN),
+        (HERE | {"sec-fetch-site": "cross-site"}, TOKEN),
+    ],
+)
+def test_anybody_else_is_refused(path: str, headers: dict[str, str], token: str | None) -> None:
+    answer = get(path, headers, token)
+    assert answer.code == 403
+    assert answer.body.startswith(b"refused: ")
+
+
+@pytest.mark.parametrize("path", PATHS[:3])
+def test_who_has_the_address_gets_the_page_and_all_of_it_from_here(path: str) -> None:
+    answer = get(path, HERE | {"origin": f"http://127.0.0.1:{PORT}", "sec-fetch-site": "same-origin"})
+    assert answer.code == 200
+    assert len(answer.body) > 100
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    if path == "/":
+        assert answer.body.count(TOKEN.encode()) == 3
+        assert b"http" not in answer.body
+
+
+def test_what_is_not_there_is_not_found() -> None:
+    assert get("/../server.py", HERE).code == 404
+    assert get("/server.py", HERE).code == 404
+
+
+class Running:
+    """A home whose peer answers, and notes what it was asked."""
+
+    def __init__(self, folder: Path) -> None:
+        self.home = Home(folder)
+        self.home.create()
+        self.asked: list[dict[str, Any]] = []
+
+    def answer(self, wanted: dict[str, Any]) -> dict[str, Any]:
+        self.asked.append(wanted)
+        answers = {"status": STATUS.to_json(), "peers": {"peers": []}, "history": STATUS.history.to_json()}
+        answers["config"] = PeerConfig(home=self.home.path).model_dump(mode="json", include=set(LocalSettings.model_fields))
+        return answers.get(wanted["verb"], {"state": "paused", "reason": "asked to pause"})
+
+    def during(self, path: str, body: bytes | None = None) -> Answer:
+        async def both() -> Answer:
+            with runtime_folder(0) as runtime:
+                async with serving(self.home, runtime, self.answer):
+                    return await request([self.home.path], path, HERE, body=body)
+
+        return asyncio.run(both())
+
+
+def told(answer: Answer) -> Any:
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    return json.loads(answer.body.removeprefix(b"data: "))
+
+
+def test_the_page_is_told_what_the_peer_tells(tmp_path: Path) -> None:
+    (peer,) = told(Running(tmp_path).during("/live/peers"))
+    assert peer["runs"]
+    assert peer["status"] == STATUS.to_json()
+    assert peer["sentence"].startswith("training for ")
+
+
+def test_of_a_peer_that_has_ended_its_last_word_is_shown(tmp_path: Path) -> None:
+    Home(tmp_path).status.write_text(json.dumps(apply(STATUS, changed("failed", "no room")).to_json()))
+    (peer,) = told(asyncio.run(request([tmp_path], "/live/peers", HERE)))
+    assert (peer["runs"], peer["status"]["state"]) == (False, "failed")
+    assert "no peer is running" in peer["words"]
+    (nothing,) = told(asyncio.run(request([tmp_path / "nowhere"], "/live/peers", HERE)))
+    assert (nothing["runs"], nothing["status"]) == (False, {})
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "asked"),
+    [
+        ("pause", {"seconds": 3600}, {"verb": "pause", "seconds": 3600}),
+        ("pause", {"seconds": None}, {"verb": "pause", "seconds": None}),
+        ("resume", {}, {"verb": "resume"}),
+        ("set", {"key": LIMITS[0], "value": "2"}, {"verb": "set", "key": LIMITS[0], "value": "2"}),
+    ],
+)
+def test_it_can_pause_resume_and_set_limits(tmp_path: Path, path: str, body: dict[str, Any], asked: dict[str, Any]) -> None:
+    running = Running(tmp_path)
+    assert running.during(f"/peers/0/{path}", json.dumps(body).encode()).code == 200
+    assert running.asked == [asked]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("0/leave", b"{}"),
+        ("0/set", b'{"key": "data", "value": "/"}'),
+        ("0/pause", b'{"seconds": "x"}'),
+        ("0/pause", b"["),
+        ("0/pause", b"[]"),
+        ("1/resume", b"{}"),
+    ],
+)
+def test_and_nothing_else(tmp_path: Path, path: str, body: bytes) -> None:
+    running = Running(tmp_path)
+    assert running.during(f"/peers/{path}", body).code == 400
+    assert not running.asked
+
+
+def test_a_peer_that_is_gone_is_said_to_be(tmp_path: Path) -> None:
+    answer = asyncio.run(request([tmp_path], "/peers/0/resume", HERE, body=b""))
+    assert answer.code == 409
+    assert "no peer is running" in json.loads(answer.body)["error"]
