@@ -98,6 +98,6 @@ def test_every_file_that_is_mounted_is_there() -> None:
     assert not [name for name in mounted if not (DOCKER / name).exists()]
 
 
-@pytest.mark.parametrize("name", ["build", "swarm"])
+@pytest.mark.parametrize("name", ["base", "build", "swarm", "test"])
 def test_scripts_can_be_started(name: str) -> None:
     assert (DOCKER / name).stat().st_mode & stat.S_IXUSR
