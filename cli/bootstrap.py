@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from cli.join import InviteFile, InviteText, given_invite, need_run, read_invite
+from cli.join import InviteFile, InviteText, KeepTrying, given_invite, need_run, read_invite
 from cli.options import DEFAULT_HOME, Announce, HomeFolder, Listen, MaxDownload, MaxUpload, Metrics, Port
 from cli.screen import Screen
 from cli.session import given_settings, hold_session, settings
@@ -23,12 +23,13 @@ def bootstrap(
     max_upload: MaxUpload = None,
     max_download: MaxDownload = None,
     metrics: Metrics = None,
+    keep_trying: KeepTrying = False,
 ) -> None:
     """Show newcomers of a run the way, without training.
 
     Takes part in the run's directory and gives its manifest to newcomers. Prints its own addresses, one a line, on stdout.
     """
-    config = settings(home, given_settings(context), trains=False)
+    config = settings(home, given_settings(context), trains=False, keep_trying=keep_trying)
     folder = Home(config.home)
     invite = given_invite(invite, invite_file)
     if invite is None:

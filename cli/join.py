@@ -35,6 +35,10 @@ InviteFile = Annotated[
         help="File with the invite, instead of the word itself; it need not be there yet.",
     ),
 ]
+KeepTrying = Annotated[
+    bool,
+    typer.Option("--keep-trying", help="Where nobody of the run answers, try again until somebody does. Default: give up after a minute."),
+]
 LOOK_S = 0.5  # between two looks for a file with an invite
 
 
@@ -56,12 +60,13 @@ def join(
     not_on_battery: options.NotOnBattery = None,
     checkpoint_every: options.CheckpointEvery = None,
     metrics: options.Metrics = None,
+    keep_trying: KeepTrying = False,
 ) -> None:
     """Join a run and train in it.
 
     Until the run ends, `peer leave`, or Ctrl-C.
     """
-    config = settings(home, given_settings(context) | save_every(checkpoint_every))
+    config = settings(home, given_settings(context) | save_every(checkpoint_every), keep_trying=keep_trying)
     folder = Home(config.home)
     invite = given_invite(invite, invite_file)
     if invite is None:

@@ -19,7 +19,7 @@ from protocol.errors import ExitCode, GossamerError
 
 VERBS = (
     "demo", "init", "host", "join", "invite", "bootstrap", "status", "peers", "logs", "dashboard", "config", "pause", "resume", "leave",
-    "doctor", "export", "eval", "compare", "simulate", "id",
+    "doctor", "service", "export", "eval", "compare", "simulate", "id",
 )  # fmt: skip
 FUNCTIONS = {"eval": "evaluate", "id": "identity"}  # of verbs that Python's own functions are named after; any other has its verb's name
 

@@ -24,7 +24,9 @@ from protocol.run.manifest import SignedManifest
 Also = Callable[[Status, Screen], None]
 
 
-def settings(home: Path, given: Mapping[str, object], *, trains: bool = True, alone: bool = False, wait_for_peers: int = 0) -> PeerConfig:
+def settings(
+    home: Path, given: Mapping[str, object], *, trains: bool = True, alone: bool = False, wait_for_peers: int = 0, keep_trying: bool = False
+) -> PeerConfig:
     """Return the settings of this start: what a command was `given` (None: nothing), else what `config.toml` says. Raises BadSettings."""
     folder = Home(home)
     values: dict[str, object] = saved_settings(folder) | {key: value for key, value in given.items() if value not in (None, [])}
@@ -36,7 +38,8 @@ def settings(home: Path, given: Mapping[str, object], *, trains: bool = True, al
         need_port(listen, port)
     if isinstance(data := values.get("data"), Path):
         values["data"] = data.expanduser().absolute()
-    return peer_config({**values, "home": folder.path, "trains": trains, "alone": alone, "wait_for_peers": wait_for_peers})
+    started = {"home": folder.path, "trains": trains, "alone": alone, "wait_for_peers": wait_for_peers, "keep_trying": keep_trying}
+    return peer_config(values | started)
 
 
 def given_settings(context: typer.Context) -> dict[str, object]:

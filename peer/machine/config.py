@@ -112,6 +112,8 @@ class PeerConfig(LocalSettings):
     """Train; a peer that does not is a node alone, which shows newcomers the way."""
     wait_for_peers: int = Field(default=0, ge=0, le=4096)
     """Begin to train only when this many other peers have been seen; 0 begins at once."""
+    keep_trying: bool = False
+    """Where nobody of the run answers, try again until somebody does."""
 
     @property
     def children(self) -> tuple[str, ...]:

@@ -222,6 +222,8 @@ class Supervisor:
 
     def _give_up(self, name: str, exit: ChildExit, failures: int) -> None:
         """Raise ChildFailed where another start would not help; a trainer that trains outlives almost any trouble of its node."""
+        if exit.code == ExitCode.SWARM_UNREACHABLE and self._config.keep_trying:
+            return
         trains_on = name == NODE and self.has_trained
         if exit.failure is not None and exit.failure.final and not (trains_on and exit.code not in NEVER_AGAIN):
             raise ChildFailed(exit.failure.error, hint=exit.failure.hint, exit_code=exit.failure.exit_code)

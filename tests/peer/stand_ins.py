@@ -14,12 +14,13 @@ from pathlib import Path
 
 from peer.machine.child import Child, run_child
 from peer.machine.events import RESTING, Event, MeetingDone, PeersSeen, ProcessSays, RunKnown, SoloStep, StepDone
-from protocol.errors import BadSettings, RunRefusesUs, TransportError
+from protocol.errors import BadSettings, RunRefusesUs, SwarmUnreachable, TransportError
 
 FAILURES = {
     "operator": BadSettings("the port is busy", hint="choose another"),
     "refused": RunRefusesUs("not invited", hint="ask for an invite"),
     "network": TransportError("nobody there", hint="wait"),
+    "nobody": SwarmUnreachable("nobody answers", hint="wait"),
     "bug": ValueError("out of cheese"),
 }
 

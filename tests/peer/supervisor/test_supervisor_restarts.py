@@ -117,3 +117,22 @@ def test_a_trainer_that_never_gets_going_is_given_up(tmp_path: Path, trouble: st
             assert running.num(TrainerRestarted) == 2
 
     run(test())
+
+
+@pytest.mark.parametrize("keep_trying", [True, False])
+def test_nobody_answers(tmp_path: Path, keep_trying: bool) -> None:
+    """The end of a joiner, unless it was told to keep trying: then it goes on as soon as somebody answers."""
+
+    async def test() -> None:
+        async with peer(tmp_path, node="nobody", manifest=False, keep_trying=keep_trying) as (running, work):
+            if not keep_trying:
+                with pytest.raises(ChildFailed) as caught:
+                    await work
+                assert caught.value.exit_code is ExitCode.SWARM_UNREACHABLE
+                return
+            await eventually(lambda: len(running.lives("node")) > module.MAX_FAILURES, "more lives than it has failures")
+            assert running.states()[-1][0] == "joining"
+            running.does("node", "serve")
+            await until_training(running)
+
+    run(test())

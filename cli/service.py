@@ -1,0 +1,118 @@
+"""`peer service`: have systemd start the peer with the machine, and start it again after a crash."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from contextlib import suppress
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.figures import sentence
+from cli.join import InviteText, need_run, read_invite
+from cli.options import DEFAULT_HOME, HomeFolder, Json
+from peer.machine.control_socket import ask
+from peer.machine.home import Home, write_whole
+from peer.machine.systemd import lingers, systemctl, unit_file, unit_text
+from protocol.errors import BadSettings
+
+
+class Action(StrEnum):
+    """What to do about the service."""
+
+    INSTALL = "install"
+    REMOVE = "remove"
+    STATUS = "status"
+
+
+What = Annotated[Action, typer.Argument(metavar="ACTION", help="install, remove or status.", show_default=False)]
+Print = Annotated[bool, typer.Option("--print", help="With install: only print the unit, and do nothing.")]
+
+
+def service(
+    action: What, invite: InviteText = None, home: HomeFolder = DEFAULT_HOME, only_print: Print = False, as_json: Json = False
+) -> None:
+    """Keep this peer running, as a service of systemd's user manager.
+
+    `install` starts it now and with the machine, in a cage; `remove` stops it and leaves the home as it is.
+    """
+    folder = Home(home)
+    match action:
+        case Action.INSTALL if only_print:
+            print(unit_text(folder.path), end="")
+        case Action.INSTALL:
+            install(folder, invite)
+        case Action.REMOVE:
+            remove(folder)
+        case Action.STATUS:
+            show(folder, as_json=as_json)
+
+
+def install(folder: Home, invite: str | None) -> None:
+    """Write the unit, say what it is, and have systemd start it. Raises BadInvite or BadSettings."""
+    if invite is None:
+        need_run(folder, "service install")
+    if holder := folder.holder():
+        raise BadSettings(
+            f"a peer already runs from {folder.path} ({holder})", hint="stop it with `peer leave`: the service starts its own"
+        )
+    _, read = read_invite(folder, invite)
+    if read is not None:
+        write_whole(folder.invite, read.to_text().encode() + b"\n", private=True)
+    file = unit_file(folder.path)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    text = unit_text(folder.path)
+    file.write_text(text)
+    print(text, end="")
+    print(f"written to {file}", file=sys.stderr)
+    systemctl("daemon-reload")
+    systemctl("enable", "--now", file.name)
+    print("the peer runs: `peer status` tells what it does, `peer logs` what it said", file=sys.stderr)
+    if not lingers():
+        print(
+            "hint: it runs while you are logged in; `loginctl enable-linger` has it run without you, from the start of the machine",
+            file=sys.stderr,
+        )
+
+
+def remove(folder: Home) -> None:
+    """Stop the service and take its unit away; the home stays. Raises BadSettings where there is none."""
+    file = need_unit(folder)
+    systemctl("disable", "--now", file.name)
+    file.unlink()
+    systemctl("daemon-reload")
+    print(f"stopped, and {file} is gone; the peer's key and state stay in {folder.path}", file=sys.stderr)
+
+
+def show(folder: Home, *, as_json: bool) -> None:
+    """Print what systemd says of the service, and what the peer says, or said last. Raises BadSettings where none is installed."""
+    from peer.machine.events import read_events  # pydantic: only where there are some
+    from peer.machine.status import Status, apply
+
+    file = need_unit(folder)
+    answer = Status()
+    for event in read_events(folder.events):
+        answer = apply(answer, event)
+    said = answer.to_json()
+    with suppress(BadSettings):  # it does not run: what it said last
+        said = ask(folder.path, {"verb": "status"})
+    shown = systemctl("show", "--property=ActiveState,SubState,NRestarts", file.name)
+    told = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
+    if as_json:
+        print(json.dumps({"unit": str(file), "systemd": told, "state": said["state"], "reason": said["reason"], "since": said["since"]}))
+        return
+    again = f"started again {told.get('NRestarts', '0')} times"
+    print(f"service    {told.get('ActiveState', 'unknown')} ({told.get('SubState', '')}), {again}; {file}")
+    print(f"peer       {sentence(said, time.time())}")
+
+
+def need_unit(folder: Home) -> Path:
+    """Return the unit's file. Raises BadSettings where there is none."""
+    file = unit_file(folder.path)
+    if not file.exists():
+        raise BadSettings(f"no service is installed for {folder.path}", hint="`peer service install` makes one")
+    return file

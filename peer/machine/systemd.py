@@ -1,0 +1,106 @@
+"""The peer as a service of systemd's user manager: the unit, where it lies, and what systemd says of it.
+
+The same cage as the container's (docker/compose.yaml): nothing can be written to but the home, and nobody becomes anybody else. Only what
+the manager of a user without privileges can set is in it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+from protocol.errors import BadSettings, ExitCode
+
+ASK_S: Final = 30.0  # to start a service, systemd waits until it has begun, not until it trains
+ONLY_THE_OPERATOR: Final = (ExitCode.BAD_INPUT, ExitCode.REFUSED_BY_RUN, ExitCode.VERSION_MISMATCH)  # can mend what ends like this
+
+UNIT: Final = """\
+[Unit]
+Description=Gossamer peer in {name}
+StartLimitIntervalSec=1h
+StartLimitBurst=3
+
+[Service]
+Type=exec
+ExecStart={python} -P -m cli.main join --keep-trying --home {home}
+Environment={huggingface}
+Restart=on-failure
+RestartSec=30s
+RestartPreventExitStatus={final}
+TimeoutStopSec=20s
+KillMode=mixed
+UMask=0077
+
+# the same cage as the container's
+NoNewPrivileges=yes
+PrivateUsers=yes
+PrivateTmp=yes
+ProtectSystem=strict
+ReadWritePaths={home}
+ProtectKernelTunables=yes
+ProtectKernelModules=yes
+ProtectKernelLogs=yes
+ProtectControlGroups=yes
+ProtectClock=yes
+ProtectHostname=yes
+RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK
+RestrictNamespaces=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+LockPersonality=yes
+SystemCallArchitectures=native
+SystemCallFilter=@system-service
+
+[Install]
+WantedBy=default.target
+"""
+
+
+def unit_text(home: Path) -> str:
+    """Return the unit that runs the peer of this home."""
+    final = " ".join(str(code.value) for code in ONLY_THE_OPERATOR)
+    name = str(home).replace("%", "%%")
+    return UNIT.format(
+        name=name, home=_quoted(home), python=_quoted(Path(sys.executable)), huggingface=_quoted(f"HF_HOME={home}/huggingface"), final=final
+    )
+
+
+def unit_file(home: Path) -> Path:
+    """Return where the unit of this home lies; another home has another one."""
+    folder = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "systemd" / "user"
+    place = re.sub(r"[^A-Za-z0-9]+", "-", str(home)).strip("-")
+    return folder / f"gossamer-{place}.service"
+
+
+def lingers() -> bool:
+    """Whether this user's services run without a login."""
+    return Path("/var/lib/systemd/linger", os.environ.get("USER", "")).is_file()
+
+
+def systemctl(*arguments: str) -> str:
+    """Have systemd's user manager do something and return what it says. Raises BadSettings where there is none, or it refuses."""
+    try:
+        done = subprocess.run(["systemctl", "--user", *arguments], capture_output=True, text=True, timeout=ASK_S)
+    except FileNotFoundError as error:
+        raise BadSettings(
+            "this machine has no systemd", hint="`docs/guide/containers.md` tells another way to keep a peer running"
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise BadSettings(f"systemd did not answer in {ASK_S:.0f} s", hint=f"try: systemctl --user {' '.join(arguments)}") from error
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip().splitlines()
+        raise BadSettings(
+            f"systemd's user manager refused: {said[-1] if said else f'exit code {done.returncode}'}",
+            hint=f"log in as this user, not by su or sudo, and try: systemctl --user {' '.join(arguments)}",
+        )
+    return done.stdout.strip()
+
+
+def _quoted(value: Path | str) -> str:
+    """Write a value as one word of a unit: systemd splits at spaces, and gives % and $ a meaning."""
+    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    return f'"{escaped}"' if re.search(r"[\s\"'\\]", escaped) else escaped

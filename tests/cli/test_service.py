@@ -1,0 +1,150 @@
+"""`peer service`: the files and what systemd is told; a script stands in for systemd, which no test machine runs."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from pathlib import Path
+
+import pytest
+
+from peer.machine.events import EventLog, PeerStarted
+from peer.machine.home import Home
+from peer.machine.states import changed
+from peer.machine.systemd import unit_file
+from protocol.errors import ExitCode
+from protocol.identity import Identity
+from protocol.run.invite import Invite
+from tests.cli.shell import Shell
+from tests.docker.test_files import understood
+
+HOST = Identity(b"h" * 32)
+
+
+def invite() -> str:
+    bootstraps = (f"/ip4/127.0.0.1/tcp/4001/p2p/{HOST.peer_id}",)
+    return Invite.issue(HOST, b"r" * 32, bootstraps, None, int(time.time()) + 3600).to_text()
+
+
+@pytest.fixture
+def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A `systemctl` that notes what it is told; returns its notes. It fails where a file `refuses` lies beside them."""
+    notes, program = tmp_path / "told", tmp_path / "bin" / "systemctl"
+    program.parent.mkdir()
+    program.write_text(
+        f"""#!/bin/sh
+echo "$*" >> {notes}
+[ -e {tmp_path}/refuses ] && echo "Failed to connect to bus: No medium found" >&2 && exit 1
+[ "$2" = show ] && printf "ActiveState=failed\\nSubState=failed\\nNRestarts=3\\n"
+exit 0
+"""
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return notes
+
+
+def unit_of(shell: Shell) -> dict[str, str]:
+    lines = unit_file(shell.home).read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if "=" in line)
+
+
+def test_install_writes_the_unit_and_starts_it(shell: Shell, systemctl: Path) -> None:
+    said = shell("service", "install", invite())
+    assert said.code == 0, said.err
+    assert said.out == unit_file(shell.home).read_text()
+    assert systemctl.read_text().splitlines() == ["--user daemon-reload", f"--user enable --now {unit_file(shell.home).name}"]
+    assert "loginctl enable-linger" in said.err
+    assert Home(shell.home).invite.read_text().strip().startswith("gossamer1")  # so the unit holds no secret
+    assert "gossamer1" not in said.out
+
+
+def test_what_it_starts_is_a_command_of_ours_in_this_home(shell: Shell, systemctl: Path) -> None:
+    shell("service", "install", invite())
+    started = shlex.split(unit_of(shell)["ExecStart"])
+    assert started[1:4] == ["-P", "-m", "cli.main"]
+    understood(started[4:])
+    assert started[-1] == str(shell.home) == unit_of(shell)["ReadWritePaths"]
+
+
+def test_it_is_started_again_but_not_for_ever(shell: Shell, systemctl: Path) -> None:
+    shell("service", "install", invite())
+    unit = unit_of(shell)
+    assert (unit["Restart"], unit["StartLimitBurst"]) == ("on-failure", "3")
+    final = {ExitCode(int(code)) for code in unit["RestartPreventExitStatus"].split()}
+    assert final == {ExitCode.BAD_INPUT, ExitCode.REFUSED_BY_RUN, ExitCode.VERSION_MISMATCH}
+
+
+def test_printing_changes_nothing(shell: Shell, systemctl: Path) -> None:
+    said = shell("service", "install", "--print")
+    assert "ExecStart=" in said.out
+    assert not systemctl.exists()
+    assert not unit_file(shell.home).exists()
+    assert not shell.home.exists()
+
+
+def test_a_home_with_spaces_and_signs_stays_one_word(tmp_path: Path, systemctl: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = Shell(tmp_path / "my home%i", capsys)("service", "install", "--print")
+    [start] = [line for line in said.out.splitlines() if line.startswith("ExecStart=")]
+    assert start.endswith(f'--home "{tmp_path}/my home%%i"')
+
+
+def test_two_homes_have_two_services() -> None:
+    assert unit_file(Path("/home/a/.gossamer")) != unit_file(Path("/home/a/second"))
+
+
+def test_remove_stops_it_and_leaves_the_home(shell: Shell, systemctl: Path) -> None:
+    shell("service", "install", invite())
+    systemctl.unlink()
+    name = unit_file(shell.home).name
+    assert shell("service", "remove").code == 0
+    assert systemctl.read_text().splitlines() == [f"--user disable --now {name}", "--user daemon-reload"]
+    assert not unit_file(shell.home).exists()
+    assert Home(shell.home).identity.exists()
+
+
+@pytest.mark.parametrize("action", ["remove", "status"])
+def test_where_none_is_installed(shell: Shell, systemctl: Path, action: str) -> None:
+    said = shell("service", action)
+    assert said.code == 2
+    assert "no service is installed" in said.complaint[0]
+
+
+def test_install_needs_a_run(shell: Shell, systemctl: Path) -> None:
+    assert "holds no run" in shell("service", "install").complaint[0]
+    assert not unit_file(shell.home).exists()
+
+
+def test_a_machine_whose_systemd_refuses(shell: Shell, systemctl: Path) -> None:
+    (systemctl.parent / "refuses").touch()
+    said = shell("service", "install", invite())
+    assert said.code == 2
+    assert "No medium found" in said.complaint[0]
+    assert "systemctl --user daemon-reload" in said.complaint[1]
+
+
+def test_a_machine_without_systemd(shell: Shell, systemctl: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(systemctl.parent / "nothing"))
+    said = shell("service", "install", invite())
+    assert "no systemd" in said.complaint[0]
+    assert "containers.md" in said.complaint[1]
+
+
+def test_status_says_what_a_failed_peer_said_last(shell: Shell, systemctl: Path) -> None:
+    shell("service", "install", invite())
+    log = EventLog(Home(shell.home).events)
+    log.append(PeerStarted("12D3KooX"))
+    log.append(changed("failed", "the trainer failed 3 times in a row: killed by SIGKILL"))
+    said = shell("service", "status")
+    assert "failed (failed), started again 3 times" in said.out
+    assert "the trainer failed 3 times in a row: killed by SIGKILL" in said.out
+    answer = json.loads(shell("service", "status", "--json").out)
+    assert (answer["state"], answer["systemd"]["ActiveState"]) == ("failed", "failed")
+
+
+def test_a_peer_that_runs_is_not_started_twice(shell: Shell, systemctl: Path) -> None:
+    shell("id")
+    with Home(shell.home).locked():
+        assert "already runs" in shell("service", "install", invite()).complaint[0]
