@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.side_by_side.job import Seat
 from benchmarks.side_by_side.network import INSIDE
+from benchmarks.side_by_side.rivals.periodic import PeriodicAveraging
 from benchmarks.side_by_side.training import Training
 
 PORT = 29_500  # of the rendezvous, at peer 1
@@ -24,40 +25,26 @@ def connect(seat: Seat) -> None:
     dist.init_process_group("gloo", init_method=f"tcp://{seat.addresses[0]}:{PORT}", rank=seat.number - 1, world_size=seat.job.num_peers)
 
 
-class LocalSGD:
+class LocalSGD(PeriodicAveraging):
     """All-reduce of the weights every `every_steps`, as one vector."""
 
     def __init__(self, training: Training) -> None:
-        self._every_steps = training.seat.job.every_steps
-        self._parameters = [parameter.data for parameter in training.model.parameters()]
-        self._averaged_at = 0
-        self._steps = 0
+        super().__init__(training)
         connect(training.seat)
 
-    def after_step(self, own_steps: int) -> None:
-        """Average where it is time."""
-        self._steps = own_steps
-        if own_steps % self._every_steps == 0:
-            self._average()
-
-    def finish(self) -> None:
-        """Average what was trained since."""
-        if self._averaged_at < self._steps:
-            self._average()
+    def average(self) -> None:
+        """Reduce to the sum, and divide."""
+        flat = torch.cat([parameter.view(-1) for parameter in self.parameters])
+        dist.all_reduce(flat)
+        flat /= dist.get_world_size()
+        start = 0
+        for parameter in self.parameters:
+            parameter.copy_(flat[start : start + parameter.numel()].view_as(parameter))
+            start += parameter.numel()
 
     def close(self) -> None:
         """Leave the group."""
         dist.destroy_process_group()
-
-    def _average(self) -> None:
-        flat = torch.cat([parameter.view(-1) for parameter in self._parameters])
-        dist.all_reduce(flat)
-        flat /= dist.get_world_size()
-        start = 0
-        for parameter in self._parameters:
-            parameter.copy_(flat[start : start + parameter.numel()].view_as(parameter))
-            start += parameter.numel()
-        self._averaged_at = self._steps
 
 
 class DDP:

@@ -12,6 +12,7 @@ import hivemind
 from hivemind.compression import Float16Compression
 
 from benchmarks.side_by_side.job import Seat
+from benchmarks.side_by_side.rivals.periodic import PeriodicAveraging
 from benchmarks.side_by_side.training import Training
 
 PORT = 7_000
@@ -51,50 +52,36 @@ def wait_for(file: Path) -> str:
     return file.read_text()
 
 
-class Averager:
+class Averager(PeriodicAveraging):
     """All-reduce of the weights every `every_steps`, in a group that finds itself through the DHT."""
 
     def __init__(self, training: Training) -> None:
-        job = training.seat.job
-        self._every_steps = job.every_steps
-        self._parameters = [parameter.data for parameter in training.model.parameters()]
+        super().__init__(training)
         self._dht = join_dht(training.seat)
         self._averager = hivemind.DecentralizedAverager(
-            [parameter.clone() for parameter in self._parameters],
+            [parameter.clone() for parameter in self.parameters],
             self._dht,
             start=True,
             prefix="side-by-side",
-            target_group_size=job.num_peers,
+            target_group_size=training.seat.job.num_peers,
             min_matchmaking_time=AVERAGER_MATCHMAKING_S,
             compression=Float16Compression(),
         )
-        self._steps = self._averaged_at = 0
 
-    def after_step(self, own_steps: int) -> None:
-        """Average where it is time."""
-        self._steps = own_steps
-        if own_steps % self._every_steps == 0:
-            self._average()
-
-    def finish(self) -> None:
-        """Average what was trained since."""
-        if self._averaged_at < self._steps:
-            self._average()
+    def average(self) -> None:
+        """Take part in a round."""
+        with self._averager.get_tensors() as averaged:
+            for tensor, parameter in zip(averaged, self.parameters, strict=True):
+                tensor.copy_(parameter)
+        self._averager.step(timeout=ROUND_S)
+        with self._averager.get_tensors() as averaged:
+            for tensor, parameter in zip(averaged, self.parameters, strict=True):
+                parameter.copy_(tensor)
 
     def close(self) -> None:
         """Stop averager and DHT."""
         self._averager.shutdown()
         self._dht.shutdown()
-
-    def _average(self) -> None:
-        with self._averager.get_tensors() as averaged:
-            for tensor, parameter in zip(averaged, self._parameters, strict=True):
-                tensor.copy_(parameter)
-        self._averager.step(timeout=ROUND_S)
-        with self._averager.get_tensors() as averaged:
-            for tensor, parameter in zip(averaged, self._parameters, strict=True):
-                parameter.copy_(tensor)
-        self._averaged_at = self._steps
 
 
 class LocalUpdates:
