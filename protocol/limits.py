@@ -58,6 +58,9 @@ TRANSFER_BYTES: Final = 1 << 40
 UNIX_SECONDS: Final = 253_402_300_799
 """The end of the year 9999, where date functions end."""
 
+UNIX_MILLISECONDS: Final = 1000 * UNIX_SECONDS
+PORTS: Final = 65535
+
 # ---- records ----
 RECORD_BYTES: Final = KIB
 """The largest with `announceable` addresses takes 917; a DHT node that stores 512 under each of 1024 keys stays at 512 MiB."""
@@ -117,9 +120,12 @@ _COUNTS: Final = {
     "num_bytes": CHUNK_BYTES,
     "expires_s": UNIX_SECONDS,
     "not_after_s": UNIX_SECONDS,
+    "unix_ms": UNIX_MILLISECONDS,
+    "port": PORTS,
 }
 _SIZES: Final = {
     "detail": REFUSAL_DETAIL_CHARS,
+    "observed": ADDRESS_CHARS,
     "acquaintances": ACQUAINTANCES,
     "addresses": RECORD_ADDRESSES,
     "failed_blocks": CHUNK_BYTES,

@@ -6,9 +6,10 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from peer.doctor.visit import Visit, visit
+from peer.doctor.visit import Place, Visit, visit
 from peer.machine.home import Home
-from protocol.errors import GossamerError
+from peer.machine.port import kept_port, need_port, usual_port
+from protocol.errors import BadSettings, GossamerError
 from protocol.identity import Identity
 from protocol.run.invite import Invite
 from protocol.run.manifest import Manifest, SignedManifest
@@ -16,6 +17,8 @@ from protocol.run.manifest import Manifest, SignedManifest
 if TYPE_CHECKING:
     from peer.machine.room import Room
     from peer.trainer.need import Need
+
+DEFAULT_HOST = "0.0.0.0"  # noqa: S104 - as a peer listens
 
 T = TypeVar("T")
 
@@ -101,4 +104,14 @@ class Case:
             invite, held, own = self.invite(), self.held(), self.identity()
         except (GossamerError, OSError) as error:
             return Visit(f"nobody can be asked: {error}")
-        return visit(self.home, invite, held, own, is_own_name_free=self.home.holder() is None)
+        return visit(self.home, invite, held, own, self._place())
+
+    def _place(self) -> Place:
+        if self.home.holder():
+            return Place(self.listen, 0, kept_port(self.home))
+        try:
+            port = usual_port(self.home, self.listen) if self.port is None else self.port
+            need_port(self.listen, port)
+            return Place(self.listen, port)
+        except BadSettings:  # which another check reports
+            return Place(DEFAULT_HOST, 0)

@@ -1,6 +1,6 @@
 """Calling on the peers that an invite or the home names: are they there, how fast, and what do they say.
 
-With a p2pd of its own that listens nowhere else, and, unless the invite is for the home's own key, under a name that nobody has seen
+With a p2pd of its own, where the peer would listen, and, unless the invite is for the home's own key, under a name that nobody has seen
 before and nobody will see again: nothing of this stays, here or there.
 """
 
@@ -21,8 +21,8 @@ from peer.node.fetching import FetchClient
 from peer.swarm.address_book import AddressBook
 from protocol.errors import GossamerError, PeerMisbehaved, RefusalCode, Refused, TransportError
 from protocol.identity import Identity, PeerId
-from protocol.limits import INVITE_BOOTSTRAPS, SEED_BYTES
-from protocol.messages.messages import ContentsKind
+from protocol.limits import INVITE_BOOTSTRAPS, MANIFEST_BYTES, SEED_BYTES
+from protocol.messages.messages import ContentsKind, Knock
 from protocol.run.invite import Credential, Invite
 from protocol.run.manifest import SignedManifest
 from protocol.streams.transport import Purpose, Stream
@@ -30,8 +30,11 @@ from protocol.streams.transport import Purpose, Stream
 if TYPE_CHECKING:
     from protocol.libp2p.p2pd import Control
 
-VISIT_S = 20.0  # for all
+VISIT_S = 18.0  # for all
 CALL_S = 10.0  # for one
+ECHO_S = 8.0
+ECHO_BYTES = (32 * 1024, 256 * 1024)  # a large one where a small one is back at once
+SLOW_ECHO_S = 1.5
 _REASONS = ("connection refused", "no route to host", "network is unreachable", "i/o timeout", "peer id mismatch", "no such host")
 
 
@@ -39,11 +42,14 @@ _REASONS = ("connection refused", "no route to host", "network is unreachable", 
 class Call:
     """What came of calling on one peer."""
 
-    address: str
+    address: str  # one of those where it was called
     trouble: str = ""  # why it could not be reached; empty if it could
     connect_s: float = 0.0  # until it let us in
     round_trip_s: float = 0.0  # for a small question and its answer
     refused: Refused | None = None  # it is there, and does not answer us
+    clock_ahead_s: float = 0.0  # of ours
+    observed: str = ""  # the multiaddr from which it saw us come
+    knock: Knock = Knock.NOT_TRIED  # whether it reaches us
     manifest: SignedManifest | None = None
 
     @property
@@ -60,6 +66,7 @@ class Visit:
     trouble: str = ""  # why nobody could be called at all
     calls: tuple[Call, ...] = field(default=())
     under_own_name: bool = False
+    line: tuple[float, float] | None = None  # bytes a second, up and down, to the fastest
 
     @property
     def reached(self) -> list[Call]:
@@ -80,19 +87,35 @@ def ways_in(home: Home, invite: Invite | None, me: PeerId | None) -> tuple[str, 
     return tuple(dict.fromkeys((*named, *book.ways_in(time.time()))))[:INVITE_BOOTSTRAPS]
 
 
-def visit(home: Home, invite: Invite | None, held: SignedManifest | None, own: Identity | None, *, is_own_name_free: bool) -> Visit:
-    """Call on all at once. `is_own_name_free`: no peer runs under the home's key. Raises nothing; blocks for VISIT_S at most."""
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where we listen, and which port the others shall try."""
+
+    host: str
+    port: int  # 0: any
+    running: int = 0  # the port of the peer that runs already, which is tried then
+
+    def tried(self, own: int) -> int:
+        """Return the port to try, when ours is `own`."""
+        return self.running or own
+
+
+def visit(home: Home, invite: Invite | None, held: SignedManifest | None, own: Identity | None, place: Place) -> Visit:
+    """Call on all at once; under the home's own name, if it has one that no running peer uses.
+
+    Raises nothing; blocks for VISIT_S at most.
+    """
     run = invite or held
     addresses = ways_in(home, invite, own.peer_id if own else None)
     if run is None or not addresses:
         return Visit("no peer of the run is known" if run else "there is no run to look at")
-    is_own = own is not None and is_own_name_free
+    is_own = own is not None and not place.running
     identity = own if own is not None and is_own else Identity(os.urandom(SEED_BYTES))
     credential = invite.credential_for(identity.peer_id) if invite else None
     try:
         with runtime_folder(0) as folder:
-            calls = asyncio.run(_call_all(folder, identity, run.run_id, credential, addresses))
-        return Visit(calls=calls, under_own_name=is_own)
+            calls, line = asyncio.run(_call_all(folder, identity, run.run_id, credential, addresses, place))
+        return Visit(calls=calls, under_own_name=is_own, line=line)
     except TimeoutError:
         return Visit(f"the network part of this machine did not come up within {VISIT_S:.0f} s")
     except (GossamerError, OSError) as error:
@@ -100,8 +123,8 @@ def visit(home: Home, invite: Invite | None, held: SignedManifest | None, own: I
 
 
 async def _call_all(
-    folder: Path, identity: Identity, run_id: bytes, credential: Credential | None, addresses: Sequence[str]
-) -> tuple[Call, ...]:
+    folder: Path, identity: Identity, run_id: bytes, credential: Credential | None, addresses: Sequence[str], place: Place
+) -> tuple[tuple[Call, ...], tuple[float, float] | None]:
     async with asyncio.timeout(VISIT_S), AsyncExitStack() as stack:
         from protocol.libp2p.p2pd import Daemon, DaemonSettings  # hivemind: seconds to import, which count
         from protocol.libp2p.splice import CarriedBytes
@@ -110,25 +133,36 @@ async def _call_all(
 
         key = folder / "key"
         write_whole(key, identity.to_bytes(), private=True)
-        daemon = await stack.enter_async_context(Daemon(DaemonSettings(key, folder / "net", host="127.0.0.1")))
+        settings = DaemonSettings(key, folder / "net", place.host, place.port, asks_router=False)
+        daemon = await stack.enter_async_context(Daemon(settings))
         tunnel = TunnelTransport(daemon.control, folder / "net", _nobody_calls, Admission(), CarriedBytes())
         client = FetchClient(identity, run_id, credential, await stack.enter_async_context(tunnel))
-        return tuple(await asyncio.gather(*(_call(daemon.control, client, address) for address in addresses)))
+        port = place.tried(daemon.port)
+        calls = tuple(await asyncio.gather(*(_call(daemon.control, client, *peer, port) for peer in _by_peer(addresses).items())))
+        return calls, await _measure(client, Visit(calls=calls).reached)
 
 
 async def _nobody_calls(purpose: Purpose, stream: Stream) -> None:
     raise Refused(RefusalCode.NOT_READY, "I only look around")
 
 
-async def _call(control: Control, client: FetchClient, address: str) -> Call:
-    """Call on one peer: connect, and ask for the manifest."""
-    partner, began_s = PeerId.from_text(address.rpartition("/p2p/")[2]), time.monotonic()
+def _by_peer(addresses: Sequence[str]) -> dict[PeerId, list[str]]:
+    """Group addresses by the peer to which they lead."""
+    peers: dict[PeerId, list[str]] = {}
+    for address in addresses:
+        peers.setdefault(PeerId.from_text(address.rpartition("/p2p/")[2]), []).append(address)
+    return peers
+
+
+async def _call(control: Control, client: FetchClient, partner: PeerId, addresses: Sequence[str], port: int) -> Call:
+    """Call on one peer: connect, and ask for the manifest, and what it sees of us."""
+    address, began_s = addresses[0], time.monotonic()
     try:
         async with asyncio.timeout(CALL_S):
-            await control.connect(partner, [address])
+            await control.connect(partner, addresses)
             connect_s = time.monotonic() - began_s
             try:
-                return await _ask(client, partner, Call(address, connect_s=connect_s))
+                return await _ask(client, partner, Call(address, connect_s=connect_s), port)
             except Refused as refusal:
                 return Call(address, connect_s=connect_s, refused=refusal)
     except TimeoutError:
@@ -137,12 +171,35 @@ async def _call(control: Control, client: FetchClient, address: str) -> Call:
         return Call(address, short_reason(str(error)))
 
 
-async def _ask(client: FetchClient, partner: PeerId, call: Call) -> Call:
-    data = await client.manifest(partner, ())
-    signed = SignedManifest.from_bytes(data, expect=client.run_id)
-    asked_s = time.monotonic()
-    await client.header(partner, (), ContentsKind.MANIFEST)
-    return replace(call, round_trip_s=time.monotonic() - asked_s, manifest=signed)
+async def _ask(client: FetchClient, partner: PeerId, call: Call, port: int) -> Call:
+    async with client.source(partner, ()) as source:
+        await source.ask(ContentsKind.MANIFEST, 0, MANIFEST_BYTES)
+        _, data = await source.take(lambda header: None)
+        signed = SignedManifest.from_bytes(data, expect=client.run_id)
+        asked_s, asked_unix_s = time.monotonic(), time.time()
+        sighting = await source.sighting(0)
+        took_s = time.monotonic() - asked_s
+        ahead_s = sighting.unix_ms / 1000 - (asked_unix_s + took_s / 2)
+        call = replace(call, manifest=signed, round_trip_s=took_s, clock_ahead_s=ahead_s, observed=sighting.observed)
+        return replace(call, knock=(await source.sighting(port)).knock)
+
+
+async def _measure(client: FetchClient, reached: Sequence[Call]) -> tuple[float, float] | None:
+    """Return what the line to the fastest carries, in bytes a second each way; None where nobody could tell."""
+    fastest = next((call for call in reached if call.manifest), None)
+    if fastest is None:
+        return None
+    partner, rates = PeerId.from_text(fastest.address.rpartition("/p2p/")[2]), None
+    try:
+        async with asyncio.timeout(ECHO_S), client.source(partner, ()) as source:
+            for num_bytes in ECHO_BYTES:
+                up_s, down_s = await source.echo(num_bytes)
+                rates = num_bytes / max(1e-6, up_s - fastest.round_trip_s / 2), num_bytes / max(1e-6, down_s)
+                if up_s + down_s > SLOW_ECHO_S:
+                    break
+    except (TimeoutError, TransportError, PeerMisbehaved, Refused):
+        pass  # what was measured before counts
+    return rates
 
 
 def short_reason(text: str) -> str:

@@ -25,6 +25,14 @@ def usual_port(home: Home, listen: str) -> int:
     return port
 
 
+def kept_port(home: Home) -> int:
+    """Return the port of last time, or of the peer that runs now; 0 where none is known."""
+    try:
+        return int(home.port.read_text())
+    except (OSError, ValueError):
+        return 0
+
+
 def keep_port(config: PeerConfig, addresses: Sequence[str]) -> None:
     """Remember the port in a peer's own addresses. Announced ones and a relay's say nothing about it."""
     own = [match[1] for address in addresses if "p2p-circuit" not in address and (match := _TCP.search(address))]

@@ -20,6 +20,7 @@ from peer.link.payload_folder import PayloadFolder
 from peer.link.records import File, payload_name
 from peer.link.socket import LinkLost, NodeEnd
 from peer.node.fetching import part_bytes, pull_seed, receive, send, send_chunks, take_chunks
+from peer.node.mirror import Mirror
 from peer.swarm.address_book import loop_s
 from peer.swarm.standing import Standing
 from protocol.errors import BadMessage, RefusalCode, Refused
@@ -250,12 +251,13 @@ def _heard(task: asyncio.Task[None]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FetchServer:
-    """Serve the manifest, and where there is a donor our state, to members of the run."""
+    """Serve the manifest, what a member wants to know of itself, and where there is a donor our state, to members of the run."""
 
     identity: Identity
     terms: RunTerms
     manifest: bytes
     now_s: Callable[[], float]  # Unix time
+    mirror: Mirror
     donor: StateDonor | None = None
 
     async def answer(self, stream: Stream) -> None:
@@ -270,6 +272,9 @@ class FetchServer:
                 check_fetch(request, self.terms, self.identity.peer_id, stream.partner, self.now_s())
                 if request.kind is ContentsKind.MANIFEST:
                     await self._send(stream, request, len(self.manifest), self._of_manifest(request), 0)
+                elif request.kind in (ContentsKind.SIGHTING, ContentsKind.ECHO):
+                    data = await self._reflected(stream, request)
+                    await self._send(stream, request, len(data), data, 0)
                 elif self.donor is None:
                     raise Refused(RefusalCode.NOT_READY, "I have no weights")
                 elif request.kind is ContentsKind.RESULT:
@@ -289,6 +294,14 @@ class FetchServer:
                     await self.donor.give_way(last_s)
                     await self._send(stream, request, self.terms.state_bytes, data, clock_steps)
                 last_s = loop_s() - began_s
+
+    async def _reflected(self, stream: Stream, request: FetchRequest) -> memoryview:
+        if request.kind is ContentsKind.SIGHTING:
+            return memoryview(await self.mirror.sighting(stream.observed, request.port))[: request.num_bytes]
+        self.mirror.allow_echo(stream.partner, request.num_bytes)
+        said: list[bytes] = []
+        await take_chunks(stream, Part.CONTENTS, request.num_bytes, said.append)
+        return memoryview(b"".join(said))
 
     def _of_manifest(self, request: FetchRequest) -> memoryview:
         return memoryview(self.manifest)[request.offset : request.offset + request.num_bytes]

@@ -30,6 +30,7 @@ from protocol.errors import (
 from protocol.identity import Identity, PeerId
 from protocol.limits import CHUNK_BYTES, MANIFEST_BYTES, NONCE_BYTES, PROTOCOL_VERSION
 from protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Message, Part, Refusal
+from protocol.messages.sighting import SIGHTING_BYTES, Sighting
 from protocol.run.invite import Credential
 from protocol.run.manifest import SignedManifest
 from protocol.streams.transport import Purpose, Stream, Transport
@@ -96,7 +97,24 @@ class Source:
         await self._ask(ContentsKind.SLOW, nonce, 0, 0, fragment)
         await send_chunks(self._stream, Part.SKETCH, sketch, 0)
 
-    async def _ask(self, kind: ContentsKind, nonce: bytes, offset: int, num_bytes: int, fragment: int) -> None:
+    async def sighting(self, port: int) -> Sighting:
+        """Ask what the other sees of us, and, unless `port` is 0, whether it reaches us there. Raises as `take`."""
+        await self._ask(ContentsKind.SIGHTING, secrets.token_bytes(NONCE_BYTES), 0, SIGHTING_BYTES, 0, port)
+        _, data = await self.take(lambda header: None)
+        return Sighting.from_bytes(data)
+
+    async def echo(self, num_bytes: int) -> tuple[float, float]:
+        """Send so many bytes (a chunk at most) and have them sent back; return how long each way took, in seconds. Raises as `take`."""
+        loop, data = asyncio.get_running_loop(), secrets.token_bytes(num_bytes)
+        began_s, heard_s = loop.time(), [0.0]
+        await self._ask(ContentsKind.ECHO, secrets.token_bytes(NONCE_BYTES), 0, num_bytes, 0)
+        await send(self._stream, Chunk(Part.CONTENTS, 0, data))
+        _, back = await self.take(lambda header: heard_s.append(loop.time()))
+        if back != data:
+            raise BadContents("an echo of something else")
+        return heard_s[-1] - began_s, loop.time() - heard_s[-1]
+
+    async def _ask(self, kind: ContentsKind, nonce: bytes, offset: int, num_bytes: int, fragment: int, port: int = 0) -> None:
         client, donor = self._client, self._stream.partner
         request = FetchRequest(
             protocol_version=PROTOCOL_VERSION,
@@ -109,6 +127,7 @@ class Source:
             num_bytes=num_bytes,
             fragment=fragment,
             credential=client.credential,
+            port=port,
         ).signed(client.identity)
         self._asked.append(request)
         await self._stream.send(request)

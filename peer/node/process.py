@@ -30,6 +30,7 @@ from peer.meeting.line import Line, Way
 from peer.node.donor import FetchServer
 from peer.node.door import Door
 from peer.node.fetching import FetchClient, find_manifest
+from peer.node.mirror import Mirror
 from peer.node.node import Node
 from peer.swarm.address_book import AddressBook, RecordIntake, loop_s
 from peer.swarm.membership import Membership
@@ -126,7 +127,7 @@ class NodeProcess:
         manifest = signed.manifest()
         self._child.emit(RunKnown(signed.run_id.hex(), manifest.run.total_steps))
         terms = RunTerms.from_manifest(manifest)
-        server = FetchServer(self._identity, terms, signed.to_bytes(), time.time)
+        server = FetchServer(self._identity, terms, signed.to_bytes(), time.time, Mirror(time.time))
         self._door.open(server)
         intake = RecordIntake(terms, self._book, time.time)
         async with asyncio.TaskGroup() as tasks:

@@ -80,7 +80,9 @@ class GrpcStream(Stream):
     `pump` beside it.
     """
 
-    def __init__(self, partner: PeerId, write: Callable[[bytes], Awaitable[None]], on_close: Callable[[Stream], None]) -> None:
+    def __init__(
+        self, partner: PeerId, write: Callable[[bytes], Awaitable[None]], on_close: Callable[[Stream], None], observed: str = ""
+    ) -> None:
         async def send(frame: bytes) -> None:
             try:
                 await write(frame)
@@ -91,7 +93,7 @@ class GrpcStream(Stream):
                 self.end("a send was cancelled")
                 raise
 
-        super().__init__(partner, "libp2p", Inbox(FRAMES_AHEAD), send, on_close)
+        super().__init__(partner, "libp2p", Inbox(FRAMES_AHEAD), send, on_close, observed)
 
     def end(self, why: str) -> None:
         """Mark the stream as ended by the other side or by what carries it: nothing is written any more."""

@@ -112,11 +112,18 @@ async def _answer(reader: asyncio.StreamReader) -> Any:
     return response
 
 
-async def stream_opener(reader: asyncio.StreamReader) -> PeerId:
-    """Read who opened the inbound stream that p2pd has just connected. Raises BadMessage for a key that is not Ed25519."""
+async def stream_opener(reader: asyncio.StreamReader) -> tuple[PeerId, str]:
+    """Read who opened the inbound stream that p2pd has just connected, and the multiaddr from where.
+
+    Raises BadMessage for a key that is not Ed25519.
+    """
     info = p2pd_pb2.StreamInfo()
     await read_pbmsg_safe(reader, info)
-    return PeerId(info.peer)
+    try:
+        observed = str(Multiaddr(info.addr))
+    except ValueError:
+        observed = ""
+    return PeerId(info.peer), observed
 
 
 def _transport_part(address: str, partner: PeerId) -> bytes | None:
@@ -156,6 +163,7 @@ class DaemonSettings:
     host: str = "0.0.0.0"  # noqa: S104 (a peer is there to be reached)
     port: int = 0  # 0: any free one
     announce: tuple[str, ...] = ()  # multiaddrs to name instead of the ones listened on (port forwarding)
+    asks_router: bool = True  # to open the port, where the router can be asked
 
 
 class Daemon:
@@ -227,7 +235,7 @@ class Daemon:
             "dhtServer": 1,  # libp2p's own DHT: where a peer id can be dialled
             "relayService": 0,  # forward no strangers' bytes
             "autonat": int(not host.is_loopback),
-            "natPortMap": int(not host.is_loopback),
+            "natPortMap": int(settings.asks_router and not host.is_loopback),
             "connManager": 1,
             "connLo": 64,
             "connHi": 128,

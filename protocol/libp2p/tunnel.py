@@ -91,8 +91,8 @@ class Inbound:
         carried = CarriedBytes()
         try:
             async with asyncio.timeout(OPENER_S):
-                partner = await stream_opener(remote[0])
-            visit = self._admission.admit(partner, task.cancel, lambda: carried.both)
+                partner, observed = await stream_opener(remote[0])
+            visit = self._admission.admit(partner, task.cancel, lambda: carried.both, observed)
             if visit is None:
                 return
             try:
@@ -132,7 +132,7 @@ class Inbound:
     async def _converse(self, visit: Visit, purpose: Purpose, context: Context) -> None:
         """Live as long as the call: the context must not be touched afterwards."""
         closed = asyncio.Event()
-        stream = GrpcStream(visit.partner, context.write, lambda _: closed.set())
+        stream = GrpcStream(visit.partner, context.write, lambda _: closed.set(), visit.observed)
         try:
             await context.send_initial_metadata(ACCEPTED)
         except BROKEN:  # the caller has gone already

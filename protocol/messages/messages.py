@@ -164,6 +164,16 @@ class ContentsKind(IntEnum):
     STATE = 2  # slow weights of every fragment in order, bf16; then momentum likewise, where the run has any
     SLOW = 3  # the slow weights of a fragment, coded against the asker's sketch: sketch and payload, as in a meeting
     RESULT = 4  # the state on which the peers settle at the end of the run, the same bytes at all of them
+    SIGHTING = 5  # what the asked peer sees of the asker
+    ECHO = 6  # the bytes of a chunk that follows the request
+
+
+class Knock(IntEnum):
+    """Whether a peer's port could be reached from outside."""
+
+    NOT_TRIED = 0  # not asked for, or too often, or there is no address to try
+    ANSWERED = 1  # a libp2p peer answers there
+    SILENT = 2  # nobody does
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +192,8 @@ class FetchRequest(Signed):
     num_bytes: int  # wanted, at most a chunk; 0: only the header
     fragment: int  # of SLOW: which; no part of it can be asked for, and the asker's sketch follows the request
     credential: Credential | None  # in invite runs
-    signature: bytes = b""  # the sender's, over every field above
+    signature: bytes = b""  # the sender's, over every other field
+    port: int = 0  # of SIGHTING: where the asker listens, to be tried at the address that is seen; 0: nowhere
 
     @property
     def asked(self) -> tuple[bytes, ...]:

@@ -42,6 +42,7 @@ class Visit:
     partner: PeerId
     drop: Callable[[], object]  # ends the connection at once
     carried: Callable[[], int]  # bytes so far, either way
+    observed: str = ""  # multiaddr from which it comes, where that is known
     purpose: Purpose | None = None  # once its call has come
     is_heard: bool = False  # its opener has said something since
     is_over: bool = False  # the conversation has ended, the connection not yet
@@ -61,7 +62,7 @@ class Admission:
         self._is_banned = is_banned
         self._visits: dict[Visit, None] = {}  # of those that are silent or over, the one that is so the longest stands first
 
-    def admit(self, partner: PeerId, drop: Callable[[], object], carried: Callable[[], int]) -> Visit | None:
+    def admit(self, partner: PeerId, drop: Callable[[], object], carried: Callable[[], int], observed: str = "") -> Visit | None:
         """Let a connection in, for FIRST_FRAME_S until its call begins; None: its partner is banned, or it is one too many.
 
         `carried` tells how many bytes have passed on it, either way.
@@ -71,7 +72,7 @@ class Admission:
         if self._is_banned(partner) or len(own) >= most or (len(self._visits) >= self._caps.total and not self._displace()):
             log.info("a connection from %s was turned away", partner.short())
             return None
-        visit = Visit(partner, drop, carried)
+        visit = Visit(partner, drop, carried, observed)
         self._visits[visit] = None
         self._allow(visit, FIRST_FRAME_S)
         return visit

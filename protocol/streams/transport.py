@@ -106,9 +106,12 @@ class Stream:
         inbox: Inbox,
         write: Callable[[bytes], Awaitable[None]],
         on_close: Callable[[Stream], None],
+        observed: str = "",
     ) -> None:
         self.partner = partner
         """The other end, as the transport proved it (not as it claims)."""
+        self.observed = observed
+        """Of an inbound stream: the multiaddr from which it comes; empty where the transport does not know."""
         self.transport = transport
         """How the partner is reached, for the status page: "libp2p" or "memory"."""
         self.bytes_sent = 0

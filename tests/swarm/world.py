@@ -26,6 +26,7 @@ from peer.meeting.driver import OwnSide
 from peer.meeting.journal import Journal
 from peer.node.donor import FetchServer
 from peer.node.door import Door
+from peer.node.mirror import Mirror
 from peer.node.node import Node
 from peer.swarm.address_book import AddressBook, RecordIntake
 from peer.swarm.membership import Membership
@@ -170,7 +171,7 @@ class Peer:
             is_founder=self.habits.is_founder,
             wait_for_peers=self.habits.wait_for_peers,
         )
-        self.door.open(FetchServer(self.identity, swarm.terms, swarm.signed, now_s, self.node.donor), self.node.meetings)
+        self.door.open(FetchServer(self.identity, swarm.terms, swarm.signed, now_s, Mirror(now_s), self.node.donor), self.node.meetings)
         self.trainer.connect(self.link)
         self._run(self._serve(), self._node_tasks)
 

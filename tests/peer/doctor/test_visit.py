@@ -1,13 +1,86 @@
-"""Calling on peers with a real p2pd; a whole doctor beside a real host: tests/e2e."""
+"""Calling on peers over real p2pds: on one that answers, and on one that is not there."""
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import json
+import os
 import socket
+import sys
+import tempfile
+import time
 from pathlib import Path
+from typing import Any
 
-from peer.doctor.visit import short_reason
-from tests.peer.doctor.cases import case, invite_text
+from peer.doctor.finding import Level
+from peer.doctor.line_checks import clock_facts
+from peer.doctor.swarm_checks import bootstraps_facts
+from peer.doctor.visit import Call, short_reason
+from peer.machine.home import write_whole
+from peer.node.donor import FetchServer
+from peer.node.door import Door
+from peer.node.mirror import Mirror
+from peer.swarm.address_book import AddressBook
+from protocol.libp2p.p2pd import Daemon, DaemonSettings
+from protocol.libp2p.splice import CarriedBytes
+from protocol.libp2p.tunnel import TunnelTransport
+from protocol.messages.terms import RunTerms
+from protocol.streams.admission import Admission
+from tests.peer.doctor.cases import HOST, SIGNED, case, invite_text
+
+VISIT = """
+import json, sys
+from dataclasses import asdict
+from pathlib import Path
+from tests.peer.doctor.cases import case
+visit = case(Path(sys.argv[1]), sys.argv[2]).visit()
+call = visit.calls[0]
+run_id = visit.manifest.run_id.hex() if visit.manifest else ""
+seen = [call.clock_ahead_s, call.observed, call.knock.name, visit.line]
+print(json.dumps([visit.trouble, call.trouble, str(call.refused or ""), run_id, *seen]))
+"""
+
+
+async def said_by_one_that_answers(home: Path, clock_ahead_s: float, lifetime_s: int) -> list[Any]:
+    """Call on a peer whose clock is so far ahead, with an invite that is good for so long."""
+    with tempfile.TemporaryDirectory() as short:
+        key, folder = Path(short) / "key", Path(short) / "net"
+        write_whole(key, HOST.to_bytes(), private=True)
+        mirror = Mirror(lambda: time.time() + clock_ahead_s)
+        door = Door(AddressBook(HOST.peer_id), "not yet")
+        door.open(FetchServer(HOST, RunTerms.from_manifest(SIGNED.manifest()), SIGNED.to_bytes(), time.time, mirror))
+        async with (
+            Daemon(DaemonSettings(key, folder, "127.0.0.1")) as daemon,
+            TunnelTransport(daemon.control, folder, door.answer, Admission(), CarriedBytes()),
+        ):
+            return await looked_around(home, invite_text(at=daemon.addresses[0], lifetime_s=lifetime_s))
+
+
+def test_a_bootstrap_that_answers_and_whose_clock_is_an_hour_behind(tmp_path: Path) -> None:
+    said = asyncio.run(said_by_one_that_answers(tmp_path / "home", -3600.0, 3600))
+    gc.collect()  # gRPC's thread ends with its last object
+    run_id, ahead_s, observed, knock, line = said[3:]
+    assert said[:3] == ["", "", ""] and run_id == SIGNED.run_id.hex()
+    assert clock_facts([ahead_s]).level is Level.FAIL and -3605 < ahead_s < -3595
+    assert observed.startswith("/ip4/127.0.0.1/tcp/") and knock == "ANSWERED"
+    assert min(line) > 1e5
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_bootstrap_that_does_not_want_us(tmp_path: Path) -> None:
+    said = asyncio.run(said_by_one_that_answers(tmp_path / "home", 0.0, -3600))
+    gc.collect()
+    assert said[:2] == ["", ""] and "an expired invite" in said[2] and not said[3]
+
+
+async def looked_around(home: Path, text: str) -> list[Any]:
+    """Let another process look: gRPC knows one event loop a process."""
+    command = [sys.executable, "-c", VISIT, str(home), text]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    said, _ = await process.communicate()
+    answer: list[Any] = json.loads(said)
+    return answer
 
 
 def test_a_bootstrap_that_is_not_there(tmp_path: Path) -> None:
@@ -15,12 +88,34 @@ def test_a_bootstrap_that_is_not_there(tmp_path: Path) -> None:
         nobody.bind(("127.0.0.1", 0))  # and does not listen
         text = invite_text(at=f"/ip4/127.0.0.1/tcp/{nobody.getsockname()[1]}")
         visit = case(tmp_path / "home", text).visit()
-    gc.collect()  # gRPC's thread ends with its last object
+    gc.collect()
+    assert not visit.trouble
     assert [call.trouble for call in visit.calls] == ["connection refused"]
     assert not (tmp_path / "home").exists()
+
+
+def test_a_bootstrap_to_which_there_is_no_way(tmp_path: Path) -> None:
+    visit = case(tmp_path / "home", invite_text(at="/ip6/2001:db8::1/tcp/4001")).visit()  # of documentation: nobody has a route
+    gc.collect()
+    assert visit.calls[0].trouble in ("network is unreachable", "no route to host", "i/o timeout")
+    finding = bootstraps_facts(visit)
+    assert finding.level is Level.FAIL and visit.calls[0].trouble in finding.found
+
+
+def test_without_an_invite_nobody_is_called(tmp_path: Path) -> None:
+    assert "no run" in case(tmp_path / "home").visit().trouble
+
+
+def test_an_invite_that_cannot_be_read_is_said_once_more_without_a_call(tmp_path: Path) -> None:
+    assert "nobody can be asked" in case(tmp_path / "home", "hello").visit().trouble
 
 
 def test_the_reason_is_found_in_what_p2pd_says() -> None:
     said = "p2pd: failed to dial 12D3: all dials failed * [/ip4/203.0.113.5/tcp/4001] dial tcp4 203.0.113.5:4001: connect: no route to host"
     assert short_reason(said) == "no route to host"
     assert short_reason("something new") == "something new"
+
+
+def test_a_peer_is_named_by_its_end_and_where_it_is() -> None:
+    call = Call(f"/ip4/203.0.113.5/tcp/4001/p2p/{HOST.peer_id}")
+    assert call.name == f"{str(HOST.peer_id)[-6:]} at 203.0.113.5:4001"

@@ -11,6 +11,7 @@ import pytest
 from peer.node.donor import FetchServer
 from peer.node.door import Door
 from peer.node.fetching import FetchClient, find_manifest
+from peer.node.mirror import Mirror
 from peer.swarm.address_book import AddressBook
 from protocol.errors import RefusalCode, RunRefusesUs, SwarmUnreachable, Unreachable
 from protocol.identity import Identity
@@ -45,7 +46,7 @@ def asker(network: MemoryNetwork, who: Identity, word: Invite | None) -> FetchCl
 def door(*, knows: bool = True) -> Door:
     made = Door(AddressBook(SEED.peer_id), "come back later")
     if knows:
-        made.open(FetchServer(SEED, RunTerms.from_manifest(SIGNED.manifest()), SIGNED.to_bytes(), time.time))
+        made.open(FetchServer(SEED, RunTerms.from_manifest(SIGNED.manifest()), SIGNED.to_bytes(), time.time, Mirror(time.time)))
     return made
 
 

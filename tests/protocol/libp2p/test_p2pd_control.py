@@ -104,7 +104,7 @@ def test_an_inbound_stream_says_whose_it_is(peer: bytes, is_good: bool) -> None:
         return who
 
     if is_good:
-        assert asyncio.run(main()) == PARTNER
+        assert asyncio.run(main()) == (PARTNER, "/ip4/127.0.0.1/tcp/1")
     else:
         with pytest.raises(BadMessage):
             asyncio.run(main())

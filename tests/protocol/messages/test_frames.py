@@ -22,6 +22,7 @@ from protocol.messages.messages import (
     Decision,
     FetchRequest,
     Hello,
+    Knock,
     Message,
     Outcome,
     Part,
@@ -31,6 +32,7 @@ from protocol.messages.messages import (
     Verdict,
 )
 from protocol.messages.records import MemberRecord
+from protocol.messages.sighting import Sighting
 from protocol.run.invite import Credential
 from protocol.wire import peer_pb2
 from tests.protocol.samples import CREDENTIAL, HELLO, ISSUED, MEETING_ID, MESSAGES
@@ -143,14 +145,20 @@ def test_every_truncation_is_refused(name: str) -> None:
 
 def test_every_wire_field_has_its_twin() -> None:
     assert set(BODIES) == {field.name for field in peer_pb2.Frame.DESCRIPTOR.fields}
-    for kind in (*BODIES.values(), Credential, MemberRecord):
+    for kind in (*BODIES.values(), Credential, MemberRecord, Sighting):
         wire = getattr(peer_pb2, kind.__name__).DESCRIPTOR
         assert [field.name for field in fields(kind)] == [field.name for field in wire.fields]
 
 
 @pytest.mark.parametrize(
     ("kind", "wire"),
-    [(RunPhase, peer_pb2.Phase), (Part, peer_pb2.Part), (Decision, peer_pb2.Decision), (ContentsKind, peer_pb2.ContentsKind)],
+    [
+        (RunPhase, peer_pb2.Phase),
+        (Part, peer_pb2.Part),
+        (Decision, peer_pb2.Decision),
+        (ContentsKind, peer_pb2.ContentsKind),
+        (Knock, peer_pb2.Knock),
+    ],
 )
 def test_every_enum_has_its_twin(kind: Any, wire: Any) -> None:
     named = {name.split("_", 1)[1]: number for name, number in wire.items()}

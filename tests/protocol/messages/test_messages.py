@@ -184,6 +184,7 @@ REQUEST_CHANGES: dict[str, Any] = {
     "num_bytes": 5,
     "fragment": 1,
     "credential": None,
+    "port": 4001,
 }
 
 

@@ -1,0 +1,133 @@
+"""The line and the router, as those whom we called see them: clock, reachability, kind of router, rate, and what that means for the run."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import statistics
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import psutil
+
+from peer.doctor.case import Case
+from peer.doctor.finding import Finding, fail, ok, warn
+from peer.doctor.router import Router, ask_router
+from peer.doctor.visit import Call, Visit
+from peer.meeting.line import transfer_s
+from protocol.limits import CLOCK_SKEW_S
+from protocol.messages.messages import Knock
+
+if TYPE_CHECKING:
+    from protocol.messages.terms import ModelPlan
+
+NOBODY = "nobody could be asked"
+CLOCK_WARN_S = 5.0
+STEP_S = 1.0  # an inner step, where nobody has measured one
+SET_CLOCK = "set it by network time: `sudo timedatectl set-ntp true`"
+OPEN_PORT = "forward a TCP port in the router and name it with --port; without one, only those who can be reached meet this peer"
+_HOST_PORT = re.compile(r"/ip[46]/([^/]+)/tcp/(\d+)")
+_SHARED = ipaddress.ip_network("100.64.0.0/10")  # of providers that put many customers behind one address
+
+
+def clock(case: Case) -> Finding:
+    """Compare this machine's clock with those of the peers that were reached."""
+    return clock_facts([call.clock_ahead_s for call in _answered(case)])
+
+
+def clock_facts(ahead_s: Sequence[float]) -> Finding:
+    """Judge by how much the others' clocks are ahead of ours."""
+    if not ahead_s:
+        return ok(NOBODY)
+    middle_s = statistics.median(ahead_s)
+    said = (
+        f"{abs(middle_s):.1f} s {'behind' if middle_s > 0 else 'ahead of'} that of {len(ahead_s)} peers"
+        if len(ahead_s) > 1
+        else (f"{abs(middle_s):.1f} s {'behind' if middle_s > 0 else 'ahead of'} the one peer that was asked")
+    )
+    if abs(middle_s) > CLOCK_SKEW_S:
+        return fail(f"this clock is {said}: others would not believe what this peer announces", SET_CLOCK)
+    return warn(f"this clock is {said}", SET_CLOCK) if abs(middle_s) > CLOCK_WARN_S else ok(said)
+
+
+def reachable(case: Case) -> Finding:
+    """Find out whether others reach this peer's port."""
+    return reachable_facts(_answered(case))
+
+
+def reachable_facts(answered: Sequence[Call]) -> Finding:
+    """Judge what those said who tried."""
+    yes = [call.name for call in answered if call.knock is Knock.ANSWERED]
+    no = [call.name for call in answered if call.knock is Knock.SILENT]
+    if yes and no:
+        return warn(f"from {', '.join(yes)}, and not from {', '.join(no)}", OPEN_PORT)
+    if yes:
+        return ok(f"from {', '.join(yes)}")
+    return warn(f"not from {', '.join(no)}", OPEN_PORT) if no else ok(f"not known: {NOBODY if not answered else 'nobody tried'}")
+
+
+def router(case: Case) -> Finding:
+    """Find out what stands between this machine and the internet."""
+    own = {address.address for addresses in psutil.net_if_addrs().values() for address in addresses}
+    return router_facts([call.observed for call in _answered(case)], own, ask_router())
+
+
+def router_facts(observed: Sequence[str], own: set[str], found: Router | None) -> Finding:
+    """Judge the addresses under which others saw us, this machine's own ones, and what the router says."""
+    seen = [(match[1], match[2]) for match in map(_HOST_PORT.fullmatch, observed) if match]
+    can_ask = "it speaks UPnP, so a peer asks it to open its port" if found else "it does not speak UPnP"
+    outside = [(host, port) for host, port in seen if ipaddress.ip_address(host).is_global]
+    if outside and {host for host, _ in outside} <= own:
+        return ok("none: this machine has an address of its own on the internet")
+    if found and found.outer_ip and _is_shared(found.outer_ip, outside):
+        return warn(
+            f"the provider shares one address among customers (the router has {found.outer_ip}): no port can be opened",
+            "ask the provider for an address of your own; until then, only those who can be reached meet this peer",
+        )
+    if len(outside) < 2:
+        return ok(f"{can_ask}; its kind is not known, as {len(outside)} peers outside this network were asked, and it takes two")
+    if len(set(outside)) > 1:
+        return warn(f"it shows each partner another port of this peer (symmetric); {can_ask}", OPEN_PORT)
+    return ok(f"it shows all partners the same port of this peer; {can_ask}")
+
+
+def _is_shared(outer_ip: str, outside: Sequence[tuple[str, str]]) -> bool:
+    ip = ipaddress.ip_address(outer_ip)
+    return ip in _SHARED or bool(outside) and outer_ip not in {host for host, _ in outside}
+
+
+def line(case: Case) -> Finding:
+    """Measure what the line carries, and say what that means for the run."""
+    visit = case.visit() if case.is_about_a_run else Visit()
+    return line_facts(visit.line, case.need().plan) if visit.line else ok(NOBODY)
+
+
+def line_facts(rates: tuple[float, float], plan: ModelPlan) -> Finding:
+    """Judge the rates up and down, in bytes a second, for a run with this plan."""
+    from peer.trainer.interval import LONGEST_STEPS, afforded_steps  # torch: slow to import
+
+    up, down = rates
+    largest = max(fragment.slow_bytes for fragment in plan.fragments)
+    interval = afforded_steps(plan.round_bytes, min(rates), STEP_S)
+    said = (
+        f"{_megabits(up)} up, {_megabits(down)} down: about {_span(plan.state_bytes / down)} to join, {_span(largest / min(rates))} for a "
+        f"meeting, and a meeting of each part about every {interval} steps of {STEP_S:.0f} s"
+    )
+    longest_s = transfer_s(largest)
+    if largest / min(rates) > longest_s:
+        return fail(f"too slow: {said}; others wait for {_span(longest_s)}", "end other transfers, or use another line")
+    if interval >= LONGEST_STEPS:
+        return warn(f"slow for this run: {said}", "this peer will train mostly alone; a run with a smaller model suits this line")
+    return ok(said)
+
+
+def _answered(case: Case) -> list[Call]:
+    return [call for call in case.visit().reached if call.manifest] if case.is_about_a_run else []
+
+
+def _megabits(bytes_per_s: float) -> str:
+    return f"{8e-6 * bytes_per_s:.3g} Mbit/s"
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

@@ -1,0 +1,39 @@
+"""What a peer that is asked sees of the asker: from where it comes, whether it can be reached there, and what time it is here.
+
+Not signed itself: it travels under the signature of the header of the answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from protocol import limits
+from protocol.messages.frames import fill, from_wire, parse
+from protocol.messages.messages import Knock
+from protocol.wire import peer_pb2
+
+SIGHTING_BYTES = 256  # at most
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting(limits.Bounded):
+    """What one peer sees of another."""
+
+    observed: str  # multiaddr from which the asker's connection comes, a port of it included; empty where it is not known
+    unix_ms: int  # what time it is here
+    knock: Knock  # whether the asker's port can be reached from here
+
+    def to_bytes(self) -> bytes:
+        """Return what is sent."""
+        wire = peer_pb2.Sighting()
+        fill(wire, self)
+        return wire.SerializeToString()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Sighting:
+        """Read what came. Raises BadMessage."""
+        limits.need_count("size of a sighting", len(data), SIGHTING_BYTES)
+        wire = peer_pb2.Sighting()
+        parse(wire, data)
+        read: Sighting = from_wire(cls, wire)
+        return read

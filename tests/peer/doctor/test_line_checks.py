@@ -1,0 +1,84 @@
+"""Clock, reachability, router and line, from what others saw and what was measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from peer.doctor.finding import Level
+from peer.doctor.line_checks import clock_facts, line_facts, reachable_facts, router_facts
+from peer.doctor.router import Router
+from peer.doctor.visit import Call
+from protocol.messages.messages import Knock
+from protocol.messages.terms import FragmentTerms, ModelPlan
+from tests.peer.doctor.cases import HOST, SIGNED
+
+HOUR_S = 3600.0
+THERE = Call(f"/ip4/203.0.113.5/tcp/4001/p2p/{HOST.peer_id}", round_trip_s=0.02, manifest=SIGNED)
+PLAN = ModelPlan(16, (FragmentTerms(1000, 8_000_000, 10),) * 10, 300_000_000)
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "level", "words"),
+    [
+        ([HOUR_S], Level.FAIL, "3600.0 s behind"),
+        ([-HOUR_S, -HOUR_S + 1, 5.0], Level.FAIL, "3599.0 s ahead of that of 3 peers"),
+        ([0.1, -0.1, HOUR_S], Level.OK, "0.1 s behind that of 3 peers"),
+        ([10.0], Level.WARN, "10.0 s behind"),
+        ([], Level.OK, "nobody"),
+    ],
+    ids=["slow by an hour", "fast by an hour", "one liar", "a little", "nobody there"],
+)
+def test_a_clock_that_is_wrong(ahead_s: list[float], level: Level, words: str) -> None:
+    finding = clock_facts(ahead_s)
+    assert finding.level is level and words in finding.found
+    assert level is Level.OK or "timedatectl" in finding.way_out
+
+
+@pytest.mark.parametrize(
+    ("knocks", "level", "words"),
+    [
+        ([Knock.ANSWERED], Level.OK, "from "),
+        ([Knock.SILENT], Level.WARN, "not from"),
+        ([Knock.ANSWERED, Knock.SILENT], Level.WARN, "and not from"),
+        ([Knock.NOT_TRIED], Level.OK, "nobody tried"),
+        ([], Level.OK, "nobody could be asked"),
+    ],
+)
+def test_a_port_that_cannot_be_reached(knocks: list[Knock], level: Level, words: str) -> None:
+    finding = reachable_facts([replace(THERE, knock=knock) for knock in knocks])
+    assert finding.level is level and words in finding.found
+
+
+@pytest.mark.parametrize(
+    ("observed", "own", "found", "level", "words"),
+    [
+        (["/ip4/8.8.4.4/tcp/4001"], {"8.8.4.4"}, None, Level.OK, "address of its own"),
+        (["/ip4/8.8.4.4/tcp/4001"] * 2, {"192.168.1.2"}, None, Level.OK, "same port"),
+        (["/ip4/8.8.4.4/tcp/4001"] * 2, {"192.168.1.2"}, Router("8.8.4.4"), Level.OK, "asks it to open"),
+        (["/ip4/8.8.4.4/tcp/4001", "/ip4/8.8.4.4/tcp/7777"], {"192.168.1.2"}, None, Level.WARN, "symmetric"),
+        (["/ip4/8.8.4.4/tcp/4001"], {"192.168.1.2"}, Router("100.64.3.2"), Level.WARN, "shares one address"),
+        (["/ip4/8.8.4.4/tcp/4001"], {"192.168.1.2"}, Router("10.1.2.3"), Level.WARN, "shares one address"),
+        (["/ip4/192.168.1.9/tcp/4001", ""], {"192.168.1.2"}, None, Level.OK, "not known"),
+        ([], set(), Router(""), Level.OK, "not known"),
+    ],
+    ids=["none", "same port", "with UPnP", "symmetric", "provider's", "two routers", "local", "nobody"],
+)
+def test_the_router(observed: list[str], own: set[str], found: Router | None, level: Level, words: str) -> None:
+    finding = router_facts(observed, own, found)
+    assert finding.level is level and words in finding.found
+
+
+@pytest.mark.parametrize(
+    ("rates", "level", "words"),
+    [
+        ((12.5e6, 12.5e6), Level.OK, "100 Mbit/s up, 100 Mbit/s down: about 24 s to join, 0.6 s for a meeting"),
+        ((40e3, 40e3), Level.WARN, "slow for this run"),
+        ((10e3, 1e6), Level.FAIL, "too slow"),
+    ],
+    ids=["good", "slow", "too slow"],
+)
+def test_the_line(rates: tuple[float, float], level: Level, words: str) -> None:
+    finding = line_facts(rates, PLAN)
+    assert finding.level is level and words in finding.found
