@@ -15,14 +15,16 @@ from typing import Annotated
 
 import typer
 
-from cli.compare import comparison
+from cli.compare import ALONE, comparison
 from cli.comparison import Comparison, measured_names
+from cli.curves import draw_curves
 from cli.figures import Status
 from cli.local_swarm import POLL_S, LocalPeer, LocalSwarm, local_swarm
 from cli.manifests import changed, default_manifest
 from cli.options import Codec, Data, InnerSteps, Json, Method, Seed
 from cli.screen import Screen, screen
 from peer.machine.home import Home
+from peer.simulator.results import need_plot
 from peer.supervisor.supervisor import ChildFailed
 from protocol.errors import ExitCode
 from protocol.run.manifest import Manifest
@@ -40,6 +42,11 @@ KeptIn = Annotated[
 ]
 
 
+Plot = Annotated[
+    Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the loss curves of all peers. Needs matplotlib.", show_default=False)
+]
+
+
 def demo(
     peers: Peers = 4,
     steps: DemoSteps = NUM_STEPS,
@@ -49,17 +56,24 @@ def demo(
     inner_steps: InnerSteps = None,
     method: Method = None,
     home: KeptIn = None,
+    plot: Plot = None,
     as_json: Json = False,
 ) -> None:
     """Watch a swarm of real peers train on this machine.
 
     At the end, the held-out loss of each peer, of their average, and of one more peer that trained alone for as many steps.
     """
+    if plot is not None:
+        need_plot(plot)
     base = default_manifest(own_text=data is not None)
     manifest = changed(base, steps=steps, seed=seed, codec=codec, method=method, inner_steps=inner_steps)
     with demo_folder(home) as folder:
         comparison = Demo(folder, manifest, peers, data, as_json).run()
+        if plot is not None:
+            draw_curves({home.name: home for home in sorted(path.parent for path in folder.glob("*/manifest.bin"))}, ALONE, plot)
     print(json.dumps(comparison.to_json()) if as_json else comparison.sentences(sys.stdout.encoding))
+    drawn = f"the loss curves are in {plot}" if plot is not None else "--plot FILE.png draws the loss curves of all, beside the one alone"
+    print(drawn, file=sys.stderr)
 
 
 @contextmanager
@@ -113,7 +127,7 @@ class Demo:
         options = (*ON_THIS_MACHINE, *(("--data", str(self.data)) if self.data else ()))
         others = str(self.num_peers - 1)
         first = swarm.start("peer-1", ["host", str(file), *options, "--wait-for-peers", others])
-        lone = swarm.start("alone", ["host", str(file), *options, "--alone"])
+        lone = swarm.start(ALONE, ["host", str(file), *options, "--alone"])
         invite = first.invite()
         joiners = [swarm.start(f"peer-{number}", ["join", invite, *options]) for number in range(2, self.num_peers + 1)]
         return [first, *joiners], lone

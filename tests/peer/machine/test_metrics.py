@@ -59,6 +59,12 @@ def test_the_reference_names_every_metric() -> None:
     assert sorted(described) == sorted({key[0] for key in scraped(STATUS)})
 
 
+def test_the_dashboard_of_grafana_asks_for_metrics_that_are_there() -> None:
+    asked = set(re.findall(r"gossamer_\w+", (ROOT / "docker" / "watch" / "dashboards" / "gossamer.json").read_text()))
+    assert len(asked) > 10
+    assert asked <= {key[0] for key in scraped(STATUS)}
+
+
 @pytest.mark.parametrize(
     ("text", "where"), [("9464", ("127.0.0.1", 9464)), ("0.0.0.0:9464", ("0.0.0.0", 9464)), ("[::1]:9464", ("::1", 9464))]
 )

@@ -1,0 +1,52 @@
+"""The loss curves of a demo as a picture, drawn from what its peers wrote down: the swarm's, and that of the one that trained alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from peer.machine.events import EvalDone, StepDone, read_events
+from peer.machine.home import Home
+from protocol.errors import BadSettings
+
+SMOOTH = 0.85  # of the mean so far that stays when a loss comes in: one second's losses are of few batches
+
+Curve = list[tuple[int, float]]  # inner steps and nats per token
+
+
+def curves(home: Path) -> tuple[Curve, Curve]:
+    """Return training losses, smoothed, and held-out losses of a peer by its own inner steps."""
+    training: Curve = []
+    held_out: Curve = []
+    for event in read_events(Home(home).events):
+        match event:
+            case StepDone(step=step, loss=loss) if loss == loss:
+                training.append((step, SMOOTH * training[-1][1] + (1 - SMOOTH) * loss if training else loss))
+            case EvalDone(step=step, loss=loss) if loss == loss:
+                held_out.append((step, loss))
+    return training, held_out
+
+
+def draw_curves(homes: Mapping[str, Path], alone: str, file: Path) -> None:
+    """Draw the curves of these peers, by name; the one named `alone` stands out. Raises BadSettings when the file cannot be written."""
+    from matplotlib.figure import Figure  # no pyplot: no windows, no global state
+
+    figure = Figure(figsize=(8, 4.8), layout="constrained")
+    axes = figure.subplots()
+    for number, (name, home) in enumerate(homes.items()):
+        training, held_out = curves(home)
+        color, style = ("black", "--") if name == alone else (f"C{number}", "-")
+        axes.plot(*_columns(training), linewidth=1.4, label=name, color=color, linestyle=style)
+        axes.plot(*_columns(held_out), "o", markersize=4, color=color)
+    axes.set(xlabel="inner steps of the peer", ylabel="nats per token", title="loss: lines while training, dots held out")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    try:
+        figure.savefig(file, dpi=120)
+    except OSError as error:
+        raise BadSettings(f"cannot write {file}: {error.strerror}", hint="give another --plot FILE.png") from error
+
+
+def _columns(curve: Iterable[tuple[int, float]]) -> tuple[list[int], list[float]]:
+    points = list(curve)
+    return [step for step, _ in points], [loss for _, loss in points]

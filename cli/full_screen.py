@@ -1,0 +1,114 @@
+"""The full-screen view of `peer watch`: one panel a peer, each second told the same as the page."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.widgets import Footer, Header, ProgressBar, Sparkline, Static
+
+from cli.figures import loss_text
+from cli.page.peers import shown
+
+LOOK_S = 1.0
+CHARTS = {"loss": "loss, nats per token", "tokens_per_second": "tokens a second", "meetings": "meetings", "sent": "bytes sent"}
+COUNTS = ("meetings", "sent")  # drawn as what was added from point to point
+ROWS = ("run", "loss", "my part", "blocked", "meetings", "partners", "costs", "warnings")  # the rest is in `peer status`
+
+
+class PeerPanel(Vertical):
+    """One peer. `draw` takes what is to be shown of it."""
+
+    DEFAULT_CSS = """
+    PeerPanel { border: round $primary; padding: 0 1; height: auto; margin-bottom: 1; }
+    PeerPanel .sentence { text-style: bold; }
+    PeerPanel ProgressBar { width: 100%; margin-bottom: 1; }
+    PeerPanel Bar { width: 1fr; }
+    PeerPanel .charts { height: 5; }
+    PeerPanel .chart { width: 1fr; margin-right: 2; height: 5; }
+    PeerPanel Sparkline { height: 3; }
+    PeerPanel .figures, PeerPanel .partners { margin-top: 1; height: auto; }
+    """
+
+    def __init__(self, home: Path) -> None:
+        super().__init__()
+        self.border_title = str(home)
+
+    def compose(self) -> ComposeResult:
+        """Lay out the panel."""
+        yield Static("looking", classes="sentence", markup=False)
+        yield ProgressBar(total=1, show_eta=False)
+        with Horizontal(classes="charts"):
+            for key, title in CHARTS.items():
+                with Vertical(classes="chart"):
+                    yield Static(title, id=f"title-{key}", markup=False)
+                    yield Sparkline([], id=key)
+        yield Static(classes="figures")
+        yield Static(classes="partners")
+
+    def draw(self, peer: dict[str, Any]) -> None:
+        """Show this of the peer."""
+        status = peer["status"]
+        words = peer["sentence"] if peer["runs"] or not status else f"{peer['words']}; its last word: {peer['sentence']}"
+        self.query_one(".sentence", Static).update(words)
+        if not status:
+            return
+        self.query_one(ProgressBar).update(total=max(1, status["total_steps"]), progress=status["step"])
+        self._draw_charts(peer["history"].get("points", {}))
+        self.query_one(".figures", Static).update(_grid([(name, peer["rows"][name]) for name in ROWS]))
+        if peer["partners"]:
+            self.query_one(".partners", Static).update(_grid(peer["partners"], peer["partner_columns"]))
+
+    def _draw_charts(self, points: dict[str, list[float | None]]) -> None:
+        for key, title in CHARTS.items():
+            values = [value for value in points.get(key, ()) if value is not None]
+            drawn = [later - sooner for sooner, later in zip(values, values[1:], strict=False)] if key in COUNTS else values
+            self.query_one(f"#{key}", Sparkline).data = drawn
+            if key == "loss" and values:
+                self.query_one(f"#title-{key}", Static).update(f"{title}: {loss_text(values[0])} to {loss_text(values[-1])}")
+
+
+def _grid(rows: Sequence[Sequence[str]], columns: Sequence[str] = ()) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=bool(columns), header_style="dim")
+    for column in columns or ("", ""):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+class FullScreen(App[None]):
+    """The whole terminal: a panel for each home."""
+
+    TITLE = "Gossamer"
+    BINDINGS = [("q", "quit", "end")]  # noqa: RUF012 - textual's way
+    ENABLE_COMMAND_PALETTE = False
+
+    def __init__(self, homes: Sequence[Path]) -> None:
+        super().__init__()
+        self._homes = [home.expanduser().absolute() for home in homes]
+
+    def compose(self) -> ComposeResult:
+        """Lay out the screen."""
+        yield Header()
+        with VerticalScroll():
+            for home in self._homes:
+                yield PeerPanel(home)
+        yield Footer()
+
+    async def on_mount(self) -> None:
+        """Begin to look."""
+        await self.look()
+        self.set_interval(LOOK_S, self.look)
+
+    async def look(self) -> None:
+        """Ask all peers and draw them."""
+        seen = await asyncio.gather(*(asyncio.to_thread(shown, home) for home in self._homes))
+        for panel, peer in zip(self.query(PeerPanel), seen, strict=True):
+            panel.draw(peer)

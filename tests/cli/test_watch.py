@@ -1,0 +1,44 @@
+"""`peer watch`, on a terminal that is none: what the peer tells is on the screen, and q ends it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from textual.widgets import Sparkline, Static
+
+from cli.full_screen import FullScreen
+from peer.machine.config import LocalSettings, PeerConfig
+from peer.machine.control_socket import serving
+from peer.machine.events import ModelBuilt, StepDone
+from peer.machine.home import Home
+from peer.machine.runtime_folder import runtime_folder
+from peer.machine.states import changed
+from peer.machine.status import Status, apply
+
+
+def trained() -> Status:
+    status = apply(apply(Status(peer_id="12D3KooX", total_steps=100), changed("training")), ModelBuilt(1000, 4.1))
+    for second in range(20):
+        status = apply(status, StepDone(second, second, 8 * second, 5 - second / 10, 0.1, 8.0, 1.0, 0.0, 1.0, 0.0, ts=1000.0 + second))
+    return status
+
+
+def test_it_shows_what_the_peers_tell(tmp_path: Path) -> None:
+    home, status = Home(tmp_path / "home"), trained()
+    home.create()
+    answers = {"status": status.to_json(), "peers": {"peers": []}, "history": status.history.to_json()}
+    answers["config"] = PeerConfig(home=home.path).model_dump(mode="json", include=set(LocalSettings.model_fields))
+
+    async def test() -> None:
+        view = FullScreen([home.path, tmp_path / "nobody"])
+        with runtime_folder(0) as runtime:
+            async with serving(home, runtime, lambda request: answers[request["verb"]]), view.run_test(size=(120, 60)) as pilot:
+                sentences = [str(panel.render()) for panel in view.query(".sentence").results(Static)]
+                assert sentences[0].startswith("training for ")
+                assert "no peer is running" in sentences[1]
+                assert list(view.query("#loss").results(Sparkline))[0].data == [5 - second / 10 for second in range(20)]
+                await pilot.press("q")
+        assert view.return_code == 0
+
+    asyncio.run(test())
