@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from rich.table import Table
@@ -17,8 +19,8 @@ from cli.figures import loss_text
 from cli.page.peers import shown
 
 LOOK_S = 1.0
-CHARTS = {"loss": "loss, nats per token", "tokens_per_second": "tokens a second", "meetings": "meetings", "sent": "bytes sent"}
-COUNTS = ("meetings", "sent")  # drawn as what was added from point to point
+CHARTS = {"loss": "loss", "tokens_per_second": "tokens a second", "meetings": "meetings a second", "sent": "bytes sent a second"}
+COUNTS = ("meetings", "sent")  # drawn as what was added each second
 ROWS = ("run", "loss", "my part", "blocked", "meetings", "partners", "costs", "warnings")  # the rest is in `peer status`
 
 
@@ -48,7 +50,7 @@ class PeerPanel(Vertical):
             for key, title in CHARTS.items():
                 with Vertical(classes="chart"):
                     yield Static(title, id=f"title-{key}", markup=False)
-                    yield Sparkline([], id=key)
+                    yield Sparkline([], id=key, summary_function=mean)
         yield Static(classes="figures")
         yield Static(classes="partners")
 
@@ -59,19 +61,26 @@ class PeerPanel(Vertical):
         self.query_one(".sentence", Static).update(words)
         if not status:
             return
-        self.query_one(ProgressBar).update(total=max(1, status["total_steps"]), progress=status["step"])
+        progress, steps = status["progress"], (max(1, status["total_steps"]), status["step"])
+        total, done = (1.0, progress["share"]) if progress else steps
+        self.query_one(ProgressBar).update(total=total, progress=done)
         self._draw_charts(peer["history"].get("points", {}))
         self.query_one(".figures", Static).update(_grid([(name, peer["rows"][name]) for name in ROWS]))
         if peer["partners"]:
             self.query_one(".partners", Static).update(_grid(peer["partners"], peer["partner_columns"]))
 
     def _draw_charts(self, points: dict[str, list[float | None]]) -> None:
+        self.query_one(".charts").display = bool(points)
         for key, title in CHARTS.items():
             values = [value for value in points.get(key, ()) if value is not None]
-            drawn = [later - sooner for sooner, later in zip(values, values[1:], strict=False)] if key in COUNTS else values
-            self.query_one(f"#{key}", Sparkline).data = drawn
+            self.query_one(f"#{key}", Sparkline).data = _rates(points["ts"], values) if key in COUNTS and points else values
             if key == "loss" and values:
                 self.query_one(f"#title-{key}", Static).update(f"{title}: {loss_text(values[0])} to {loss_text(values[-1])}")
+
+
+def _rates(times: Sequence[float | None], counts: Sequence[float]) -> list[float]:
+    known = [(ts, count) for ts, count in zip(times, counts, strict=True) if ts is not None]
+    return [(later[1] - sooner[1]) / max(1e-3, later[0] - sooner[0]) for sooner, later in itertools.pairwise(known)]
 
 
 def _grid(rows: Sequence[Sequence[str]], columns: Sequence[str] = ()) -> Table:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Protocol, TextIO
+from typing import Any, Protocol, TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from cli.figures import COLUMNS, LEGEND, Status, cells, line
+from cli.figures import BAR_CELLS, COLUMNS, LEGEND, Status, cells, line, share_text
 
 SHOW_EVERY_STEPS_SHARE = 0.1  # a plain line at least each tenth of the run
 SHOW_EVERY_S = 15.0  # and at least this often
@@ -105,7 +106,16 @@ class LiveTable:
         for name, status in self._statuses.items():
             names_by_reason.setdefault(status["reason"], []).append(name)
         reasons = [Text(f"{', '.join(names)}: {reason}") for reason, names in names_by_reason.items() if reason]
-        return Group(table, *reasons, Text(LEGEND, style="dim"))
+        bars = [_bar(name, status["progress"]) for name, status in self._statuses.items() if status.get("progress")]
+        return Group(table, *reasons, *bars, Text(LEGEND, style="dim"))
+
+
+def _bar(name: str, progress: Mapping[str, Any]) -> Table:
+    """Return how far a peer's long work is: what it is, a bar, per cent. How long it will take stands in the reason."""
+    row = Table.grid(padding=(0, 1))
+    bar = ProgressBar(total=1.0, completed=progress["share"], width=BAR_CELLS)
+    row.add_row(Text(f"{name}: {progress['work']}"), bar, Text(share_text(progress["share"], 1)))
+    return row
 
 
 @contextmanager

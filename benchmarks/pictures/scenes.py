@@ -73,6 +73,7 @@ def joining(now_s: float) -> Iterator[events.Event]:
     yield events.PeersSeen(4, ts=now_s - 60)
     reason = "downloading weights from 3 peers: 62 %, 1.3 of 2.1 GB, 11.8 MB/s, about 70 s left"
     yield events.StateChanged("joining", reason, changed("joining").way_out, ts=now_s - 70)
+    yield events.ProgressMade("downloading weights", 0.62, ts=now_s)
 
 
 def training(now_s: float) -> Iterator[events.Event]:

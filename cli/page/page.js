@@ -142,8 +142,9 @@ function draw(peer, number) {
   write(card.querySelector(".sentence"), peer.runs || ended ? peer.sentence : known ? `${peer.words}; its last word: ${peer.sentence}` : peer.words);
   const warnings = known ? status.warnings : [];
   replaceIfNew(card.querySelector(".warnings"), JSON.stringify(warnings), () => warnings.map((words) => element("li", words)));
-  card.querySelector(".bar div").style.width = known && status.total_steps ? `${100 * Math.min(1, status.step / status.total_steps)}%` : "0";
-  write(card.querySelector(".run"), peer.rows.run || "");
+  const share = status.progress ? status.progress.share : known && status.total_steps ? status.step / status.total_steps : 0;
+  card.querySelector(".bar div").style.width = `${100 * Math.min(1, share)}%`;
+  write(card.querySelector(".run"), status.progress ? `${status.progress.work}: ${Math.round(100 * share)} %` : peer.rows.run || "");
   card.querySelector(".buttons").hidden = !peer.runs;
   card.querySelector("[data-verb=resume]").hidden = state !== "paused";
   for (const button of card.querySelectorAll("[data-verb=pause]")) button.hidden = state === "paused";

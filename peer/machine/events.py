@@ -246,6 +246,13 @@ class ProcessSays(Stamped):
     reason: str
 
 
+class ProgressMade(Stamped):
+    """A long work has come so far; told about once a second."""
+
+    work: str  # what is done: downloading weights, tokenizing the text
+    share: Figure  # of it that is done; 1 ends it
+
+
 class TrainerIdle(Stamped):
     """The trainer made no inner step since it last spoke: it averages at the end, or its batches fail."""
 
@@ -272,7 +279,7 @@ Written = (
     | MeetingDone | IntervalSet | SoloStep | CheckpointSaved | CheckpointFailed | CheckpointRejected | EvalDone | OutputsMoved
     | StateCloned | FragmentPulled | ResultTaken | NodeRestarted | TrainerRestarted | EnergyUsed | Warned | EventsLost
 )  # fmt: skip
-Told = ProcessSays | TrainerIdle | ProcessFailed  # to the supervisor only
+Told = ProcessSays | ProgressMade | TrainerIdle | ProcessFailed  # to the supervisor only
 Event = Written | Told
 
 _LINES: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])

@@ -47,6 +47,7 @@ class Status:
     addresses: list[str] = field(default_factory=list)
     output_distance: float | None = None  # how far the last measured meeting moved the outputs: Jensen-Shannon, nats per token
     energy: dict[str, Any] = field(default_factory=lambda: {"watt_hours": 0.0, "how": ""})
+    progress: dict[str, Any] | None = None  # of a long work: what it is, and the share that is done
     started: float = 0.0
     version: str = VERSION
     # What is not shown as it is:
@@ -110,7 +111,9 @@ def _apply(status: Status, event: events.Event) -> Status:
         case events.StateChanged():
             since = status.since if event.state == status.state else event.ts
             rate = status.tokens_per_second if event.state == "training" else 0.0
-            return replace(status, state=event.state, reason=event.reason, way_out=event.way_out, since=since, tokens_per_second=rate)
+            progress = status.progress if event.state == status.state else None
+            changed = replace(status, state=event.state, reason=event.reason, way_out=event.way_out, since=since)
+            return replace(changed, tokens_per_second=rate, progress=progress)
         case events.RunKnown():
             return replace(status, run_id=event.run_id, total_steps=event.total_steps)
         case events.ModelBuilt():
@@ -137,6 +140,8 @@ def _apply(status: Status, event: events.Event) -> Status:
             return _met(status, event)
         case events.NodeSpent():
             return _used(status, node=event.cpu_s)
+        case events.ProgressMade():
+            return replace(status, progress={"work": event.work, "share": event.share} if event.share < 1 else None)
         case events.EnergyUsed():
             return replace(status, energy={"watt_hours": event.watt_hours, "how": event.how})
         case _:

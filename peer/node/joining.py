@@ -18,7 +18,7 @@ from pathlib import Path
 
 from peer.link import records as ask
 from peer.link.socket import LinkLost, NodeEnd
-from peer.machine.events import Event, ProcessSays, StateCloned
+from peer.machine.events import Event, ProcessSays, ProgressMade, StateCloned
 from peer.node import pieces as files
 from peer.node.download import Download
 from peer.node.fetching import FetchClient, as_final
@@ -263,6 +263,7 @@ class Joining:
         if loop_s() - self._told_s >= TELL_S or pieces.is_whole:
             self._told_s = loop_s()
             self._emit(ProcessSays("joining", progress.describe(pieces.done_bytes, pieces.num_bytes, loop_s())))
+            self._emit(ProgressMade("downloading weights", pieces.done_bytes / max(1, pieces.num_bytes)))
 
 
 @dataclass(slots=True)

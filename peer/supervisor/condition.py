@@ -72,6 +72,8 @@ class Condition:
             return changed(trainer.state, *self._remark(peers_seen, now_s))
         if node.trouble:
             return changed("joining", node.trouble, RESTART)
+        if trainer.state == "starting":
+            return changed("starting", trainer.reason)
         if node.state:
             return changed(node.state, node.reason)
         return changed("starting", "opening the network" if trainer.state or TRAINER not in self.children else "building the model")

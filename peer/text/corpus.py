@@ -6,7 +6,7 @@ So the data cursor is the step's number: nothing else is saved to resume bit for
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -69,7 +69,12 @@ class ResidentCorpus(Corpus):
         return held_out_batches(self.tokens.held_out, self._draw, num_batches)
 
 
-def load_corpus(section: DataSection, tokenizer: Tokenizer, draw: Draw, path: Path | None, cache: Path) -> Corpus:
+Tell = Callable[[int, int], None]  # hears how many bytes of how many are tokenized
+
+
+def load_corpus(
+    section: DataSection, tokenizer: Tokenizer, draw: Draw, path: Path | None, cache: Path, tell: Tell = lambda done, total: None
+) -> Corpus:
     """Load what the manifest's data section and the operator's `--data` path say; `cache` may be filled with tokens.
 
     Raises BadSettings if a path is missing or not wanted, or the text is not text or less than one batch.
@@ -86,7 +91,8 @@ def load_corpus(section: DataSection, tokenizer: Tokenizer, draw: Draw, path: Pa
         tokens, name = in_memory(standard_library(), tokenizer), "the standard library of this interpreter"
     else:
         files = text_files(path)
-        tokens, name = on_disk(files, read_texts(files), tokenizer, cache), str(path)
+        num_bytes = sum(file.stat().st_size for file in files)
+        tokens, name = on_disk(files, read_texts(files), tokenizer, cache, lambda done: tell(done, num_bytes)), str(path)
     return ResidentCorpus(balanced(tokens, draw, name), draw)
 
 

@@ -9,7 +9,7 @@ import hashlib
 import io
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -34,20 +34,23 @@ class Tokens:
     bytes_per_token: float  # UTF-8 bytes of text per token, over both sides
 
 
+Tell = Callable[[int], None]  # hears how many bytes of the text are tokenized, each time there are more
+
+
 def in_memory(blocks: Iterable[Block], tokenizer: Tokenizer) -> Tokens:
     """Tokenize a text that fits in memory."""
     sinks = io.BytesIO(), io.BytesIO()
-    num_bytes = _tokenize(blocks, tokenizer, sinks)
+    num_bytes = _tokenize(blocks, tokenizer, sinks, lambda num_bytes: None)
     train, held_out = (np.frombuffer(sink.getbuffer(), dtype=tokenizer.dtype) for sink in sinks)
     return _tokens(train, held_out, num_bytes)
 
 
-def on_disk(files: list[Path], blocks: Iterable[Block], tokenizer: Tokenizer, cache: Path) -> Tokens:
+def on_disk(files: list[Path], blocks: Iterable[Block], tokenizer: Tokenizer, cache: Path, tell: Tell = lambda num_bytes: None) -> Tokens:
     """Tokenize a text into `cache`, or find it there from before, and map it. Raises BadSettings when the disk is full."""
     folder = cache / _fingerprint(files, tokenizer)
     if not folder.is_dir():
         try:
-            _fill(folder, blocks, tokenizer)
+            _fill(folder, blocks, tokenizer, tell)
         except OSError as error:
             hint = "free some space, or train on less text"
             raise BadSettings(f"the text cannot be tokenized into {cache}: {error.strerror}", hint=hint) from error
@@ -55,21 +58,21 @@ def on_disk(files: list[Path], blocks: Iterable[Block], tokenizer: Tokenizer, ca
     return _tokens(train, held_out, int((folder / "num_bytes").read_text()))
 
 
-def _fill(folder: Path, blocks: Iterable[Block], tokenizer: Tokenizer) -> None:
+def _fill(folder: Path, blocks: Iterable[Block], tokenizer: Tokenizer, tell: Tell) -> None:
     for earlier in folder.parent.glob(f"{PREFIX}*"):  # the text before, or one that was interrupted
         shutil.rmtree(earlier, ignore_errors=True)
     unfinished = folder.with_name(f"{folder.name}-{os.getpid()}")
     unfinished.mkdir(parents=True, mode=0o700)
     try:
         with (unfinished / SIDES[0]).open("wb") as train, (unfinished / SIDES[1]).open("wb") as held_out:
-            num_bytes = _tokenize(blocks, tokenizer, (train, held_out))
+            num_bytes = _tokenize(blocks, tokenizer, (train, held_out), tell)
         (unfinished / "num_bytes").write_text(str(num_bytes))
         unfinished.rename(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _tokenize(blocks: Iterable[Block], tokenizer: Tokenizer, sinks: tuple[IO[bytes], IO[bytes]]) -> int:
+def _tokenize(blocks: Iterable[Block], tokenizer: Tokenizer, sinks: tuple[IO[bytes], IO[bytes]], tell: Tell) -> int:
     """Write each block's tokens to its side, and return the bytes of the text."""
     end = np.asarray([tokenizer.document_end], dtype=tokenizer.dtype).tobytes()
     num_bytes = 0
@@ -80,6 +83,7 @@ def _tokenize(blocks: Iterable[Block], tokenizer: Tokenizer, sinks: tuple[IO[byt
         if block.ends_document:
             sink.write(end)
             num_bytes += 1
+        tell(num_bytes)
     return num_bytes
 
 

@@ -6,6 +6,7 @@ import hashlib
 import os
 import sys
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -13,7 +14,7 @@ from peer.link.payload_folder import PayloadFolder
 from peer.link.records import Writer
 from peer.link.socket import TrainerEnd
 from peer.machine.child import Child, run_child
-from peer.machine.events import ModelBuilt, RunKnown
+from peer.machine.events import Event, ModelBuilt, ProcessSays, ProgressMade, RunKnown
 from peer.machine.home import Home
 from peer.machine.processor_queue import queued_clock
 from peer.machine.room import held_bytes
@@ -30,10 +31,33 @@ from peer.trainer.trainer import Trainer
 from protocol.identity import PeerId
 from protocol.run.manifest import Manifest, SignedManifest
 
+TELL_S = 1.0  # between two words on how far a long work is
+
 
 def peer_seed(run_seed: int, peer_id: PeerId) -> int:
     """Derive this peer's own seed, for its countdown, from the run's."""
     return int.from_bytes(hashlib.sha256(run_seed.to_bytes(8, "little") + peer_id.raw).digest()[:6], "little")
+
+
+class TokenizingProgress:
+    """Tells how far a text is tokenized, about once a second: a large one takes minutes."""
+
+    def __init__(self, emit: Callable[[Event], None], now_s: Callable[[], float] = time.monotonic) -> None:
+        self._emit = emit
+        self._now_s = now_s
+        self._began_s = self._told_s = now_s()
+
+    def __call__(self, done_bytes: int, total_bytes: int) -> None:
+        """Take in how many bytes of how many are done."""
+        now_s = self._now_s()
+        if now_s - self._told_s < TELL_S:
+            return
+        self._told_s = now_s
+        share = min(1.0, done_bytes / max(1, total_bytes))
+        left_s = (now_s - self._began_s) * (1 - share) / max(share, 1e-9)
+        words = f"tokenizing the text: {100 * share:.0f} % of {total_bytes / 1e6:.0f} MB, {left_s:.0f} s left"
+        self._emit(ProcessSays("starting", words))
+        self._emit(ProgressMade("tokenizing the text", share))
 
 
 def build_replica(child: Child, home: Home, manifest: Manifest) -> Replica:
@@ -50,7 +74,7 @@ def build_replica(child: Child, home: Home, manifest: Manifest) -> Replica:
     model = build_model(manifest.model, run_seed)
     check_fit(model.config, tokenizer.vocab_size, inner.sequence_length)
     draw = Draw(run_seed, peer_id.raw, inner.batch_size, inner.sequence_length)
-    corpus = load_corpus(manifest.data, tokenizer, draw, settings.config.data, home.cache)
+    corpus = load_corpus(manifest.data, tokenizer, draw, settings.config.data, home.cache, TokenizingProgress(child.emit))
     payloads = PayloadFolder(settings.runtime / "payloads")
     payloads.clear(Writer.TRAINER)
     return Replica(manifest, model.to(device), corpus, payloads, peer_seed(run_seed, peer_id), child.emit)

@@ -84,6 +84,16 @@ def test_terminal_shows_every_peer_with_its_reason(monkeypatch: pytest.MonkeyPat
         assert wanted in text
 
 
+def test_a_long_work_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    out = Terminal()
+    with screen(out) as drawn:
+        drawn.show("peer-1", STATUS | {"state": "joining", "progress": {"work": "downloading weights", "share": 0.25}})
+    assert "peer-1: downloading weights" in out.getvalue()
+    assert "25.0 %" in out.getvalue()
+
+
 def test_data_goes_to_stdout_alone(capsys: pytest.CaptureFixture[str]) -> None:
     with screen(io.StringIO()) as drawn:
         drawn.data("gossamer1abc")

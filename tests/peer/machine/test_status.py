@@ -23,6 +23,7 @@ from peer.machine.events import (
     OutputsMoved,
     PeersSeen,
     PeerStarted,
+    ProgressMade,
     RunKnown,
     SoloStep,
     StateChanged,
@@ -158,3 +159,10 @@ def test_a_life_counts_over_all_starts() -> None:
     status = after(PeerStarted("x", earlier, ts=100.0), met("completed"), EnergyUsed(0.5, "measured"), StateChanged("left", "", ts=130.0))
     assert status.lifetime == earlier | {"seconds": 35.0, "meetings": 4, "sent": 110, "received": 220, "watt_hours": 2.0}
     assert after(PeerStarted("x", ts=100.0), StateChanged("left", "", ts=130.0)).lifetime["joined"] == 100.0
+
+
+def test_progress_ends_with_the_work_or_with_the_state() -> None:
+    status = after(StateChanged("joining", ""), ProgressMade("downloading weights", 0.5), StateChanged("joining", "more"))
+    assert status.progress == {"work": "downloading weights", "share": 0.5}
+    assert apply(status, ProgressMade("downloading weights", 1.0)).progress is None
+    assert apply(status, StateChanged("training", "")).progress is None

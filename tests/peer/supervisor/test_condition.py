@@ -62,6 +62,13 @@ def test_before_the_network_is_up() -> None:
     assert read_of(condition, 0, 0.0) == ("starting", "opening the network")
 
 
+def test_a_text_that_is_tokenized_is_told_whatever_the_node_waits_for() -> None:
+    condition = Condition(BOTH)
+    says(condition, NODE, "joining", "asking 10.0.0.1 for the run's manifest")
+    says(condition, TRAINER, "starting", "tokenizing the text: 40 % of 200 MB, 50 s left")
+    assert read_of(condition, 0, 0.0) == ("starting", "tokenizing the text: 40 % of 200 MB, 50 s left")
+
+
 def test_training_goes_on_without_the_node() -> None:
     condition = training()
     condition.fell(NODE, "killed by SIGKILL", 0.5)

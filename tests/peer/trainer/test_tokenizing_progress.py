@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from peer.machine.events import Event, ProcessSays, ProgressMade
+from peer.text.documents import read_texts, text_files
+from peer.text.token_cache import on_disk
+from peer.text.tokenizer import load_tokenizer
+from peer.trainer.__main__ import TokenizingProgress
+
+
+def test_a_large_text_is_told_about_once_a_second() -> None:
+    told: list[Event] = []
+    now_s = [0.0]
+    progress = TokenizingProgress(told.append, lambda: now_s[0])
+    for tenth in range(1, 31):
+        now_s[0] = tenth / 10
+        progress(tenth * 1_000_000, 40_000_000)
+    assert [event.share for event in told if isinstance(event, ProgressMade)] == [0.25, 0.5, 0.75]
+    assert told[0] == ProcessSays("starting", "tokenizing the text: 25 % of 40 MB, 3 s left")
+
+
+def test_tokenizing_tells_how_many_bytes_are_done(tmp_path: Path) -> None:
+    (tmp_path / "text").mkdir()
+    for name in "ab":
+        (tmp_path / "text" / f"{name}.txt").write_text("word " * 100)
+    told: list[int] = []
+    files = text_files(tmp_path / "text")
+    on_disk(files, read_texts(files), load_tokenizer("bytes"), tmp_path / "cache", told.append)
+    assert told == sorted(told)
+    assert told[-1] >= 1000
