@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from cli.join import InviteFile, InviteText, KeepTrying, given_invite, need_run, read_invite
-from cli.options import DEFAULT_HOME, Announce, HomeFolder, Listen, MaxDownload, MaxUpload, Metrics, Port
+from cli.options import DEFAULT_HOME, Announce, HomeFolder, Listen, MaxDownload, MaxUpload, Metrics, Port, Relay
 from cli.screen import Screen
 from cli.session import given_settings, hold_session, settings
 from peer.machine.home import Home
@@ -20,6 +20,7 @@ def bootstrap(
     listen: Listen = None,
     port: Port = None,
     announce: Announce = None,
+    relay: Relay = None,
     max_upload: MaxUpload = None,
     max_download: MaxDownload = None,
     metrics: Metrics = None,

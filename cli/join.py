@@ -53,6 +53,7 @@ def join(
     listen: options.Listen = None,
     port: options.Port = None,
     announce: options.Announce = None,
+    relay: options.Relay = None,
     max_upload: options.MaxUpload = None,
     max_download: options.MaxDownload = None,
     schedule: options.WhenToTrain = None,

@@ -51,6 +51,14 @@ Announce = Annotated[
         help="Address where others reach this peer, like /ip4/203.0.113.7/tcp/4001, in place of those found by listening. May repeat.",
     ),
 ]
+Relay = Annotated[
+    bool | None,
+    typer.Option(
+        "--relay/--no-relay",
+        help="Carry the streams of peers behind routers, which others cannot call, where others can call this one; within limits. "
+        "Default: the host of a run and `peer bootstrap` do.",
+    ),
+]
 CheckpointEvery = Annotated[
     float | None,
     typer.Option(

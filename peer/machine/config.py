@@ -31,6 +31,7 @@ STARTED_WITH = {  # settings that a child is started with: it is started again w
     "listen": (NODE,),
     "port": (NODE,),
     "announce": (NODE,),
+    "relay": (NODE,),
 }
 SETTINGS_PAGE = "docs/reference/config.md"  # where each setting is explained
 _TITLE = "The local settings of this peer. `peer config` shows them with their meaning, and writes this file anew when it changes one."
@@ -84,6 +85,8 @@ class LocalSettings(BaseModel):
     """The port to listen on; 0 takes a free one. Not set: that of last time if it is free."""
     announce: tuple[str, ...] = ()
     """Addresses to tell the others instead of those found by listening, for a forwarded port."""
+    relay: bool | None = None
+    """Carry the streams of peers behind routers, where others can call this one. Not set: the host of a run and `peer bootstrap` do."""
     checkpoint_interval_s: float = Field(default=60.0, gt=0)
     """Save when so many seconds have passed since the last save, or..."""
     checkpoint_interval_steps: int = Field(default=100, ge=0)

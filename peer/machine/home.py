@@ -31,6 +31,7 @@ class Home:
         self.invite: Final = self.path / "invite.txt"
         self.peers: Final = self.path / "peers.json"  # address book
         self.checkpoints: Final = self.path / "checkpoints"
+        self.relays: Final = self.path / "relays"  # through which others reached it last, a line each; none: directly
         self.journal: Final = self.path / "journal"
         self.downloads: Final = self.path / "downloads"  # what comes from other peers, until it is whole
         self.cache: Final = self.path / "cache"  # tokenized text; may be deleted at any time

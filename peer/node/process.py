@@ -23,7 +23,7 @@ from peer.link.socket import NodeEnd
 from peer.machine.child import Child, ChildSettings, cpu_s
 from peer.machine.events import RESTING, ConnectionsChanged, NodeSpent, ProcessSays, RunKnown
 from peer.machine.home import Home, write_whole
-from peer.machine.units import rate_bytes_per_s
+from peer.machine.units import UNLIMITED, rate_bytes_per_s
 from peer.meeting.driver import OwnSide
 from peer.meeting.journal import Journal
 from peer.meeting.line import Line, Way
@@ -36,7 +36,7 @@ from peer.swarm.address_book import AddressBook, RecordIntake, loop_s
 from peer.swarm.membership import Membership
 from peer.swarm.presence import Presence, Sight
 from peer.swarm.standing import Standing
-from protocol.addresses import route
+from protocol.addresses import read_address, route
 from protocol.errors import BadSettings, Unreachable
 from protocol.identity import Identity, PeerId
 from protocol.libp2p.node import Libp2pNode
@@ -47,7 +47,7 @@ from protocol.run.invite import Invite
 from protocol.run.manifest import Manifest, SignedManifest
 from protocol.streams.throttle import Throttle
 
-SAVE_BOOK_S = 2.0  # a peer that is killed early must still find its way back
+SAVE_WAYS_S = 2.0  # a peer that is killed early must still find its way back
 LOOK_S = 1.0  # between two looks at who has announced itself, where nobody trains
 LEAVE_S = 3.0
 TELL_LINE_S = 2.0
@@ -111,6 +111,13 @@ class NodeProcess:
         if run is None:
             raise BadSettings(f"{self._home.path} holds no run", hint="give an invite")
         shelf = RecordShelf(run.run_id, self._door.is_member)
+        answer = self._throttle.handler(self._door.answer)
+        async with Libp2pNode(self._daemon_settings(), shelf, answer, self._ways_in, self._door.is_banned) as network:
+            signed = self._held or await self._unless_stopped(self._fetch_manifest(network))
+            if signed is not None:
+                await self._take_part(network, shelf, signed)
+
+    def _daemon_settings(self) -> DaemonSettings:
         settings = DaemonSettings(
             identity_file=self._home.identity,
             folder=self._child.settings.runtime / "net",
@@ -118,10 +125,12 @@ class NodeProcess:
             port=self._config.port,
             announce=self._config.announce,
         )
-        async with Libp2pNode(settings, shelf, self._throttle.handler(self._door.answer), self._ways_in, self._door.is_banned) as network:
-            signed = self._held or await self._unless_stopped(self._fetch_manifest(network))
-            if signed is not None:
-                await self._take_part(network, shelf, signed)
+        if settings.is_local:  # nobody needs a relay, nor us as one
+            return settings
+        shows_the_way = self._invite is None or not self._config.trains
+        is_limited = (self._config.max_upload, self._config.max_download) != (UNLIMITED, UNLIMITED)  # what is relayed passes no throttle
+        relays = shows_the_way and not is_limited if self._config.relay is None else self._config.relay
+        return replace(settings, relays=relays, through=self._relays_of_last_time())
 
     async def _take_part(self, network: Libp2pNode, shelf: RecordShelf, signed: SignedManifest) -> None:
         manifest = signed.manifest()
@@ -131,7 +140,7 @@ class NodeProcess:
         self._door.open(server)
         intake = RecordIntake(terms, self._book, time.time)
         async with asyncio.TaskGroup() as tasks:
-            saving = tasks.create_task(self._save_book())
+            saving = tasks.create_task(self._save_ways(network))
             if self._config.trains:
                 await self._meet(network, manifest, intake, server)
             else:
@@ -192,7 +201,7 @@ class NodeProcess:
     async def _tell_connections(self, network: Libp2pNode, told: dict[str, str]) -> dict[str, str]:
         """Tell the supervisor to whom connections are open and how they run, if that has changed; return what it knows now."""
         try:
-            routes = {str(partner): route(address) for partner, address in (await network.connected()).items()}
+            routes: dict[str, str] = {str(partner): route(address) for partner, address in (await network.connected()).items()}
         except Unreachable:  # p2pd is restarting
             routes = {}
         if routes != told:
@@ -231,11 +240,21 @@ class NodeProcess:
         """Return the ways into the swarm: the invite's, and the good peers of the last session."""
         return tuple(dict.fromkeys((*(self._invite.bootstraps if self._invite else ()), *self._book.ways_in(loop_s()))))
 
-    async def _save_book(self) -> None:
+    def _relays_of_last_time(self) -> tuple[str, ...]:
+        with contextlib.suppress(OSError, ValueError):
+            lines = self._home.relays.read_text().split()
+            return tuple(line for line in lines if read_address(line) is not None)
+        return ()
+
+    async def _save_ways(self, network: Libp2pNode) -> None:
+        through: tuple[str, ...] | None = None
         while True:
-            await asyncio.sleep(SAVE_BOOK_S)
-            with contextlib.suppress(OSError):  # a full disk; the book is written again soon
+            await asyncio.sleep(SAVE_WAYS_S)
+            with contextlib.suppress(OSError):  # a full disk; all is written again soon
                 await asyncio.to_thread(write_whole, self._home.peers, self._book.to_bytes(loop_s()))
+                if network.through != through:
+                    through = network.through
+                    write_whole(self._home.relays, "".join(f"{relay}\n" for relay in through).encode())
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:
         """Return what work comes to; None, and it is cancelled, when the supervisor says stop before."""

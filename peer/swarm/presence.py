@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
-from functools import partial
 
 from peer.machine.events import AddressesChanged, Event, PeersSeen
 from peer.swarm.address_book import RecordIntake, loop_s
@@ -82,21 +81,23 @@ class Presence:
         return self._has_looked.is_set()
 
     async def _announce_for_ever(self) -> None:
-        """Announce again and again; at once where others wait for it: when we have come to the end of the schedule, pause, or go on.
+        """Announce again and again; at once where others wait for it: when we have come to the end, pause, go on, or are reached elsewhere.
 
         Not before our trainer is there: who waits for company would begin without us, and who calls would find nobody to meet.
         """
         await self._standing.until(lambda: self._standing.state is not PeerState.UNTOLD)
         while True:
-            announced = self._standing.finished, self._standing.is_paused
+            announced = self._news()
             await self._announce(RECORD_S, ANNOUNCE_S)
             known = self._intake.book.live(loop_s())
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(ANNOUNCE_S if known else LOOK_S[0]):
-                    await self._standing.until(partial(self._is_news, announced))
+            until_s = loop_s() + (ANNOUNCE_S if known else LOOK_S[0])
+            while loop_s() < until_s and self._news() == announced:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(TELL_S):
+                        await self._standing.until(lambda: self._news() != announced)  # noqa: B023 (awaited here)
 
-    def _is_news(self, announced: tuple[bool, bool]) -> bool:
-        return (self._standing.finished, self._standing.is_paused) != announced
+    def _news(self) -> tuple[bool, bool, tuple[str, ...]]:
+        return self._standing.finished, self._standing.is_paused, announceable(self._addresses(), self._membership.identity.peer_id)
 
     async def _look_for_ever(self) -> None:
         while True:

@@ -22,6 +22,7 @@ import grpc
 import grpc.aio
 
 from protocol import limits
+from protocol.addresses import route
 from protocol.errors import PeerGone, Unreachable
 from protocol.identity import PeerId
 from protocol.streams.transport import Inbox, Purpose, Stream
@@ -93,7 +94,7 @@ class GrpcStream(Stream):
                 self.end("a send was cancelled")
                 raise
 
-        super().__init__(partner, "libp2p", Inbox(FRAMES_AHEAD), send, on_close, observed)
+        super().__init__(partner, route(observed), Inbox(FRAMES_AHEAD), send, on_close, observed)
 
     def end(self, why: str) -> None:
         """Mark the stream as ended by the other side or by what carries it: nothing is written any more."""

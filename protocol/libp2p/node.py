@@ -1,4 +1,4 @@
-"""A peer on libp2p: p2pd, directory and tunnel as one unit, which is rebuilt whole when p2pd dies or hangs.
+"""A peer on libp2p: p2pd, directory and tunnel as one unit, which is rebuilt whole when p2pd dies or hangs, or needs another role.
 
 Above it nothing changes when that happens: streams in flight end with PeerGone, calls fail at once with Unreachable while it is
 down, and afterwards the same handler serves, on the same port if it can be had, and the last record is announced again. Meetings,
@@ -16,13 +16,16 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Self
 
-from protocol.addresses import read_address, with_peer
+from protocol.addresses import read_address, route, with_peer
 from protocol.errors import BadMessage, BadSettings, GossamerError, TransportError, Unreachable
 from protocol.identity import PeerId
+from protocol.libp2p.dial_back import DialBack
 from protocol.libp2p.hivemind_imports import P2PDaemonError
 from protocol.libp2p.kademlia import AttachedP2P, DhtDirectory, RecordNode
 from protocol.libp2p.p2pd import Control, Daemon, DaemonSettings
+from protocol.libp2p.reachability import Reachability
 from protocol.libp2p.record_store import RecordShelf
+from protocol.libp2p.relay_trial import carries
 from protocol.libp2p.splice import CarriedBytes
 from protocol.libp2p.tunnel import TunnelTransport
 from protocol.messages.records import MemberRecord
@@ -32,10 +35,13 @@ from protocol.streams.transport import Purpose, Stream, StreamHandler
 log = logging.getLogger(__name__)
 
 PULSE_S = 5.0
+PLACE_S = 0.5  # while we wait for a place at a relay
 NUM_ACQUAINTANCES = 8
 BUILD_S = 30.0
 BACK_OFF_S = (0.5, 60.0)
 HEALTHY_S = 60.0  # a p2pd that lived so long may be restarted without waiting
+TRY_AGAIN_S = 30.0
+RELAY_TRIALS = 4  # a relay that fails so often serves without that role
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,7 @@ class _Unit:
     p2p: AttachedP2P
     control: Control
     tunnel: TunnelTransport
+    settings: DaemonSettings
     stack: AsyncExitStack
 
 
@@ -80,11 +87,27 @@ class Libp2pNode:
         self._addresses: tuple[str, ...] = ()
         self._port = settings.port
         self._record: MemberRecord | None = None
+        self._reachability = Reachability(settings.through)
+        self._trials_left = RELAY_TRIALS if settings.relays else 0
+        self._relays = False
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Multiaddrs of this peer with its id, the widest reach first: internet, local network, this machine."""
-        return tuple(with_peer(address, self.peer_id) for address in sorted(self._addresses, key=_reach))
+        """Multiaddrs of this peer with its id, the widest reach first: internet, relays, local network, this machine."""
+        seen = (self._reachability.open_at,) if self._reachability.open_at else ()
+        own = dict.fromkeys((*seen, *self._addresses))
+        return tuple(with_peer(address, self.peer_id) for address in sorted(own, key=_reach))
+
+    @property
+    def through(self) -> tuple[str, ...]:
+        """The relays through which others reach this peer; none where they call it directly, as far as is known."""
+        return self._reachability.through
+
+    @property
+    def relays_at(self) -> str:
+        """Where this peer relays for others, with its id; empty while it does not, or cannot be called itself."""
+        public = [address for address in self.addresses if route(address) == "direct"]
+        return public[0] if public and self._relays and self._reachability.is_open is not False else ""
 
     @property
     def num_neighbours(self) -> int:
@@ -141,19 +164,25 @@ class Libp2pNode:
                 admission = Admission(is_banned=self._is_banned)
                 tunnel = TunnelTransport(daemon.control, self._settings.folder, self._handler, admission, self.carried)
                 await stack.enter_async_context(tunnel)
-                return _Unit(daemon, directory, p2p, daemon.control, tunnel, stack.pop_all())
+                dial_back = DialBack(self._settings.folder / "reach.sock", lambda: self.relays_at)
+                await dial_back.open(daemon.control)
+                stack.push_async_callback(dial_back.close)
+                return _Unit(daemon, directory, p2p, daemon.control, tunnel, daemon.settings, stack.pop_all())
         except (OSError, EOFError, P2PDaemonError) as error:  # OSError: the time-out too
             raise TransportError(f"p2pd ended or hung while it was set up: {error!r}", hint="see the log") from error
 
     async def _start_daemon(self, stack: AsyncExitStack) -> Daemon:
-        """Start p2pd, on the port it had before if it is a rebuild: others know us there."""
+        """Start p2pd in the role that it should have, on the port it had before if it is a rebuild: others know us there."""
+        through = self._reachability.through
+        settings = replace(self._settings, through=through, relays=self._trials_left > 0 and not through)
+        self._relays = False
         try:
-            daemon = await stack.enter_async_context(Daemon(replace(self._settings, port=self._port)))
+            daemon = await stack.enter_async_context(Daemon(replace(settings, port=self._port)))
         except BadSettings:
             if self._port == self._settings.port:
                 raise
             log.warning("port %d was taken while p2pd was down; listening on another", self._port)
-            daemon = await stack.enter_async_context(Daemon(self._settings))
+            daemon = await stack.enter_async_context(Daemon(settings))
         self.peer_id, self._addresses, self._port = daemon.peer_id, daemon.addresses, daemon.port
         return daemon
 
@@ -186,16 +215,40 @@ class Libp2pNode:
             return None
 
     async def _illness(self, unit: _Unit) -> str:
-        """Look after a unit until it is ill; return what ails it."""
-        death = asyncio.create_task(unit.daemon.died(), name="p2pd death watch")
-        pulse = asyncio.create_task(self._beat(unit), name="p2pd pulse")
+        """Look after a unit until it is ill, or needs another role; return why it must go."""
+        watches = [asyncio.create_task(watch, name="p2pd watch") for watch in (_death(unit), self._beat(unit), self._role(unit))]
         try:
-            done, _ = await asyncio.wait({death, pulse}, return_when=asyncio.FIRST_COMPLETED)
-            return f"it died with exit code {death.result()}" if death in done else pulse.result()
+            done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
+            return done.pop().result()
         finally:
-            death.cancel()
-            pulse.cancel()
-            await asyncio.gather(death, pulse, return_exceptions=True)
+            for watch in watches:
+                watch.cancel()
+            await asyncio.gather(*watches, return_exceptions=True)
+
+    async def _role(self, unit: _Unit) -> str:
+        """Try whether we relay, and watch how others reach us; return why p2pd must be started in another role."""
+        if unit.settings.relays and not await self._is_good_relay(unit):
+            return "it did not relay as it should"
+        try:
+            if not self._settings.announce and not unit.settings.is_local:  # what the operator announces is believed
+                return await self._reachability.until_role_changes(unit.control, unit.daemon.port)
+        except Unreachable as error:
+            log.debug("p2pd's role: %s", error)
+        return await asyncio.Future()  # the pulse sees it too
+
+    async def _is_good_relay(self, unit: _Unit) -> bool:
+        relay = with_peer(unit.daemon.addresses[0], unit.daemon.peer_id)
+        while True:
+            try:
+                self._relays = await carries(relay, self._settings.folder)
+                break
+            except GossamerError as error:
+                log.warning("whether p2pd relays could not be tried: %s", error)
+                await asyncio.sleep(TRY_AGAIN_S)
+        self._trials_left = RELAY_TRIALS if self._relays else self._trials_left - 1
+        if not self._trials_left:
+            log.warning("p2pd failed %d times to relay as it should; this peer does not relay", RELAY_TRIALS)
+        return self._relays
 
     async def _beat(self, unit: _Unit) -> str:
         """Every PULSE_S, ask p2pd whether it lives, and see that we are connected; return how it failed."""
@@ -210,7 +263,8 @@ class Libp2pNode:
             if unit.p2p.is_broken:
                 return "its connection for directory messages broke"
             unit.p2p.tidy()
-            await asyncio.sleep(PULSE_S)
+            has_place = not self.through or any(route(address) == "relayed" for address in self._addresses)
+            await asyncio.sleep(PULSE_S if has_place else PLACE_S)
 
     async def _introduce(self, unit: _Unit) -> None:
         """Connect, and announce again what was announced before p2pd was restarted."""
@@ -232,6 +286,10 @@ class Libp2pNode:
         return [with_peer(address, record.peer_id) for record in some for address in record.addresses]
 
 
+async def _death(unit: _Unit) -> str:
+    return f"it died with exit code {await unit.daemon.died()}"
+
+
 async def _dial(unit: _Unit, addresses: Iterable[str]) -> None:
     """Connect to these multiaddrs, all at once, and join the directory through those that answer."""
 
@@ -249,9 +307,8 @@ async def _dial(unit: _Unit, addresses: Iterable[str]) -> None:
 
 
 def _reach(address: str) -> int:
-    """Rank a multiaddr by who can dial it: 0 anybody, 1 the local network, 2 this machine."""
-    host = address.split("/")[2]
-    with suppress(ValueError):
-        ip = ipaddress.ip_address(host)
-        return 2 if ip.is_loopback else 0 if ip.is_global else 1
-    return 0  # a name
+    """Rank a multiaddr by who can dial it: 0 anybody, 1 anybody through a relay, 2 the local network, 3 this machine."""
+    way = route(address)
+    if way == "local":
+        return 3 if ipaddress.ip_address(address.split("/")[2]).is_loopback else 2
+    return 0 if way == "direct" else 1

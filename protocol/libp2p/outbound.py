@@ -35,8 +35,9 @@ MAX_CLOSING = 32  # calls that we have ended and the partner has not; the oldest
 class Connection:
     """A channel to a partner over a libp2p stream. One call at a time."""
 
-    def __init__(self, partner: PeerId, socket: Path, remote: Pair, carried: CarriedBytes) -> None:
+    def __init__(self, partner: PeerId, observed: str, socket: Path, remote: Pair, carried: CarriedBytes) -> None:
         self.partner = partner
+        self.observed = observed
         self.carried = CarriedBytes()
         """Bytes of this connection."""
         self._socket = socket
@@ -128,8 +129,8 @@ class Outbound:
         if addresses and partner not in await self._control.connected():
             with suppress(Unreachable):  # stale hints: p2pd may still find the partner by itself
                 await self._control.connect(partner, addresses)
-        remote = await self._control.open_stream(partner, PROTOCOL)
-        connection = Connection(partner, self._folder / f"call-{secrets.token_hex(4)}.sock", remote, self._carried)
+        remote, address = await self._control.open_stream(partner, PROTOCOL)
+        connection = Connection(partner, address, self._folder / f"call-{secrets.token_hex(4)}.sock", remote, self._carried)
         try:
             await connection.open()
         except BaseException:
@@ -143,7 +144,7 @@ class Outbound:
         except BaseException:
             await asyncio.shield(self._close(connection.close()))
             raise
-        stream = GrpcStream(connection.partner, rpc.write, self._finish)
+        stream = GrpcStream(connection.partner, rpc.write, self._finish, connection.observed)
         self._open[stream] = connection, rpc, asyncio.create_task(stream.pump(rpc.read), name="outbound frames")
         return stream
 

@@ -1,6 +1,6 @@
 """Our own p2pd process: started with our flags, watched, questioned over its control socket, and never outliving us.
 
-hivemind can start p2pd by itself, but then a dead bootstrap kills it, it serves as a public relay, and its control socket lies in a
+hivemind can start p2pd by itself, but then a dead bootstrap kills it, it relays for the whole world, and its control socket lies in a
 shared folder; so we start hivemind's binary (checked by hash) and only attach to it. Its client leaks connections on a time-out and
 waits for ever on a hung daemon; so ours opens one a call, with a time-out, and closes it however the call ends. Restarting is the
 caller's business (`node.py`).
@@ -27,7 +27,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
-from protocol.addresses import read_address
+from protocol.addresses import CIRCUIT, address_bytes, read_address, route
 from protocol.errors import BadMessage, BadSettings, TransportError, Unreachable
 from protocol.identity import PeerId
 from protocol.libp2p.hivemind_imports import Multiaddr, hivemind_cli, p2pd_pb2, read_pbmsg_safe, write_pbmsg
@@ -57,12 +57,17 @@ class Control:
         return PeerId(response.identify.id), addresses
 
     async def connected(self) -> dict[PeerId, str]:
-        """Return the peers to which a connection is open, each with the multiaddr at its other end; empty where p2pd does not say."""
+        """Return the peers to which a connection is open, each with the multiaddr at its other end, and of several not a relayed one.
+
+        Empty where p2pd does not say.
+        """
         response = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS), ASK_S)
-        found = {}
-        for peer in response.peers:
+        found: dict[PeerId, str] = {}
+        for peer in response.peers:  # one for each connection
+            address = str(Multiaddr(peer.addrs[0])) if peer.addrs else ""
             with suppress(BadMessage):  # hosts of other kinds of key are none of ours
-                found[PeerId(peer.id)] = str(Multiaddr(peer.addrs[0])) if peer.addrs else ""
+                if route(found.get(PeerId(peer.id), CIRCUIT)) == "relayed":
+                    found[PeerId(peer.id)] = address
         return found
 
     async def connect(self, partner: PeerId, addresses: Sequence[str]) -> None:
@@ -71,11 +76,11 @@ class Control:
         request = p2pd_pb2.ConnectRequest(peer=partner.raw, addrs=raw)
         await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.CONNECT, connect=request), DIAL_S)
 
-    async def open_stream(self, partner: PeerId, protocol: str) -> Pair:
-        """Open a raw byte stream to `partner`; the caller closes the writer. Raises Unreachable."""
+    async def open_stream(self, partner: PeerId, protocol: str) -> tuple[Pair, str]:
+        """Open a raw byte stream to `partner`, at which multiaddr is told too; the caller closes the writer. Raises Unreachable."""
         request = p2pd_pb2.StreamOpenRequest(peer=partner.raw, proto=[protocol])
-        _, reader, writer = await self._send(p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=request), DIAL_S)
-        return reader, writer
+        response, reader, writer = await self._send(p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=request), DIAL_S)
+        return (reader, writer), str(Multiaddr(response.streamInfo.addr))
 
     async def receive_streams(self, protocol: str, listener: Path) -> None:
         """Have inbound streams of `protocol` connect to the Unix socket `listener`, where `stream_opener` tells whose they are."""
@@ -131,7 +136,7 @@ def _transport_part(address: str, partner: PeerId) -> bytes | None:
     try:
         if read_address(address) not in (None, partner):
             return None
-        return bytes(Multiaddr(address.removesuffix(f"/p2p/{partner}")).to_bytes())
+        return address_bytes(address.removesuffix(f"/p2p/{partner}"))
     except ValueError:
         return None
 
@@ -142,6 +147,13 @@ MESSAGE_BYTES = 256 * 1024
 START_S = 15.0
 END_S = 1.0
 SOCKET_PATH_CHARS = 100  # the kernel takes 108 bytes on Linux, 104 on macOS
+RELAY_CAPS: dict[str, str | int] = {
+    "relayMaxReservations": 64,  # peers that are reached through us
+    "relayMaxCircuits": 8,  # at once to or from one peer
+    "relayDataLimit": 1 << 30,  # bytes each way in one circuit; then a new one is made
+    "relayTimeLimit": "30m",
+    "relayBufferSize": 128 * 1024,  # each way, of one circuit; p2pd's own 16 MiB would be 2 GiB for 64 circuits
+}
 LONGEST_SOCKET_NAME = "call-ffffffff.sock"
 
 # p2pd inherits the wish to be killed with its parent; a child of a fork could not safely run Python beside gRPC's threads.
@@ -156,7 +168,7 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 @dataclass(frozen=True, slots=True)
 class DaemonSettings:
-    """How p2pd listens. `folder` is ours alone (0700) and holds its sockets."""
+    """How p2pd listens and is reached. `folder` is ours alone (0700) and holds its sockets."""
 
     identity_file: Path
     folder: Path
@@ -164,6 +176,14 @@ class DaemonSettings:
     port: int = 0  # 0: any free one
     announce: tuple[str, ...] = ()  # multiaddrs to name instead of the ones listened on (port forwarding)
     asks_router: bool = True  # to open the port, where the router can be asked
+    relays: bool = False  # carry the streams of peers that cannot be called directly; see `relay_trial.py`
+    through: tuple[str, ...] = ()  # relays, with their ids, over which others reach us, who cannot call us directly
+    listens: bool = True  # can be called at all
+
+    @property
+    def is_local(self) -> bool:
+        """Whether nobody outside this machine can call it, or shall."""
+        return _ip(self.host).is_loopback
 
 
 class Daemon:
@@ -174,7 +194,7 @@ class Daemon:
     """
 
     def __init__(self, settings: DaemonSettings) -> None:
-        self._settings = settings
+        self.settings = settings
         self.socket_path = settings.folder / "p2pd.sock"
         """Where p2pd is controlled."""
         self._drain: asyncio.Task[None] | None = None
@@ -192,11 +212,11 @@ class Daemon:
     def port(self) -> int:
         """Where p2pd listens."""
         ports = (address.partition("/tcp/")[2].split("/")[0] for address in self.addresses)
-        return self._settings.port or next((int(port) for port in ports if port), 0)
+        return self.settings.port or next((int(port) for port in ports if port), 0)
 
     async def __aenter__(self) -> Self:
-        prepare_folder(self._settings.folder)
-        check_port(self._settings.host, self._settings.port)
+        prepare_folder(self.settings.folder)
+        check_port(self.settings.host, self.settings.port)
         self.socket_path.unlink(missing_ok=True)
         command = [sys.executable, "-I", "-S", "-c", _LEASH, str(os.getpid())] if sys.platform == "linux" else []
         self._process = await asyncio.create_subprocess_exec(
@@ -205,7 +225,7 @@ class Daemon:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env={"GOLOG_LOG_LEVEL": "error"},
+            env={"GOLOG_LOG_LEVEL": "error", **({"GOMAXPROCS": "1"} if self.settings.relays else {})},  # see `_role`
             start_new_session=True,  # Ctrl-C is for us: p2pd stays until we have said goodbye
         )
         try:
@@ -227,14 +247,13 @@ class Daemon:
         self._signal(signal.SIGKILL)
 
     def _command(self) -> list[str]:
-        settings, host = self._settings, _ip(self._settings.host)
+        settings, host = self.settings, _ip(self.settings.host)
         flags: dict[str, str | int] = {
             "id": str(settings.identity_file),
             "listen": f"/unix{self.socket_path}",
-            "hostAddrs": f"/ip{host.version}/{settings.host}/tcp/{settings.port}",  # no QUIC: this one has known holes
+            "noListenAddrs": int(not settings.listens),
             "dhtServer": 1,  # libp2p's own DHT: where a peer id can be dialled
-            "relayService": 0,  # forward no strangers' bytes
-            "autonat": int(not host.is_loopback),
+            "autonat": int(settings.relays or not host.is_loopback),
             "natPortMap": int(settings.asks_router and not host.is_loopback),
             "connManager": 1,
             "connLo": 64,
@@ -242,8 +261,11 @@ class Daemon:
             "idleTimeout": "30s",  # without us it ends
             "persistentConnMaxMsgSize": MESSAGE_BYTES,
         }
+        if settings.listens:
+            flags["hostAddrs"] = f"/ip{host.version}/{settings.host}/tcp/{settings.port}"  # no QUIC: this one has known holes
         if settings.announce:
             flags["announceAddrs"] = ",".join(settings.announce)
+        flags |= _role(settings)
         return [str(verified_binary()), *(f"-{name}={value}" for name, value in flags.items())]
 
     async def _wait_until_ready(self) -> None:
@@ -254,8 +276,8 @@ class Daemon:
                 self.peer_id, self.addresses = await self.control.identify()
         except (TimeoutError, Unreachable) as error:
             raise TransportError(f"p2pd did not start: {error or 'too slow'}", hint="is the machine overloaded?") from error
-        if not self.addresses:
-            raise _port_in_use(self._settings.port)
+        if not self.addresses and self.settings.listens:
+            raise _port_in_use(self.settings.port)
 
     async def _read_until(self, start: str | None) -> None:
         """Read p2pd's output up to a line that starts so, or to its end."""
@@ -272,7 +294,7 @@ class Daemon:
     def _why_it_ended(self) -> TransportError | BadSettings:
         said = " / ".join(self._last_lines) or "nothing"
         if "address already in use" in said:
-            return _port_in_use(self._settings.port)
+            return _port_in_use(self.settings.port)
         return TransportError(f"p2pd ended at once and said: {said}", hint="see the log; `make clean install` installs it anew")
 
     async def _end(self) -> None:
@@ -292,6 +314,21 @@ class Daemon:
         if self._process.returncode is None:
             with suppress(ProcessLookupError):
                 os.kill(self._process.pid, number)
+
+
+def _role(settings: DaemonSettings) -> dict[str, str | int]:
+    """Return what makes p2pd a relay, one that is reached through relays, or neither.
+
+    A relay has two relay services inside, of which the one installed last stays: the other cuts what it carries after 128 KiB. On one
+    thread (GOMAXPROCS=1) the right one is last. Neither role switches relaying off: `relay=0` would, and dialling through relays too,
+    so every p2pd that is reachable carries up to 128 KiB and two minutes for a stranger.
+    """
+    if settings.relays:
+        return {"relayService": 1, "forceReachabilityPublic": 1, **RELAY_CAPS}
+    if settings.through:
+        trusted = ",".join(settings.through)
+        return {"relayService": 0, "autoRelay": 1, "relayDiscovery": 0, "trustedRelays": trusted, "forceReachabilityPrivate": 1}
+    return {"relayService": 0}
 
 
 def prepare_folder(folder: Path) -> None:

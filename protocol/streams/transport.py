@@ -10,8 +10,9 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
-from typing import Protocol
+from typing import Literal, Protocol
 
+from protocol.addresses import Route
 from protocol.errors import PeerGone
 from protocol.identity import PeerId
 from protocol.messages.frames import from_frame, to_frame
@@ -102,7 +103,7 @@ class Stream:
     def __init__(
         self,
         partner: PeerId,
-        transport: str,
+        route: Route | Literal["memory"],
         inbox: Inbox,
         write: Callable[[bytes], Awaitable[None]],
         on_close: Callable[[Stream], None],
@@ -111,9 +112,9 @@ class Stream:
         self.partner = partner
         """The other end, as the transport proved it (not as it claims)."""
         self.observed = observed
-        """Of an inbound stream: the multiaddr from which it comes; empty where the transport does not know."""
-        self.transport = transport
-        """How the partner is reached, for the status page: "libp2p" or "memory"."""
+        """The multiaddr at the other end; empty where the transport does not know."""
+        self.route = route
+        """How the partner is reached, for the status page; "memory" in simulated swarms."""
         self.bytes_sent = 0
         """Serialized bytes handed to the transport so far."""
         self.bytes_received = 0

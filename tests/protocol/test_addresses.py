@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from protocol.addresses import read_address, with_peer
+from protocol.addresses import address_bytes, read_address, route, with_peer
 from tests.protocol.samples import ADDRESS, ALICE, BOB
 
 RELAY = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
@@ -93,3 +93,52 @@ def test_random_text_raises_value_error_only() -> None:
             read_address("".join(characters))
         except ValueError:
             continue
+
+
+@pytest.mark.parametrize(
+    ("text", "raw"),
+    [
+        ("/ip4/127.0.0.1/tcp/4660", "047f000001061234"),
+        ("/ip6/::1/tcp/80", "29" + "00" * 15 + "01" + "060050"),
+        ("/dns/a.example/tcp/80", "3509" + b"a.example".hex() + "060050"),
+        (f"/dns4/a.b/tcp/80/p2p/{BOB.peer_id}", "3603" + b"a.b".hex() + "060050" + "a50326" + BOB.peer_id.raw.hex()),
+        (f"/dns6/a.b/tcp/80/p2p/{BOB.peer_id}/p2p-circuit", "3703" + b"a.b".hex() + "060050a50326" + BOB.peer_id.raw.hex() + "a202"),
+    ],
+)
+def test_the_bytes_are_those_of_multiaddr(text: str, raw: str) -> None:
+    """As the table of multiformats numbers them; p2pd itself reads them in test_relays.py."""
+    assert address_bytes(text).hex() == raw
+
+
+@pytest.mark.parametrize("text", ["nonsense", "/ip4/1.2.3.4/tcp/1/p2p/111/p2p-circuit", "/ip4/1.2.3.4/tcp/1/p2p/QmYyQ/p2p-circuit"])
+def test_an_address_that_p2pd_would_choke_on_has_no_bytes(text: str) -> None:
+    with pytest.raises(ValueError, match="address|id"):
+        address_bytes(text)
+
+
+def test_random_text_has_no_bytes_or_raises_value_error() -> None:
+    generator = random.Random(4)
+    whole = f"{ADDRESS}/p2p-circuit/p2p/{BOB.peer_id}"
+    for _ in range(2000):
+        characters = list(whole)
+        for _ in range(generator.randint(1, 3)):
+            characters[generator.randrange(len(characters))] = chr(generator.randrange(128))
+        try:
+            address_bytes("".join(characters))
+        except ValueError:
+            continue
+
+
+@pytest.mark.parametrize(
+    ("address", "way"),
+    [
+        ("/ip4/5.5.0.1/tcp/4001", "direct"),
+        ("/dns4/a.example/tcp/4001", "direct"),
+        ("/ip4/192.168.1.2/tcp/4001", "local"),
+        ("/ip4/127.0.0.1/tcp/4001", "local"),
+        (f"/ip4/5.5.0.1/tcp/4001/p2p/{BOB.peer_id}/p2p-circuit", "relayed"),
+        ("", "direct"),
+    ],
+)
+def test_a_route_is_read_off_the_other_end(address: str, way: str) -> None:
+    assert route(address) == way

@@ -19,7 +19,7 @@ class StubStream:
     """What the lessons ask of a stream."""
 
     partner: PeerId = PARTNER.peer_id
-    transport = "memory"
+    route = "memory"
     bytes_sent = 10
     bytes_received = 20
 

@@ -25,6 +25,7 @@ from peer.node import process as module
 from peer.node.process import NodeProcess
 from protocol.errors import BadSettings, Unreachable
 from protocol.identity import Identity
+from protocol.libp2p.p2pd import DaemonSettings
 from protocol.libp2p.record_store import RecordShelf
 from protocol.messages.messages import Refusal, RunPhase
 from protocol.messages.records import MemberRecord
@@ -47,10 +48,17 @@ class Quiet:
 
     addresses: tuple[str, ...] = ("/ip4/192.0.2.9/tcp/1",)
     daemon_pid = 0
+    through: tuple[str, ...] = ()
 
-    def __init__(self, settings: object, shelf: RecordShelf, answer: Callable[..., Awaitable[None]], ways_in: Callable[[], Sequence[str]],
-                 is_banned: object) -> None:  # fmt: skip
-        self.shelf, self.answer, self.ways_in = shelf, answer, ways_in
+    def __init__(
+        self,
+        settings: DaemonSettings,
+        shelf: RecordShelf,
+        answer: Callable[..., Awaitable[None]],
+        ways_in: Callable[[], Sequence[str]],
+        is_banned: object,
+    ) -> None:
+        self.settings, self.shelf, self.answer, self.ways_in = settings, shelf, answer, ways_in
         self.announced: list[MemberRecord] = []
         self.num_looks = 0
 
@@ -142,7 +150,7 @@ def runtime() -> Iterator[Path]:
 @pytest.fixture
 def start(home: Home, runtime: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
     monkeypatch.setattr(module, "LOOK_S", 0.01)
-    monkeypatch.setattr(module, "SAVE_BOOK_S", 0.01)
+    monkeypatch.setattr(module, "SAVE_WAYS_S", 0.01)
     return lambda **config: Running(home, runtime, monkeypatch, **config)
 
 
@@ -246,3 +254,31 @@ def test_it_stops_while_it_waits_for_the_trainer(home: Home, start: Start) -> No
         await running.stop()
 
     asyncio.run(test())
+
+
+def test_who_relays_by_default_and_what_is_kept_of_relays(home: Home, start: Start) -> None:
+    home.manifest.write_bytes(SIGNED.to_bytes())
+    relay = f"/ip4/5.5.0.1/tcp/4001/p2p/{MEMBER.peer_id}"
+
+    async def roles(**config: Any) -> DaemonSettings:
+        running = start(**config)
+        await running.true(lambda: running.networks and running.networks[0].num_looks, "a look around")
+        network = running.networks[0]
+        network.through = (relay,)
+        await eventually(lambda: home.relays.exists() and relay in home.relays.read_text(), "the relays in the home")
+        await running.stop()
+        return network.settings
+
+    host = asyncio.run(roles())
+    assert (host.relays, host.through) == (True, ())
+    home.invite.write_text(INVITE.to_text())
+    joiner = asyncio.run(roles())
+    assert (joiner.relays, joiner.through) == (False, (relay,)), "last time others did not reach it directly"
+    assert asyncio.run(roles(relay=True)).relays
+    home.invite.unlink()
+    assert not asyncio.run(roles(max_upload="5 Mbit/s")).relays, "what is relayed passes no throttle"
+    home.relays.write_text(f"{relay} nonsense")
+    alone = asyncio.run(roles(listen="127.0.0.1", relay=True))
+    assert (alone.relays, alone.through) == (False, ())
+    home.relays.write_text(f"{relay} nonsense")
+    assert asyncio.run(roles()).through == (), "a damaged file is like none"

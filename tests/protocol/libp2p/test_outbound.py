@@ -84,7 +84,7 @@ class CountingControl(Control):
 
     num_opened = 0
 
-    async def open_stream(self, partner: PeerId, protocol: str) -> Pair:
+    async def open_stream(self, partner: PeerId, protocol: str) -> tuple[Pair, str]:
         self.num_opened += 1
         return await super().open_stream(partner, protocol)
 

@@ -1,0 +1,156 @@
+"""Can others call me? A partner tries: it dials the address at which it sees the asker, at the port that the asker claims.
+
+    asker:    port (u16)
+    partner:  what came of it (u8), where the asker was seen, where the partner itself relays (a length in one byte and a text, each)
+
+One question is worth one short TCP connection that carries nothing, never to another host than the one from which the question came, and
+only where that host has a public address. The integers are big-endian.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+from protocol.addresses import read_address, route
+from protocol.errors import BadMessage, Unreachable
+from protocol.identity import PeerId
+from protocol.libp2p.p2pd import BUFFER_BYTES, Control, stream_opener
+from protocol.libp2p.splice import Pair, drop
+
+PROTOCOL = "/gossamer/reach/1"
+TRY_S = 2.0  # a packet that was lost is sent again after one
+ASK_S = 5.0
+AGAIN_S = 5.0  # between two tries for one peer
+TRIES_AT_ONCE = 4
+ASKERS = 1024
+LOWEST_PORT = 1024  # below are other services than ours
+
+
+class Reached(IntEnum):
+    """What came of a try."""
+
+    NOT_TRIED = 0  # the asker is seen through a relay or in a local network, or asks too often
+    YES = 1
+    NO = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a partner says of the asker, and of itself."""
+
+    reached: Reached
+    seen_at: str  # the address that it tried, or would have; empty: it sees a relay
+    relay: str  # the address at which the partner relays, with its id; empty: it does not
+
+
+async def ask(control: Control, partner: PeerId, port: int) -> Answer:
+    """Have a partner try to call us at `port`. Raises Unreachable, BadMessage when what it says makes no sense."""
+    try:
+        async with asyncio.timeout(ASK_S):
+            (reader, writer), _ = await control.open_stream(partner, PROTOCOL)
+            try:
+                writer.write(port.to_bytes(2, "big"))
+                (reached,) = await reader.readexactly(1)
+                answer = Answer(Reached(reached), await _read_text(reader), await _read_text(reader))
+            finally:
+                drop(writer)
+        if answer.seen_at:
+            read_address(answer.seen_at)
+        if answer.relay and read_address(answer.relay) != partner:
+            raise ValueError("the address of another peer as its own")
+    except (OSError, EOFError) as error:  # OSError: the time-out too
+        raise Unreachable(f"no answer to whether we are reachable: {error!r}") from error
+    except ValueError as error:
+        raise BadMessage(f"an answer to whether we are reachable that cannot be: {error}") from None
+    return answer
+
+
+class DialBack:
+    """Tries for others, from `open` to `close`. `relay` tells where we relay, empty where we do not."""
+
+    def __init__(self, listener: Path, relay: Callable[[], str]) -> None:
+        self._listener = listener
+        self._relay = relay
+        self._tries: set[asyncio.Task[None]] = set()
+        self._last_s: OrderedDict[PeerId, float] = OrderedDict()  # loop time of the last try for each
+
+    async def open(self, control: Control) -> None:
+        """Answer from now on. Raises Unreachable when p2pd has gone."""
+        self._listener.unlink(missing_ok=True)
+        self._listening = await asyncio.start_unix_server(self._accept, self._listener, limit=BUFFER_BYTES)
+        await control.receive_streams(PROTOCOL, self._listener)
+
+    async def close(self) -> None:
+        """End every try."""
+        self._listening.close()
+        self._listener.unlink(missing_ok=True)
+        for task in self._tries:
+            task.cancel()
+        await asyncio.gather(*self._tries, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._tries) >= TRIES_AT_ONCE:
+            drop(writer)
+            return
+        task = asyncio.create_task(self._serve((reader, writer)), name="dial back")
+        self._tries.add(task)
+        task.add_done_callback(self._tries.discard)
+
+    async def _serve(self, remote: Pair) -> None:
+        reader, writer = remote
+        try:
+            async with asyncio.timeout(ASK_S):
+                asker, address = await stream_opener(reader)
+                port = int.from_bytes(await reader.readexactly(2), "big")
+                seen_at = _at_port(address, port)
+                reached = await _try(seen_at) if seen_at and self._may_try(asker, seen_at, port) else Reached.NOT_TRIED
+                writer.write(bytes([reached]) + _text(seen_at) + _text(self._relay()))
+                writer.close()
+                await writer.wait_closed()
+        except (OSError, EOFError, BadMessage):
+            pass
+        finally:
+            drop(writer)
+
+    def _may_try(self, asker: PeerId, seen_at: str, port: int) -> bool:
+        now_s = asyncio.get_running_loop().time()
+        if route(seen_at) != "direct" or port < LOWEST_PORT or now_s - self._last_s.get(asker, -AGAIN_S) < AGAIN_S:
+            return False
+        self._last_s[asker] = now_s
+        self._last_s.move_to_end(asker)
+        if len(self._last_s) > ASKERS:
+            self._last_s.popitem(last=False)
+        return True
+
+
+async def _try(address: str) -> Reached:
+    _, _, host, _, port = address.split("/")
+    try:
+        async with asyncio.timeout(TRY_S):
+            _, writer = await asyncio.open_connection(host, int(port))
+    except OSError:
+        return Reached.NO
+    drop(writer)
+    return Reached.YES
+
+
+def _at_port(address: str, port: int) -> str:
+    """Return the address of the host that is seen at `address`, at another port; empty when a relay is seen, or no such port can be."""
+    if route(address) == "relayed" or not port:
+        return ""
+    _, kind, host, *_ = address.split("/")
+    return f"/{kind}/{host}/tcp/{port}"
+
+
+def _text(text: str) -> bytes:
+    return bytes([len(text)]) + text.encode()
+
+
+async def _read_text(reader: asyncio.StreamReader) -> str:
+    (num_bytes,) = await reader.readexactly(1)
+    return (await reader.readexactly(num_bytes)).decode("ascii")

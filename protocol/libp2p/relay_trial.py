@@ -1,0 +1,74 @@
+"""Does our p2pd relay as it should? Two short-lived peers without a port meet through it, and pass more than a wrong relay lets through.
+
+p2pd installs two relay services as it starts, one after the other in an order that varies, and the second one stays: ours, or one that
+cuts every circuit after 128 KiB (`p2pd.py`). From outside they look alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+
+from protocol.addresses import CIRCUIT
+from protocol.errors import Unreachable
+from protocol.identity import Identity, PeerId
+from protocol.libp2p.p2pd import Control, Daemon, DaemonSettings
+from protocol.libp2p.splice import Pair, drop
+from protocol.limits import KIB, SEED_BYTES
+
+TRIAL_BYTES = 200 * KIB
+TRIAL_S = 20.0
+RESERVE_S = 0.1  # between two looks whether the one has its place at the relay
+PROTOCOL = "/gossamer/relay-trial/1"
+
+
+async def carries(relay: str, folder: Path) -> bool:
+    """Tell whether the relay at this multiaddr, with its id, passes TRIAL_BYTES on. `folder` is for sockets and keys.
+
+    Raises GossamerError where the two could not be started.
+    """
+    with suppress(TimeoutError, OSError, EOFError):
+        async with asyncio.timeout(TRIAL_S), AsyncExitStack() as stack:
+            called = await stack.enter_async_context(Daemon(_settings(folder / "trial-a", (relay,))))
+            caller = await stack.enter_async_context(Daemon(_settings(folder / "trial-b", ())))
+            listener = folder / "trial-a" / "in.sock"
+            got: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+            listening = await asyncio.start_unix_server(lambda *pair: _count(pair, got), listener)
+            stack.callback(listening.close)
+            await called.control.receive_streams(PROTOCOL, listener)
+            reader, writer = await _call(caller.control, called.peer_id, relay + CIRCUIT)
+            stack.callback(drop, writer)
+            writer.write(bytes(TRIAL_BYTES))
+            writer.write_eof()
+            return await got >= TRIAL_BYTES
+    return False
+
+
+def _settings(folder: Path, through: tuple[str, ...]) -> DaemonSettings:
+    folder.mkdir(mode=0o700, exist_ok=True)
+    key = folder / "key"
+    key.write_bytes(Identity(os.urandom(SEED_BYTES)).to_bytes())
+    return DaemonSettings(key, folder, host="127.0.0.1", through=through, listens=False)
+
+
+async def _call(control: Control, partner: PeerId, address: str) -> Pair:
+    """Open a stream as soon as the partner has its place at the relay."""
+    while True:
+        try:
+            await control.connect(partner, [address])
+            return (await control.open_stream(partner, PROTOCOL))[0]
+        except Unreachable:
+            await asyncio.sleep(RESERVE_S)
+
+
+async def _count(pair: Pair, got: asyncio.Future[int]) -> None:
+    """Take what comes, after p2pd's word about the stream, until it ends."""
+    num_bytes = 0
+    with suppress(OSError):
+        while data := await pair[0].read(TRIAL_BYTES):
+            num_bytes += len(data)
+    drop(pair[1])
+    if not got.done():
+        got.set_result(num_bytes)

@@ -1,0 +1,116 @@
+"""One peer of the lab: the real network part, without a trainer. Says what happens to it as lines of JSON on stdout.
+
+It announces itself, looks for others, and calls each one that it finds once, with a message that must come back; with --bulk, much of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from protocol.errors import GossamerError
+from protocol.identity import Identity, PeerId
+from protocol.libp2p.node import Libp2pNode
+from protocol.libp2p.p2pd import DaemonSettings
+from protocol.libp2p.record_store import RecordShelf
+from protocol.messages.records import MemberRecord, announceable
+from protocol.streams.transport import Purpose, Stream
+from tests.protocol.peers import chunk, echo, number_of
+from tests.protocol.samples import RECORD, RUN_ID
+
+LOOK_S = 0.5
+CALL_S = 10.0
+CHUNK_BYTES = 256 * 1024
+BULK_CHUNKS = 256  # 64 MiB, there and back
+
+
+def say(**what: Any) -> None:
+    print(json.dumps({"at": time.time(), **what}), flush=True)
+
+
+class LabPeer:
+    """Finds others and calls them."""
+
+    def __init__(self, node: Libp2pNode, identity: Identity, bulk: bool) -> None:
+        self._node = node
+        self._identity = identity
+        self._bulk = bulk
+        self._sequence = int(time.time())
+        self._told: object = None
+        self._called: set[PeerId] = set()
+
+    async def run(self) -> None:
+        say(up=str(self._identity.peer_id))
+        while True:
+            if self._told != (told := (self._node.addresses, self._node.relays_at)):
+                self._told = told
+                say(addresses=self._node.addresses, relays=bool(self._node.relays_at), through=len(self._node.through))
+            with suppress(GossamerError, ExceptionGroup):
+                await self._node.announce(self._record())
+                for record in await self._node.members():
+                    if record.peer_id != self._identity.peer_id and record.peer_id not in self._called:
+                        await self._call(record)
+            await asyncio.sleep(LOOK_S)
+
+    def _record(self) -> MemberRecord:
+        self._sequence += 1
+        me = self._identity.peer_id
+        fields = {"peer_id": me, "addresses": announceable(self._node.addresses, me), "sequence": self._sequence}
+        expires_s = int(time.time()) + 90
+        return replace(RECORD, **fields, credential=None, expires_s=expires_s, signature=b"").signed(self._identity)  # type: ignore[arg-type]
+
+    async def _call(self, record: MemberRecord) -> None:
+        try:
+            async with asyncio.timeout(CALL_S):
+                stream = await self._node.connect(record.peer_id, record.addresses, Purpose.MEET)
+                await stream.send(chunk(1))
+                assert await number_of(stream) == 1
+        except (GossamerError, TimeoutError) as error:
+            say(failed=str(record.peer_id), why=str(error) or "too slow")
+            return
+        say(met=str(record.peer_id), route=stream.route)
+        try:
+            if self._bulk:
+                await self._measure(stream)
+            self._called.add(record.peer_id)
+        finally:
+            await stream.close()
+
+    async def _measure(self, stream: Stream) -> None:
+        began_s = time.monotonic()
+
+        async def send() -> None:
+            for number in range(BULK_CHUNKS):
+                await stream.send(chunk(number, CHUNK_BYTES))
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(send())
+            for _ in range(BULK_CHUNKS):
+                await number_of(stream)
+        say(bulk=str(stream.partner), megabytes_per_s=BULK_CHUNKS * CHUNK_BYTES / 1e6 / (time.monotonic() - began_s))
+
+
+async def main() -> None:
+    options = argparse.ArgumentParser()
+    options.add_argument("home", type=Path)
+    options.add_argument("port", type=int)
+    options.add_argument("--relay", action="store_true")
+    options.add_argument("--bulk", action="store_true")
+    options.add_argument("--bootstrap", action="append", default=[])
+    given = options.parse_args()
+    logging.basicConfig(filename=given.home / "log", level=logging.DEBUG, format="%(asctime)s %(name)s %(message)s")
+    identity = Identity.load_or_create(given.home / "key")
+    settings = DaemonSettings(given.home / "key", given.home / "run", port=given.port, relays=given.relay)
+    async with Libp2pNode(settings, RecordShelf(RUN_ID), echo, lambda: tuple(given.bootstrap)) as node:
+        await LabPeer(node, identity, given.bulk).run()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,138 @@
+"""`make lab`: peers behind each two kinds of router meet, with one relay that both can reach. Prints how soon, and by which route.
+
+python -m tests.lab.pairs [--only "symmetric/full cone"] [--bulk]
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from protocol.identity import Identity
+from tests.lab.routers import KINDS, CannotRun, Place, internet
+
+PORT = 4001
+MEET_S = 60.0  # given up then
+AFTER_S = 2.0  # for the other side's call, and for bulk to begin
+
+
+class Running:
+    """A peer of the lab that runs, and what it has said so far."""
+
+    def __init__(self, place: Place, home: Path, *options: str) -> None:
+        home.mkdir(mode=0o700)
+        self.place = place
+        self.peer_id = str(Identity.load_or_create(home / "key").peer_id)
+        self.address = f"/ip4/{place.public}/tcp/{PORT}/p2p/{self.peer_id}"
+        self.said: list[dict[str, Any]] = []
+        command = place.inside(sys.executable, "-m", "tests.lab.lab_peer", str(home), str(PORT), *options)
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def when(self, key: str, value: object = None) -> dict[str, Any] | None:
+        """Return the first thing said of this kind."""
+        return next((line for line in self.said if key in line and value in (None, line[key])), None)
+
+    def stop(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.wait()
+        self._reader.join()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.said.append(json.loads(line))
+
+
+@contextmanager
+def pair(kinds: tuple[str, str], relays: int, bulk: bool) -> Iterator[tuple[list[Running], Running, Running]]:
+    """Start the relays, and as soon as they relay, a peer behind a router of each kind."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lab-")))
+        places = stack.enter_context(internet((*(["none"] * relays), *kinds)))
+
+        def start(place: Place, *options: str) -> Running:
+            running = Running(place, folder / str(place.number), *options)
+            stack.callback(running.stop)
+            return running
+
+        doors: list[Running] = []
+        for place in places[:relays]:
+            doors.append(start(place, "--relay", *_bootstraps(doors)))
+            wait_for(lambda: doors[-1].when("relays", True), "no relay came up")
+        ways = _bootstraps(doors)
+        yield doors, start(places[-2], *ways, *(["--bulk"] if bulk else [])), start(places[-1], *ways)
+
+
+def _bootstraps(doors: list[Running]) -> list[str]:
+    return [word for door in doors for word in ("--bootstrap", door.address)]
+
+
+def wait_for(condition: Any, otherwise: str) -> None:
+    """Wait until something is there. Raises TimeoutError with a sentence."""
+    until_s = time.monotonic() + MEET_S
+    while not condition():
+        if time.monotonic() > until_s:
+            raise TimeoutError(otherwise)
+        time.sleep(0.05)
+
+
+def meet(kinds: tuple[str, str], bulk: bool) -> str:
+    """Let a pair meet; return its row of the table."""
+    with pair(kinds, 1, bulk) as (_, first, second):
+        wait_for(lambda: first.when("up") and second.when("up"), "the two did not come up")
+        both_up_s = max(float(up["at"]) for peer in (first, second) if (up := peer.when("up")))
+        try:
+            wait_for(lambda: first.when("met", second.peer_id) or second.when("met", first.peer_id), "")
+            time.sleep(AFTER_S)
+            if bulk:
+                wait_for(lambda: first.when("bulk", second.peer_id), "no bulk")
+        except TimeoutError:
+            pass
+        cells = [_met(first, second, both_up_s), _met(second, first, both_up_s)]
+        rate = first.when("bulk", second.peer_id)
+        failures = sum(
+            "failed" in line and line["failed"] in (first.peer_id, second.peer_id) for peer in (first, second) for line in peer.said
+        )
+        return f"| {kinds[0]} | {kinds[1]} | {' | '.join(cells)} | {failures} |" + (f" {rate['megabytes_per_s']:.0f} |" if rate else "")
+
+
+def _met(caller: Running, called: Running, since_s: float) -> str:
+    met = caller.when("met", called.peer_id)
+    return "not met" if met is None else f"{max(0.0, met['at'] - since_s):.1f} s, {met['route']}"
+
+
+def main() -> int:
+    """Run the pairs that were asked for. Exit code 1 where two did not meet."""
+    options = argparse.ArgumentParser()
+    options.add_argument("--only", help="two kinds with a slash between them")
+    options.add_argument("--bulk", action="store_true", help="measure 64 MiB there and back too, in MB/s each way")
+    given = options.parse_args()
+    pairs = [tuple(given.only.split("/"))] if given.only else list(itertools.combinations_with_replacement(KINDS, 2))
+    try:
+        print("| first | second | first calls | second calls | failed calls |" + (" MB/s |" if given.bulk else ""))
+        print("|---|---|---|---|---|" + ("---|" if given.bulk else ""))
+        rows = []
+        for kinds in pairs:
+            rows.append(meet(kinds, given.bulk))  # type: ignore[arg-type]
+            print(rows[-1], flush=True)
+    except CannotRun as error:
+        print(f"no lab on this machine: {error}", file=sys.stderr)
+        return 0
+    return int(any(row.count("not met") == 2 for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

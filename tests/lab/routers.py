@@ -1,0 +1,135 @@
+"""A small internet in network namespaces: a bridge with public addresses, peers on it, and peers behind routers of four kinds. Needs root.
+
+The bridge stands in a namespace of its own, where no firewall of the machine's has a say. The addresses are of a public range, because
+libp2p takes no notice of those for documentation; they are seen nowhere outside.
+
+    none             the peer stands on the bridge, with a public address
+    full cone        its router sends whatever comes to the peer, as after a port forwarding of all ports
+    port-restricted  its router lets in answers only, and keeps the port of the peer where it can: most routers at home
+    symmetric        likewise, and each connection leaves from another port: mobile networks, large companies
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+KINDS = ("none", "full cone", "port-restricted", "symmetric")
+PREFIX = "nat-lab"
+HUB = f"{PREFIX}-hub"
+TOOLS = ("ip", "nft", "sysctl")
+RULES = """
+table ip lab {{
+  chain in {{ type nat hook prerouting priority dstnat; {inward} }}
+  chain out {{ type nat hook postrouting priority srcnat; oifname "wan" masquerade {how}; }}
+  chain through {{ type filter hook forward priority 0; policy drop; ct state established,related accept; iifname "lan" accept; {let_in} }}
+  chain self {{ type filter hook input priority 0; policy drop; ct state established,related accept; iifname {{"lo", "lan"}} accept; }}
+}}
+"""
+
+
+class CannotRun(Exception):
+    """This machine has no lab; says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a peer stands."""
+
+    number: int
+    kind: str
+
+    @property
+    def namespace(self) -> str:
+        """Name the peer's own namespace."""
+        return f"{PREFIX}-{self.number}"
+
+    @property
+    def router(self) -> str:
+        """Name its router's, or its own where it has none."""
+        return self.namespace if self.kind == "none" else f"{self.namespace}-router"
+
+    @property
+    def public(self) -> str:
+        """The address that others see."""
+        return f"5.5.0.{self.number}"
+
+    def inside(self, *command: str) -> list[str]:
+        """Return a command that runs where the peer is."""
+        return ["ip", "netns", "exec", self.namespace, *command]
+
+    def lay(self) -> None:
+        """Make the namespaces, cables and rules."""
+        _call("ip", "netns", "add", self.router)
+        _in(HUB, "ip", "link", "add", f"port-{self.number}", "type", "veth", "peer", "name", "wan", "netns", self.router)
+        _in(HUB, "ip", "link", "set", f"port-{self.number}", "master", "bridge", "up")
+        _up(self.router, "wan", f"{self.public}/24")
+        if self.kind == "none":
+            return
+        _call("ip", "netns", "add", self.namespace)
+        _in(self.router, "ip", "link", "add", "lan", "type", "veth", "peer", "name", "eth0", "netns", self.namespace)
+        home = f"192.168.{self.number}"
+        _up(self.router, "lan", f"{home}.1/24")
+        _up(self.namespace, "eth0", f"{home}.2/24")
+        _in(self.namespace, "ip", "route", "add", "default", "via", f"{home}.1")
+        _in(self.router, "sysctl", "-qw", "net.ipv4.ip_forward=1")
+        is_open = self.kind == "full cone"
+        rules = RULES.format(
+            inward=f'iifname "wan" tcp dport 1024-65535 dnat to {home}.2;' if is_open else "",
+            how="fully-random" if self.kind == "symmetric" else "",
+            let_in='iifname "wan" accept;' if is_open else "",
+        )
+        _call("ip", "netns", "exec", self.router, "nft", "-f", "-", feed=rules)
+
+
+@contextmanager
+def internet(kinds: tuple[str, ...]) -> Iterator[tuple[Place, ...]]:
+    """Make one place of each kind given, and take all away at the end. Raises CannotRun."""
+    need_tools()
+    take_away()
+    places = tuple(Place(number, kind) for number, kind in enumerate(kinds, 1))
+    try:
+        _call("ip", "netns", "add", HUB)
+        _in(HUB, "ip", "link", "add", "bridge", "type", "bridge")
+        _in(HUB, "ip", "link", "set", "bridge", "up")
+        for place in places:
+            place.lay()
+        yield places
+    finally:
+        take_away()
+
+
+def need_tools() -> None:
+    """Raise CannotRun where there is no root, or a tool is missing."""
+    if os.geteuid():
+        raise CannotRun("network namespaces need root")
+    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
+    if missing:
+        raise CannotRun(f"{', '.join(missing)} is missing; Debian has them in iproute2, nftables and procps")
+
+
+def take_away() -> None:
+    """Remove every namespace of ours; the processes in them must have ended."""
+    for name in Path("/run/netns").glob(f"{PREFIX}-*"):
+        _call("ip", "netns", "delete", name.name)
+
+
+def _up(namespace: str, interface: str, address: str) -> None:
+    _in(namespace, "ip", "address", "add", address, "dev", interface)
+    for name in ("lo", interface):
+        _in(namespace, "ip", "link", "set", name, "up")
+
+
+def _in(namespace: str, *command: str) -> None:
+    _call("ip", "netns", "exec", namespace, *command)
+
+
+def _call(*command: str, feed: str = "") -> None:
+    done = subprocess.run(command, input=feed, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise CannotRun(f"`{' '.join(command)}` failed: {done.stderr.strip()}")

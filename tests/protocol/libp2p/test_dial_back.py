@@ -1,0 +1,150 @@
+"""Partners that try to call: what they dial, what they do not, and what they say."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protocol.errors import BadMessage, Unreachable
+from protocol.identity import PeerId
+from protocol.libp2p import dial_back
+from protocol.libp2p.dial_back import Answer, DialBack, Reached, ask
+from protocol.libp2p.hivemind_imports import p2pd_pb2
+from protocol.libp2p.p2pd import Control
+from protocol.libp2p.splice import Pair
+from tests.protocol.peers import seeded
+
+HELPER, ASKER, OTHER = (seeded(number).peer_id for number in (1, 2, 3))
+RELAY = f"/ip4/127.0.0.1/tcp/4001/p2p/{HELPER}"
+LOOPBACK = b"\x04\x7f\x00\x00\x01\x06\x12\x34"
+IN_A_RELAY = LOOPBACK + b"\xa5\x03\x26" + HELPER.raw + b"\xa2\x02"
+
+
+class P2pd(Control):
+    """Hands streams from the asker straight to the helper, as p2pd would; `seen_at` is where the asker is seen."""
+
+    def __init__(self, asker: PeerId = ASKER, seen_at: bytes = LOOPBACK) -> None:
+        super().__init__(Path("nowhere"))
+        self.asker, self.seen_at = asker, seen_at
+
+    async def receive_streams(self, protocol: str, listener: Path) -> None:
+        self.listener = listener
+
+    async def open_stream(self, partner: PeerId, protocol: str) -> tuple[Pair, str]:
+        reader, writer = await asyncio.open_unix_connection(self.listener)
+        info = p2pd_pb2.StreamInfo(peer=self.asker.raw, addr=self.seen_at, proto=protocol).SerializeToString()
+        writer.write(bytes([len(info)]) + info)
+        return (reader, writer), RELAY
+
+
+def play(test: Callable[[P2pd], Awaitable[None]], relay: str = "") -> None:
+    async def main() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            p2pd, helper = P2pd(), DialBack(Path(folder) / "reach.sock", lambda: relay)
+            await helper.open(p2pd)
+            try:
+                await test(p2pd)
+            finally:
+                await helper.close()
+
+    asyncio.run(main())
+
+
+@pytest.fixture(autouse=True)
+def loopback_is_the_internet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dial_back, "route", lambda address: "relayed" if "p2p-circuit" in address else "direct")
+
+
+@pytest.fixture
+def port() -> Any:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        yield listening.getsockname()[1]
+
+
+def test_who_listens_is_reached(port: int) -> None:
+    async def test(p2pd: P2pd) -> None:
+        assert await ask(p2pd, HELPER, port) == Answer(Reached.YES, f"/ip4/127.0.0.1/tcp/{port}", RELAY)
+
+    play(test, RELAY)
+
+
+def test_who_does_not_listen_is_not(port: int) -> None:
+    async def test(p2pd: P2pd) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            assert (await ask(p2pd, HELPER, free.getsockname()[1])).reached is Reached.NO
+
+    play(test)
+
+
+def test_a_peer_gets_one_try_in_some_seconds(port: int) -> None:
+    async def test(p2pd: P2pd) -> None:
+        assert (await ask(p2pd, HELPER, port)).reached is Reached.YES
+        assert (await ask(p2pd, HELPER, port)).reached is Reached.NOT_TRIED
+        p2pd.asker = OTHER
+        assert (await ask(p2pd, HELPER, port)).reached is Reached.YES
+
+    play(test)
+
+
+def test_nothing_is_dialled_at_a_relay_or_at_a_port_of_the_system(port: int) -> None:
+    async def test(p2pd: P2pd) -> None:
+        assert (await ask(p2pd, HELPER, 22)).reached is Reached.NOT_TRIED
+        assert (await ask(p2pd, HELPER, 0)).reached is Reached.NOT_TRIED
+        p2pd.seen_at = IN_A_RELAY
+        assert await ask(p2pd, HELPER, port) == Answer(Reached.NOT_TRIED, "", "")
+
+    play(test)
+
+
+def test_nothing_is_dialled_in_a_local_network(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+
+    async def test(p2pd: P2pd) -> None:
+        assert (await ask(p2pd, HELPER, port)).reached is Reached.NOT_TRIED
+
+    play(test)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"\x07\x00\x00",
+        b"\x01\x04/ip4\x00",
+        b"\x01\x00" + bytes([len(RELAY)]) + RELAY.replace(str(HELPER), str(OTHER)).encode(),
+        b"\x01\x01\xff\x00",
+    ],
+)
+def test_an_answer_that_cannot_be_is_no_answer(said: bytes) -> None:
+    with pytest.raises(BadMessage):
+        asyncio.run(_asked(said))
+
+
+@pytest.mark.parametrize("said", [b"", b"\x01", b"\x01\x20short"])
+def test_an_answer_that_breaks_off_is_none(said: bytes) -> None:
+    with pytest.raises(Unreachable):
+        asyncio.run(_asked(said))
+
+
+async def _asked(said: bytes) -> Answer:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\x10\x00")
+        writer.write(said)
+        writer.close()
+
+    with tempfile.TemporaryDirectory() as folder:
+        p2pd = P2pd()
+        server = await asyncio.start_unix_server(answer, Path(folder) / "reach.sock")
+        await p2pd.receive_streams("", Path(folder) / "reach.sock")
+        try:
+            return await ask(p2pd, HELPER, 4096)
+        finally:
+            server.close()

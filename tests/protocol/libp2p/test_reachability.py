@@ -1,0 +1,172 @@
+"""What a peer concludes from what others say of it, and which relays it takes: against p2pds that are made up, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from protocol.errors import Unreachable
+from protocol.identity import PeerId
+from protocol.libp2p import reachability
+from protocol.libp2p.dial_back import Answer, Reached
+from protocol.libp2p.p2pd import Control
+from protocol.libp2p.reachability import Reachability
+from tests.memory import virtual_time
+from tests.protocol.peers import seeded
+
+PARTNERS = [seeded(number).peer_id for number in range(1, 8)]
+SEEN = "/ip4/5.5.0.9/tcp/4001"
+PLACE = f"/ip4/5.5.0.1/tcp/4001/p2p/{PARTNERS[0]}/p2p-circuit"
+
+
+def relay(number: int) -> str:
+    return f"/ip4/5.5.0.{number + 1}/tcp/4001/p2p/{PARTNERS[number]}"
+
+
+class World(Control):
+    """A p2pd, and what partners say when they are asked."""
+
+    def __init__(self) -> None:
+        super().__init__(Path("nowhere"))
+        self.partners: dict[PeerId, Answer | None] = {}
+        self.ends: dict[PeerId, str] = {}
+        self.own: tuple[str, ...] = ()
+        self.gone: set[PeerId] = set()
+
+    def says(self, number: int, reached: Reached, *, relays: bool = False, end: str = "/ip4/5.5.0.1/tcp/1") -> None:
+        self.partners[PARTNERS[number]] = Answer(reached, SEEN, relay(number) if relays else "")
+        self.ends[PARTNERS[number]] = end
+
+    async def connected(self) -> dict[PeerId, str]:
+        return {peer: self.ends[peer] for peer in self.partners if peer not in self.gone}
+
+    async def identify(self) -> tuple[PeerId, tuple[str, ...]]:
+        return PARTNERS[0], self.own
+
+    async def connect(self, partner: PeerId, addresses: object) -> None:
+        if partner in self.gone:
+            raise Unreachable("gone")
+
+    async def ask(self, control: Control, partner: PeerId, port: int) -> Answer:
+        assert port == 4001
+        if (answer := self.partners[partner]) is None:
+            raise Unreachable("knows no such question")
+        return answer
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    made = World()
+    monkeypatch.setattr(reachability, "ask", made.ask)
+    return made
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    virtual_time.run(test())  # type: ignore[arg-type]
+
+
+async def within(seconds: float, work: Awaitable[str]) -> str:
+    try:
+        async with asyncio.timeout(seconds):
+            return await work
+    except TimeoutError:
+        return ""
+
+
+def test_who_is_called_by_others_is_open(world: World) -> None:
+    async def test() -> None:
+        world.says(0, Reached.YES, relays=True)
+        known = Reachability()
+        assert await within(60, known.until_role_changes(world, 4001)) == ""
+        assert (known.is_open, known.open_at, known.through) == (True, SEEN, ())
+
+    run(test)
+
+
+def test_who_is_not_takes_relays_that_partners_are(world: World) -> None:
+    async def test() -> None:
+        world.says(0, Reached.NO, relays=True)
+        world.says(1, Reached.NO)
+        known = Reachability()
+        assert "relay" in await within(5, known.until_role_changes(world, 4001))
+        assert (known.is_open, known.open_at, known.through) == (False, "", (relay(0),))
+
+    run(test)
+
+
+def test_nobody_to_ask_means_nothing(world: World) -> None:
+    async def test() -> None:
+        world.says(0, Reached.NO, relays=True, end="/ip4/192.168.1.7/tcp/1")
+        world.says(1, Reached.NO, relays=True, end=PLACE)
+        world.says(2, Reached.NOT_TRIED, relays=True)
+        world.says(3, Reached.NO)
+        world.partners[PARTNERS[3]] = None
+        known = Reachability()
+        assert await within(60, known.until_role_changes(world, 4001)) == ""
+        assert known.is_open is None
+
+    run(test)
+
+
+def test_one_liar_among_several_moves_nothing(world: World) -> None:
+    async def test() -> None:
+        for number in range(4):
+            world.says(number, Reached.YES if number else Reached.NO)
+        known = Reachability()
+        await within(1000, known.until_role_changes(world, 4001))
+        assert known.is_open is True
+
+    run(test)
+
+
+def test_a_relay_that_comes_later_is_taken_then(world: World) -> None:
+    async def test() -> None:
+        world.says(0, Reached.NO)
+        known = Reachability()
+        assert await within(30, known.until_role_changes(world, 4001)) == ""
+        world.says(1, Reached.NO, relays=True)
+        assert await within(10, known.until_role_changes(world, 4001))
+        assert known.through == (relay(1),)
+
+    run(test)
+
+
+def test_when_its_relay_dies_it_takes_another_within_half_a_minute(world: World) -> None:
+    async def test() -> None:
+        world.own = (PLACE,)
+        world.says(0, Reached.NO, relays=True)
+        world.says(1, Reached.NO, relays=True)
+        known = Reachability((relay(0),))
+        assert await within(400, known.until_role_changes(world, 4001)) == "", "all is well"
+        world.gone.add(PARTNERS[0])
+        world.own = ()
+        assert await within(20, known.until_role_changes(world, 4001))
+        assert known.through == (relay(1),)
+
+    run(test)
+
+
+def test_without_another_it_waits_for_the_old_one(world: World) -> None:
+    async def test() -> None:
+        world.gone.add(PARTNERS[0])
+        known = Reachability((relay(0),))
+        assert await within(60, known.until_role_changes(world, 4001)) == ""
+        world.gone.clear()
+        assert await within(20, known.until_role_changes(world, 4001)), "it has lost us: p2pd asks it for a place when it starts"
+        assert known.through == (relay(0),)
+
+    run(test)
+
+
+def test_who_can_be_called_again_needs_none(world: World) -> None:
+    async def test() -> None:
+        world.own = (PLACE,)
+        world.says(1, Reached.YES)
+        known = Reachability((relay(0),))
+        assert "no relay" in await within(20, known.until_role_changes(world, 4001))
+        assert known.through == ()
+
+    run(test)
