@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cli.options import DEFAULT_HOME, Device, HomeFolder, Json, Listen, Port
 from peer.machine.config import peer_config, saved_settings
 from peer.machine.home import Home
+from protocol.errors import BadSettings
+
+if TYPE_CHECKING:
+    from peer.doctor.finding import Finding
 
 InviteText = Annotated[
     str | None,
@@ -33,18 +38,16 @@ def doctor(
     """
     from peer.doctor.case import Case  # slow to import, and needed only now
     from peer.doctor.examination import examine, exit_code
-    from peer.doctor.finding import Level
 
-    found, folder = [], Home(home)
-    saved = saved_settings(folder)
+    found, folder, saved = [], Home(home), {}
+    with suppress(BadSettings):  # a check says it
+        saved = saved_settings(folder)
     given = {key: value for key, value in (("device", device), ("listen", listen)) if value}
     local = peer_config({**saved, **given, "home": folder.path})
     for name, finding in examine(Case(folder, invite, local.device, local.listen, saved.get("port") if port is None else port)):
         found.append((name, finding))
         if not as_json:
-            print(f"{finding.level.value:<6}{name:<15}{finding.found}", flush=True)
-            if finding.level is not Level.OK and finding.way_out:
-                print(f"{'':<21}-> {finding.way_out}", flush=True)
+            show(name, finding)
     code = exit_code([finding for _, finding in found])
     if as_json:
         checks = [
@@ -52,3 +55,10 @@ def doctor(
         ]
         print(json.dumps({"exit_code": int(code), "checks": checks}))
     return int(code)
+
+
+def show(name: str, finding: Finding) -> None:
+    """Print a finding as a line, and the way out below it."""
+    print(f"{finding.level.value:<6}{name:<15}{finding.found}", flush=True)
+    if finding.way_out:
+        print(f"{'':<21}-> {finding.way_out}", flush=True)

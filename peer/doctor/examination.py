@@ -30,6 +30,7 @@ CHECKS: tuple[Check, ...] = (
     room_checks.shared_memory,
     home_checks.home,
     home_checks.key,
+    home_checks.settings,
     home_checks.other_peer,
     home_checks.port,
     home_checks.invite,

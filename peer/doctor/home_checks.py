@@ -10,6 +10,7 @@ from pathlib import Path
 
 from peer.doctor.case import Case
 from peer.doctor.finding import Finding, fail, ok, warn
+from peer.machine.config import saved_settings
 from peer.machine.home import ANOTHER_HOME
 from peer.machine.port import need_port, usual_port
 
@@ -47,6 +48,12 @@ def key(case: Case) -> Finding:
     """Check that the peer's private key is there, whole and private."""
     identity = case.identity()
     return ok(f"this peer is {identity.peer_id}" if identity else "there is none yet; the first `peer join` makes it")
+
+
+def settings(case: Case) -> Finding:
+    """Check that the settings in the home can work."""
+    num_set = len(saved_settings(case.home))
+    return ok(f"{num_set} in {case.home.config}" if num_set else "all as by default")
 
 
 def other_peer(case: Case) -> Finding:

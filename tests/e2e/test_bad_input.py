@@ -36,6 +36,18 @@ def test_a_codec_that_is_misspelt_does_not_take_the_home(tmp_path: Path) -> None
     assert not Home(tmp_path).manifest.exists()
 
 
+def test_a_model_that_does_not_fit_is_refused_before_it_is_made(tmp_path: Path) -> None:
+    """On any machine: two terabytes."""
+    manifest = tmp_path / "manifest.toml"
+    model = {"hidden_size": 65536, "intermediate_size": 65536, "num_hidden_layers": 1, "num_attention_heads": 64, "vocab_size": 1_000_000}
+    manifest.write_text("[model.config]\n" + "\n".join(f"{key} = {value}" for key, value in model.items()))
+    code, said = host(tmp_path / "home", str(manifest))
+    assert code == 2
+    assert "this run needs" in said[-2] and "for weights and their gradients" in said[-2]
+    assert "here would fit" in said[-1]
+    assert not Home(tmp_path / "home").manifest.exists(), "the home is free for a run that fits"
+
+
 def test_the_same_identity_does_not_run_twice(tmp_path: Path) -> None:
     home = Home(tmp_path)
     home.create()

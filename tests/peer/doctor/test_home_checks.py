@@ -21,7 +21,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a 
 
 def found(check: str, home: Path, invite: str | None = None, **settings: object) -> Finding:
     """What the examination says under this name."""
-    checks = {"home": home_checks.home, "key": home_checks.key, "other peer": home_checks.other_peer}
+    checks = {"home": home_checks.home, "key": home_checks.key, "settings": home_checks.settings, "other peer": home_checks.other_peer}
     checks |= {"port": home_checks.port, "invite": home_checks.invite}
     return dict(examine(case(home, invite, **settings), [checks[check]]))[check]  # type: ignore[arg-type]
 
@@ -44,6 +44,14 @@ def test_a_sound_home_is_left_as_it_was(tmp_path: Path) -> None:
     for check in ("home", "key", "other peer", "port"):
         names(found(check, home.path), Level.OK)
     assert sorted(path.name for path in home.path.iterdir()) == before
+
+
+@pytest.mark.parametrize(("text", "words"), [("thread = 2", "thread"), ("threads = -1", "threads"), ("threads", "cannot be read")])
+def test_settings_that_cannot_work(tmp_path: Path, text: str, words: str) -> None:
+    home = made_home(tmp_path / "home")
+    names(found("settings", home.path), Level.OK)
+    home.config.write_text(text)
+    names(found("settings", home.path), Level.FAIL, words, str(home.config))
 
 
 @needs_root
