@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from contextlib import nullcontext
 from dataclasses import asdict
 
 from cli.options import DEFAULT_HOME, Data, HomeFolder, Json
@@ -14,9 +16,11 @@ def evaluate(home: HomeFolder = DEFAULT_HOME, data: Data = None, as_json: Json =
 
     The text for it was never trained on.
     """
-    from peer.model.evaluation import evaluate_home  # torch: slow to import, and needed only now
+    from cli.screen import meter  # rich
+    from peer.model.evaluation import NUM_BATCHES, evaluate_home  # torch: slow to import, and needed only now
 
-    found = evaluate_home(Home(home), data)
+    with meter(sys.stderr, "held-out loss", num_lines=1, unit="batches") if not as_json else nullcontext(lambda *progress: None) as show:
+        found = evaluate_home(Home(home), data, follow=lambda done, loss: show("measuring the model", done, NUM_BATCHES, loss))
     if as_json:
         print(json.dumps(asdict(found)))
     else:

@@ -33,7 +33,11 @@ def export(folder: Folder, home: HomeFolder = DEFAULT_HOME, slow: Slow = False, 
     It holds the newest checkpoint, in a form that transformers loads, and a card that says where it comes from and how well it
     predicts held-out text.
     """
+    from cli.screen import meter  # rich
     from peer.model.export import export_model  # torch: slow to import, and needed only now
 
-    held_out = export_model(Home(home), folder, slow, data, eval_batches)
+    with meter(sys.stderr, "held-out loss", num_lines=1, unit="batches") as show:
+        held_out = export_model(
+            Home(home), folder, slow, data, eval_batches, lambda done, loss: show("measuring the model", done, eval_batches, loss)
+        )
     print(f"wrote {folder}; held-out loss: {held_out}" + (f" ({held_out.reason})" if held_out.reason else ""), file=sys.stderr)

@@ -129,10 +129,10 @@ def screen(stream: TextIO) -> Iterator[Screen]:
 
 
 @contextmanager
-def meter(stream: TextIO, what: str = "training loss", num_lines: int = 10) -> Iterator[Meter]:
+def meter(stream: TextIO, what: str = "training loss", num_lines: int = 10, unit: str = "tokens") -> Iterator[Meter]:
     """Draw on `stream` while inside: bars where it is a terminal, elsewhere `num_lines` lines for each name that call the loss `what`."""
     if not _can_draw(stream):
-        yield _lines(stream, what, num_lines)
+        yield _lines(stream, what, num_lines, unit)
         return
     loss = TextColumn("loss {task.fields[loss]:.3f}")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), loss, TimeRemainingColumn())
@@ -140,14 +140,14 @@ def meter(stream: TextIO, what: str = "training loss", num_lines: int = 10) -> I
         yield _bars(progress)
 
 
-def _lines(stream: TextIO, what: str, num_lines: int) -> Meter:
+def _lines(stream: TextIO, what: str, num_lines: int, unit: str) -> Meter:
     shown: dict[str, int] = {}
 
     def show(name: str, done: int, total: int, loss: float) -> None:
         part = num_lines * done // total
         if part > shown.get(name, 0):
             shown[name] = part
-            print(f"{name}: {100 * done // total} % of {total} tokens, {what} {loss:.3f}", file=stream, flush=True)
+            print(f"{name}: {100 * done // total} % of {total} {unit}, {what} {loss:.3f}", file=stream, flush=True)
 
     return show
 

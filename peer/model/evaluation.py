@@ -77,7 +77,9 @@ def output_distance(outputs: Sequence[Tensor]) -> float:
     return max(0.0, float((stacked.exp() * (stacked - mean)).sum(-1).mean()))
 
 
-def evaluate_home(home: Home, data: Path | None = None, num_batches: int = NUM_BATCHES) -> Evaluation:
+def evaluate_home(
+    home: Home, data: Path | None = None, num_batches: int = NUM_BATCHES, follow: Follow = lambda num_batches, loss: None
+) -> Evaluation:
     """Measure the fast weights of a home's newest checkpoint; `data` is the operator's text where the run asks for one.
 
     Raises BadManifest or BadSettings for what cannot be loaded.
@@ -86,7 +88,7 @@ def evaluate_home(home: Home, data: Path | None = None, num_batches: int = NUM_B
     model = build_model(trained.manifest.model, trained.manifest.run.seed)
     with closing(open_corpus(trained.manifest, home, data)) as corpus:
         set_weights(model, fast_weights(trained.checkpoint))
-        loss = held_out_loss(model, corpus, num_batches)
+        loss = held_out_loss(model, corpus, num_batches, follow)
     inner = trained.manifest.inner
     num_tokens = num_batches * inner.batch_size * inner.sequence_length
     return Evaluation(trained.checkpoint.step, loss, math.exp(loss), math.exp(loss / corpus.bytes_per_token), num_tokens)

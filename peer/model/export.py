@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from peer.machine.events import Event, MeetingDone, StateCloned, read_events
 from peer.machine.home import Home
 from peer.machine.status import VERSION
-from peer.model.evaluation import NUM_BATCHES, held_out_loss, open_corpus
+from peer.model.evaluation import NUM_BATCHES, Follow, held_out_loss, open_corpus
 from peer.model.model import build_model, quiet_transformers
 from peer.model.weights import Trained, fast_weights, load_trained, set_weights, slow_weights
 from peer.text.tokenizer import BYTES, Tokenizer, load_tokenizer
@@ -66,7 +66,12 @@ class MeasuredLoss:
 
 
 def export_model(
-    home: Home, folder: Path, use_slow_weights: bool = False, data: Path | None = None, num_batches: int = NUM_BATCHES
+    home: Home,
+    folder: Path,
+    use_slow_weights: bool = False,
+    data: Path | None = None,
+    num_batches: int = NUM_BATCHES,
+    follow: Follow = lambda num_batches, loss: None,
 ) -> MeasuredLoss:
     """Write a home's newest checkpoint to `folder`, which must be new, empty, or an earlier export; returns the loss on its card.
 
@@ -78,7 +83,7 @@ def export_model(
     manifest = trained.manifest
     model = build_model(manifest.model, manifest.run.seed)
     set_weights(model, slow_weights(trained) if use_slow_weights else fast_weights(trained.checkpoint))
-    measured = measure(model, manifest, home, data, num_batches)
+    measured = measure(model, manifest, home, data, num_batches, follow)
     card = model_card(trained, list(read_events(home.events)), "slow" if use_slow_weights else "fast", measured)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -96,7 +101,7 @@ def export_model(
     return measured
 
 
-def measure(model: PreTrainedModel, manifest: Manifest, home: Home, data: Path | None, num_batches: int) -> MeasuredLoss:
+def measure(model: PreTrainedModel, manifest: Manifest, home: Home, data: Path | None, num_batches: int, follow: Follow) -> MeasuredLoss:
     """Measure the held-out loss of a model of the run, where there is text for it.
 
     Raises BadSettings when `data` was given and will not do; without it, an export does not fail for the lack of text.
@@ -105,7 +110,7 @@ def measure(model: PreTrainedModel, manifest: Manifest, home: Home, data: Path |
         return MeasuredLoss(None, reason="as asked")
     try:
         with closing(open_corpus(manifest, home, data)) as corpus:
-            loss = held_out_loss(model, corpus, num_batches)
+            loss = held_out_loss(model, corpus, num_batches, follow)
     except BadSettings as error:
         if data is not None:
             raise
