@@ -108,20 +108,27 @@ def watched(home: Path) -> Iterator[list[psutil.Process]]:
     """Have a page open that reads its stream, and a Prometheus that scrapes, while inside. Gives the process of the page."""
     command = [sys.executable, "-m", "cli.main", "dashboard", str(home)]
     with psutil.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as page:
-        stopped = threading.Event()
-        url = page.stdout.readline().decode().strip()
-        stream = urllib.request.urlopen(url.replace("/?", "/live/peers?"), timeout=60)
-        threads = [threading.Thread(target=read, args=(stream, stopped)), threading.Thread(target=scrape, args=(stopped,))]
-        for thread in threads:
-            thread.start()
         try:
-            yield [page]
+            url = page.stdout.readline().decode().strip()
+            with urllib.request.urlopen(url.replace("/?", "/live/peers?"), timeout=60) as stream, reading(stream):
+                yield [page]
         finally:
-            stopped.set()
-            for thread in threads:
-                thread.join()
-            stream.close()
             page.terminate()
+
+
+@contextlib.contextmanager
+def reading(stream: Any) -> Iterator[None]:
+    """Take in what the page is told, and scrape the metrics, from threads of their own while inside."""
+    stopped = threading.Event()
+    threads = [threading.Thread(target=read, args=(stream, stopped)), threading.Thread(target=scrape, args=(stopped,))]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        for thread in threads:
+            thread.join()
 
 
 def read(stream: Any, stopped: threading.Event) -> None:

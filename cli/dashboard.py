@@ -48,6 +48,7 @@ def listening(port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((HERE, port))
+        listener.listen()  # before the address is printed: whoever reads it may come at once
     except OSError as error:
         listener.close()
         reason = (error.strerror or str(error)).lower()
