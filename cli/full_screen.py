@@ -21,7 +21,7 @@ from cli.page.peers import shown
 LOOK_S = 1.0
 CHARTS = {"loss": "loss", "tokens_per_second": "tokens a second", "meetings": "meetings a second", "sent": "bytes sent a second"}
 COUNTS = ("meetings", "sent")  # drawn as what was added each second
-ROWS = ("run", "loss", "my part", "blocked", "meetings", "partners", "costs", "warnings")  # the rest is in `peer status`
+ROWS = ("run", "loss", "my part", "blocked", "meetings", "partners", "limits", "costs", "warnings")  # the rest is in `peer status`
 
 
 class PeerPanel(Vertical):

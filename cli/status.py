@@ -75,6 +75,7 @@ def rows(answer: Status, now_s: float) -> dict[str, str]:
         "meetings": f"{meetings_text(answer['meetings'])}; {interval_text(answer['inner_steps'], answer['inner_steps_reason'])}",
         "partners": partners_text(answer["peers_seen"], answer["routes"]),
         "traffic": f"{bytes_text(answer['bytes']['sent'])} up, {bytes_text(answer['bytes']['received'])} down in meetings, in this start",
+        "limits": ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in answer["limits"].items()) or "none",
         "costs": costs_text(answer["lifetime"], answer["energy"]),
         "warnings": "; ".join(answer["warnings"]) or "none",
         "addresses": ", ".join(answer["addresses"]) or "none known yet",

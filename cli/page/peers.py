@@ -13,7 +13,7 @@ from cli.config import settings_in_force
 from cli.figures import sentence
 from cli.peers import COLUMNS, partner_cells
 from cli.status import rows
-from peer.machine.config import LocalSettings
+from peer.machine.config import LIMITS, LocalSettings
 from peer.machine.control_socket import ask
 from peer.machine.home import Home
 from peer.machine.status import Status
@@ -21,11 +21,6 @@ from protocol.errors import BadSettings
 
 LOOK_S = 0.9  # what was asked so lately is not asked again
 ANSWER_S = 3.0  # a peer that takes longer is shown as one that does not answer
-ON_THE_PAGE = (
-    "max_upload", "max_download", "monthly_traffic", "max_disk", "max_memory", "gpu_memory", "threads", "niceness", "schedule", "only_idle",
-    "not_on_battery",
-)  # fmt: skip
-LIMITS = tuple(key for key in ON_THE_PAGE if key in LocalSettings.model_fields)  # what may be changed there
 
 
 class Peers:

@@ -16,7 +16,8 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from cli.page.peers import LIMITS, Peers
+from cli.page.peers import Peers
+from peer.machine.config import LIMITS
 
 TELL_S = 1.0
 YEAR_S = 365 * 24 * 3600

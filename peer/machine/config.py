@@ -33,6 +33,10 @@ STARTED_WITH = {  # settings that a child is started with: it is started again w
     "announce": (NODE,),
     "relay": (NODE,),
 }
+_LIMITING = (
+    "max_upload", "max_download", "monthly_traffic", "max_disk", "max_memory", "gpu_memory", "threads", "niceness", "schedule", "only_idle",
+    "not_on_battery",
+)  # fmt: skip
 SETTINGS_PAGE = "docs/reference/config.md"  # where each setting is explained
 _TITLE = "The local settings of this peer. `peer config` shows them with their meaning, and writes this file anew when it changes one."
 
@@ -104,6 +108,9 @@ class LocalSettings(BaseModel):
     """Train only while the machine does not run from its battery."""
 
 
+LIMITS = tuple(key for key in _LIMITING if key in LocalSettings.model_fields)  # what the page offers to change
+
+
 class PeerConfig(LocalSettings):
     """The settings of one start of a peer, checked and frozen."""
 
@@ -122,6 +129,12 @@ class PeerConfig(LocalSettings):
     def children(self) -> tuple[str, ...]:
         """Return the processes that this peer is made of; the peer is over when the first of them is."""
         return ((TRAINER,) if self.trains else ()) + (() if self.alone else (NODE,))
+
+
+def limits_in_force(config: LocalSettings) -> dict[str, str]:
+    """Return the limits that the operator has set, by name, as they were written."""
+    values = ((key, getattr(config, key), LocalSettings.model_fields[key].get_default()) for key in LIMITS)
+    return {key: str(value) for key, value, default in values if value != default}
 
 
 def peer_config(values: Mapping[str, object]) -> PeerConfig:

@@ -215,6 +215,12 @@ class TrainerRestarted(Stamped):
     num_restarts: int  # in a row; one that had run for a minute counts as the first again
 
 
+class LimitsSet(Stamped):
+    """These limits hold from now on."""
+
+    limits: dict[str, str]  # settings by name, as the operator wrote them; those that limit nothing are left out
+
+
 class EnergyUsed(Stamped):
     """What this start of the peer has taken from the socket or the battery so far; written about once a minute."""
 
@@ -277,7 +283,7 @@ class ProcessFailed(Stamped):
 Written = (
     PeerStarted | RunKnown | ModelBuilt | StateChanged | PeersSeen | AddressesChanged | ConnectionsChanged | StepDone | NodeSpent
     | MeetingDone | IntervalSet | SoloStep | CheckpointSaved | CheckpointFailed | CheckpointRejected | EvalDone | OutputsMoved
-    | StateCloned | FragmentPulled | ResultTaken | NodeRestarted | TrainerRestarted | EnergyUsed | Warned | EventsLost
+    | StateCloned | FragmentPulled | ResultTaken | NodeRestarted | TrainerRestarted | LimitsSet | EnergyUsed | Warned | EventsLost
 )  # fmt: skip
 Told = ProcessSays | ProgressMade | TrainerIdle | ProcessFailed  # to the supervisor only
 Event = Written | Told

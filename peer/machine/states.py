@@ -37,6 +37,7 @@ STATES: Final = {
 # What ends a trouble, or a way of working, that has no state of its own.
 NO_PARTNERS: Final = "ends when another peer comes into sight; it trains on alone meanwhile"
 ALONE: Final = "ends with the run, or with `peer leave`; it was told to meet nobody"
+SAVES_AGAIN: Final = "ends with the run; it trains on, and saves at the next checkpoint if it can"
 RESTART: Final = "is started again by itself"
 SILENT: Final = "ends with the step; if it lasts for minutes, stop the peer and start it again: it goes on from its last checkpoint"
 

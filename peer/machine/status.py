@@ -47,6 +47,7 @@ class Status:
     addresses: list[str] = field(default_factory=list)
     output_distance: float | None = None  # how far the last measured meeting moved the outputs: Jensen-Shannon, nats per token
     energy: dict[str, Any] = field(default_factory=lambda: {"watt_hours": 0.0, "how": ""})
+    limits: dict[str, str] = field(default_factory=dict)  # in force: settings by name
     progress: dict[str, Any] | None = None  # of a long work: what it is, and the share that is done
     started: float = 0.0
     version: str = VERSION
@@ -142,6 +143,8 @@ def _apply(status: Status, event: events.Event) -> Status:
             return _used(status, node=event.cpu_s)
         case events.ProgressMade():
             return replace(status, progress={"work": event.work, "share": event.share} if event.share < 1 else None)
+        case events.LimitsSet():
+            return replace(status, limits=event.limits)
         case events.EnergyUsed():
             return replace(status, energy={"watt_hours": event.watt_hours, "how": event.how})
         case _:

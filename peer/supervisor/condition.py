@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from peer.machine.config import NODE, TRAINER
 from peer.machine.events import Event, ProcessSays, StateChanged
-from peer.machine.states import ALONE, NO_PARTNERS, RESTART, SILENT, changed
+from peer.machine.states import ALONE, NO_PARTNERS, RESTART, SAVES_AGAIN, SILENT, changed
 from peer.supervisor.rest import Rest
 
 SILENT_S = 15.0  # a trainer speaks about once a second, so after this long it is worth a word
@@ -94,7 +94,7 @@ class Condition:
         if node.trouble:
             return node.trouble, RESTART
         if trainer.reason:
-            return trainer.reason, ""
+            return trainer.reason, SAVES_AGAIN if trainer.state == "training" else ""
         if NODE not in self.children:
             return "alone, as asked", ALONE
         return ("", "") if peers_seen else ("no other peer in sight", NO_PARTNERS)

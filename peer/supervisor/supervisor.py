@@ -27,12 +27,24 @@ from peer.machine.config import (
     TRAINER,
     LocalSettings,
     PeerConfig,
+    limits_in_force,
     peer_config,
     save_settings,
     saved_settings,
     with_setting,
 )
-from peer.machine.events import RESTING, Event, EventLog, NodeRestarted, PeerStarted, ProcessSays, RunKnown, TrainerRestarted, Written
+from peer.machine.events import (
+    RESTING,
+    Event,
+    EventLog,
+    LimitsSet,
+    NodeRestarted,
+    PeerStarted,
+    ProcessSays,
+    RunKnown,
+    TrainerRestarted,
+    Written,
+)
 from peer.machine.home import Home, write_whole
 from peer.machine.runtime_folder import PAYLOAD_BYTES, runtime_folder
 from peer.machine.states import changed
@@ -136,6 +148,7 @@ class Supervisor:
         if self._home.manifest.exists():
             self._manifest_ready.set()
         self._note(PeerStarted(self._peer_id, earlier(self._home)))
+        self._note(LimitsSet(limits_in_force(self._config)))
         self._condition.rest = self._wanted_rest()
         self._describe()
         async with control.serving(self._home, runtime, self._answer):
@@ -407,6 +420,7 @@ class Supervisor:
         if config == self._config:
             return {"value": value}
         self._config = config
+        self._note(LimitsSet(limits_in_force(config)))
         self._restarting |= {name for name in STARTED_WITH.get(key, ()) if name in self._children and name not in self._away}
         self._look_at_rest()
         self._tell_node()

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from cli.page.peers import LIMITS
 from cli.page.server import application
-from peer.machine.config import LocalSettings, PeerConfig
+from peer.machine.config import LIMITS, LocalSettings, PeerConfig
 from peer.machine.control_socket import serving
 from peer.machine.home import Home
 from peer.machine.runtime_folder import runtime_folder

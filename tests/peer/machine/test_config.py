@@ -11,6 +11,7 @@ from peer.machine.config import (
     TRAINER,
     LocalSettings,
     PeerConfig,
+    limits_in_force,
     peer_config,
     save_settings,
     saved_settings,
@@ -137,3 +138,9 @@ def test_a_file_that_cannot_be_used_is_named(home: Home, content: str) -> None:
     with pytest.raises(BadSettings, match=str(home.config)) as caught:
         saved_settings(home)
     assert caught.value.hint
+
+
+def test_only_what_limits_is_a_limit_in_force(tmp_path: Path) -> None:
+    assert not limits_in_force(peer_config({"home": tmp_path, "device": "cpu"}))
+    config = peer_config({"home": tmp_path, "threads": 2, "schedule": "22:00-07:00", "max_upload": "1 Mbit/s"})
+    assert limits_in_force(config) == {"threads": "2", "schedule": "22:00-07:00", "max_upload": "1 Mbit/s"}

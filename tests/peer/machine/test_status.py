@@ -16,6 +16,7 @@ from peer.machine.events import (
     EnergyUsed,
     EvalDone,
     Event,
+    LimitsSet,
     MeetingDone,
     ModelBuilt,
     NodeRestarted,
@@ -166,3 +167,7 @@ def test_progress_ends_with_the_work_or_with_the_state() -> None:
     assert status.progress == {"work": "downloading weights", "share": 0.5}
     assert apply(status, ProgressMade("downloading weights", 1.0)).progress is None
     assert apply(status, StateChanged("training", "")).progress is None
+
+
+def test_the_limits_in_force_are_those_set_last() -> None:
+    assert after(LimitsSet({"threads": "2"}), LimitsSet({"max_upload": "1 Mbit/s"})).to_json()["limits"] == {"max_upload": "1 Mbit/s"}
