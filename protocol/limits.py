@@ -59,7 +59,6 @@ UNIX_SECONDS: Final = 253_402_300_799
 """The end of the year 9999, where date functions end."""
 
 UNIX_MILLISECONDS: Final = 1000 * UNIX_SECONDS
-PORTS: Final = 65535
 
 # ---- records ----
 RECORD_BYTES: Final = KIB
@@ -121,7 +120,6 @@ _COUNTS: Final = {
     "expires_s": UNIX_SECONDS,
     "not_after_s": UNIX_SECONDS,
     "unix_ms": UNIX_MILLISECONDS,
-    "port": PORTS,
 }
 _SIZES: Final = {
     "detail": REFUSAL_DETAIL_CHARS,

@@ -16,7 +16,7 @@ from peer.doctor.case import Case
 from peer.doctor.finding import Finding, Level, fail, failed_by, warn
 from protocol.errors import ExitCode, GossamerError
 
-LIMIT_S = 22.0  # for all of them together; Python's own start and end come on top, and the command shall end within 30 s
+LIMIT_S = 20.0  # for all of them together; Python's own start and end come on top, and the command shall end within 30 s
 
 Check = Callable[[Case], Finding]
 

@@ -16,7 +16,6 @@ from peer.doctor.router import Router, ask_router
 from peer.doctor.visit import Call, Visit
 from peer.meeting.line import transfer_s
 from protocol.limits import CLOCK_SKEW_S
-from protocol.messages.messages import Knock
 
 if TYPE_CHECKING:
     from protocol.messages.terms import ModelPlan
@@ -25,7 +24,7 @@ NOBODY = "nobody could be asked"
 CLOCK_WARN_S = 5.0
 STEP_S = 1.0  # an inner step, where nobody has measured one
 SET_CLOCK = "set it by network time: `sudo timedatectl set-ntp true`"
-OPEN_PORT = "forward a TCP port in the router and name it with --port; without one, only those who can be reached meet this peer"
+OPEN_PORT = "forward a TCP port in the router and name it with --port; without one, a peer is reached through a relay, if the run has one"
 _HOST_PORT = re.compile(r"/ip[46]/([^/]+)/tcp/(\d+)")
 _SHARED = ipaddress.ip_network("100.64.0.0/10")  # of providers that put many customers behind one address
 
@@ -57,13 +56,15 @@ def reachable(case: Case) -> Finding:
 
 def reachable_facts(answered: Sequence[Call]) -> Finding:
     """Judge what those said who tried."""
-    yes = [call.name for call in answered if call.knock is Knock.ANSWERED]
-    no = [call.name for call in answered if call.knock is Knock.SILENT]
+    yes = [call.name for call in answered if call.is_open is True]
+    no = [call.name for call in answered if call.is_open is False]
     if yes and no:
         return warn(f"from {', '.join(yes)}, and not from {', '.join(no)}", OPEN_PORT)
     if yes:
         return ok(f"from {', '.join(yes)}")
-    return warn(f"not from {', '.join(no)}", OPEN_PORT) if no else ok(f"not known: {NOBODY if not answered else 'nobody tried'}")
+    if no:
+        return warn(f"not from {', '.join(no)}", OPEN_PORT)
+    return ok(f"not known: {'those on the same network do not try' if answered else NOBODY}")
 
 
 def router(case: Case) -> Finding:
@@ -82,7 +83,7 @@ def router_facts(observed: Sequence[str], own: set[str], found: Router | None) -
     if found and found.outer_ip and _is_shared(found.outer_ip, outside):
         return warn(
             f"the provider shares one address among customers (the router has {found.outer_ip}): no port can be opened",
-            "ask the provider for an address of your own; until then, only those who can be reached meet this peer",
+            "ask the provider for an address of your own; until then others reach this peer through a relay, if the run has one",
         )
     if len(outside) < 2:
         return ok(f"{can_ask}; its kind is not known, as {len(outside)} peers outside this network were asked, and it takes two")

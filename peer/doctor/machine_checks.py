@@ -16,7 +16,7 @@ from peer.doctor.case import Case
 from peer.doctor.finding import Finding, fail, ok, warn
 
 PACKAGE = "gossamer-peer"
-DEVICE_S = 18.0  # for torch to come up and to compute
+DEVICE_S = 17.0  # for torch to come up and to compute
 UP = "torch is loaded"  # as peer/doctor/matmul.py says
 OPEN_FILES = 1024  # 64 streams, their sockets on both sides, model files, and room
 

@@ -19,7 +19,7 @@ def bootstraps(case: Case) -> Finding:
 def bootstraps_facts(visit: Visit) -> Finding:
     """Judge who was reached, and how fast."""
     if visit.trouble:
-        return warn(visit.trouble, "an invite names peers to ask; without one, `peer join` and `peer host` go on with what the home holds")
+        return warn(visit.trouble, visit.way_out)
     there = ", ".join(f"{call.name} in {1000 * (call.round_trip_s or call.connect_s):.0f} ms" for call in visit.reached)
     missing = ", ".join(f"{call.name} ({call.trouble})" for call in visit.calls if call.trouble)
     if not there:

@@ -22,7 +22,7 @@ from peer.swarm.address_book import AddressBook
 from protocol.errors import GossamerError, PeerMisbehaved, RefusalCode, Refused, TransportError
 from protocol.identity import Identity, PeerId
 from protocol.limits import INVITE_BOOTSTRAPS, MANIFEST_BYTES, SEED_BYTES
-from protocol.messages.messages import ContentsKind, Knock
+from protocol.messages.messages import ContentsKind
 from protocol.run.invite import Credential, Invite
 from protocol.run.manifest import SignedManifest
 from protocol.streams.transport import Purpose, Stream
@@ -30,7 +30,7 @@ from protocol.streams.transport import Purpose, Stream
 if TYPE_CHECKING:
     from protocol.libp2p.p2pd import Control
 
-VISIT_S = 18.0  # for all
+VISIT_S = 17.0  # for all
 CALL_S = 10.0  # for one
 ECHO_S = 8.0
 ECHO_BYTES = (32 * 1024, 256 * 1024)  # a large one where a small one is back at once
@@ -49,7 +49,7 @@ class Call:
     refused: Refused | None = None  # it is there, and does not answer us
     clock_ahead_s: float = 0.0  # of ours
     observed: str = ""  # the multiaddr from which it saw us come
-    knock: Knock = Knock.NOT_TRIED  # whether it reaches us
+    is_open: bool | None = None  # whether it could call us; None where it has not tried
     manifest: SignedManifest | None = None
 
     @property
@@ -64,6 +64,7 @@ class Visit:
     """What came of calling on all."""
 
     trouble: str = ""  # why nobody could be called at all
+    way_out: str = "an invite names peers to ask; without one, `peer join` and `peer host` go on with what the home holds"
     calls: tuple[Call, ...] = field(default=())
     under_own_name: bool = False
     line: tuple[float, float] | None = None  # bytes a second, up and down, to the fastest
@@ -117,15 +118,19 @@ def visit(home: Home, invite: Invite | None, held: SignedManifest | None, own: I
             calls, line = asyncio.run(_call_all(folder, identity, run.run_id, credential, addresses, place))
         return Visit(calls=calls, under_own_name=is_own, line=line)
     except TimeoutError:
-        return Visit(f"the network part of this machine did not come up within {VISIT_S:.0f} s")
-    except (GossamerError, OSError) as error:
-        return Visit(str(error))
+        return Visit(f"nothing was heard within {VISIT_S:.0f} s", "try again when the machine is less busy")
+    except GossamerError as error:
+        return Visit(str(error), error.hint)
+    except OSError as error:
+        return Visit(f"the network part of a peer does not start here: {error}", "see to that first; nobody can be asked without it")
 
 
 async def _call_all(
     folder: Path, identity: Identity, run_id: bytes, credential: Credential | None, addresses: Sequence[str], place: Place
 ) -> tuple[tuple[Call, ...], tuple[float, float] | None]:
-    async with asyncio.timeout(VISIT_S), AsyncExitStack() as stack:
+    loop = asyncio.get_running_loop()
+    ends_s = loop.time() + VISIT_S
+    async with asyncio.timeout_at(ends_s), AsyncExitStack() as stack:
         from protocol.libp2p.p2pd import Daemon, DaemonSettings  # hivemind: seconds to import, which count
         from protocol.libp2p.splice import CarriedBytes
         from protocol.libp2p.tunnel import TunnelTransport
@@ -139,7 +144,8 @@ async def _call_all(
         client = FetchClient(identity, run_id, credential, await stack.enter_async_context(tunnel))
         port = place.tried(daemon.port)
         calls = tuple(await asyncio.gather(*(_call(daemon.control, client, *peer, port) for peer in _by_peer(addresses).items())))
-        return calls, await _measure(client, Visit(calls=calls).reached)
+        left_s = ends_s - loop.time() - 1.0  # a measurement that takes too long must not cost us what we have
+        return calls, await _measure(client, Visit(calls=calls).reached, min(ECHO_S, max(0.0, left_s)))
 
 
 async def _nobody_calls(purpose: Purpose, stream: Stream) -> None:
@@ -162,7 +168,8 @@ async def _call(control: Control, client: FetchClient, partner: PeerId, addresse
             await control.connect(partner, addresses)
             connect_s = time.monotonic() - began_s
             try:
-                return await _ask(client, partner, Call(address, connect_s=connect_s), port)
+                heard = await _ask(client, partner, Call(address, connect_s=connect_s))
+                return replace(heard, is_open=await _is_open(control, partner, port))
             except Refused as refusal:
                 return Call(address, connect_s=connect_s, refused=refusal)
     except TimeoutError:
@@ -171,27 +178,37 @@ async def _call(control: Control, client: FetchClient, partner: PeerId, addresse
         return Call(address, short_reason(str(error)))
 
 
-async def _ask(client: FetchClient, partner: PeerId, call: Call, port: int) -> Call:
+async def _ask(client: FetchClient, partner: PeerId, call: Call) -> Call:
     async with client.source(partner, ()) as source:
         await source.ask(ContentsKind.MANIFEST, 0, MANIFEST_BYTES)
         _, data = await source.take(lambda header: None)
         signed = SignedManifest.from_bytes(data, expect=client.run_id)
         asked_s, asked_unix_s = time.monotonic(), time.time()
-        sighting = await source.sighting(0)
+        sighting = await source.sighting()
         took_s = time.monotonic() - asked_s
         ahead_s = sighting.unix_ms / 1000 - (asked_unix_s + took_s / 2)
         call = replace(call, manifest=signed, round_trip_s=took_s, clock_ahead_s=ahead_s, observed=sighting.observed)
-        return replace(call, knock=(await source.sighting(port)).knock)
+        return call
 
 
-async def _measure(client: FetchClient, reached: Sequence[Call]) -> tuple[float, float] | None:
+async def _is_open(control: Control, partner: PeerId, port: int) -> bool | None:
+    from protocol.libp2p.dial_back import Reached, ask
+
+    try:
+        reached = (await ask(control, partner, port)).reached
+    except (TransportError, PeerMisbehaved):
+        return None
+    return None if reached is Reached.NOT_TRIED else reached is Reached.YES
+
+
+async def _measure(client: FetchClient, reached: Sequence[Call], within_s: float) -> tuple[float, float] | None:
     """Return what the line to the fastest carries, in bytes a second each way; None where nobody could tell."""
     fastest = next((call for call in reached if call.manifest), None)
     if fastest is None:
         return None
     partner, rates = PeerId.from_text(fastest.address.rpartition("/p2p/")[2]), None
     try:
-        async with asyncio.timeout(ECHO_S), client.source(partner, ()) as source:
+        async with asyncio.timeout(within_s), client.source(partner, ()) as source:
             for num_bytes in ECHO_BYTES:
                 up_s, down_s = await source.echo(num_bytes)
                 rates = num_bytes / max(1e-6, up_s - fastest.round_trip_s / 2), num_bytes / max(1e-6, down_s)

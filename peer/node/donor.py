@@ -297,7 +297,7 @@ class FetchServer:
 
     async def _reflected(self, stream: Stream, request: FetchRequest) -> memoryview:
         if request.kind is ContentsKind.SIGHTING:
-            return memoryview(await self.mirror.sighting(stream.observed, request.port))[: request.num_bytes]
+            return memoryview(self.mirror.sighting(stream.observed))[: request.num_bytes]
         self.mirror.allow_echo(stream.partner, request.num_bytes)
         said: list[bytes] = []
         await take_chunks(stream, Part.CONTENTS, request.num_bytes, said.append)

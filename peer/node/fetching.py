@@ -97,9 +97,9 @@ class Source:
         await self._ask(ContentsKind.SLOW, nonce, 0, 0, fragment)
         await send_chunks(self._stream, Part.SKETCH, sketch, 0)
 
-    async def sighting(self, port: int) -> Sighting:
-        """Ask what the other sees of us, and, unless `port` is 0, whether it reaches us there. Raises as `take`."""
-        await self._ask(ContentsKind.SIGHTING, secrets.token_bytes(NONCE_BYTES), 0, SIGHTING_BYTES, 0, port)
+    async def sighting(self) -> Sighting:
+        """Ask what the other sees of us. Raises as `take`."""
+        await self.ask(ContentsKind.SIGHTING, 0, SIGHTING_BYTES)
         _, data = await self.take(lambda header: None)
         return Sighting.from_bytes(data)
 
@@ -114,7 +114,7 @@ class Source:
             raise BadContents("an echo of something else")
         return heard_s[-1] - began_s, loop.time() - heard_s[-1]
 
-    async def _ask(self, kind: ContentsKind, nonce: bytes, offset: int, num_bytes: int, fragment: int, port: int = 0) -> None:
+    async def _ask(self, kind: ContentsKind, nonce: bytes, offset: int, num_bytes: int, fragment: int) -> None:
         client, donor = self._client, self._stream.partner
         request = FetchRequest(
             protocol_version=PROTOCOL_VERSION,
@@ -127,7 +127,6 @@ class Source:
             num_bytes=num_bytes,
             fragment=fragment,
             credential=client.credential,
-            port=port,
         ).signed(client.identity)
         self._asked.append(request)
         await self._stream.send(request)

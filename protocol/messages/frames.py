@@ -20,7 +20,7 @@ from google.protobuf.message import Message as Wire
 from protocol import limits
 from protocol.errors import BadMessage, RefusalCode
 from protocol.identity import PeerId
-from protocol.messages.messages import Chunk, Commit, ContentsKind, Decision, Knock, Message, Outcome, Part, RunPhase, Verdict
+from protocol.messages.messages import Chunk, Commit, ContentsKind, Decision, Message, Outcome, Part, RunPhase, Verdict
 from protocol.run.invite import Credential
 from protocol.wire import peer_pb2
 
@@ -98,7 +98,6 @@ _READ: Final[dict[str, Callable[[Any], object]]] = {
     "part": Part,
     "decision": Decision,
     "kind": ContentsKind,
-    "knock": Knock,
     "acquaintances": tuple,
     "addresses": tuple,
 }

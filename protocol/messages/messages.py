@@ -168,14 +168,6 @@ class ContentsKind(IntEnum):
     ECHO = 6  # the bytes of a chunk that follows the request
 
 
-class Knock(IntEnum):
-    """Whether a peer's port could be reached from outside."""
-
-    NOT_TRIED = 0  # not asked for, or too often, or there is no address to try
-    ANSWERED = 1  # a libp2p peer answers there
-    SILENT = 2  # nobody does
-
-
 @dataclass(frozen=True, slots=True)
 class FetchRequest(Signed):
     """Send me this part of it; another request may follow before the answer has come."""
@@ -192,8 +184,7 @@ class FetchRequest(Signed):
     num_bytes: int  # wanted, at most a chunk; 0: only the header
     fragment: int  # of SLOW: which; no part of it can be asked for, and the asker's sketch follows the request
     credential: Credential | None  # in invite runs
-    signature: bytes = b""  # the sender's, over every other field
-    port: int = 0  # of SIGHTING: where the asker listens, to be tried at the address that is seen; 0: nowhere
+    signature: bytes = b""  # the sender's, over every field above
 
     @property
     def asked(self) -> tuple[bytes, ...]:

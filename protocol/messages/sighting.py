@@ -1,4 +1,4 @@
-"""What a peer that is asked sees of the asker: from where it comes, whether it can be reached there, and what time it is here.
+"""What a peer that is asked sees of the asker: from where it comes; and what time it is here.
 
 Not signed itself: it travels under the signature of the header of the answer.
 """
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from protocol import limits
 from protocol.messages.frames import fill, from_wire, parse
-from protocol.messages.messages import Knock
 from protocol.wire import peer_pb2
 
 SIGHTING_BYTES = 256  # at most
@@ -21,7 +20,6 @@ class Sighting(limits.Bounded):
 
     observed: str  # multiaddr from which the asker's connection comes, a port of it included; empty where it is not known
     unix_ms: int  # what time it is here
-    knock: Knock  # whether the asker's port can be reached from here
 
     def to_bytes(self) -> bytes:
         """Return what is sent."""

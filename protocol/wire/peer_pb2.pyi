@@ -51,12 +51,6 @@ class ContentsKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CONTENTS_RESULT: _ClassVar[ContentsKind]
     CONTENTS_SIGHTING: _ClassVar[ContentsKind]
     CONTENTS_ECHO: _ClassVar[ContentsKind]
-
-class Knock(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    KNOCK_NOT_TRIED: _ClassVar[Knock]
-    KNOCK_ANSWERED: _ClassVar[Knock]
-    KNOCK_SILENT: _ClassVar[Knock]
 PHASE_TRAIN: Phase
 PHASE_FINISH: Phase
 REFUSAL_UNSPECIFIED: RefusalCode
@@ -87,9 +81,6 @@ CONTENTS_SLOW: ContentsKind
 CONTENTS_RESULT: ContentsKind
 CONTENTS_SIGHTING: ContentsKind
 CONTENTS_ECHO: ContentsKind
-KNOCK_NOT_TRIED: Knock
-KNOCK_ANSWERED: Knock
-KNOCK_SILENT: Knock
 
 class Frame(_message.Message):
     __slots__ = ("hello", "refusal", "chunk", "commitment", "verdict", "commit", "committed", "resolve", "outcome", "fetch_request", "contents")
@@ -240,7 +231,7 @@ class Outcome(_message.Message):
     def __init__(self, meeting_id: _Optional[bytes] = ..., decision: _Optional[_Union[Decision, str]] = ..., failed_blocks: _Optional[bytes] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("protocol_version", "run_id", "sender", "receiver", "nonce", "kind", "offset", "num_bytes", "fragment", "credential", "signature", "port")
+    __slots__ = ("protocol_version", "run_id", "sender", "receiver", "nonce", "kind", "offset", "num_bytes", "fragment", "credential", "signature")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
@@ -252,7 +243,6 @@ class FetchRequest(_message.Message):
     FRAGMENT_FIELD_NUMBER: _ClassVar[int]
     CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
-    PORT_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     run_id: bytes
     sender: bytes
@@ -264,8 +254,7 @@ class FetchRequest(_message.Message):
     fragment: int
     credential: Credential
     signature: bytes
-    port: int
-    def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[bytes] = ..., sender: _Optional[bytes] = ..., receiver: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., kind: _Optional[_Union[ContentsKind, str]] = ..., offset: _Optional[int] = ..., num_bytes: _Optional[int] = ..., fragment: _Optional[int] = ..., credential: _Optional[_Union[Credential, _Mapping]] = ..., signature: _Optional[bytes] = ..., port: _Optional[int] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[bytes] = ..., sender: _Optional[bytes] = ..., receiver: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., kind: _Optional[_Union[ContentsKind, str]] = ..., offset: _Optional[int] = ..., num_bytes: _Optional[int] = ..., fragment: _Optional[int] = ..., credential: _Optional[_Union[Credential, _Mapping]] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Contents(_message.Message):
     __slots__ = ("kind", "total_bytes", "sha256", "clock_steps", "name", "signature")
@@ -326,14 +315,12 @@ class Invite(_message.Message):
     def __init__(self, run_id: _Optional[bytes] = ..., issuer: _Optional[bytes] = ..., subject: _Optional[bytes] = ..., bearer_seed: _Optional[bytes] = ..., not_after_s: _Optional[int] = ..., bootstraps: _Optional[_Iterable[str]] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Sighting(_message.Message):
-    __slots__ = ("observed", "unix_ms", "knock")
+    __slots__ = ("observed", "unix_ms")
     OBSERVED_FIELD_NUMBER: _ClassVar[int]
     UNIX_MS_FIELD_NUMBER: _ClassVar[int]
-    KNOCK_FIELD_NUMBER: _ClassVar[int]
     observed: str
     unix_ms: int
-    knock: Knock
-    def __init__(self, observed: _Optional[str] = ..., unix_ms: _Optional[int] = ..., knock: _Optional[_Union[Knock, str]] = ...) -> None: ...
+    def __init__(self, observed: _Optional[str] = ..., unix_ms: _Optional[int] = ...) -> None: ...
 
 class SignedManifest(_message.Message):
     __slots__ = ("canonical", "host", "signature")

@@ -10,7 +10,6 @@ from peer.doctor.finding import Level
 from peer.doctor.line_checks import clock_facts, line_facts, reachable_facts, router_facts
 from peer.doctor.router import Router
 from peer.doctor.visit import Call
-from protocol.messages.messages import Knock
 from protocol.messages.terms import FragmentTerms, ModelPlan
 from tests.peer.doctor.cases import HOST, SIGNED
 
@@ -37,17 +36,17 @@ def test_a_clock_that_is_wrong(ahead_s: list[float], level: Level, words: str) -
 
 
 @pytest.mark.parametrize(
-    ("knocks", "level", "words"),
+    ("tries", "level", "words"),
     [
-        ([Knock.ANSWERED], Level.OK, "from "),
-        ([Knock.SILENT], Level.WARN, "not from"),
-        ([Knock.ANSWERED, Knock.SILENT], Level.WARN, "and not from"),
-        ([Knock.NOT_TRIED], Level.OK, "nobody tried"),
+        ([True], Level.OK, "from "),
+        ([False], Level.WARN, "not from"),
+        ([True, False], Level.WARN, "and not from"),
+        ([None], Level.OK, "do not try"),
         ([], Level.OK, "nobody could be asked"),
     ],
 )
-def test_a_port_that_cannot_be_reached(knocks: list[Knock], level: Level, words: str) -> None:
-    finding = reachable_facts([replace(THERE, knock=knock) for knock in knocks])
+def test_a_port_that_cannot_be_reached(tries: list[bool | None], level: Level, words: str) -> None:
+    finding = reachable_facts([replace(THERE, is_open=is_open) for is_open in tries])
     assert finding.level is level and words in finding.found
 
 

@@ -22,7 +22,6 @@ from protocol.messages.messages import (
     Decision,
     FetchRequest,
     Hello,
-    Knock,
     Message,
     Outcome,
     Part,
@@ -157,7 +156,6 @@ def test_every_wire_field_has_its_twin() -> None:
         (Part, peer_pb2.Part),
         (Decision, peer_pb2.Decision),
         (ContentsKind, peer_pb2.ContentsKind),
-        (Knock, peer_pb2.Knock),
     ],
 )
 def test_every_enum_has_its_twin(kind: Any, wire: Any) -> None:

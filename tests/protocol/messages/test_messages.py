@@ -184,7 +184,6 @@ REQUEST_CHANGES: dict[str, Any] = {
     "num_bytes": 5,
     "fragment": 1,
     "credential": None,
-    "port": 4001,
 }
 
 

@@ -6,16 +6,15 @@ import pytest
 
 from protocol.errors import BadMessage
 from protocol.limits import ADDRESS_CHARS
-from protocol.messages.messages import Knock
 from protocol.messages.sighting import SIGHTING_BYTES, Sighting
 from protocol.wire import peer_pb2
 
-SEEN = Sighting("/ip4/203.0.113.7/tcp/4001", 1_800_000_000_000, Knock.ANSWERED)
+SEEN = Sighting("/ip4/203.0.113.7/tcp/4001", 1_800_000_000_000)
 
 
 def test_it_comes_back_as_it_was() -> None:
     assert Sighting.from_bytes(SEEN.to_bytes()) == SEEN
-    longest = Sighting("x" * ADDRESS_CHARS, SEEN.unix_ms, Knock.SILENT)
+    longest = Sighting("x" * ADDRESS_CHARS, SEEN.unix_ms)
     assert len(longest.to_bytes()) <= SIGHTING_BYTES
 
 
@@ -26,9 +25,8 @@ def test_it_comes_back_as_it_was() -> None:
         bytes(SIGHTING_BYTES + 1),
         peer_pb2.Sighting(observed="x" * (ADDRESS_CHARS + 1)).SerializeToString(),
         peer_pb2.Sighting(unix_ms=1 << 60).SerializeToString(),
-        peer_pb2.Sighting(knock=9).SerializeToString(),  # type: ignore[arg-type]
     ],
-    ids=["noise", "too large", "a long address", "a far time", "an unknown knock"],
+    ids=["noise", "too large", "a long address", "a far time"],
 )
 def test_anything_else_is_refused(data: bytes) -> None:
     with pytest.raises(BadMessage):
