@@ -2,9 +2,10 @@
 
     python -m benchmarks.watching --pairs 6 --seconds 30
 
-One peer trains alone. Windows come in pairs, one with everything open and one with nothing, in turn first and second, so that a machine
-that is busy with other things slows both alike. A pair's ratio is that of its step rates; processor seconds per step stand beside it, the
-peer's own and those of what looks on.
+One peer trains alone. Windows come in pairs, one with everything open and one with nothing, in turn first and second, so that a
+machine that is busy with other things slows both alike. A pair's ratio is that of its step rates. On a shared machine step rates are noise,
+so beside it stands what watching takes of one core: of the supervisor, which answers, and of the page's own process. Where all cores train,
+that is what the step rate loses, divided by the number of cores.
 """
 
 from __future__ import annotations
@@ -39,8 +40,11 @@ class Window:
     """What one window showed."""
 
     steps_per_s: float
-    cpu_s_per_step: float  # of the peer's processes
-    watching_cpu_s_per_step: float
+    supervisor_ms_per_s: float  # processor time, which answers who looks on
+    page_ms_per_s: float  # of the page's process
+
+    def __str__(self) -> str:
+        return f"{self.steps_per_s:.3f} steps/s, supervisor {self.supervisor_ms_per_s:.1f} ms/s, page {self.page_ms_per_s:.1f} ms/s"
 
 
 def main() -> None:
@@ -50,13 +54,16 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30.0, help="length of a window")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, peer(Path(folder) / "home") as process:
-        ratios = []
+        pairs = []
         for pair in range(given.pairs):
             order = (True, False) if pair % 2 else (False, True)
             seen = {is_watched: window(Path(folder) / "home", process, given.seconds, is_watched) for is_watched in order}
-            ratios.append(seen[True].steps_per_s / seen[False].steps_per_s)
-            print(f"pair {pair + 1}: ratio {ratios[-1]:.3f}, watched {seen[True]}, unwatched {seen[False]}", flush=True)
-    print(f"median ratio {statistics.median(ratios):.3f}, lowest {min(ratios):.3f}, highest {max(ratios):.3f} of {len(ratios)} pairs")
+            pairs.append((seen[True], seen[False]))
+            print(f"pair {pair + 1}: watched {seen[True]}; unwatched {seen[False]}", flush=True)
+    ratios = [watched.steps_per_s / unwatched.steps_per_s for watched, unwatched in pairs]
+    print("ratios of step rates:", *(f"{ratio:.3f}" for ratio in ratios), f"median {statistics.median(ratios):.3f}")
+    costs = [watched.page_ms_per_s + watched.supervisor_ms_per_s - unwatched.supervisor_ms_per_s for watched, unwatched in pairs]
+    print(f"watching takes {statistics.median(costs) / 10:.2f} % of one core (median; {min(costs) / 10:.2f} to {max(costs) / 10:.2f})")
 
 
 @contextlib.contextmanager
@@ -88,10 +95,11 @@ def window(home: Path, process: psutil.Popen, seconds: float, is_watched: bool) 
     """Count steps for so long, with or without being looked at."""
     with watched(home) if is_watched else contextlib.nullcontext([]) as lookers:
         time.sleep(SETTLE_S)
-        before, own_s, other_s, started_s = steps(home), cpu_s([process]), cpu_s(lookers), time.monotonic()
+        before, supervisor_s, page_s, started_s = steps(home), own_cpu_s(process), sum(map(own_cpu_s, lookers)), time.monotonic()
         time.sleep(seconds)
         num_steps, passed_s = steps(home) - before, time.monotonic() - started_s
-        return Window(num_steps / passed_s, (cpu_s([process]) - own_s) / num_steps, (cpu_s(lookers) - other_s) / num_steps)
+        used_s = own_cpu_s(process) - supervisor_s, sum(map(own_cpu_s, lookers)) - page_s
+        return Window(num_steps / passed_s, *(1000 * used / passed_s for used in used_s))
 
 
 def steps(home: Path) -> float:
@@ -144,15 +152,10 @@ def scrape(stopped: threading.Event) -> None:
             answer.read()
 
 
-def cpu_s(processes: list[psutil.Process]) -> float:
-    """Return the processor time of processes and their children."""
-    total = 0.0
-    for process in processes:
-        for one in (process, *process.children(recursive=True)):
-            with contextlib.suppress(psutil.Error):
-                times = one.cpu_times()
-                total += times.user + times.system
-    return total
+def own_cpu_s(process: psutil.Process) -> float:
+    """Return the processor time of one process, without its children."""
+    times = process.cpu_times()
+    return times.user + times.system
 
 
 if __name__ == "__main__":

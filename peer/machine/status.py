@@ -156,19 +156,24 @@ def _troubled(status: Status, event: events.Event) -> Status:
     match event:
         case events.TrainerRestarted():
             anew = replace(_count_anew(status, "training", "coding"), earlier_s=(status.train_seconds, status.blocked_seconds))
-            return _warn(anew, "trainer", f"the trainer ended and was started again: {event.reason}")
+            return _warn(anew, "trainer", _fell("trainer", event))
         case events.NodeRestarted():
-            return _warn(_count_anew(status, "node"), "node", f"the node ended and was started again: {event.reason}")
+            return _warn(_count_anew(status, "node"), "node", _fell("node", event))
         case events.CheckpointFailed():
             return _warn(status, "checkpoint", f"no checkpoint could be saved at step {event.step}: {event.reason}")
         case events.CheckpointSaved():
-            return _warn(status, "checkpoint", "")
+            return _warn(_warn(status, "checkpoint", ""), "trainer", "")  # it works again
         case events.EventsLost():
             return _warn(status, "events", f"{event.num_events} events were not written: {event.reason}")
         case events.Warned():
             return _warn(status, event.topic, event.words)
         case _:  # it changes nothing that is shown
             return status
+
+
+def _fell(name: str, event: events.TrainerRestarted | events.NodeRestarted) -> str:
+    """Return what is wrong with a process that was started again; nothing where it had been sent away."""
+    return f"the {name} ended and was started again: {event.reason}" if event.num_restarts else ""
 
 
 def _warn(status: Status, topic: str, words: str) -> Status:
@@ -212,8 +217,9 @@ def _met(status: Status, done: events.MeetingDone) -> Status:
     lanes = _plus(status.lane_counts, **{done.lane: 1}) if kind == "completed" else status.lane_counts
     in_a_row = {"completed": 0, "failed": status.failed_in_a_row + 1}.get(kind, status.failed_in_a_row)
     words = f"the last {in_a_row} meetings failed, the last one: {done.reason}" if in_a_row >= MANY_FAILURES else ""
+    works = _warn(status, "node", "") if kind == "completed" else status
     return replace(
-        _warn(status, "meetings", words),
+        _warn(works, "meetings", words),
         meetings=_plus(status.meetings, **{kind: 1}),
         bytes=_plus(status.bytes, sent=done.bytes_sent, received=done.bytes_received),
         lane_counts=lanes,

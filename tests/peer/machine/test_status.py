@@ -171,3 +171,10 @@ def test_progress_ends_with_the_work_or_with_the_state() -> None:
 
 def test_the_limits_in_force_are_those_set_last() -> None:
     assert after(LimitsSet({"threads": "2"}), LimitsSet({"max_upload": "1 Mbit/s"})).to_json()["limits"] == {"max_upload": "1 Mbit/s"}
+
+
+def test_a_process_that_fell_is_a_warning_until_it_works_again() -> None:
+    status = after(TrainerRestarted("killed", 1), NodeRestarted("killed", 2), TrainerIdle(1, 1, 1, 1.0, 0.0, 1.0, 0.0))
+    assert len(status.warnings) == 2
+    assert not reduce(apply, (met("completed"), CheckpointSaved(9, "x", 1, 0.1)), status).warnings
+    assert not after(TrainerRestarted("sent away by its settings or a pause", 0)).warnings
