@@ -8,6 +8,7 @@ PROTOC = $(BIN)/python -m grpc_tools.protoc --proto_path=.
 DOCKER ?= docker
 IMAGE ?= gossamer
 TORCH ?= cpu
+TORCH_CPU ?=
 PEERS ?= 4
 STEPS ?= 600
 WORKERS ?= $(shell nproc)
@@ -17,7 +18,7 @@ PYTEST := pytest -n $(WORKERS) --maxprocesses 8 --dist loadscope --no-loadscope-
 
 help:
 	@echo "make demo    train a swarm of $(PEERS) peers on this machine and compare it with one peer alone (PEERS=, STEPS=)"
-	@echo "make image   build the container image $(IMAGE) (TORCH=cpu or cuda, BUILD='more options of docker build') and print its sizes"
+	@echo "make image   build the container image $(IMAGE) (TORCH=cpu or cuda, TORCH_CPU=URL of torch's builds for CPUs, BUILD='more options of docker build') and print its sizes"
 	@echo "make swarm   train a swarm of containers on this machine, and compare it with one peer alone (STEPS=)"
 	@echo "make test    run the tests on all cores (WORKERS=)"
 	@echo "make coverage  run them and print which lines and branches of the code they ran"
@@ -40,7 +41,7 @@ demo: $(STAMP)
 	$(BIN)/peer demo --peers $(PEERS) --steps $(STEPS)
 
 image:
-	DOCKER="$(DOCKER)" IMAGE="$(IMAGE)" TORCH="$(TORCH)" docker/build $(BUILD)
+	DOCKER="$(DOCKER)" IMAGE="$(IMAGE)" TORCH="$(TORCH)" TORCH_CPU="$(TORCH_CPU)" docker/build $(BUILD)
 
 swarm: image
 	DOCKER="$(DOCKER)" GOSSAMER_IMAGE="$(IMAGE)" STEPS="$(STEPS)" docker/swarm
