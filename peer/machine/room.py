@@ -56,7 +56,7 @@ def need_room(what: str, parts: Mapping[str, int], room: Room, way_out: str) -> 
 def memory_room(held_bytes: int) -> Room:
     """Return the memory that a peer may use; `held_bytes` is what it, or who asks for it, uses already."""
     rooms = [Room(psutil.virtual_memory().available + held_bytes, "free memory of this machine")]
-    rooms += [Room(room.num_bytes + held_bytes, room.limit) for room in cgroup_rooms(MEMBERSHIP.read_text if MEMBERSHIP.exists() else str)]
+    rooms += cgroup_rooms(MEMBERSHIP.read_text if MEMBERSHIP.exists() else str, held_bytes)
     process = psutil.Process().memory_info()
     for name, limit in (("address space", resource.RLIMIT_AS), ("data", resource.RLIMIT_DATA)):
         most = resource.getrlimit(limit)[0]
@@ -66,25 +66,30 @@ def memory_room(held_bytes: int) -> Room:
 
 
 def held_bytes(pid: int) -> int:
-    """Return the memory that a process and its children use now; 0 for one that is gone."""
+    """Return the memory that a process and its children use now, what they share counted once; 0 for one that is gone."""
     try:
         tree = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-        return sum(process.memory_info().rss for process in tree)
+        return sum(_share(process) for process in tree)
     except psutil.Error:
         return 0
 
 
-def cgroup_rooms(membership: Callable[[], str], root: Path = CGROUPS) -> Iterator[Room]:
-    """Yield what each control group above this process leaves; `membership` reads /proc/self/cgroup."""
+def _share(process: psutil.Process) -> int:
+    found = process.memory_full_info()
+    return int(getattr(found, "pss", found.uss))  # only Linux divides what is shared
+
+
+def cgroup_rooms(membership: Callable[[], str], held_bytes: int, root: Path = CGROUPS) -> Iterator[Room]:
+    """Yield what each control group above this process leaves, what is held already included; `membership` reads /proc/self/cgroup."""
     for line in membership().splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:
-            yield from _rooms(root, path, "memory.max", "memory.current", "inactive_file")
+            yield from _rooms(root, path, held_bytes, "memory.max", "memory.current", "inactive_file")
         elif "memory" in controllers.split(","):
-            yield from _rooms(root / "memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            yield from _rooms(root / "memory", path, held_bytes, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 
-def _rooms(root: Path, path: str, limit: str, used: str, reclaimable: str) -> Iterator[Room]:
+def _rooms(root: Path, path: str, held_bytes: int, limit: str, used: str, reclaimable: str) -> Iterator[Room]:
     """Yield the rooms from the group up to the root: in a container the own group may be seen as the root."""
     group = root / path.strip("/")
     for folder in dict.fromkeys((group, *group.parents, root)):
@@ -96,7 +101,8 @@ def _rooms(root: Path, path: str, limit: str, used: str, reclaimable: str) -> It
         except (OSError, ValueError):
             continue
         if most < psutil.virtual_memory().total:
-            yield Room(most - now + int(cached), f"the memory limit of this container or service, {megabytes(most)}")
+            left = min(most, most - now + int(cached) + held_bytes)  # some of what is held may count elsewhere
+            yield Room(left, f"the memory limit of this container or service, {megabytes(most)}")
 
 
 def disk_room(path: Path) -> Room:

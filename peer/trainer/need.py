@@ -22,8 +22,8 @@ from protocol.messages.terms import ModelPlan
 from protocol.run.manifest import Manifest
 
 VALUE_BYTES: Final = 4  # f32 everywhere
-TRAINER_BYTES: Final = 550_000_000  # Python, torch, transformers, the built-in text
-OTHERS_BYTES: Final = 450_000_000  # supervisor, node and p2pd
+TRAINER_BYTES: Final = 380_000_000  # Python, torch, transformers, the built-in text
+OTHERS_BYTES: Final = 310_000_000  # supervisor, node and p2pd; what several map counts once
 GPU_RUNTIME_BYTES: Final = 600_000_000  # what CUDA takes for itself
 MEETINGS: Final = 4  # at once: two begun here, two elsewhere (peer/node/meetings.py)
 MEETING_VALUES: Final = 6  # snapshot, message, gap; slow weights, momentum and shift of the outer step (peer/trainer/meeting.py)

@@ -24,7 +24,7 @@ def group(folder: Path, **files: object) -> None:
 def test_a_memory_limit_of_the_second_kind(tmp_path: Path) -> None:
     group(tmp_path / "a", memory__max=GB, memory__current=GB // 2, memory__stat=f"anon 7\ninactive_file {GB // 10}")
     group(tmp_path / "a" / "b", memory__max="max", memory__current=5, memory__stat="inactive_file 0")
-    rooms = list(cgroup_rooms(lambda: "0::/a/b\n", tmp_path))
+    rooms = list(cgroup_rooms(lambda: "0::/a/b\n", 0, tmp_path))
     assert [room.num_bytes for room in rooms] == [GB // 2 + GB // 10]
     assert "container" in rooms[0].limit and "1.0 GB" in rooms[0].limit
 
@@ -32,18 +32,18 @@ def test_a_memory_limit_of_the_second_kind(tmp_path: Path) -> None:
 def test_a_memory_limit_of_the_first_kind(tmp_path: Path) -> None:
     files = {"memory__limit_in_bytes": GB, "memory__usage_in_bytes": GB // 4, "memory__stat": "total_inactive_file 0"}
     group(tmp_path / "memory" / "docker", **files)
-    assert [room.num_bytes for room in cgroup_rooms(lambda: "3:cpuset:/\n4:memory:/docker\n", tmp_path)] == [GB * 3 // 4]
+    assert [room.num_bytes for room in cgroup_rooms(lambda: "3:cpuset:/\n4:memory:/docker\n", GB // 8, tmp_path)] == [GB * 7 // 8]
 
 
 def test_in_a_container_the_own_group_is_the_root(tmp_path: Path) -> None:
     group(tmp_path, memory__max=GB, memory__current=0, memory__stat="inactive_file 0")
-    assert [room.num_bytes for room in cgroup_rooms(lambda: "0::/system.slice/docker-12.scope\n", tmp_path)] == [GB]
+    assert [room.num_bytes for room in cgroup_rooms(lambda: "0::/system.slice/docker-12.scope\n", GB, tmp_path)] == [GB]
 
 
 def test_no_limit_is_none(tmp_path: Path) -> None:
     group(tmp_path, memory__max=1 << 62, memory__current=0, memory__stat="")
-    assert not list(cgroup_rooms(lambda: "0::/\n", tmp_path))
-    assert not list(cgroup_rooms(lambda: "", tmp_path))
+    assert not list(cgroup_rooms(lambda: "0::/\n", 0, tmp_path))
+    assert not list(cgroup_rooms(lambda: "", 0, tmp_path))
 
 
 def test_the_limit_of_a_process_counts() -> None:
