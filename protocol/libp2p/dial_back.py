@@ -3,14 +3,16 @@
     asker:    port (u16)
     partner:  what came of it (u8), where the asker was seen, where the partner itself relays (a length in one byte and a text, each)
 
-One question is worth one short TCP connection that carries nothing, never to another host than the one from which the question came, and
-only where that host has a public address. The integers are big-endian.
+One question is worth one short TCP connection that hears libp2p's greeting, never to another host than the one from which the question
+came, and only where that host has a public address. A key costs nothing, so what is spent is counted for each network and for all. The
+integers are big-endian.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+import ipaddress
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
@@ -25,10 +27,15 @@ from protocol.libp2p.splice import Pair, drop
 PROTOCOL = "/gossamer/reach/1"
 TRY_S = 2.0  # a packet that was lost is sent again after one
 ASK_S = 5.0
-AGAIN_S = 5.0  # between two tries for one peer
+AGAIN_S = 3.0  # between two tries in one network
+NETWORK_BITS = {4: 24, 6: 48}
+NETWORKS = 1024
 TRIES_AT_ONCE = 4
-ASKERS = 1024
+TRIES, TRIES_S = 30, 30.0  # for all
+GREETING = b"\x13/multistream/1.0.0\n"  # with which a libp2p peer begins: a router that takes any connection is none
 LOWEST_PORT = 1024  # below are other services than ours
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class Reached(IntEnum):
@@ -77,7 +84,8 @@ class DialBack:
         self._listener = listener
         self._relay = relay
         self._tries: set[asyncio.Task[None]] = set()
-        self._last_s: OrderedDict[PeerId, float] = OrderedDict()  # loop time of the last try for each
+        self._last_s: OrderedDict[Network, float] = OrderedDict()  # loop time of the last try in each
+        self._all_s: deque[float] = deque(maxlen=TRIES)  # and of the last tries anywhere
 
     async def open(self, control: Control) -> None:
         """Answer from now on. Raises Unreachable when p2pd has gone."""
@@ -105,10 +113,10 @@ class DialBack:
         reader, writer = remote
         try:
             async with asyncio.timeout(ASK_S):
-                asker, address = await stream_opener(reader)
+                _, address = await stream_opener(reader)
                 port = int.from_bytes(await reader.readexactly(2), "big")
                 seen_at = _at_port(address, port)
-                reached = await _try(seen_at) if seen_at and self._may_try(asker, seen_at, port) else Reached.NOT_TRIED
+                reached = await _try(seen_at) if seen_at and self._may_try(seen_at, port) else Reached.NOT_TRIED
                 writer.write(bytes([reached]) + _text(seen_at) + _text(self._relay()))
                 writer.close()
                 await writer.wait_closed()
@@ -117,26 +125,36 @@ class DialBack:
         finally:
             drop(writer)
 
-    def _may_try(self, asker: PeerId, seen_at: str, port: int) -> bool:
-        now_s = asyncio.get_running_loop().time()
-        if route(seen_at) != "direct" or port < LOWEST_PORT or now_s - self._last_s.get(asker, -AGAIN_S) < AGAIN_S:
+    def _may_try(self, seen_at: str, port: int) -> bool:
+        now_s, network = asyncio.get_running_loop().time(), _network(seen_at)
+        is_spent = len(self._all_s) == TRIES and now_s - self._all_s[0] < TRIES_S
+        if route(seen_at) != "direct" or port < LOWEST_PORT or is_spent or now_s - self._last_s.get(network, -AGAIN_S) < AGAIN_S:
             return False
-        self._last_s[asker] = now_s
-        self._last_s.move_to_end(asker)
-        if len(self._last_s) > ASKERS:
+        self._all_s.append(now_s)
+        self._last_s[network] = now_s
+        self._last_s.move_to_end(network)
+        if len(self._last_s) > NETWORKS:
             self._last_s.popitem(last=False)
         return True
+
+
+def _network(address: str) -> Network:
+    ip = ipaddress.ip_address(address.split("/")[2])
+    return ipaddress.ip_network((ip, NETWORK_BITS[ip.version]), strict=False)
 
 
 async def _try(address: str) -> Reached:
     _, _, host, _, port = address.split("/")
     try:
         async with asyncio.timeout(TRY_S):
-            _, writer = await asyncio.open_connection(host, int(port))
-    except OSError:
+            reader, writer = await asyncio.open_connection(host, int(port))
+            try:
+                writer.write(GREETING)
+                return Reached.YES if await reader.readexactly(len(GREETING)) == GREETING else Reached.NO
+            finally:
+                drop(writer)
+    except (OSError, EOFError):  # OSError: the time-out too
         return Reached.NO
-    drop(writer)
-    return Reached.YES
 
 
 def _at_port(address: str, port: int) -> str:

@@ -18,6 +18,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from protocol.addresses import CIRCUIT
 from protocol.identity import Identity
 from tests.lab.routers import KINDS, CannotRun, Place, internet
 
@@ -109,6 +110,30 @@ def meet(kinds: tuple[str, str], bulk: bool) -> str:
         return f"| {kinds[0]} | {kinds[1]} | {' | '.join(cells)} | {failures} |" + (f" {rate['megabytes_per_s']:.0f} |" if rate else "")
 
 
+def lose_a_relay() -> str:
+    """Let a relay die while another one lives; return how soon the addresses of a peer behind a router name the living one alone."""
+    with pair(("port-restricted", "symmetric"), 2, False) as (doors, first, second):
+        wait_for(lambda: first.when("met", second.peer_id) and second.when("met", first.peer_id), "the two did not meet")
+        lost = next(door for door in doors if any(door.peer_id in address for address in _latest(first)))
+        num_said, died_s = len(first.said), time.time()
+
+        def is_rid_of_it(told: dict[str, Any]) -> bool:
+            return bool(circuits := _circuits(told)) and not any(lost.peer_id in address for address in circuits)
+
+        lost.stop()
+        wait_for(lambda: any(map(is_rid_of_it, first.said[num_said:])), "the dead relay was not given up")
+        rid = next(told for told in first.said[num_said:] if is_rid_of_it(told))
+        return f"One relay of two died; after {rid['at'] - died_s:.1f} s the addresses named the other one alone."
+
+
+def _latest(peer: Running) -> list[str]:
+    return next(_circuits(told) for told in reversed(peer.said) if "addresses" in told)
+
+
+def _circuits(told: dict[str, Any]) -> list[str]:
+    return [address for address in told.get("addresses", ()) if CIRCUIT in address]
+
+
 def _met(caller: Running, called: Running, since_s: float) -> str:
     met = caller.when("met", called.peer_id)
     return "not met" if met is None else f"{max(0.0, met['at'] - since_s):.1f} s, {met['route']}"
@@ -128,6 +153,8 @@ def main() -> int:
         for kinds in pairs:
             rows.append(meet(kinds, given.bulk))  # type: ignore[arg-type]
             print(rows[-1], flush=True)
+        if not given.only:
+            print(lose_a_relay())
     except CannotRun as error:
         print(f"no lab on this machine: {error}", file=sys.stderr)
         return 0

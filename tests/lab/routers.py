@@ -57,7 +57,7 @@ class Place:
     @property
     def public(self) -> str:
         """The address that others see."""
-        return f"5.5.0.{self.number}"
+        return f"5.5.{self.number}.1"
 
     def inside(self, *command: str) -> list[str]:
         """Return a command that runs where the peer is."""
@@ -68,7 +68,7 @@ class Place:
         _call("ip", "netns", "add", self.router)
         _in(HUB, "ip", "link", "add", f"port-{self.number}", "type", "veth", "peer", "name", "wan", "netns", self.router)
         _in(HUB, "ip", "link", "set", f"port-{self.number}", "master", "bridge", "up")
-        _up(self.router, "wan", f"{self.public}/24")
+        _up(self.router, "wan", f"{self.public}/16")
         if self.kind == "none":
             return
         _call("ip", "netns", "add", self.namespace)

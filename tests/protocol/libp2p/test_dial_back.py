@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from protocol.errors import BadMessage, Unreachable
 from protocol.identity import PeerId
 from protocol.libp2p import dial_back
-from protocol.libp2p.dial_back import Answer, DialBack, Reached, ask
+from protocol.libp2p.dial_back import GREETING, TRIES, Answer, DialBack, Reached, ask
 from protocol.libp2p.hivemind_imports import p2pd_pb2
 from protocol.libp2p.p2pd import Control
 from protocol.libp2p.splice import Pair
@@ -61,22 +61,37 @@ def loopback_is_the_internet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dial_back, "route", lambda address: "relayed" if "p2p-circuit" in address else "direct")
 
 
-@pytest.fixture
-def port() -> Any:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        listening.listen()
-        yield listening.getsockname()[1]
+@contextlib.asynccontextmanager
+async def listening(greeting: bytes = GREETING) -> AsyncIterator[int]:
+    """Somebody listens, and greets so; where, is given."""
+
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(greeting)
+        with contextlib.suppress(OSError):
+            await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()[1]
 
 
-def test_who_listens_is_reached(port: int) -> None:
+def test_who_listens_is_reached() -> None:
     async def test(p2pd: P2pd) -> None:
-        assert await ask(p2pd, HELPER, port) == Answer(Reached.YES, f"/ip4/127.0.0.1/tcp/{port}", RELAY)
+        async with listening() as port:
+            assert await ask(p2pd, HELPER, port) == Answer(Reached.YES, f"/ip4/127.0.0.1/tcp/{port}", RELAY)
 
     play(test, RELAY)
 
 
-def test_who_does_not_listen_is_not(port: int) -> None:
+def test_who_is_no_libp2p_peer_is_not() -> None:
+    async def test(p2pd: P2pd) -> None:
+        async with listening(b"220 mail.example.org ready\r\n") as port:
+            assert (await ask(p2pd, HELPER, port)).reached is Reached.NO
+
+    play(test)
+
+
+def test_who_does_not_listen_is_not() -> None:
     async def test(p2pd: P2pd) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -85,31 +100,42 @@ def test_who_does_not_listen_is_not(port: int) -> None:
     play(test)
 
 
-def test_a_peer_gets_one_try_in_some_seconds(port: int) -> None:
+def test_a_network_gets_one_try_in_some_seconds_whoever_asks() -> None:
     async def test(p2pd: P2pd) -> None:
-        assert (await ask(p2pd, HELPER, port)).reached is Reached.YES
-        assert (await ask(p2pd, HELPER, port)).reached is Reached.NOT_TRIED
-        p2pd.asker = OTHER
-        assert (await ask(p2pd, HELPER, port)).reached is Reached.YES
+        async with listening() as port:
+            assert (await ask(p2pd, HELPER, port)).reached is Reached.YES
+            p2pd.asker = OTHER
+            assert (await ask(p2pd, HELPER, port)).reached is Reached.NOT_TRIED
 
     play(test)
 
 
-def test_nothing_is_dialled_at_a_relay_or_at_a_port_of_the_system(port: int) -> None:
+def test_all_together_get_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dial_back, "AGAIN_S", 0.0)
+
+    async def test(p2pd: P2pd) -> None:
+        async with listening() as port:
+            told = [(await ask(p2pd, HELPER, port)).reached for _ in range(TRIES + 1)]
+            assert told == [*([Reached.YES] * TRIES), Reached.NOT_TRIED]
+
+    play(test)
+
+
+def test_nothing_is_dialled_at_a_relay_or_at_a_port_of_the_system() -> None:
     async def test(p2pd: P2pd) -> None:
         assert (await ask(p2pd, HELPER, 22)).reached is Reached.NOT_TRIED
         assert (await ask(p2pd, HELPER, 0)).reached is Reached.NOT_TRIED
         p2pd.seen_at = IN_A_RELAY
-        assert await ask(p2pd, HELPER, port) == Answer(Reached.NOT_TRIED, "", "")
+        assert await ask(p2pd, HELPER, 4001) == Answer(Reached.NOT_TRIED, "", "")
 
     play(test)
 
 
-def test_nothing_is_dialled_in_a_local_network(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_dialled_in_a_local_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
 
     async def test(p2pd: P2pd) -> None:
-        assert (await ask(p2pd, HELPER, port)).reached is Reached.NOT_TRIED
+        assert (await ask(p2pd, HELPER, 4001)).reached is Reached.NOT_TRIED
 
     play(test)
 

@@ -34,6 +34,7 @@ CHANGES: dict[str, Any] = {
     "sequence": 8,
     "expires_s": RECORD.expires_s - 1,
     "credential": None,
+    "paused": True,
 }
 
 
