@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from cli.join import InviteFile, InviteText, KeepTrying, given_invite, need_run, read_invite
-from cli.options import DEFAULT_HOME, Announce, HomeFolder, Listen, MaxDownload, MaxUpload, Metrics, Port, Relay
+from cli.options import DEFAULT_HOME, Announce, HomeFolder, Listen, MaxDownload, MaxUpload, Metrics, MonthlyTraffic, Port, Relay
 from cli.screen import Screen
 from cli.session import given_settings, hold_session, settings
 from peer.machine.home import Home
@@ -23,6 +23,7 @@ def bootstrap(
     relay: Relay = None,
     max_upload: MaxUpload = None,
     max_download: MaxDownload = None,
+    monthly_traffic: MonthlyTraffic = None,
     metrics: Metrics = None,
     keep_trying: KeepTrying = False,
 ) -> None:

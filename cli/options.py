@@ -69,12 +69,31 @@ CheckpointEvery = Annotated[
     ),
 ]
 
+Niceness = Annotated[
+    int | None,
+    typer.Option("--niceness", metavar="N", min=0, max=19, help="Give way to other processes of the machine: 0 (default) not, 19 to all."),
+]
+MaxMemory = Annotated[
+    str | None,
+    typer.Option("--max-memory", metavar="SIZE", help='The most memory that the peer may hold, like "8 GB". Default: unlimited.'),
+]
+GpuMemory = Annotated[
+    str | None, typer.Option("--gpu-memory", metavar="SIZE", help='The most memory to take on a GPU, like "6 GB". Default: unlimited.')
+]
+MaxDisk = Annotated[
+    str | None,
+    typer.Option("--max-disk", metavar="SIZE", help='The most that the home may take on the disk, like "20 GB". Default: unlimited.'),
+]
 MaxUpload = Annotated[
     str | None, typer.Option("--max-upload", metavar="RATE", help='The most that the peer sends, like "5 Mbit/s". Default: unlimited.')
 ]
 MaxDownload = Annotated[
     str | None,
     typer.Option("--max-download", metavar="RATE", help='The most that the peer receives, like "20 Mbit/s". Default: unlimited.'),
+]
+MonthlyTraffic = Annotated[
+    str | None,
+    typer.Option("--monthly-traffic", metavar="SIZE", help='The most to send and receive in a month, like "200 GB". Default: unlimited.'),
 ]
 WhenToTrain = Annotated[
     str | None,

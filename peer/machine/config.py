@@ -26,6 +26,8 @@ STARTED_WITH = {  # settings that a child is started with: it is started again w
     "data": (TRAINER,),
     "device": (TRAINER,),
     "threads": (TRAINER,),
+    "gpu_memory": (TRAINER,),
+    "niceness": (TRAINER, NODE),
     "checkpoint_interval_s": (TRAINER,),
     "checkpoint_interval_steps": (TRAINER,),
     "listen": (NODE,),
@@ -83,6 +85,14 @@ class LocalSettings(BaseModel):
     """Where the tensors live: cpu, mps, cuda or cuda:N; auto takes a CUDA GPU where there is one."""
     threads: int = Field(default=0, ge=0, le=4096)
     """Processor threads that the trainer may use; 0 leaves it to torch."""
+    niceness: int = Field(default=0, ge=0, le=19)
+    """How far the peer gives way to other processes of the machine: 0 not at all, 19 to all of them."""
+    max_memory: Size = UNLIMITED
+    """The most memory that the processes of the peer may hold, like 8 GB: a run that needs more is refused; who holds more is paused."""
+    gpu_memory: Size = UNLIMITED
+    """The most memory that the trainer may take on a GPU, like 6 GB: a run that needs more is refused."""
+    max_disk: Size = UNLIMITED
+    """The most that the home folder may take on the disk, like 20 GB: a run that needs more is refused; who takes more is paused."""
     listen: str = Field(default="0.0.0.0", min_length=1)
     """The address to listen on; 127.0.0.1 keeps the peer on this machine."""
     port: int = Field(default=0, ge=0, le=65535)
@@ -99,6 +109,8 @@ class LocalSettings(BaseModel):
     """The most that the peer sends, like 5 Mbit/s: meetings, and its state for newcomers."""
     max_download: Rate = UNLIMITED
     """The most that the peer receives, like 20 Mbit/s, on average: what others have under way comes first."""
+    monthly_traffic: Size = UNLIMITED
+    """The most to send and receive in a month, like 200 GB; used up, the peer is paused and off the network till the next."""
     schedule: Times = ALWAYS
     """When to train, by local time: windows like 22:00-07:00 or mon-fri 22:00-07:00, with commas between them; else the peer is paused."""
 

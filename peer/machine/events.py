@@ -259,6 +259,13 @@ class ProgressMade(Stamped):
     share: Figure  # of it that is done; 1 ends it
 
 
+class TrafficCounted(Stamped):
+    """What this node process has sent and received over the network so far, whatever for."""
+
+    sent_bytes: int
+    received_bytes: int
+
+
 class TrainerIdle(Stamped):
     """The trainer made no inner step since it last spoke: it averages at the end, or its batches fail."""
 
@@ -285,7 +292,7 @@ Written = (
     | MeetingDone | IntervalSet | SoloStep | CheckpointSaved | CheckpointFailed | CheckpointRejected | EvalDone | OutputsMoved
     | StateCloned | FragmentPulled | ResultTaken | NodeRestarted | TrainerRestarted | LimitsSet | EnergyUsed | Warned | EventsLost
 )  # fmt: skip
-Told = ProcessSays | ProgressMade | TrainerIdle | ProcessFailed  # to the supervisor only
+Told = ProcessSays | ProgressMade | TrafficCounted | TrainerIdle | ProcessFailed  # to the supervisor only
 Event = Written | Told
 
 _LINES: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])

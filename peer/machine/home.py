@@ -35,6 +35,7 @@ class Home:
         self.journal: Final = self.path / "journal"
         self.downloads: Final = self.path / "downloads"  # what comes from other peers, until it is whole
         self.cache: Final = self.path / "cache"  # tokenized text; may be deleted at any time
+        self.traffic: Final = self.path / "traffic.json"  # bytes of this month
         self.events: Final = self.path / "events.jsonl"
         self.log: Final = self.path / "peer.log"
         self.port: Final = self.path / "port"  # on which it listened last

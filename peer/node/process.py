@@ -21,7 +21,7 @@ from peer.link.payload_folder import PayloadFolder
 from peer.link.records import Writer
 from peer.link.socket import NodeEnd
 from peer.machine.child import Child, ChildSettings, cpu_s
-from peer.machine.events import RESTING, ConnectionsChanged, NodeSpent, ProcessSays, RunKnown
+from peer.machine.events import RESTING, ConnectionsChanged, NodeSpent, ProcessSays, RunKnown, TrafficCounted
 from peer.machine.home import Home, write_whole
 from peer.machine.units import UNLIMITED, rate_bytes_per_s
 from peer.meeting.driver import OwnSide
@@ -32,6 +32,7 @@ from peer.node.door import Door
 from peer.node.fetching import FetchClient, find_manifest
 from peer.node.mirror import Mirror
 from peer.node.node import Node
+from peer.node.traffic import Traffic
 from peer.swarm.address_book import AddressBook, RecordIntake, loop_s
 from peer.swarm.membership import Membership
 from peer.swarm.presence import Presence, Sight
@@ -113,9 +114,26 @@ class NodeProcess:
         shelf = RecordShelf(run.run_id, self._door.is_member)
         answer = self._throttle.handler(self._door.answer)
         async with Libp2pNode(self._daemon_settings(), shelf, answer, self._ways_in, self._door.is_banned) as network:
-            signed = self._held or await self._unless_stopped(self._fetch_manifest(network))
-            if signed is not None:
-                await self._take_part(network, shelf, signed)
+            counting = asyncio.create_task(self._tell_traffic(network))
+            try:
+                signed = self._held or await self._unless_stopped(self._fetch_manifest(network))
+                if signed is not None:
+                    await self._take_part(network, shelf, signed)
+            finally:
+                counting.cancel()
+                await asyncio.gather(counting, return_exceptions=True)
+
+    async def _tell_traffic(self, network: Libp2pNode) -> None:
+        """Tell the supervisor what passes, and have the streams pay for what passes beside them."""
+        traffic, told = Traffic(network), (0, 0)
+        while True:
+            traffic.look()
+            for bucket, passed in ((self._throttle.up, traffic.sent), (self._throttle.down, traffic.received)):
+                bucket.count(max(0, passed - bucket.num_bytes))
+            if (traffic.sent, traffic.received) != told:
+                told = traffic.sent, traffic.received
+                self._child.emit(TrafficCounted(*told))
+            await asyncio.sleep(TELL_LINE_S)
 
     def _daemon_settings(self) -> DaemonSettings:
         settings = DaemonSettings(

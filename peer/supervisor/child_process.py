@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from peer.machine.events import Event, ProcessFailed, from_line
 
 LINE_BYTES = 1 << 20
@@ -55,6 +57,12 @@ class ChildProcess:
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log, limit=LINE_BYTES,
                 env=os.environ | {"PYTHONPATH": path},
             )  # fmt: skip
+
+    def set_niceness(self, niceness: int) -> None:
+        """Give way to other processes of the machine; nothing happens where we may not say so."""
+        with contextlib.suppress(psutil.Error):
+            if niceness and self.pid is not None:
+                psutil.Process(self.pid).nice(niceness)
 
     def tell(self, line: bytes) -> None:
         """Write a line to the child."""

@@ -65,6 +65,8 @@ class Condition:
         if self.ending is not None:
             return self.ending
         if self.rest is not None:
+            if self.rest.is_last:
+                return changed("leaving", self.rest.reason, self.rest.way_out)
             return changed("paused", self.rest.reason + (" (saving first)" if self.trains else ""), self.rest.way_out)
         if trainer.trouble:
             return changed("starting", trainer.trouble, RESTART)

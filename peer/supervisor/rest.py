@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from peer.machine.config import LocalSettings
+from peer.machine.room import megabytes
 from peer.machine.schedule import Schedule
+from peer.machine.units import size_bytes
 from peer.supervisor.surroundings import CALM_S, Surroundings
 
 RESUMES = "ends with `peer resume`"
@@ -20,6 +22,7 @@ class Rest:
     way_out: str
     until_s: float | None = None  # Unix seconds; None: nobody knows
     is_offline: bool = False  # the node has ended too
+    is_last: bool = False  # the peer leaves as soon as the trainer has saved
 
 
 def asked_rest(now_s: float, seconds: float | None) -> Rest:
@@ -28,6 +31,24 @@ def asked_rest(now_s: float, seconds: float | None) -> Rest:
         return Rest("you asked for it", RESUMES)
     until_s = now_s + seconds
     return Rest(f"you asked for it, until {clock_text(until_s, now_s)}", f"{RESUMES}, or by itself then", until_s=until_s)
+
+
+def memory_rest(settings: LocalSettings, around: Surroundings) -> Rest | None:
+    """Return the rest of who holds more memory than it may; only its operator ends it, for the trainer would take as much again."""
+    if around.held_bytes <= size_bytes(settings.max_memory):
+        return None
+    way_out = "ends with `peer resume`, after `peer config max_memory SIZE` has allowed more"
+    return Rest(f"it held {megabytes(around.held_bytes)} of memory, and may hold {settings.max_memory}", way_out)
+
+
+def refused_rest(why: str, hint: str) -> Rest:
+    """Return the rest of whose trainer could not be started again as its settings are now."""
+    return Rest(f"the trainer cannot start: {why}", f"{RESUMES}, once that is mended" + (f" ({hint})" if hint else ""))
+
+
+def last_rest() -> Rest:
+    """Return the rest of who is to leave when all that is under way has come to its end."""
+    return Rest("asked to leave, finishing first", "ends when the meeting under way has, and the trainer has saved", is_last=True)
 
 
 def ruled_rest(settings: LocalSettings, now_s: float, around: Surroundings) -> Rest | None:
@@ -40,6 +61,9 @@ def ruled_rest(settings: LocalSettings, now_s: float, around: Surroundings) -> R
         return Rest(f"the schedule {settings.schedule} says so{until}", way_out, until_s=until_s)
     if settings.not_on_battery and around.is_on_battery:
         return Rest("the machine runs from its battery", "ends when it is plugged in; `peer config not_on_battery false` ends it now")
+    if around.home_bytes > size_bytes(settings.max_disk):
+        way_out = "ends when the folder is smaller, or `peer config max_disk SIZE` allows more; its cache/ may be deleted"
+        return Rest(f"its folder takes {megabytes(around.home_bytes)} of the disk, and may take {settings.max_disk}", way_out)
     if settings.only_idle and around.cores_of_others:
         calm = f"ends when others have left the machine idle for {CALM_S / 60:.0f} minutes; `peer config only_idle false` ends it now"
         return Rest(f"others use the machine: {around.cores_of_others:.1f} of its processor cores", calm)

@@ -42,6 +42,7 @@ from peer.machine.events import (
     PeerStarted,
     ProcessSays,
     RunKnown,
+    TrafficCounted,
     TrainerRestarted,
     Written,
 )
@@ -52,8 +53,8 @@ from peer.machine.status import Status, apply
 from peer.supervisor.child_process import ChildExit, ChildProcess
 from peer.supervisor.condition import Condition, LastWord
 from peer.supervisor.housekeeping import Housekeeping, earlier
-from peer.supervisor.rest import Rest, asked_rest, ruled_rest
-from peer.supervisor.surroundings import Lookout
+from peer.supervisor.rest import asked_rest, last_rest, refused_rest
+from peer.supervisor.resting import Resting
 from protocol.errors import BadSettings, ExitCode, GossamerError
 from protocol.identity import Identity
 from protocol.run.invite import Invite
@@ -130,9 +131,9 @@ class Supervisor:
         self._leave_reason = ""
         self._manifest_ready = asyncio.Event()
         self._children: dict[str, ChildProcess] = {}
-        self._asked: Rest | None = None  # by the operator
-        self._lookout = Lookout()
+        self._resting = Resting(self._home)
         self._restarting: set[str] = set()  # children whose settings have changed
+        self._awake: set[str] = set()  # children that have their settings
         self._away: set[str] = set()  # children that have ended, to be started again after the rest or with other settings
         self._is_quiet = False  # the node has said that no meeting is under way
         self._changed = asyncio.Event()
@@ -149,7 +150,7 @@ class Supervisor:
             self._manifest_ready.set()
         self._note(PeerStarted(self._peer_id, earlier(self._home)))
         self._note(LimitsSet(limits_in_force(self._config)))
-        self._condition.rest = self._wanted_rest()
+        self._condition.rest = self._resting.wanted(self._config)
         self._describe()
         async with control.serving(self._home, runtime, self._answer):
             with self._hearing_signals():
@@ -182,6 +183,7 @@ class Supervisor:
             self._ends_as("done", "the run is over")
         for task in (*work, looking):
             task.cancel()  # no more restarts
+        self._resting.save()
         await asyncio.gather(*work, looking, return_exceptions=True)
         exits = {}
         for name, last_work in LAST_WORK.items():
@@ -213,16 +215,27 @@ class Supervisor:
             await self._until(lambda: self._may_run(name))
             child = self._children[name] = ChildProcess(self._programs[name], self._home.log, partial(self._hear, name))
             await child.start()
+            child.set_niceness(self._config.niceness)
             if name == TRAINER:
                 await self._manifest_ready.wait()
-            started_s = time.monotonic()
+            started_s, was_away = time.monotonic(), name in self._away
             child.tell(self._settings().to_line())
             self._come_back(name)
             exit = await self._until_sent_away(name, child)
             if exit is None:
+                self._resting.save()
+                if self._resting.asked is not None and self._resting.asked.is_last:
+                    self.leave("asked to leave, and finished")
                 continue
+            self._awake.discard(name)
+            self._has_changed()
             if exit.code == 0:
                 return
+            if name == TRAINER and was_away and not self._condition.trains and exit.failure is not None and exit.failure.final:
+                self._resting.asked = refused_rest(exit.failure.error, exit.failure.hint)
+                self._away.add(name)
+                self._look_at_rest()
+                continue
             failures = 1 if time.monotonic() - started_s > HEALTHY_S else failures + 1
             self._give_up(name, exit, failures)
             await self._back_off(name, exit, failures)
@@ -253,18 +266,9 @@ class Supervisor:
 
     # ------------------------------------------------------------------ rest
 
-    def _wanted_rest(self) -> Rest | None:
-        if not self._config.trains:
-            return None
-        config = self._config
-        around = self._lookout.look(time.monotonic(), at_others=config.only_idle, at_battery=config.not_on_battery)
-        return self._asked or ruled_rest(config, time.time(), around)
-
     def _look_at_rest(self) -> None:
         """Begin or end a rest, where the operator or the settings want it."""
-        if self._asked is not None and self._asked.until_s is not None and time.time() >= self._asked.until_s:
-            self._asked = None
-        before, rest = self._condition.rest, self._wanted_rest()
+        before, rest = self._condition.rest, self._resting.wanted(self._config)
         if rest != before:
             self._condition.rest = rest
             if (rest is None) != (before is None):
@@ -296,6 +300,7 @@ class Supervisor:
                 task.cancel()
             await asyncio.gather(living, sending, return_exceptions=True)
         await child.stop(LAST_SAVE_S)
+        self._awake.discard(name)
         self._away.add(name)
         self._condition.words[name] = LastWord()
         self._has_changed()
@@ -309,11 +314,12 @@ class Supervisor:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_MEETINGS_S):
                 await self._until(lambda: self._is_quiet or node is None or not node.is_running)
-        if name == NODE and TRAINER in self._config.children and not self._may_run(TRAINER):
-            await self._until(lambda: TRAINER in self._away)
+        if name == NODE:
+            await self._until(lambda: TRAINER not in self._awake or self._may_run(TRAINER))
 
     def _come_back(self, name: str) -> None:
-        """Note that a child that was sent away has its settings, and runs."""
+        """Note that a child has its settings, and runs."""
+        self._awake.add(name)
         if name in self._away:
             self._note((NodeRestarted if name == NODE else TrainerRestarted)("sent away by its settings or a pause", 0))
             self._away.discard(name)
@@ -336,6 +342,8 @@ class Supervisor:
         if name == NODE and isinstance(event, ProcessSays) and event.state == RESTING:
             self._is_quiet = True
             self._has_changed()
+        elif isinstance(event, TrafficCounted):
+            self._resting.count_traffic(event.sent_bytes + event.received_bytes)
         else:
             self._condition.hear(name, event, time.monotonic())
         if isinstance(event, RunKnown):
@@ -384,7 +392,7 @@ class Supervisor:
             case {"verb": "history"}:
                 return self.status.history.to_json()
             case {"verb": "leave"}:
-                self.leave("asked to leave")
+                self._leave(finish=bool(request.get("finish")))
                 return {"leaving": True}
             case {"verb": "pause"}:
                 return self._pause(request.get("seconds"))
@@ -400,12 +408,19 @@ class Supervisor:
     def _pause(self, seconds: float | None) -> dict[str, Any]:
         if not self._config.trains:
             raise BadSettings("a seed does not train, so there is nothing to pause", hint="`peer leave` stops it")
-        self._asked = asked_rest(time.time(), seconds)
+        self._resting.asked = asked_rest(time.time(), seconds)
         self._look_at_rest()
         return {"state": self.status.state, "reason": self.status.reason}
 
+    def _leave(self, *, finish: bool) -> None:
+        if not finish or TRAINER not in self._awake:
+            self.leave("asked to leave")
+            return
+        self._resting.asked = last_rest()
+        self._look_at_rest()
+
     def _resume(self) -> dict[str, Any]:
-        self._asked = None
+        self._resting.asked = None
         self._look_at_rest()
         if (rest := self._condition.rest) is not None:
             raise BadSettings(f"it stays paused: {rest.reason}", hint=rest.way_out)

@@ -1,4 +1,4 @@
-"""What a peer's own settings may want to know of the machine around it: whether others use it, and whether it runs from a battery.
+"""What a peer's own settings may want to know: do others use the machine, does it run from a battery, what does the peer itself hold.
 
 "Others" are all processes but this peer's: what they use of the processors is all that was used, less our own part. That says the same on a
 laptop and on a box without a screen; nobody's keyboard is looked at, and what others do on the GPU is not seen.
@@ -7,11 +7,19 @@ laptop and on a box without a screen; nobody's keyboard is looked at, and what o
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
+from peer.machine.config import LocalSettings
+from peer.machine.room import held_bytes, size_of
+from peer.machine.units import UNLIMITED
+
 MEASURE_S = 5.0  # between two readings
+DISK_S = 30.0  # of the disk
 LEAST_CORES = 0.5  # what others may use of a small machine before it counts as in use...
 LEAST_SHARE = 0.1  # ...and of a large one, as a share of its cores
 CALM_S = 300.0  # how long they must have used less than that before it counts as idle again
@@ -23,6 +31,8 @@ class Surroundings:
 
     is_on_battery: bool = False
     cores_of_others: float = 0.0  # where they have used the machine lately: how much of it; else 0
+    held_bytes: int = 0  # memory of all the peer's processes
+    home_bytes: int = 0  # on the disk
 
 
 class Idleness:
@@ -51,18 +61,41 @@ class Idleness:
 
 
 class Lookout:
-    """Looks at this machine, as often as that makes sense."""
+    """Looks at this machine and at the peer itself, as far as the settings ask, and no more often than makes sense."""
 
-    def __init__(self) -> None:
+    def __init__(self, home: Path) -> None:
         self._idleness = Idleness(os.cpu_count() or 1)
+        self._memory = Seldom(MEASURE_S, lambda: held_bytes(os.getpid()))
+        self._disk = Seldom(DISK_S, lambda: size_of(home))
 
-    def look(self, now_s: float, *, at_others: bool, at_battery: bool) -> Surroundings:
-        """Return what is to be seen of that which is asked for. `now_s` is a clock that only goes forward."""
-        if not at_others:
+    def look(self, settings: LocalSettings) -> Surroundings:
+        """Return what is to be seen of that which the settings ask for."""
+        now_s = time.monotonic()
+        if not settings.only_idle:
             self._idleness = Idleness(os.cpu_count() or 1)
         elif self._idleness.is_due(now_s):
             self._idleness.read(now_s, others_cpu_s())
-        return Surroundings(at_battery and is_on_battery(), self._idleness.cores_of_others)
+        return Surroundings(
+            settings.not_on_battery and is_on_battery(),
+            self._idleness.cores_of_others,
+            self._memory.read(now_s) if settings.max_memory != UNLIMITED else 0,
+            self._disk.read(now_s) if settings.max_disk != UNLIMITED else 0,
+        )
+
+
+class Seldom:
+    """A measurement that is made anew only when the last one is old enough."""
+
+    def __init__(self, seconds: float, measure: Callable[[], int]) -> None:
+        self._seconds = seconds
+        self._measure = measure
+        self._last: tuple[float, int] | None = None
+
+    def read(self, now_s: float) -> int:
+        """Return what was measured last."""
+        if self._last is None or now_s - self._last[0] >= self._seconds:
+            self._last = (now_s, self._measure())
+        return self._last[1]
 
 
 def others_cpu_s() -> float:

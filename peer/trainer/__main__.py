@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import sys
 import time
@@ -18,13 +19,14 @@ from peer.machine.events import Event, ModelBuilt, ProcessSays, ProgressMade, Ru
 from peer.machine.home import Home
 from peer.machine.processor_queue import queued_clock
 from peer.machine.room import held_bytes
+from peer.machine.units import size_bytes
 from peer.model.checkpoint import load_latest
 from peer.model.model import build_model, check_fit, choose_device
 from peer.model.plan import need_abilities
 from peer.text.batches import Draw
 from peer.text.corpus import load_corpus
 from peer.text.tokenizer import load_tokenizer
-from peer.trainer.need import need_to_fit, rooms, run_need
+from peer.trainer.need import need_to_fit, rooms, run_need, within
 from peer.trainer.replica import Replica
 from peer.trainer.saver import Saver
 from peer.trainer.trainer import Trainer
@@ -60,6 +62,13 @@ class TokenizingProgress:
         self._emit(ProgressMade("tokenizing the text", share))
 
 
+def keep_within(device: torch.device, num_bytes: float) -> None:
+    """Have torch take no more memory than this on a GPU; more is an error of the step that asks for it."""
+    if device.type == "cuda" and math.isfinite(num_bytes):
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, num_bytes / total), device)
+
+
 def build_replica(child: Child, home: Home, manifest: Manifest) -> Replica:
     """Build the model with its initial weights, and its text.
 
@@ -69,7 +78,9 @@ def build_replica(child: Child, home: Home, manifest: Manifest) -> Replica:
     settings, inner, run_seed = child.settings, manifest.inner, manifest.run.seed
     peer_id = PeerId.from_text(settings.peer_id)
     device, _ = choose_device(settings.config.device)
-    need_to_fit(run_need(manifest, device.type), rooms(device, home, settings.runtime, held_bytes(os.getppid())))
+    there = rooms(device, home, settings.runtime, held_bytes(os.getppid()))
+    need_to_fit(run_need(manifest, device.type), within(there, settings.config))
+    keep_within(device, size_bytes(settings.config.gpu_memory))
     tokenizer = load_tokenizer(manifest.tokenizer.name)
     model = build_model(manifest.model, run_seed)
     check_fit(model.config, tokenizer.vocab_size, inner.sequence_length)

@@ -14,8 +14,10 @@ from typing import Final
 import torch
 
 from optim.inner import num_state_values
+from peer.machine.config import LocalSettings
 from peer.machine.home import Home
 from peer.machine.room import Room, container_size, disk_room, memory_room, need_room, size_of
+from peer.machine.units import size_bytes
 from peer.model.model import activation_bytes, parameter_shapes
 from peer.model.plan import fragment_codecs, model_plan
 from protocol.messages.terms import ModelPlan
@@ -106,6 +108,21 @@ def rooms(device: torch.device, home: Home, payloads: Path, held_bytes: int) -> 
         disk_room(payloads),
         Room(disk.num_bytes + kept, disk.limit),
     )
+
+
+def within(there: Rooms, settings: LocalSettings) -> Rooms:
+    """Return the rooms as far as the peer's own settings let it use them."""
+    return Rooms(
+        _at_most(there.memory, settings.max_memory, "max_memory"),
+        _at_most(there.device, settings.gpu_memory, "gpu_memory") if there.device is not None else None,
+        there.payloads,
+        _at_most(there.disk, settings.max_disk, "max_disk"),
+    )
+
+
+def _at_most(room: Room, size: str, key: str) -> Room:
+    allowed = size_bytes(size)
+    return room if room.num_bytes <= allowed else Room(int(allowed), f"the setting {key} = {size}")
 
 
 def device_room(device: torch.device) -> Room:

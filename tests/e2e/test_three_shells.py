@@ -100,18 +100,16 @@ def test_a_swarm_outlives_its_host_and_takes_it_back(swarm: LocalSwarm, tmp_path
     wait_until(lambda: steps(back) >= saved, "host going on from its checkpoint", 60)
     wait_until(lambda: completed(back) > 0, "meeting with the host that is back", 60)
 
-    assert Shell(third.home, capsys)("pause", "2h").code == 0
-    wait_until(lambda: state(third) == "paused" and not trainers(third), "third paused, its trainer and all its memory gone", 60)
-    paused_at = steps(third)
-    before = completed(second)
-    wait_until(lambda: completed(second) > before, "meeting without the one that is paused", 60)
     shell = Shell(third.home, capsys)
     assert shell("config", "only-idle", "true").code == 0
-    assert shell("resume").code == 0
-    wait_until(lambda: reason(third).startswith("others use the machine") and not trainers(third), "third paused for the others", 60)
+    wait_until(lambda: reason(third).startswith("others use the machine") and not trainers(third), "third paused, its memory free", 60)
+    assert shell("pause", "2h").code == 0
+    assert state(third) == "paused" and reason(third).startswith("you asked for it, until")
+    paused_at, before = steps(third), completed(second)
     assert shell("config", "schedule", "mon 00:00-00:01").code == 0
     assert shell("config", "only-idle", "false").code == 0
     assert "stays paused: the schedule mon 00:00-00:01 says so until" in shell("resume").complaint[0]
+    wait_until(lambda: completed(second) > before, "meeting without the one that is paused", 60)
     assert shell("config", "--unset", "schedule").code == 0
     wait_until(lambda: state(third) == "training" and steps(third) > paused_at, "third going on from where it saved", 60)
 

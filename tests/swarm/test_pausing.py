@@ -15,6 +15,10 @@ def completed(peer: Peer) -> int:
     return peer.outcomes()["completed"]
 
 
+def calls_with(peer: Peer, other: Peer) -> int:
+    return sum(done.partner == str(other.peer_id) for done in peer.meetings)
+
+
 async def pause(peer: Peer) -> None:
     """As the supervisor does: the node rests, its meetings end, the trainer saves and goes."""
     peer.standing.rest()
@@ -30,10 +34,10 @@ def test_the_others_go_on_without_it_and_call_it_again_when_it_is_back(tmp_path:
         await pause(third)
         assert set(third.outcomes()) <= {"completed", "busy"}, "no meeting was broken off"
         await swarm.until(lambda: third.peer_id not in {entry.peer_id for peer in (first, second) for entry in peer.book.live(now())})
-        called = [with_third(peer) for peer in (first, second)]
+        called = [calls_with(peer, third) for peer in (first, second)]
         before, clock = completed(first), third.clock
         await swarm.until(lambda: completed(first) >= before + 5)
-        assert [with_third(peer) for peer in (first, second)] == called, "nobody called it"
+        assert [calls_with(peer, third) for peer in (first, second)] == called, "nobody called it"
         assert third.peer_id in {record.peer_id for record in await swarm.network.peers[first.peer_id].members()}
         third.standing.wake()
         third.restart_trainer()
@@ -41,10 +45,25 @@ def test_the_others_go_on_without_it_and_call_it_again_when_it_is_back(tmp_path:
         await swarm.until(lambda: completed(third) >= before + 3)
         assert third.clock > clock
 
-    def with_third(peer: Peer) -> int:
-        return sum(done.partner == str(peer.swarm.peers[2].peer_id) for done in peer.meetings)
-
     def now() -> float:
         return asyncio.get_running_loop().time()
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def test_a_joiner_that_pauses_on_its_way_has_its_weights_soon_after_it_goes_on(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        elders = swarm.start(2)
+        await swarm.until(lambda: all(completed(peer) >= 3 and peer.clock > 40 for peer in elders))
+        joiner = swarm.add(told_to_start=True, is_founder=False).start()
+        await swarm.until(lambda: any(said.state == "joining" for said in joiner.said))
+        joiner.standing.rest()
+        joiner.kill_trainer()
+        await asyncio.sleep(30.0)
+        assert not completed(joiner)
+        joiner.standing.wake()
+        joiner.restart_trainer()
+        await swarm.until(lambda: completed(joiner) >= 2)
+        assert joiner.clones, "it took over what the others give"
 
     play(Swarm(tmp_path, manifest=QUIET), story)

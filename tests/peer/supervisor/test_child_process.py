@@ -102,8 +102,10 @@ def test_signals_for_the_group_are_the_supervisors_affair(tmp_path: Path, number
         await child.start("obey")
         pid, waiting = await child.begun()
         os.kill(pid, number)
-        child.process.tell(b"stop\n")
-        assert (await waiting).code == 0
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        exit = await child.process.stop(10.0)
+        assert exit is not None and exit.code == 0
 
     run(test())
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from datetime import datetime
+from pathlib import Path
 
 import psutil
 
 from peer.machine.config import LocalSettings
-from peer.supervisor.rest import asked_rest, ruled_rest
-from peer.supervisor.surroundings import CALM_S, MEASURE_S, Idleness, Lookout, Surroundings, others_cpu_s
+from peer.supervisor.rest import asked_rest, last_rest, memory_rest, refused_rest, ruled_rest
+from peer.supervisor.surroundings import CALM_S, MEASURE_S, Idleness, Lookout, Seldom, Surroundings, others_cpu_s
 
 NOON_S = datetime(2026, 11, 22, 12, 0).timestamp()  # a Sunday, local time
 CALM = Surroundings()
@@ -29,7 +30,12 @@ def test_every_rest_has_a_reason_a_way_out_and_its_end_where_it_is_known() -> No
     battery = ruled_rest(LocalSettings(not_on_battery=True), NOON_S, Surroundings(is_on_battery=True))
     others = ruled_rest(LocalSettings(only_idle=True), NOON_S, Surroundings(cores_of_others=2.34))
     assert others is not None and "2.3 of its processor cores" in others.reason
-    for rest in (two_hours, asked_rest(NOON_S, None), night, battery, others):
+    disk = ruled_rest(LocalSettings(max_disk="1 GB"), NOON_S, Surroundings(home_bytes=1_400_000_000))
+    assert disk is not None and "takes 1.4 GB of the disk, and may take 1 GB" in disk.reason
+    memory = memory_rest(LocalSettings(max_memory="1 GB"), Surroundings(held_bytes=1_400_000_000))
+    assert memory is not None and "held 1.4 GB of memory, and may hold 1 GB" in memory.reason
+    assert memory_rest(LocalSettings(), Surroundings(held_bytes=1 << 50)) is None
+    for rest in (two_hours, asked_rest(NOON_S, None), night, battery, others, disk, memory, refused_rest("why", "how"), last_rest()):
         assert rest is not None and rest.reason and rest.way_out.startswith("ends ")
 
 
@@ -57,7 +63,18 @@ def test_a_tenth_of_a_large_machine_may_be_used() -> None:
     assert (Idleness(2).allowed_cores, Idleness(64).allowed_cores) == (0.5, 6.4)
 
 
-def test_this_machine_can_be_asked() -> None:
-    everything = sum(psutil.cpu_times())
-    assert 0 < others_cpu_s() < everything
-    assert Lookout().look(0.0, at_others=True, at_battery=True).cores_of_others == 0.0, "one reading says nothing"
+def test_this_machine_can_be_asked(tmp_path: Path) -> None:
+    assert 0 < others_cpu_s() < sum(psutil.cpu_times())
+    (tmp_path / "file").write_bytes(bytes(1000))
+    lookout = Lookout(tmp_path)
+    assert lookout.look(LocalSettings()) == CALM, "what nobody asks for is not looked at"
+    seen = lookout.look(LocalSettings(only_idle=True, not_on_battery=True, max_memory="1 GB", max_disk="1 GB"))
+    assert seen.cores_of_others == 0.0, "one reading says nothing"
+    assert seen.held_bytes > 10_000_000
+    assert seen.home_bytes == 1000
+
+
+def test_what_takes_long_is_measured_seldom() -> None:
+    measured: list[int] = []
+    seldom = Seldom(30.0, lambda: measured.append(1) or len(measured))  # type: ignore[func-returns-value]
+    assert [seldom.read(now_s) for now_s in (5.0, 20.0, 35.0, 40.0)] == [1, 1, 2, 2]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from peer.machine.config import saved_settings
@@ -105,9 +107,11 @@ def test_a_setting_that_the_trainer_starts_with_starts_it_again(tmp_path: Path) 
             await until_training(running)
             assert len(running.lives("node")) == 1
             assert (await tell(running, verb="config"))["threads"] == 2
-            await tell(running, verb="set", key="port", value="4001")
-            await eventually(lambda: len(running.lives("node")) == 2 and not node_rests(running), "another node")
-            assert len(running.lives("trainer")) == 2
+            nicer = os.nice(0) + 1
+            await tell(running, verb="set", key="niceness", value=str(nicer))
+            await eventually(lambda: [psutil.Process(pid).nice() for pid in running.children()] == [nicer, nicer], "both giving way")
+            await until_training(running)
+            await eventually(lambda: not node_rests(running), "the node told")
 
     run(test())
 
@@ -144,5 +148,76 @@ def test_a_seed_has_nothing_to_pause(tmp_path: Path) -> None:
             await eventually(lambda: running.status.state == "seeding", "a seed")
             with pytest.raises(BadSettings, match="does not train"):
                 await tell(running, verb="pause", seconds=None)
+
+    run(test())
+
+
+def test_who_leaves_when_it_has_finished_lets_the_meeting_end_first(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with peer(tmp_path, node="meets") as (running, work):
+            await until_training(running)
+            await tell(running, verb="leave", finish=True)
+            await eventually(lambda: node_rests(running), "the node told")
+            assert (running.status.state, running.status.reason) == ("leaving", "asked to leave, finishing first")
+            assert not work.done()
+            running.does("node", "serve")
+            running.ends("node")  # as good as a word that all is quiet
+            await work
+            assert (running.status.state, running.status.reason) == ("left", "saved and gone")
+            assert running.stopped_ns("trainer")
+
+    run(test())
+
+
+def test_who_has_used_up_its_month_is_off_the_network_until_more_is_allowed(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with peer(tmp_path) as (running, _):
+            await until_training(running)
+            running.supervisor._resting.count_traffic(2_000_000_000)
+            await tell(running, verb="set", key="monthly_traffic", value="1 GB")
+            await eventually(lambda: running.status.state == "paused" and not running.children(), "offline")
+            assert 0 < running.stopped_ns("trainer") < running.stopped_ns("node")
+            assert "1 GB is used up, until" in running.status.reason
+            with pytest.raises(BadSettings, match="stays paused"):
+                await tell(running, verb="resume")
+            await tell(running, verb="set", key="monthly_traffic", value="3 GB")
+            await eventually(lambda: (len(running.lives("trainer")), len(running.lives("node"))) == (2, 2), "both back")
+            await until_training(running)
+
+    run(test())
+
+
+def test_a_trainer_that_cannot_start_with_other_settings_pauses_the_peer_instead_of_ending_it(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with peer(tmp_path) as (running, work):
+            await until_training(running)
+            running.does("trainer", "operator")  # it will say that it cannot be
+            await tell(running, verb="set", key="device", value="cuda")
+            await eventually(lambda: "cannot start: the port is busy" in running.status.reason, "paused")
+            assert running.status.state == "paused"
+            assert not work.done()
+            running.does("trainer", "train")
+            await tell(running, verb="set", key="device", value="cpu")
+            await tell(running, verb="resume")
+            await until_training(running)
+
+    run(test())
+
+
+def test_who_holds_more_memory_than_it_may_is_paused_until_its_operator_says_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOOK_S", 0.05)
+
+    async def test() -> None:
+        async with peer(tmp_path) as (running, _):
+            await until_training(running)
+            await tell(running, verb="set", key="max_memory", value="1 MB")
+            await until_paused(running)
+            assert "may hold 1 MB" in running.status.reason
+            await tell(running, verb="set", key="max_memory", value="unlimited")
+            assert running.status.state == "paused"
+            await tell(running, verb="resume")
+            await until_training(running)
 
     run(test())

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from optim.inner import num_state_values
+from peer.machine.config import LocalSettings
 from peer.machine.home import Home
 from peer.machine.room import Room
-from peer.trainer.need import PROGRAMS, Need, need_memory, need_to_fit, rooms, run_need
+from peer.trainer.need import PROGRAMS, Need, Rooms, need_memory, need_to_fit, rooms, run_need, within
 from protocol.errors import BadSettings
 from tests.peer.small import small_manifest, small_replica
 
@@ -107,3 +108,14 @@ def test_checkpoints_that_are_there_need_no_room_again(tmp_path: Path) -> None:
     home.create()
     (home.checkpoints / "file").write_bytes(bytes(1 << 26))
     assert abs(rooms(torch.device("cpu"), home, tmp_path, 0).disk.num_bytes - before) < 1 << 26
+
+
+def test_what_the_settings_allow_is_all_there_is(tmp_path: Path) -> None:
+    there = Rooms(Room(8 * 10**9, "free"), Room(4 * 10**9, "free"), Room(10**9, "free"), Room(50 * 10**9, "free"))
+    assert within(there, LocalSettings()) == there
+    less = within(there, LocalSettings(max_memory="1 GB", gpu_memory="100 MB", max_disk="60 GB"))
+    assert (less.memory, less.device) == (Room(10**9, "the setting max_memory = 1 GB"), Room(10**8, "the setting gpu_memory = 100 MB"))
+    assert less.disk == there.disk
+    need = run_need(small_manifest(), "cpu")
+    with pytest.raises(BadSettings, match=r"needs 1\.\d GB of memory, and there are 1\.0 GB \(the setting max_memory = 1 GB\)"):
+        need_to_fit(need, less)

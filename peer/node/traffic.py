@@ -1,0 +1,59 @@
+"""What the peer has sent and received over the network: all of it, with the directory and what libp2p says of its own accord.
+
+Only p2pd touches the network. Where the system says what a process has read and written (Linux), that is the measure, less what p2pd and we
+have said to each other; elsewhere what our streams have carried must do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import psutil
+
+from protocol.libp2p.splice import CarriedBytes
+
+
+class Network(Protocol):
+    """What is known of the daemon that carries our streams."""
+
+    carried: CarriedBytes
+
+    @property
+    def daemon_pid(self) -> int:
+        """Its process id, 0 while there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    pid: int
+    sent: int
+    received: int
+
+
+class Traffic:
+    """Counts what has passed since this process began, over all lives of the daemon."""
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._last = _Reading(0, 0, 0)
+        self.sent = 0
+        self.received = 0
+
+    def look(self) -> None:
+        """Bring the counts up to date."""
+        last, now = self._last, self._read()
+        self._last = now
+        if last.pid == now.pid:
+            self.sent += max(0, now.sent - last.sent)
+            self.received += max(0, now.received - last.received)
+
+    def _read(self) -> _Reading:
+        carried, pid = self._network.carried, self._network.daemon_pid
+        try:
+            counters = psutil.Process(pid).io_counters() if pid else None
+            return _Reading(pid, counters.write_chars - carried.received, counters.read_chars - carried.sent) if counters else self._last
+        except psutil.Error:
+            return self._last
+        except AttributeError:  # a system that does not count them
+            return _Reading(-1, carried.sent, carried.received)

@@ -1,0 +1,43 @@
+"""Whether this peer is to rest now, and why: what its operator asked for, the time, the machine around it, and what it has used up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from peer.machine.config import PeerConfig
+from peer.machine.home import Home
+from peer.machine.units import size_bytes
+from peer.supervisor.monthly_traffic import MonthlyTraffic
+from peer.supervisor.rest import Rest, memory_rest, ruled_rest
+from peer.supervisor.surroundings import Lookout
+
+
+class Resting:
+    """Asked about once a second. `asked` is what the operator wants, or what only he can end."""
+
+    def __init__(self, home: Home, now_s: Callable[[], float] = time.time) -> None:
+        self.asked: Rest | None = None
+        self.month = MonthlyTraffic(home.traffic, now_s())
+        self._now_s = now_s
+        self._lookout = Lookout(home.path)
+
+    def wanted(self, config: PeerConfig) -> Rest | None:
+        """Return the rest that is wanted now, if one is."""
+        now_s = self._now_s()
+        if self.asked is not None and self.asked.until_s is not None and now_s >= self.asked.until_s:
+            self.asked = None
+        used_up = self.month.rest(config.monthly_traffic, size_bytes(config.monthly_traffic), now_s)
+        if used_up is not None or not config.trains:
+            return used_up
+        around = self._lookout.look(config)
+        self.asked = self.asked or memory_rest(config, around)
+        return self.asked or ruled_rest(config, now_s, around)
+
+    def count_traffic(self, total_bytes: int) -> None:
+        """Take in what the node has carried since it began."""
+        self.month.count(total_bytes, self._now_s())
+
+    def save(self) -> None:
+        """Write down what must outlive this process."""
+        self.month.save(self._now_s())

@@ -1,0 +1,53 @@
+"""What a daemon has passed, over its lives, without what it said to us; where the system does not count, what our streams carried."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+import psutil
+import pytest
+
+from peer.node.traffic import Traffic
+from protocol.libp2p.splice import CarriedBytes
+
+WRITTEN = 1_000_000
+
+
+@dataclass
+class Network:
+    """This very process as its daemon."""
+
+    carried: CarriedBytes = field(default_factory=CarriedBytes)
+    daemon_pid: int = 0
+
+
+def write(num_bytes: int) -> None:
+    with open(os.devnull, "wb", buffering=0) as nowhere:
+        nowhere.write(bytes(num_bytes))
+
+
+@pytest.mark.skipif(not hasattr(psutil.Process, "io_counters"), reason="the system does not count what a process writes")
+def test_all_that_the_daemon_writes_counts_but_what_it_says_to_us() -> None:
+    network = Network()
+    traffic = Traffic(network)
+    traffic.look()
+    network.daemon_pid = os.getpid()
+    traffic.look()
+    assert traffic.sent == 0, "what it did before we looked is its start"
+    write(WRITTEN)
+    traffic.look()
+    assert WRITTEN <= traffic.sent < 1.01 * WRITTEN
+    network.carried.received += WRITTEN
+    write(WRITTEN)
+    traffic.look()
+    assert traffic.sent < 1.02 * WRITTEN
+
+
+def test_a_daemon_that_is_gone_changes_nothing() -> None:
+    network = Network()
+    traffic = Traffic(network)
+    for pid in (os.getpid(), 0, 2**22 + 1):
+        network.daemon_pid = pid
+        traffic.look()
+    assert (traffic.sent, traffic.received) == (0, 0)
