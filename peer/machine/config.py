@@ -35,7 +35,7 @@ STARTED_WITH = {  # settings that a child is started with: it is started again w
     "announce": (NODE,),
     "relay": (NODE,),
 }
-_LIMITING = (
+LIMITS = (  # what the page offers to change
     "max_upload", "max_download", "monthly_traffic", "max_disk", "max_memory", "gpu_memory", "threads", "niceness", "schedule", "only_idle",
     "not_on_battery",
 )  # fmt: skip
@@ -118,9 +118,6 @@ class LocalSettings(BaseModel):
     """Train only while others leave the machine idle: what all other processes use of its processors decides."""
     not_on_battery: bool = False
     """Train only while the machine does not run from its battery."""
-
-
-LIMITS = tuple(key for key in _LIMITING if key in LocalSettings.model_fields)  # what the page offers to change
 
 
 class PeerConfig(LocalSettings):
