@@ -24,7 +24,6 @@ from tests.lab.routers import KINDS, CannotRun, Place, internet
 
 PORT = 4001
 MEET_S = 60.0  # given up then
-AFTER_S = 2.0  # for the other side's call, and for bulk to begin
 
 
 class Running:
@@ -96,8 +95,7 @@ def meet(kinds: tuple[str, str], bulk: bool) -> str:
         wait_for(lambda: first.when("up") and second.when("up"), "the two did not come up")
         both_up_s = max(float(up["at"]) for peer in (first, second) if (up := peer.when("up")))
         try:
-            wait_for(lambda: first.when("met", second.peer_id) or second.when("met", first.peer_id), "")
-            time.sleep(AFTER_S)
+            wait_for(lambda: first.when("met", second.peer_id) and second.when("met", first.peer_id), "")
             if bulk:
                 wait_for(lambda: first.when("bulk", second.peer_id), "no bulk")
         except TimeoutError:
@@ -114,6 +112,7 @@ def lose_a_relay() -> str:
     """Let a relay die while another one lives; return how soon the addresses of a peer behind a router name the living one alone."""
     with pair(("port-restricted", "symmetric"), 2, False) as (doors, first, second):
         wait_for(lambda: first.when("met", second.peer_id) and second.when("met", first.peer_id), "the two did not meet")
+        wait_for(lambda: _latest(first), "no place at a relay")
         lost = next(door for door in doors if any(door.peer_id in address for address in _latest(first)))
         num_said, died_s = len(first.said), time.time()
 
