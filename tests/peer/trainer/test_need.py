@@ -48,9 +48,8 @@ print((peak() - before) / counted)
 """
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_the_count_is_what_a_trainer_takes(optimizer: str) -> None:
-    done = subprocess.run([sys.executable, "-c", MEASURED, optimizer], capture_output=True, text=True, check=True)
+def test_the_count_is_what_a_trainer_takes() -> None:
+    done = subprocess.run([sys.executable, "-c", MEASURED, "muon"], capture_output=True, text=True, check=True)
     assert 0.5 < float(done.stdout) < 1.05, "the count allows for meetings that a trainer seldom has all at once; never for less"
 
 
