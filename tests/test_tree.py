@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,16 @@ def test_each_file_is_short() -> None:
 @pytest.mark.parametrize("folder", FOLDERS, ids=label)
 def test_each_folder_says_what_it_is(folder: Path) -> None:
     assert (folder / "__init__.py").read_text().startswith('"""')
+
+
+def test_a_class_name_stands_for_one_thing() -> None:
+    places: dict[str, list[str]] = {}
+    for path in MODULES:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(label(path))
+    shared = {name: files for name, files in places.items() if len(files) > 1}
+    assert not shared, "a reader of one meets the other"
 
 
 def test_each_file_is_ascii() -> None:

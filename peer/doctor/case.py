@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from peer.doctor.visit import Place, Visit, visit
+from peer.doctor.visit import CallRound, Place, visit
 from peer.machine.home import Home
 from peer.machine.port import kept_port, need_port, usual_port
 from protocol.errors import BadSettings, GossamerError
@@ -54,7 +54,7 @@ class Case:
         self.listen = listen
         self.port = port  # None: that of last time, or any
         self._invite_text = invite_text
-        self.visit: Once[Visit] = Once(self._visit)
+        self.visit: Once[CallRound] = Once(self._visit)
         """What the peers of the run said when they were called."""
         self.need: Once[Need] = Once(self._need)
         """What the run needs."""
@@ -99,11 +99,11 @@ class Case:
         signed = self.held() or (self.visit().manifest if self.is_about_a_run else None)
         return signed.manifest() if signed else Manifest()
 
-    def _visit(self) -> Visit:
+    def _visit(self) -> CallRound:
         try:
             invite, held, own = self.invite(), self.held(), self.identity()
         except (GossamerError, OSError) as error:
-            return Visit(f"nobody can be asked: {error}")
+            return CallRound(f"nobody can be asked: {error}")
         return visit(self.home, invite, held, own, self._place())
 
     def _place(self) -> Place:

@@ -13,7 +13,7 @@ import psutil
 from peer.doctor.case import Case
 from peer.doctor.finding import Finding, fail, ok, warn
 from peer.doctor.router import Router, ask_router
-from peer.doctor.visit import Call, Visit
+from peer.doctor.visit import Call, CallRound
 from peer.meeting.line import transfer_s
 from protocol.limits import CLOCK_SKEW_S
 
@@ -99,7 +99,7 @@ def _is_shared(outer_ip: str, outside: Sequence[tuple[str, str]]) -> bool:
 
 def line(case: Case) -> Finding:
     """Measure what the line carries, and say what that means for the run."""
-    visit = case.visit() if case.is_about_a_run else Visit()
+    visit = case.visit() if case.is_about_a_run else CallRound()
     return line_facts(visit.line, case.need().plan) if visit.line else ok(NOBODY)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from peer.doctor.case import Case
 from peer.doctor.finding import Finding, fail, failed_by, ok, warn
-from peer.doctor.visit import Call, Visit
+from peer.doctor.visit import Call, CallRound
 from peer.node.fetching import as_final
 from protocol.errors import ExitCode
 
@@ -16,7 +16,7 @@ def bootstraps(case: Case) -> Finding:
     return bootstraps_facts(case.visit()) if case.is_about_a_run else ok(NOBODY)
 
 
-def bootstraps_facts(visit: Visit) -> Finding:
+def bootstraps_facts(visit: CallRound) -> Finding:
     """Judge who was reached, and how fast."""
     if visit.trouble:
         return warn(visit.trouble, visit.way_out)
@@ -38,7 +38,7 @@ def membership(case: Case) -> Finding:
     return membership_facts(case.visit()) if case.is_about_a_run else ok(NOBODY)
 
 
-def membership_facts(visit: Visit) -> Finding:
+def membership_facts(visit: CallRound) -> Finding:
     """Judge what those said who were reached."""
     if not visit.reached:
         return ok("nobody could be asked")

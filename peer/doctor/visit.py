@@ -60,7 +60,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Visit:
+class CallRound:
     """What came of calling on all."""
 
     trouble: str = ""  # why nobody could be called at all
@@ -101,7 +101,7 @@ class Place:
         return self.running or own
 
 
-def visit(home: Home, invite: Invite | None, held: SignedManifest | None, own: Identity | None, place: Place) -> Visit:
+def visit(home: Home, invite: Invite | None, held: SignedManifest | None, own: Identity | None, place: Place) -> CallRound:
     """Call on all at once; under the home's own name, if it has one that no running peer uses.
 
     Raises nothing; blocks for VISIT_S at most.
@@ -109,20 +109,20 @@ def visit(home: Home, invite: Invite | None, held: SignedManifest | None, own: I
     run = invite or held
     addresses = ways_in(home, invite, own.peer_id if own else None)
     if run is None or not addresses:
-        return Visit("no peer of the run is known" if run else "there is no run to look at")
+        return CallRound("no peer of the run is known" if run else "there is no run to look at")
     is_own = own is not None and not place.running
     identity = own if own is not None and is_own else Identity(os.urandom(SEED_BYTES))
     credential = invite.credential_for(identity.peer_id) if invite else None
     try:
         with runtime_folder(0) as folder:
             calls, line = asyncio.run(_call_all(folder, identity, run.run_id, credential, addresses, place))
-        return Visit(calls=calls, under_own_name=is_own, line=line)
+        return CallRound(calls=calls, under_own_name=is_own, line=line)
     except TimeoutError:
-        return Visit(f"nothing was heard within {VISIT_S:.0f} s", "try again when the machine is less busy")
+        return CallRound(f"nothing was heard within {VISIT_S:.0f} s", "try again when the machine is less busy")
     except GossamerError as error:
-        return Visit(str(error), error.hint)
+        return CallRound(str(error), error.hint)
     except OSError as error:
-        return Visit(f"the network part of a peer does not start here: {error}", "see to that first; nobody can be asked without it")
+        return CallRound(f"the network part of a peer does not start here: {error}", "see to that first; nobody can be asked without it")
 
 
 async def _call_all(
@@ -145,7 +145,7 @@ async def _call_all(
         port = place.tried(daemon.port)
         calls = tuple(await asyncio.gather(*(_call(daemon.control, client, *peer, port) for peer in _by_peer(addresses).items())))
         left_s = ends_s - loop.time() - 1.0  # a measurement that takes too long must not cost us what we have
-        return calls, await _measure(client, Visit(calls=calls).reached, min(ECHO_S, max(0.0, left_s)))
+        return calls, await _measure(client, CallRound(calls=calls).reached, min(ECHO_S, max(0.0, left_s)))
 
 
 async def _nobody_calls(purpose: Purpose, stream: Stream) -> None:

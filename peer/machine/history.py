@@ -19,7 +19,7 @@ PACE_S = 600.0  # how far back the pace of the run is looked at
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class HistoryPoint:
     """Where a peer stood at a moment; counts as in the status."""
 
     ts: float  # Unix seconds
@@ -37,12 +37,12 @@ class Point:
 class History:
     """Curves of one session of a peer. Frozen: `add` returns the next one."""
 
-    points: tuple[Point, ...] = ()
+    points: tuple[HistoryPoint, ...] = ()
     evals: tuple[tuple[float, int, float], ...] = ()  # Unix seconds, schedule clock, held-out loss
     spacing_s: float = FIRST_SPACING_S
     _sum: tuple[float, int] = field(default=(0.0, 0), repr=False)  # of the losses since the last point, and how many
 
-    def add(self, point: Point) -> History:
+    def add(self, point: HistoryPoint) -> History:
         """Take in how it stands; between two points only the loss counts."""
         total, number = self._sum
         if point.loss is not None and math.isfinite(point.loss):
@@ -80,7 +80,7 @@ class History:
 
     def to_json(self) -> dict[str, Any]:
         """Return the curves, JSON-able: one list for each figure."""
-        names = [field.name for field in fields(Point)]
+        names = [field.name for field in fields(HistoryPoint)]
         columns: Sequence[Sequence[float]] = list(zip(*(astuple(point) for point in self.points), strict=True))
         curves = dict(zip(names, columns, strict=True)) if columns else {name: () for name in names}
         ts, steps, losses = zip(*self.evals, strict=True) if self.evals else ((), (), ())

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from peer.machine import events
-from peer.machine.history import History, Point
+from peer.machine.history import History, HistoryPoint
 from peer.machine.partners import COUNTED_AS, Partners, after_meeting, connected_by, routes
 
 VERSION = "0.1.0"
@@ -183,7 +183,7 @@ def _warn(status: Status, topic: str, words: str) -> Status:
 def _stepped(status: Status, event: events.StepDone) -> Status:
     now = replace(_trained(status, event), loss=event.loss, tokens_per_second=event.tokens_per_second)
     share = now.blocked_seconds / now.train_seconds if now.train_seconds else 0.0
-    point = Point(
+    point = HistoryPoint(
         event.ts, now.step, event.loss, event.tokens_per_second, share,
         now.meetings["completed"], now.meetings["failed"], now.bytes["sent"], now.bytes["received"],
     )  # fmt: skip

@@ -32,7 +32,7 @@ from peer.node.door import Door
 from peer.node.fetching import FetchClient, find_manifest
 from peer.node.mirror import Mirror
 from peer.node.node import Node
-from peer.node.traffic import Traffic
+from peer.node.traffic import NodeTraffic
 from peer.swarm.address_book import AddressBook, RecordIntake, loop_s
 from peer.swarm.membership import Membership
 from peer.swarm.presence import Presence, Sight
@@ -125,7 +125,7 @@ class NodeProcess:
 
     async def _tell_traffic(self, network: Libp2pNode) -> None:
         """Tell the supervisor what passes, and have the streams pay for what passes beside them."""
-        traffic, told = Traffic(network), (0, 0)
+        traffic, told = NodeTraffic(network), (0, 0)
         while True:
             traffic.look()
             for bucket, passed in ((self._throttle.up, traffic.sent), (self._throttle.down, traffic.received)):

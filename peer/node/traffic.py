@@ -14,7 +14,7 @@ import psutil
 from protocol.libp2p.splice import CarriedBytes
 
 
-class Network(Protocol):
+class CarryingDaemon(Protocol):
     """What is known of the daemon that carries our streams."""
 
     carried: CarriedBytes
@@ -31,10 +31,10 @@ class _Reading:
     received: int
 
 
-class Traffic:
+class NodeTraffic:
     """Counts what has passed since this process began, over all lives of the daemon."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: CarryingDaemon) -> None:
         self._network = network
         self._last = _Reading(0, 0, 0)
         self.sent = 0

@@ -7,11 +7,11 @@ import math
 
 import pytest
 
-from peer.machine.history import FEWEST_POINTS, MAX_POINTS, History, Point
+from peer.machine.history import FEWEST_POINTS, MAX_POINTS, History, HistoryPoint
 
 
-def point(second: float, step: int, loss: float) -> Point:
-    return Point(1000.0 + second, step, loss, 10.0, 0.01, 0, 0, 0, 0)
+def point(second: float, step: int, loss: float) -> HistoryPoint:
+    return HistoryPoint(1000.0 + second, step, loss, 10.0, 0.01, 0, 0, 0, 0)
 
 
 def falling(seconds: int, nats_per_step: float = 0.01) -> History:

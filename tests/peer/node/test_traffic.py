@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import psutil
 import pytest
 
-from peer.node.traffic import Traffic
+from peer.node.traffic import NodeTraffic
 from protocol.libp2p.splice import CarriedBytes
 
 WRITTEN = 1_000_000
@@ -30,7 +30,7 @@ def write(num_bytes: int) -> None:
 @pytest.mark.skipif(not hasattr(psutil.Process, "io_counters"), reason="the system does not count what a process writes")
 def test_all_that_the_daemon_writes_counts_but_what_it_says_to_us() -> None:
     network = Network()
-    traffic = Traffic(network)
+    traffic = NodeTraffic(network)
     traffic.look()
     network.daemon_pid = os.getpid()
     traffic.look()
@@ -46,7 +46,7 @@ def test_all_that_the_daemon_writes_counts_but_what_it_says_to_us() -> None:
 
 def test_a_daemon_that_is_gone_changes_nothing() -> None:
     network = Network()
-    traffic = Traffic(network)
+    traffic = NodeTraffic(network)
     for pid in (os.getpid(), 0, 2**22 + 1):
         network.daemon_pid = pid
         traffic.look()
