@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
-from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -53,7 +52,7 @@ def last_session(home: Path) -> tuple[Status, float, float]:
     from peer.machine import status  # folds events: only where there are some
 
     events = list(read_events(Home(home).events))
-    last = reduce(status.apply, events, status.Status())
+    last = status.of_events(events)
     if not last.own_steps:
         raise BadSettings(f"no peer has trained in {home}", hint="name the home folders of peers that took part in the run")
     began_s = max(event.ts for event in events if event.event == "PeerStarted")

@@ -91,13 +91,10 @@ def remove(folder: Home) -> None:
 def show(folder: Home, *, as_json: bool) -> None:
     """Print what systemd says of the service, and what the peer says, or said last. Raises BadSettings where none is installed."""
     from peer.machine.events import read_events  # pydantic: only where there are some
-    from peer.machine.status import Status, apply
+    from peer.machine.status import of_events
 
     file = need_unit(folder)
-    answer = Status()
-    for event in read_events(folder.events):
-        answer = apply(answer, event)
-    said = answer.to_json()
+    said = of_events(read_events(folder.events)).to_json()
     with suppress(BadSettings):  # it does not run: what it said last
         said = ask(folder.path, {"verb": "status"})
     shown = systemctl("show", "--property=ActiveState,SubState,NRestarts", file.name)

@@ -9,7 +9,6 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from peer.machine.control_socket import serving
 from peer.machine.home import Home
 from peer.machine.runtime_folder import runtime_folder
 from peer.machine.states import ALONE, changed
-from peer.machine.status import Status, apply
+from peer.machine.status import Status, of_events
 
 PARTNERS = ("12D3KooWa7pQ3dVxT2", "12D3KooWa7pQ9kMnRb", "12D3KooWa7pQzW4hLc", "12D3KooWa7pQ5sJyGe")
 ROUTES = ("local", "direct", "direct", "relayed")
@@ -126,7 +125,7 @@ async def play(folder: Path) -> None:
         for name, scene in SCENES.items():
             home = Home(folder / name)
             home.create()
-            status = reduce(apply, scene(time.time()), Status())
+            status = of_events(scene(time.time()))
             home.status.write_text(json.dumps(status.to_json()))
             if name != "failed":
                 runtime = stack.enter_context(runtime_folder(0))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from peer.doctor.case import Case
 from peer.doctor.finding import Finding, fail, ok, warn
-from peer.machine.room import Room, container_size, disk_room, free_files, held_bytes, megabytes, memory_room, size_of, summed
+from peer.machine.room import Room, container_size, disk_room, free_files, held_bytes, home_room, megabytes, memory_room, summed
 from peer.machine.runtime_folder import MEMORY_FOLDER, PAYLOAD_BYTES, place_for
 
 if TYPE_CHECKING:
@@ -48,9 +48,7 @@ def device_memory_facts(need: Need, room: Room) -> Finding:
 
 def disk(case: Case) -> Finding:
     """Check that the home's disk has room for checkpoints."""
-    room = disk_room(case.home.path)
-    kept = size_of(case.home.checkpoints) + size_of(case.home.downloads)
-    return disk_facts(case.need(), Room(room.num_bytes + kept, room.limit), free_files(case.home.path))
+    return disk_facts(case.need(), home_room(case.home), free_files(case.home.path))
 
 
 def disk_facts(need: Need, room: Room, files: int | None) -> Finding:

@@ -187,8 +187,7 @@ async def _ask(client: FetchClient, partner: PeerId, call: Call) -> Call:
         sighting = await source.sighting()
         took_s = time.monotonic() - asked_s
         ahead_s = sighting.unix_ms / 1000 - (asked_unix_s + took_s / 2)
-        call = replace(call, manifest=signed, round_trip_s=took_s, clock_ahead_s=ahead_s, observed=sighting.observed)
-        return call
+        return replace(call, manifest=signed, round_trip_s=took_s, clock_ahead_s=ahead_s, observed=sighting.observed)
 
 
 async def _is_open(control: Control, partner: PeerId, port: int) -> bool | None:

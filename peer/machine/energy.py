@@ -62,7 +62,10 @@ def battery_watts(folder: Path = SUPPLIES) -> float | None:
 def busy_cpu_s() -> float:
     """Return the processor time that the whole machine has used since it was started."""
     times = psutil.cpu_times()
-    return float(sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0))
+    idle_s = times.idle + getattr(times, "iowait", 0.0)
+    guest_s = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)  # counted as user time too
+    stolen_s = getattr(times, "steal", 0.0)  # by other machines on this host
+    return float(sum(times) - idle_s - guest_s - stolen_s)
 
 
 class EnergyMeter:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+from peer.machine.home import Home
 from protocol.errors import BadSettings
 
 CGROUPS = Path("/sys/fs/cgroup")
@@ -110,6 +111,12 @@ def disk_room(path: Path) -> Room:
     place = next(folder for folder in (path, *path.parents) if folder.exists())
     found = os.statvfs(place)
     return Room(found.f_bavail * found.f_frsize, f"free on the disk of {place}")
+
+
+def home_room(home: Home) -> Room:
+    """Return what checkpoints and downloads of a home may take: what they take already, and what is free."""
+    kept, free = size_of(home.checkpoints) + size_of(home.downloads), disk_room(home.path)
+    return Room(free.num_bytes + kept, free.limit)
 
 
 def free_files(path: Path) -> int | None:

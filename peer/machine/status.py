@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import reduce
 from typing import Any
 
 from peer.machine import events
@@ -103,6 +104,11 @@ SHOWN = tuple(field.name for field in fields(Status) if field.name not in HIDDEN
 def apply(status: Status, event: events.Event) -> Status:
     """Return the status after an event. All of a session's events, in their order, give all of its status."""
     return replace(_apply(status, event), heard=event.ts)
+
+
+def of_events(told: Iterable[events.Event]) -> Status:
+    """Return the status that all of these events, in their order, come to."""
+    return reduce(apply, told, Status())
 
 
 def _apply(status: Status, event: events.Event) -> Status:

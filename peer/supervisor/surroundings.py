@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from peer.machine.config import LocalSettings
+from peer.machine.energy import busy_cpu_s
 from peer.machine.room import held_bytes, size_of
 from peer.machine.units import UNLIMITED
 
@@ -100,12 +101,8 @@ class Seldom:
 
 def others_cpu_s() -> float:
     """Return the processor seconds that all processes but this one and its descendants have used."""
-    times = psutil.cpu_times()
-    idle_s = times.idle + getattr(times, "iowait", 0.0)
-    guest_s = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)  # counted as user time too
-    stolen_s = getattr(times, "steal", 0.0)  # by other machines on this host
     me = psutil.Process()
-    return sum(times) - idle_s - guest_s - stolen_s - sum(map(_cpu_s, (me, *me.children(recursive=True))))
+    return busy_cpu_s() - sum(map(_cpu_s, (me, *me.children(recursive=True))))
 
 
 def _cpu_s(process: psutil.Process) -> float:

@@ -16,7 +16,7 @@ import torch
 from optim.inner import num_state_values
 from peer.machine.config import LocalSettings
 from peer.machine.home import Home
-from peer.machine.room import Room, container_size, disk_room, memory_room, need_room, size_of
+from peer.machine.room import Room, container_size, disk_room, home_room, memory_room, need_room
 from peer.machine.units import size_bytes
 from peer.model.model import activation_bytes, parameter_shapes
 from peer.model.plan import fragment_codecs, model_plan
@@ -101,12 +101,11 @@ class Rooms:
 
 def rooms(device: torch.device, home: Home, payloads: Path, held_bytes: int) -> Rooms:
     """Look how much room there is; `held_bytes` is the memory that this peer, or who asks for it, holds already."""
-    kept, disk = size_of(home.checkpoints) + size_of(home.downloads), disk_room(home.path)
     return Rooms(
         memory_room(held_bytes),
         device_room(device) if device.type == "cuda" else None,
         disk_room(payloads),
-        Room(disk.num_bytes + kept, disk.limit),
+        home_room(home),
     )
 
 
