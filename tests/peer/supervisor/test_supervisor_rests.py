@@ -28,7 +28,11 @@ def node_rests(running: Running) -> bool:
 
 
 async def until_paused(running: Running) -> None:
-    await eventually(lambda: running.status.state == "paused" and len(running.children()) == 1, "paused, the trainer gone")
+    def is_paused() -> bool:
+        is_gone = len(running.children()) == 1  # the supervisor hears of that a moment later, and then no longer says that it saves
+        return is_gone and running.status.state == "paused" and "saving" not in running.status.reason
+
+    await eventually(is_paused, "paused, the trainer gone")
 
 
 def test_a_pause_ends_the_trainer_and_keeps_the_node(tmp_path: Path) -> None:
