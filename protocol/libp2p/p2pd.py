@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 
 ASK_S = 2.0  # a question that p2pd answers from memory
 DIAL_S = 5.0  # one that makes it dial
+HEAD_START_S = 2.0  # of direct addresses: p2pd dials all at once, and a circuit through a near relay wins often enough
 BUFFER_BYTES = 256 * 1024
 ERROR_CHARS = 300  # of p2pd's explanation, which lists every address that it tried
 
@@ -71,10 +72,20 @@ class Control:
         return found
 
     async def connect(self, partner: PeerId, addresses: Sequence[str]) -> None:
-        """Dial `partner` unless connected; unreadable addresses are passed over. Raises Unreachable."""
-        raw = [parsed for address in addresses if (parsed := _transport_part(address, partner)) is not None]
+        """Dial `partner` unless connected, through a relay only when no direct address answers. Raises Unreachable.
+
+        Unreadable addresses are passed over.
+        """
+        raw = {address: parsed for address in addresses if (parsed := _transport_part(address, partner)) is not None}
+        direct = [parsed for address, parsed in raw.items() if CIRCUIT not in address]
+        if 0 < len(direct) < len(raw):
+            with suppress(Unreachable):
+                return await self._dial(partner, direct, HEAD_START_S)
+        await self._dial(partner, list(raw.values()), DIAL_S)
+
+    async def _dial(self, partner: PeerId, raw: Sequence[bytes], timeout_s: float) -> None:
         request = p2pd_pb2.ConnectRequest(peer=partner.raw, addrs=raw)
-        await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.CONNECT, connect=request), DIAL_S)
+        await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.CONNECT, connect=request), timeout_s)
 
     async def open_stream(self, partner: PeerId, protocol: str) -> tuple[Pair, str]:
         """Open a raw byte stream to `partner`, at which multiaddr is told too; the caller closes the writer. Raises Unreachable."""
