@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from cli.screen import Screen, screen
 from peer.machine.config import LocalSettings, PeerConfig, peer_config, saved_settings
 from peer.machine.home import Home
 from peer.machine.port import keep_port, need_port, usual_port
+from peer.machine.room import held_bytes, memory_room, need_program_memory
 from peer.machine.status import Status
 from peer.supervisor.supervisor import run_peer
 from protocol.identity import Identity
@@ -27,7 +29,11 @@ Also = Callable[[Status, Screen], None]
 def settings(
     home: Path, given: Mapping[str, object], *, trains: bool = True, alone: bool = False, wait_for_peers: int = 0, keep_trying: bool = False
 ) -> PeerConfig:
-    """Return the settings of this start: what a command was `given` (None: nothing), else what `config.toml` says. Raises BadSettings."""
+    """Return the settings of this start: what a command was `given` (None: nothing), else what `config.toml` says.
+
+    Raises BadSettings, also for a machine without the memory to load a peer's programs.
+    """
+    need_program_memory(trains, memory_room(held_bytes(os.getpid())))
     folder = Home(home)
     values: dict[str, object] = saved_settings(folder) | {key: value for key, value in given.items() if value not in (None, [])}
     listen = str(values.get("listen", LocalSettings.model_fields["listen"].default))

@@ -16,6 +16,8 @@ from protocol.errors import BadSettings
 
 CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
+TRAINER_BYTES = 380_000_000  # Python, torch, transformers, the built-in text
+OTHERS_BYTES = 310_000_000  # supervisor, node and p2pd; what several map counts once
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +45,21 @@ def summed(parts: Mapping[str, int]) -> str:
     return f"{megabytes(total)}: " + " + ".join(f"{megabytes(size)} {what}" for what, size in largest if size > 0.005 * total)
 
 
-def need_room(what: str, parts: Mapping[str, int], room: Room, way_out: str) -> None:
-    """Raise BadSettings, with the sum, where these parts do not fit."""
+def need_program_memory(trains: bool, room: Room) -> None:
+    """Raise BadSettings unless a peer's programs can at least be loaded; what its run needs is counted later, from the manifest."""
+    parts = {"for the programs that reach others": OTHERS_BYTES} | ({"for the one that trains": TRAINER_BYTES} if trains else {})
+    way_out = (
+        "give it more, and room for the model beside: a container with --memory 1g holds a small one" if trains else "give it that much"
+    )
+    need_room("memory", parts, room, way_out, "a peer")
+
+
+def need_room(what: str, parts: Mapping[str, int], room: Room, way_out: str, whose: str = "this run") -> None:
+    """Raise BadSettings, with the sum, where these parts of `whose` do not fit."""
     total = sum(parts.values())
     if total > room.num_bytes:
         raise BadSettings(
-            f"this run needs {megabytes(total)} of {what}, and there are {megabytes(max(0, room.num_bytes))} ({room.limit}); "
+            f"{whose} needs {megabytes(total)} of {what}, and there are {megabytes(max(0, room.num_bytes))} ({room.limit}); "
             f"it needs {summed(parts)}",
             hint=way_out,
         )

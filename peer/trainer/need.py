@@ -16,7 +16,7 @@ import torch
 from optim.inner import num_state_values
 from peer.machine.config import LocalSettings
 from peer.machine.home import Home
-from peer.machine.room import Room, container_size, disk_room, home_room, memory_room, need_room
+from peer.machine.room import OTHERS_BYTES, TRAINER_BYTES, Room, container_size, disk_room, home_room, memory_room, need_room
 from peer.machine.units import size_bytes
 from peer.model.model import activation_bytes, parameter_shapes
 from peer.model.plan import fragment_codecs, model_plan
@@ -24,8 +24,6 @@ from protocol.messages.terms import ModelPlan
 from protocol.run.manifest import Manifest
 
 VALUE_BYTES: Final = 4  # f32 everywhere
-TRAINER_BYTES: Final = 380_000_000  # Python, torch, transformers, the built-in text
-OTHERS_BYTES: Final = 310_000_000  # supervisor, node and p2pd; what several map counts once
 GPU_RUNTIME_BYTES: Final = 600_000_000  # what CUDA takes for itself
 MEETINGS: Final = 4  # at once: two begun here, two elsewhere (peer/node/meetings.py)
 MEETING_VALUES: Final = 6  # snapshot, message, gap; slow weights, momentum and shift of the outer step (peer/trainer/meeting.py)

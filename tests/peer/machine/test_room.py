@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.machine.room import Room, cgroup_rooms, disk_room, free_files, memory_room, need_room, size_of, summed
+from peer.machine.room import Room, cgroup_rooms, disk_room, free_files, memory_room, need_program_memory, need_room, size_of, summed
 from protocol.errors import BadSettings
 
 GB = 10**9
@@ -80,3 +80,11 @@ def test_what_does_not_fit_is_refused_with_the_sum() -> None:
     with pytest.raises(BadSettings, match=r"needs 1.5 GB of memory, and there are 1.0 GB \(free\)") as caught:
         need_room("memory", {"for this": GB, "for that": GB // 2}, Room(GB, "free"), "buy some")
     assert caught.value.hint == "buy some" and "500 MB for that" in str(caught.value)
+
+
+def test_a_machine_that_cannot_even_load_a_peer_is_refused() -> None:
+    need_program_memory(True, Room(GB, "free"))
+    need_program_memory(False, Room(GB // 2, "free"))
+    for trains in (True, False):
+        with pytest.raises(BadSettings, match=r"a peer needs .* MB of memory, and there are 256 MB \(the limit\)"):
+            need_program_memory(trains, Room(256_000_000, "the limit"))
