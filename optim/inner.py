@@ -1,8 +1,8 @@
 """The inner optimizers by the name in the manifest, and a learning rate that follows the run's clock.
 
-adamw: AdamW; weight decay only on tensors of two or more dimensions (not on norms and biases).
-muon:  Muon for the matrices inside the blocks (two dimensions, and a name of a block), AdamW for everything else. Muon (Keller Jordan,
-       2024; as the inner optimizer of DiLoCo: MuLoCo, arXiv 2505.23725): momentum, then the nearest orthogonal matrix by five
+adamw: torch's; weight decay only on tensors of two or more dimensions (not on norms and biases).
+muon:  Muon for the matrices inside the blocks (two dimensions, and a name of a block), torch's AdamW for everything else. Muon (Keller
+       Jordan, 2024; as the inner optimizer of DiLoCo: MuLoCo, arXiv 2505.23725): momentum, then the nearest orthogonal matrix by five
        Newton-Schulz steps, then a step whose root mean square is 0.2, like AdamW's (Moonlight, arXiv 2502.16982): so both parts share
        one learning rate and one weight decay.
 
@@ -13,7 +13,7 @@ steps (re-warming, arXiv 2308.04014), so that a fresh optimizer state does not k
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of a Newton-Schulz step
 NUM_ITERATIONS = 5
 UPDATE_SIZE = 0.2
 MOMENTUM = 0.95
+STACK_VALUES = 1 << 26  # orthogonalized at once on a GPU: some 0.5 GB with what lies between; on a CPU one matrix fills the cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,60 +89,92 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
 
 
 class Muon(torch.optim.Optimizer):
-    """Groups with `orthogonal` set take Muon's step, the others AdamW's.
+    """Groups with `orthogonal` set take Muon's step, the others that of torch's AdamW.
 
-    State per parameter: `momentum`, or `mean`, `square` and `step`.
+    State per parameter: `momentum`, or what torch's AdamW keeps.
     """
 
     def __init__(self, groups: list[dict[str, Any]], settings: InnerSettings) -> None:
-        super().__init__(groups, {"lr": settings.learning_rate, "betas": (settings.beta1, settings.beta2), "eps": 1e-8})
+        super().__init__(groups, {"lr": settings.learning_rate})
+        others = self._groups(orthogonal=False)
+        self._adamw = _adamw(others, settings) if others else None
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Take one step. Raises ValueError for a closure."""
         if closure is not None:
             raise ValueError("This optimizer takes no closure.")
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                parameter.mul_(1.0 - group["lr"] * group["weight_decay"])
-                rule = self._orthogonal if group["orthogonal"] else self._adam
-                rule(parameter, parameter.grad, self.state[parameter], group)
+        for group in self._groups(orthogonal=True):
+            for parameters in _alike([parameter for parameter in group["params"] if parameter.grad is not None]):
+                self._step_orthogonal(parameters, group["lr"], group["weight_decay"])
+        if self._adamw is not None:  # over our own groups and state, whatever was loaded into them
+            self._adamw.param_groups, self._adamw.state = self._groups(orthogonal=False), self.state
+            self._adamw.step()
 
-    def _orthogonal(self, parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
-        if not state:
-            state["momentum"] = torch.zeros_like(parameter)
-        momentum = state["momentum"].lerp_(gradient, 1.0 - MOMENTUM)
-        direction = orthogonalized(gradient.lerp(momentum, MOMENTUM))
-        parameter.add_(direction, alpha=-group["lr"] * UPDATE_SIZE * math.sqrt(max(parameter.shape)))
+    def _groups(self, *, orthogonal: bool) -> list[dict[str, Any]]:
+        return [group for group in self.param_groups if group["orthogonal"] is orthogonal]
 
-    def _adam(self, parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
-        if not state:
-            state |= {"step": torch.zeros(()), "mean": torch.zeros_like(parameter), "square": torch.zeros_like(parameter)}
-        beta1, beta2 = group["betas"]
-        state["step"] += 1
-        state["mean"].lerp_(gradient, 1.0 - beta1)
-        state["square"].mul_(beta2).addcmul_(gradient, gradient, value=1.0 - beta2)
-        num_steps = float(state["step"])
-        scale = (state["square"] / (1.0 - beta2**num_steps)).sqrt_().add_(group["eps"])
-        parameter.addcdiv_(state["mean"], scale, value=-group["lr"] / (1.0 - beta1**num_steps))
+    def _step_orthogonal(self, parameters: list[Tensor], rate: float, weight_decay: float) -> None:
+        directions = []
+        for parameter in parameters:
+            state = self.state[parameter]
+            if not state:
+                state["momentum"] = torch.zeros_like(parameter)
+            momentum = state["momentum"].lerp_(_gradient(parameter), 1.0 - MOMENTUM)
+            directions.append(_wide(_gradient(parameter).lerp(momentum, MOMENTUM)))
+        orthogonal = orthogonalized(torch.stack(directions) if len(directions) > 1 else directions[0][None])
+        for parameter, direction in zip(parameters, orthogonal.unbind(), strict=True):
+            length = rate * UPDATE_SIZE * math.sqrt(max(parameter.shape))
+            parameter.mul_(1.0 - rate * weight_decay).add_(direction if _is_wide(parameter) else direction.mT, alpha=-length)
 
 
-def orthogonalized(matrix: Tensor) -> Tensor:
-    """Return about the nearest matrix with orthonormal rows (or columns): f32[m, n], singular values between 0.7 and 1.2."""
+def _gradient(parameter: Tensor) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
+
+
+def _is_wide(matrix: Tensor) -> bool:
+    return matrix.shape[-2] <= matrix.shape[-1]
+
+
+def _wide(matrix: Tensor) -> Tensor:
+    return matrix if _is_wide(matrix) else matrix.mT
+
+
+def _alike(parameters: list[Tensor]) -> Iterator[list[Tensor]]:
+    """Sort matrices into stacks of one shape, rows and columns exchanged if need be; one at a time where there is no gain in more."""
+    shapes: dict[tuple[torch.device, int, int], list[Tensor]] = {}
+    for parameter in parameters:
+        low, high = sorted(parameter.shape)
+        shapes.setdefault((parameter.device, low, high), []).append(parameter)
+    for (device, low, high), alike in shapes.items():
+        count = 1 if device.type == "cpu" else max(1, STACK_VALUES // (low * high))
+        yield from (alike[first : first + count] for first in range(0, len(alike), count))
+
+
+def orthogonalized(matrices: Tensor) -> Tensor:
+    """Return about the nearest matrices with orthonormal rows: f32[k, m, n] with m <= n, singular values between 0.7 and 1.2.
+
+    Computed in bf16 on a GPU, as its authors do.
+    """
     a, b, c = COEFFICIENTS
-    wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.t()
-    x: Tensor = wide / wide.norm().clamp(min=1e-7)
+    x: Tensor = matrices / matrices.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    x = x.bfloat16() if x.is_cuda else x
     for _ in range(NUM_ITERATIONS):
-        gram = x @ x.t()
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x if wide is matrix else x.t()
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.to(matrices.dtype)
 
 
 def _build_adamw(named: list[tuple[str, Tensor]], settings: InnerSettings) -> torch.optim.Optimizer:
-    groups = _decay_groups([parameter for _, parameter in named], settings)
-    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(settings.beta1, settings.beta2))
+    return _adamw(_decay_groups([parameter for _, parameter in named], settings), settings)
+
+
+def _adamw(groups: list[dict[str, Any]], settings: InnerSettings) -> torch.optim.AdamW:
+    """Build torch's own, in one kernel where there is one for these parameters."""
+    types = {(parameter.device.type, parameter.dtype) for group in groups for parameter in group["params"]}
+    is_fused = types <= {("cpu", torch.float32), ("cuda", torch.float32)}
+    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(settings.beta1, settings.beta2), fused=is_fused)
 
 
 def _build_muon(named: list[tuple[str, Tensor]], settings: InnerSettings) -> torch.optim.Optimizer:

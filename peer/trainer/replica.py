@@ -321,13 +321,16 @@ class Replica:
         self.corpus.restore(state["corpus"])
 
     def _restore_inner(self, tensors: Mapping[str, Tensor]) -> None:
-        """Both optimizers keep their count of steps on the CPU and everything else beside the parameter."""
-        self.optimizer.state.clear()
+        """Give the optimizer its state back; where each value has to lie, it knows itself."""
+        states: dict[str, dict[str, Tensor]] = {}
         for full, value in tensors.items():
             if full.startswith("inner/"):
                 _, key, name = full.split("/", 2)
-                parameter = self.parameters[name]
-                self.optimizer.state[parameter][key] = value.to("cpu" if key == "step" else parameter.device, copy=True)
+                states.setdefault(name, {})[key] = value.clone()
+        names = {parameter: name for name, parameter in self.parameters.items()}
+        order = [names[parameter] for group in self.optimizer.param_groups for parameter in group["params"]]
+        numbered = {number: states[name] for number, name in enumerate(order) if name in states}
+        self.optimizer.load_state_dict({"state": numbered, "param_groups": self.optimizer.state_dict()["param_groups"]})
 
 
 def _seed_generators(device: torch.device, seed: int) -> None:
