@@ -27,6 +27,8 @@ _ADDRESS: Final = re.compile(
 Route = Literal["direct", "relayed", "local"]
 """How a partner is reached: over the internet, through a relay, or on this machine or the local network."""
 
+NETWORK_BITS: Final = {4: 16, 6: 32}
+"""What one party can be expected to hold of an address: the length of the prefix that counts as one network."""
 CIRCUIT: Final = "/p2p-circuit"
 _CODES: Final = {"ip4": b"\x04", "ip6": b"\x29", "dns": b"\x35", "dns4": b"\x36", "dns6": b"\x37"}  # as multiaddr's table numbers them
 _TCP_CODE: Final = b"\x06"
@@ -73,6 +75,16 @@ def is_public(address: str) -> bool:
         return ipaddress.ip_address(host).is_global
     except ValueError:
         return True
+
+
+def network_of(address: str) -> str:
+    """Name the network that an address, or the relay it leads through, lies in: /16 of IPv4, /32 of IPv6; a name is its own network."""
+    host = address.split("/")[2] if address.count("/") > 1 else ""
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    return str(ipaddress.ip_network((ip, NETWORK_BITS[ip.version]), strict=False))
 
 
 def with_peer(text: str, peer_id: PeerId) -> str:

@@ -62,7 +62,7 @@ UNIX_MILLISECONDS: Final = 1000 * UNIX_SECONDS
 
 # ---- records ----
 RECORD_BYTES: Final = KIB
-"""The largest with `announceable` addresses takes 917; a DHT node that stores 512 under each of 1024 keys stays at 512 MiB."""
+"""The largest with `announceable` addresses takes 917."""
 RECORD_ADDRESSES: Final = 4
 """Public IPv4 and IPv6, and two relays."""
 RECORD_ADDRESS_CHARS: Final = 4 * 128
@@ -73,10 +73,6 @@ RECORD_LIFETIME_S: Final = 300
 """A vanished peer is forgotten after at most this long; a live one announces again well before."""
 CLOCK_SKEW_S: Final = 30
 """How far another machine's clock may run ahead of ours before its records look too long-lived."""
-SHARDS: Final = 8
-"""Directory keys per run and period: eclipsing one key was total with 6 forged nodes and left the others alone (probed)."""
-SHARD_PERIOD_S: Final = 600
-"""Keys move this often, so that whoever crowds around one has to start again."""
 
 # ---- invites and manifests ----
 INVITE_BOOTSTRAPS: Final = 8

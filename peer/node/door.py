@@ -34,9 +34,9 @@ class Door:
         self._server, self._meetings = server, meetings
 
     def is_member(self, record: MemberRecord) -> bool:
-        """Say whether the directory should hold a record: a member's, as soon as we know who is one."""
+        """Say whether a record is a member's; nobody is known to be one before we have the run's manifest."""
         if self._server is None:
-            return True
+            return False
         with suppress(Refused):
             check_member(record.peer_id, record.credential, self._server.terms, self._server.now_s())
             return True

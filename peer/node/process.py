@@ -157,6 +157,8 @@ class NodeProcess:
         server = FetchServer(self._identity, terms, signed.to_bytes(), time.time, Mirror(time.time))
         self._door.open(server)
         intake = RecordIntake(terms, self._book, time.time)
+        membership = Membership.of(self._identity, manifest, self._credential)
+        network.bare_record = lambda: membership.bare_record(network.addresses, time.time())
         async with asyncio.TaskGroup() as tasks:
             saving = tasks.create_task(self._save_ways(network))
             if self._config.trains:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
 from protocol.identity import Identity
+from protocol.messages.records import MemberRecord, announceable
 from protocol.messages.terms import ModelPlan, RunTerms
 from protocol.run.invite import Credential
 from protocol.run.manifest import Manifest
+
+BARE_RECORD_S = 90
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +31,20 @@ class Membership:
         """Take the terms from the manifest; without the model's plan they suit no meeting."""
         terms, outer = RunTerms.from_manifest(manifest, plan), manifest.outer
         return cls(identity, terms, credential, manifest.run.total_steps, outer.deadline_s, outer.no_partner == "defer")
+
+    def bare_record(self, addresses: Iterable[str], now_s: float) -> MemberRecord:
+        """Sign a record that only shows that we are a member: who has no trainer, or not yet, meets nobody. `now_s`: Unix time.
+
+        It is older than any that is announced in the same second.
+        """
+        return MemberRecord(
+            run_id=self.terms.run_id,
+            peer_id=self.identity.peer_id,
+            addresses=announceable(addresses, self.identity.peer_id),
+            clock_steps=0,
+            finished=False,
+            sequence=int(now_s) - 1,
+            expires_s=int(now_s) + BARE_RECORD_S,
+            credential=self.credential,
+            paused=True,
+        ).signed(self.identity)

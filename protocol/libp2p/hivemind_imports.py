@@ -45,11 +45,7 @@ def _route_log() -> None:
 
 with contained_import():  # "as" says that it is for others to import
     from hivemind import hivemind_cli as hivemind_cli
-    from hivemind.dht.node import Blacklist as Blacklist
-    from hivemind.dht.node import DHTNode as DHTNode
     from hivemind.dht.protocol import DHTProtocol as DHTProtocol
-    from hivemind.dht.routing import DHTID as DHTID
-    from hivemind.dht.routing import RoutingTable as RoutingTable
     from hivemind.p2p import P2P as P2P
     from hivemind.p2p import P2PContext as P2PContext
     from hivemind.p2p import PeerID as PeerID

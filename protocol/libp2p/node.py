@@ -19,9 +19,10 @@ from typing import Self
 from protocol.addresses import read_address, route, with_peer
 from protocol.errors import BadMessage, BadSettings, GossamerError, TransportError, Unreachable
 from protocol.identity import PeerId
+from protocol.libp2p.attached import AttachedP2P
 from protocol.libp2p.dial_back import DialBack
+from protocol.libp2p.directory import DhtDirectory
 from protocol.libp2p.hivemind_imports import P2PDaemonError
-from protocol.libp2p.kademlia import AttachedP2P, DhtDirectory, RecordNode
 from protocol.libp2p.p2pd import Control, Daemon, DaemonSettings
 from protocol.libp2p.reachability import Reachability
 from protocol.libp2p.record_store import RecordShelf
@@ -81,6 +82,8 @@ class Libp2pNode:
         self._handler = handler
         self._bootstraps = bootstraps
         self._is_banned = is_banned
+        self.bare_record: Callable[[], MemberRecord | None] = lambda: None
+        """Signs what we show to other members before we have announced ourselves; set as soon as it is known that we are one."""
         self.carried = CarriedBytes()
         """Bytes given to and taken from p2pd by streams, HTTP/2 framing included."""
         self._unit: _Unit | None = None
@@ -111,7 +114,7 @@ class Libp2pNode:
 
     @property
     def num_neighbours(self) -> int:
-        """How many nodes of the directory are known to be alive."""
+        """How many members of the directory are known to be alive."""
         return self._unit.directory.num_neighbours if self._unit else 0
 
     @property
@@ -159,8 +162,8 @@ class Libp2pNode:
                 daemon = await self._start_daemon(stack)
                 p2p = await AttachedP2P.attach(daemon.socket_path)
                 stack.push_async_callback(p2p.close)
-                directory = DhtDirectory(await RecordNode.open(p2p, self._shelf))
-                stack.push_async_callback(directory.close)
+                directory = DhtDirectory(p2p, self._shelf, daemon.control, lambda: self.bare_record())
+                await directory.open()
                 admission = Admission(is_banned=self._is_banned)
                 tunnel = TunnelTransport(daemon.control, self._settings.folder, self._handler, admission, self.carried)
                 await stack.enter_async_context(tunnel)
@@ -257,6 +260,7 @@ class Libp2pNode:
             try:
                 _, self._addresses = await unit.control.identify()
                 await self._stay_connected(unit)
+                await unit.directory.tend()
             except Unreachable as error:
                 unit.daemon.kill()
                 return f"it does not answer: {error}"

@@ -1,20 +1,18 @@
-"""What a peer tells the directory about itself, and under which keys.
+"""What a peer tells others about itself.
 
 A record is a hint: signed, so nobody can forge or shorten it; short-lived, so the dead are forgotten; and never proof that the peer
-is there, which only a connection gives. Records of a run are spread over several keys that move every few minutes, because
-whoever crowds around one key of a Kademlia DHT owns it (arXiv 2307.12212, and our own probe).
+is there, which only a connection gives.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from protocol import limits
 from protocol.addresses import read_address
 from protocol.errors import BadMessage
-from protocol.identity import PeerId, Signed, signable
+from protocol.identity import PeerId, Signed
 from protocol.limits import Bounded
 from protocol.messages.frames import fill, from_wire, need_signed, parse
 from protocol.run.invite import Credential
@@ -101,22 +99,3 @@ def _is_legal(address: str) -> bool:
         return read_address(address) is None
     except ValueError:
         return False
-
-
-def shard_keys(run_id: bytes, now_s: float) -> tuple[str, ...]:
-    """Return the directory keys of a run in the period that holds `now_s`."""
-    period = int(now_s // limits.SHARD_PERIOD_S)
-    places = (signable(b"gossamer/shard/1", run_id, period, shard) for shard in range(limits.SHARDS))
-    return tuple("gossamer/" + hashlib.sha256(place).hexdigest() for place in places)
-
-
-def own_shard_key(run_id: bytes, peer_id: PeerId, now_s: float) -> str:
-    """Return the one key under which a peer announces itself."""
-    return shard_keys(run_id, now_s)[hashlib.sha256(peer_id.raw).digest()[0] % limits.SHARDS]
-
-
-def lookup_keys(run_id: bytes, now_s: float) -> tuple[str, ...]:
-    """Return every key under which a record in force may be: this period's, and a neighbouring one's close to its border."""
-    earliest_s = now_s - limits.RECORD_LIFETIME_S - limits.CLOCK_SKEW_S
-    keys = [key for at_s in (now_s, earliest_s, now_s + limits.CLOCK_SKEW_S) for key in shard_keys(run_id, at_s)]
-    return tuple(dict.fromkeys(keys))

@@ -183,7 +183,7 @@ def test_without_a_trainer_it_shows_the_way_and_remembers_who_announced_himself(
         assert running.said(RunKnown) == [RunKnown(SIGNED.run_id.hex(), SIGNED.manifest().run.total_steps)]
         assert running.said(PeersSeen) == [PeersSeen(0)] and running.said(AddressesChanged) == [AddressesChanged(Quiet.addresses)]
         assert "do not train" in (await answer_to_a_caller(network)).detail
-        assert network.shelf.notice(member().to_bytes())
+        assert network.shelf.read(member().to_bytes())
         await eventually(lambda: home.peers.exists() and str(MEMBER.peer_id) in home.peers.read_text(), "the address book")
         await running.stop()
         assert not network.announced, "it is nobody's partner"
@@ -192,7 +192,7 @@ def test_without_a_trainer_it_shows_the_way_and_remembers_who_announced_himself(
         home.invite.unlink()
         running = start(trains=False)
         network = await running.until("seeding")
-        assert network.shelf.notice(member().to_bytes()), "its shelf is of the run that it holds"
+        assert network.shelf.read(member().to_bytes()), "its shelf is of the run that it holds"
         assert set(network.ways_in()) == {ADDRESS, f"/ip4/192.0.2.7/tcp/4001/p2p/{MEMBER.peer_id}"}
         await running.stop()
 

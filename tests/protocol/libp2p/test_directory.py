@@ -15,8 +15,9 @@ import pytest
 
 from protocol.errors import BadMessage, TransportError
 from protocol.identity import Identity, PeerId
-from protocol.libp2p.hivemind_imports import PeerID
-from protocol.libp2p.kademlia import AttachedP2P, DhtDirectory, RecordNode
+from protocol.libp2p.attached import AttachedP2P
+from protocol.libp2p.directory import DhtDirectory
+from protocol.libp2p.neighbours import Held
 from protocol.libp2p.p2pd import Daemon, DaemonSettings
 from protocol.libp2p.record_store import RecordShelf
 from protocol.messages.records import MemberRecord
@@ -29,19 +30,23 @@ class Seat:
 
     identity: Identity
     daemon: Daemon
-    node: RecordNode
+    p2p: AttachedP2P
     directory: DhtDirectory
     shelf: RecordShelf
     strangers: set[PeerId]  # whose records it does not hold
 
     def record(self, sequence: int = 1) -> MemberRecord:
-        made = replace(RECORD, peer_id=self.identity.peer_id, addresses=(), credential=None, sequence=sequence)
-        return replace(made, expires_s=int(time.time()) + 90, signature=b"").signed(self.identity)
+        return signed(self.identity, self.daemon.addresses, sequence)
 
-    async def store(self, at: Seat, key: bytes, data: bytes) -> bool:
+    async def store(self, at: Seat, data: bytes) -> bool:
         """Ask a node to hold these bytes, past all manners of our own."""
-        held: bool = await self.node.protocol.call_store(PeerID(at.identity.peer_id.raw), key, data)
-        return held
+        whom = at.record()
+        return await self.directory._protocol.call_store(Held(whom, whom.to_bytes()), data)
+
+
+def signed(identity: Identity, addresses: tuple[str, ...], sequence: int) -> MemberRecord:
+    made = replace(RECORD, peer_id=identity.peer_id, addresses=addresses, credential=None, sequence=sequence)
+    return replace(made, expires_s=int(time.time()) + 90, signature=b"").signed(identity)
 
 
 async def take_seat(stack: AsyncExitStack, home: Path, first: Seat | None) -> Seat:
@@ -51,13 +56,13 @@ async def take_seat(stack: AsyncExitStack, home: Path, first: Seat | None) -> Se
     strangers: set[PeerId] = set()
     shelf = RecordShelf(RUN_ID, lambda record: record.peer_id not in strangers)
     p2p = await AttachedP2P.attach(daemon.socket_path)
-    node = await RecordNode.open(p2p, shelf)
-    directory = DhtDirectory(node)
-    stack.push_async_callback(directory.close)
+    stack.push_async_callback(p2p.close)
+    directory = DhtDirectory(p2p, shelf, daemon.control, lambda: signed(identity, daemon.addresses, 0))
+    await directory.open()
     if first is not None:
         await daemon.control.connect(first.identity.peer_id, first.daemon.addresses)
         assert await directory.join([first.identity.peer_id]) == 1
-    return Seat(identity, daemon, node, directory, shelf, strangers)
+    return Seat(identity, daemon, p2p, directory, shelf, strangers)
 
 
 def play(num_seats: int, test: Callable[[list[Seat]], Coroutine[Any, Any, None]]) -> None:
@@ -98,7 +103,6 @@ def test_forgeries_find_no_holder() -> None:
         honest, holder, attacker = seats
         true = honest.record(sequence=5)
         await honest.directory.announce(true)
-        key = honest.shelf.own_key(honest.identity.peer_id)
         forged = replace(honest.record(sequence=9), signature=attacker.record().signature)
         year_long = replace(true, sequence=9, expires_s=true.expires_s + 31_536_000, signature=b"").signed(honest.identity)
         foreign = replace(true, run_id=OTHER_RUN_ID, sequence=9, signature=b"").signed(honest.identity)
@@ -106,12 +110,13 @@ def test_forgeries_find_no_holder() -> None:
             forged.to_bytes(),
             year_long.to_bytes(),
             foreign.to_bytes(),
-            honest.record(sequence=4).to_bytes(),
+            true.to_bytes(),  # another's
             b"",
             bytes(200_000),
         ):
-            assert not await attacker.store(holder, key, data)
-        assert await seen_by(holder) == {true}
+            assert not await attacker.store(holder, data)
+        seen = await seen_by(holder)
+        assert true in seen and {record.peer_id for record in seen} <= {seat.identity.peer_id for seat in seats}
 
     play(3, test)
 
@@ -152,6 +157,6 @@ def test_calls_end_in_time_when_p2pd_has_died() -> None:
                 await one.directory.announce(one.record(sequence=2))
             with pytest.raises(TransportError):
                 await one.directory.members()
-        assert one.node.p2p.is_broken
+        assert one.p2p.is_broken
 
     play(2, test)

@@ -1,8 +1,9 @@
-"""The DHT's own RPCs, asked directly: what a stranger may send, how often, and what it gets."""
+"""The directory's own RPCs, asked directly: what a stranger may send, how often, and what it gets."""
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,153 +11,235 @@ import pytest
 
 from protocol import limits
 from protocol.errors import BadMessage
-from protocol.libp2p import kademlia
-from protocol.libp2p.hivemind_imports import P2PDaemonError, PeerID, dht_pb2
-from protocol.libp2p.kademlia import CallRate, Overload, RecordProtocol, place_of
-from protocol.libp2p.p2pd import MESSAGE_BYTES
-from protocol.libp2p.record_store import RecordShelf, split_answer
+from protocol.identity import Identity, PeerId
+from protocol.libp2p.budgets import PER_PEER, Overload
+from protocol.libp2p.hivemind_imports import P2PDaemonError, P2PHandlerError, PeerID, dht_pb2
+from protocol.libp2p.kademlia import KEY_BYTES, NAMED, RecordProtocol, can_be_called
+from protocol.libp2p.neighbours import Held, place_of
+from protocol.libp2p.record_store import RecordShelf, join_records, split_answer
+from protocol.messages.records import MemberRecord
+from tests.memory import virtual_time
 from tests.protocol.libp2p.test_record_store import record
 from tests.protocol.peers import seeded
 from tests.protocol.samples import NOW_S, RUN_ID
 
-ME, CALLER = (PeerID(seeded(number).peer_id.raw) for number in (1, 2))
-CONTEXT: Any = SimpleNamespace(remote_id=CALLER)
-SERVES = dht_pb2.NodeInfo(node_id=b"any place it likes to claim")
+ME, CALLER, STRANGER = seeded(1), seeded(2), seeded(3)
+HOME = ("/ip4/203.0.113.5/tcp/4001",)
 
 
-def node() -> RecordProtocol:
-    """Make a node without a network."""
+class Lines:
+    """Everybody is connected, and calls from where it says."""
+
+    def __init__(self) -> None:
+        self.ends = {CALLER.peer_id: HOME[0], STRANGER.peer_id: HOME[0]}
+
+    async def connect(self, partner: PeerId, addresses: object) -> None:
+        """It is there."""
+
+    async def connected(self) -> dict[PeerId, str]:
+        return self.ends
+
+
+def from_peer(identity: Identity) -> Any:
+    return SimpleNamespace(remote_id=PeerID(identity.peer_id.raw))
+
+
+def card(identity: Identity, addresses: tuple[str, ...] = HOME) -> Any:
+    return dht_pb2.NodeInfo(node_id=record(identity, addresses=addresses).to_bytes())
+
+
+def find(place: int, peer: Any) -> Any:
+    return dht_pb2.FindRequest(keys=[place.to_bytes(KEY_BYTES, "big")], peer=peer)
+
+
+def named_in(response: Any) -> list[MemberRecord]:
+    return [MemberRecord.from_bytes(data) for data in split_answer(response.results[0].value)]
+
+
+def play(test: Callable[[RecordProtocol], Coroutine[Any, Any, None]]) -> None:
+    """Run a test with a node that has no network; STRANGER is no member."""
 
     async def add_protobuf_handler(*_: object, **__: object) -> None:
         """Serve nobody."""
 
-    p2p: Any = SimpleNamespace(peer_id=ME, add_protobuf_handler=add_protobuf_handler)
-    return asyncio.run(RecordProtocol.open(p2p, RecordShelf(RUN_ID, now=lambda: NOW_S)))
+    async def main() -> None:
+        p2p: Any = SimpleNamespace(peer_id=PeerID(ME.peer_id.raw), add_protobuf_handler=add_protobuf_handler)
+        shelf = RecordShelf(RUN_ID, lambda made: made.peer_id != STRANGER.peer_id, lambda: NOW_S)
+        await test(await RecordProtocol.open(p2p, shelf, Lines(), lambda: record(ME).to_bytes()))
+
+    virtual_time.run(main())
 
 
-def store(to: RecordProtocol, keys: list[bytes], values: list[bytes]) -> list[bool]:
-    response = asyncio.run(to.rpc_store(dht_pb2.StoreRequest(keys=keys, values=values), CONTEXT))
-    return list(response.store_ok)
+def test_a_record_is_held_and_found_by_another_member() -> None:
+    async def test(one: RecordProtocol) -> None:
+        hidden = "/ip4/198.51.100.7/tcp/4001/p2p/12D3KooWPjceQrSwdWXPyLLeABRXmuqt69Rg3sBYbU1Nft9HyQ6X/p2p-circuit"
+        author = seeded(5)
+        info = card(author, (hidden,))
+        response = await one.rpc_store(dht_pb2.StoreRequest(peer=info), from_peer(author))
+        assert list(response.store_ok) == [True]
+        assert len(one.neighbours) == 0, "who cannot be called is nobody's neighbour"
+        answer = await one.rpc_find(find(place_of(author.peer_id), card(CALLER)), from_peer(CALLER))
+        assert [seen.to_bytes() for seen in named_in(answer)] == [info.node_id]
+
+    play(test)
 
 
-def test_a_record_is_stored_and_found() -> None:
-    one, author = node(), seeded(5)
-    key, data = one.shelf.own_key(author.peer_id), record(author).to_bytes()
-    assert store(one, [key], [data]) == [True]
-    response = asyncio.run(one.rpc_find(dht_pb2.FindRequest(keys=[key, bytes(20)]), CONTEXT))
-    assert [list(split_answer(result.value)) for result in response.results] == [[data], []]
+def test_whoever_is_no_member_gets_a_pong_and_nothing_else() -> None:
+    async def test(one: RecordProtocol) -> None:
+        for info in (dht_pb2.NodeInfo(), card(STRANGER), card(CALLER), dht_pb2.NodeInfo(node_id=b"junk")):
+            pong = await one.rpc_ping(dht_pb2.PingRequest(peer=info), from_peer(STRANGER))
+            assert not pong.peer.node_id
+            assert pong.ByteSize() < 20
+            assert list((await one.rpc_store(dht_pb2.StoreRequest(peer=info), from_peer(STRANGER))).store_ok) == [False]
+            with pytest.raises(BadMessage, match="only members"):
+                await one.rpc_find(find(0, info), from_peer(STRANGER))
+        assert len(one.neighbours) == 0
+        assert one.holdings.all() == []
+
+    play(test)
 
 
-def test_what_is_no_record_is_not_stored() -> None:
-    one, author = node(), seeded(5)
-    key = one.shelf.own_key(author.peer_id)
-    assert store(one, [key], [b"junk"]) == [False]
-    assert store(one, [bytes(20)], [record(author).to_bytes()]) == [False]
-    with pytest.raises(BadMessage):
-        store(one, [key] * 2, [record(author).to_bytes()] * 2)
-    with pytest.raises(BadMessage):
-        store(one, [], [])
+def test_a_member_is_told_who_we_are_and_remembered() -> None:
+    async def test(one: RecordProtocol) -> None:
+        pong = await one.rpc_ping(dht_pb2.PingRequest(peer=card(CALLER)), from_peer(CALLER))
+        assert MemberRecord.from_bytes(pong.peer.node_id).peer_id == ME.peer_id
+        assert [held.peer for held in one.neighbours.all()] == [CALLER.peer_id]
+
+    play(test)
 
 
-def test_a_find_asks_for_a_bounded_number_of_true_keys() -> None:
-    for keys in ([], [bytes(20)] * (kademlia.KEYS_PER_FIND + 1), [b""], [bytes(20), bytes(200_000)]):
-        with pytest.raises(BadMessage):
-            asyncio.run(node().rpc_find(dht_pb2.FindRequest(keys=keys), CONTEXT))
+def test_a_find_asks_for_one_place() -> None:
+    async def test(one: RecordProtocol) -> None:
+        for keys in ([], [bytes(KEY_BYTES)] * 2, [b""], [bytes(200_000)]):
+            with pytest.raises(BadMessage):
+                await one.rpc_find(dht_pb2.FindRequest(keys=keys, peer=card(CALLER)), from_peer(CALLER))
+
+    play(test)
 
 
-def test_the_longest_answer_fits_a_message() -> None:
-    one = node()
-    authors = [seeded(number) for number in range(400)]
-    for author in authors:
-        one.shelf.offer(one.shelf.own_key(author.peer_id), record(author).to_bytes())
-        context: Any = SimpleNamespace(remote_id=PeerID(author.peer_id.raw))
-        asyncio.run(one.rpc_ping(dht_pb2.PingRequest(peer=SERVES), context))
-    keys = list(one.shelf.key_ids())
-    request = dht_pb2.FindRequest(keys=keys * (kademlia.KEYS_PER_FIND // len(keys)))
-    response = asyncio.run(one.rpc_find(request, CONTEXT))
-    assert kademlia.ANSWER_BYTES / 2 < response.ByteSize() < MESSAGE_BYTES - limits.KIB
+def test_an_answer_is_a_handful_of_the_nearest_however_many_there_are() -> None:
+    async def test(one: RecordProtocol) -> None:
+        for number in range(100, 400):
+            held = one.shelf.read(record(seeded(number), addresses=HOME).to_bytes())
+            assert held is not None
+            one.holdings.put(held, "", NOW_S)
+        response = await one.rpc_find(find(7, card(CALLER)), from_peer(CALLER))
+        places = [place_of(seen.peer_id) ^ 7 for seen in named_in(response)]
+        assert places == sorted(place_of(seeded(number).peer_id) ^ 7 for number in range(100, 400))[:NAMED]
+        assert response.ByteSize() < 2 * NAMED * limits.RECORD_BYTES
 
-
-def test_nobody_chooses_its_place() -> None:
-    one = node()
-    asyncio.run(one.rpc_ping(dht_pb2.PingRequest(peer=SERVES), CONTEXT))
-    assert one.routing_table.get(peer_id=CALLER) == place_of(CALLER)
-    assert one.node_id == place_of(ME)
-
-
-def test_a_client_is_answered_but_not_remembered() -> None:
-    one = node()
-    asyncio.run(one.rpc_ping(dht_pb2.PingRequest(), CONTEXT))
-    assert CALLER not in one.routing_table
+    play(test)
 
 
 def test_other_kinds_of_key_are_not_served() -> None:
-    context: Any = SimpleNamespace(remote_id=PeerID(b"\x12\x20" + bytes(32)))
-    with pytest.raises(BadMessage):
-        asyncio.run(node().rpc_ping(dht_pb2.PingRequest(peer=SERVES), context))
+    async def test(one: RecordProtocol) -> None:
+        context: Any = SimpleNamespace(remote_id=PeerID(b"\x12\x20" + bytes(32)))
+        with pytest.raises(BadMessage):
+            await one.rpc_ping(dht_pb2.PingRequest(), context)
+
+    play(test)
 
 
-def answered(response: object) -> RecordProtocol:
-    """Make a node that gets this answer (None: none at all) whomever it asks."""
+def test_a_flood_costs_its_budget_and_leaves_others_theirs() -> None:
+    async def test(one: RecordProtocol) -> None:
+        for number in range(100, 120):
+            one.shelf.read(record(seeded(number), addresses=HOME).to_bytes())
+            one.neighbours.heard(Held(made := record(seeded(number), addresses=HOME), made.to_bytes()), str(number))
+        sent, refused = 0, 0
+        for _ in range(1000):
+            try:
+                sent += (await one.rpc_find(find(7, card(CALLER)), from_peer(CALLER))).ByteSize()
+            except Overload:
+                refused += 1
+        assert sent <= PER_PEER.saved_bytes + 5000
+        assert refused > 900
+        other = seeded(9)
+        assert await one.rpc_find(find(7, card(other)), from_peer(other))
 
-    async def answer(request: object, **options: float) -> object:
-        if response is None:
-            raise P2PDaemonError("gone")
+    play(test)
+
+
+def answered(one: RecordProtocol, response: object) -> None:
+    """Have a node get this answer, or exception, whomever it asks."""
+
+    async def answer(request: object) -> object:
+        if isinstance(response, Exception):
+            raise response
         return response
 
-    one = node()
-    one.get_stub = lambda peer: SimpleNamespace(rpc_find=answer)
-    return one
+    one.get_stub = lambda peer: SimpleNamespace(rpc_find=answer, rpc_ping=answer)
 
 
-def test_neighbours_that_are_no_peers_are_passed_over() -> None:
-    good = seeded(7).peer_id.raw
-    result = dht_pb2.FindResult(nearest_peer_ids=[b"", b"x" * 100_000, good], nearest_node_ids=[bytes(20)] * 3)
-    one = answered(dht_pb2.FindResponse(results=[result]))
-    key = place_of(ME)
-    found = asyncio.run(one.call_find(CALLER, [key]))
-    assert found == {key: (None, {place_of(PeerID(good)): PeerID(good)})}
+def whom() -> Held:
+    made = record(CALLER, addresses=HOME)
+    return Held(made, made.to_bytes())
 
 
-def test_records_of_an_answer_go_on_the_shelf_and_junk_does_not() -> None:
-    data = record(seeded(7)).to_bytes()
-    value = len(data).to_bytes(2, "little") + data + b"\x04\x00junk" + b"\xff\xff"
-    one = answered(dht_pb2.FindResponse(results=[dht_pb2.FindResult(value=value)]))
-    asyncio.run(one.call_find(CALLER, [place_of(ME)]))
-    assert [seen.to_bytes() for seen in one.shelf.records()] == [data]
+def test_records_of_an_answer_are_seen_and_junk_is_not() -> None:
+    async def test(one: RecordProtocol) -> None:
+        good, foreign = record(seeded(7), addresses=HOME), record(STRANGER, addresses=HOME)
+        value = join_records([Held(made, made.to_bytes()) for made in (good, foreign)]) + b"\x04\x00junk" + b"\xff\xff"
+        answered(one, dht_pb2.FindResponse(results=[dht_pb2.FindResult(value=value)]))
+        assert await one.call_find(whom(), 0) == [Held(good, good.to_bytes())]
+        assert one.shelf.records() == [good]
+
+    play(test)
 
 
-@pytest.mark.parametrize("response", [None, dht_pb2.FindResponse(), dht_pb2.FindResponse(results=[dht_pb2.FindResult()] * 2)])
+def test_no_more_of_an_answer_is_read_than_was_asked_for() -> None:
+    async def test(one: RecordProtocol) -> None:
+        made = [record(seeded(number), addresses=HOME) for number in range(100, 200)]
+        value = join_records([Held(each, each.to_bytes()) for each in made])
+        answered(one, dht_pb2.FindResponse(results=[dht_pb2.FindResult(value=value)]))
+        assert len(await one.call_find(whom(), 0) or []) == 2 * NAMED
+
+    play(test)
+
+
+@pytest.mark.parametrize(
+    "response", [P2PDaemonError("gone"), dht_pb2.FindResponse(), dht_pb2.FindResponse(results=[dht_pb2.FindResult()] * 2)]
+)
 def test_an_answer_to_another_question_is_none(response: object) -> None:
-    assert asyncio.run(answered(response).call_find(CALLER, [place_of(ME)])) is None
+    async def test(one: RecordProtocol) -> None:
+        answered(one, response)
+        assert await one.call_find(whom(), 0) is None
+
+    play(test)
 
 
-def test_a_caller_has_so_many_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr(kademlia.time, "monotonic", lambda: now[0])
-    rate = CallRate()
-    for _ in range(int(kademlia.BURST_CALLS)):
-        rate.take(b"a")
-    with pytest.raises(Overload):
-        rate.take(b"a")
-    rate.take(b"b")
-    now[0] += 1.0
-    for _ in range(int(kademlia.CALLS_PER_S)):
-        rate.take(b"a")
-    with pytest.raises(Overload):
-        rate.take(b"a")
+def test_who_does_not_answer_is_no_neighbour_any_more_and_who_refuses_is_one() -> None:
+    async def test(one: RecordProtocol) -> None:
+        one.neighbours.heard(whom(), "")
+        answered(one, P2PHandlerError("too much"))
+        assert await one.call_find(whom(), 0) is None
+        assert len(one.neighbours) == 1
+        answered(one, P2PDaemonError("gone"))
+        assert await one.call_find(whom(), 0) is None
+        assert len(one.neighbours) == 0
+
+    play(test)
 
 
-def test_callers_are_forgotten_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kademlia, "CALLERS", 10)
-    monkeypatch.setattr(kademlia.time, "monotonic", lambda: 0.0)
-    rate = CallRate()
-    for _ in range(int(kademlia.BURST_CALLS)):
-        rate.take(b"a")
-    for number in range(9):
-        rate.take(bytes([number]))
-    with pytest.raises(Overload):
-        rate.take(b"a")
-    for number in range(10):
-        rate.take(bytes([number]))
-    rate.take(b"a")
+def test_a_peer_that_shows_the_record_of_another_is_not_it() -> None:
+    async def test(one: RecordProtocol) -> None:
+        answered(one, dht_pb2.PingResponse(peer=card(seeded(8))))
+        assert await one.call_ping(CALLER.peer_id) is None
+        assert len(one.neighbours) == 0
+
+    play(test)
+
+
+@pytest.mark.parametrize(
+    ("addresses", "end", "can"),
+    [
+        (HOME, "", True),
+        ((), "", False),
+        (("/ip4/192.168.1.5/tcp/1",), "/ip4/192.168.1.5/tcp/9", True),
+        (("/ip4/192.168.1.5/tcp/1",), "/ip4/203.0.113.9/tcp/9", False),
+        ((f"{HOME[0]}/p2p/{seeded(4).peer_id}/p2p-circuit",), HOME[0], False),
+    ],
+)
+def test_who_can_be_called(addresses: tuple[str, ...], end: str, can: bool) -> None:
+    public = tuple(address.replace("203.0.113", "8.8.8") for address in addresses)
+    made = replace(record(CALLER, addresses=public), signature=b"")
+    assert can_be_called(made, end.replace("203.0.113", "8.8.8")) == can

@@ -44,7 +44,9 @@ def home() -> Iterator[Path]:
 
 def new_node(folder: Path, bootstraps: Callable[[], tuple[str, ...]] = tuple, port: int = 0) -> Libp2pNode:
     Identity.load_or_create(folder / "key")
-    return Libp2pNode(DaemonSettings(folder / "key", folder / "run", "127.0.0.1", port), RecordShelf(RUN_ID), echo, bootstraps)
+    node = Libp2pNode(DaemonSettings(folder / "key", folder / "run", "127.0.0.1", port), RecordShelf(RUN_ID), echo, bootstraps)
+    node.bare_record = lambda: record_of(node, folder, 0)
+    return node
 
 
 def record_of(node: Libp2pNode, folder: Path, sequence: int) -> MemberRecord:

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from protocol import limits
 from protocol.errors import BadMessage, BadSignature, PeerMisbehaved
-from protocol.identity import Identity
 from protocol.messages.frames import fill
-from protocol.messages.records import MemberRecord, announceable, lookup_keys, own_shard_key, shard_keys
+from protocol.messages.records import MemberRecord, announceable
 from protocol.wire import peer_pb2
 from tests.protocol.samples import ALICE, BOB, CREDENTIAL, ISSUED, ISSUER, NOW_S, OTHER_RUN_ID, RECORD, RUN_ID
 
@@ -165,31 +164,3 @@ def test_whatever_text_an_address_is_its_record_is_refused_or_can_be_checked(tex
     except PeerMisbehaved:
         return
     assert text == RECORD.addresses[0], "a changed record passed"
-
-
-def test_shard_keys_move_with_run_and_time() -> None:
-    keys = shard_keys(RUN_ID, NOW_S)
-    assert len(set(keys)) == limits.SHARDS
-    assert shard_keys(RUN_ID, NOW_S + 0.5) == keys
-    assert not set(keys) & set(shard_keys(RUN_ID, NOW_S + limits.SHARD_PERIOD_S))
-    assert not set(keys) & set(shard_keys(OTHER_RUN_ID, NOW_S))
-
-
-def test_peers_spread_over_all_shards() -> None:
-    peers = [Identity(bytes([number, 9]) * 16).peer_id for number in range(100)]
-    assert {own_shard_key(RUN_ID, peer, NOW_S) for peer in peers} == set(shard_keys(RUN_ID, NOW_S))
-
-
-@pytest.mark.parametrize("age_s", [0, 100, limits.RECORD_LIFETIME_S + limits.CLOCK_SKEW_S])
-def test_a_record_in_force_is_under_a_key_that_is_looked_up(age_s: int) -> None:
-    period_start_s = NOW_S - NOW_S % limits.SHARD_PERIOD_S
-    for now_s in range(period_start_s, period_start_s + limits.SHARD_PERIOD_S, 10):
-        for skew_s in (-limits.CLOCK_SKEW_S, 0, limits.CLOCK_SKEW_S):
-            written_s = now_s - age_s + (skew_s if age_s == 0 else 0)
-            assert own_shard_key(RUN_ID, ALICE.peer_id, written_s) in lookup_keys(RUN_ID, now_s)
-
-
-def test_no_more_than_two_periods_are_looked_up() -> None:
-    period_start_s = NOW_S - NOW_S % limits.SHARD_PERIOD_S
-    assert {len(lookup_keys(RUN_ID, period_start_s + s)) for s in range(0, limits.SHARD_PERIOD_S, 5)} == {limits.SHARDS, 2 * limits.SHARDS}
-    assert len(lookup_keys(RUN_ID, period_start_s + 400)) == limits.SHARDS

@@ -1,0 +1,118 @@
+"""One peer's part of the directory: it leaves its record with the members nearest to its place, and looks around at random ones.
+
+The directory is a door, not a map: a look brings a handful of records, whatever the size of the swarm, and what is known beyond that goes
+from peer to peer at meetings. Only hints come out (`transport.Directory`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable
+
+from protocol.errors import BadMessage, TransportError, Unreachable
+from protocol.identity import PeerId
+from protocol.libp2p.attached import AttachedP2P
+from protocol.libp2p.kademlia import KEY_BYTES, Dialling, RecordProtocol
+from protocol.libp2p.neighbours import Held, nearest, place_of
+from protocol.libp2p.record_store import RecordShelf
+from protocol.libp2p.walk import Walk
+from protocol.messages.records import MemberRecord
+
+NUM_HOLDERS = 8
+NUM_LOOKED_AT = 3
+MOST_CALLS = 24  # of one walk
+HOME_S = 300.0  # for which we know who is near our place without a walk there
+QUIET_S = 60.0  # a neighbour that was not heard for so long is asked whether it is there
+CARD_LEFT_S = 10.0  # a record that ends sooner is not shown any more
+
+
+class DhtDirectory:
+    """Over one p2pd. `bare` signs a record that shows who we are before we have announced ourselves; None while we cannot.
+
+    Every call ends in time by itself; all are cancel-safe.
+    """
+
+    def __init__(self, p2p: AttachedP2P, shelf: RecordShelf, lines: Dialling, bare: Callable[[], MemberRecord | None]) -> None:
+        self._p2p = p2p
+        self._shelf = shelf
+        self._lines = lines
+        self._bare = bare
+        self._own: MemberRecord | None = None
+        self._home_s: float | None = None  # loop time of the last walk to our own place
+
+    async def open(self) -> None:
+        """Answer from now on."""
+        self._protocol = await RecordProtocol.open(self._p2p, self._shelf, self._lines, self._card)
+        self._me = PeerId(self._p2p.peer_id.to_bytes())
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def num_neighbours(self) -> int:
+        """How many members of the directory are known to be alive."""
+        return len(self._protocol.neighbours)
+
+    async def join(self, peers: Iterable[PeerId]) -> int:
+        """Get to know members through connected `peers`; return how many of these are members: none while we cannot show who we are."""
+        if not self._card():
+            return 0
+        answers = await asyncio.gather(*(self._protocol.call_ping(peer) for peer in peers))
+        self._home_s = None
+        return sum(held is not None for held in answers)
+
+    async def tend(self) -> None:
+        """See whether the neighbour that was not heard for the longest is still there; call now and then."""
+        quiet = self._protocol.neighbours.quietest(QUIET_S)
+        if quiet is not None and await self._protocol.call_ping(quiet.peer, quiet.record.addresses) is None:
+            self._protocol.neighbours.lost(quiet.peer)
+
+    async def announce(self, record: MemberRecord) -> None:
+        """Leave this peer's own record with the members nearest to its place; a later one, by its sequence, replaces it.
+
+        Raises TransportError when others are there and none of them holds it now, BadMessage when it is not in force by our clock.
+        """
+        if self._shelf.read(record.to_bytes()) is None:
+            raise BadMessage("the record is out of date, not ours to publish, or not signed", hint="check this machine's clock")
+        self._own = record
+        await self._need_company()
+        known = self.num_neighbours
+        near = await self._near_home()
+        held = await asyncio.gather(*(self._protocol.call_store(member, record.to_bytes()) for member in near))
+        if not all(held):
+            self._home_s = None  # whoever has gone, others are near in its place
+        if not any(held) and (known or near):
+            raise TransportError(
+                f"none of {max(known, len(near))} directory nodes took our record",
+                hint="check this machine's clock: records more than 30 s ahead are refused",
+            )
+
+    async def members(self) -> list[MemberRecord]:
+        """Look around at a random place; return the records in force that are known now. Raises Unreachable when p2pd is gone."""
+        await self._need_company()
+        await self._walk(random.getrandbits(8 * KEY_BYTES), NUM_LOOKED_AT)
+        return self._shelf.records()
+
+    async def _near_home(self) -> list[Held]:
+        """Return the members nearest to our place, to which we walk now and then."""
+        place = place_of(self._me)
+        if self._home_s is None or self._loop.time() - self._home_s >= HOME_S:
+            await self._walk(place, NUM_HOLDERS)
+            self._home_s = self._loop.time()
+        return nearest(self._protocol.neighbours.all(), place, NUM_HOLDERS)
+
+    async def _walk(self, place: int, num_nearest: int) -> list[Held]:
+        walk = Walk(place, lambda held: self._protocol.call_find(held, place))
+        return await walk.run(self._protocol.neighbours.all(), num_nearest, MOST_CALLS)
+
+    async def _need_company(self) -> None:
+        if self._p2p.is_broken:
+            raise Unreachable("the connection to p2pd has ended")
+        if not self.num_neighbours:
+            connected = list(await self._lines.connected())
+            await self.join(random.sample(connected, min(len(connected), MOST_CALLS)))
+
+    def _card(self) -> bytes:
+        """Return the record that we show to whom we call: the one announced last, or a bare one before there is any."""
+        if self._own is None or self._own.expires_s < self._shelf.now() + CARD_LEFT_S:
+            self._own = self._bare()
+        return self._own.to_bytes() if self._own is not None else b""

@@ -1,0 +1,127 @@
+"""Whom a peer of the directory knows: bounded, and nobody can fill it with keys from one network."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.libp2p import neighbours as module
+from protocol.libp2p.neighbours import BUCKET, Held, Holdings, Neighbours, place_of
+from tests.protocol.libp2p.test_record_store import record
+from tests.protocol.peers import seeded
+from tests.protocol.samples import ALICE, NOW_S
+
+ME = seeded(1).peer_id
+
+
+def held(number: int, sequence: int = 1, lifetime_s: int = 100) -> Held:
+    made = record(seeded(number), sequence, lifetime_s)
+    return Held(made, made.to_bytes())
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def farthest(num: int) -> list[Held]:
+    """Members that all belong in the bucket of those farthest from us."""
+    found = (held(number) for number in range(2, 10_000))
+    bit = 1 << 159
+    return [next(one for one in found if (place_of(one.peer) ^ place_of(ME)) & bit) for _ in range(num)]
+
+
+def test_the_nearer_the_more_are_known() -> None:
+    known = Neighbours(ME, Clock())
+    for number in range(2, 300):
+        known.heard(held(number), str(number))
+    assert BUCKET * 4 < len(known) < BUCKET * 9
+    nearest = sorted((held(number) for number in range(2, 300)), key=lambda one: place_of(one.peer) ^ place_of(ME))[:BUCKET]
+    assert {one.peer for one in nearest} <= {one.peer for one in known.all()}
+
+
+def test_a_newcomer_takes_the_place_of_a_silent_one_only() -> None:
+    clock = Clock()
+    known = Neighbours(ME, clock)
+    *first, second, third = farthest(BUCKET + 2)
+    for number, one in enumerate(first):
+        known.heard(one, str(number))
+    known.heard(second, "another")
+    assert second not in known.all()
+    clock.now_s = module.SILENT_S
+    for one in first[1:]:
+        known.heard(one, "")
+    known.heard(third, "another")
+    assert third in known.all() and first[0] not in known.all()
+
+
+def test_many_keys_of_one_network_make_room_for_others() -> None:
+    known = Neighbours(ME, Clock())
+    *crowd, other = farthest(3 * BUCKET)
+    for one in crowd:
+        known.heard(one, "6.6.0.0/16")
+    known.heard(other, "7.7.0.0/16")
+    assert other in known.all() and len(known) == BUCKET
+
+
+def test_an_older_record_does_not_replace_a_newer_one() -> None:
+    known = Neighbours(ME, Clock())
+    for sequence in (2, 1):
+        known.heard(held(5, sequence), "")
+    assert known.all() == [held(5, 2)]
+    known.lost(held(5).peer)
+    assert known.all() == []
+
+
+def test_the_quietest_is_whom_nobody_heard_the_longest() -> None:
+    clock = Clock()
+    known = Neighbours(ME, clock)
+    for second, number in enumerate((5, 6)):
+        clock.now_s = second
+        known.heard(held(number), "")
+    assert known.quietest(2.0) is None
+    clock.now_s = 3.0
+    assert known.quietest(2.0) == held(5)
+
+
+def test_holdings_keep_the_latest_word() -> None:
+    holdings = Holdings(ME)
+    assert holdings.put(held(5, 2), "", NOW_S)
+    assert not holdings.put(held(5, 1), "", NOW_S)
+    assert holdings.put(held(5, 2), "", NOW_S), "what is held is held"
+    assert not holdings.put(held(5, 2, lifetime_s=50), "", NOW_S), "two words of one number leave the first"
+    assert holdings.put(held(5, 3, lifetime_s=1), "", NOW_S), "a later word may also be a shorter one: a peer that leaves"
+    assert holdings.all() == [held(5, 3, 1)]
+
+
+def test_a_key_flood_from_one_network_costs_nobody_else_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HELD", 20)
+    holdings = Holdings(ME)
+    honest = [held(number) for number in range(2, 12)]
+    for number, one in enumerate(honest):
+        assert holdings.put(one, f"8.{number}.0.0/16", NOW_S)
+    for number in range(100, 300):
+        holdings.put(held(number), "6.6.0.0/16", NOW_S)
+    assert set(honest) <= set(holdings.all()) and len(holdings.all()) == 20
+
+
+def test_near_key_ids_push_out_only_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HELD", 10)
+    holdings = Holdings(ME)
+    honest = [held(number) for number in range(2, 10)]
+    for number, one in enumerate(honest):
+        holdings.put(one, f"8.{number}.0.0/16", NOW_S)
+    near = sorted((held(number) for number in range(100, 400)), key=lambda one: place_of(one.peer) ^ place_of(ME))
+    for one in reversed(near):
+        holdings.put(one, "6.6.0.0/16", NOW_S)
+    assert set(honest) <= set(holdings.all())
+    assert near[0] in holdings.all(), "of a crowd the nearest stay"
+
+
+def test_expired_records_make_room_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HELD", 1)
+    holdings = Holdings(ME)
+    holdings.put(held(5, lifetime_s=10), "", NOW_S)
+    made = record(ALICE)
+    assert holdings.put(Held(made, made.to_bytes()), "", NOW_S + 20)

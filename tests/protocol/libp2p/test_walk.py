@@ -1,0 +1,100 @@
+"""A walk finds who is nearest, whoever lies, hangs or has gone on the way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from protocol.libp2p.neighbours import Held, nearest
+from protocol.libp2p.walk import AT_ONCE, WALK_S, Walk
+from tests.memory import virtual_time
+from tests.protocol.libp2p.test_record_store import record
+from tests.protocol.peers import seeded
+
+PLACE = 12345
+
+
+def held(number: int) -> Held:
+    made = record(seeded(number))
+    return Held(made, made.to_bytes())
+
+
+MEMBERS = [held(number) for number in range(2, 66)]
+DEAD = [held(number) for number in range(1000, 1200)]
+BY_PLACE = nearest(MEMBERS, PLACE, len(MEMBERS))
+
+
+class World:
+    """Everybody knows a few who are near to it in the order of MEMBERS by place, so that a walk takes several steps."""
+
+    def __init__(self) -> None:
+        self.asked: list[Held] = []
+        self.under_way = self.most_at_once = 0
+        self.names: Callable[[Held], list[Held]] = lambda whom: BY_PLACE[max(0, BY_PLACE.index(whom) - 12) :][:8]
+        self.hanging: set[Held] = set()
+
+    async def ask(self, whom: Held) -> list[Held] | None:
+        self.asked.append(whom)
+        self.under_way += 1
+        self.most_at_once = max(self.most_at_once, self.under_way)
+        try:
+            await asyncio.sleep(3.0 if whom in self.hanging or whom in DEAD else 0.1)
+            return None if whom in DEAD or whom in self.hanging else self.names(whom)
+        finally:
+            self.under_way -= 1
+
+
+def walk(world: World, num: int = 4, most_calls: int = 40) -> tuple[list[Held], float]:
+    async def main() -> tuple[list[Held], float]:
+        found = await Walk(PLACE, world.ask).run(BY_PLACE[-3:], num, most_calls)
+        assert world.under_way == 0, "nothing is left behind"
+        return found, asyncio.get_running_loop().time()
+
+    return virtual_time.run(main())
+
+
+def test_the_nearest_are_found_in_order() -> None:
+    world = World()
+    assert walk(world)[0] == BY_PLACE[:4]
+    assert len(world.asked) < 30 and world.most_at_once <= AT_ONCE
+
+
+def test_a_walk_costs_no_more_calls_than_it_may() -> None:
+    world = World()
+    walk(world, most_calls=5)
+    assert len(world.asked) == 5
+
+
+def test_a_liar_costs_a_few_calls() -> None:
+    world = World()
+    honest = world.names
+    liar = BY_PLACE[-3]
+    near = nearest(DEAD, PLACE, 16)
+    world.names = lambda whom: near if whom == liar else honest(whom)
+    found, took_s = walk(world)
+    assert found == BY_PLACE[:4]
+    assert sum(whom in DEAD for whom in world.asked) <= 3 * AT_ONCE
+    assert took_s < WALK_S
+
+
+def test_who_is_named_by_another_too_is_asked_all_the_same() -> None:
+    world = World()
+    honest = world.names
+    liar = BY_PLACE[-3]
+    world.names = lambda whom: [*DEAD[:4], *BY_PLACE[:4]] if whom == liar else honest(whom)
+    assert walk(world)[0] == BY_PLACE[:4]
+
+
+def test_one_that_hangs_keeps_nobody_waiting() -> None:
+    world = World()
+    world.hanging = {BY_PLACE[10], BY_PLACE[1]}
+    found, took_s = walk(world)
+    assert found == [BY_PLACE[0], *BY_PLACE[2:5]]
+    assert took_s < 4.0
+
+
+def test_nobody_is_there() -> None:
+    world = World()
+    world.hanging = set(MEMBERS)
+    found, took_s = walk(world)
+    assert found == [] and took_s <= WALK_S
