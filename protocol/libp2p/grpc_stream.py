@@ -124,13 +124,13 @@ def _why(error: BaseException) -> str:
     return "the stream is over"
 
 
-async def start_server(serve: Serve) -> tuple[grpc.aio.Server, int]:
-    """Start the service on a loopback port of its own choice; every call, with its purpose, goes to `serve`."""
+async def start_server(serve: Serve, socket: Path) -> grpc.aio.Server:
+    """Start the service at a Unix socket; every call, with its purpose, goes to `serve`."""
     server = grpc.aio.server(options=_SERVER)
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, {item.value: _method(item, serve) for item in Purpose})])
-    port = server.add_insecure_port("127.0.0.1:0")
+    server.add_insecure_port(f"unix:{socket}")
     await server.start()
-    return server, port
+    return server
 
 
 def _method(purpose: Purpose, serve: Serve) -> grpc.RpcMethodHandler[bytes, bytes]:
@@ -142,7 +142,7 @@ def _method(purpose: Purpose, serve: Serve) -> grpc.RpcMethodHandler[bytes, byte
 
 async def refuse_stranger(context: Context) -> NoReturn:
     """End a call that came by no connection of ours."""
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "this port takes calls from its own tunnel only")
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "this socket takes calls from its own tunnel only")
 
 
 async def refuse_another(context: Context) -> NoReturn:

@@ -155,6 +155,10 @@ def _transport_part(address: str, partner: PeerId) -> bytes | None:
 KNOWN_SHA256 = {("Linux", "x86_64"): "42f8f48e62583b97cdba3c31439c08029fb2b9fc506b5bdd82c46b7cc1d279d8"}  # p2pd v0.5.0.hivemind1
 MESSAGE_BYTES = 256 * 1024
 """Largest unary message (DHT traffic). 4 MiB is p2pd's default, which is that much of our memory for every caller."""
+COLLECT_BYTES = 192 << 20
+"""Where p2pd begins to look hard for memory to free; quiet, it takes 60 MB."""
+MEMORY_BYTES = 768 << 20
+"""Where it ends, and we start another: its heap, and what it has set aside for one."""
 START_S = 15.0
 END_S = 1.0
 SOCKET_PATH_CHARS = 100  # the kernel takes 108 bytes on Linux, 104 on macOS
@@ -167,13 +171,20 @@ RELAY_CAPS: dict[str, str | int] = {
 }
 LONGEST_SOCKET_NAME = "call-ffffffff.sock"
 
-# p2pd inherits the wish to be killed with its parent; a child of a fork could not safely run Python beside gRPC's threads.
+# What p2pd inherits: the wish to be killed with its parent, and before anything else where the machine runs out of memory; and a limit of
+# its own. A child of a fork could not safely run Python beside gRPC's threads.
 _LEASH = """
-import ctypes, os, signal, sys
+import ctypes, os, resource, signal, sys
 PR_SET_PDEATHSIG = 1
+try:
+    with open("/proc/self/oom_score_adj", "w") as adjustment:
+        adjustment.write("1000")
+except OSError:
+    pass
+resource.setrlimit(resource.RLIMIT_DATA, (int(sys.argv[2]), int(sys.argv[2])))
 if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) or os.getppid() != int(sys.argv[1]):
     sys.exit("p2pd was not started: its parent has gone")
-os.execv(sys.argv[2], sys.argv[2:])
+os.execv(sys.argv[3], sys.argv[3:])
 """
 
 
@@ -229,14 +240,18 @@ class Daemon:
         prepare_folder(self.settings.folder)
         check_port(self.settings.host, self.settings.port)
         self.socket_path.unlink(missing_ok=True)
-        command = [sys.executable, "-I", "-S", "-c", _LEASH, str(os.getpid())] if sys.platform == "linux" else []
+        command = [sys.executable, "-I", "-S", "-c", _LEASH, str(os.getpid()), str(MEMORY_BYTES)] if sys.platform == "linux" else []
         self._process = await asyncio.create_subprocess_exec(
             *command,
             *self._command(),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env={"GOLOG_LOG_LEVEL": "error", **({"GOMAXPROCS": "1"} if self.settings.relays else {})},  # see `_role`
+            env={
+                "GOLOG_LOG_LEVEL": "error",
+                "GOMEMLIMIT": str(COLLECT_BYTES),
+                **({"GOMAXPROCS": "1"} if self.settings.relays else {}),  # see `_role`
+            },
             start_new_session=True,  # Ctrl-C is for us: p2pd stays until we have said goodbye
         )
         try:
@@ -263,7 +278,6 @@ class Daemon:
             "id": str(settings.identity_file),
             "listen": f"/unix{self.socket_path}",
             "noListenAddrs": int(not settings.listens),
-            "dhtServer": 1,  # libp2p's own DHT: where a peer id can be dialled
             "autonat": int(settings.relays or not host.is_loopback),
             "natPortMap": int(settings.asks_router and not host.is_loopback),
             "connManager": 1,
@@ -333,12 +347,16 @@ def _role(settings: DaemonSettings) -> dict[str, str | int]:
     A relay has two relay services inside, of which the one installed last stays: the other cuts what it carries after 128 KiB. On one
     thread (GOMAXPROCS=1) the right one is last. Neither role switches relaying off: `relay=0` would, and dialling through relays too,
     so every p2pd that is reachable carries up to 128 KiB and two minutes for a stranger.
+
+    libp2p's own DHT is off: addresses come from records, and whoever calls it can fill its memory with providers. p2pd takes no relay
+    without it, though, so there it is a client, which answers nobody and finds no server to ask.
     """
     if settings.relays:
         return {"relayService": 1, "forceReachabilityPublic": 1, **RELAY_CAPS}
     if settings.through:
         trusted = ",".join(settings.through)
-        return {"relayService": 0, "autoRelay": 1, "relayDiscovery": 0, "trustedRelays": trusted, "forceReachabilityPrivate": 1}
+        place: dict[str, str | int] = {"autoRelay": 1, "relayDiscovery": 0, "trustedRelays": trusted}
+        return {"relayService": 0, "dhtClient": 1, "forceReachabilityPrivate": 1, **place}
     return {"relayService": 0}
 
 

@@ -1,17 +1,19 @@
 """The libp2p transport: each stream is one gRPC call, in an HTTP/2 connection that has no other meanwhile, in one raw libp2p stream.
 
-    gRPC channel -> our Unix socket -> p2pd ~~ libp2p ~~ p2pd -> our Unix socket -> loopback TCP -> gRPC server
+    gRPC channel -> our Unix socket -> p2pd ~~ libp2p ~~ p2pd -> our Unix sockets -> gRPC server
 
 libp2p brings NAT traversal, encryption and the proof of who the partner is; gRPC brings framing, flow control and keep-alive. The caller
 may keep a connection for its next call (outbound.py); here, at the receiving end, each is one row in the table of who comes in.
 
-The loopback port from which a libp2p stream is carried is the only link between its gRPC calls and a proven PeerId. It is known before the
-server can see the connection, and is ours until nobody can call by it any more; whoever else dials the server is turned away.
+The name of the socket from which a libp2p stream is carried is the only link between its gRPC calls and a proven PeerId. It is known before
+the server can see the connection, and never given twice. All sockets lie in a folder that no other user may enter; whoever else dials the
+server is turned away.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import socket
 from collections.abc import Sequence
@@ -46,17 +48,20 @@ class Inbound:
 
     def __init__(self, listener: Path, handler: StreamHandler, admission: Admission, carried: CarriedBytes) -> None:
         self._listener = listener
+        self._server_socket = listener.with_name("grpc.sock")
         self._handler = handler
         self._admission = admission
         self._carried = carried
         self._listening: asyncio.Server | None = None
-        self._by_port: dict[int, Visit] = {}
+        self._by_name: dict[str, Visit] = {}
+        self._names = itertools.count()
         self._connections: dict[asyncio.Task[None], None] = {}
         self._handlers: dict[asyncio.Task[None], None] = {}
 
     async def open(self, control: Control) -> None:
         """Start the server, listen, and tell p2pd where. Raises Unreachable when p2pd has gone."""
-        self._server, self._port = await start_server(self.serve)
+        self._server_socket.unlink(missing_ok=True)
+        self._server = await start_server(self.serve, self._server_socket)
         try:
             self._listener.unlink(missing_ok=True)
             self._listening = await asyncio.start_unix_server(self._accept, self._listener, limit=BUFFER_BYTES)
@@ -103,23 +108,25 @@ class Inbound:
             log.debug("inbound connection: %s", error)
 
     async def _connect(self, visit: Visit, remote: Pair, carried: CarriedBytes) -> None:
-        with socket.socket() as caller:
+        name = str(self._listener.with_name(f"in-{next(self._names):x}"))
+        with socket.socket(socket.AF_UNIX) as caller:
             caller.setblocking(False)
-            caller.bind(("127.0.0.1", 0))
-            port = caller.getsockname()[1]
-            self._by_port[port] = visit
+            caller.bind(name)
+            self._by_name[name] = visit
             try:
-                await asyncio.get_running_loop().sock_connect(caller, ("127.0.0.1", self._port))
-                local = await asyncio.open_connection(sock=caller.dup(), limit=BUFFER_BYTES)  # while we hold it, nobody else gets the port
+                await asyncio.get_running_loop().sock_connect(caller, str(self._server_socket))
+                _unlink(name)  # the connection keeps it
+                local = await asyncio.open_unix_connection(sock=caller.dup(), limit=BUFFER_BYTES)
                 await splice(local, remote, carried, self._carried)
             finally:
-                del self._by_port[port]
+                _unlink(name)
+                del self._by_name[name]
 
     # ---- calls ----
 
     async def serve(self, purpose: Purpose, context: Context) -> None:
         """Serve one call that has reached the server, if it came by one of our connections."""
-        visit = self._by_port.get(_port_of(context.peer()))
+        visit = self._by_name.get(context.peer().removeprefix("unix:"))
         if visit is None:
             await refuse_stranger(context)
         if not self._admission.begin(visit, purpose):
@@ -156,10 +163,8 @@ def _spawn(coroutine: Any, tasks: dict[asyncio.Task[None], None], name: str) -> 
     return task
 
 
-def _port_of(caller: str) -> int:
-    """Return the port in gRPC's "ipv4:127.0.0.1:4711", 0 for anything else."""
-    host, _, port = caller.rpartition(":")
-    return int(port) if host == "ipv4:127.0.0.1" and port.isdecimal() else 0
+def _unlink(name: str) -> None:
+    Path(name).unlink(missing_ok=True)
 
 
 class TunnelTransport:

@@ -29,7 +29,6 @@ from protocol.libp2p.grpc_stream import (
     start_call,
     start_server,
 )
-from protocol.libp2p.splice import CarriedBytes, splice
 from protocol.streams.transport import Purpose
 from tests.protocol.peers import chunk, number_of, seeded
 
@@ -46,36 +45,23 @@ async def serve(purpose: Purpose, context: Context) -> None:
             await context.write(frame)
 
 
-def play(test: Callable[[Path, int], Coroutine[Any, Any, None]]) -> None:
-    """Run a test with a Unix socket and a port that lead to the service."""
+def play(test: Callable[[Path], Coroutine[Any, Any, None]]) -> None:
+    """Run a test with the Unix socket of the service."""
 
     async def main() -> None:
-        server, port = await start_server(serve)
-        tasks: set[asyncio.Task[None]] = set()
-
-        async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            tasks.add(
-                task := asyncio.create_task(splice((reader, writer), await asyncio.open_connection("127.0.0.1", port), CarriedBytes()))
-            )
-            task.add_done_callback(tasks.discard)
-
         with tempfile.TemporaryDirectory() as folder:
-            listener = await asyncio.start_unix_server(carry, Path(folder) / "s")
+            server = await start_server(serve, Path(folder) / "s")
             try:
-                await test(Path(folder) / "s", port)
+                await test(Path(folder) / "s")
             finally:
-                listener.close()
                 await server.stop(None)
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
 
     asyncio.run(main())
     gc.collect()  # gRPC's thread ends with its last object
 
 
 def test_messages_pass_as_they_are() -> None:
-    async def test(path: Path, port: int) -> None:
+    async def test(path: Path) -> None:
         channel = open_channel(path)
         call = start_call(channel, Purpose.MEET)
         await accepted(call)
@@ -93,7 +79,7 @@ def test_messages_pass_as_they_are() -> None:
 
 
 def test_a_refused_call_is_unreachable() -> None:
-    async def test(path: Path, port: int) -> None:
+    async def test(path: Path) -> None:
         channel = open_channel(path)
         call = start_call(channel, Purpose.FETCH)
         with pytest.raises(Unreachable, match="as many streams"):
@@ -104,7 +90,7 @@ def test_a_refused_call_is_unreachable() -> None:
 
 
 def test_a_call_to_nobody_is_unreachable() -> None:
-    async def test(path: Path, port: int) -> None:
+    async def test(path: Path) -> None:
         channel = open_channel(path.with_name("nothing"))
         call = start_call(channel, Purpose.MEET)
         with pytest.raises(Unreachable):
@@ -115,8 +101,8 @@ def test_a_call_to_nobody_is_unreachable() -> None:
 
 
 def test_a_frame_above_the_limit_ends_the_stream() -> None:
-    async def test(path: Path, port: int) -> None:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+    async def test(path: Path) -> None:
+        async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
             call: Any = channel.stream_stream(f"/{SERVICE}/Meet")()
             await call.write(bytes(limits.FRAME_BYTES + 1))
             with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -127,8 +113,8 @@ def test_a_frame_above_the_limit_ends_the_stream() -> None:
 
 
 def test_compressed_calls_are_refused() -> None:
-    async def test(path: Path, port: int) -> None:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", compression=grpc.Compression.Gzip) as channel:
+    async def test(path: Path) -> None:
+        async with grpc.aio.insecure_channel(f"unix:{path}", compression=grpc.Compression.Gzip) as channel:
             call: Any = channel.stream_stream(f"/{SERVICE}/Meet")()
             with pytest.raises((grpc.aio.AioRpcError, asyncio.InvalidStateError)):
                 await call.write(bytes(100_000))
@@ -140,8 +126,8 @@ def test_compressed_calls_are_refused() -> None:
 
 
 def test_an_unknown_method_is_refused() -> None:
-    async def test(path: Path, port: int) -> None:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+    async def test(path: Path) -> None:
+        async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
             assert await channel.stream_stream(f"/{SERVICE}/Other")().code() is grpc.StatusCode.UNIMPLEMENTED
 
     play(test)

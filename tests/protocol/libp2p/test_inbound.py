@@ -17,7 +17,7 @@ import pytest
 from protocol.errors import PeerGone, Unreachable
 from protocol.identity import PeerId
 from protocol.libp2p import tunnel
-from protocol.libp2p.grpc_stream import SERVICE, accepted, open_channel, start_call, start_server
+from protocol.libp2p.grpc_stream import SERVICE, accepted, open_channel, start_call
 from protocol.libp2p.hivemind_imports import p2pd_pb2, write_pbmsg
 from protocol.libp2p.splice import CarriedBytes, Pair, drop, splice
 from protocol.libp2p.tunnel import Inbound
@@ -186,13 +186,10 @@ def test_a_partner_that_is_banned_gets_no_other_call_on_the_connection_that_it_h
 
 def test_a_local_program_that_dials_the_server_is_turned_away() -> None:
     async def test(world: World) -> None:
-        server, port = await start_server(world.inbound.serve)  # as our own one, whose port nobody is told
-        world.stack.push_async_callback(server.stop, None)
-        for host in ("127.0.0.1", "localhost"):
-            async with grpc.aio.insecure_channel(f"{host}:{port}") as channel:
-                call: Any = channel.stream_stream(f"/{SERVICE}/Meet")()
-                assert not await talks(call)
-                assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
+        async with grpc.aio.insecure_channel(f"unix:{world.folder / 'grpc.sock'}") as channel:
+            call: Any = channel.stream_stream(f"/{SERVICE}/Meet")()
+            assert not await talks(call)
+            assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
 
     play(test)
 
@@ -215,30 +212,16 @@ class Call:
         raise Turned
 
 
-def test_a_known_port_counts_on_this_machine_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    ports: asyncio.Queue[int] = asyncio.Queue()
-
-    class Server:
-        async def stop(self, grace: None) -> None:
-            self.listening.close()
-
-        async def start(self, serve: object) -> tuple[Server, int]:
-            self.listening = await asyncio.start_server(self.note, "127.0.0.1", 0)
-            return self, self.listening.sockets[0].getsockname()[1]
-
-        def note(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            ports.put_nowait(writer.get_extra_info("peername")[1])
-            writer.close()
-
+def test_the_name_of_a_connection_counts_as_it_is() -> None:
     async def test(world: World) -> None:
-        await world.stream_from(PARTNER)
-        port = await ports.get()
-        for caller in (f"ipv4:10.0.0.1:{port}", f"ipv6:[::1]:{port}", "unix:", "", "ipv4:127.0.0.1:x"):
+        assert await talks(await world.call_from(PARTNER))
+        name = world.folder / "in-0"
+        assert not name.exists(), "nobody else can take it"
+        for caller in (f"ipv4:127.0.0.1:{name}", f"unix:{name}/", "unix:in-0", "unix:", "", "unix:/"):
             call: Any = Call(caller)
             with pytest.raises(Turned):
                 await world.inbound.serve(Purpose.MEET, call)
 
-    monkeypatch.setattr(tunnel, "start_server", Server().start)
     play(test)
 
 

@@ -16,10 +16,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from protocol.errors import BadSettings
+from protocol.errors import BadSettings, TransportError, Unreachable
 from protocol.identity import Identity
 from protocol.libp2p import p2pd as daemon
 from protocol.libp2p.p2pd import Daemon, DaemonSettings
+from tests.protocol.peers import seeded
 
 
 @pytest.fixture
@@ -27,6 +28,20 @@ def settings() -> Iterator[DaemonSettings]:
     with tempfile.TemporaryDirectory() as home:  # pytest's own folders have paths too long for sockets
         Identity.load_or_create(Path(home) / "key")
         yield DaemonSettings(Path(home) / "key", Path(home) / "run", "127.0.0.1")
+
+
+RELAY = f"/ip4/127.0.0.1/tcp/9/p2p/{seeded(1).peer_id}"
+
+
+def other(settings: DaemonSettings) -> DaemonSettings:
+    """Settings of another peer beside one."""
+    folder = settings.folder.with_name("other")
+    Identity.load_or_create(folder / "key")
+    return replace(settings, identity_file=folder / "key", folder=folder / "run")
+
+
+def oom_score(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
 
 
 async def start(settings: DaemonSettings) -> None:
@@ -43,8 +58,26 @@ def test_it_lives_inside_the_with_block_and_has_our_name(settings: DaemonSetting
             assert await p2pd.control.connected() == {}
             process = psutil.Process(p2pd.pid)
             assert process.name() == "p2pd"
+            assert oom_score(p2pd.pid) == 1000, "the kernel kills it before the trainer"
         assert not process.is_running()
         assert not any(settings.folder.iterdir())
+
+    asyncio.run(main())
+
+
+def test_it_ends_where_its_memory_does(settings: DaemonSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon, "MEMORY_BYTES", 32 << 20)
+    with pytest.raises(TransportError, match="ended at once"):
+        asyncio.run(start(settings))
+
+
+@pytest.mark.parametrize("through", [(), (RELAY,)], ids=["open", "behind a relay"])
+def test_libp2ps_own_dht_answers_nobody(settings: DaemonSettings, through: tuple[str, ...]) -> None:
+    async def main() -> None:
+        async with Daemon(replace(settings, through=through)) as p2pd, Daemon(other(settings)) as stranger:
+            await stranger.control.connect(p2pd.peer_id, [f"/ip4/127.0.0.1/tcp/{p2pd.port}"])
+            with pytest.raises(Unreachable, match="protocols not supported"):
+                await stranger.control.open_stream(p2pd.peer_id, "/ipfs/kad/1.0.0")
 
     asyncio.run(main())
 
@@ -115,6 +148,7 @@ PARENT = """
 import asyncio, sys
 from pathlib import Path
 from protocol.libp2p.p2pd import Daemon, DaemonSettings
+from tests.protocol.peers import seeded
 async def main():
     async with Daemon(DaemonSettings(Path(sys.argv[1]), Path(sys.argv[2]), "127.0.0.1")) as p2pd:
         print(p2pd.pid, flush=True)
