@@ -42,6 +42,7 @@ def host(
     home: options.HomeFolder = options.DEFAULT_HOME,
     data: options.Data = None,
     device: options.Device = None,
+    micro_batch: options.MicroBatch = None,
     threads: options.Threads = None,
     niceness: options.Niceness = None,
     max_memory: options.MaxMemory = None,

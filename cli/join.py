@@ -49,6 +49,7 @@ def join(
     home: options.HomeFolder = options.DEFAULT_HOME,
     data: options.Data = None,
     device: options.Device = None,
+    micro_batch: options.MicroBatch = None,
     threads: options.Threads = None,
     niceness: options.Niceness = None,
     max_memory: options.MaxMemory = None,

@@ -26,6 +26,9 @@ Data = Annotated[
     typer.Option("--data", metavar="PATH", exists=True, help="Text file, or folder of text, to train on. Default: what the manifest says."),
 ]
 Device = Annotated[str | None, typer.Option("--device", metavar="NAME", help="Where to train: auto (default), cpu, mps, cuda or cuda:N.")]
+MicroBatch = Annotated[
+    int | None, typer.Option("--micro-batch", metavar="N", min=0, help="Sequences to compute at a time; 0 (default) finds as many as fit.")
+]
 Threads = Annotated[
     int | None, typer.Option("--threads", metavar="N", min=0, help="Processor threads for training; 0 (default) lets torch choose.")
 ]

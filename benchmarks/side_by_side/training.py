@@ -20,8 +20,9 @@ from peer.machine.events import EvalDone, Event, EventLog, StateChanged, StepDon
 from peer.machine.home import Home, write_whole
 from peer.machine.processor_queue import queued_clock
 from peer.model.checkpoint import CheckpointContents, save
+from peer.model.computing import next_token_loss
 from peer.model.evaluation import held_out_loss
-from peer.model.model import build_model, next_token_loss
+from peer.model.model import build_model
 from peer.model.plan import inner_settings
 from peer.model.weights import FAST
 from peer.trainer.trainer import EVAL_INTERVAL_STEPS, NUM_EVAL_BATCHES, TELL_S

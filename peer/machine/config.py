@@ -25,6 +25,9 @@ NODE, TRAINER = "node", "trainer"  # the processes of a peer, beside its supervi
 STARTED_WITH = {  # settings that a child is started with: it is started again when one changes
     "data": (TRAINER,),
     "device": (TRAINER,),
+    "micro_batch": (TRAINER,),
+    "recompute": (TRAINER,),
+    "compile": (TRAINER,),
     "threads": (TRAINER,),
     "gpu_memory": (TRAINER,),
     "niceness": (TRAINER, NODE),
@@ -83,6 +86,12 @@ class LocalSettings(BaseModel):
     """A folder or file of text to train on; needed where the manifest says that each peer brings its own."""
     device: str = Field(default="auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")
     """Where the tensors live: cpu, mps, cuda or cuda:N; auto takes a CUDA GPU where there is one."""
+    micro_batch: int = Field(default=0, ge=0, le=1 << 20)
+    """Sequences to compute at a time; 0 finds it: the whole batch, or as many as fit. The result is the same."""
+    recompute: bool = False
+    """Compute activations again in the backward pass instead of keeping them: much less memory, a third more work."""
+    compile: bool | None = None
+    """Have torch compile the model's blocks: some minutes first, faster steps then. Not set: on a CUDA GPU where it can."""
     threads: int = Field(default=0, ge=0, le=4096)
     """Processor threads that the trainer may use; 0 leaves it to torch."""
     niceness: int = Field(default=0, ge=0, le=19)

@@ -56,6 +56,18 @@ class ModelBuilt(Stamped):
 
     params: int
     bits_per_param: float  # what the codec sends one way in a meeting
+    flops_per_token: float = 0.0  # of an inner step: six for each parameter that is multiplied by, and attention
+    peak_flops: float = 0.0  # of the device a second, in the number format of the matrix products; 0 where it is not known
+
+
+class ComputingSet(Stamped):
+    """How this peer computes its inner steps has changed."""
+
+    precision: str  # of matrix products: bf16 or fp32
+    micro_batch: int  # sequences at a time
+    recompute: bool  # whether activations are computed again in the backward pass
+    compiled: bool
+    reason: str  # what led to it
 
 
 class StateChanged(Stamped):
@@ -288,8 +300,8 @@ class ProcessFailed(Stamped):
 
 
 Written = (
-    PeerStarted | RunKnown | ModelBuilt | StateChanged | PeersSeen | AddressesChanged | ConnectionsChanged | StepDone | NodeSpent
-    | MeetingDone | IntervalSet | SoloStep | CheckpointSaved | CheckpointFailed | CheckpointRejected | EvalDone | OutputsMoved
+    PeerStarted | RunKnown | ModelBuilt | ComputingSet | StateChanged | PeersSeen | AddressesChanged | ConnectionsChanged | StepDone
+    | NodeSpent | MeetingDone | IntervalSet | SoloStep | CheckpointSaved | CheckpointFailed | CheckpointRejected | EvalDone | OutputsMoved
     | StateCloned | FragmentPulled | ResultTaken | NodeRestarted | TrainerRestarted | LimitsSet | EnergyUsed | Warned | EventsLost
 )  # fmt: skip
 Told = ProcessSays | ProgressMade | TrafficCounted | TrainerIdle | ProcessFailed  # to the supervisor only

@@ -80,6 +80,8 @@ def _gauges(status: Status) -> Iterator[Metric]:
         "gossamer_run_length_steps": ("Where the run ends.", status.total_steps),
         "gossamer_train_loss_nats": ("Training loss per token, mean of the last second.", status.loss),
         "gossamer_eval_loss_nats": ("Held-out loss per token, as last measured.", status.eval_loss),
+        "gossamer_tokens_per_second": ("Trained now.", status.tokens_per_second),
+        "gossamer_mfu_ratio": ("Share of the device's peak that goes into inner steps; absent where the peak is not known.", status.mfu),
         "gossamer_partners_in_sight": ("Other peers known to be there.", status.peers_seen),
         "gossamer_meeting_interval_steps": ("Mean countdown of a fragment to its next meeting.", status.inner_steps),
         "gossamer_warnings": ("What will do harm if it goes on.", len(status.warnings)),

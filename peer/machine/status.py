@@ -13,6 +13,7 @@ from peer.machine.history import History, HistoryPoint
 from peer.machine.partners import COUNTED_AS, Partners, after_meeting, connected_by, routes
 
 VERSION = "0.1.0"
+COMPUTING = "precision", "micro_batch", "recompute", "compiled", "reason"
 MANY_FAILURES = 3  # meetings in a row, before it is worth a word
 OVER_ALL_STARTS = ("seconds", "train_seconds", "meetings", "sent", "received", "watt_hours")  # what `lifetime` sums up
 
@@ -44,6 +45,7 @@ class Status:
     inner_steps_reason: str = ""  # what sets it
     bits_per_param: float = 0.0  # what the codec sends one way in a meeting
     params: int = 0
+    computing: dict[str, Any] = field(default_factory=dict)  # the inner step: precision, micro_batch, recompute, compiled, reason
     lane_counts: dict[str, int] = field(default_factory=dict)
     addresses: list[str] = field(default_factory=list)
     output_distance: float | None = None  # how far the last measured meeting moved the outputs: Jensen-Shannon, nats per token
@@ -59,6 +61,7 @@ class Status:
     failed_in_a_row: int = 0  # meetings
     partners: Partners = field(default_factory=dict)
     history: History = History()
+    flops: tuple[float, float] = (0.0, 0.0)  # of a token, and of the device's peak a second
     earlier_s: tuple[float, float] = (0.0, 0.0)  # train_seconds and blocked_seconds of earlier trainer processes
     earlier_cpu_s: Mapping[str, float] = field(default_factory=dict)  # processor_seconds of earlier processes
 
@@ -66,6 +69,12 @@ class Status:
     def warnings(self) -> list[str]:
         """What will do harm if it goes on."""
         return [words for words in self.warned.values() if words]
+
+    @property
+    def mfu(self) -> float | None:
+        """The share of what the device could do at most that goes into inner steps; None where that is not known."""
+        per_token, peak = self.flops
+        return per_token * self.tokens_per_second / peak if peak else None
 
     @property
     def lifetime(self) -> dict[str, float]:
@@ -89,6 +98,7 @@ class Status:
             if shown[name] is not None and not math.isfinite(shown[name]):
                 shown[name] = None
         return shown | {
+            "mfu": self.mfu,
             "loss_trend": self.history.loss_trend,
             "ends": self.history.ends(self.total_steps) if self.state == "training" else None,
             "routes": routes(self.partners),
@@ -97,7 +107,7 @@ class Status:
         }
 
 
-HIDDEN = {"earlier", "heard", "warned", "failed_in_a_row", "partners", "history", "earlier_s", "earlier_cpu_s"}
+HIDDEN = {"earlier", "heard", "warned", "failed_in_a_row", "partners", "history", "flops", "earlier_s", "earlier_cpu_s"}
 SHOWN = tuple(field.name for field in fields(Status) if field.name not in HIDDEN)
 
 
@@ -124,7 +134,10 @@ def _apply(status: Status, event: events.Event) -> Status:
         case events.RunKnown():
             return replace(status, run_id=event.run_id, total_steps=event.total_steps)
         case events.ModelBuilt():
-            return replace(status, params=event.params, bits_per_param=event.bits_per_param)
+            flops = event.flops_per_token, event.peak_flops
+            return replace(status, params=event.params, bits_per_param=event.bits_per_param, flops=flops)
+        case events.ComputingSet():
+            return replace(status, computing={name: getattr(event, name) for name in COMPUTING})
         case events.PeersSeen():
             return replace(status, peers_seen=event.num_peers)
         case events.AddressesChanged():

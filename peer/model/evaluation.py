@@ -13,18 +13,22 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
 
 from peer.machine.home import Home
-from peer.model.model import build_model, next_token_loss
+from peer.model.computing import Computing, compute_dtype, computing_in, evaluating, next_token_loss
+from peer.model.model import build_model, choose_device
 from peer.model.weights import fast_weights, load_trained, mean_weights, set_weights
 from peer.text.batches import Draw
 from peer.text.corpus import Corpus, load_corpus
 from peer.text.tokenizer import load_tokenizer
 from protocol.run.manifest import Manifest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 NUM_BATCHES: Final = 256  # for figures that are reported: 131072 tokens in the demo job, two seconds per model; 32 are off by 0.05 nats
 
@@ -53,20 +57,34 @@ class SwarmLosses:
     alone: float  # of the peer that trained without partners
 
 
-def held_out_loss(model: torch.nn.Module, corpus: Corpus, num_batches: int, follow: Follow = lambda num_batches, loss: None) -> float:
+def held_out_loss(
+    model: torch.nn.Module,
+    corpus: Corpus,
+    num_batches: int,
+    follow: Follow = lambda num_batches, loss: None,
+    computing: Computing = Computing(),  # noqa: B008 - frozen
+) -> float:
     """Return the mean loss over held-out batches, in nats per token. The model keeps its mode, and no generator is drawn from."""
     device, losses = next(model.parameters()).device, list[float]()
-    with _evaluating(model):
+    with evaluating(model):
         for batch in corpus.held_out_batches(num_batches):
-            losses.append(float(next_token_loss(model, batch.to(device))))
+            parts = torch.split(batch.to(device), computing.micro_batch or len(batch))
+            losses.append(math.fsum(float(next_token_loss(model, part, computing.dtype)) * len(part) for part in parts) / len(batch))
             follow(len(losses), math.fsum(losses) / len(losses))
     return math.fsum(losses) / len(losses)
 
 
-def predictions(model: torch.nn.Module, batch: Tensor) -> Tensor:
+def measured_loss(model: PreTrainedModel, manifest: Manifest, corpus: Corpus, num_batches: int, follow: Follow) -> float:
+    """Return the held-out loss on the device and in the number format in which a peer would train here; the model stays on that device."""
+    device, _ = choose_device("auto")
+    return held_out_loss(model.to(device), corpus, num_batches, follow, Computing(compute_dtype(manifest.inner.precision, device)))
+
+
+def predictions(model: torch.nn.Module, batch: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return what a model expects after each token of int64[B, L+1]: log-probabilities, f32[B * L, vocabulary]."""
-    with _evaluating(model):
-        logits: Tensor = model(input_ids=batch[:, :-1].to(next(model.parameters()).device), use_cache=False).logits
+    inputs = batch[:, :-1].to(next(model.parameters()).device)
+    with evaluating(model), computing_in(dtype, inputs.device):
+        logits: Tensor = model(input_ids=inputs, use_cache=False).logits
         return logits.flatten(0, 1).float().log_softmax(-1)
 
 
@@ -88,7 +106,7 @@ def evaluate_home(
     model = build_model(trained.manifest.model, trained.manifest.run.seed)
     with closing(open_corpus(trained.manifest, home, data)) as corpus:
         set_weights(model, fast_weights(trained.checkpoint))
-        loss = held_out_loss(model, corpus, num_batches, follow)
+        loss = measured_loss(model, trained.manifest, corpus, num_batches, follow)
     inner = trained.manifest.inner
     num_tokens = num_batches * inner.batch_size * inner.sequence_length
     return Evaluation(trained.checkpoint.step, loss, math.exp(loss), math.exp(loss / corpus.bytes_per_token), num_tokens)
@@ -140,14 +158,3 @@ def open_corpus(manifest: Manifest, home: Home, data: Path | None) -> Corpus:
     """Load a run's corpus to measure on. Raises as load_corpus."""
     draw = Draw(manifest.run.seed, b"", manifest.inner.batch_size, manifest.inner.sequence_length)
     return load_corpus(manifest.data, load_tokenizer(manifest.tokenizer.name), draw, data, home.cache)
-
-
-@contextmanager
-def _evaluating(model: torch.nn.Module) -> Iterator[None]:
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.train(was_training)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from peer.machine.events import Event, MeetingDone, StateCloned, read_events
 from peer.machine.home import Home
 from peer.machine.status import VERSION
-from peer.model.evaluation import NUM_BATCHES, Follow, held_out_loss, open_corpus
+from peer.model.evaluation import NUM_BATCHES, Follow, measured_loss, open_corpus
 from peer.model.model import build_model, quiet_transformers
 from peer.model.weights import Trained, fast_weights, load_trained, set_weights, slow_weights
 from peer.text.tokenizer import BYTES, Tokenizer, load_tokenizer
@@ -110,7 +110,7 @@ def measure(model: PreTrainedModel, manifest: Manifest, home: Home, data: Path |
         return MeasuredLoss(None, reason="as asked")
     try:
         with closing(open_corpus(manifest, home, data)) as corpus:
-            loss = held_out_loss(model, corpus, num_batches, follow)
+            loss = measured_loss(model, manifest, corpus, num_batches, follow)
     except BadSettings as error:
         if data is not None:
             raise

@@ -1,4 +1,4 @@
-"""The model of a run: built from its manifest with transformers, with the same initial weights at every peer, and its loss.
+"""The model of a run: built from its manifest with transformers, with the same initial weights at every peer, and its size.
 
 Not here: what moves the weights (optim/), and who owns them (peer/trainer/trainer.py).
 """
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from peer.model.computing import MAX_LOGITS, blocks, next_token_loss, recompute_blocks
 from protocol.errors import BadManifest, BadSettings
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from protocol.run.sections import ModelSection
 
+LOGIT_BYTES = 4  # f32, as is what goes from block to block
 # Older spellings that transformers still turns into rope_parameters itself.
 LEGACY_FIELDS = frozenset({"rope_theta", "rope_scaling"})
 
@@ -60,33 +61,48 @@ def parameter_shapes(section: ModelSection) -> dict[str, tuple[int, ...]]:
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
-def activation_bytes(section: ModelSection, batch_size: int, sequence_length: int) -> int:
-    """Count what the backward pass of one batch needs beside the weights, without allocating it. Raises BadManifest.
+def activation_bytes(
+    section: ModelSection, num_sequences: int, sequence_length: int, dtype: torch.dtype = torch.float32, recompute: bool = False
+) -> int:
+    """Count what the backward pass of so many sequences needs beside the weights, without allocating it. Raises BadManifest.
 
-    What the forward pass saves, and three times the largest of it: the gradients that flow back are as large, and the last ones (of the
-    logits) are there when all is still saved. 0 where a model's code looks at values, so that nobody can tell without them.
+    What the forward pass keeps, and three times the largest of it: the gradients that flow back are as large, and the last ones (of the
+    logits) are there when all is still kept. 0 where a model's code looks at values, so that nobody can tell without them.
     """
     from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
-
-    saved: dict[int, tuple[torch.UntypedStorage, int]] = {}  # held, so that no two have the same name
-
-    def save(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        saved[storage._cdata] = storage, storage.nbytes()
-        return tensor
 
     config = model_config(section)
     with _transformers_says(_name(section)) as (_, auto_model), torch.random.fork_rng(devices=[]), FakeTensorMode():
         model = auto_model.from_config(config, attn_implementation="sdpa", dtype=torch.float32).train()
-        tokens = torch.zeros((batch_size, sequence_length + 1), dtype=torch.int64)
+        tokens = torch.zeros((num_sequences, sequence_length + 1), dtype=torch.int64)
         try:
-            with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
-                next_token_loss(model, tokens)
+            kept = _kept_bytes(model, tokens, dtype)
+            if recompute and recompute_blocks(model):
+                outside, num_blocks = _kept_bytes(model, tokens, dtype), len(blocks(model))
+                kept = outside + num_blocks * _hidden_bytes(config, tokens) + (kept - outside) // num_blocks
         except DataDependentOutputException:
             return 0
-        weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
-    sizes = [num_bytes for name, (_, num_bytes) in saved.items() if name not in weights]
-    return sum(sizes) + 3 * max(sizes, default=0)
+    num_logits: int = tokens[:, 1:].numel() * config.get_text_config().vocab_size
+    return kept + (_hidden_bytes(config, tokens) if num_logits > MAX_LOGITS else 0) + 3 * LOGIT_BYTES * min(num_logits, MAX_LOGITS)
+
+
+def _kept_bytes(model: torch.nn.Module, tokens: Tensor, dtype: torch.dtype) -> int:
+    """Count what the forward pass keeps beside the weights; of what is computed again, only what is kept outside of that."""
+    kept: dict[int, torch.UntypedStorage] = {}  # held, so that no two have the same name
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage._cdata] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        next_token_loss(model, tokens, dtype)
+    weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+    return sum(storage.nbytes() for name, storage in kept.items() if name not in weights)
+
+
+def _hidden_bytes(config: PreTrainedConfig, tokens: Tensor) -> int:
+    return LOGIT_BYTES * tokens[:, 1:].numel() * int(config.get_text_config().hidden_size)
 
 
 def check_fit(config: PreTrainedConfig, vocab_size: int, sequence_length: int) -> None:
@@ -102,15 +118,6 @@ def check_fit(config: PreTrainedConfig, vocab_size: int, sequence_length: int) -
             f"sequence_length is {sequence_length}, the model takes {longest} positions at most",
             hint="lower sequence_length or raise max_position_embeddings",
         )
-
-
-def next_token_loss(
-    model: torch.nn.Module,
-    tokens: Tensor,  # int64[B, L+1]
-) -> Tensor:  # f32[], nats per token
-    """Return the mean cross entropy of each token given those before it, with its graph."""
-    logits: Tensor = model(input_ids=tokens[:, :-1], use_cache=False).logits
-    return functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
 
 
 def choose_device(name: str) -> tuple[torch.device, str]:

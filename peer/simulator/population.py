@@ -24,7 +24,8 @@ from transformers import PreTrainedModel
 
 from optim.fragment_codec import FragmentCodec
 from optim.inner import build_optimizer, learning_rate, set_learning_rate
-from peer.model.model import build_model, check_fit, model_config, next_token_loss, parameter_shapes
+from peer.model.computing import next_token_loss
+from peer.model.model import build_model, check_fit, model_config, parameter_shapes
 from peer.model.plan import follow_clock, fragment_codecs
 from peer.simulator.scenario import Scenario
 from peer.simulator.texts import Batches, Texts

@@ -10,23 +10,27 @@ import time
 from collections.abc import Callable
 
 import torch
+from torch.utils._triton import has_triton
 
 from peer.link.payload_folder import PayloadFolder
 from peer.link.records import Writer
 from peer.link.socket import TrainerEnd
 from peer.machine.child import Child, run_child
+from peer.machine.config import PeerConfig
 from peer.machine.events import Event, ModelBuilt, ProcessSays, ProgressMade, RunKnown
 from peer.machine.home import Home
 from peer.machine.processor_queue import queued_clock
 from peer.machine.room import held_bytes
 from peer.machine.units import size_bytes
 from peer.model.checkpoint import load_latest
+from peer.model.computing import Computing, compute_dtype
 from peer.model.model import build_model, check_fit, choose_device
 from peer.model.plan import need_abilities
+from peer.model.throughput import flops_per_token, peak_flops
 from peer.text.batches import Draw
 from peer.text.corpus import load_corpus
 from peer.text.tokenizer import load_tokenizer
-from peer.trainer.need import need_to_fit, rooms, run_need, within
+from peer.trainer.need import fitting, rooms, within
 from peer.trainer.replica import Replica
 from peer.trainer.saver import Saver
 from peer.trainer.trainer import Trainer
@@ -78,8 +82,8 @@ def build_replica(child: Child, home: Home, manifest: Manifest) -> Replica:
     settings, inner, run_seed = child.settings, manifest.inner, manifest.run.seed
     peer_id = PeerId.from_text(settings.peer_id)
     device, _ = choose_device(settings.config.device)
-    there = rooms(device, home, settings.runtime, held_bytes(os.getppid()))
-    need_to_fit(run_need(manifest, device.type), within(there, settings.config))
+    there = within(rooms(device, home, settings.runtime, held_bytes(os.getppid())), settings.config)
+    computing = fitting(manifest, device.type, there, wanted_computing(settings.config, compute_dtype(inner.precision, device), device))
     keep_within(device, size_bytes(settings.config.gpu_memory))
     tokenizer = load_tokenizer(manifest.tokenizer.name)
     model = build_model(manifest.model, run_seed)
@@ -88,7 +92,13 @@ def build_replica(child: Child, home: Home, manifest: Manifest) -> Replica:
     corpus = load_corpus(manifest.data, tokenizer, draw, settings.config.data, home.cache, TokenizingProgress(child.emit))
     payloads = PayloadFolder(settings.runtime / "payloads")
     payloads.clear(Writer.TRAINER)
-    return Replica(manifest, model.to(device), corpus, payloads, peer_seed(run_seed, peer_id), child.emit)
+    return Replica(manifest, model.to(device), corpus, payloads, peer_seed(run_seed, peer_id), child.emit, computing)
+
+
+def wanted_computing(config: PeerConfig, dtype: torch.dtype, device: torch.device) -> Computing:
+    """Return how the operator wants the peer to compute; compiled, unless they say otherwise, where a GPU gains by it."""
+    compiles = device.type == "cuda" and has_triton() if config.compile is None else config.compile
+    return Computing(dtype, config.micro_batch, config.recompute, compiles)
 
 
 def build(child: Child) -> Trainer:
@@ -101,7 +111,13 @@ def build(child: Child) -> Trainer:
     child.emit(RunKnown(manifest.run_id.hex(), manifest.run.total_steps))
     replica = build_replica(child, home, manifest)
     num_params = sum(parameter.numel() for parameter in replica.parameters.values())
-    child.emit(ModelBuilt(num_params, 8 * replica.plan.round_bytes / num_params))
+    shapes = {name: tuple(parameter.shape) for name, parameter in replica.parameters.items()}
+    flops = flops_per_token(replica.model.config, shapes, manifest.inner.sequence_length)
+    peak = peak_flops(replica.inner.device, replica.inner.computing.dtype)
+    child.emit(ModelBuilt(num_params, 8 * replica.plan.round_bytes / num_params, flops, peak))
+    replica.inner.tell(
+        "what fits, by the count" if replica.inner.computing.micro_batch < manifest.inner.batch_size else "the whole batch fits"
+    )
     saver = Saver(home, config, child.emit, time.monotonic)
     loaded = load_latest(home.checkpoints, manifest.run_id)
     if loaded is not None:

@@ -7,7 +7,7 @@ trainer takes; the constants are measured (docs/log.md, "What a run needs").
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -18,8 +18,10 @@ from peer.machine.config import LocalSettings
 from peer.machine.home import Home
 from peer.machine.room import OTHERS_BYTES, TRAINER_BYTES, Room, container_size, disk_room, home_room, memory_room, need_room
 from peer.machine.units import size_bytes
+from peer.model.computing import Computing
 from peer.model.model import activation_bytes, parameter_shapes
 from peer.model.plan import fragment_codecs, model_plan
+from protocol.errors import BadSettings
 from protocol.messages.terms import ModelPlan
 from protocol.run.manifest import Manifest
 
@@ -46,8 +48,12 @@ class Need:
     num_params: int
 
 
-def run_need(manifest: Manifest, device: str) -> Need:
-    """Count what a peer of this run needs that trains on a device of this kind. Raises BadManifest for a model that cannot be."""
+def run_need(manifest: Manifest, device: str, computing: Computing | None = None) -> Need:
+    """Count what a peer of this run needs that computes so on a device of this kind; unless given, as little at once as it can.
+
+    Raises BadManifest for a model that cannot be.
+    """
+    computing = computing or Computing(micro_batch=1, recompute=True)
     shapes = parameter_shapes(manifest.model)
     codecs = fragment_codecs(manifest, shapes)
     plan = model_plan(codecs, manifest.outer.alpha)
@@ -59,7 +65,7 @@ def run_need(manifest: Manifest, device: str) -> Need:
         "for weights and their gradients": 2 * weights,
         "for the optimizer": optimizer,
         "for slow weights and momentum": 2 * weights,
-        **_passing(manifest, weights, VALUE_BYTES * sum(sizes[:MEETINGS])),
+        **_passing(manifest, computing, weights, VALUE_BYTES * sum(sizes[:MEETINGS])),
     }
     largest = sorted((fragment.slow_bytes for fragment in plan.fragments), reverse=True)
     payloads = {"for meetings under way": 2 * sum(largest[:MEETINGS]), "for a copy of the weights that others fetch": plan.state_bytes}
@@ -76,11 +82,33 @@ def run_need(manifest: Manifest, device: str) -> Need:
     )
 
 
-def _passing(manifest: Manifest, weights: int, fragments: int) -> Parts:
+def fitting(manifest: Manifest, device: str, there: Rooms, wanted: Computing) -> Computing:
+    """Return how a peer is to compute so that the run fits, by the count: as wanted, else with ever fewer sequences at a time.
+
+    Raises BadSettings, with the sum and what would fit, where not even one sequence at a time does.
+    """
+    sizes = [wanted.micro_batch or manifest.inner.batch_size]
+    while sizes[-1] > 1:
+        sizes.append(-(-sizes[-1] // 2))
+    tries = [replace(wanted, micro_batch=size) for size in sizes]
+    for computing in [*tries, replace(tries[-1], recompute=True)]:
+        need = run_need(manifest, device, computing)
+        try:
+            need_to_fit(need, there)
+        except BadSettings as error:
+            refusal = error
+        else:
+            return computing
+    raise refusal
+
+
+def _passing(manifest: Manifest, computing: Computing, weights: int, fragments: int) -> Parts:
     """Return what is not there all the time; never at once: an inner step beside meetings, and another's weights that are tried on."""
     inner = manifest.inner
     step = {
-        "for what a batch leaves in the model": activation_bytes(manifest.model, inner.batch_size, inner.sequence_length),
+        "for what a batch leaves in the model": activation_bytes(
+            manifest.model, computing.micro_batch or inner.batch_size, inner.sequence_length, computing.dtype, computing.recompute
+        ),
         "for meetings under way": MEETING_VALUES * fragments,
     }
     tried_on = {"for another's weights that are tried on": TRIED_ON_VALUES * weights}

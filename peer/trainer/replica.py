@@ -11,7 +11,6 @@ import hashlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,15 +19,16 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from optim.fragments import Countdown
-from optim.inner import build_optimizer, learning_rate, set_learning_rate
+from optim.inner import learning_rate
 from optim.noloco import NoLoCo
 from peer.link import records as ask
 from peer.link.payload_folder import PayloadFolder, mapped
-from peer.machine.events import SoloStep
+from peer.machine.events import Event, SoloStep
+from peer.model.computing import Computing
 from peer.model.evaluation import held_out_loss
-from peer.model.model import next_token_loss
 from peer.model.plan import follow_clock, fragment_codecs, inner_settings, model_plan
 from peer.text.corpus import Corpus
+from peer.trainer.inner_loop import InnerLoop
 from peer.trainer.outer_loop import OuterLoop
 from peer.trainer.shared_state import RESULT_TOLERANCE, TOLERANCE, read_state, settle, try_on, try_shift
 from protocol.messages.messages import RunPhase
@@ -61,7 +61,8 @@ class Replica:
         corpus: Corpus,
         payloads: PayloadFolder,
         peer_seed: int,
-        emit: Callable[[SoloStep], None],
+        emit: Callable[[Event], None],
+        computing: Computing = Computing(),  # noqa: B008 - frozen
     ) -> None:
         self.manifest = manifest
         self.model = model
@@ -78,12 +79,13 @@ class Replica:
         self._changing.acquire()
         self._solo_later: set[int] = set()  # fragments to go solo when their meeting has come to nothing
         self._settings = inner_settings(manifest)
-        self.parameters: dict[str, Tensor] = dict(model.named_parameters())
+        self.inner = InnerLoop(manifest, model, corpus, computing, emit)
+        self.parameters = self.inner.parameters
+        self.optimizer = self.inner.optimizer
         codecs = fragment_codecs(manifest, {name: tuple(p.shape) for name, p in self.parameters.items()})
         rule = NoLoCo(manifest.outer.alpha, manifest.outer.beta, manifest.outer.gamma)
         self.outer = OuterLoop(codecs, self.parameters, rule, payloads, self._on_outer_step)
         self.countdown = Countdown(len(codecs), manifest.outer.nominal_steps, peer_seed)
-        self.optimizer = build_optimizer(manifest.inner.optimizer, self.parameters.items(), self._settings)
 
     @property
     def phase(self) -> RunPhase:
@@ -98,23 +100,14 @@ class Replica:
     def inner_step(self) -> InnerStep:
         """Train on this peer's next batch.
 
-        Seeds torch's generators (dropout draws from them) with the step's own seed. Raises FloatingPointError, with no weight changed, when
-        the loss or a gradient is not finite.
+        Raises FloatingPointError, with no weight changed, when the loss or a gradient is not finite; and as InnerLoop.gradient.
         """
-        batch = self.corpus.batch(self.own_steps).to(self.outer.fragments[0].slow.device)
-        _seed_generators(batch.device, step_seed(self._seed, self.own_steps))
         rate = learning_rate(self.clock_steps, self.steps_since_join(), self._settings)
-        set_learning_rate(self.optimizer, rate)
-        self.optimizer.zero_grad(set_to_none=True)
         with self._weights_at_rest():
-            loss = next_token_loss(self.model, batch)
-            loss.backward()  # type: ignore[no-untyped-call]
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.manifest.inner.clip_norm)
-        loss = loss.detach()
+            loss, norm, num_tokens = self.inner.gradient(self.own_steps, step_seed(self._seed, self.own_steps))
         if not bool(torch.isfinite(norm + loss)):
             raise FloatingPointError(f"inner step {self.own_steps}: loss {float(loss)}, gradient norm {float(norm)}")
-        self.optimizer.step()
-        num_tokens = batch.shape[0] * (batch.shape[1] - 1)
+        self.inner.step(rate)
         self.own_steps += 1
         self.clock_steps += 1
         self.tokens += num_tokens
@@ -238,7 +231,7 @@ class Replica:
         except ValueError as error:
             return ask.Adopted(request.name, False, str(error), is_sound=False)
         tolerance = RESULT_TOLERANCE if request.is_result else TOLERANCE
-        reason = try_on(parts, self.parameters, partial(held_out_loss, self.model, self.corpus, JUDGE_BATCHES), tolerance)
+        reason = try_on(parts, self.parameters, self._judged_loss, tolerance)
         if reason:
             if request.is_result:
                 return ask.Adopted(request.name, False, reason)
@@ -254,6 +247,9 @@ class Replica:
         self._is_founder = False
         self._joined = (self.clock_steps, self.own_steps)
         return ask.Adopted(request.name, True, "")
+
+    def _judged_loss(self) -> float:
+        return held_out_loss(self.model, self.corpus, JUDGE_BATCHES, computing=self.inner.computing)
 
     def _bring_up(self) -> None:
         """Who joins gets slow weights: what has waited long for a partner is far behind what it has learnt."""
@@ -272,7 +268,7 @@ class Replica:
         if pull.gap is None or pull.fragment.meeting is not None:
             return ask.Pulled(request.name, False, "the fragment is in a meeting", 0)
         values, num_failed = pull.gap.values, int(pull.gap.failed.sum())
-        reason = try_shift(pull.fragment, values, self.parameters, partial(held_out_loss, self.model, self.corpus, JUDGE_BATCHES))
+        reason = try_shift(pull.fragment, values, self.parameters, self._judged_loss)
         if not reason:
             pull.fragment.slow = pull.fragment.slow + values
             self.clock_steps = max(self.clock_steps, min(request.clock_steps, self.manifest.run.total_steps))
@@ -319,6 +315,7 @@ class Replica:
         self.countdown.restore(state["countdown"])
         self.outer.restore(state["outer"])
         self.corpus.restore(state["corpus"])
+        self.inner.forget_batch()
 
     def _restore_inner(self, tensors: Mapping[str, Tensor]) -> None:
         """Give the optimizer its state back; where each value has to lie, it knows itself."""
@@ -331,15 +328,6 @@ class Replica:
         order = [names[parameter] for group in self.optimizer.param_groups for parameter in group["params"]]
         numbered = {number: states[name] for number, name in enumerate(order) if name in states}
         self.optimizer.load_state_dict({"state": numbered, "param_groups": self.optimizer.state_dict()["param_groups"]})
-
-
-def _seed_generators(device: torch.device, seed: int) -> None:
-    """Seed the generators that an inner step draws from; torch.manual_seed writes down a stack trace for every backend that is absent."""
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(seed)
-    elif device.type == "mps":
-        torch.mps.manual_seed(seed)
 
 
 def step_seed(peer_seed: int, own_steps: int) -> int:

@@ -247,11 +247,11 @@ class Trainer:
 
     def _apply_probed(self, request: ask.Apply) -> ask.Reply | None:
         """Apply a meeting, and tell how far that moves the outputs."""
-        probe, model = self._replica.corpus.held_out_batches(1)[0][:1], self._replica.model
-        fragment, before = self._replica.outer.fragment_of(request.meeting), predictions(model, probe)
+        probe, model, dtype = self._replica.corpus.held_out_batches(1)[0][:1], self._replica.model, self._replica.inner.computing.dtype
+        fragment, before = self._replica.outer.fragment_of(request.meeting), predictions(model, probe, dtype)
         reply = self._replica.handle(request)
         if fragment is not None and isinstance(reply, ask.Applied):
-            self._child.emit(OutputsMoved(fragment, output_distance([before, predictions(model, probe)])))
+            self._child.emit(OutputsMoved(fragment, output_distance([before, predictions(model, probe, dtype)])))
             self._probes_next = False
         return reply
 
@@ -333,7 +333,7 @@ class Trainer:
             self._pace.update(self._watch.train_s, self._watch.blocked_s, self._node.cpu_s)
 
     def _evaluate(self) -> None:
-        loss = held_out_loss(self._replica.model, self._replica.corpus, NUM_EVAL_BATCHES)
+        loss = held_out_loss(self._replica.model, self._replica.corpus, NUM_EVAL_BATCHES, computing=self._replica.inner.computing)
         self._child.emit(EvalDone(self._replica.own_steps, loss, NUM_EVAL_BATCHES))
         self._probes_next = True
 

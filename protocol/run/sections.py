@@ -177,6 +177,10 @@ class InnerSection(Section):
     beta2: float = Field(default=0.99, ge=0, lt=1, description="decay of AdamW's second moment")
     weight_decay: float = Field(default=0.1, ge=0, le=100, description="AdamW's weight decay, on matrices only")
     clip_norm: float = Field(default=1.0, gt=0, le=1e6, description="largest gradient norm")
+    precision: Literal["auto", "bf16", "fp32"] = Field(
+        default="auto",
+        description="number format of matrix products; the weights are fp32 always. auto: bf16 on a GPU that has it, fp32 elsewhere",
+    )
     batch_size: int = Field(default=4, ge=1, le=1 << 20, description="sequences per inner step")
     sequence_length: int = Field(default=128, ge=2, le=1 << 24, description="tokens per sequence")
 

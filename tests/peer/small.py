@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from peer.link.payload_folder import PayloadFolder
-from peer.machine.events import SoloStep
+from peer.machine.events import Event
 from peer.model.model import build_model
 from peer.text.batches import Draw
 from peer.text.corpus import ResidentCorpus
@@ -55,11 +55,11 @@ def small_corpus(manifest: Manifest, peer: bytes = b"me") -> ResidentCorpus:
     return ResidentCorpus(Tokens(text[:8000], text[8000:], 1.0), Draw(0, peer, inner.batch_size, inner.sequence_length))
 
 
-def unheard(solo: SoloStep) -> None:
-    """Where nobody asks for the solo steps."""
+def unheard(event: Event) -> None:
+    """Where nobody asks what happens."""
 
 
-def small_replica(folder: Path, manifest: Manifest, peer: bytes = b"me", emit: Callable[[SoloStep], None] = unheard) -> Replica:
+def small_replica(folder: Path, manifest: Manifest, peer: bytes = b"me", emit: Callable[[Event], None] = unheard) -> Replica:
     """A replica at its start, as the trainer process builds it; its payloads lie in `folder`."""
     model = build_model(manifest.model, manifest.run.seed)
     return Replica(manifest, model, small_corpus(manifest, peer), PayloadFolder(folder), int.from_bytes(peer, "little"), emit)

@@ -19,7 +19,7 @@ from protocol.errors import BadSettings
 ROOT = Path(__file__).parents[3]
 STATUS = Status(
     "training", "meeting others", 5.0, "", "ab", "12D3KooX", step=7, total_steps=9, tokens=90, loss=2.5, eval_loss=2.25,
-    bytes={"sent": 10, "received": 20}, partners={"x": Partner("x", "direct")}, blocked_seconds=0.5,
+    bytes={"sent": 10, "received": 20}, partners={"x": Partner("x", "direct")}, blocked_seconds=0.5, flops=(1e6, 1e12),
 )  # fmt: skip
 
 

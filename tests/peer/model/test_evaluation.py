@@ -9,8 +9,9 @@ from torch import Tensor
 
 from peer.machine.home import Home
 from peer.model import evaluation
+from peer.model.computing import next_token_loss
 from peer.model.evaluation import compare_homes, evaluate_home, held_out_loss, open_corpus, output_distance, predictions
-from peer.model.model import build_model, next_token_loss
+from peer.model.model import build_model
 from peer.model.weights import mean_weights, set_weights
 from protocol.errors import BadSettings
 from protocol.run.manifest import Manifest

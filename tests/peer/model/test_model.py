@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from peer.model.model import build_model, check_fit, choose_device, model_config, next_token_loss, parameter_shapes
+from peer.model.computing import next_token_loss
+from peer.model.model import build_model, check_fit, choose_device, model_config, parameter_shapes
 from protocol.errors import BadManifest, BadSettings
 from protocol.run.sections import ModelSection
 from tests.peer.trained_homes import LLAMA

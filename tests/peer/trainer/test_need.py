@@ -24,13 +24,14 @@ import sys, tempfile
 from pathlib import Path
 import psutil, torch
 torch.set_num_threads(1)
+from peer.model.computing import Computing
 from peer.trainer.need import PROGRAMS, run_need
 from peer.trainer.meeting import MeetingSide
 from tests.peer.small import LLAMA, small_manifest, small_replica
 config = LLAMA | {"hidden_size": 320, "intermediate_size": 896, "num_hidden_layers": 4, "vocab_size": 8192, "max_position_embeddings": 128}
 inner = {"batch_size": 4, "sequence_length": 128, "optimizer": sys.argv[1]}
 manifest = small_manifest(model={"config": config}, inner=inner, codec={"name": "modulo4"}, fragments={"blocks_per_fragment": 4})
-need = run_need(manifest, "cpu")
+need = run_need(manifest, "cpu", Computing())
 def peak():
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
 small_replica(Path(tempfile.mkdtemp()), small_manifest()).inner_step()  # all that is loaded on the way

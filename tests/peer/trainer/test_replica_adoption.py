@@ -58,7 +58,7 @@ def test_who_predicts_better_keeps_its_weights_and_takes_over_the_clock(tmp_path
     (donor, joiner), _ = pair(tmp_path)
     train(joiner, 3)
     losses = iter([2.0, 2.5])
-    monkeypatch.setattr(replica_module, "held_out_loss", lambda *_: next(losses))
+    monkeypatch.setattr(replica_module, "held_out_loss", lambda *_, **__: next(losses))
     before = [fragment.slow for fragment in joiner.outer.fragments]
     reply = joiner.handle(ask.Adopt(clone(donor, tmp_path / "i"), 40))
     assert isinstance(reply, ask.Adopted) and reply.accepted and "2.5000" in reply.reason
@@ -122,7 +122,7 @@ def test_a_bad_state_is_refused_with_a_reason_and_changes_nothing(tmp_path: Path
     elif fault == "huge momentum":
         values[sum(sizes) : sum(sizes) + sizes[0]] = 0x4248  # 50
     elif fault == "useless":
-        monkeypatch.setattr(replica_module, "held_out_loss", lambda *_: float("nan"))
+        monkeypatch.setattr(replica_module, "held_out_loss", lambda *_, **__: float("nan"))
     file.write_bytes({"short": data[:-4], "long": data + bytes(4), "missing": b""}.get(fault, data))
     before = fingerprint(joiner)
     reply = joiner.handle(ask.Adopt(str(file), 5))

@@ -29,7 +29,7 @@ source = "huggingface"
 name = "org/set"
 revision = "{COMMIT}"
 """
-DEMO_RUN_ID = "e514a8a4d47f0401d5554aa833e65450536ec762ab3e97ced2c0ebfc9cff9839"
+DEMO_RUN_ID = "0f1e4f1c16d1fe7de6293f6699cb3f95a626e94757756208e81f4bc34576cf18"
 
 
 def demo() -> Manifest:

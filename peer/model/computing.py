@@ -1,0 +1,135 @@
+"""How a model is computed on a device, whatever its size: number format, head in parts, activations kept or made again, compiled blocks.
+
+The weights are f32 whatever is chosen here. A matrix product in bf16 takes a fraction of the time on a GPU that has it. Logits of all
+tokens at once can take more memory than all else: a large head is computed some tokens at a time, and again in the backward pass
+(docs/decisions/2026-11-22-inner-step.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from optim.fragments import BLOCK_NAME
+
+MAX_LOGITS: Final = 1 << 26  # at once: 256 MiB in f32
+_PLAIN_HEADS: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, slots=True)
+class Computing:
+    """How one peer computes; it changes speed and memory, and what is learnt by rounding only."""
+
+    dtype: torch.dtype = torch.float32  # of matrix products
+    micro_batch: int = 0  # sequences at a time; 0: the whole batch
+    recompute: bool = False  # activations, block by block, in the backward pass, instead of keeping them
+    compiles: bool = False  # the blocks
+
+
+def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
+    """Return the number format of matrix products: what the manifest says, or with `auto` bf16 where a GPU has it, else f32."""
+    has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.bfloat16 if precision == "bf16" or (precision == "auto" and has_bf16) else torch.float32
+
+
+@contextlib.contextmanager
+def computing_in(dtype: torch.dtype, device: torch.device) -> Iterator[None]:
+    """Compute matrix products inside in a number format, from weights in f32."""
+    with torch.autocast(device.type, dtype, enabled=dtype is not torch.float32):
+        yield
+
+
+def next_token_loss(
+    model: nn.Module,
+    tokens: Tensor,  # int64[B, L+1]
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:  # f32[], nats per token
+    """Return the mean cross entropy of each token given those before it, with its graph."""
+    inputs, targets = tokens[:, :-1], tokens[:, 1:].flatten()
+    with computing_in(dtype, tokens.device):
+        num_logits = targets.numel() * _num_words(model)
+        if num_logits <= MAX_LOGITS or not has_plain_head(model):
+            logits: Tensor = model(input_ids=inputs, use_cache=False).logits
+            return functional.cross_entropy(logits.flatten(0, 1).float(), targets)
+        return loss_in_parts(model, inputs, targets, math.ceil(num_logits / MAX_LOGITS))
+
+
+def loss_in_parts(model: Any, inputs: Tensor, targets: Tensor, num_parts: int) -> Tensor:
+    """Return the loss of a model with a plain head; the logits are never there all at once."""
+    hidden: Tensor = model.base_model(input_ids=inputs, use_cache=False).last_hidden_state.flatten(0, 1)
+    head = model.get_output_embeddings()
+
+    def part(hidden: Tensor, targets: Tensor) -> Tensor:
+        return functional.cross_entropy(head(hidden).float(), targets, reduction="sum")
+
+    losses = [checkpoint(part, *both, use_reentrant=False) for both in zip(hidden.chunk(num_parts), targets.chunk(num_parts), strict=True)]
+    return torch.stack(losses).sum() / targets.numel()
+
+
+def has_plain_head(model: nn.Module) -> bool:
+    """Tell whether a model's logits are nothing but its head's view of the last hidden state: found out by trial, once a model."""
+    if model not in _PLAIN_HEADS:
+        _PLAIN_HEADS[model] = hasattr(model, "get_output_embeddings") and _try_head(model)
+    return _PLAIN_HEADS[model]
+
+
+def _try_head(model: Any) -> bool:
+    tokens = torch.zeros((1, 2), dtype=torch.int64, device=next(model.parameters()).device)
+    if isinstance(tokens, FakeTensor):
+        return True  # there are no values to compare, and nearly all heads are plain
+    with evaluating(model), torch.autocast(tokens.device.type, enabled=False):
+        hidden = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+        return torch.equal(model.get_output_embeddings()(hidden), model(input_ids=tokens, use_cache=False).logits)
+
+
+def _num_words(model: nn.Module) -> int:
+    """Return the size of the vocabulary; 0 for a model that does not say."""
+    config = getattr(model, "config", None)
+    return int(config.get_text_config().vocab_size) if config is not None else 0
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Measure inside: no dropout, no gradient. The model keeps its mode."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(was_training)
+
+
+def blocks(model: nn.Module) -> list[nn.Module]:
+    """Return a model's transformer blocks."""
+    found = ((BLOCK_NAME.search(f"{name}."), name, module) for name, module in model.named_modules())
+    return [module for match, name, module in found if match is not None and match.end() == len(name) + 1]
+
+
+def compile_blocks(model: nn.Module) -> None:
+    """Have each block compiled when it is first called: one alike to the one before costs nothing more."""
+    for block in blocks(model):
+        block.compile(dynamic=False)
+
+
+def recompute_blocks(model: Any) -> bool:
+    """Keep only what goes into each block, and compute the rest again in the backward pass; False for a model that cannot."""
+    if not getattr(model, "supports_gradient_checkpointing", False):
+        return False
+    model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+    return True
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Tell whether an error says that there is no memory left, on whatever device: torch has no type of its own for the CPU's."""
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)

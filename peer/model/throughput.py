@@ -1,0 +1,51 @@
+"""What an inner step asks of a device, and what the device could do at most: the two together are the MFU that peers report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+# Dense matrix products in bf16 with sums in f32, FLOP/s, from the vendors' data sheets; the first that is part of the device's name holds.
+PEAK_BF16_FLOPS: Final[Mapping[str, float]] = {
+    "B200": 2250e12,
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "L4": 121e12,
+    "A40": 150e12,
+    "A10G": 70e12,
+    "A10": 125e12,
+    "RTX 5090": 210e12,
+    "RTX 4090": 165e12,
+    "RTX 3090": 71e12,
+}
+
+
+def flops_per_token(config: PreTrainedConfig, shapes: Mapping[str, tuple[int, ...]], sequence_length: int) -> float:
+    """Count the floating point operations of an inner step for one token, forward and backward, nothing computed again.
+
+    Six for each parameter of a matrix that tokens are multiplied by (an embedding that is no head is only looked up), and for attention
+    twelve for each layer, hidden unit and position, as if it looked ahead too: the usual count (PaLM, arXiv 2204.02311, appendix B).
+    """
+    text = config.get_text_config()
+    matrices = [math.prod(shape) for shape in shapes.values() if len(shape) >= 2]
+    looked_up = 0 if getattr(text, "tie_word_embeddings", False) else text.vocab_size * text.hidden_size
+    attention = 12 * int(getattr(text, "num_hidden_layers", 0)) * text.hidden_size * sequence_length
+    return float(6 * (sum(matrices) - looked_up) + attention)
+
+
+def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
+    """Return what a device can do at most a second; 0 where it is not known."""
+    if device.type != "cuda" or dtype is not torch.bfloat16:
+        return 0.0
+    name = torch.cuda.get_device_name(device)
+    return next((flops for key, flops in PEAK_BF16_FLOPS.items() if key in name), 0.0)

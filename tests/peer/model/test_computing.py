@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from peer.model import computing
+from peer.model.computing import blocks, has_plain_head, loss_in_parts, next_token_loss, recompute_blocks
+from peer.model.model import activation_bytes, build_model, parameter_shapes
+from peer.model.throughput import flops_per_token, peak_flops
+from protocol.run.sections import ModelSection
+from tests.peer.small import LLAMA
+
+SMALL = ModelSection(config=LLAMA)
+GRANITE = ModelSection(architecture="granite", config=LLAMA | {"logits_scaling": 2.0})  # its logits are divided after the head
+
+
+def tokens(num_sequences: int = 3) -> torch.Tensor:
+    return torch.randint(0, 256, (num_sequences, 17), generator=torch.Generator().manual_seed(0))
+
+
+def gradients(model: torch.nn.Module, loss: torch.Tensor) -> list[torch.Tensor]:
+    return list(torch.autograd.grad(loss, list(model.parameters())))
+
+
+def test_a_head_in_parts_gives_the_same_loss_and_gradient() -> None:
+    model = build_model(SMALL, 0)
+    whole = next_token_loss(model, tokens())
+    parts = loss_in_parts(model, tokens()[:, :-1], tokens()[:, 1:].flatten(), 5)
+    torch.testing.assert_close(parts, whole)
+    for one, other in zip(gradients(model, parts), gradients(model, whole), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
+
+
+def test_only_a_plain_head_is_computed_in_parts() -> None:
+    assert has_plain_head(build_model(SMALL, 0))
+    assert not has_plain_head(build_model(GRANITE, 0))
+    assert not has_plain_head(torch.nn.Linear(2, 2))
+
+
+def test_bf16_is_near_fp32_and_leaves_the_weights() -> None:
+    model = build_model(SMALL, 0)
+    loss = next_token_loss(model, tokens(), torch.bfloat16)
+    assert abs(float(loss.detach()) - float(next_token_loss(model, tokens()).detach())) < 0.01
+    assert {gradient.dtype for gradient in gradients(model, loss)} == {torch.float32}
+
+
+def test_activations_computed_again_give_the_same_gradient() -> None:
+    model = build_model(SMALL, 0)
+    kept = gradients(model, next_token_loss(model, tokens()))
+    assert recompute_blocks(model)
+    for one, other in zip(gradients(model, next_token_loss(model, tokens())), kept, strict=True):
+        torch.testing.assert_close(one, other)
+    assert not recompute_blocks(torch.nn.Linear(2, 2))
+
+
+def test_fewer_sequences_and_recomputed_activations_take_less() -> None:
+    whole, half = activation_bytes(SMALL, 4, 32), activation_bytes(SMALL, 2, 32)
+    assert 1.9 * half < whole < 2.1 * half
+    assert activation_bytes(SMALL, 4, 32, recompute=True) < 0.8 * whole
+
+
+def test_a_head_in_parts_is_counted_so() -> None:
+    large = ModelSection(config={**LLAMA, "vocab_size": 1 << 18, "max_position_embeddings": 1024})
+    assert 3 * 4 * computing.MAX_LOGITS < activation_bytes(large, 4, 1024) < 4 * 4 * computing.MAX_LOGITS
+
+
+def test_the_blocks_are_found() -> None:
+    model = build_model(SMALL, 0)
+    assert blocks(model) == list(model.model.layers)
+
+
+def test_operations_are_those_that_torch_counts() -> None:
+    model = build_model(SMALL, 0)
+    with FlopCounterMode(display=False) as counter:
+        next_token_loss(model, tokens()).backward()  # type: ignore[no-untyped-call]
+    counted = counter.get_total_flops() / (3 * 16)
+    assert 0.85 < counted / flops_per_token(model.config, parameter_shapes(SMALL), 16) < 1.01  # torch leaves attention out on some devices
+
+
+def test_a_peak_that_nobody_knows_is_zero() -> None:
+    assert peak_flops(torch.device("cpu"), torch.float32) == 0
