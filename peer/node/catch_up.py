@@ -4,9 +4,11 @@ To begin, a founder starts from the run's initial weights, unless half of those 
 does so too while the others are hardly further, for these weights follow from the seed; later it takes what others give. From then on a
 peer drops its own weights for others' in these cases alone, and only for such as are further and predict its own text no worse:
 
-- it is behind: the typical clock (the lower median of all known live peers', ours included) is further on than may meet;
+- it is behind: no meeting counts, and the typical clock (of all heads, ours included: peer/swarm/heads.py) is further on than may meet;
 - partners refuse it because the clocks are too far apart, and the clocks that they have signed say so too;
 - the merge gate, theirs or ours, stops its meetings: after a partition, say.
+
+Clocks only say where to look: no weights are taken over for their clock's sake, and no clock is followed further than most heads are.
 
 Who is too far ahead of all others (they came back with old checkpoints) keeps its weights, and after STEP_BACK_S sets its clock back, for
 they may catch up. The last two cases and this one need OUTCAST meetings in a row without one that counted, begun by us, with MANY partners
@@ -30,7 +32,8 @@ from peer.meeting.words import Finish, MeetingOutcome
 from peer.node.joining import Joining, Wanted
 from peer.node.pulling import Pulling
 from peer.node.settlement import Settlement
-from peer.swarm.address_book import AddressBook, loop_s
+from peer.swarm.address_book import loop_s
+from peer.swarm.heads import Heads
 from peer.swarm.membership import Membership
 from peer.swarm.presence import Presence
 from peer.swarm.standing import PeerState, Standing
@@ -45,7 +48,8 @@ START_S = 60.0  # for the trainer to begin once it was told
 COMPANY_S = 0.5  # between two looks at whether there are peers enough to begin with
 OUTCAST = 6  # meetings in a row that we began and that failed for our clock, or for the gate, without one that counted
 REMEMBERED = 64  # of those meetings
-MANY = 3  # partners at least, or all within reach, that they were with; where it is so many, any donor will do for the gate
+MANY = 3  # partners of a head at least, or all within reach, that they were with
+COMPANY_KEPT_S = 20.0  # after a meeting that counted: no clock that others declare makes us doubt that we are with them
 STEP_BACK_S = 60.0  # shut out for so long, far ahead of the others: they would have caught up if they could
 
 
@@ -57,7 +61,7 @@ class CatchUp:
         membership: Membership,
         standing: Standing,
         presence: Presence,
-        book: AddressBook,
+        heads: Heads,
         joining: Joining,
         pulling: Pulling,
         settlement: Settlement,
@@ -72,7 +76,8 @@ class CatchUp:
         self._total_steps = membership.total_steps
         self._standing = standing
         self._presence = presence
-        self._book = book
+        self._heads = heads
+        self._book = heads.book
         self._joining = joining
         self._pulling = pulling
         self._settlement = settlement
@@ -125,15 +130,14 @@ class CatchUp:
 
     def _is_ending(self) -> bool:
         """Tell whether half of the others have come to the end: then there is a result, or soon will be, and it is ours too."""
-        others = [entry.finished for entry in self._book.live(loop_s()) if entry.has_clock and not entry.failures]
-        return any(others) and 2 * sum(others) >= len(others)
+        return self._heads.half_say(loop_s(), lambda entry: entry.finished and not entry.failures, own=False)
 
     # ------------------------------------------------------------------ to begin with
 
     async def _begin(self) -> None:
         await self._wait_for_company()
         await self._presence.first_look(FIRST_LOOK_S)
-        if self._is_founder and not self._book.has_begun(loop_s()):
+        if self._is_founder and not self._heads.half_say(loop_s(), lambda entry: entry.clock_steps > 0):
             self._link.tell(ask.Start())
         else:
             await self._joining.hear_clocks()
@@ -161,7 +165,7 @@ class CatchUp:
         """Say which state would be of more use than our own weights; None when ours are good enough."""
         own, gap_steps = self._standing.clock_steps, self._gap_steps
         typical = self._typical_clock(own)
-        if typical - own > gap_steps:
+        if typical - own > gap_steps and not self._is_in_company():
             return self._about(typical, own + 1)
         if self._is_far_from_all():
             others = self._typical_clock()
@@ -193,11 +197,20 @@ class CatchUp:
         return self._is_outcast([partner for partner in self._too_far if self._is_far(partner)])
 
     def _typical_clock(self, own_steps: int | None = None) -> int:
-        return self._book.typical_clock(loop_s(), self._total_steps, own_steps)
+        return self._heads.typical_clock(loop_s(), self._total_steps, own_steps)
+
+    def _is_in_company(self) -> bool:
+        """Tell whether a meeting has just counted, and nobody who has a say has refused us since: no clock speaks against that."""
+        has_met = self._met_s > 0.0 and loop_s() - self._met_s < COMPANY_KEPT_S
+        return has_met and not self._voiced() & {*self._too_far, *self._gated}
 
     def _is_outcast(self, by: Collection[PeerId]) -> bool:
-        reachable = [entry for entry in self._book.live(loop_s()) if not entry.failures]
-        return len(by) >= OUTCAST and len(set(by)) >= min(MANY, len(reachable))
+        by = [partner for partner in by if partner in self._voiced()]
+        return len(by) >= OUTCAST and self._heads.half_name(loop_s(), set(by), MANY)
+
+    def _voiced(self) -> set[PeerId]:
+        """Return whose refusals say something: of a head with members whom we have met, a stranger's do not."""
+        return {entry.peer_id for entry in self._heads.voices(loop_s()) if not entry.failures}
 
     def _is_far(self, partner: PeerId) -> bool:
         clock_steps = self._book.clock_of(partner)

@@ -24,7 +24,8 @@ from peer.node.download import Download
 from peer.node.fetching import FetchClient, as_final
 from peer.node.meetings import Meetings
 from peer.node.pieces import Pieces
-from peer.swarm.address_book import AddressBook, KnownPeer, loop_s
+from peer.swarm.address_book import KnownPeer, loop_s
+from peer.swarm.heads import Heads
 from peer.swarm.standing import Standing
 from protocol.errors import (
     BadContents,
@@ -87,7 +88,7 @@ class Joining:
         self,
         client: FetchClient,
         terms: RunTerms,
-        book: AddressBook,
+        heads: Heads,
         standing: Standing,
         meetings: Meetings,
         link: NodeEnd,
@@ -98,7 +99,8 @@ class Joining:
         self._client = client
         self._num_fragments = len(terms.fragments)
         self._gap_steps = terms.max_clock_gap_steps
-        self._book = book
+        self._heads = heads
+        self._book = heads.book
         self._standing = standing
         self._meetings = meetings
         self._link = link
@@ -227,9 +229,9 @@ class Joining:
     async def _adopt(self, pieces: Pieces, total_steps: int) -> GossamerError | None:
         """Have the trainer take the state over; return why it did not. What it refuses is not kept."""
         await self.ask_clocks()
-        oldest, now = min(pieces.clocks.values()), self._book.typical_clock(loop_s(), total_steps)
+        oldest, now = min(pieces.clocks.values()), self._heads.typical_clock(loop_s(), total_steps)
         is_old = now - oldest > self._gap_steps // OLD_SHARE
-        clock_steps = now if is_old else oldest  # what is old is pulled before it is met about
+        clock_steps = now if is_old else min(oldest, now or oldest)  # what is old is pulled before it is met about; no donor sets our clock
         try:
             async with self._meetings.set_aside():
                 adopted = await self._link.request(ask.Adopt(str(pieces.path), clock_steps))

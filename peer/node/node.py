@@ -26,6 +26,7 @@ from peer.node.partner_search import Searches
 from peer.node.pulling import Pulling
 from peer.node.settlement import Settlement
 from peer.swarm.address_book import RecordIntake
+from peer.swarm.heads import Heads
 from peer.swarm.membership import Membership
 from peer.swarm.presence import Presence
 from peer.swarm.standing import PeerState, Standing
@@ -63,13 +64,13 @@ class Node:
         self.searches = Searches(membership, standing, book, self.meetings, link, rng)
         self.donor = StateDonor(link, own.payloads, standing, membership.terms, self.meetings.until_quiet)
         client = FetchClient(membership.identity, membership.terms.run_id, membership.credential, transport)
-        terms = membership.terms
-        self.joining = Joining(client, terms, book, standing, self.meetings, link, downloads / "state", rng, emit)
+        terms, heads = membership.terms, Heads(book, membership.terms)
+        self.joining = Joining(client, terms, heads, standing, self.meetings, link, downloads / "state", rng, emit)
         pulling = Pulling(client, terms, book, standing, link, own.payloads, rng, emit)
         result = downloads / "result"
         settlement = Settlement(client, terms, book, standing, self.meetings, self.donor, link, own.payloads, result, rng, emit)
         self.catch_up = CatchUp(
-            membership, standing, presence, book, self.joining, pulling, settlement, link, emit,
+            membership, standing, presence, heads, self.joining, pulling, settlement, link, emit,
             is_founder=is_founder, wait_for_peers=wait_for_peers,
         )  # fmt: skip
         self._final_averaging = FinalAveraging(self.searches, self.meetings, book, settlement, len(terms.fragments))

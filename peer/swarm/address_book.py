@@ -34,6 +34,7 @@ KEPT = 64  # good peers remembered on disk
 REST_S = 1.0  # after the first failure or refusal; doubles up to
 REST_FAILED_S = 60.0  # for a peer that cannot be reached, breaks off, or sends what our gate rejects
 REST_REFUSED_S = 8.0  # for one that answers, but will not meet
+LUCK = (0.2, 0.02)  # how fast we learn whether strangers are worth a try, and how often one is tried at least
 BAN_S = 24 * 3600.0
 SILENCE_S = 40.0  # a peer that announces itself after so long was cut off, and is worth a try at once
 FORGET_S = 900.0  # a peer that nobody has announced for so long is not tried any more
@@ -85,6 +86,7 @@ class AddressBook:
         self._entries: dict[PeerId, KnownPeer] = {}
         self._banned_until_s: dict[PeerId, float] = {}
         self._last: deque[PeerId] = deque(maxlen=AVOIDED)
+        self._luck = 1.0  # the share of our calls to strangers that have come to a meeting lately
 
     # ------------------------------------------------------------------ what is learnt
 
@@ -133,6 +135,7 @@ class AddressBook:
         """Note a completed meeting, and how far the partner was: its clock, and whether it only averages."""
         entry = self._entry(peer_id, now_s)
         entry.finished = entry.finished or finished
+        self._learn_luck(entry, met=True)
         entry.meetings += 1
         entry.clock_steps = clock_steps
         entry.seen_s = now_s
@@ -145,6 +148,7 @@ class AddressBook:
         entry = self._entry(peer_id, now_s)
         entry.rests_until_s = now_s + min(REST_FAILED_S, REST_S * 2 ** min(entry.failures, 16))
         entry.failures += 1
+        self._learn_luck(entry, met=False)
 
     def broke_off(self, peer_id: PeerId, now_s: float) -> None:
         """Let a peer rest after a meeting that it broke off or let run out, whoever had called: it must not keep others from us."""
@@ -158,6 +162,7 @@ class AddressBook:
         entry.rests_until_s = now_s + min(most_s, REST_S * 2 ** min(entry.refusals, 16))
         entry.failures = 0
         entry.refusals += 1
+        self._learn_luck(entry, met=False)
 
     def not_now(self, peer_id: PeerId, now_s: float) -> None:
         """Let a peer rest a moment that said it cannot meet yet."""
@@ -199,21 +204,6 @@ class AddressBook:
         """Return the live peers whose own record we hold."""
         return [entry for entry in self.live(now_s) if entry.record is not None]
 
-    def typical_clock(self, now_s: float, total_steps: int, own_steps: int | None = None) -> int:
-        """Return the lower median of the known live peers' clocks and our own; 0 when none is known.
-
-        Each says it of itself, so a single liar must not move us: neither the furthest clock counts, nor one beyond the end of the run, and
-        of two clocks the lower one does. Without a clock of our own, those who have not begun either do not count.
-        """
-        clocks = [clock_steps for clock_steps in self._clocks(now_s) if clock_steps <= total_steps]
-        clocks = sorted([clock_steps for clock_steps in clocks if clock_steps] if own_steps is None else [*clocks, own_steps])
-        return clocks[(len(clocks) - 1) // 2] if clocks else 0
-
-    def has_begun(self, now_s: float) -> bool:
-        """Tell whether half of the peers that announce themselves have made a step."""
-        clocks = self._clocks(now_s)
-        return bool(clocks) and 2 * sum(clock > 0 for clock in clocks) >= len(clocks)
-
     def clock_of(self, peer_id: PeerId) -> int | None:
         """Return the clock that a peer has last signed, None when none is known."""
         entry = self._entries.get(peer_id)
@@ -221,11 +211,21 @@ class AddressBook:
 
     def choose(self, now_s: float, rng: random.Random, *, exclude: Collection[PeerId] = ()) -> KnownPeer | None:
         """Choose the next partner, or None when nobody can be asked now."""
-        ready = [entry for entry in self.live(now_s) if entry.rests_until_s <= now_s and entry.peer_id not in exclude]
+        known = self.live(now_s)
+        familiar = [entry for entry in known if entry.meetings and not entry.failures]
+        if familiar and self._luck < 1.0 and rng.random() >= self._luck:
+            known = familiar
+        ready = [entry for entry in known if entry.rests_until_s <= now_s and entry.peer_id not in exclude]
         num_avoided = min(AVOIDED, (len(ready) - 1) // 2)
         avoided = list(self._last)[-num_avoided:] if num_avoided > 0 else []
         fresh = [entry for entry in ready if entry.peer_id not in avoided]
         return rng.choice(fresh or ready) if ready else None
+
+    def _learn_luck(self, entry: KnownPeer, *, met: bool) -> None:
+        """Note how a call to a stranger went: a hundred keys that only refuse are not to use up our searches."""
+        if not entry.meetings:
+            rate, least = LUCK
+            self._luck = max(least, self._luck + rate * (met - self._luck))
 
     def soonest_s(self, now_s: float) -> float | None:
         """Return when the first of the live peers can be asked; None when there is none."""
@@ -270,9 +270,6 @@ class AddressBook:
     def _best(self, now_s: float) -> list[KnownPeer]:
         best = sorted(self._entries.values(), key=lambda entry: (-entry.meetings, -entry.seen_s))
         return [entry for entry in best if entry.addresses and not self.is_banned(entry.peer_id, now_s)][:KEPT]
-
-    def _clocks(self, now_s: float) -> list[int]:
-        return [entry.clock_steps for entry in self.live(now_s) if entry.has_clock]
 
     def _is_live(self, entry: KnownPeer, now_s: float) -> bool:
         return now_s - entry.seen_s < FORGET_S and not entry.paused and not self.is_banned(entry.peer_id, now_s)

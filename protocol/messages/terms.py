@@ -137,6 +137,17 @@ def check_member(peer: PeerId, credential: Credential | None, terms: RunTerms, n
         _check_credential(peer, credential, terms, now_s)
 
 
+def vouched_by(peer: PeerId, credential: Credential | None, terms: RunTerms) -> PeerId | None:
+    """Return by whose word a member is here: its own name where manifest or invite name it, else its invite's key; None: nobody's.
+
+    Assumes that its credential has been checked.
+    """
+    if terms.access == "open":
+        return None
+    named = peer in terms.issuers or peer in terms.members or (credential is not None and credential.subject == peer)
+    return peer if named else credential.bearer if credential else None
+
+
 def _check_credential(peer: PeerId, credential: Credential | None, terms: RunTerms, now_s: float) -> None:
     if credential is None:
         raise Refused(RefusalCode.NOT_INVITED, "no invite")

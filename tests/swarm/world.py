@@ -128,6 +128,11 @@ class Peer:
     def partners(self) -> Counter[str]:
         return Counter(done.partner for done in self.meetings if done.outcome == "completed")
 
+    def join_with(self, credential: Credential) -> Peer:
+        """Have it show this from its next start on."""
+        self.habits = replace(self.habits, credential=credential)
+        return self
+
     # ---- life ----
 
     def start(self) -> Peer:

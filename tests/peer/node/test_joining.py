@@ -17,6 +17,7 @@ from optim.fragments import scatter
 from peer.node import pieces as files
 from peer.node.fetching import FetchClient, as_final
 from peer.node.joining import Joining, Wanted
+from peer.swarm.heads import Heads
 from protocol.errors import BadMessage, BadSettings, RefusalCode, Refused, RunRefusesUs, WrongVersion
 from protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Part, Refusal
 from protocol.streams.transport import Purpose, Stream
@@ -42,8 +43,9 @@ async def newcomer(swarm: Swarm, *donors: object) -> tuple[Peer, Joining]:
     for donor in donors:
         peer.book.hint(donor.peer_id, "/ip4/192.0.2.1/tcp/4001", asyncio.get_running_loop().time())  # type: ignore[attr-defined]
     client = FetchClient(peer.identity, swarm.terms.run_id, None, peer.transport)
+    heads = Heads(peer.book, swarm.terms)
     return peer, Joining(
-        client, swarm.terms, peer.book, peer.standing, peer.node.meetings, peer.link, swarm.folder / "joining", InOrder(), peer.on_event
+        client, swarm.terms, heads, peer.standing, peer.node.meetings, peer.link, swarm.folder / "joining", InOrder(), peer.on_event
     )
 
 

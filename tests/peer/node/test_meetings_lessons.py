@@ -36,7 +36,7 @@ def rest_s(book: AddressBook) -> float | None:
 
 def test_a_meeting_that_counts() -> None:
     book = after(MeetingOutcome.COMPLETED)
-    assert rest_s(book) == 0.0 and book.typical_clock(0.0, 1000) == 100 and book.live(0.0)[0].meetings == 1
+    assert rest_s(book) == 0.0 and book.live(0.0)[0].clock_steps == 100 and book.live(0.0)[0].meetings == 1
 
 
 @pytest.mark.parametrize("over", [MeetingOutcome.BUSY, MeetingOutcome.ABANDONED])

@@ -49,47 +49,6 @@ def test_own_records_and_addresses_are_nobody() -> None:
     assert not book.live(0.0)
 
 
-def test_a_clock_may_go_back_with_a_later_word() -> None:
-    book = AddressBook(ME.peer_id)
-    book.learn(record(A, 1, clock_steps=500), 0.0)
-    book.learn(record(A, 2, clock_steps=400), 0.0)  # restarted from a checkpoint
-    assert book.typical_clock(0.0, 1000) == 400
-
-
-@pytest.mark.parametrize(
-    ("clocks", "typical"), [([], 0), ([7], 7), ([1, 9], 1), ([1, 5, 9], 5), ([1, 5, 6, 9], 5), ([0, 0, 0, 10**9], 0), ([0, 7], 7)]
-)
-def test_no_more_than_half_of_the_peers_are_before_the_typical_clock(clocks: list[int], typical: int) -> None:
-    book = AddressBook(ME.peer_id)
-    for number, clock in enumerate(clocks):
-        book.learn(record(somebody(number + 1), clock_steps=clock), 0.0)
-    book.hint(D.peer_id, "/ip4/192.0.2.1/tcp/1", 0.0)  # of whom no clock is known
-    assert book.typical_clock(0.0, 1000) == typical
-
-
-def test_a_lone_liar_moves_nobody() -> None:
-    for lie in (1, 900, 10**9):
-        book = AddressBook(ME.peer_id)
-        book.learn(record(A, clock_steps=102), 0.0)
-        book.learn(record(B, clock_steps=lie), 0.0)
-        assert book.typical_clock(0.0, 1000, 100) in (100, 102)
-    book = AddressBook(ME.peer_id)
-    book.learn(record(A, clock_steps=900), 0.0)
-    assert book.typical_clock(0.0, 1000, 100) == 100, "one against one"
-    for number in range(3):
-        book.learn(record(somebody(10 + number)), 0.0)
-    assert book.typical_clock(0.0, 1000, 0) == 0, "where all are at the start"
-
-
-def test_a_run_has_begun_where_half_of_those_that_announce_themselves_have() -> None:
-    book = AddressBook(ME.peer_id)
-    book.hint(D.peer_id, "/ip4/192.0.2.1/tcp/1", 0.0)
-    assert not book.has_begun(0.0)
-    for number, (clock_steps, has_begun) in enumerate([(0, False), (7, True), (0, False), (8, True)]):
-        book.learn(record(somebody(number + 1), clock_steps=clock_steps), 0.0)
-        assert book.has_begun(0.0) == has_begun
-
-
 def test_a_clock_is_known_once_its_peer_has_signed_it() -> None:
     book = book_of(A)
     book.hint(B.peer_id, "/ip4/192.0.2.1/tcp/1", 0.0)

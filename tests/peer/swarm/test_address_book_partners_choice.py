@@ -148,15 +148,6 @@ def test_only_a_later_word_replaces_an_earlier_one() -> None:
     assert (entry.clock_steps, entry.finished, entry.failures) == (60, True, 0)
 
 
-def test_one_liar_does_not_move_the_typical_clock() -> None:
-    book = AddressBook(ME)
-    assert book.typical_clock(0.0, 2**41) == 0
-    for number, clock_steps in enumerate((100, 102, 104, 2**40), 2):
-        book.learn(record(seeded(number), 1, clock_steps), 0.0)
-    book.hint(seeded(9).peer_id, ADDRESS, 0.0)  # whose clock nobody knows
-    assert book.typical_clock(0.0, 2**41) == 102
-
-
 def test_the_book_is_bounded_and_gives_up_the_useless_first() -> None:
     peers = others(MAX_ENTRIES + 20)
     book = book_of(peers[:1])

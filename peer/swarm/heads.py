@@ -1,0 +1,89 @@
+"""Whose word counts, and for how much: heads, never keys, for keys cost nothing.
+
+A head is everybody who came by the same invite, or is found in the same network; whom the manifest or an invite names counts by name. What
+peers of one head say together weighs as much as what one of another says: the holder of an ordinary invite is one head with a hundred keys.
+Inside a head those speak with whom meetings of ours have counted, for that is evidence; strangers only where there are no others. Where all
+the others are one head there is nothing else to count, and each of them weighs alike.
+
+In an open run nobody vouches for anybody: strangers are one head together, and whom we have met counts by network. What a record says of
+networks is only a claim. So heads decide where to look and what to wait for, never which weights are taken over: their loss on our own
+text does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from peer.swarm.address_book import AddressBook, KnownPeer
+from protocol.addresses import network_of, route
+from protocol.identity import PeerId
+from protocol.messages.terms import RunTerms, vouched_by
+
+Head = list[KnownPeer]
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """The heads of those in the book."""
+
+    book: AddressBook
+    terms: RunTerms
+
+    def voices(self, now_s: float) -> list[KnownPeer]:
+        """Return who has a say among the live peers that have told their clocks."""
+        return [entry for head in self._heads(now_s) for entry in head]
+
+    def typical_clock(self, now_s: float, total_steps: int, own_steps: int | None = None) -> int:
+        """Return the lower median of the others' clocks, by heads, and our own; 0 when none is known.
+
+        Each says it of itself: neither the furthest clock counts, nor one beyond the end of the run, and of two clocks the lower one does.
+        Without a clock of our own, those who have not begun either do not count.
+        """
+        heads = [[entry.clock_steps for entry in head if entry.clock_steps <= total_steps] for head in self._heads(now_s)]
+        if own_steps is None:
+            heads = [[clock_steps for clock_steps in clocks if clock_steps] for clocks in heads]
+        heads = [clocks for clocks in heads if clocks]
+        clocks = heads[0] if len(heads) == 1 else [_lower_median(clocks) for clocks in heads]
+        return _lower_median(clocks if own_steps is None else [*clocks, own_steps])
+
+    def half_say(self, now_s: float, says: Callable[[KnownPeer], bool], own: bool | None = None) -> bool:
+        """Tell whether half of the heads say so, we among them where we have a say; never where nobody else does."""
+        heads = [[says(entry) for entry in head] for head in self._heads(now_s)]
+        shares = [float(said) for said in heads[0]] if len(heads) == 1 else [sum(head) / len(head) for head in heads]
+        said = sum(shares) + bool(own)
+        return any(shares) and 2 * said >= len(shares) + (own is not None)
+
+    def half_name(self, now_s: float, peers: Collection[PeerId], many: int) -> bool:
+        """Tell whether of more than half of the heads, we among them, so many members (or all within reach) are among these peers."""
+        heads = [[entry.peer_id in peers for entry in head if not entry.failures] for head in self._heads(now_s)]
+        named = [sum(head) >= min(many, len(head)) for head in heads if head]
+        return 2 * sum(named) > len(named)
+
+    def _heads(self, now_s: float) -> list[Head]:
+        heads = self.group([entry for entry in self.book.live(now_s) if entry.has_clock])
+        return [[entry for entry in head if entry.meetings] or head for head in heads]
+
+    def group(self, entries: Sequence[KnownPeer]) -> list[Head]:
+        """Put together those who share an invite or a network, in the order in which they come."""
+        heads: list[tuple[set[object], Head]] = []
+        for entry in entries:
+            marks, members = self._marks(entry), [entry]
+            for other in [head for head in heads if head[0] & marks]:
+                heads.remove(other)
+                marks, members = marks | other[0], [*other[1], *members]
+            heads.append((marks, members))
+        return [members for _, members in heads]
+
+    def _marks(self, entry: KnownPeer) -> set[object]:
+        voucher = vouched_by(entry.peer_id, entry.record.credential if entry.record else None, self.terms)
+        if voucher is None and not entry.meetings:
+            return {"a stranger"}
+        # A relay hides where its peers are; on a local network each machine is known by sight.
+        direct = [(address, route(address)) for address in entry.addresses if route(address) != "relayed"]
+        networks: set[object] = {network_of(address) if way == "direct" else address.split("/")[2] for address, way in direct}
+        return {voucher, *networks} if voucher else networks or {"a stranger"}
+
+
+def _lower_median(clocks: Sequence[int]) -> int:
+    return sorted(clocks)[(len(clocks) - 1) // 2] if clocks else 0

@@ -1,0 +1,110 @@
+"""Heads, not keys: what a hundred keys of one invite weigh, and who has a say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from peer.swarm.address_book import AddressBook
+from peer.swarm.heads import Heads
+from protocol.identity import Identity
+from protocol.messages.records import MemberRecord
+from protocol.run.invite import Credential
+from tests.peer.neighbours import ME, somebody
+from tests.protocol.samples import DIGEST, ISSUER, NOW_S, RUN_ID, TERMS
+
+OPEN = replace(TERMS, access="open")
+INVITES = [Identity(bytes([60 + number]) * 32) for number in range(3)]
+
+
+def heads_of(clocks: Sequence[int]) -> Heads:
+    """Strangers of an open run with these clocks."""
+    book = AddressBook(ME.peer_id)
+    for number, clock_steps in enumerate(clocks, 1):
+        learn(book, somebody(number), clock_steps)
+    book.hint(somebody(1000).peer_id, "/ip4/192.0.2.1/tcp/1", 0.0)  # of whom no clock is known
+    return Heads(book, OPEN)
+
+
+def learn(book: AddressBook, who: Identity, clock_steps: int, *, invite: int | None = None, place: int = 1, finished: bool = False) -> None:
+    credential = None
+    if invite is not None:
+        bearer = INVITES[invite]
+        issued = Credential(ISSUER.peer_id, None, bearer.peer_id, NOW_S + 3600, DIGEST).signed(ISSUER, RUN_ID)
+        credential = issued.bound(bearer, RUN_ID, who.peer_id)
+    address = f"/ip4/20.{place}.0.{1 + who.peer_id.raw[-1] % 200}/tcp/4001"
+    book.learn(MemberRecord(RUN_ID, who.peer_id, (address,), clock_steps, finished, 1, NOW_S + 90, credential).signed(who), 0.0)
+
+
+def crowd(book: AddressBook, num: int, clock_steps: int, invite: int) -> None:
+    """So many keys of one holder, each with a network of its own to show."""
+    for number in range(num):
+        learn(book, somebody(500 + number), clock_steps, invite=invite, place=100 + number % 100, finished=True)
+
+
+@pytest.mark.parametrize(
+    ("clocks", "typical"), [([], 0), ([7], 7), ([1, 9], 1), ([1, 5, 9], 5), ([1, 5, 6, 9], 5), ([0, 0, 0, 10**9], 0), ([0, 7], 7)]
+)
+def test_no_more_than_half_of_the_peers_are_before_the_typical_clock(clocks: list[int], typical: int) -> None:
+    assert heads_of(clocks).typical_clock(0.0, 1000) == typical
+
+
+def test_a_lone_liar_moves_nobody() -> None:
+    for lie in (1, 900, 10**9):
+        assert heads_of([102, lie]).typical_clock(0.0, 1000, 100) in (100, 102)
+    assert heads_of([900]).typical_clock(0.0, 1000, 100) == 100, "one against one"
+    assert heads_of([900, 0, 0, 0]).typical_clock(0.0, 1000, 0) == 0, "where all are at the start"
+    assert heads_of([100, 102, 104, 2**40]).typical_clock(0.0, 2**41) == 102
+
+
+def test_a_run_has_begun_where_half_of_those_that_announce_themselves_have() -> None:
+    for clocks, has_begun in (([], False), ([0], False), ([0, 7], True), ([0, 7, 0], False), ([0, 7, 0, 8], True)):
+        assert heads_of(clocks).half_say(0.0, lambda entry: entry.clock_steps > 0) == has_begun
+
+
+@pytest.mark.parametrize("num_keys", [1, 6, 100])
+def test_the_holder_of_an_invite_is_one_head_with_however_many_keys(num_keys: int) -> None:
+    book = AddressBook(ME.peer_id)
+    learn(book, ISSUER, 100)
+    learn(book, somebody(1), 102, invite=0, place=2)
+    crowd(book, num_keys, 900, invite=1)
+    heads = Heads(book, TERMS)
+    assert heads.typical_clock(0.0, 1000, 100) == 100
+    assert not heads.half_say(0.0, lambda entry: entry.finished, own=False)
+    assert not heads.half_name(0.0, [entry.peer_id for entry in book.live(0.0) if entry.clock_steps == 900], 3)
+
+
+def test_where_all_came_by_one_invite_those_whom_we_have_met_have_the_say() -> None:
+    book = AddressBook(ME.peer_id)
+    for number in (1, 2, 3):
+        learn(book, somebody(number), 100 + number, invite=0)
+    crowd(book, 100, 900, invite=0)
+    heads = Heads(book, TERMS)
+    assert heads.typical_clock(0.0, 1000, 100) == 900, "strangers all of them"
+    for number in (1, 2, 3):
+        book.met(somebody(number).peer_id, 0.0, 100 + number)
+    assert heads.typical_clock(0.0, 1000, 100) == 101
+    assert len(heads.voices(0.0)) == 3
+    assert not heads.half_say(0.0, lambda entry: entry.finished, own=False)
+
+
+def test_invites_that_are_used_in_one_network_are_one_head() -> None:
+    book = AddressBook(ME.peer_id)
+    for number in (0, 1, 2):
+        learn(book, somebody(number + 1), 900, invite=number, place=9)
+    learn(book, ISSUER, 100)
+    heads = Heads(book, TERMS)
+    assert [len(head) for head in heads.group(book.live(0.0))] == [3, 1]
+    assert heads.typical_clock(0.0, 1000, 90) == 100
+
+
+def test_in_an_open_run_strangers_are_one_head_whatever_networks_they_name() -> None:
+    book = AddressBook(ME.peer_id)
+    for number in range(1, 8):
+        learn(book, somebody(number), 900, place=number)
+    for number, place in ((20, 21), (30, 31)):
+        learn(book, somebody(number), 100, place=place)
+        book.met(somebody(number).peer_id, 0.0, 100)
+    assert Heads(book, OPEN).typical_clock(0.0, 1000, 90) == 100

@@ -1,0 +1,92 @@
+"""One holder of an invite with many keys: they all say the same of themselves, meet nobody, and give everybody the same weights."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+
+from protocol.errors import PeerGone, RefusalCode
+from protocol.identity import Identity
+from protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Part, Refusal
+from protocol.messages.records import MemberRecord
+from protocol.run.invite import Credential, Invite
+from protocol.streams.transport import Purpose, Stream
+from tests.memory.network import MemoryPeer
+from tests.swarm.world import Swarm
+
+HOST = Identity(b"h" * 32)
+RECORD_S = 90
+AGAIN_S = 20.0
+
+
+def credential_of(swarm: Swarm, holder: Identity, invite: int) -> Credential:
+    """Bind an invite that the host has written for anybody to one of its holder's keys; another number is another invite."""
+    written = Invite.issue(HOST, swarm.terms.run_id, ("/ip4/192.0.2.1/tcp/1/p2p/" + str(HOST.peer_id),), None, 2_000_000_000 + invite)
+    return written.credential_for(holder.peer_id)
+
+
+class Sybils:
+    """So many keys of one invite's holder. `clock_steps` says what they declare, `state` what they give."""
+
+    def __init__(self, swarm: Swarm, num_keys: int, clock_steps: Callable[[], int], state: Callable[[], bytes], invite: int = 1) -> None:
+        self._swarm = swarm
+        self._clock_steps = clock_steps
+        self._state = state
+        self._keys = [Identity(hashlib.sha256(f"sybil {number}".encode()).digest()) for number in range(num_keys)]
+        self._credentials = {key.peer_id: credential_of(swarm, key, invite) for key in self._keys}
+        self._sequence = 0
+        self.finished = False  # what they say of themselves
+        self.result = b""
+        self.asked: Counter[ContentsKind] = Counter()
+        self.bytes_given = 0
+
+    async def run(self) -> None:
+        """Be there until cancelled."""
+        network = self._swarm.network
+        for key in self._keys:
+            network.transport(key.peer_id, self._answer_as(key))
+        while True:
+            self._sequence += 1
+            await asyncio.gather(*(self._announce(key, network.peers[key.peer_id]) for key in self._keys))
+            await asyncio.sleep(AGAIN_S)
+
+    async def _announce(self, key: Identity, peer: MemoryPeer) -> None:
+        expires_s = int(self._swarm.network.now_s()) + RECORD_S
+        address = f"/ip4/203.0.113.{1 + self._keys.index(key)}/tcp/4001"
+        record = MemberRecord(
+            self._swarm.terms.run_id, key.peer_id, (address,), self._clock_steps(), self.finished, self._sequence, expires_s,
+            self._credentials[key.peer_id],
+        )  # fmt: skip
+        await peer.announce(record.signed(key))
+
+    def _answer_as(self, key: Identity) -> Callable[[Purpose, Stream], object]:
+        async def answer(purpose: Purpose, stream: Stream) -> None:
+            with suppress(PeerGone):
+                if purpose is Purpose.MEET:
+                    await stream.receive()
+                    await stream.send(Refusal(RefusalCode.CLOCK_TOO_FAR, "far ahead of you"))
+                    return
+                while True:
+                    request = await stream.receive()
+                    if isinstance(request, FetchRequest):
+                        await self._give(key, stream, request)
+
+        return answer
+
+    async def _give(self, key: Identity, stream: Stream, request: FetchRequest) -> None:
+        self.asked[request.kind] += 1
+        if request.kind not in (ContentsKind.STATE, ContentsKind.RESULT):
+            await stream.send(Refusal(RefusalCode.NOT_READY))
+            return
+        whole = self.result if request.kind is ContentsKind.RESULT else self._state()
+        name = hashlib.sha256(whole).digest() if request.kind is ContentsKind.RESULT and whole else b""
+        data = whole[request.offset : request.offset + request.num_bytes]
+        total = self._swarm.terms.state_bytes
+        header = Contents(request.kind, total, hashlib.sha256(data).digest(), self._clock_steps(), name)
+        await stream.send(header.signed(key, *request.asked))
+        if data:
+            self.bytes_given += len(data)
+            await stream.send(Chunk(Part.CONTENTS, request.offset, data))
