@@ -22,7 +22,8 @@ log = logging.getLogger(__name__)
 
 ANNOUNCE_S = 20.0
 RECORD_S = 90  # how long a record stays in force; the directory forgets a dead peer after so long
-LOOK_S = (2.0, 20.0)  # between two looks: while too few are known or the end is near, and otherwise
+LOOK_S = (2.0, 20.0, 120.0)  # between two looks: while too few are known or the end is near; otherwise longer each time, up to the second,
+MANY = 32  # or, where so many are known, up to the third: word of the others comes with meetings
 FAREWELL_S = 1  # lifetime of the record that says we are gone
 TELL_S = 0.5  # between two looks at what the supervisor is told of
 RECORDS_AT_ONCE = 32  # checked before others get their turn: a signature takes 0.1 ms
@@ -100,13 +101,16 @@ class Presence:
         return self._standing.finished, self._standing.is_paused, announceable(self._addresses(), self._membership.identity.peer_id)
 
     async def _look_for_ever(self) -> None:
+        pause_s = LOOK_S[0]
         while True:
             with _unharmed("a look into the directory"):
                 async with asyncio.timeout(LOOK_S[1]):
                     await self._look()
             self._has_looked.set()
-            enough = len(self._intake.book.announced(loop_s())) >= self._enough
-            await asyncio.sleep(LOOK_S[1] if enough and not self._standing.finished else LOOK_S[0])
+            known = len(self._intake.book.announced(loop_s()))
+            is_urgent = known < self._enough or self._standing.finished
+            pause_s = LOOK_S[0] if is_urgent else min(2 * pause_s, LOOK_S[2] if known >= MANY else LOOK_S[1])
+            await asyncio.sleep(pause_s)
 
     async def _tell_for_ever(self) -> None:
         while True:

@@ -22,7 +22,7 @@ from protocol.messages.records import MemberRecord
 NUM_HOLDERS = 8
 NUM_LOOKED_AT = 3
 MOST_CALLS = 24  # of one walk
-HOME_S = 300.0  # for which we know who is near our place without a walk there
+HOME_S = (20.0, 300.0)  # between two walks to our own place: at first, and after more and more of them
 QUIET_S = 60.0  # a neighbour that was not heard for so long is asked whether it is there
 CARD_LEFT_S = 10.0  # a record that ends sooner is not shown any more
 
@@ -39,7 +39,8 @@ class DhtDirectory:
         self._lines = lines
         self._bare = bare
         self._own: MemberRecord | None = None
-        self._home_s: float | None = None  # loop time of the last walk to our own place
+        self._home_at_s = 0.0  # loop time at which we walk to our own place again
+        self._home_every_s = HOME_S[0]
 
     async def open(self) -> None:
         """Answer from now on."""
@@ -57,7 +58,7 @@ class DhtDirectory:
         if not self._card():
             return 0
         answers = await asyncio.gather(*(self._protocol.call_ping(peer) for peer in peers))
-        self._home_s = None
+        self._leave_home()
         return sum(held is not None for held in answers)
 
     async def tend(self) -> None:
@@ -79,7 +80,7 @@ class DhtDirectory:
         near = await self._near_home()
         held = await asyncio.gather(*(self._protocol.call_store(member, record.to_bytes()) for member in near))
         if not all(held):
-            self._home_s = None  # whoever has gone, others are near in its place
+            self._leave_home()  # whoever has gone, others are near in its place
         if not any(held) and (known or near):
             raise TransportError(
                 f"none of {max(known, len(near))} directory nodes took our record",
@@ -95,10 +96,14 @@ class DhtDirectory:
     async def _near_home(self) -> list[Held]:
         """Return the members nearest to our place, to which we walk now and then."""
         place = place_of(self._me)
-        if self._home_s is None or self._loop.time() - self._home_s >= HOME_S:
+        if self._loop.time() >= self._home_at_s:
             await self._walk(place, NUM_HOLDERS)
-            self._home_s = self._loop.time()
+            self._home_at_s = self._loop.time() + self._home_every_s
+            self._home_every_s = min(2 * self._home_every_s, HOME_S[1])
         return nearest(self._protocol.neighbours.all(), place, NUM_HOLDERS)
+
+    def _leave_home(self) -> None:
+        self._home_at_s, self._home_every_s = 0.0, HOME_S[0]
 
     async def _walk(self, place: int, num_nearest: int) -> list[Held]:
         walk = Walk(place, lambda held: self._protocol.call_find(held, place))

@@ -31,7 +31,8 @@ from protocol.messages.records import MemberRecord
 log = logging.getLogger(__name__)
 
 KEY_BYTES = 20
-NAMED = 8  # neighbours in an answer, and as many records held
+NAMED = 8  # neighbours in an answer
+NAMED_TOO = 4  # others who have left their records here
 CALL_S = 3.0
 CALL_BYTES = 400  # what an answer costs beside its records
 CONNECTIONS_S = 1.0  # for which the list of open connections is taken as true
@@ -62,7 +63,7 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
         self: Self = cls(_initialized_with_create=True)
         me, clock = PeerId(p2p.peer_id.to_bytes()), asyncio.get_running_loop().time
         self.p2p, self.shelf, self.client_mode, self.authorizer = p2p, shelf, False, None
-        self.neighbours = Neighbours(me, clock)
+        self.neighbours = Neighbours(me, clock, shelf.rng)
         self.holdings = Holdings(me)
         self._lines = lines
         self._card = card
@@ -99,7 +100,7 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
         known = [held for held in self.neighbours.all() if held.peer != caller and self.shelf.is_in_force(held)]
         named = {held.peer: held for held in nearest(known, place, NAMED)}
         left = [held for held in self.holdings.all() if held.peer not in named and held.peer != caller and self.shelf.is_in_force(held)]
-        return [*named.values(), *nearest(left, place, NAMED)]
+        return [*named.values(), *nearest(left, place, NAMED_TOO)]
 
     async def _hear(self, info: Any, context: P2PContext, num_bytes: int) -> tuple[Held | None, str]:
         """Take the cost of an answer from the caller's budget; return its record, if it shows a member's, and where it calls from."""
@@ -142,7 +143,7 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
             return None
         await self._noted(held.peer, response.peer.node_id)
         named = []
-        for data in islice(split_answer(response.results[0].value), 2 * NAMED):
+        for data in islice(split_answer(response.results[0].value), NAMED + NAMED_TOO):
             if (one := self.shelf.read(data)) is not None:
                 named.append(one)
             await asyncio.sleep(0)  # signatures take 0.3 ms to check

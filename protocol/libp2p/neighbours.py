@@ -7,6 +7,7 @@ brought it. Where there is no room, whoever comes from the most crowded network 
 from __future__ import annotations
 
 import hashlib
+import random
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from protocol.messages.records import MemberRecord
 
 BUCKET = 8  # neighbours at one distance
 HELD = 512
+MIXED_IN = 1 / 8  # of the newcomers of another network take somebody's place: whoever came first would be asked by everybody
 SILENT_S = 300.0  # a neighbour that was not heard for so long gives way to another
 
 
@@ -53,9 +55,10 @@ class _Neighbour:
 class Neighbours:
     """Members that can be called, the more of them the nearer their places are to ours. `clock` only goes forward."""
 
-    def __init__(self, me: PeerId, clock: Callable[[], float]) -> None:
+    def __init__(self, me: PeerId, clock: Callable[[], float], rng: random.Random) -> None:
         self._place = place_of(me)
         self._clock = clock
+        self._rng = rng
         self._buckets: dict[int, dict[PeerId, _Neighbour]] = {}  # by the first bit in which places differ; the latest heard stands last
 
     def __len__(self) -> int:
@@ -89,15 +92,15 @@ class Neighbours:
         return self._buckets.setdefault((place_of(peer) ^ self._place).bit_length(), {})
 
     def _make_room(self, bucket: dict[PeerId, _Neighbour], network: str) -> bool:
-        """Drop a neighbour that is silent, or of a network with more of them than the newcomer's will have; tell whether there was one."""
-        silent, known = next(iter(bucket.items()))
+        """Drop a neighbour that is silent, of a network that has too many, or now and then any; tell whether one was dropped."""
+        goes, known = next(iter(bucket.items()))
         if self._clock() - known.heard_s < SILENT_S:
             counts = Counter(other.network for other in bucket.values())
-            crowded, most = counts.most_common(1)[0]
-            if most <= counts[network] + 1:
+            most = max(counts.values())
+            if most <= counts[network] + 1 and (counts[network] or self._rng.random() >= MIXED_IN):
                 return False
-            silent = next(peer for peer, other in bucket.items() if other.network == crowded)
-        del bucket[silent]
+            goes = self._rng.choice([peer for peer, other in bucket.items() if counts[other.network] == most])
+        del bucket[goes]
         return True
 
 

@@ -35,7 +35,7 @@ class RecordShelf:
         self.now = now
         self._run_id = run_id
         self._is_member = is_member
-        self._rng = rng or random.Random()
+        self.rng = rng or random.Random()
         self._view: dict[PeerId, Held] = {}
 
     def read(self, data: bytes) -> Held | None:
@@ -74,7 +74,7 @@ class RecordShelf:
         if len(self._view) > RECORDS_IN_VIEW:
             networks = {peer: _network(held.record) for peer, held in self._view.items()}
             crowded, _ = Counter(networks.values()).most_common(1)[0]
-            del self._view[self._rng.choice([peer for peer, network in networks.items() if network == crowded])]
+            del self._view[self.rng.choice([peer for peer, network in networks.items() if network == crowded])]
 
     def _drop_expired(self) -> None:
         for peer in [peer for peer, held in self._view.items() if not self.is_in_force(held)]:

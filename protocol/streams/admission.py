@@ -3,26 +3,33 @@
 A connection stands in it as a visit, from the moment its partner is proven until it has ended: silent, then in conversation, then over, and
 perhaps silent again with another call.
 The table says who may come in, and takes the connection of whoever stays silent, or lingers when nothing moves on it any more. Where all
-places are taken it gives a newcomer the place of another that is no conversation: first of those whose call has not come, the oldest.
-Nobody takes the place of a conversation.
+places are taken, those of the newcomer's network or all, it gives a newcomer the place of another that is no conversation: first of those
+whose call has not come, the oldest. Then goes a conversation on which next to nothing has moved for ten seconds, of the largest crowd.
+Nobody takes the place of any other conversation.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from protocol.addresses import network_of, route
 from protocol.errors import PeerMisbehaved, Refused, TransportError
 from protocol.identity import PeerId
 from protocol.streams.transport import Purpose, Stream, StreamHandler
 
 log = logging.getLogger(__name__)
 
-FIRST_FRAME_S = 20.0  # from the connection to its call, and from there to the first message
+FIRST_FRAME_S = 10.0  # from the connection to its call, and from there to the first message
 LINGER_S = 75.0  # a connection whose conversation is over is the caller's, to close or to call again: it may carry nothing for this long,
 LINGER_MOST_S = 300.0  # and something for that long: what we have said last may still be on its way, megabytes on a slow line
+
+
+STALLED_S = 10.0
+STALLED_BYTES = 1024  # in that time: what keeps a connection alive is no conversation
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +39,7 @@ class StreamCaps:
     per_purpose: int = 2  # conversations with one partner; a retry may overlap the one that it replaces, hence two
     per_partner: int = 8  # those included that are over
     silent: int = 2  # of a partner that has said nothing on any of them: a key costs nothing
+    per_network: int = 16  # of one network of the internet, or through one relay's: keys cost nothing, networks do
     total: int = 64
 
 
@@ -47,11 +55,17 @@ class Visit:
     is_heard: bool = False  # its opener has said something since
     is_over: bool = False  # the conversation has ended, the connection not yet
     deadline: asyncio.TimerHandle | None = None  # when it is dropped; none during a conversation
+    moved: tuple[int, float] = (0, 0.0)  # bytes carried when it was last seen to move, and when that was (loop time)
 
     @property
     def is_in_call(self) -> bool:
         """Whether a call has come that is not over."""
         return self.purpose is not None and not self.is_over
+
+    @property
+    def network(self) -> str:
+        """Return where it comes from, as far as that counts; empty for this machine and the local network."""
+        return "" if route(self.observed) == "local" else network_of(self.observed)
 
 
 class Admission:
@@ -69,10 +83,10 @@ class Admission:
         """
         own = [visit for visit in self._visits if visit.partner == partner]
         most = self._caps.per_partner if any(visit.is_heard for visit in own) else self._caps.silent
-        if self._is_banned(partner) or len(own) >= most or (len(self._visits) >= self._caps.total and not self._displace()):
+        visit = Visit(partner, drop, carried, observed, moved=(0, asyncio.get_running_loop().time()))
+        if self._is_banned(partner) or len(own) >= most or not self._has_room(visit.network):
             log.info("a connection from %s was turned away", partner.short())
             return None
-        visit = Visit(partner, drop, carried, observed)
         self._visits[visit] = None
         self._allow(visit, FIRST_FRAME_S)
         return visit
@@ -124,15 +138,33 @@ class Admission:
 
         visit.deadline = loop.call_later(min(LINGER_S, until_s - loop.time()), look)
 
-    def _displace(self) -> bool:
-        """Drop a visit that is no conversation; return whether there was one. A bare connection goes first: it costs the least to open."""
-        idle = [visit for visit in self._visits if visit.is_over or not visit.is_heard]
+    def _has_room(self, network: str) -> bool:
+        """Tell whether there is a place for a newcomer from a network, after dropping another's where there has to be."""
+        neighbours = [visit for visit in self._visits if visit.network == network] if network else []
+        if len(neighbours) >= self._caps.per_network:
+            return self._displace(neighbours)
+        return len(self._visits) < self._caps.total or self._displace(list(self._visits))
+
+    def _displace(self, visits: list[Visit]) -> bool:
+        """Drop one of these; return whether there was one. A bare connection goes first: it costs the least to open."""
+        idle = [visit for visit in visits if visit.is_over or not visit.is_heard]
+        stalled = [visit for visit in visits if self._is_stalled(visit)]
         if idle:
             self._drop(min(idle, key=lambda visit: visit.purpose is not None))
-        return bool(idle)
+        elif stalled:
+            crowds = Counter(visit.network for visit in visits)
+            self._drop(max(stalled, key=lambda visit: crowds[visit.network]))
+        return bool(idle or stalled)
+
+    def _is_stalled(self, visit: Visit) -> bool:
+        now_s, carried = asyncio.get_running_loop().time(), visit.carried()
+        if carried - visit.moved[0] >= STALLED_BYTES:
+            visit.moved = carried, now_s
+        return now_s - visit.moved[1] >= STALLED_S
 
     def _drop(self, visit: Visit) -> None:
-        log.info("the connection from %s, %s, was dropped", visit.partner.short(), "over" if visit.is_over else "silent")
+        state = "over" if visit.is_over else "stalled" if visit.is_heard else "silent"
+        log.info("the connection from %s, %s, was dropped", visit.partner.short(), state)
         self.end(visit)
         visit.drop()
 

@@ -134,7 +134,8 @@ class MemoryNetwork:
         await asyncio.sleep(conversation.round_trip_s())
         if not caller.is_up or not host.is_up:
             raise Unreachable(f"{partner.short()} is down")
-        visit = host.admission.admit(caller.peer_id, conversation.streams[1].hang_up, lambda: 0)
+        stream = conversation.streams[1]
+        visit = host.admission.admit(caller.peer_id, stream.hang_up, lambda: stream.bytes_sent + stream.bytes_received)
         if visit is None or not host.admission.begin(visit, purpose):
             if visit is not None:
                 host.admission.end(visit)

@@ -14,7 +14,7 @@ from protocol.errors import BadMessage
 from protocol.identity import Identity, PeerId
 from protocol.libp2p.budgets import PER_PEER, Overload
 from protocol.libp2p.hivemind_imports import P2PDaemonError, P2PHandlerError, PeerID, dht_pb2
-from protocol.libp2p.kademlia import KEY_BYTES, NAMED, RecordProtocol, can_be_called
+from protocol.libp2p.kademlia import KEY_BYTES, NAMED, NAMED_TOO, RecordProtocol, can_be_called
 from protocol.libp2p.neighbours import Held, place_of
 from protocol.libp2p.record_store import RecordShelf, join_records, split_answer
 from protocol.messages.records import MemberRecord
@@ -125,7 +125,7 @@ def test_an_answer_is_a_handful_of_the_nearest_however_many_there_are() -> None:
             one.holdings.put(held, "", NOW_S)
         response = await one.rpc_find(find(7, card(CALLER)), from_peer(CALLER))
         places = [place_of(seen.peer_id) ^ 7 for seen in named_in(response)]
-        assert places == sorted(place_of(seeded(number).peer_id) ^ 7 for number in range(100, 400))[:NAMED]
+        assert places == sorted(place_of(seeded(number).peer_id) ^ 7 for number in range(100, 400))[:NAMED_TOO]
         assert response.ByteSize() < 2 * NAMED * limits.RECORD_BYTES
 
     play(test)
@@ -191,7 +191,7 @@ def test_no_more_of_an_answer_is_read_than_was_asked_for() -> None:
         made = [record(seeded(number), addresses=HOME) for number in range(100, 200)]
         value = join_records([Held(each, each.to_bytes()) for each in made])
         answered(one, dht_pb2.FindResponse(results=[dht_pb2.FindResult(value=value)]))
-        assert len(await one.call_find(whom(), 0) or []) == 2 * NAMED
+        assert len(await one.call_find(whom(), 0) or []) == NAMED + NAMED_TOO
 
     play(test)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from protocol.libp2p import neighbours as module
@@ -33,7 +35,7 @@ def farthest(num: int) -> list[Held]:
 
 
 def test_the_nearer_the_more_are_known() -> None:
-    known = Neighbours(ME, Clock())
+    known = Neighbours(ME, Clock(), random.Random(1))
     for number in range(2, 300):
         known.heard(held(number), str(number))
     assert BUCKET * 4 < len(known) < BUCKET * 9
@@ -43,7 +45,7 @@ def test_the_nearer_the_more_are_known() -> None:
 
 def test_a_newcomer_takes_the_place_of_a_silent_one_only() -> None:
     clock = Clock()
-    known = Neighbours(ME, clock)
+    known = Neighbours(ME, clock, random.Random(1))
     *first, second, third = farthest(BUCKET + 2)
     for number, one in enumerate(first):
         known.heard(one, str(number))
@@ -57,7 +59,7 @@ def test_a_newcomer_takes_the_place_of_a_silent_one_only() -> None:
 
 
 def test_many_keys_of_one_network_make_room_for_others() -> None:
-    known = Neighbours(ME, Clock())
+    known = Neighbours(ME, Clock(), random.Random(1))
     *crowd, other = farthest(3 * BUCKET)
     for one in crowd:
         known.heard(one, "6.6.0.0/16")
@@ -65,8 +67,17 @@ def test_many_keys_of_one_network_make_room_for_others() -> None:
     assert other in known.all() and len(known) == BUCKET
 
 
+def test_now_and_then_a_newcomer_is_mixed_in_so_that_not_everybody_asks_the_oldest() -> None:
+    known = Neighbours(ME, Clock(), random.Random(1))
+    members = farthest(BUCKET + 100)
+    for number, one in enumerate(members):
+        known.heard(one, str(number))
+    stayed = len(set(members[:BUCKET]) & set(known.all()))
+    assert stayed <= BUCKET // 2 and len(known) == BUCKET
+
+
 def test_an_older_record_does_not_replace_a_newer_one() -> None:
-    known = Neighbours(ME, Clock())
+    known = Neighbours(ME, Clock(), random.Random(1))
     for sequence in (2, 1):
         known.heard(held(5, sequence), "")
     assert known.all() == [held(5, 2)]
@@ -76,7 +87,7 @@ def test_an_older_record_does_not_replace_a_newer_one() -> None:
 
 def test_the_quietest_is_whom_nobody_heard_the_longest() -> None:
     clock = Clock()
-    known = Neighbours(ME, clock)
+    known = Neighbours(ME, clock, random.Random(1))
     for second, number in enumerate((5, 6)):
         clock.now_s = second
         known.heard(held(number), "")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from protocol.identity import PeerId
-from protocol.streams.admission import FIRST_FRAME_S, LINGER_MOST_S, LINGER_S, Admission, StreamCaps, Visit
+from protocol.streams.admission import FIRST_FRAME_S, LINGER_MOST_S, LINGER_S, STALLED_BYTES, STALLED_S, Admission, StreamCaps, Visit
 from protocol.streams.transport import Purpose
 from tests.memory import virtual_time
 from tests.protocol.peers import seeded
@@ -24,21 +24,21 @@ class Door:
         self.dropped_s: dict[Visit, float] = {}
         self.carried_bytes = 0  # by all together
 
-    def admit(self, partner: PeerId) -> Visit | None:
+    def admit(self, partner: PeerId, observed: str = "") -> Visit | None:
         def drop() -> None:
             assert visit is not None
             self.dropped_s[visit] = asyncio.get_running_loop().time()
 
-        visit = self.table.admit(partner, drop, lambda: self.carried_bytes)
+        visit = self.table.admit(partner, drop, lambda: self.carried_bytes, observed)
         return visit
 
-    def admitted(self, partner: PeerId) -> Visit:
-        visit = self.admit(partner)
+    def admitted(self, partner: PeerId, observed: str = "") -> Visit:
+        visit = self.admit(partner, observed)
         assert visit is not None
         return visit
 
-    def talking(self, partner: PeerId, purpose: Purpose = Purpose.MEET) -> Visit:
-        visit = self.admitted(partner)
+    def talking(self, partner: PeerId, purpose: Purpose = Purpose.MEET, observed: str = "") -> Visit:
+        visit = self.admitted(partner, observed)
         assert self.table.begin(visit, purpose)
         assert self.table.heard(visit)
         return visit
@@ -275,3 +275,45 @@ def test_who_is_banned_begins_nothing_more() -> None:
         assert not door.table.begin(visit, Purpose.MEET)
 
     play(test)
+
+
+def test_keys_of_one_network_take_no_more_than_its_places() -> None:
+    def test() -> None:
+        door = Door(StreamCaps(per_network=4, total=8))
+        crowd = [door.talking(seeded(number).peer_id, observed=f"/ip4/6.6.{number}.1/tcp/9") for number in range(10, 14)]
+        assert door.admit(A, "/ip4/6.6.99.1/tcp/9") is None
+        assert door.admit(A, "/ip4/6.7.0.1/tcp/9")
+        assert not door.dropped_s
+        door.table.over(crowd[2])
+        assert door.admit(B, "/ip4/6.6.99.1/tcp/9"), "of its own network, one whose conversation is over gives way"
+        assert list(door.dropped_s) == [crowd[2]]
+
+    play(test)
+
+
+def test_neighbours_on_the_local_network_are_not_counted_as_one() -> None:
+    def test() -> None:
+        door = Door(StreamCaps(per_network=1))
+        for number in range(10, 14):
+            door.talking(seeded(number).peer_id, observed=f"/ip4/192.168.1.{number}/tcp/9")
+
+    play(test)
+
+
+def test_a_conversation_that_stands_still_gives_way_after_ten_seconds_and_no_other_does() -> None:
+    async def main() -> None:
+        door = Door(StreamCaps(total=3))
+        crowd = [door.talking(peer, observed="/ip4/6.6.0.1/tcp/9") for peer in (A, B)]
+        door.talking(C, observed="/ip4/8.8.0.1/tcp/9")
+        door.carried_bytes = 5000
+        assert door.admit(D) is None
+        await asyncio.sleep(STALLED_S - 0.1)
+        door.carried_bytes += STALLED_BYTES - 1
+        assert door.admit(D) is None
+        await asyncio.sleep(0.1)
+        door.talking(D)
+        assert [visit in crowd for visit in door.dropped_s] == [True], "one of the network that has the most"
+        door.carried_bytes += STALLED_BYTES
+        assert door.admit(seeded(9).peer_id) is None
+
+    virtual_time.run(main())
