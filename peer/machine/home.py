@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from protocol.errors import BadSettings
+from protocol.private_folder import need_private
 
 ANOTHER_HOME: Final = "choose another folder with --home DIR or GOSSAMER_HOME"
 
@@ -44,9 +45,10 @@ class Home:
         self._lock: Final = self.path / "lock"
 
     def create(self) -> None:
-        """Make the folder, readable by its owner alone, unless it is there. Raises BadSettings if it cannot be written to."""
+        """Make the folder, readable by its owner alone, unless it is there. Raises BadSettings unless it is ours alone to use."""
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            need_private(self.path, "the home")
             self.checkpoints.mkdir(mode=0o700, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.path, buffering=0) as probe:
                 probe.write(b"x")  # one byte: a full disk lets empty files pass
@@ -61,7 +63,10 @@ class Home:
 
         Raises BadSettings, naming the process, while another one holds it: the same identity must not run twice.
         """
-        descriptor = os.open(self._lock, os.O_CREAT | os.O_RDWR, 0o600)
+        try:
+            descriptor = os.open(self._lock, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)  # it is written to
+        except OSError as error:
+            raise BadSettings(f"the lock {self._lock} cannot be opened: {error.strerror}", hint=ANOTHER_HOME) from error
         try:
             self._take(descriptor)
             os.ftruncate(descriptor, 0)

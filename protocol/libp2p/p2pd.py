@@ -17,7 +17,6 @@ import os
 import platform
 import signal
 import socket
-import stat
 import sys
 from collections import deque
 from collections.abc import Sequence
@@ -32,6 +31,7 @@ from protocol.errors import BadMessage, BadSettings, TransportError, Unreachable
 from protocol.identity import PeerId
 from protocol.libp2p.hivemind_imports import Multiaddr, hivemind_cli, p2pd_pb2, read_pbmsg_safe, write_pbmsg
 from protocol.libp2p.splice import Pair
+from protocol.private_folder import need_private
 
 log = logging.getLogger(__name__)
 
@@ -367,9 +367,7 @@ def prepare_folder(folder: Path) -> None:
             f"the runtime folder's path is too long for sockets: {folder}", hint="choose a shorter one, for example under /tmp"
         )
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.stat()
-    if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
-        raise BadSettings(f"other users may enter the runtime folder {folder}", hint=f"chmod 700 {folder}, or choose another")
+    need_private(folder, "the runtime folder")
 
 
 def check_port(host: str, port: int) -> None:

@@ -30,6 +30,32 @@ def test_a_new_home_is_private(tmp_path: Path) -> None:
     assert [path.name for path in home.path.iterdir()] == ["checkpoints"]
 
 
+@pytest.mark.parametrize("mode", [0o755, 0o770, 0o701])
+def test_a_home_that_others_may_enter_is_refused(tmp_path: Path, mode: int) -> None:
+    tmp_path.chmod(mode)
+    with pytest.raises(BadSettings, match="other users may enter the home") as caught:
+        Home(tmp_path).create()
+    assert f"chmod 700 {tmp_path}" in caught.value.hint
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_home_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 4711)
+    with pytest.raises(BadSettings, match="belongs to another user"):
+        Home(tmp_path).create()
+
+
+def test_a_lock_that_leads_elsewhere_is_not_followed(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_text("mine")
+    home = Home(tmp_path / "home")
+    home.create()
+    (home.path / "lock").symlink_to(elsewhere)
+    with pytest.raises(BadSettings, match="cannot be opened"), home.locked():
+        raise AssertionError("locked")
+    assert elsewhere.read_text() == "mine"
+
+
 def test_a_file_is_no_home(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("mine")

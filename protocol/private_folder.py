@@ -1,0 +1,18 @@
+"""Folders that are ours alone: where keys, sockets and checkpoints lie, nobody else may enter."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from protocol.errors import BadSettings
+
+
+def need_private(folder: Path, what: str) -> None:
+    """Raise BadSettings unless a folder belongs to the user who runs this, and no other may enter it. `what` names it in the message."""
+    found = folder.stat()
+    if found.st_uid != os.getuid():
+        raise BadSettings(f"{what} {folder} belongs to another user", hint="choose a folder of your own, or run as the user whose it is")
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        raise BadSettings(f"other users may enter {what} {folder}", hint=f"chmod 700 {folder}, or choose another")
