@@ -207,7 +207,7 @@ class FragmentPulled(Stamped):
 class ResultTaken(Stamped):
     """The peer has settled on the run's result: from now on its weights are these, bit for bit."""
 
-    name: str  # SHA-256 of the bytes, hexadecimal
+    name: str  # SHA-256 of the hashes of its pieces, hexadecimal
     donors: tuple[str, ...]  # PeerIds, base58; none where the weights are this peer's own
     num_bytes: int
     seconds: Figure

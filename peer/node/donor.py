@@ -21,6 +21,7 @@ from peer.link.records import File, payload_name
 from peer.link.socket import LinkLost, NodeEnd
 from peer.node.fetching import part_bytes, pull_seed, receive, send, send_chunks, take_chunks
 from peer.node.mirror import Mirror
+from peer.node.run_result import RunResult
 from peer.swarm.address_book import loop_s
 from peer.swarm.standing import Standing
 from protocol.errors import BadMessage, RefusalCode, Refused
@@ -37,6 +38,7 @@ MOST_GIVEN = 4  # states, in bytes, to one partner that has to try again
 REST_S = 600.0  # after which it may have as many more, or once our clock has gone on by the gap that may be between two
 GIVING_S = 2.0  # after a part of the result was asked for, more will be
 YIELD_S = 2.0  # the longest that one piece waits for meetings
+OF_RESULT = (ContentsKind.RESULT, ContentsKind.RESULT_HASHES, ContentsKind.RESULT_PIECES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +49,6 @@ class IdleCopy:
     made_s: float  # loop time, when it was begun
     took_s: float
     clock_steps: int
-
-
-@dataclass(frozen=True, slots=True)
-class RunResult:
-    """The state on which the peers settle; its name is its SHA-256."""
-
-    name: bytes
-    data: memoryview
 
 
 @dataclass(slots=True)
@@ -94,6 +88,7 @@ class StateDonor:
         self._state_bytes = terms.state_bytes
         self._fragments = terms.fragments
         self.result: RunResult | None = None  # once we have settled on one
+        self.coming: RunResult | None = None  # while it is fetched: what has come of it is given on
         self._gave_s = -GIVING_S
         self._coding = asyncio.Lock()
         self._gap_steps = terms.max_clock_gap_steps
@@ -137,23 +132,22 @@ class StateDonor:
         return self._standing.clock_steps
 
     @property
-    def result_name(self) -> bytes:
-        """Return the name of our result, empty where there is none."""
-        return self.result.name if self.result else b""
-
-    @property
     def is_giving(self) -> bool:
         """Whether somebody has asked for a part of our result just now."""
         return loop_s() - self._gave_s < GIVING_S
 
-    def part_of_result(self, request: FetchRequest) -> memoryview:
-        """Return the part that is asked for. Raises Refused where there is no result."""
-        if not request.num_bytes:
-            return memoryview(b"")
-        if self.result is None:
-            raise Refused(RefusalCode.NOT_FOUND, "I have no result yet")
+    def of_result(self, request: FetchRequest) -> tuple[int, memoryview, bytes]:
+        """Return the size of what is asked for of our result, the part of it, and whose it is by name. Raises Refused."""
+        if request.kind is ContentsKind.RESULT and not request.num_bytes:  # which one we have settled on, if any
+            return self._state_bytes, memoryview(b""), self.result.name if self.result else b""
+        result = self.result or self.coming
+        if result is None:
+            return 0, memoryview(b""), b""
         self._gave_s = loop_s()
-        return self.result.data[request.offset : request.offset + request.num_bytes]
+        if request.kind is ContentsKind.RESULT:
+            return self._state_bytes, result.part(request.offset, request.num_bytes), result.name
+        data = result.hashes if request.kind is ContentsKind.RESULT_HASHES else result.held()
+        return len(data), memoryview(data)[request.offset : request.offset + request.num_bytes], result.name
 
     async def coded(self, stream: Stream, request: FetchRequest) -> tuple[memoryview, int]:
         """Code a fragment's slow weights against the sketch that follows the request; one at a time. Raises Refused, as `receive`."""
@@ -277,15 +271,9 @@ class FetchServer:
                     await self._send(stream, request, len(data), data, 0)
                 elif self.donor is None:
                     raise Refused(RefusalCode.NOT_READY, "I have no weights")
-                elif request.kind is ContentsKind.RESULT:
-                    await self._send(
-                        stream,
-                        request,
-                        self.terms.state_bytes,
-                        self.donor.part_of_result(request),
-                        self.donor.clock_steps,
-                        self.donor.result_name,
-                    )
+                elif request.kind in OF_RESULT:
+                    total_bytes, data, name = self.donor.of_result(request)
+                    await self._send(stream, request, total_bytes, data, self.donor.clock_steps, name)
                 elif request.kind is ContentsKind.SLOW:
                     data, clock_steps = await self.donor.coded(stream, request)
                     await self._send(stream, request, len(data), data, clock_steps)

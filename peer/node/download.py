@@ -1,18 +1,23 @@
 """Fetching a content piece by piece, from several donors at once, each as fast as it delivers.
 
-Any piece may come from any donor: what is missing is shared out as they ask for more work. A donor has about a second of what it
-delivers under way and no more, so that a slow line carries other things too, and who falls silent or breaks off leaves little undone.
+Any piece may come from any donor that has it: what is missing is shared out as they ask for more work. A donor has about a second of what
+it delivers under way and no more, so that a slow line carries other things too, and who falls silent or breaks off leaves little undone.
+
+Donors of a result may themselves have only a part of it so far, so they are asked which pieces. Whoever has all is asked first for what
+those others lack, and each peer begins elsewhere, so that an upload carries each piece about once, however many want it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import heapq
+import contextlib
+import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 from peer.node.fetching import FetchClient, Source
-from peer.node.pieces import Pieces
+from peer.node.pieces import Pieces, from_bits
 from peer.swarm.address_book import AddressBook, KnownPeer, loop_s
 from protocol.errors import GossamerError, PeerMisbehaved
 from protocol.identity import PeerId
@@ -23,6 +28,9 @@ UNDER_WAY_S = 1.0  # of what a donor delivers
 UNDER_WAY_PIECES = (2, 256)  # at least and at most
 MEASURED_S = 0.5  # for a rate
 RETRY_S = 0.5  # before a donor that broke off is asked for the rest
+NEWS_S = 1.0  # before a donor that has not all is asked again what has come to it
+NO_NEWS_S = 3.0  # then another one is tried
+HELD = -1  # among the pieces that a donor was asked for: which ones it has
 
 
 class Flow:
@@ -43,8 +51,22 @@ class Flow:
             self._since_s, self._num_pieces = now_s, 0
 
 
+class NothingNew(GossamerError):
+    """A donor has no piece that we lack, for now."""
+
+
+@dataclass(slots=True)
+class Holding:
+    """What one donor has, as far as it has said."""
+
+    has_all: bool
+    pieces: Iterator[int] = iter(())  # not yet asked of it, that nobody was asked for when it said so
+    told_s: float = -NEWS_S  # loop time
+    news_s: float = 0.0  # when it last had something for us
+
+
 class Download:
-    """One content on its way. `check` raises for a header whose bytes are not wanted."""
+    """One content on its way. `check` raises for a header whose piece is not wanted; `order`: in which to ask for what is missing."""
 
     def __init__(
         self,
@@ -52,7 +74,8 @@ class Download:
         book: AddressBook,
         kind: ContentsKind,
         pieces: Pieces,
-        check: Callable[[PeerId, Contents], None],
+        order: Iterable[int],
+        check: Callable[[PeerId, Contents, int], None],
         on_piece: Callable[[PeerId], None],
     ) -> None:
         self._client = client
@@ -61,9 +84,10 @@ class Download:
         self._check = check
         self._on_piece = on_piece
         self.pieces = pieces
-        self._num_by: Counter[PeerId] = Counter()  # pieces that each has delivered
-        self._free = list(pieces.missing())  # a heap: what nobody is asked for
+        self.num_by: Counter[PeerId] = Counter()  # pieces that each has delivered
+        self._free = dict.fromkeys(order)  # what nobody is asked for, those first that fewest have
         self._changed = asyncio.Event()
+        self._moved_s = loop_s()  # when a piece last came
 
     async def from_donors(self, donors: Iterable[KnownPeer], num_at_once: int) -> list[GossamerError]:
         """Have these donors deliver, so many at a time, and return what those that cannot have said.
@@ -83,7 +107,7 @@ class Download:
         """Use one donor after another; one that delivered something before it broke off is asked again later."""
         while waiting and not self.pieces.is_whole:
             donor = waiting.popleft()
-            num_before = self._num_by[donor.peer_id]
+            num_before = self.num_by[donor.peer_id]
             try:
                 async with self._client.source(donor.peer_id, donor.addresses) as source:
                     await self._use(donor.peer_id, source)
@@ -91,7 +115,8 @@ class Download:
                 self._book.ban(donor.peer_id, loop_s())
                 errors.append(error)
             except GossamerError as error:
-                if self._num_by[donor.peer_id] > num_before:
+                has_more = isinstance(error, NothingNew) and loop_s() - self._moved_s < PIECE_S
+                if has_more or self.num_by[donor.peer_id] > num_before:
                     waiting.append(donor)
                     await asyncio.sleep(RETRY_S)
                 else:
@@ -99,46 +124,78 @@ class Download:
 
     async def _use(self, donor: PeerId, source: Source) -> None:
         """Ask and take at the same time, until the content is whole. Raises what ends it: GossamerError, OSError."""
-        asked, flow = deque[int](), Flow(loop_s())
-        asking = asyncio.create_task(self._ask(source, asked, flow))
+        asked, flow, holding = deque[int](), Flow(loop_s()), Holding(self._kind is not ContentsKind.RESULT, news_s=loop_s())
+        asking = asyncio.create_task(self._ask(source, asked, flow, holding))
         try:
             while not self.pieces.is_whole:
                 if asking.done():
                     asking.result()
-                if asked:
+                if asked and asked[0] == HELD:
+                    await self._hear(source, asked, holding)
+                elif asked:
                     await self._take(donor, source, asked, flow)
                 else:
                     await self._change()
         finally:
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
-            for piece in asked:
-                heapq.heappush(self._free, piece)
+            self._free |= dict.fromkeys(piece for piece in asked if piece != HELD)
             self._has_changed()
 
-    async def _ask(self, source: Source, asked: deque[int], flow: Flow) -> None:
+    async def _ask(self, source: Source, asked: deque[int], flow: Flow, holding: Holding) -> None:
         try:
             while not self.pieces.is_whole:
-                if self._free and len(asked) < flow.window:
-                    piece = heapq.heappop(self._free)
+                news_s = math.inf if holding.has_all or HELD in asked else holding.told_s + NEWS_S - loop_s()
+                if news_s <= 0:
+                    asked.append(HELD)
+                    self._has_changed()
+                    await source.ask(ContentsKind.RESULT_PIECES, 0, -(-self.pieces.num_pieces // 8))
+                elif len(asked) < flow.window and (piece := self._next(holding)) is not None:
                     asked.append(piece)
                     self._has_changed()
                     await source.ask(self._kind, self.pieces.offset(piece), self.pieces.size(piece))
                 else:
-                    await self._change()
+                    await self._change(news_s)
         finally:
             self._has_changed()
 
+    def _next(self, holding: Holding) -> int | None:
+        """Return a piece to ask this donor for, which nobody else is asked for then; None where it has none."""
+        may_give = self._free if holding.has_all else holding.pieces
+        piece = next((piece for piece in may_give if piece in self._free), None)
+        if piece is not None:
+            del self._free[piece]
+        return piece
+
     async def _take(self, donor: PeerId, source: Source, asked: deque[int], flow: Flow) -> None:
-        header, data = await source.take(lambda header: self._check(donor, header), PIECE_S)
+        header, data = await source.take(lambda header: self._check(donor, header, asked[0]), PIECE_S)
         self.pieces.put(asked.popleft(), data, header.clock_steps)
-        self._num_by[donor] += 1
+        self.num_by[donor] += 1
+        self._moved_s = loop_s()
         flow.came(loop_s())
         self._has_changed()
         self._on_piece(donor)
 
-    async def _change(self) -> None:
-        await self._changed.wait()
+    async def _hear(self, source: Source, asked: deque[int], holding: Holding) -> None:
+        """Hear what a donor has, and let those who have all give the rest first. Raises NothingNew when it has had nothing for a while."""
+        _, bits = await source.take(lambda header: None, PIECE_S)
+        asked.popleft()
+        held = from_bits(bits, self.pieces.num_pieces)
+        holding.told_s, holding.has_all = loop_s(), len(held) == self.pieces.num_pieces
+        new = [piece for piece in self._free if piece in held and not holding.has_all]
+        for piece in new:  # to the end
+            self._free[piece] = self._free.pop(piece)
+        holding.pieces = iter(new)
+        if holding.has_all or new:
+            holding.news_s = holding.told_s
+        elif holding.told_s - holding.news_s > NO_NEWS_S:
+            raise NothingNew("it has no piece that is missing here")
+        self._has_changed()
+
+    async def _change(self, most_s: float = math.inf) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None if most_s == math.inf else most_s):
+                await self._changed.wait()
 
     def _has_changed(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()

@@ -43,11 +43,12 @@ class FinalAveraging:
         taking, averaging = work = [asyncio.create_task(step) for step in (self._settlement.take_first(), self._average())]
         try:
             await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+            averaging.cancel()
+            await self._settlement.run()  # what is being taken already goes on
         finally:
             averaging.cancel()
             taking.cancel()
             await asyncio.gather(*work, return_exceptions=True)
-        await self._settlement.run()
 
     async def _average(self) -> None:
         most_s = WAIT_S + ROUNDS * len(self._left) * self._meetings.usual_s

@@ -214,7 +214,7 @@ class Joining:
     async def _fetch(self, pieces: Pieces, donors: list[KnownPeer], wanted: Callable[[], Wanted]) -> list[GossamerError]:
         progress = self._progress = self._progress or DownloadProgress(loop_s(), pieces.done_bytes)
 
-        def check(donor: PeerId, header: Contents) -> None:
+        def check(donor: PeerId, header: Contents, _piece: int) -> None:
             self._book.tells_clock(donor, header.clock_steps)  # records are old by some seconds
             wanted().check(header)  # as of now: clocks go on while a long download lasts
 
@@ -223,7 +223,7 @@ class Joining:
             self._tell(progress, pieces)
 
         self._tell(progress, pieces)
-        download = Download(self._client, self._book, ContentsKind.STATE, pieces, check, on_piece)
+        download = Download(self._client, self._book, ContentsKind.STATE, pieces, pieces.missing(), check, on_piece)
         return await download.from_donors(donors, self._num_donors)
 
     async def _adopt(self, pieces: Pieces, total_steps: int) -> GossamerError | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Self
 
@@ -81,6 +81,10 @@ class Pieces:
         os.write(self._log, _ENTRY.pack(piece, clock_steps))
         self.clocks[piece] = clock_steps
 
+    def get(self, offset: int, num_bytes: int) -> bytes:
+        """Return these bytes of one piece, nothing where it is not there."""
+        return os.pread(self._data, num_bytes, offset) if offset // PIECE_BYTES in self.clocks else b""
+
     def close(self) -> None:
         """Let go of the files; they stay."""
         os.close(self._data)
@@ -93,6 +97,19 @@ class Pieces:
         whole = len(content) - max(0, len(content) - _HEAD.size) % _ENTRY.size  # a crash may have cut the last entry
         os.ftruncate(self._log, max(_HEAD.size, whole))
         self.clocks.update(entry for entry in _ENTRY.iter_unpack(content[_HEAD.size : whole]) if entry[0] < self.num_pieces)
+
+
+def to_bits(pieces: Iterable[int], num_pieces: int) -> bytes:
+    """Write which pieces of so many are meant: a bit each, the lowest first."""
+    bits = bytearray(-(-num_pieces // 8))
+    for piece in pieces:
+        bits[piece // 8] |= 1 << piece % 8
+    return bytes(bits)
+
+
+def from_bits(bits: bytes, num_pieces: int) -> set[int]:
+    """Read what `to_bits` wrote; what is cut off is not meant."""
+    return {piece for piece in range(min(num_pieces, 8 * len(bits))) if bits[piece // 8] >> piece % 8 & 1}
 
 
 def remove(path: Path) -> None:

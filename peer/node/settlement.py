@@ -2,8 +2,8 @@
 
 After the last averaging the weights differ a little, so one peer's count. Whoever of those that have come to the end has the smallest id
 writes down its own at once, the next one if none is found RANK_S later, and so on; so the death of one costs no more than that. Everybody
-else fetches them by pieces, from anybody who has them. A result is named by the hash of its bytes: should two have been written down, all
-take the one whose name is smaller. It is judged like any state: whose own weights predict better keeps them.
+else fetches them by pieces, from anybody who has some of them already (peer/node/run_result.py). Should two results have been written down,
+all take the one whose name is smaller. It is judged like any state: whose own weights predict better keeps them.
 
 Who is done stays until all within reach have the same result, LINGER_S at most, or longer while somebody still fetches. A peer that still
 trains when half of the others have come to the end takes their result, and is done too.
@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import itertools
+import math
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -24,21 +24,22 @@ from peer.link.payload_folder import PayloadFolder, mapped
 from peer.link.socket import LinkLost, NodeEnd
 from peer.machine.events import Event, ProcessSays, ResultTaken
 from peer.node import pieces as files
-from peer.node.donor import RunResult, StateDonor
+from peer.node.donor import StateDonor
 from peer.node.download import Download
 from peer.node.fetching import FetchClient
 from peer.node.meetings import Meetings
 from peer.node.pieces import Pieces
+from peer.node.run_result import RunResult, fetch_hashes
 from peer.swarm.address_book import AddressBook, KnownPeer, loop_s
 from peer.swarm.standing import Standing
-from protocol.errors import BadMessage, GossamerError, PeerMisbehaved
-from protocol.identity import PeerId
-from protocol.messages.messages import Contents, ContentsKind
+from protocol.errors import GossamerError, PeerMisbehaved
+from protocol.messages.messages import ContentsKind
 from protocol.messages.terms import RunTerms
 
 ASKED = 8  # peers at once
 ANSWER_S = 3.0  # for them
 PAUSE_S = 0.3  # between two rounds of asking
+HEARD_S = 9.0  # for one that has a result and does not answer any more
 RANK_S = 2.0  # before the next one in the order of ids writes its weights down
 LINGER_S = 10.0  # for others to fetch
 DONORS = 4  # at once
@@ -79,18 +80,20 @@ class Settlement:
         self._refused: set[bytes] = set()  # results that are worse than our own weights
         self._names = itertools.count()
         self._settling = asyncio.Lock()
+        self._heard_s = -math.inf  # until when somebody's result is waited for who may be too busy giving it to answer; loop time
 
     async def run(self) -> None:
         """Settle on a result, and stay until all within reach have it or the time is up."""
         began_s = loop_s()
         while self._donor.result is None:
-            found = await self.find()
-            if found:
-                await self.take(found)
-            elif loop_s() - began_s >= RANK_S * self._rank():
-                async with self._settling:
+            async with self._settling:  # what is being taken already is not asked for twice: a donor hears a partner on one stream
+                found = await self.find() if self._donor.result is None else {}
+                is_our_turn = not found and loop_s() - max(began_s, self._heard_s) >= RANK_S * self._rank()
+                if self._donor.result is None and is_our_turn:
                     await self._write_down()
             if self._donor.result is None:
+                if found:
+                    await self.take(found)
                 await asyncio.sleep(PAUSE_S)
         await self._linger()
 
@@ -103,6 +106,8 @@ class Settlement:
         for entry, name in zip(asked, names, strict=True):
             if name and name not in self._refused:
                 found.setdefault(name, []).append(entry)
+        if found:
+            self._heard_s = loop_s() + HEARD_S
         return found
 
     async def take_first(self) -> None:
@@ -114,32 +119,59 @@ class Settlement:
 
     async def take(self, found: Found) -> bool:
         """Fetch the result with the smallest name and have the trainer take it over; tell whether it did."""
+        name = min(found)
         async with self._settling:
-            return await self._take(min(found), found)
+            result = self._donor.result
+            return (result is None or name < result.name) and await self._take(name, found)
 
     async def _take(self, name: bytes, found: Found) -> bool:
+        began_s = loop_s()
         try:
             with contextlib.closing(Pieces.open(self._file, name, self._state_bytes)) as pieces:
-                began_s = loop_s()
-                download = Download(self._client, self._book, ContentsKind.RESULT, pieces, _of(name, self._state_bytes), lambda _: None)
-                await download.from_donors(found[name], DONORS)
+                result = self._donor.coming = await self._named(name, found[name], pieces)
+                if result is None:
+                    return False
+                order = sorted(pieces.missing(), key=lambda piece: (piece - self._first(pieces.num_pieces)) % pieces.num_pieces)
+                download = Download(self._client, self._book, ContentsKind.RESULT, pieces, order, result.check, lambda _: None)
+                await download.from_donors(self._holders(found[name]), DONORS)
                 if not pieces.is_whole:
                     return False
-                data = mapped(pieces.path)
-                if await asyncio.to_thread(lambda: hashlib.sha256(data).digest()) != name:
-                    self._refused.add(name)
-                    return False
                 adopted = await self._adopt(pieces.path)
+                data = mapped(pieces.path)
         except (OSError, LinkLost):
             return False
         finally:
-            files.remove(self._file)
+            self._donor.coming = None  # what has come stays on the disk, and is gone on with
         if adopted.reason:
+            files.remove(self._file)
             self._refused.add(name)
             self._emit(ProcessSays("finishing", f"kept our own weights: {adopted.reason}"))
             return False
-        self._settled(RunResult(name, data), tuple(str(entry.peer_id) for entry in found[name]), loop_s() - began_s)
+        self._settled(RunResult(result.hashes, data), tuple(map(str, download.num_by)), loop_s() - began_s)
         return True
+
+    async def _named(self, name: bytes, donors: list[KnownPeer], pieces: Pieces) -> RunResult | None:
+        """Have one of those that have settled on a result give its hashes; None where nobody does."""
+        for donor in donors:
+            try:
+                async with self._client.source(donor.peer_id, donor.addresses) as source:
+                    return RunResult(await fetch_hashes(source, name, self._state_bytes), pieces)
+            except PeerMisbehaved:
+                self._book.ban(donor.peer_id, loop_s())
+            except GossamerError:
+                continue
+        return None
+
+    def _first(self, num_pieces: int) -> int:
+        """Return where to begin: each of those that have come to the end elsewhere, so that soon each has what the others want."""
+        return num_pieces * self._rank() // (1 + sum(entry.finished for entry in self._book.live(loop_s())))
+
+    def _holders(self, settled: list[KnownPeer]) -> list[KnownPeer]:
+        """Return whom to ask for pieces: those that have all, then those that have come to the end, and the others, who may get some."""
+        near = [entry for entry in self._book.live(loop_s()) if not entry.failures and entry not in settled]
+        self._rng.shuffle(near)
+        near.sort(key=lambda entry: not entry.finished)
+        return [*settled, *near]
 
     # ------------------------------------------------------------------ our own
 
@@ -159,8 +191,7 @@ class Settlement:
         finally:
             self._payloads.remove(name)
         if isinstance(written, ask.Written) and not written.reason and len(data) == self._state_bytes:
-            digest = await asyncio.to_thread(lambda: hashlib.sha256(data).digest())
-            self._settled(RunResult(digest, data), (), 0.0)
+            self._settled(await asyncio.to_thread(RunResult.of, data), (), 0.0)
 
     async def _adopt(self, path: Path) -> ask.Adopted:
         async with self._meetings.set_aside():
@@ -170,8 +201,9 @@ class Settlement:
         return adopted
 
     def _settled(self, result: RunResult, donors: tuple[str, ...], seconds: float) -> None:
+        files.remove(self._file)
         self._donor.result = result
-        self._emit(ResultTaken(result.name.hex(), donors, len(result.data), seconds))
+        self._emit(ResultTaken(result.name.hex(), donors, self._state_bytes, seconds))
 
     # ------------------------------------------------------------------ the others
 
@@ -209,13 +241,3 @@ class Settlement:
             except PeerMisbehaved:
                 self._book.ban(entry.peer_id, loop_s())
         return None
-
-
-def _of(name: bytes, num_bytes: int) -> Callable[[PeerId, Contents], None]:
-    def check(donor: PeerId, header: Contents) -> None:
-        if header.total_bytes != num_bytes:
-            raise BadMessage(f"a result of {header.total_bytes} bytes; the manifest implies {num_bytes}")
-        if header.name != name:
-            raise GossamerError("it has another result by now")
-
-    return check

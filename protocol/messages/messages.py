@@ -166,6 +166,8 @@ class ContentsKind(IntEnum):
     RESULT = 4  # the state on which the peers settle at the end of the run, the same bytes at all of them
     SIGHTING = 5  # what the asked peer sees of the asker
     ECHO = 6  # the bytes of a chunk that follows the request
+    RESULT_HASHES = 7  # the SHA-256 of each piece of the result, one after the other
+    RESULT_PIECES = 8  # which pieces of it the asked peer can give, a bit each, the lowest first; nothing where it has none yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +204,7 @@ class Contents(Signed):
     total_bytes: int  # of the whole, whatever part was asked for
     sha256: bytes  # 32 bytes; of the part
     clock_steps: int = 0  # of a state: the donor's schedule clock
-    name: bytes = b""  # of a result: SHA-256 of the whole, or empty where the donor has none; of all else empty
+    name: bytes = b""  # of a result: SHA-256 of its pieces' hashes, or empty where the donor has none; of all else empty
     signature: bytes = b""  # the donor's, over what `asked` says and the fields above
 
 

@@ -49,6 +49,8 @@ class ContentsKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CONTENTS_STATE: _ClassVar[ContentsKind]
     CONTENTS_SLOW: _ClassVar[ContentsKind]
     CONTENTS_RESULT: _ClassVar[ContentsKind]
+    CONTENTS_RESULT_HASHES: _ClassVar[ContentsKind]
+    CONTENTS_RESULT_PIECES: _ClassVar[ContentsKind]
     CONTENTS_SIGHTING: _ClassVar[ContentsKind]
     CONTENTS_ECHO: _ClassVar[ContentsKind]
 PHASE_TRAIN: Phase
@@ -79,6 +81,8 @@ CONTENTS_MANIFEST: ContentsKind
 CONTENTS_STATE: ContentsKind
 CONTENTS_SLOW: ContentsKind
 CONTENTS_RESULT: ContentsKind
+CONTENTS_RESULT_HASHES: ContentsKind
+CONTENTS_RESULT_PIECES: ContentsKind
 CONTENTS_SIGHTING: ContentsKind
 CONTENTS_ECHO: ContentsKind
 

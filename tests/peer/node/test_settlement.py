@@ -1,19 +1,27 @@
-"""A result that means no good: not taken while the run goes on, and not when it predicts worse."""
+"""The run's result: peers that fetch it share what they have; one that means no good is not taken."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 from pathlib import Path
 
+import pytest
 import torch
 
-from protocol.errors import RefusalCode
+from peer.node import pieces as files
+from peer.node.pieces import Pieces
+from peer.node.run_result import RunResult
+from protocol.errors import BadContents, RefusalCode, Refused
 from protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Part, Refusal, RunPhase
 from protocol.streams.transport import Purpose, Stream
+from tests.memory.conversation import Link as Wire
 from tests.swarm.mallory import MALLORY
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Swarm, play
+
+PIECE = files.PIECE_BYTES
 
 
 def a_liar(swarm: Swarm) -> None:
@@ -21,16 +29,22 @@ def a_liar(swarm: Swarm) -> None:
     num_bytes = swarm.terms.state_bytes
     draws = torch.randn(num_bytes // 4, generator=torch.Generator().manual_seed(1)) * 0.3
     data = torch.cat((draws, torch.zeros(num_bytes // 4))).bfloat16().view(torch.int16).numpy().tobytes()
-    name = hashlib.sha256(data).digest()
+    result = RunResult.of(memoryview(data))
+    answers = {
+        ContentsKind.RESULT: memoryview(data),
+        ContentsKind.RESULT_HASHES: memoryview(result.hashes),
+        ContentsKind.RESULT_PIECES: memoryview(result.held()),
+    }
 
     async def gives(purpose: Purpose, stream: Stream) -> None:
         if purpose is Purpose.MEET:
             await stream.receive()
             await stream.send(Refusal(RefusalCode.BUSY))
             return
-        while isinstance(request := await stream.receive(), FetchRequest) and request.kind is ContentsKind.RESULT:
-            part = data[request.offset : request.offset + request.num_bytes]
-            header = Contents(request.kind, num_bytes, hashlib.sha256(part).digest(), 0, name)
+        while isinstance(request := await stream.receive(), FetchRequest) and request.kind in answers:
+            whole = answers[request.kind]
+            part = bytes(whole[request.offset : request.offset + request.num_bytes])
+            header = Contents(request.kind, len(whole), hashlib.sha256(part).digest(), 0, result.name)
             await stream.send(header.signed(MALLORY, *request.asked))
             if part:
                 await stream.send(Chunk(Part.CONTENTS, request.offset, part))
@@ -63,3 +77,44 @@ def test_a_result_that_predicts_worse_is_left_and_the_others_settle_on_their_own
         assert any("kept our own weights" in said.reason for peer in peers for said in peer.said)
 
     play(Swarm(tmp_path, manifest=tiny_manifest(run={"total_steps": 60})), story)
+
+
+def test_peers_that_fetch_the_result_give_each_other_what_they_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "PIECE_BYTES", 2500)
+    line = Wire(latency_s=0.02, bytes_per_s=15000.0)
+    took_s: list[float] = []
+
+    async def story(swarm: Swarm) -> None:
+        peers = swarm.start(8)
+        await swarm.until(lambda: any(peer.node.donor.result for peer in peers), within_s=600.0)
+        began_s = asyncio.get_running_loop().time()
+        await swarm.until(lambda: all(peer.node.donor.result for peer in peers), within_s=600.0)
+        took_s.append(asyncio.get_running_loop().time() - began_s)
+        await swarm.until(lambda: all(peer.is_done for peer in peers), within_s=600.0)
+        assert len({result.name for peer in peers if (result := peer.node.donor.result)}) == 1
+
+    swarm = Swarm(tmp_path, manifest=tiny_manifest(run={"total_steps": 60}), wire=line)
+    play(swarm, story)
+    one_transfer_s = swarm.terms.state_bytes / line.bytes_per_s
+    assert took_s[0] < 7.0 * one_transfer_s, "seven copies over one upload take more than that"
+
+
+def test_a_piece_that_is_not_in_the_result_is_told_from_one_that_is() -> None:
+    data = memoryview(b"".join(number.to_bytes(4, "big") for number in range(64_000)))
+    result = RunResult.of(data)
+    good, bad = (Contents(ContentsKind.RESULT, len(data), hashlib.sha256(part).digest(), 0, result.name) for part in (data[:PIECE], b"x"))
+    result.check(MALLORY.peer_id, good, 0)
+    for header, piece in ((bad, 0), (good, 1)):
+        with pytest.raises(BadContents):
+            result.check(MALLORY.peer_id, header, piece)
+    assert result.held() == b"\x0f" and bytes(result.part(PIECE, 10)) == bytes(data[PIECE : PIECE + 10])
+
+
+def test_what_has_come_of_a_result_is_given_on_and_the_rest_refused(tmp_path: Path) -> None:
+    data = b"".join(number.to_bytes(4, "big") for number in range(64_000))
+    with contextlib.closing(Pieces.open(tmp_path / "result", bytes(32), len(data))) as pieces:
+        pieces.put(2, data[2 * PIECE : 3 * PIECE], 0)
+        coming = RunResult(RunResult.of(memoryview(data)).hashes, pieces)
+        assert coming.held() == b"\x04" and bytes(coming.part(2 * PIECE, 5)) == data[2 * PIECE : 2 * PIECE + 5]
+        with pytest.raises(Refused, match="do not have this piece"):
+            coming.part(0, 5)

@@ -1,0 +1,73 @@
+"""The result of a run, as it passes from peer to peer: a piece can be checked, and so given on, as soon as it has come.
+
+It is named by the SHA-256 of its pieces' hashes, so nobody can pass off a piece that is not in it, and one upload at the end of a run is
+not everybody's bottleneck: those who fetch give each other what they have. How they fetch: peer/node/settlement.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from peer.node import pieces as files
+from peer.node.fetching import Source
+from peer.node.pieces import Pieces
+from protocol.errors import BadContents, BadMessage, RefusalCode, Refused
+from protocol.identity import PeerId
+from protocol.limits import CHUNK_BYTES
+from protocol.messages.messages import Contents, ContentsKind
+
+HASH_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """A result that this peer has (`content` are its bytes), or that is on its way here (its pieces)."""
+
+    hashes: bytes  # SHA-256 of each piece, one after the other
+    content: memoryview | Pieces
+
+    @classmethod
+    def of(cls, data: memoryview) -> RunResult:
+        """Hash a whole one; slow."""
+        starts = range(0, len(data), files.PIECE_BYTES)
+        return cls(b"".join(hashlib.sha256(data[start : start + files.PIECE_BYTES]).digest() for start in starts), data)
+
+    @property
+    def name(self) -> bytes:
+        """Return what stands for it among peers."""
+        return hashlib.sha256(self.hashes).digest()
+
+    def held(self) -> bytes:
+        """Return which pieces are here, as `RESULT_PIECES` says it."""
+        num_pieces = len(self.hashes) // HASH_BYTES
+        return files.to_bits(self.content.clocks if isinstance(self.content, Pieces) else range(num_pieces), num_pieces)
+
+    def part(self, offset: int, num_bytes: int) -> memoryview:
+        """Return these bytes. Raises Refused where they are not here."""
+        whole = self.content
+        data = memoryview(whole.get(offset, num_bytes)) if isinstance(whole, Pieces) else whole[offset : offset + num_bytes]
+        if num_bytes and not data:
+            raise Refused(RefusalCode.NOT_FOUND, "I do not have this piece of the result")
+        return data
+
+    def check(self, donor: PeerId, header: Contents, piece: int) -> None:
+        """Raise unless a donor is about to give this piece of this result."""
+        if header.name != self.name:
+            raise Refused(RefusalCode.NOT_FOUND, "it has another result by now")
+        if header.sha256 != self.hashes[HASH_BYTES * piece : HASH_BYTES * (piece + 1)]:
+            raise BadContents(f"{donor.short()} gives a piece that is not in the result it names")
+
+
+async def fetch_hashes(source: Source, name: bytes, num_bytes: int) -> bytes:
+    """Ask a donor for the hashes of a result of so many bytes. Raises as `Source.take`, BadContents for those of another one."""
+    total_bytes, hashes = HASH_BYTES * -(-num_bytes // files.PIECE_BYTES), b""
+    while len(hashes) < total_bytes:
+        await source.ask(ContentsKind.RESULT_HASHES, len(hashes), min(CHUNK_BYTES, total_bytes - len(hashes)))
+        header, data = await source.take(lambda header: None)
+        if header.total_bytes != total_bytes or not data:
+            raise BadMessage(f"hashes of {header.total_bytes} bytes; those of this model's result have {total_bytes}")
+        hashes += data
+    if hashlib.sha256(hashes).digest() != name:
+        raise BadContents("hashes of another result than it names")
+    return hashes
