@@ -20,12 +20,13 @@ from peer.link import records as ask
 from peer.link.socket import LinkLost, NodeEnd
 from peer.machine.events import Event, ProcessSays, ProgressMade, StateCloned
 from peer.node import pieces as files
+from peer.node.donor_samples import DonorSamples, spread_over
 from peer.node.download import Download
 from peer.node.fetching import FetchClient, as_final
 from peer.node.meetings import Meetings
 from peer.node.pieces import Pieces
 from peer.swarm.address_book import KnownPeer, loop_s
-from peer.swarm.heads import Heads
+from peer.swarm.heads import Head, Heads
 from peer.swarm.standing import Standing
 from protocol.errors import (
     BadContents,
@@ -108,6 +109,7 @@ class Joining:
         self._rng = rng
         self._emit = emit
         self._num_donors = DONORS
+        self._refused: set[PeerId] = set()  # who alone gave weights that were refused
         self._told_s = -TELL_S
         self._progress: DownloadProgress | None = None
 
@@ -128,7 +130,7 @@ class Joining:
 
         Raises BadSettings when the disk has no room for it.
         """
-        donors = self._donors()
+        donors = await self._compared(wanted().state_bytes)
         if not donors:
             return []
         try:
@@ -168,9 +170,25 @@ class Joining:
         )
 
     def _donors(self) -> list[KnownPeer]:
+        """Return the live peers in an order by chance, head by head; those whose weights were refused come last."""
+        return sorted(spread_over(self._heads_by_chance()), key=lambda donor: donor.peer_id in self._refused)
+
+    def _heads_by_chance(self) -> list[Head]:
         donors = self._book.live(loop_s())
         self._rng.shuffle(donors)
-        return donors
+        return self._heads.group(donors)
+
+    async def _compared(self, state_bytes: int) -> list[KnownPeer]:
+        """Return whom to fetch from. Who has nothing of its own yet compares donors before; who has, compares with that."""
+        if self._standing.has_begun or self._num_donors == 1:
+            return self._donors()
+        samples = DonorSamples(self._client, state_bytes, self._rng)
+        found = await samples.compare(self._heads_by_chance(), DONORS)
+        if found is None:
+            return self._donors()
+        self._num_donors = found.num_at_once
+        self._emit(ProcessSays("joining", found.says))
+        return found.donors
 
     async def ask_clocks(self) -> list[GossamerError] | None:
         """Have some live peers tell their clocks. Return None when one that has begun did, else what those that answered said."""
@@ -255,6 +273,8 @@ class Joining:
     def _blame(self, num_by: Counter[PeerId], adopted: ask.Adopted) -> GossamerError:
         """A bad piece names its donor only where all are its own; so from here on one donor gives all."""
         self._num_donors = 1
+        if len(num_by) == 1:
+            self._refused |= set(num_by)
         if len(num_by) == 1 and not adopted.is_sound:
             (donor,) = num_by
             self._book.ban(donor, loop_s())

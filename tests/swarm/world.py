@@ -82,6 +82,7 @@ class Peer:
         self.swarm = swarm
         self.identity = Identity(number.to_bytes(4, "little") * 8)
         self.habits = habits
+        self.addresses = ADDRESSES
         self.checkpoint: Checkpoint | None = None
         self.meetings: list[MeetingDone] = []
         self.clones: list[StateCloned] = []
@@ -128,9 +129,10 @@ class Peer:
     def partners(self) -> Counter[str]:
         return Counter(done.partner for done in self.meetings if done.outcome == "completed")
 
-    def join_with(self, credential: Credential) -> Peer:
-        """Have it show this from its next start on."""
+    def join_with(self, credential: Credential, place: int = 0) -> Peer:
+        """Have it show this from its next start on, and live in a network of its own if `place` names one."""
         self.habits = replace(self.habits, credential=credential)
+        self.addresses = (f"/ip4/20.{place}.0.1/tcp/4001",) if place else ADDRESSES
         return self
 
     # ---- life ----
@@ -161,7 +163,13 @@ class Peer:
         intake, self.standing = RecordIntake(swarm.terms, self.book, now_s), Standing()
         self.own = OwnSide(self.link, self.payloads, self.journal)
         self.presence = Presence(
-            membership, network.peers[self.peer_id], lambda: ADDRESSES, intake, self.standing, self.on_event, self.habits.wait_for_peers
+            membership,
+            network.peers[self.peer_id],
+            lambda: self.addresses,
+            intake,
+            self.standing,
+            self.on_event,
+            self.habits.wait_for_peers,
         )
         self.node = Node(
             membership,
