@@ -15,19 +15,19 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from protocol.addresses import with_peer
+from protocol.addresses import network_of, route, with_peer
 from protocol.errors import GossamerError
 from protocol.identity import PeerId
 from protocol.messages.records import MemberRecord
 from protocol.messages.terms import RunTerms, check_record
 
-MAX_ENTRIES = 1024  # a random part of a larger swarm mixes as well as all of it
+MAX_ENTRIES = 256  # a random part of a larger swarm mixes as well as all of it
 MAX_BANS = 1024
 MAX_HINTS = 8  # addresses of one peer
 KEPT = 64  # good peers remembered on disk
@@ -63,6 +63,13 @@ class KnownPeer:
     unwelcome_until_s: float = 0.0  # its calls are not answered either
     meetings: int = 0  # completed with it
     record: MemberRecord | None = None  # its latest word, to pass on
+
+    @property
+    def crowds(self) -> tuple[str, str]:
+        """Return the network and the invite by which it is one of many; empty where there is none."""
+        network = next((network_of(address) for address in self.addresses if route(address) != "local"), "")
+        credential = self.record.credential if self.record else None
+        return network, str(credential.bearer or "") if credential else ""
 
     @property
     def has_clock(self) -> bool:
@@ -283,7 +290,16 @@ class AddressBook:
         return entry
 
     def _forget_one(self, now_s: float) -> None:
-        worst = max(self._entries.values(), key=lambda e: (not self._is_live(e, now_s), e.failures, -e.meetings, now_s - e.seen_s))
+        """Forget who is gone or fails; else, of whom we have not met, the one of the largest crowd that has been here longest.
+
+        So a book that is full stays a mixed sample of a swarm that goes on, and many keys of one network or one invite push out each other.
+        """
+        crowds = Counter(crowd for entry in self._entries.values() for crowd in entry.crowds)
+
+        def badness(entry: KnownPeer) -> tuple[bool, int, int, int]:
+            return not self._is_live(entry, now_s), entry.failures, -entry.meetings, sum(crowds[crowd] for crowd in entry.crowds if crowd)
+
+        worst = max(self._entries.values(), key=badness)  # of equals the first
         del self._entries[worst.peer_id]
 
 

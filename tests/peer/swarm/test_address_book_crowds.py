@@ -1,0 +1,65 @@
+"""A full book stays a mixed sample of a swarm that goes on: crowds push out their own, and who was met stays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from peer.swarm import address_book as module
+from peer.swarm.address_book import AddressBook
+from protocol.messages.records import MemberRecord
+from protocol.run.invite import Credential
+from tests.peer.neighbours import ME, record, somebody
+
+FULL = 20
+
+
+@pytest.fixture
+def book(monkeypatch: pytest.MonkeyPatch) -> AddressBook:
+    monkeypatch.setattr(module, "MAX_ENTRIES", FULL)
+    return AddressBook(ME.peer_id)
+
+
+def at(number: int, address: str, bearer: int = 0) -> MemberRecord:
+    """Return somebody's record, who came by an invite of its own unless said otherwise."""
+    made = record(somebody(number))
+    credential = Credential(ME.peer_id, None, somebody(bearer or 5000 + number).peer_id, made.expires_s, bytes(32), bytes(64), bytes(64))
+    return replace(made, addresses=(address,), credential=credential)
+
+
+def learn(book: AddressBook, records: list[MemberRecord]) -> set[MemberRecord | None]:
+    for number, made in enumerate(records):
+        book.learn(made, float(number) / 100)
+    return {entry.record for entry in book.announced(1.0)}
+
+
+HONEST = [at(number, f"/ip4/8.{number}.0.1/tcp/4001") for number in range(1, 11)]
+
+
+def test_keys_of_one_network_push_out_each_other(book: AddressBook) -> None:
+    kept = learn(book, [*HONEST, *(at(number, f"/ip4/6.6.{number}.1/tcp/1") for number in range(100, 200))])
+    assert set(HONEST) <= kept and len(kept) == FULL
+
+
+def test_keys_of_one_invite_push_out_each_other_whatever_networks_they_name(book: AddressBook) -> None:
+    kept = learn(book, [*HONEST, *(at(number, f"/ip4/{number}.7.0.1/tcp/1", bearer=4000) for number in range(20, 120))])
+    assert set(HONEST) <= kept and len(kept) == FULL
+
+
+def test_without_crowds_the_oldest_gives_way_unless_it_was_met(book: AddressBook) -> None:
+    met = somebody(1).peer_id
+    learn(book, HONEST)
+    book.met(met, 0.2, 5)
+    kept = {entry.peer_id for entry in book.live(1.0)}
+    learn(book, [at(number, f"/ip4/9.{number}.0.1/tcp/1") for number in range(100, 100 + FULL - 1)])
+    left = kept & {entry.peer_id for entry in book.live(1.0)}
+    assert left == {met}
+
+
+def test_who_does_not_answer_goes_first(book: AddressBook) -> None:
+    learn(book, [at(number, f"/ip4/9.{number}.0.1/tcp/1") for number in range(100, 100 + FULL)])
+    book.failed(somebody(107).peer_id, 0.5)
+    learn(book, HONEST[:1])
+    assert somebody(107).peer_id not in {entry.peer_id for entry in book.live(1.0)}
+    assert len(book.live(1.0)) == FULL
