@@ -12,44 +12,24 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import hashlib
 import random
 from dataclasses import dataclass, field
-from typing import Any
 
 from peer.swarm.address_book import AddressBook, RecordIntake
-from peer.swarm.membership import Membership
 from peer.swarm.presence import Presence
 from peer.swarm.standing import Standing
 from protocol.errors import GossamerError
-from protocol.identity import Identity
-from protocol.libp2p.directory import NUM_HOLDERS, DhtDirectory
-from protocol.libp2p.hivemind_imports import dht_pb2
-from protocol.libp2p.neighbours import Held, nearest, place_of
-from protocol.libp2p.record_store import RecordShelf
+from protocol.libp2p.directory import NUM_HOLDERS
+from protocol.libp2p.neighbours import place_of
 from protocol.messages.messages import RunPhase
 from protocol.messages.records import MemberRecord
-from protocol.messages.terms import RunTerms, check_record
-from protocol.run.invite import Invite
 from tests.memory import virtual_time
+from tests.memory.members import HOST, HOST_ADDRESS, TERMS, Seat, now_s
 from tests.memory.unary import UnaryNetwork
 
-EPOCH_S = 1_700_000_000
-RUN_ID = hashlib.sha256(b"benchmarks.directory").digest()
-HOST = Identity(b"h" * 32)
-HOST_ADDRESS = "/ip4/101.0.0.1/tcp/4001"
-RELAY = f"{HOST_ADDRESS}/p2p/{HOST.peer_id}/p2p-circuit"
-INVITE = Invite.issue(HOST, RUN_ID, (f"{HOST_ADDRESS}/p2p/{HOST.peer_id}",), None, EPOCH_S + 10**7)
-TERMS = RunTerms(RUN_ID, 1, 2, (), 8000, "invite", frozenset({HOST.peer_id}), frozenset(), 100)
-MINTED = 200
 PULSE_S = 5.0
 WARM_UP_S = 60.0
 ENOUGH = 8
-
-
-def now_s() -> float:
-    """Return Unix time, which follows the loop's clock."""
-    return EPOCH_S + asyncio.get_running_loop().time()
 
 
 @dataclass
@@ -60,30 +40,18 @@ class Count:
     looked: list[bool] = field(default_factory=list)
 
 
-class Member:
+class Member(Seat):
     """A peer with a directory, a presence and a book."""
 
     def __init__(self, network: UnaryNetwork, number: int, is_open: bool) -> None:
-        self.identity = HOST if number == 0 else Identity(number.to_bytes(4, "little") * 8)
-        self.address = HOST_ADDRESS if number == 0 else f"/ip4/{102 + number % 100}.{number * 7 % 250}.{number % 250}.9/tcp/4001"
-        self.is_open, self.is_liar = is_open, False
-        self.p2p: Any = network.join(self.identity.peer_id, self.address, is_open=is_open)
-        credential = None if number == 0 else INVITE.credential_for(self.identity.peer_id)
-        self.membership = Membership(self.identity, TERMS, credential, 1000, 10.0, False)
-        addresses = (self.address,) if is_open else (RELAY,)
-        self.shelf = RecordShelf(RUN_ID, _is_member, now_s, random.Random(number))
-        self.directory = DhtDirectory(self.p2p, self.shelf, self.p2p, lambda: self.membership.bare_record(addresses, now_s()))
-        self.book, standing = AddressBook(self.identity.peer_id), Standing()
+        super().__init__(network, number, is_open=is_open)
+        self.is_liar = False
+        self.book, standing = AddressBook(self.peer_id), Standing()
         standing.told(0, RunPhase.TRAIN, True)
         intake = RecordIntake(TERMS, self.book, now_s)
-        self.presence = Presence(self.membership, self, lambda: addresses, intake, standing, lambda event: None, 1)
+        self.presence = Presence(self.membership, self, lambda: self.addresses, intake, standing, lambda event: None, 1)
         self.count = Count()
         self.swarm: list[Member] = []
-
-    @property
-    def holds(self) -> set[Any]:
-        """Return whose records it holds."""
-        return {held.peer for held in self.directory._protocol.holdings.all()}
 
     async def announce(self, record: MemberRecord) -> None:
         """Announce, and see who holds it."""
@@ -93,20 +61,20 @@ class Member:
             self.count.stored.append(False)
             raise
         honest = [other for other in self.swarm if other is not self and other.p2p.is_up and other.is_open and not other.is_liar]
-        by_place = sorted(honest, key=lambda other: place_of(other.identity.peer_id) ^ place_of(self.identity.peer_id))[:NUM_HOLDERS]
-        self.count.stored.append(2 * sum(self.identity.peer_id in other.holds for other in by_place) >= len(by_place))
+        by_place = sorted(honest, key=lambda other: place_of(other.peer_id) ^ place_of(self.peer_id))[:NUM_HOLDERS]
+        self.count.stored.append(2 * sum(self.peer_id in other.holds for other in by_place) >= len(by_place))
 
     async def members(self) -> list[MemberRecord]:
         """Look, and see who of those is there."""
         found = await self.directory.members()
-        there = {other.identity.peer_id for other in self.swarm if other.p2p.is_up}
+        there = {other.peer_id for other in self.swarm if other.p2p.is_up}
         self.count.looked.append(sum(record.peer_id in there for record in found) >= min(ENOUGH, len(there) - 1))
         return found
 
     async def live(self) -> None:
         """Be there."""
         if self.is_liar:
-            lie(self)
+            self.lie()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.presence.run())
             tasks.create_task(self._pulse())
@@ -118,43 +86,6 @@ class Member:
                 await self.directory.join([HOST.peer_id])
             await self.directory.tend()
             await asyncio.sleep(PULSE_S)
-
-
-def _is_member(record: MemberRecord) -> bool:
-    try:
-        check_record(record, TERMS, now_s())
-    except GossamerError:
-        return False
-    return True
-
-
-def lie(member: Member) -> None:
-    """Make a member name only minted keys that are not there, and hold nothing."""
-    rng = random.Random(5)
-    protocol: Any = member.directory._protocol
-    minted: list[Held] = []
-    made_s = -1e9
-
-    def near(place: int, caller: object) -> list[Held]:
-        nonlocal minted, made_s
-        if now_s() - made_s > 60:
-            made_s = now_s()
-            minted = [_minted(rng) for _ in range(MINTED)]
-        return nearest(minted, place, 16)
-
-    async def store(request: Any, context: Any) -> Any:
-        return dht_pb2.StoreResponse(store_ok=[True])
-
-    protocol._near = near
-    name, (_, kind) = next(item for item in member.p2p.handlers.items() if "rpc_store" in item[0])
-    member.p2p.handlers[name] = store, kind
-
-
-def _minted(rng: random.Random) -> Held:
-    identity = Identity(rng.randbytes(32))
-    membership = Membership(identity, TERMS, INVITE.credential_for(identity.peer_id), 1000, 10.0, False)
-    record = membership.bare_record((f"/ip4/{rng.randrange(100, 200)}.{rng.randrange(250)}.1.1/tcp/4001",), now_s())
-    return Held(record, record.to_bytes())
 
 
 async def measure(members: int, liars: int, reachable: float, seconds: float) -> None:

@@ -1,0 +1,104 @@
+"""Members of a run with nothing but the real directory over calls in memory, and what a liar among them does."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from typing import Any
+
+from peer.swarm.membership import Membership
+from protocol.errors import GossamerError
+from protocol.identity import Identity, PeerId
+from protocol.libp2p.directory import DhtDirectory
+from protocol.libp2p.hivemind_imports import dht_pb2
+from protocol.libp2p.neighbours import Held, nearest
+from protocol.libp2p.record_store import RecordShelf
+from protocol.messages.records import MemberRecord
+from protocol.messages.terms import RunTerms, check_record
+from protocol.run.invite import Invite
+from tests.memory.network import EPOCH_S
+from tests.memory.unary import UnaryNetwork
+
+RUN_ID = hashlib.sha256(b"members").digest()
+HOST = Identity(b"h" * 32)
+HOST_ADDRESS = "/ip4/101.0.0.1/tcp/4001"
+RELAY = f"{HOST_ADDRESS}/p2p/{HOST.peer_id}/p2p-circuit"
+INVITE = Invite.issue(HOST, RUN_ID, (f"{HOST_ADDRESS}/p2p/{HOST.peer_id}",), None, int(EPOCH_S) + 10**7)
+TERMS = RunTerms(RUN_ID, 1, 2, (), 8000, "invite", frozenset({HOST.peer_id}), frozenset(), 100)
+MINTED = 200
+MINTED_AGAIN_S = 60.0
+
+
+def now_s() -> float:
+    """Return Unix time, which follows the loop's clock."""
+    return EPOCH_S + asyncio.get_running_loop().time()
+
+
+def is_member(record: MemberRecord) -> bool:
+    try:
+        check_record(record, TERMS, now_s())
+    except GossamerError:
+        return False
+    return True
+
+
+def membership(identity: Identity) -> Membership:
+    credential = None if identity is HOST else INVITE.credential_for(identity.peer_id)
+    return Membership(identity, TERMS, credential, 1000, 10.0, False)
+
+
+class Seat:
+    """The place of member `number` in the directory; number 0 is the host. Who is not open is reached through the host."""
+
+    def __init__(self, network: UnaryNetwork, number: int, *, is_open: bool = True) -> None:
+        self.identity = HOST if number == 0 else Identity(number.to_bytes(4, "little") * 8)
+        self.is_open = is_open
+        address = HOST_ADDRESS if number == 0 else f"/ip4/{102 + number % 100}.{number * 7 % 250}.{number % 250}.9/tcp/4001"
+        self.addresses = (address,) if is_open else (RELAY,)
+        self.p2p: Any = network.join(self.identity.peer_id, address, is_open=is_open)
+        self.membership = membership(self.identity)
+        shelf = RecordShelf(RUN_ID, is_member, now_s, random.Random(number))
+        self.directory = DhtDirectory(self.p2p, shelf, self.p2p, lambda: self.membership.bare_record(self.addresses, now_s()))
+
+    @property
+    def peer_id(self) -> PeerId:
+        return self.identity.peer_id
+
+    @property
+    def holds(self) -> set[PeerId]:
+        """Return whose records it holds."""
+        return {held.peer for held in self.directory._protocol.holdings.all()}
+
+    async def open(self) -> None:
+        await self.directory.open()
+        if self.identity is not HOST:
+            await self.p2p.connect(HOST.peer_id, [HOST_ADDRESS])
+            await self.directory.join([HOST.peer_id])
+
+    def lie(self) -> None:
+        """Name only members that are not there, as near to the place asked for as MINTED keys allow, and hold nothing."""
+        rng = random.Random(5)
+        minted: list[Held] = []
+        made_s = -MINTED_AGAIN_S
+
+        def near(place: int, caller: object) -> list[Held]:
+            nonlocal minted, made_s
+            if asyncio.get_running_loop().time() - made_s >= MINTED_AGAIN_S:
+                made_s = asyncio.get_running_loop().time()
+                minted = [_minted(rng) for _ in range(MINTED)]
+            return nearest(minted, place, 16)
+
+        async def store(request: Any, context: Any) -> Any:
+            return dht_pb2.StoreResponse(store_ok=[True])
+
+        protocol: Any = self.directory._protocol
+        protocol._near = near
+        name, (_, kind) = next(item for item in self.p2p.handlers.items() if "rpc_store" in item[0])
+        self.p2p.handlers[name] = store, kind
+
+
+def _minted(rng: random.Random) -> Held:
+    address = f"/ip4/{rng.randrange(100, 200)}.{rng.randrange(250)}.1.1/tcp/4001"
+    record = membership(Identity(rng.randbytes(32))).bare_record((address,), now_s())
+    return Held(record, record.to_bytes())

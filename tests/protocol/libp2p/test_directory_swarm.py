@@ -1,0 +1,119 @@
+"""The directory of a whole swarm in virtual time: what is announced is found, whoever lies, and a look costs the same in any size."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+from protocol.errors import TransportError
+from protocol.libp2p.directory import NUM_HOLDERS
+from protocol.libp2p.kademlia import NAMED, NAMED_TOO
+from protocol.libp2p.neighbours import place_of
+from tests.memory import virtual_time
+from tests.memory.members import Seat, now_s
+from tests.memory.unary import UnaryNetwork
+
+LOOK_BYTES = 40_000  # of all calls of one look, both ways
+
+
+async def announce(seat: Seat, number: int) -> None:
+    made = seat.membership.bare_record(seat.addresses, now_s() + number)
+    await seat.directory.announce(made)
+
+
+async def swarm(network: UnaryNetwork, num: int, reachable: float = 1.0, liars: int = 0) -> list[Seat]:
+    """Start members one after the other; each has announced itself twice."""
+    rng = random.Random(1)
+    seats = [Seat(network, number, is_open=number == 0 or rng.random() < reachable) for number in range(num)]
+    for seat in seats:
+        await seat.open()
+        await announce(seat, 1)
+    for liar in [seat for seat in seats[1:] if seat.is_open][:liars]:
+        liar.lie()
+    await asyncio.sleep(60)
+    for seat in seats:
+        await announce(seat, 2)
+    return seats
+
+
+def held_by_nearest(seats: list[Seat], liars: int = 0) -> float:
+    """Return the share of members whose record half or more of the nearest honest ones hold."""
+    lying = [seat for seat in seats[1:] if seat.is_open][:liars]
+    honest = [seat for seat in seats if seat.is_open and seat not in lying]
+    good = 0
+    for seat in seats:
+        others = sorted((one for one in honest if one is not seat), key=lambda one: place_of(one.peer_id) ^ place_of(seat.peer_id))
+        near = others[:NUM_HOLDERS]
+        good += 2 * sum(seat.peer_id in one.holds for one in near) >= len(near)
+    return good / len(seats)
+
+
+def play(story: Callable[[UnaryNetwork], Coroutine[Any, Any, None]]) -> None:
+    virtual_time.run(story(UnaryNetwork(1)))
+
+
+def test_what_is_announced_is_held_and_found_whoever_lies() -> None:
+    async def story(network: UnaryNetwork) -> None:
+        seats = await swarm(network, 40, liars=1)
+        assert held_by_nearest(seats, liars=1) >= 0.95
+        found = 0
+        for seat in seats[2:]:
+            began_s = asyncio.get_running_loop().time()
+            names = {record.peer_id for record in await seat.directory.members()}
+            assert asyncio.get_running_loop().time() - began_s <= 6.0
+            found += len(names & {other.peer_id for other in seats}) >= NAMED
+        assert found >= 0.95 * len(seats[2:])
+
+    play(story)
+
+
+def test_a_newcomer_knows_twenty_in_three_looks_where_one_in_ten_can_be_called() -> None:
+    async def story(network: UnaryNetwork) -> None:
+        seats = await swarm(network, 60, reachable=0.1)
+        assert held_by_nearest(seats) >= 0.95
+        newcomer = Seat(network, 60, is_open=False)
+        await newcomer.open()
+        for _ in range(3):
+            found = await newcomer.directory.members()
+        assert len(found) >= 20
+        assert not any(newcomer.peer_id == held.peer for seat in seats for held in seat.directory._protocol.neighbours.all())
+
+    play(story)
+
+
+def test_a_look_costs_the_same_in_a_swarm_twice_as_large() -> None:
+    async def costs(num: int) -> float:
+        network = UnaryNetwork(1)
+        seats = await swarm(network, num)
+        before = sum(seat.p2p.sent for seat in seats)
+        for seat in seats[::2]:
+            await seat.directory.members()
+        return (sum(seat.p2p.sent for seat in seats) - before) / len(seats[::2])
+
+    small, large = virtual_time.run(costs(25)), virtual_time.run(costs(50))
+    assert large < LOOK_BYTES and large < 1.35 * small
+    assert small > (NAMED + NAMED_TOO) * 300, "an answer is still worth its question"
+
+
+def test_when_all_neighbours_have_gone_a_newcomer_that_is_there_is_found_again() -> None:
+    async def story(network: UnaryNetwork) -> None:
+        host, one, other = (Seat(network, number) for number in range(3))
+        for seat in (host, one, other):
+            await seat.open()
+            await announce(seat, 1)
+        network.peers[host.peer_id].is_up = False
+        network.peers[other.peer_id].is_up = False
+        await asyncio.sleep(100)
+        with suppress(TransportError):
+            await announce(one, 2)
+        assert one.directory.num_neighbours == 0
+        back = Seat(network, 2)
+        await back.directory.open()
+        await back.p2p.connect(one.peer_id, [])
+        await announce(back, 3)
+        assert {record.peer_id for record in await one.directory.members()} >= {one.peer_id, back.peer_id}
+
+    play(story)
