@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable
 from protocol.errors import BadMessage, TransportError, Unreachable
 from protocol.identity import PeerId
 from protocol.libp2p.attached import AttachedP2P
-from protocol.libp2p.kademlia import KEY_BYTES, Dialling, RecordProtocol
+from protocol.libp2p.dialling import Dialling
+from protocol.libp2p.kademlia import KEY_BYTES, RecordProtocol
 from protocol.libp2p.neighbours import Held, nearest, place_of
 from protocol.libp2p.record_store import RecordShelf
 from protocol.libp2p.walk import Walk

@@ -15,7 +15,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from google.protobuf.message import DecodeError
 
@@ -23,6 +23,7 @@ from protocol.addresses import network_of, route
 from protocol.errors import BadMessage, TransportError, Unreachable
 from protocol.identity import PeerId
 from protocol.libp2p.budgets import Budgets
+from protocol.libp2p.dialling import Dialling
 from protocol.libp2p.hivemind_imports import DHTProtocol, P2PContext, P2PDaemonError, P2PHandlerError, PeerID, dht_pb2
 from protocol.libp2p.neighbours import Held, Holdings, Neighbours, nearest
 from protocol.libp2p.record_store import RecordShelf, join_records, split_answer
@@ -36,16 +37,6 @@ NAMED_TOO = 4  # others who have left their records here
 CALL_S = 3.0
 CALL_BYTES = 400  # what an answer costs beside its records
 CONNECTIONS_S = 1.0  # for which the list of open connections is taken as true
-
-
-class Dialling(Protocol):
-    """Connections to other peers: `p2pd.Control`."""
-
-    async def connect(self, partner: PeerId, addresses: Sequence[str]) -> None:
-        """Dial a peer unless connected. Raises Unreachable."""
-
-    async def connected(self) -> dict[PeerId, str]:
-        """Return the peers to which a connection is open, each with the multiaddr at its other end. Raises Unreachable."""
 
 
 class RecordProtocol(DHTProtocol):  # type: ignore[misc]

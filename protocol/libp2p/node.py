@@ -21,6 +21,7 @@ from protocol.errors import BadMessage, BadSettings, GossamerError, TransportErr
 from protocol.identity import PeerId
 from protocol.libp2p.attached import AttachedP2P
 from protocol.libp2p.dial_back import DialBack
+from protocol.libp2p.dialling import Dialling
 from protocol.libp2p.directory import DhtDirectory
 from protocol.libp2p.hivemind_imports import P2PDaemonError
 from protocol.libp2p.p2pd import Control, Daemon, DaemonSettings
@@ -162,10 +163,11 @@ class Libp2pNode:
                 daemon = await self._start_daemon(stack)
                 p2p = await AttachedP2P.attach(daemon.socket_path)
                 stack.push_async_callback(p2p.close)
-                directory = DhtDirectory(p2p, self._shelf, daemon.control, lambda: self.bare_record())
+                dialling = Dialling(daemon.control, lambda: self._addresses)
+                directory = DhtDirectory(p2p, self._shelf, dialling, lambda: self.bare_record())
                 await directory.open()
                 admission = Admission(is_banned=self._is_banned)
-                tunnel = TunnelTransport(daemon.control, self._settings.folder, self._handler, admission, self.carried)
+                tunnel = TunnelTransport(daemon.control, self._settings.folder, self._handler, admission, self.carried, dialling)
                 await stack.enter_async_context(tunnel)
                 dial_back = DialBack(self._settings.folder / "reach.sock", lambda: self.relays_at)
                 await dial_back.open(daemon.control)

@@ -15,6 +15,7 @@ from typing import Any
 
 from protocol.errors import Unreachable
 from protocol.identity import PeerId
+from protocol.libp2p.dialling import Dialling
 from protocol.libp2p.grpc_stream import BROKEN, GrpcStream, accepted, ended_well, open_channel, start_call
 from protocol.libp2p.p2pd import BUFFER_BYTES, Control
 from protocol.libp2p.splice import CarriedBytes, Pair, drop, splice, while_moving
@@ -96,8 +97,9 @@ class Connection:
 class Outbound:
     """Opens streams to partners, until `close`. `folder` is for sockets, `carried` counts the bytes of all connections."""
 
-    def __init__(self, control: Control, folder: Path, carried: CarriedBytes) -> None:
+    def __init__(self, control: Control, folder: Path, carried: CarriedBytes, dialling: Dialling | Control) -> None:
         self._control = control
+        self._dialling = dialling
         self._folder = folder
         self._carried = carried
         self._open: dict[Stream, tuple[Connection, Any, asyncio.Task[None]]] = {}  # and its call, and the task that reads it
@@ -127,8 +129,8 @@ class Outbound:
 
     async def _connection(self, partner: PeerId, addresses: Sequence[str]) -> Connection:
         if addresses and partner not in await self._control.connected():
-            with suppress(Unreachable):  # stale hints: p2pd may still find the partner by itself
-                await self._control.connect(partner, addresses)
+            with suppress(Unreachable):  # stale hints: it may just be calling us
+                await self._dialling.connect(partner, addresses)
         remote, address = await self._control.open_stream(partner, PROTOCOL)
         connection = Connection(partner, address, self._folder / f"call-{secrets.token_hex(4)}.sock", remote, self._carried)
         try:

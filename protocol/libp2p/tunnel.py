@@ -22,6 +22,7 @@ from typing import Any, Self
 
 from protocol.errors import BadMessage
 from protocol.identity import PeerId
+from protocol.libp2p.dialling import Dialling
 from protocol.libp2p.grpc_stream import (
     ACCEPTED,
     BROKEN,
@@ -170,12 +171,21 @@ def _unlink(name: str) -> None:
 class TunnelTransport:
     """Streams to and from other peers over one running p2pd. Use as `async with`; one event loop only.
 
-    Leaving it ends every stream: handlers and callers get PeerGone.
+    Leaving it ends every stream: handlers and callers get PeerGone. Partners are dialled by `dialling`; by p2pd, wherever they are said to
+    be, where there is none.
     """
 
-    def __init__(self, control: Control, folder: Path, handler: StreamHandler, admission: Admission, carried: CarriedBytes) -> None:
+    def __init__(
+        self,
+        control: Control,
+        folder: Path,
+        handler: StreamHandler,
+        admission: Admission,
+        carried: CarriedBytes,
+        dialling: Dialling | None = None,
+    ) -> None:
         self._control = control
-        self._outbound = Outbound(control, folder, carried)
+        self._outbound = Outbound(control, folder, carried, dialling or control)
         self._inbound = Inbound(folder / "in.sock", handler, admission, carried)
 
     async def __aenter__(self) -> Self:

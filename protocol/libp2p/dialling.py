@@ -1,0 +1,83 @@
+"""Dialling on the word of records, which strangers write: only where somebody can be, and no more often than a liar's victim can bear.
+
+Whoever signs a record may name any address in it. A hundred records that name one host would have a whole swarm call it; so a host at which
+eight peers in a row were not to be found is left alone for a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+from protocol.addresses import route
+from protocol.errors import Unreachable
+from protocol.identity import PeerId
+from protocol.libp2p.p2pd import Control
+
+IN_VAIN = 8  # peers that were looked for at one host, and were not there
+LEFT_ALONE_S = 600.0
+HOSTS = 1024
+_PRIVATE = tuple(map(ipaddress.ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "127.0.0.0/8", "169.254.0.0/16")))
+
+
+class Dialling:
+    """Connections over one p2pd. `own` returns the addresses at which we listen."""
+
+    def __init__(self, control: Control, own: Callable[[], Sequence[str]]) -> None:
+        self._control = control
+        self._own = own
+        self._in_vain: OrderedDict[str, dict[PeerId, float]] = OrderedDict()  # by host: who was not there, and when
+
+    async def connected(self) -> dict[PeerId, str]:
+        """Return the peers to which a connection is open, each with the multiaddr at its other end. Raises Unreachable."""
+        return await self._control.connected()
+
+    async def connect(self, partner: PeerId, addresses: Sequence[str]) -> None:
+        """Dial a peer unless connected, where it can be. Raises Unreachable."""
+        plausible = [address for address in addresses if self._is_plausible(address)]
+        if not plausible:
+            raise Unreachable(f"no address of {partner.short()} is one where it can be")
+        hosts = {_host(address) for address in plausible if route(address) == "direct"}
+        try:
+            await self._control.connect(partner, plausible)
+        except Unreachable:
+            for host in hosts:
+                self._note(host, partner)
+            raise
+        for host in hosts:
+            self._in_vain.pop(host, None)
+
+    def _is_plausible(self, address: str) -> bool:
+        match route(address):
+            case "direct":
+                return not self._is_left_alone(_host(address))
+            case "local":
+                blocks = {_block(_host(own)) for own in self._own() if route(own) == "local"}
+                return not blocks or _block(_host(address)) in blocks  # none: an operator has named public ones instead
+        return True
+
+    def _is_left_alone(self, host: str) -> bool:
+        since_s = asyncio.get_running_loop().time() - LEFT_ALONE_S
+        return sum(at_s >= since_s for at_s in self._in_vain.get(host, {}).values()) >= IN_VAIN
+
+    def _note(self, host: str, partner: PeerId) -> None:
+        missed = self._in_vain.setdefault(host, {})
+        missed.pop(partner, None)
+        missed[partner] = asyncio.get_running_loop().time()
+        if len(missed) > IN_VAIN:
+            del missed[next(iter(missed))]
+        self._in_vain.move_to_end(host)
+        if len(self._in_vain) > HOSTS:
+            self._in_vain.popitem(last=False)
+
+
+def _host(address: str) -> str:
+    return address.split("/")[2] if address.count("/") > 1 else ""
+
+
+def _block(host: str) -> str:
+    """Name the part of the local addresses that a host is in: who has none there cannot call it."""
+    ip = ipaddress.ip_address(host)
+    return next((str(block) for block in _PRIVATE if ip.version == 4 and ip in block), f"IPv{ip.version}")
