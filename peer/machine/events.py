@@ -106,9 +106,11 @@ class StepDone(Stamped):
     learning_rate: Figure
     tokens_per_second: Figure  # since the previous StepDone
     train_s: Figure  # of this trainer process so far: in inner steps, and blocked between them
-    blocked_s: Figure  # of these, in work for meetings: the trainer could not make inner steps
+    blocked_s: Figure  # of these, in work for meetings and checkpoints: the trainer could not make inner steps
     training_cpu_s: Figure  # processor time of this trainer process so far, without its start and without the coding thread
     coding_cpu_s: Figure  # of the coding thread, which works for meetings beside the inner steps
+    checkpoint_s: Figure = 0.0  # of blocked_s: for checkpoints
+    evaluation_s: Figure = 0.0  # beside train_s: measuring the held-out loss
 
 
 class NodeSpent(Stamped):
@@ -151,7 +153,8 @@ class CheckpointSaved(Stamped):
     step: int
     path: str
     num_bytes: int
-    seconds: Figure
+    seconds: Figure  # for writing it, beside the inner steps
+    stopped_s: Figure = 0.0  # that the trainer stood still, for the copy
 
 
 class CheckpointFailed(Stamped):
@@ -288,6 +291,8 @@ class TrainerIdle(Stamped):
     blocked_s: Figure
     training_cpu_s: Figure
     coding_cpu_s: Figure
+    checkpoint_s: Figure = 0.0
+    evaluation_s: Figure = 0.0
 
 
 class ProcessFailed(Stamped):

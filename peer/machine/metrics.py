@@ -100,7 +100,9 @@ def _counters(status: Status) -> Iterator[Metric]:
         "gossamer_inner_steps": ("Made by this peer, over all its sessions.", status.own_steps),
         "gossamer_tokens": ("Trained by this peer, over all its sessions.", status.tokens),
         "gossamer_train_seconds": ("In inner steps, and blocked between them.", status.train_seconds),
-        "gossamer_blocked_seconds": ("Of these, spent on synchronization at step boundaries.", status.blocked_seconds),
+        "gossamer_blocked_seconds": ("Of these, spent on synchronization and checkpoints at step boundaries.", status.blocked_seconds),
+        "gossamer_checkpoint_seconds": ("Of these, on checkpoints.", status.checkpoint_seconds),
+        "gossamer_evaluation_seconds": ("Measuring the held-out loss; not part of train_seconds.", status.evaluation_seconds),
         "gossamer_energy_joules": ("Used by this peer, measured or estimated.", status.energy["watt_hours"] * 3600),
     }
     for name, (meaning, value) in plain.items():

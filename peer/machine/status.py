@@ -36,7 +36,7 @@ class Status:
     eval_loss: float | None = None
     tokens_per_second: float = 0.0
     train_seconds: float = 0.0  # in inner steps, and blocked between them
-    blocked_seconds: float = 0.0  # of these, spent on synchronization at step boundaries
+    blocked_seconds: float = 0.0  # of these, spent on synchronization and checkpoints at step boundaries
     processor_seconds: dict[str, float] = field(default_factory=lambda: {"training": 0.0, "coding": 0.0, "node": 0.0})
     peers_seen: int = 0
     meetings: dict[str, int] = field(default_factory=lambda: {"completed": 0, "solo": 0, "refused": 0, "failed": 0})
@@ -45,6 +45,8 @@ class Status:
     inner_steps_reason: str = ""  # what sets it
     bits_per_param: float = 0.0  # what the codec sends one way in a meeting
     params: int = 0
+    checkpoint_seconds: float = 0.0  # of blocked_seconds: for checkpoints
+    evaluation_seconds: float = 0.0  # beside train_seconds: measuring the held-out loss
     computing: dict[str, Any] = field(default_factory=dict)  # the inner step: precision, micro_batch, recompute, compiled, reason
     lane_counts: dict[str, int] = field(default_factory=dict)
     addresses: list[str] = field(default_factory=list)
@@ -62,7 +64,7 @@ class Status:
     partners: Partners = field(default_factory=dict)
     history: History = History()
     flops: tuple[float, float] = (0.0, 0.0)  # of a token, and of the device's peak a second
-    earlier_s: tuple[float, float] = (0.0, 0.0)  # train_seconds and blocked_seconds of earlier trainer processes
+    earlier_s: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)  # train, blocked, checkpoint, evaluation, of earlier processes
     earlier_cpu_s: Mapping[str, float] = field(default_factory=dict)  # processor_seconds of earlier processes
 
     @property
@@ -174,7 +176,7 @@ def _troubled(status: Status, event: events.Event) -> Status:
     """Take in what went wrong, or right again."""
     match event:
         case events.TrainerRestarted():
-            anew = replace(_count_anew(status, "training", "coding"), earlier_s=(status.train_seconds, status.blocked_seconds))
+            anew = replace(_count_anew(status, "training", "coding"), earlier_s=_so_far_s(status))
             return _warn(anew, "trainer", _fell("trainer", event))
         case events.NodeRestarted():
             return _warn(_count_anew(status, "node"), "node", _fell("node", event))
@@ -217,7 +219,13 @@ def _trained(status: Status, event: events.StepDone | events.TrainerIdle) -> Sta
         tokens=event.tokens,
         train_seconds=status.earlier_s[0] + event.train_s,
         blocked_seconds=status.earlier_s[1] + event.blocked_s,
+        checkpoint_seconds=status.earlier_s[2] + event.checkpoint_s,
+        evaluation_seconds=status.earlier_s[3] + event.evaluation_s,
     )
+
+
+def _so_far_s(status: Status) -> tuple[float, float, float, float]:
+    return status.train_seconds, status.blocked_seconds, status.checkpoint_seconds, status.evaluation_seconds
 
 
 def _used(status: Status, **cpu_s: float) -> Status:

@@ -35,6 +35,7 @@ from peer.machine.config import (
 )
 from peer.machine.events import (
     RESTING,
+    CheckpointSaved,
     Event,
     EventLog,
     LimitsSet,
@@ -65,7 +66,9 @@ RESTART_PAUSE_S = (1.0, 30.0)  # first and longest pause before a child is start
 PAUSE_GROWTH = 4
 MAX_FAILURES = 3  # of one child in a row; then restarting hides what is wrong
 HEALTHY_S = 600.0  # a child that lived so long, several checkpoints, starts from a clean slate
-LEAVE_S = {NODE: 5.0, TRAINER: 4.0}  # to end meetings, then to save, before they are killed
+LEAVE_S = {NODE: 5.0, TRAINER: 4.0}  # to end meetings, then to save what is small, before they are killed
+SAVES = 3  # of the length of the last one that the trainer gets: to end the one that it is at, and for its last
+BYTES_PER_PARAM, SLOW_DISK_BYTES_PER_S = 16, 1e8  # while no checkpoint has told how long it takes
 LAST_WORK = {NODE: "ending meetings", TRAINER: "saving"}  # in this order
 ASKED = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "its terminal was closed"}  # to leave
 LOOK_S = 1.0  # between two looks at whether the trainer has fallen silent, and whether the settings want a rest
@@ -117,6 +120,7 @@ class Supervisor:
 
     def __init__(self, config: PeerConfig, peer_id: str, watch: Watch, programs: Mapping[str, str] = MappingProxyType(PROGRAMS)) -> None:
         self.status = Status()
+        self._save_s = 0.0  # the last checkpoint took to write
         self.interrupted = False  # by Ctrl-C
         self._config = config
         self._peer_id = peer_id
@@ -191,9 +195,16 @@ class Supervisor:
                 continue
             if is_leaving:
                 self._ends_as("leaving", f"{self._leave_reason}: {last_work}")
-            exits[name] = await self._children[name].stop(LEAVE_S[name])
+            exits[name] = await self._children[name].stop(self._leave_s(name))
         if is_leaving:
             self._ends_as("left", self._farewell(exits.get(TRAINER)))
+
+    def _leave_s(self, name: str) -> float:
+        """Return how long a child gets to end its work."""
+        if name != TRAINER:
+            return LEAVE_S[name]
+        save_s = self._save_s or self.status.params * BYTES_PER_PARAM / SLOW_DISK_BYTES_PER_S
+        return LEAVE_S[name] + SAVES * save_s
 
     def _farewell(self, trainer: ChildExit | None) -> str:
         if not self._config.trains:
@@ -348,6 +359,8 @@ class Supervisor:
             self._condition.hear(name, event, time.monotonic())
         if isinstance(event, RunKnown):
             self._manifest_ready.set()
+        if isinstance(event, CheckpointSaved):
+            self._save_s = event.seconds
         self._note(event)
         self._describe()
 

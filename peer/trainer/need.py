@@ -32,6 +32,7 @@ MEETING_VALUES: Final = 6  # snapshot, message, gap; slow weights, momentum and 
 TRIED_ON_VALUES: Final = 2  # another's slow weights, and our own fast ones to go back to (peer/trainer/shared_state.py)
 CHECKPOINTS: Final = 3  # two that are kept, one that is being written (peer/model/checkpoint.py)
 PROGRAMS: Final = "for the programs"
+COPY: Final = "for the copy that a checkpoint is written from"  # peer/trainer/saver.py
 
 Parts = Mapping[str, int]
 
@@ -65,15 +66,17 @@ def run_need(manifest: Manifest, device: str, computing: Computing | None = None
         "for weights and their gradients": 2 * weights,
         "for the optimizer": optimizer,
         "for slow weights and momentum": 2 * weights,
+        **({} if device == "cuda" else {COPY: weights + optimizer}),
         **_passing(manifest, computing, weights, VALUE_BYTES * sum(sizes[:MEETINGS])),
     }
     largest = sorted((fragment.slow_bytes for fragment in plan.fragments), reverse=True)
     payloads = {"for meetings under way": 2 * sum(largest[:MEETINGS]), "for a copy of the weights that others fetch": plan.state_bytes}
+    copied = {COPY: weights + optimizer, "for the model while it is made": weights}
     programs = {PROGRAMS: TRAINER_BYTES + OTHERS_BYTES, "for payloads": sum(payloads.values())}
     checkpoints = CHECKPOINTS * (3 * weights + optimizer)
     has_own_memory = device == "cuda"
     return Need(
-        memory=programs | ({"for the model while it is made": weights} if has_own_memory else tensors),
+        memory=programs | (copied if has_own_memory else tensors),
         device=tensors | {"for CUDA itself": GPU_RUNTIME_BYTES} if has_own_memory else {},
         payloads=payloads,
         disk={"for checkpoints": checkpoints, "for weights that are fetched": plan.state_bytes},

@@ -35,6 +35,7 @@ from protocol.messages.messages import RunPhase
 from protocol.messages.terms import ModelPlan
 from protocol.run.manifest import Manifest
 
+REPLACED: Final = ("slow/", "momentum/")  # in the names of `Replica.tensors`: what an outer step replaces and nothing changes
 LATE_SHARE: Final = 10  # of the gap that may be between two clocks: a tenth without an outer step is too much for who joins
 JUDGE_BATCHES: Final = 4  # of held-out text, by which weights of others are compared with our own
 
@@ -277,7 +278,7 @@ class Replica:
     # ------------------------------------------------------------------ checkpoints
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return every tensor of the replica by name; live ones, to be written out before the next step."""
+        """Return every tensor of the replica by name; live ones, of which the next step changes all but REPLACED."""
         tensors = {f"fast/{name}": parameter.detach() for name, parameter in self.parameters.items()}
         for index, fragment in enumerate(self.outer.fragments):
             tensors[f"slow/{index}"] = fragment.slow

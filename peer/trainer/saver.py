@@ -1,19 +1,49 @@
-"""When the trainer saves, and how a replica and a checkpoint turn into each other. The files themselves: peer/model/checkpoint.py."""
+"""When the trainer saves, and how a replica and a checkpoint turn into each other. The files themselves: peer/model/checkpoint.py.
+
+A save stops the trainer for a copy of what its next step would change; hashing and writing are done on a thread. Nothing that grows with
+the model is allocated at a step boundary: the place for the copies is made ready on a thread as well.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeVar
+
+import torch
+from torch import Tensor
 
 from peer.machine.config import PeerConfig
 from peer.machine.events import CheckpointFailed, CheckpointRejected, CheckpointSaved, Event
 from peer.machine.home import Home
 from peer.model.checkpoint import CheckpointContents, Loaded, save
-from peer.trainer.replica import Replica
+from peer.model.computing import is_out_of_memory
+from peer.trainer.replica import REPLACED, Replica
 from protocol.errors import BadSettings, GossamerError
+
+T = TypeVar("T")
+STOP_SHARE: Final = 0.01  # of the time, that checkpoints may stop the trainer for
+WRITE_SHARE: Final = 0.1  # of the time, that one may be written in
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A checkpoint on its way to the disk."""
+
+    step: int
+    stopped_s: float  # the trainer, for the copy
+    path: Future[tuple[Path, float]]  # when it is written, and how long that took
 
 
 class Saver:
-    """Save a replica every so many steps or seconds, whichever comes first."""
+    """Save a replica every so many steps or seconds, whichever comes first, but no more often than the cost allows.
+
+    Belongs to the trainer's thread.
+    """
 
     def __init__(self, home: Home, config: PeerConfig, emit: Callable[[Event], None], now_s: Callable[[], float]) -> None:
         self.has_checkpoint = False  # of this run, written or restored by us
@@ -25,35 +55,114 @@ class Saver:
         self._now_s = now_s
         self._saved_s = self._now_s()
         self._saved_step = 0
+        self._least_s = 0.0  # between two, by what the last one cost
+        self._copies: dict[str, Tensor] = {}  # on the host, by name
+        self._readying: Future[dict[str, Tensor]] | None = None
+        self._write: Write | None = None
+        self._is_wanted = False
 
     @property
     def trouble(self) -> str:
         """Return what is, or was at the start, wrong with the checkpoints, in words; empty if nothing."""
         return self._trouble or self._passed_over
 
+    @property
+    def is_writing(self) -> bool:
+        """Tell whether a checkpoint is on its way to the disk, or its news not yet taken in."""
+        return self._write is not None
+
     def is_due(self, replica: Replica) -> bool:
-        """Tell whether enough steps or seconds have passed since the last checkpoint."""
+        """Tell whether a checkpoint is to be begun at this boundary."""
+        if self._is_busy():
+            return False
         steps, seconds = replica.own_steps - self._saved_step, self._now_s() - self._saved_s
         enough_steps = self._config.checkpoint_interval_steps
-        return seconds >= self._config.checkpoint_interval_s or (enough_steps > 0 and steps >= enough_steps)
+        has_come = seconds >= self._config.checkpoint_interval_s or (enough_steps > 0 and steps >= enough_steps)
+        return self._is_wanted or (has_come and seconds >= self._least_s)
+
+    def begin(self, replica: Replica) -> None:
+        """Save as soon as may be, beside the inner steps: now if the copies have a place and no other is being written."""
+        self._is_wanted = True
+        self.look()
+        if self._is_busy():
+            return
+        started_s, tensors = self._now_s(), replica.tensors()
+        moving = {name: tensor.detach() for name, tensor in tensors.items() if not name.startswith(REPLACED)}
+        lacking = {name: tensor for name, tensor in moving.items() if not _fits(self._copies.get(name), tensor)}
+        if lacking:
+            self._readying = _beside(lambda: _places(lacking))
+            return
+        for name, tensor in moving.items():
+            self._copies[name].copy_(tensor, non_blocking=True)
+        if any(tensor.is_cuda for tensor in moving.values()):
+            torch.cuda.synchronize()
+        contents = CheckpointContents(
+            replica.manifest.run_id,
+            replica.own_steps,
+            {name: self._copies.get(name, tensor) for name, tensor in tensors.items()},
+            copy.deepcopy(replica.state()),
+        )
+        self._is_wanted, self._saved_s, self._saved_step = False, self._now_s(), replica.own_steps
+        self._write = Write(replica.own_steps, self._saved_s - started_s, _beside(lambda: self._written(contents)))
+
+    def look(self) -> None:
+        """Take in, and tell, what the thread has done."""
+        if self._readying is not None and self._readying.done():
+            readying, self._readying = self._readying, None
+            try:
+                self._copies |= readying.result()
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                self._is_wanted, self._saved_s = False, self._now_s()
+                self._fail(self._saved_step, f"there is no memory for a copy of the weights: {error}")
+        if self._write is not None and self._write.path.done():
+            write, self._write = self._write, None
+            self._tell(write)
 
     def save(self, replica: Replica) -> None:
-        """Save now.
+        """Save now, and wait for it.
 
         A disk that refuses costs this checkpoint, not the training: the earlier ones are untouched, and an event says so.
         """
-        started_s = self._now_s()
+        self.finish()
+        self._is_wanted = False
         contents = CheckpointContents(replica.manifest.run_id, replica.own_steps, replica.tensors(), replica.state())
+        self._saved_step = replica.own_steps
+        self._write = Write(replica.own_steps, 0.0, _beside(lambda: self._written(contents)))
+        self.finish()
+        self._saved_s = self._now_s()
+
+    def finish(self) -> None:
+        """Wait for what is being written."""
+        for work in (self._readying, self._write.path if self._write else None):
+            if work is not None:
+                work.exception()
+        self.look()
+
+    def _is_busy(self) -> bool:
+        works = (self._readying, self._write.path if self._write else None)
+        return any(work is not None and not work.done() for work in works)
+
+    def _written(self, contents: CheckpointContents) -> tuple[Path, float]:
+        """Write; on the thread."""
+        started_s = self._now_s()
+        return save(self._home.checkpoints, contents), self._now_s() - started_s
+
+    def _tell(self, write: Write) -> None:
         try:
-            path = save(self._home.checkpoints, contents)
+            path, seconds = write.path.result()
         except GossamerError as error:
-            self._trouble = str(error)
-            self._emit(CheckpointFailed(replica.own_steps, self._trouble))
-        else:
-            self.has_checkpoint, self._trouble = True, ""
-            num_bytes = sum(file.stat().st_size for file in path.iterdir())
-            self._emit(CheckpointSaved(replica.own_steps, str(path), num_bytes, self._now_s() - started_s))
-        self._saved_s, self._saved_step = self._now_s(), replica.own_steps
+            self._fail(write.step, str(error))
+            return
+        self.has_checkpoint, self._trouble = True, ""
+        self._least_s = max(write.stopped_s / STOP_SHARE, seconds / WRITE_SHARE)
+        num_bytes = sum(file.stat().st_size for file in path.iterdir())
+        self._emit(CheckpointSaved(write.step, str(path), num_bytes, seconds, write.stopped_s))
+
+    def _fail(self, step: int, reason: str) -> None:
+        self._trouble = reason
+        self._emit(CheckpointFailed(step, reason))
 
     def restore(self, replica: Replica, loaded: Loaded) -> None:
         """Take over a checkpoint. Raises BadSettings when it is of another model than the manifest's."""
@@ -69,3 +178,26 @@ class Saver:
         if loaded.rejected:
             damaged = ", ".join(f"{path.name} ({reason})" for path, reason in loaded.rejected)
             self._passed_over = f"went back to checkpoint {loaded.path.name}: damaged are {damaged}"
+
+
+def _beside(work: Callable[[], T]) -> Future[T]:
+    """Do something on a thread of its own."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # the trainer's thread meets it in the future
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="checkpoint").start()
+    return future
+
+
+def _fits(place: Tensor | None, tensor: Tensor) -> bool:
+    return place is not None and (place.shape, place.dtype) == (tensor.shape, tensor.dtype)
+
+
+def _places(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Make room for copies of tensors on the host, and touch it: memory that was never written to is slow the first time."""
+    return {name: torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda).zero_() for name, tensor in tensors.items()}

@@ -53,7 +53,9 @@ class Stopwatch:
         self._now_s = now_s
         self._queued_s = queued_s
         self.train_s = 0.0
-        self.blocked_s = 0.0  # part of it
+        self.meetings_s = 0.0  # part of it, blocked
+        self.checkpoints_s = 0.0  # likewise
+        self.evaluation_s = 0.0  # beside it
         self._steps: list[InnerStep] = []  # since it was told last
         self._told_s = self._now_s()
         self._start_cpu_s = time.process_time()
@@ -68,7 +70,7 @@ class Stopwatch:
             self.train_s += self._now_s() - start_s
 
     @contextlib.contextmanager
-    def blocked(self) -> Iterator[None]:
+    def meeting(self) -> Iterator[None]:
         """Count the time inside as blocked by synchronization, and as part of training.
 
         What is started on a device must be finished inside, or the next inner step pays for it unseen.
@@ -77,10 +79,30 @@ class Stopwatch:
         try:
             yield
         finally:
-            spent_s, queued_s = self._now_s() - start_s, self._queued_s() - start_queued_s
-            if self.train_s:  # before the first inner step nothing is blocked
-                self.train_s += spent_s
-                self.blocked_s += max(0.0, spent_s - queued_s)
+            self.meetings_s += self._blocked_s(start_s, start_queued_s)
+
+    @contextlib.contextmanager
+    def saving(self) -> Iterator[None]:
+        """Count the time inside as blocked by a checkpoint, likewise."""
+        start_s, start_queued_s = self._now_s(), self._queued_s()
+        try:
+            yield
+        finally:
+            self.checkpoints_s += self._blocked_s(start_s, start_queued_s)
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Count the time inside as neither."""
+        start_s = self._now_s()
+        yield
+        self.evaluation_s += self._now_s() - start_s
+
+    def _blocked_s(self, start_s: float, start_queued_s: float) -> float:
+        spent_s, queued_s = self._now_s() - start_s, self._queued_s() - start_queued_s
+        if not self.train_s:  # before the first inner step nothing is blocked
+            return 0.0
+        self.train_s += spent_s
+        return max(0.0, spent_s - queued_s)
 
     def step(self, step: InnerStep) -> None:
         """Note an inner step."""
@@ -95,7 +117,8 @@ class Stopwatch:
         passed_s = max(1e-9, self._now_s() - self._told_s)
         self._told_s = self._now_s()
         so_far = replica.own_steps, replica.clock_steps, replica.tokens
-        spent_s = self.train_s, self.blocked_s, time.process_time() - self._start_cpu_s - coding_cpu_s, coding_cpu_s
+        blocked_s, training_cpu_s = self.meetings_s + self.checkpoints_s, time.process_time() - self._start_cpu_s - coding_cpu_s
+        spent_s = self.train_s, blocked_s, training_cpu_s, coding_cpu_s, self.checkpoints_s, self.evaluation_s
         if self._steps:
             loss = sum(step.loss for step in self._steps) / len(self._steps)
             tokens_per_s = sum(step.num_tokens for step in self._steps) / passed_s
@@ -171,7 +194,7 @@ class Trainer:
             if self.state is State.BEGUN and self._replica.phase is RunPhase.FINISH:
                 self._finish()
             return IDLE_S
-        with self._watch.blocked():
+        with self._watch.meeting():
             self.answer_node()
         if self._is_training:  # a partner's clock may have ended the schedule just now
             self._inner_step()
@@ -191,8 +214,9 @@ class Trainer:
             self._tell_node(done=True)
 
     def close(self) -> None:
-        """Let go of the link, the coding thread and the text."""
+        """Let go of the link, the threads and the text."""
         self._node.close()
+        self._saver.finish()
         self._replica.corpus.close()
 
     @property
@@ -242,7 +266,8 @@ class Trainer:
                 if isinstance(request, ask.Adopt) and request.is_result:
                     self._tell_node()
                 elif isinstance(reply, ask.Adopted) and reply.accepted:
-                    self._saver.save(self._replica)
+                    if self._saver.has_checkpoint:
+                        self._saver.begin(self._replica)
                     self._begin()
 
     def _apply_probed(self, request: ask.Apply) -> ask.Reply | None:
@@ -296,7 +321,7 @@ class Trainer:
         self._watch.step(step)
         due = [] if self._is_alone else self._replica.countdown.tick()
         if due:
-            with self._watch.blocked():
+            with self._watch.meeting():
                 self._announce(due)
                 self._settle()
 
@@ -313,9 +338,11 @@ class Trainer:
         self._tell_if_time()
         if self._replica.own_steps % EVAL_INTERVAL_STEPS == 0:
             self._evaluate()
+        self._saver.look()
         if self._saver.is_due(self._replica) and not self._bad_batches:  # weights that do not work must not replace those that did
-            self._saver.save(self._replica)
-            self._say("training", self._saver.trouble)
+            with self._watch.saving():
+                self._saver.begin(self._replica)
+        self._say("training", self._saver.trouble)
 
     def _finish(self) -> None:
         """The schedule has run out: only answer meetings, until the node says that the last averaging is over."""
@@ -330,10 +357,11 @@ class Trainer:
         if self._watch.is_time_to_tell():
             self._watch.tell(self._replica, self._node.cpu_s)
             self._tell_node()
-            self._pace.update(self._watch.train_s, self._watch.blocked_s, self._node.cpu_s)
+            self._pace.update(self._watch.train_s, self._watch.meetings_s, self._node.cpu_s)
 
     def _evaluate(self) -> None:
-        loss = held_out_loss(self._replica.model, self._replica.corpus, NUM_EVAL_BATCHES, computing=self._replica.inner.computing)
+        with self._watch.evaluating():
+            loss = held_out_loss(self._replica.model, self._replica.corpus, NUM_EVAL_BATCHES, computing=self._replica.inner.computing)
         self._child.emit(EvalDone(self._replica.own_steps, loss, NUM_EVAL_BATCHES))
         self._probes_next = True
 

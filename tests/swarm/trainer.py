@@ -125,6 +125,9 @@ class Disk(Saver):
     def save(self, replica: Replica) -> None:
         self.has_checkpoint = True
 
+    def begin(self, replica: Replica) -> None:
+        self.has_checkpoint = True
+
     def is_due(self, replica: Replica) -> bool:
         return False
 

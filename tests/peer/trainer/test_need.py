@@ -20,13 +20,16 @@ from tests.peer.small import small_manifest, small_replica
 GB = 10**9
 
 MEASURED = """
-import sys, tempfile
+import sys, tempfile, time
 from pathlib import Path
 import psutil, torch
 torch.set_num_threads(1)
 from peer.model.computing import Computing
 from peer.trainer.need import PROGRAMS, run_need
+from peer.machine.config import PeerConfig
+from peer.machine.home import Home
 from peer.trainer.meeting import MeetingSide
+from peer.trainer.saver import Saver
 from tests.peer.small import LLAMA, small_manifest, small_replica
 config = LLAMA | {"hidden_size": 320, "intermediate_size": 896, "num_hidden_layers": 4, "vocab_size": 8192, "max_position_embeddings": 128}
 inner = {"batch_size": 4, "sequence_length": 128, "optimizer": sys.argv[1]}
@@ -37,6 +40,9 @@ def peak():
 small_replica(Path(tempfile.mkdtemp()), small_manifest()).inner_step()  # all that is loaded on the way
 before = psutil.Process().memory_info().rss
 replica = small_replica(Path(tempfile.mkdtemp()), manifest)
+home = Home(Path(tempfile.mkdtemp()))
+home.create()
+saver = Saver(home, PeerConfig(home=home.path), lambda event: None, time.monotonic)
 for _ in range(2):
     replica.inner_step()
     for fragment in replica.outer.fragments:
@@ -44,6 +50,8 @@ for _ in range(2):
         sketch = side.prepare(replica.outer._rule, 0.5, 1)
         side.judge(side.encode(sketch))
         side.merge(side.step(side.failed_blocks))
+    saver.begin(replica)
+    saver.finish()
 counted = sum(need.memory.values()) - need.memory[PROGRAMS] - need.memory["for payloads"]
 print((peak() - before) / counted)
 """

@@ -77,6 +77,53 @@ def test_saved_and_restored(tmp_path: Path) -> None:
     assert event.num_bytes == sum(file.stat().st_size for file in Path(event.path).iterdir())
 
 
+def test_beside_the_inner_steps_is_saved_what_was_there_at_the_boundary(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    kept.step(3)
+    kept.saver.begin(kept.replica)  # there is no place for a copy yet
+    kept.saver.finish()
+    assert not kept.saver.has_checkpoint
+    assert kept.saver.is_due(kept.replica)
+    before = fingerprint(kept.replica)
+    kept.saver.begin(kept.replica)
+    kept.replica.end_alone()
+    kept.step(2)
+    kept.saver.finish()
+    fresh = small_replica(tmp_path / "fresh", MANIFEST)
+    kept.restore(fresh)
+    assert fingerprint(fresh) == before != fingerprint(kept.replica)
+    (event,) = kept.events
+    assert isinstance(event, CheckpointSaved)
+    assert event.step == 3
+
+
+def test_a_second_one_waits_for_the_first(tmp_path: Path) -> None:
+    kept = Kept(tmp_path, checkpoint_interval_steps=1)
+    for _ in range(6):
+        kept.step()
+        kept.saver.begin(kept.replica)  # wanted at each step, and done as often as there is room
+    kept.saver.finish()
+    kept.saver.save(kept.replica)
+    steps = [event.step for event in kept.events if isinstance(event, CheckpointSaved)]
+    assert steps == sorted(steps)
+    assert steps[-1] == 6
+
+
+def test_what_a_checkpoint_costs_decides_how_often_there_is_one(tmp_path: Path) -> None:
+    kept = Kept(tmp_path, checkpoint_interval_s=60.0, checkpoint_interval_steps=0)
+    real, moments = kept.saver._now_s, iter([0.0, 2.0])
+    kept.step()
+    kept.saver.begin(kept.replica)
+    kept.saver.finish()
+    kept.saver._now_s = lambda: real() + next(moments, 2.0)  # the copy takes two seconds
+    kept.saver.begin(kept.replica)
+    kept.saver.finish()
+    kept.now_s += 61.0
+    assert not kept.saver.is_due(kept.replica)
+    kept.now_s += 140.0
+    assert kept.saver.is_due(kept.replica)
+
+
 def test_a_disk_that_refuses_costs_the_checkpoint_only(tmp_path: Path) -> None:
     kept = Kept(tmp_path, checkpoint_interval_steps=2)
     kept.saver.save(kept.replica)

@@ -33,11 +33,11 @@ def told(tmp_path: Path) -> Told:
 
 
 def test_blocked_time_is_part_of_training_time(told: Told) -> None:
-    with told.watch.blocked():
+    with told.watch.meeting():
         told.now_s += 5.0  # before the first inner step nothing is lost
     with told.watch.training():
         told.now_s += 2.0
-    with told.watch.blocked():
+    with told.watch.meeting():
         told.now_s += 0.5
     event = told.tell()
     assert (event.train_s, event.blocked_s) == (2.5, 0.5)
@@ -47,11 +47,24 @@ def test_what_the_machine_gave_to_others_is_not_blocked_by_synchronization(told:
     with told.watch.training():
         told.now_s += 2.0
         told.queued_s += 1.0
-    with told.watch.blocked():
+    with told.watch.meeting():
         told.now_s += 0.5
         told.queued_s += 0.375
     event = told.tell()
     assert (event.train_s, event.blocked_s) == (2.5, 0.125)
+
+
+def test_checkpoints_are_shown_apart_and_evaluation_beside(told: Told) -> None:
+    with told.watch.training():
+        told.now_s += 2.0
+    with told.watch.saving():
+        told.now_s += 0.5
+    with told.watch.meeting():
+        told.now_s += 0.25
+    with told.watch.evaluating():
+        told.now_s += 4.0
+    event = told.tell()
+    assert (event.train_s, event.blocked_s, event.checkpoint_s, event.evaluation_s) == (2.75, 0.75, 0.5, 4.0)
 
 
 def test_time_counts_even_when_a_step_fails(told: Told) -> None:

@@ -229,7 +229,7 @@ def test_a_run_that_diverges_ends_and_leaves_the_earlier_checkpoints(tmp_path: P
                     await running.ended()
             assert "learning_rate" in caught.value.hint
             loaded = load_latest(running.home.checkpoints, LONG.run_id)
-            assert loaded is not None and loaded.contents.step % 2 == 0
+            assert loaded is not None
             assert all(bool(tensor.isfinite().all()) for tensor in loaded.contents.tensors.values())
 
     run(test())

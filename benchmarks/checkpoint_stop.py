@@ -1,0 +1,135 @@
+"""How long a checkpoint stops the trainer: written at the step boundary, and copied there and written beside the inner steps; in one run.
+
+    python -m benchmarks.checkpoint_stop [--millions N] [--rounds N] [--json]
+
+A llama of about 125 million parameters with AdamW on the CPU, on the working directory's disk. `stop` is the wall time for which
+no inner step is made; `share` what that is of the time at the default interval of 60 s, and `interval` what the trainer makes of it
+(checkpoints may stop it for 1 % of its time, and take a tenth of it to write). Inner steps are timed beside a write and without one:
+that is what the writing takes from them. The aim is a share of at most 1 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from peer.link.payload_folder import PayloadFolder
+from peer.machine.config import PeerConfig
+from peer.machine.events import CheckpointSaved, Event
+from peer.machine.home import Home
+from peer.model.model import build_model
+from peer.text.batches import Draw
+from peer.text.corpus import load_corpus
+from peer.text.tokenizer import load_tokenizer
+from peer.trainer.replica import Replica
+from peer.trainer.saver import STOP_SHARE, WRITE_SHARE, Saver
+from protocol.run.manifest import Manifest
+
+INTERVAL_S = 60.0
+
+
+def manifest(millions: float) -> Manifest:
+    """Return a job of about so many million parameters and small batches: 12 blocks and an embedding of 32,000."""
+    width = 64 * max(1, round((millions / 110) ** 0.5 * 12))
+    model = {
+        "hidden_size": width, "intermediate_size": 64 * round(width * 8 / 3 / 64), "num_hidden_layers": 12,
+        "num_attention_heads": width // 64, "num_key_value_heads": width // 64, "vocab_size": 32_000,
+        "max_position_embeddings": 128, "tie_word_embeddings": True,
+    }  # fmt: skip
+    return Manifest.checked({"model": {"config": model}, "inner": {"optimizer": "adamw", "batch_size": 1, "sequence_length": 64}})
+
+
+def build(job: Manifest, folder: Path) -> Replica:
+    """Build a replica in a folder."""
+    draw = Draw(0, b"me", job.inner.batch_size, job.inner.sequence_length)
+    corpus = load_corpus(job.data, load_tokenizer(job.tokenizer.name), draw, None, folder)
+    return Replica(job, build_model(job.model, 0), corpus, PayloadFolder(folder / "payloads"), 0, lambda event: None)
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Return how long something takes."""
+    start_s = time.monotonic()
+    work()
+    return time.monotonic() - start_s
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Medians over the rounds, seconds."""
+
+    params: int
+    checkpoint_bytes: int
+    boundary_stop_s: float
+    copy_stop_s: float
+    write_s: float  # beside the inner steps
+    calm_step_s: float
+    beside_step_s: float
+
+    @property
+    def interval_s(self) -> float:
+        """How often the trainer saves at most."""
+        return max(INTERVAL_S, self.copy_stop_s / STOP_SHARE, self.write_s / WRITE_SHARE)
+
+
+def measure(job: Manifest, rounds: int, folder: Path) -> Figures:
+    """Save in both ways, in turns."""
+    replica, told = build(job, folder), list[Event]()
+    home = Home(folder / "home")
+    home.create()
+    saver = Saver(home, PeerConfig(home=home.path), told.append, time.monotonic)
+    replica.inner_step()
+    saver.begin(replica)  # makes the place for the copies
+    saver.finish()
+    stops, calm, beside = list[float](), list[float](), list[float]()
+    for _ in range(rounds):
+        calm += [seconds(replica.inner_step) for _ in range(2)]
+        stops.append(seconds(lambda: saver.save(replica)))
+        saver.begin(replica)
+        while saver.is_writing:
+            beside.append(seconds(replica.inner_step))
+            saver.look()
+    copied = [event for event in told if isinstance(event, CheckpointSaved) and event.stopped_s]
+    return Figures(
+        sum(parameter.numel() for parameter in replica.parameters.values()),
+        copied[0].num_bytes,
+        statistics.median(stops),
+        statistics.median(event.stopped_s for event in copied),
+        statistics.median(event.seconds for event in copied),
+        statistics.median(calm),
+        statistics.median(beside),
+    )
+
+
+def main() -> None:
+    """Print the table, or JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--millions", type=float, default=125.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="checkpoint-stop-", dir=Path.cwd()) as folder:
+        figures = measure(manifest(given.millions), given.rounds, Path(folder))
+    if given.json:
+        print(json.dumps(asdict(figures) | {"interval_s": figures.interval_s}))
+        return
+    print(f"{figures.params / 1e6:.0f} million parameters, {figures.checkpoint_bytes / 1e6:.0f} MB a checkpoint")
+    print(f"{'':<28}{'stop':>10}{'share':>9}{'interval':>10}")
+    for name, stop_s, interval_s in (
+        ("written at the boundary", figures.boundary_stop_s, INTERVAL_S),
+        ("copied, written beside", figures.copy_stop_s, figures.interval_s),
+    ):
+        print(f"{name:<28}{stop_s:>8.2f} s{stop_s / interval_s:>9.2%}{interval_s:>8.0f} s")
+    print(f"writing takes {figures.write_s:.1f} s; an inner step {figures.calm_step_s:.2f} s, beside a write {figures.beside_step_s:.2f} s")
+
+
+if __name__ == "__main__":
+    main()
