@@ -53,10 +53,12 @@ class Since:
 class FragmentState:
     """One fragment of a replica between meetings. `parameters` are the model's own tensors, by name, and are written to."""
 
-    def __init__(self, codec: FragmentCodec, parameters: Mapping[str, Tensor]) -> None:
+    def __init__(self, codec: FragmentCodec, parameters: Mapping[str, Tensor], has_momentum: bool = True) -> None:
         self.codec = codec
+        self.has_momentum = has_momentum
         self.slow = gather(codec.fragment, parameters)  # f32[numel]
-        self.momentum = torch.zeros_like(self.slow)
+        nothing = self.slow.new_zeros(()).expand(self.slow.shape)  # one zero, seen as many: a run without momentum keeps none
+        self.momentum = nothing.clone() if has_momentum else nothing
         self.gate = MergeGate()
         self.since = Since()
         self.meeting: int | None = None
@@ -98,11 +100,14 @@ class FragmentState:
 
     def in_slabs(self, snapshot: Tensor, step: Callable[[slice], tuple[Tensor, Tensor]]) -> OuterStep:
         """Compute an outer step from a snapshot of the fast weights, slab by slab; `step` returns a slab's slow weights and momentum."""
-        slow, momentum, shift = (torch.empty_like(self.slow) for _ in range(3))
+        slow, shift = torch.empty_like(self.slow), torch.empty_like(self.slow)
+        momentum = torch.empty_like(self.slow) if self.has_momentum else self.momentum
         size = SLAB_VALUES if slow.device.type == "cpu" else slow.numel()  # in one part on other devices
         for start in range(0, slow.numel(), size):
             part = slice(start, start + size)
-            slow[part], momentum[part] = step(part)
+            slow[part], new_momentum = step(part)
+            if self.has_momentum:
+                momentum[part] = new_momentum
             torch.sub(slow[part], snapshot[part], out=shift[part])
         return OuterStep(slow, momentum, shift)
 

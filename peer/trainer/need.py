@@ -28,7 +28,7 @@ from protocol.run.manifest import Manifest
 VALUE_BYTES: Final = 4  # f32 everywhere
 GPU_RUNTIME_BYTES: Final = 600_000_000  # what CUDA takes for itself
 MEETINGS: Final = 4  # at once: two begun here, two elsewhere (peer/node/meetings.py)
-MEETING_VALUES: Final = 6  # snapshot, message, gap; slow weights, momentum and shift of the outer step (peer/trainer/meeting.py)
+MEETING_VALUES: Final = 5  # snapshot, message, gap; slow weights and shift of the outer step (peer/trainer/meeting.py); momentum likewise
 TRIED_ON_VALUES: Final = 2  # another's slow weights, and our own fast ones to go back to (peer/trainer/shared_state.py)
 CHECKPOINTS: Final = 3  # two that are kept, one that is being written (peer/model/checkpoint.py)
 PROGRAMS: Final = "for the programs"
@@ -61,11 +61,11 @@ def run_need(manifest: Manifest, device: str, computing: Computing | None = None
     sizes = sorted((codec.fragment.numel for codec in codecs), reverse=True)
     num_params = sum(sizes)
     optimizer = VALUE_BYTES * num_state_values(manifest.inner.optimizer, shapes)
-    weights = VALUE_BYTES * num_params
+    weights, has_momentum = VALUE_BYTES * num_params, manifest.outer.alpha > 0.0
     tensors = {
         "for weights and their gradients": 2 * weights,
         "for the optimizer": optimizer,
-        "for slow weights and momentum": 2 * weights,
+        **({"for slow weights and momentum": 2 * weights} if has_momentum else {"for slow weights": weights}),
         **({} if device == "cuda" else {COPY: weights + optimizer}),
         **_passing(manifest, computing, weights, VALUE_BYTES * sum(sizes[:MEETINGS])),
     }
@@ -73,7 +73,7 @@ def run_need(manifest: Manifest, device: str, computing: Computing | None = None
     payloads = {"for meetings under way": 2 * sum(largest[:MEETINGS]), "for a copy of the weights that others fetch": plan.state_bytes}
     copied = {COPY: weights + optimizer, "for the model while it is made": weights}
     programs = {PROGRAMS: TRAINER_BYTES + OTHERS_BYTES, "for payloads": sum(payloads.values())}
-    checkpoints = CHECKPOINTS * (3 * weights + optimizer)
+    checkpoints = CHECKPOINTS * ((2 + has_momentum) * weights + optimizer)
     has_own_memory = device == "cuda"
     return Need(
         memory=programs | (copied if has_own_memory else tensors),
@@ -112,7 +112,7 @@ def _passing(manifest: Manifest, computing: Computing, weights: int, fragments: 
         "for what a batch leaves in the model": activation_bytes(
             manifest.model, computing.micro_batch or inner.batch_size, inner.sequence_length, computing.dtype, computing.recompute
         ),
-        "for meetings under way": MEETING_VALUES * fragments,
+        "for meetings under way": (MEETING_VALUES + (manifest.outer.alpha > 0.0)) * fragments,
     }
     tried_on = {"for another's weights that are tried on": TRIED_ON_VALUES * weights}
     return max(step, tried_on, key=lambda parts: sum(parts.values()))

@@ -121,10 +121,10 @@ class OuterLoop:
         payloads: PayloadFolder,
         on_outer_step: Callable[[int, int], None],  # (fragment, partner's clock or 0)
     ) -> None:
-        self.fragments = tuple(FragmentState(codec, parameters) for codec in codecs)
+        self.has_momentum = rule.alpha > 0.0
+        self.fragments = tuple(FragmentState(codec, parameters, self.has_momentum) for codec in codecs)
         self.applied: OrderedDict[str, None] = OrderedDict()
         self._rule: PairRule = rule
-        self.has_momentum = rule.alpha > 0.0
         self.pulls = Pulls(self.fragments, payloads)
         self._payloads = payloads
         self._on_outer_step = on_outer_step

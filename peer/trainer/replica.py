@@ -282,7 +282,8 @@ class Replica:
         tensors = {f"fast/{name}": parameter.detach() for name, parameter in self.parameters.items()}
         for index, fragment in enumerate(self.outer.fragments):
             tensors[f"slow/{index}"] = fragment.slow
-            tensors[f"momentum/{index}"] = fragment.momentum
+            if fragment.has_momentum:
+                tensors[f"momentum/{index}"] = fragment.momentum
         for name, parameter in self.parameters.items():
             for key, value in self.optimizer.state.get(parameter, {}).items():
                 tensors[f"inner/{key}/{name}"] = value
@@ -308,7 +309,8 @@ class Replica:
                 parameter.copy_(tensors[f"fast/{name}"])
         for index, fragment in enumerate(self.outer.fragments):
             fragment.slow.copy_(tensors[f"slow/{index}"])
-            fragment.momentum.copy_(tensors[f"momentum/{index}"])
+            if fragment.has_momentum:
+                fragment.momentum.copy_(tensors[f"momentum/{index}"])
         self._restore_inner(tensors)
         self.clock_steps, self.own_steps, self.tokens = state["clock_steps"], state["own_steps"], state["tokens"]
         self._joined = (state["joined"][0], state["joined"][1])

@@ -72,7 +72,7 @@ def read_state(data: memoryview, fragments: Sequence[FragmentState], has_momentu
     if not bool(torch.isfinite(flat).all()):
         raise ValueError("the state holds values that are not finite")
     slow = list(_cut(flat, fragments))
-    momentum = list(_cut(flat[num_values:], fragments)) if has_momentum else [torch.zeros_like(fragment.slow) for fragment in fragments]
+    momentum = list(_cut(flat[num_values:], fragments)) if has_momentum else [fragment.momentum for fragment in fragments]
     parts = tuple(map(FragmentWeights, fragments, slow, momentum))
     _need_sane(parts)
     return parts
@@ -99,7 +99,8 @@ def _need_sane(parts: Sequence[FragmentWeights]) -> None:
 def settle(fragments: Sequence[FragmentState], parameters: Mapping[str, Tensor]) -> None:
     """Round slow weights and momentum to what others get of them, and make the fast weights the slow ones."""
     for fragment in fragments:
-        fragment.replace(fragment.slow.bfloat16().float(), fragment.momentum.bfloat16().float())
+        momentum = fragment.momentum.bfloat16().float() if fragment.has_momentum else fragment.momentum
+        fragment.replace(fragment.slow.bfloat16().float(), momentum)
         scatter(fragment.codec.fragment, fragment.slow, parameters)
 
 

@@ -72,8 +72,9 @@ def test_the_optimizer_keeps_what_is_counted(tmp_path: Path, optimizer: str) -> 
     assert num_state_values(optimizer, shapes) == kept
 
 
-def test_the_checkpoint_is_what_is_counted(tmp_path: Path) -> None:
-    manifest = small_manifest()
+@pytest.mark.parametrize("alpha", [0.0, 0.5])
+def test_the_checkpoint_is_what_is_counted(tmp_path: Path, alpha: float) -> None:
+    manifest = small_manifest(outer={"alpha": alpha})
     replica = small_replica(tmp_path, manifest)
     replica.inner_step()
     size = sum(tensor.numel() * tensor.element_size() for name, tensor in replica.tensors().items() if "/step/" not in name)

@@ -86,6 +86,24 @@ def test_steps_depend_on_nothing_drawn_elsewhere(tmp_path: Path) -> None:
     assert fingerprint(one) == fingerprint(other)
 
 
+def test_a_run_without_momentum_keeps_none(tmp_path: Path) -> None:
+    manifest = small_manifest(outer={"alpha": 0.0})
+    one, other = (small_replica(tmp_path / peer, manifest, peer.encode()) for peer in "ij")
+    for replica in (one, other):
+        train(replica, 3)
+    meet((replica_side(one, tmp_path / "i"), replica_side(other, tmp_path / "j")), Terms())
+    train(one, 2)
+    one.handle(ask.Solo(make_due(one)))
+    one.handle(ask.Settle("result"))
+    for fragment in one.outer.fragments:
+        assert fragment.momentum.untyped_storage().nbytes() == 4
+        assert not fragment.momentum.any()
+    assert not [name for name in one.tensors() if name.startswith("momentum/")]
+    fresh = small_replica(tmp_path / "fresh", manifest)
+    fresh.restore(one.tensors(), one.state())
+    assert fingerprint(fresh) == fingerprint(one)
+
+
 # --------------------------------------------------------------------------- clock
 
 
