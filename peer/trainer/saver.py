@@ -7,6 +7,8 @@ the model is allocated at a step boundary: the place for the copies is made read
 from __future__ import annotations
 
 import copy
+import os
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -27,6 +29,7 @@ from protocol.errors import BadSettings, GossamerError
 
 T = TypeVar("T")
 STOP_SHARE: Final = 0.01  # of the time, that checkpoints may stop the trainer for
+LEAST_PRIORITY: Final = 19
 WRITE_SHARE: Final = 0.1  # of the time, that one may be written in
 
 
@@ -181,10 +184,12 @@ class Saver:
 
 
 def _beside(work: Callable[[], T]) -> Future[T]:
-    """Do something on a thread of its own."""
+    """Do something on a thread of its own, which gives way to the inner steps where a system lets threads do so."""
     future: Future[T] = Future()
 
     def run() -> None:
+        if sys.platform == "linux":
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LEAST_PRIORITY)
         try:
             future.set_result(work())
         except BaseException as error:  # the trainer's thread meets it in the future

@@ -91,6 +91,7 @@ def test_a_batch_is_fetched_ahead_once() -> None:
     assert asked == [0, 1, 2, 3, 4, 4, 5]
 
 
+@pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
 @pytest.mark.parametrize("computing", [Computing(torch.bfloat16, 2), Computing(torch.bfloat16, recompute=True, compiles=True)])
 def test_on_a_gpu_in_bf16(computing: Computing) -> None:

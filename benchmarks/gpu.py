@@ -1,0 +1,272 @@
+"""All figures of a borrowed GPU in one command, at most nine minutes: one JSON line, and a table that people read.
+
+    python -m benchmarks.gpu [--device cuda] [--sizes 125M,350M,1.2B] [--seconds S] [--without tests,meetings] [--out FILE]
+
+`speed`: tokens per second and MFU of our inner loop with each optimizer, beside a plain loop of torch (autocast, the whole model compiled,
+fused AdamW, the same batch); the aim is 90 % of it with AdamW, and an MFU of 40 % from 350 M on. `codec`: GB of f32 a second beside a copy
+on the same device; the aim is 25 %. `decode`: whether this device and the CPU decode the same payload bit for bit. `meetings`: two real
+peers on this one device meet over lines of 100 Mbit/s; the share of the time for which their trainers are blocked, checkpoints included;
+the aim is 1 %. `tests`: those that are marked for CUDA. On a CPU it runs as well, at sizes that a CPU can carry (`--sizes tiny`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from benchmarks.codecs import copies, measure
+from benchmarks.step_rate import BenchedPeer, running
+from optim.codecs import codec
+from peer.model.computing import Computing, compute_dtype, computing_in
+from peer.model.model import build_model
+from peer.model.throughput import flops_per_token, peak_flops
+from peer.text.batches import Draw
+from peer.text.corpus import ResidentCorpus
+from peer.text.token_cache import Tokens
+from peer.trainer.inner_loop import InnerLoop
+from protocol.run.invite import Invite
+from protocol.run.manifest import Manifest, SignedManifest
+
+WARM_UP_STEPS: Final = 3
+LINE: Final = "100 Mbit/s"
+VOCABULARY: Final = 32_000
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A llama and its batch."""
+
+    width: int
+    num_layers: int
+    batch_size: int
+    sequence_length: int
+    vocabulary: int = VOCABULARY
+
+    def manifest(self, optimizer: str) -> Manifest:
+        """Return a job of this size."""
+        heads = max(1, self.width // 64)
+        config = {
+            "hidden_size": self.width, "intermediate_size": self.width * 8 // 3 // 8 * 8, "num_hidden_layers": self.num_layers,
+            "num_attention_heads": heads, "num_key_value_heads": heads, "vocab_size": self.vocabulary,
+            "max_position_embeddings": self.sequence_length, "tie_word_embeddings": True,
+        }  # fmt: skip
+        inner = {"optimizer": optimizer, "learning_rate": 1e-3, "batch_size": self.batch_size, "sequence_length": self.sequence_length}
+        return Manifest.checked({"model": {"config": config}, "inner": inner, "run": {"total_steps": 10_000_000}})
+
+    def corpus(self) -> ResidentCorpus:
+        """Return noise to train on."""
+        noise = torch.randint(0, self.vocabulary, (self.batch_size * (self.sequence_length + 1) * 4,)).numpy()
+        return ResidentCorpus(Tokens(noise, noise, 1.0), Draw(0, b"me", self.batch_size, self.sequence_length))
+
+    @property
+    def step_tokens(self) -> int:
+        """Return the tokens of a step."""
+        return self.batch_size * self.sequence_length
+
+
+SIZES: Final[Mapping[str, Size]] = {
+    "tiny": Size(64, 2, 2, 32, 256),
+    "125M": Size(768, 14, 32, 1024),
+    "350M": Size(1024, 26, 16, 1024),
+    "1.2B": Size(2048, 23, 8, 1024),
+}
+
+
+def finish(device: torch.device) -> None:
+    """Wait for what the device still does."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def tokens_per_s(step: Callable[[], object], step_tokens: int, device: torch.device, seconds: float) -> float:
+    """Return how fast a step trains, after a few to warm up."""
+    for _ in range(WARM_UP_STEPS):
+        step()
+    finish(device)
+    start_s, num_steps = time.monotonic(), 0
+    while not num_steps or time.monotonic() - start_s < seconds:
+        step()
+        finish(device)
+        num_steps += 1
+    return num_steps * step_tokens / (time.monotonic() - start_s)
+
+
+def our_step(size: Size, optimizer: str, device: torch.device) -> Callable[[], object]:
+    """Return a step of a peer's own inner loop."""
+    manifest = size.manifest(optimizer)
+    computing = Computing(compute_dtype("auto", device), compiles=device.type == "cuda")
+    inner = InnerLoop(manifest, build_model(manifest.model, 0).to(device), size.corpus(), computing, lambda event: None)  # type: ignore[arg-type]
+    number = iter(range(1_000_000))
+
+    def step() -> None:
+        loss, norm, _ = inner.gradient(next(number), 0)
+        assert bool(torch.isfinite(loss + norm))  # as a replica looks at it
+        inner.step(1e-4)
+
+    return step
+
+
+def plain_step(size: Size, device: torch.device) -> Callable[[], object]:
+    """Return a step of a plain loop of torch with the same model and batch."""
+    model = build_model(size.manifest("adamw").model, 0).to(device)  # type: ignore[arg-type]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    call: Any = torch.compile(model) if device.type == "cuda" else model
+    batch, dtype = size.corpus().batch(0).to(device), compute_dtype("auto", device)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with computing_in(dtype, device):
+            logits: Tensor = call(input_ids=batch[:, :-1], use_cache=False).logits
+            loss = functional.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    return step
+
+
+def speed(name: str, device: torch.device, seconds: float) -> dict[str, Any]:
+    """Return tokens per second and MFU of both, one after the other on the same device."""
+    size = SIZES[name]
+    with torch.device("meta"):
+        model = build_model(size.manifest("adamw").model, 0)
+    shapes = {key: tuple(parameter.shape) for key, parameter in model.named_parameters()}
+    flops, peak = flops_per_token(model.config, shapes, size.sequence_length), peak_flops(device, compute_dtype("auto", device))
+    ways: dict[str, Callable[[], Callable[[], object]]] = {
+        "plain torch": lambda: plain_step(size, device),
+        "adamw": lambda: our_step(size, "adamw", device),
+        "muon": lambda: our_step(size, "muon", device),
+    }
+    rates = {}
+    for way, make in ways.items():
+        rates[way] = tokens_per_s(make(), size.step_tokens, device, seconds)
+        torch.compiler.reset()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    num_params = sum(parameter.numel() for parameter in model.parameters())
+    mfu = {way: rate * flops / peak for way, rate in rates.items()} if peak else {}
+    return {"params": num_params, "tokens_per_second": rates, "mfu": mfu, "of_plain": rates["adamw"] / rates["plain torch"]}
+
+
+def codec_speed(device: torch.device, num_values: int) -> dict[str, Any]:
+    """Return the default codec's speed beside a copy."""
+    own = 0.02 * torch.randn(num_values, generator=torch.Generator().manual_seed(0))
+    other = own + 0.002 * torch.randn(num_values, generator=torch.Generator().manual_seed(1))
+    row, (copy, _) = measure(codec("modulo4"), (own.to(device), other.to(device)), 5), copies(own.to(device), 5)
+    return {"copy_gb_s": copy, "encode_gb_s": row["encode"], "gap_gb_s": row["gap"], "of_copy": min(row["encode"], row["gap"]) / copy}
+
+
+def decodes_alike(device: torch.device, num_values: int) -> bool:
+    """Tell whether this device decodes what a CPU coded to the same bits as the CPU."""
+    coder, gaps = codec("modulo4"), []
+    own = 0.02 * torch.randn(num_values, generator=torch.Generator().manual_seed(0))
+    other = own + 0.002 * torch.randn(num_values, generator=torch.Generator().manual_seed(1))
+    sketches = coder.sketch(own, 1), coder.sketch(other, 1)
+    payload = coder.encode(other, 1, *sketches[::-1]).payload
+    for where in (torch.device("cpu"), device):
+        encoded = coder.encode(own.to(where), 1, *(sketch.to(where) for sketch in sketches))
+        gaps.append(coder.gap(encoded, payload.to(where)).values.cpu())
+    return torch.equal(*gaps)
+
+
+async def meetings(name: str, device: torch.device, seconds: float, folder: Path) -> dict[str, Any]:
+    """Have two real peers on the one device meet over shaped lines."""
+    first, second = (BenchedPeer(folder / one, 0, device=str(device), max_upload=LINE) for one in ("first", "second"))
+    manifest = SIZES[name].manifest("muon").with_host(first.identity.peer_id)
+    signed = SignedManifest.sign(manifest, first.identity)
+    first.home.manifest.write_bytes(signed.to_bytes())
+    async with running(first):
+        await first.until(lambda status: status.own_steps, "first step")
+        invite = Invite.issue(first.identity, signed.run_id, tuple(first.status.addresses), None, int(time.time()) + 3600)
+        second.home.invite.write_text(invite.to_text() + "\n")
+        async with running(second):
+            await second.until(lambda status: status.meetings["completed"], "meeting")
+            await asyncio.sleep(seconds)
+            return {
+                "completed": second.status.meetings["completed"],
+                "blocked": [peer.status.blocked_seconds / peer.status.train_seconds for peer in (first, second)],
+                "mfu": [peer.status.mfu for peer in (first, second)],
+            }
+
+
+def marked_tests() -> dict[str, Any]:
+    """Run the tests that need a GPU."""
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-m", "cuda"], capture_output=True, text=True, check=False)
+    return {"passed": done.returncode == 0, "words": done.stdout.strip().splitlines()[-1]}
+
+
+def figures(given: argparse.Namespace) -> dict[str, Any]:
+    """Measure everything that was asked for."""
+    device = torch.device(given.device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    found: dict[str, Any] = {"device": name, "torch": torch.__version__, "speed": {}}
+    for size in given.sizes.split(","):
+        found["speed"][size] = speed(size, device, given.seconds)
+    num_values = 1 << (26 if device.type == "cuda" else 20)
+    found["codec"] = codec_speed(device, num_values)
+    found["decode"] = decodes_alike(device, num_values)
+    if "meetings" not in given.without:
+        with tempfile.TemporaryDirectory(prefix="gpu-") as folder:
+            found["meetings"] = asyncio.run(meetings(given.sizes.split(",")[0], device, 6 * given.seconds, Path(folder)))
+    if "tests" not in given.without:
+        found["tests"] = marked_tests()
+    return found
+
+
+def table(found: Mapping[str, Any]) -> str:
+    """Return the figures for people."""
+    lines = [f"{found['device']}, torch {found['torch']}", f"{'':<8}{'':<14}{'tokens/s':>12}{'MFU':>8}{'of plain':>10}"]
+    for size, row in found["speed"].items():
+        for way, rate in row["tokens_per_second"].items():
+            mfu, share = row["mfu"].get(way), rate / row["tokens_per_second"]["plain torch"]
+            lines.append(f"{size:<8}{way:<14}{rate:>12,.0f}{'-' if mfu is None else f'{mfu:.1%}':>8}{share:>10.1%}")
+    coder = found["codec"]
+    lines.append(f"codec: encode {coder['encode_gb_s']:.1f}, gap {coder['gap_gb_s']:.1f} GB/s; {coder['of_copy']:.1%} of a copy")
+    lines.append(f"decodes as the CPU does, bit for bit: {'yes' if found['decode'] else 'NO'}")
+    if "meetings" in found:
+        shares = ", ".join(f"{share:.2%}" for share in found["meetings"]["blocked"])
+        lines.append(f"{found['meetings']['completed']} meetings over {LINE}; blocked {shares} of the time")
+    if "tests" in found:
+        lines.append(f"tests marked for CUDA: {found['tests']['words']}")
+    return "\n".join(lines)
+
+
+def options() -> argparse.ArgumentParser:
+    """Return what the command takes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    has_gpu = torch.cuda.is_available()
+    parser.add_argument("--device", default="cuda" if has_gpu else "cpu")
+    parser.add_argument("--sizes", default="125M,350M,1.2B" if has_gpu else "tiny")
+    parser.add_argument("--seconds", type=float, default=10.0, help="each speed is measured for so long")
+    parser.add_argument("--without", default="", help="parts to leave out: tests, meetings")
+    parser.add_argument("--out", type=Path, help="also write the JSON here")
+    return parser
+
+
+def main() -> None:
+    """Print the JSON, then the table."""
+    given = options().parse_args()
+    found = figures(given)
+    line = json.dumps(found)
+    if given.out is not None:
+        given.out.write_text(line + "\n")
+    print(line)
+    print(table(found), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
