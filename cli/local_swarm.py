@@ -34,7 +34,7 @@ class LocalPeer:
         self.name = name
         self.home = home
         self.status: dict[str, Any] = {}
-        home.mkdir(parents=True, exist_ok=True)
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._output = home / "stdout.txt"
         self._log = home / "stderr.txt"
         command = [sys.executable, "-m", "cli.main", *arguments, "--home", str(home)]

@@ -33,6 +33,12 @@ def test_a_child_that_ends_well_is_over(tmp_path: Path) -> None:
     assert peer.status == {}
 
 
+def test_a_childs_home_is_its_owners_alone(tmp_path: Path) -> None:
+    peer = LocalPeer("peer-1", tmp_path / "home", ["id"])
+    wait_ended(peer)
+    assert not peer.refresh() and (tmp_path / "home").stat().st_mode & 0o077 == 0
+
+
 def test_what_the_operator_must_mend_is_said_as_the_child_said_it(tmp_path: Path) -> None:
     peer = LocalPeer("peer-2", tmp_path, ["join", "nonsense"])
     wait_ended(peer)
