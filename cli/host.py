@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from cli import options
+from cli.invite import doors
 from cli.manifests import changed, read_manifest
 from cli.screen import Screen
 from cli.session import given_settings, hold_session, save_every, settings
@@ -83,7 +84,7 @@ def host(
     wanted = changed(base, steps=steps, seed=seed, codec=codec, method=method, inner_steps=inner_steps)
     is_given = manifest is not None or any(given is not None for given in (steps, seed, codec, method, inner_steps))
     signed = run_to_host(folder, identity, wanted.with_host(identity.peer_id), must_match=is_given)
-    hold_session(config, identity, signed, None, invite_line(identity, signed, write_invite), metrics)
+    hold_session(config, identity, signed, None, invite_line(folder, identity, signed, write_invite), metrics)
 
 
 def run_to_host(folder: Home, identity: Identity, wanted: Manifest, *, must_match: bool) -> SignedManifest:
@@ -107,14 +108,15 @@ def run_to_host(folder: Home, identity: Identity, wanted: Manifest, *, must_matc
     return held
 
 
-def invite_line(identity: Identity, signed: SignedManifest, file: Path | None) -> Callable[[Status, Screen], None]:
+def invite_line(folder: Home, identity: Identity, signed: SignedManifest, file: Path | None) -> Callable[[Status, Screen], None]:
     """Return what prints the invite, and writes it, once, as soon as the peer knows its addresses."""
     printed: list[str] = []
 
     def look(status: Status, drawn: Screen) -> None:
         if status.addresses and not printed:
             not_after_s = int(time.time()) + INVITE_LIFETIME_S
-            printed.append(Invite.issue(identity, signed.run_id, tuple(status.addresses), None, not_after_s).to_text())
+            addresses = doors(folder, identity.peer_id, tuple(status.addresses))
+            printed.append(Invite.issue(identity, signed.run_id, addresses, None, not_after_s).to_text())
             drawn.say("invite for others, good for 30 days: peer join INVITE, with this as INVITE")
             drawn.data(printed[0])
             if file is not None:

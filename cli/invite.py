@@ -14,13 +14,14 @@ from cli.options import DEFAULT_HOME, HomeFolder, Json
 from peer.machine.control_socket import ask
 from peer.machine.home import Home
 from peer.swarm.address_book import AddressBook
-from protocol.addresses import with_peer
+from protocol.addresses import is_public, with_peer
 from protocol.errors import BadSettings
 from protocol.identity import Identity, PeerId
 from protocol.limits import INVITE_BOOTSTRAPS
 from protocol.run.invite import Invite
 from protocol.run.manifest import SignedManifest
 
+OWN_ADDRESSES = 3  # that come before those of other peers: on the internet, through a relay or two
 SECONDS = {"m": 60, "h": 3600, "d": 24 * 3600}
 
 Subject = Annotated[
@@ -70,12 +71,24 @@ def known_addresses(folder: Home, me: PeerId, given: tuple[str, ...] = ()) -> tu
 
     Raises BadSettings if there are none.
     """
-    addresses = list(given)
+    own: tuple[str, ...] = ()
     with contextlib.suppress(BadSettings):  # it does not run: those whom it has met must do
-        addresses += ask(folder.path, {"verb": "status"})["addresses"]
-    book = AddressBook(me)
-    book.load(folder.peers, time.time())
-    addresses += [with_peer(address, entry.peer_id) for entry in book.live(time.time()) for address in entry.addresses]
+        own = tuple(ask(folder.path, {"verb": "status"})["addresses"])
+    addresses = doors(folder, me, own, given)
     if not addresses:
         raise BadSettings("no address is known where a newcomer could begin", hint="start this peer first, with `peer host` or `peer join`")
-    return tuple(dict.fromkeys(addresses))[:INVITE_BOOTSTRAPS]
+    return addresses
+
+
+def doors(folder: Home, me: PeerId, own: tuple[str, ...], given: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Return the addresses for an invite: given ones, this peer's, and of as many others that it has met as there is room for.
+
+    Whoever is invited gets in as long as one of them is there: so each other peer's best address comes before anybody's second.
+    """
+    book = AddressBook(me)
+    book.load(folder.peers, 0.0)
+    met = [[with_peer(address, peer.peer_id) for address in peer.addresses] for peer in book.live(0.0) if peer.addresses]
+    ways = [sorted(addresses, key=lambda address: not is_public(address)) for addresses in met]
+    first, others = own[:OWN_ADDRESSES], [addresses[0] for addresses in ways]
+    rest = [*own[OWN_ADDRESSES:], *(address for addresses in ways for address in addresses[1:])]
+    return tuple(dict.fromkeys((*given, *first, *others, *rest)))[:INVITE_BOOTSTRAPS]

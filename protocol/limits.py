@@ -6,6 +6,7 @@ manifest implies (payloads, state) are not here: see `terms.py`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any, Final
 
@@ -22,11 +23,13 @@ CHUNK_BYTES: Final = 256 * KIB
 FRAME_BYTES: Final = 512 * KIB
 """Refused before parsing, and gRPC's receive limit. Protobuf can blow a message up 36 times in memory (measured): 18 MiB here."""
 SMALL_FRAME_BYTES: Final = 8 * KIB
-"""Every frame that carries neither data nor a bitmap: the largest Hello, with two of the largest records, takes 2.3 KiB."""
+"""Every frame that carries neither data nor a bitmap: the largest Hello, with three of the largest records, takes 3.2 KiB."""
 REFUSAL_DETAIL_CHARS: Final = 200
 """One line in a log."""
-ACQUAINTANCES: Final = 2
-"""Records of other peers in a Hello: enough to refill an address book, too few to flood one."""
+PASSED_RECORDS: Final = 3
+"""Records in a Hello or a request, the sender's own among them: enough to refill an address book, too few to flood one."""
+INTRODUCED: Final = 16
+"""Records in an answer to who asks for members: a newcomer that hears three such answers can lose any door."""
 
 # ---- rates ----
 SLOWEST_BYTES_PER_S: Final = 32 * KIB
@@ -120,7 +123,8 @@ _COUNTS: Final = {
 _SIZES: Final = {
     "detail": REFUSAL_DETAIL_CHARS,
     "observed": ADDRESS_CHARS,
-    "acquaintances": ACQUAINTANCES,
+    "records": PASSED_RECORDS,
+    "members": INTRODUCED,
     "addresses": RECORD_ADDRESSES,
     "failed_blocks": CHUNK_BYTES,
 }
@@ -162,3 +166,9 @@ def need_count(name: str, value: int, most: int) -> None:
     """Raise BadMessage unless 0 <= value <= most."""
     if not 0 <= value <= most:
         raise BadMessage(f"{name} is {value}, outside 0 to {most}")
+
+
+def need_record_sizes(records: Iterable[bytes]) -> None:
+    """Raise BadMessage unless each of these is of a size that a member record may have."""
+    for record in records:
+        need_count("size of a record", len(record), RECORD_BYTES)

@@ -26,7 +26,7 @@ class Greeting:
     nonce: bytes  # 16 fresh random bytes
     now_s: float  # Unix time, for the expiry of credentials
     partner_hello: Hello | None = None  # checked; None on the initiator's side
-    acquaintances: tuple[bytes, ...] = ()  # signed records of other peers, to pass on
+    records: tuple[bytes, ...] = ()  # signed records to pass on: our own, and other peers'
 
     @property
     def fragment_terms(self) -> FragmentTerms:
@@ -51,7 +51,7 @@ class Greeting:
             payload_bytes=sizes.payload_bytes,
             phase=self._phase(opened.phase),
             credential=membership.credential,
-            acquaintances=self.acquaintances,
+            records=self.records,
         )
         return hello.signed(membership.identity)
 

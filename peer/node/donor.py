@@ -23,6 +23,7 @@ from peer.node.fetching import part_bytes, pull_seed, receive, send, send_chunks
 from peer.node.mirror import Mirror
 from peer.node.run_result import RunResult
 from peer.swarm.address_book import loop_s
+from peer.swarm.hearsay import Hearsay
 from peer.swarm.standing import Standing
 from protocol.errors import BadMessage, RefusalCode, Refused
 from protocol.identity import Identity, PeerId
@@ -237,6 +238,9 @@ class StateDonor:
         self._copy = None
 
 
+_OF_ANYBODY = frozenset({ContentsKind.MANIFEST, ContentsKind.INTRODUCTION, ContentsKind.SIGHTING, ContentsKind.ECHO})
+
+
 def _heard(task: asyncio.Task[None]) -> None:
     """Take note of how it ended, whether anybody waits for it or not."""
     if not task.cancelled():
@@ -252,36 +256,56 @@ class FetchServer:
     manifest: bytes
     now_s: Callable[[], float]  # Unix time
     mirror: Mirror
+    hearsay: Hearsay
     donor: StateDonor | None = None
 
     async def answer(self, stream: Stream) -> None:
         """Serve an inbound `Fetch` stream until its opener ends it. Raises Refused and PeerMisbehaved for the partner, TransportError."""
-        with contextlib.nullcontext() if self.donor is None else self.donor.serving(stream):
-            last_s = 0.0
+        with contextlib.ExitStack() as serving:
+            last_s: float | None = None
             while True:
                 request = await receive(stream)
                 began_s = loop_s()
                 if not isinstance(request, FetchRequest):
                     raise BadMessage(f"a fetch consists of FetchRequests, not of a {type(request).__name__}")
                 check_fetch(request, self.terms, self.identity.peer_id, stream.partner, self.now_s())
-                if request.kind is ContentsKind.MANIFEST:
-                    await self._send(stream, request, len(self.manifest), self._of_manifest(request), 0)
-                elif request.kind in (ContentsKind.SIGHTING, ContentsKind.ECHO):
-                    data = await self._reflected(stream, request)
-                    await self._send(stream, request, len(data), data, 0)
-                elif self.donor is None:
+                if request.kind in _OF_ANYBODY:
+                    await self._answer_about_us(stream, request)
+                    continue
+                if self.donor is None:
                     raise Refused(RefusalCode.NOT_READY, "I have no weights")
-                elif request.kind in OF_RESULT:
-                    total_bytes, data, name = self.donor.of_result(request)
-                    await self._send(stream, request, total_bytes, data, self.donor.clock_steps, name)
-                elif request.kind is ContentsKind.SLOW:
-                    data, clock_steps = await self.donor.coded(stream, request)
-                    await self._send(stream, request, len(data), data, clock_steps)
-                else:
-                    data, clock_steps = await self.donor.piece(stream.partner, request)
-                    await self.donor.give_way(last_s)
-                    await self._send(stream, request, self.terms.state_bytes, data, clock_steps)
+                if last_s is None:
+                    serving.enter_context(self.donor.serving(stream))
+                await self._give(self.donor, stream, request, last_s or 0.0)
                 last_s = loop_s() - began_s
+
+    async def _answer_about_us(self, stream: Stream, request: FetchRequest) -> None:
+        """Answer what needs no weights."""
+        if request.kind is ContentsKind.MANIFEST:
+            await self._send(stream, request, len(self.manifest), self._of_manifest(request), 0)
+            return
+        data = self._introduced(stream, request) if request.kind is ContentsKind.INTRODUCTION else await self._reflected(stream, request)
+        await self._send(stream, request, len(data), data, 0)
+
+    async def _give(self, donor: StateDonor, stream: Stream, request: FetchRequest, last_s: float) -> None:
+        """Give weights; the piece before took `last_s`."""
+        if request.kind in OF_RESULT:
+            total_bytes, data, name = donor.of_result(request)
+            await self._send(stream, request, total_bytes, data, donor.clock_steps, name)
+        elif request.kind is ContentsKind.SLOW:
+            data, clock_steps = await donor.coded(stream, request)
+            await self._send(stream, request, len(data), data, clock_steps)
+        else:
+            data, clock_steps = await donor.piece(stream.partner, request)
+            await donor.give_way(last_s)
+            await self._send(stream, request, self.terms.state_bytes, data, clock_steps)
+
+    def _introduced(self, stream: Stream, request: FetchRequest) -> memoryview:
+        """Name members; once there have been enough of them, only the time: what is asked for beside it may still be given."""
+        if not self.mirror.may_introduce(stream.partner):
+            return memoryview(self.hearsay.introduction(stream.partner, 0))
+        self.hearsay.take_all(request.records)
+        return memoryview(self.hearsay.introduction(stream.partner, request.num_bytes))
 
     async def _reflected(self, stream: Stream, request: FetchRequest) -> memoryview:
         if request.kind is ContentsKind.SIGHTING:

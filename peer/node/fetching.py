@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from protocol.errors import (
@@ -19,26 +19,21 @@ from protocol.errors import (
     BadMessage,
     DeadlineExceeded,
     GossamerError,
-    PeerMisbehaved,
     RefusalCode,
     Refused,
     RunRefusesUs,
-    SwarmUnreachable,
-    TransportError,
     WrongVersion,
 )
 from protocol.identity import Identity, PeerId
 from protocol.limits import CHUNK_BYTES, MANIFEST_BYTES, NONCE_BYTES, PROTOCOL_VERSION
+from protocol.messages.introduction import Introduction
 from protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Message, Part, Refusal
 from protocol.messages.sighting import SIGHTING_BYTES, Sighting
 from protocol.run.invite import Credential
-from protocol.run.manifest import SignedManifest
 from protocol.streams.transport import Purpose, Stream, Transport
 
 FRAME_S = 30.0  # a partner that says nothing, or takes nothing, for so long has gone
 CONNECT_S = 15.0
-PATIENCE_S = 60.0  # for the first address that answers
-PAUSE_S = 1.0
 _FINAL = {
     RefusalCode.NOT_INVITED: RunRefusesUs,
     RefusalCode.WRONG_RUN: RunRefusesUs,
@@ -55,15 +50,11 @@ class FetchClient:
     credential: Credential | None
     transport: Transport
 
-    async def manifest(self, donor: PeerId, addresses: tuple[str, ...]) -> bytes:
-        """Fetch the signed manifest; the caller checks that it has the run's hash. Raises TransportError, PeerMisbehaved or Refused."""
-        async with self.source(donor, addresses) as source:
-            await source.ask(ContentsKind.MANIFEST, 0, MANIFEST_BYTES)
-            _, data = await source.take(_is_manifest)
-            return data
-
     async def header(self, donor: PeerId, addresses: tuple[str, ...], kind: ContentsKind) -> Contents:
-        """Ask a donor for the header of a content alone: it tells the donor's clock, and of a result the name. Raises as `manifest`."""
+        """Ask a donor for the header of a content alone: it tells the donor's clock, and of a result the name.
+
+        Raises TransportError, PeerMisbehaved or Refused.
+        """
         async with self.source(donor, addresses) as source:
             await source.ask(kind, 0, 0)
             header, _ = await source.take(lambda header: None)
@@ -88,9 +79,9 @@ class Source:
         self._stream = stream
         self._asked: deque[FetchRequest] = deque()
 
-    async def ask(self, kind: ContentsKind, offset: int, num_bytes: int) -> None:
-        """Ask for these bytes of a content. Raises TransportError."""
-        await self._ask(kind, secrets.token_bytes(NONCE_BYTES), offset, num_bytes, 0)
+    async def ask(self, kind: ContentsKind, offset: int, num_bytes: int, records: tuple[bytes, ...] = ()) -> None:
+        """Ask for these bytes of a content, and pass records on. Raises TransportError."""
+        await self._ask(kind, secrets.token_bytes(NONCE_BYTES), offset, num_bytes, 0, records)
 
     async def ask_slow(self, fragment: int, nonce: bytes, sketch: memoryview) -> None:
         """Ask for a fragment's slow weights, coded against our sketch of ours, whose seed follows from the nonce. Raises TransportError."""
@@ -103,6 +94,16 @@ class Source:
         _, data = await self.take(lambda header: None)
         return Sighting.from_bytes(data)
 
+    async def take_manifest(self) -> bytes:
+        """Return the signed manifest that was asked for; whether it has the run's hash is the caller's to check. Raises as `take`."""
+        _, data = await self.take(_is_manifest)
+        return data
+
+    async def take_introduction(self) -> Introduction:
+        """Return the introduction that was asked for; its records are unchecked. Raises as `take`."""
+        _, data = await self.take(lambda header: None)
+        return Introduction.from_bytes(data)
+
     async def echo(self, num_bytes: int) -> tuple[float, float]:
         """Send so many bytes (a chunk at most) and have them sent back; return how long each way took, in seconds. Raises as `take`."""
         loop, data = asyncio.get_running_loop(), secrets.token_bytes(num_bytes)
@@ -114,7 +115,9 @@ class Source:
             raise BadContents("an echo of something else")
         return heard_s[-1] - began_s, loop.time() - heard_s[-1]
 
-    async def _ask(self, kind: ContentsKind, nonce: bytes, offset: int, num_bytes: int, fragment: int) -> None:
+    async def _ask(
+        self, kind: ContentsKind, nonce: bytes, offset: int, num_bytes: int, fragment: int, records: tuple[bytes, ...] = ()
+    ) -> None:
         client, donor = self._client, self._stream.partner
         request = FetchRequest(
             protocol_version=PROTOCOL_VERSION,
@@ -127,6 +130,7 @@ class Source:
             num_bytes=num_bytes,
             fragment=fragment,
             credential=client.credential,
+            records=records,
         ).signed(client.identity)
         self._asked.append(request)
         await self._stream.send(request)
@@ -224,40 +228,6 @@ async def receive(stream: Stream, within_s: float = FRAME_S) -> Message:
     if isinstance(message, Refusal):
         raise Refused(message.code, message.detail)
     return message
-
-
-async def find_manifest(client: FetchClient, addresses: Sequence[str], say: Callable[[str], None]) -> SignedManifest:
-    """Ask the peers at `addresses` (multiaddrs that end in a peer id) again and again, until one gives the manifest of the client's run.
-
-    `say` is told whom it asks. Raises SwarmUnreachable when none did for a minute, RunRefusesUs or WrongVersion when they do not
-    want us, BadManifest or WrongVersion when this build cannot read it. Cancel-safe.
-    """
-    loop = asyncio.get_running_loop()
-    until_s, last = loop.time() + PATIENCE_S, "none was asked"
-    while loop.time() < until_s:
-        for address in addresses:
-            say(f"asking {address} for the run's manifest")
-            try:
-                return await _ask(client, address)
-            except Refused as refusal:
-                if (final := as_final(refusal)) is not None:
-                    raise final from refusal
-                last = str(refusal)
-            except (TransportError, PeerMisbehaved) as error:
-                last = f"{address}: {error}"
-        await asyncio.sleep(PAUSE_S)
-    raise SwarmUnreachable(
-        f"none of the invite's addresses gave the manifest in {PATIENCE_S:.0f} s (last: {last})",
-        hint="check that the host is running and that its address can be reached from here, then join again; "
-        "peers that have banned this one do not answer it either",
-    )
-
-
-async def _ask(client: FetchClient, address: str) -> SignedManifest:
-    data = await client.manifest(PeerId.from_text(address.rpartition("/p2p/")[2]), (address,))
-    signed = SignedManifest.from_bytes(data, expect=client.run_id)
-    signed.manifest()  # can this build read it?
-    return signed
 
 
 def as_final(refusal: Refused) -> GossamerError | None:

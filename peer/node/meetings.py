@@ -17,12 +17,12 @@ from peer.meeting.driver import Driver, OwnSide, Resolver
 from peer.meeting.hello import Greeting
 from peer.meeting.machine import Meeting
 from peer.meeting.words import Finish, MeetingOutcome, MeetingState
-from peer.swarm.address_book import REST_FAILED_S, AddressBook, KnownPeer, RecordIntake, loop_s
+from peer.swarm.address_book import REST_FAILED_S, AddressBook, KnownPeer, loop_s
+from peer.swarm.hearsay import Hearsay
 from peer.swarm.membership import Membership
 from peer.swarm.standing import Standing
 from protocol.errors import BadMessage, RefusalCode, Refused, TransportError
 from protocol.identity import PeerId
-from protocol.limits import ACQUAINTANCES
 from protocol.messages.messages import Decision, Hello, Outcome, Refusal, Resolve, RunPhase
 from protocol.messages.terms import check_clock, check_hello
 from protocol.streams.transport import Purpose, Stream, Transport
@@ -46,7 +46,7 @@ class Meetings:
         membership: Membership,
         standing: Standing,
         transport: Transport,
-        intake: RecordIntake,
+        hearsay: Hearsay,
         own: OwnSide,
         rng: random.Random,
         on_done: Callable[[Meeting, MeetingDone], None],
@@ -54,12 +54,12 @@ class Meetings:
         self._membership = membership
         self._standing = standing
         self._transport = transport
-        self._intake = intake
-        self._book = intake.book
+        self._hearsay = hearsay
+        self._book = hearsay.book
         self._own = own
         self._rng = rng
         self._on_done = on_done
-        self._resolver = Resolver(transport, intake.book, membership.terms.run_id)
+        self._resolver = Resolver(transport, hearsay.book, membership.terms.run_id)
         self._numbers = itertools.count(rng.getrandbits(48))  # another node's of the same trainer, before us, had others
         self.active: dict[int, Driver] = {}  # by fragment
         self._completed: Counter[int] = Counter()
@@ -166,7 +166,7 @@ class Meetings:
 
     async def _answer_hello(self, stream: Stream, hello: Hello) -> None:
         membership, standing, partner = self._membership, self._standing, stream.partner
-        check_hello(hello, membership.terms, membership.identity.peer_id, partner, self._intake.now_s())
+        check_hello(hello, membership.terms, membership.identity.peer_id, partner, self._hearsay.now_s())
         self._book.saw(partner, loop_s(), hello.clock_steps, finished=hello.phase is RunPhase.FINISH)
         self._need_open()
         if hello.fragment in standing.stale:
@@ -224,9 +224,9 @@ class Meetings:
             partner=stream.partner,
             fragment=fragment,
             nonce=self._rng.randbytes(16),
-            now_s=self._intake.now_s(),
+            now_s=self._hearsay.now_s(),
             partner_hello=hello,
-            acquaintances=self._book.acquaintances(stream.partner, loop_s(), self._rng, ACQUAINTANCES),
+            records=self._hearsay.records_for(stream.partner),
         )
         meeting = Meeting(next(self._numbers), greeting)
         driver = self.active[fragment] = Driver(meeting, stream, self._own, self._resolver)
@@ -238,8 +238,7 @@ class Meetings:
                 self.usual_s += 0.2 * (loop_s() - started_s - self.usual_s)
         finally:
             del self.active[fragment]
-        for record in meeting.partner_hello.acquaintances if meeting.partner_hello else ():
-            self._intake.take_bytes(record)
+        self._hearsay.take_all(meeting.partner_hello.records if meeting.partner_hello else ())
         learn_from(self._book, meeting, finish, stream, loop_s())
         self._on_done(meeting, meeting_done(meeting, finish, stream, loop_s() - started_s, driver.round_trip_s))
         return finish

@@ -16,6 +16,8 @@ from protocol.messages.sighting import Sighting
 ECHO_BYTES = 2 << 20  # of one partner, in ECHO_REST_S
 ALL_ECHO_BYTES = 32 << 20  # of all, in ECHO_REST_S
 ECHO_REST_S = 600.0
+INTRODUCTIONS = 60  # to one partner, in ECHO_REST_S: a peer asks about once a minute, and a few times in a row after a cut
+ALL_INTRODUCTIONS = 6000
 REMEMBERED = 4096
 
 
@@ -44,6 +46,7 @@ class Mirror:
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
         self._echoes = Budget(ECHO_BYTES, ALL_ECHO_BYTES, ECHO_REST_S)
+        self._introductions = Budget(INTRODUCTIONS, ALL_INTRODUCTIONS, ECHO_REST_S)
 
     def sighting(self, observed: str) -> bytes:
         """Say from where somebody comes, as its connection shows, and what time it is here."""
@@ -53,3 +56,7 @@ class Mirror:
         """Count an echo. Raises Refused where there have been enough of them lately."""
         if not self._echoes.take(partner, num_bytes, loop_s()):
             raise Refused(RefusalCode.BUSY, "I have echoed enough lately")
+
+    def may_introduce(self, partner: PeerId) -> bool:
+        """Count an answer about who is there; False where there have been enough of them lately."""
+        return self._introductions.take(partner, 1, loop_s())

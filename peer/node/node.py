@@ -25,8 +25,8 @@ from peer.node.meetings import Meetings
 from peer.node.partner_search import Searches
 from peer.node.pulling import Pulling
 from peer.node.settlement import Settlement
-from peer.swarm.address_book import RecordIntake
 from peer.swarm.heads import Heads
+from peer.swarm.hearsay import Hearsay
 from peer.swarm.membership import Membership
 from peer.swarm.presence import Presence
 from peer.swarm.standing import PeerState, Standing
@@ -44,7 +44,7 @@ class Node:
         membership: Membership,
         standing: Standing,
         presence: Presence,
-        intake: RecordIntake,
+        hearsay: Hearsay,
         transport: Transport,
         own: OwnSide,
         downloads: Path,
@@ -54,13 +54,13 @@ class Node:
         is_founder: bool,
         wait_for_peers: int,
     ) -> None:
-        book, link = intake.book, own.link
+        book, link = hearsay.book, own.link
         self._standing = standing
         self._link = link
         self._emit = emit
         self._trainer_done = asyncio.Event()
         self._is_over = False
-        self.meetings = Meetings(membership, standing, transport, intake, own, rng, self._on_meeting_done)
+        self.meetings = Meetings(membership, standing, transport, hearsay, own, rng, self._on_meeting_done)
         self.searches = Searches(membership, standing, book, self.meetings, link, rng)
         self.donor = StateDonor(link, own.payloads, standing, membership.terms, self.meetings.until_quiet)
         client = FetchClient(membership.identity, membership.terms.run_id, membership.credential, transport)

@@ -27,13 +27,15 @@ from peer.machine.units import UNLIMITED, rate_bytes_per_s
 from peer.meeting.driver import OwnSide
 from peer.meeting.journal import Journal
 from peer.meeting.line import Line, Way
+from peer.node.arrival import find_run
 from peer.node.donor import FetchServer
 from peer.node.door import Door
-from peer.node.fetching import FetchClient, find_manifest
+from peer.node.fetching import FetchClient
 from peer.node.mirror import Mirror
 from peer.node.node import Node
 from peer.node.traffic import NodeTraffic
-from peer.swarm.address_book import AddressBook, RecordIntake, loop_s
+from peer.swarm.address_book import AddressBook, loop_s
+from peer.swarm.hearsay import Hearsay
 from peer.swarm.membership import Membership
 from peer.swarm.presence import Presence, Sight
 from peer.swarm.standing import Standing
@@ -69,6 +71,7 @@ class NodeProcess:
         self._credential = self._invite.credential_for(self._identity.peer_id) if self._invite else None
         self._held = SignedManifest.from_bytes(self._home.manifest.read_bytes()) if self._home.manifest.exists() else None
         self._book = AddressBook(self._identity.peer_id)
+        self._named: list[bytes] = []  # records of members, from who let us in
         self._standing = Standing()
         self._told_to_rest = asyncio.Event()
         self._throttle = Throttle()
@@ -116,7 +119,7 @@ class NodeProcess:
         async with Libp2pNode(self._daemon_settings(), shelf, answer, self._ways_in, self._door.is_banned) as network:
             counting = asyncio.create_task(self._tell_traffic(network))
             try:
-                signed = self._held or await self._unless_stopped(self._fetch_manifest(network))
+                signed = self._held or await self._unless_stopped(self._arrive(network))
                 if signed is not None:
                     await self._take_part(network, shelf, signed)
             finally:
@@ -154,26 +157,27 @@ class NodeProcess:
         manifest = signed.manifest()
         self._child.emit(RunKnown(signed.run_id.hex(), manifest.run.total_steps))
         terms = RunTerms.from_manifest(manifest)
-        server = FetchServer(self._identity, terms, signed.to_bytes(), time.time, Mirror(time.time))
+        hearsay = Hearsay(terms, self._book, time.time, random.SystemRandom())
+        hearsay.take_all(self._named)
+        server = FetchServer(self._identity, terms, signed.to_bytes(), time.time, Mirror(time.time), hearsay)
         self._door.open(server)
-        intake = RecordIntake(terms, self._book, time.time)
         membership = Membership.of(self._identity, manifest, self._credential)
         network.bare_record = lambda: membership.bare_record(network.addresses, time.time())
         async with asyncio.TaskGroup() as tasks:
             saving = tasks.create_task(self._save_ways(network))
             if self._config.trains:
-                await self._meet(network, manifest, intake, server)
+                await self._meet(network, manifest, hearsay, server)
             else:
-                await self._unless_stopped(self._show_the_way(network, shelf, intake))
+                await self._unless_stopped(self._show_the_way(network, shelf, hearsay))
             saving.cancel()
 
     # ------------------------------------------------------------------ with a trainer
 
-    async def _meet(self, network: Libp2pNode, manifest: Manifest, intake: RecordIntake, server: FetchServer) -> None:
+    async def _meet(self, network: Libp2pNode, manifest: Manifest, hearsay: Hearsay, server: FetchServer) -> None:
         """Be there for others; meet them as soon as the trainer has said what the model is."""
         standing, emit, enough = self._standing, self._child.emit, self._config.wait_for_peers
         membership = Membership.of(self._identity, manifest, self._credential)
-        presence = Presence(membership, network, lambda: network.addresses, intake, standing, emit, enough)
+        presence = Presence(membership, network, lambda: network.addresses, hearsay, standing, emit, enough)
         payloads = PayloadFolder(self._child.settings.runtime / "payloads")
         payloads.clear(Writer.NODE)
         link = NodeEnd(self._child.settings.runtime)
@@ -186,7 +190,7 @@ class NodeProcess:
                     membership = Membership.of(self._identity, manifest, self._credential, plan)
                     limited = self._throttle.over(network)
                     node = self._node = Node(
-                        membership, standing, presence, intake, limited, own, self._home.downloads, random.SystemRandom(), emit,
+                        membership, standing, presence, hearsay, limited, own, self._home.downloads, random.SystemRandom(), emit,
                         is_founder=self._invite is None, wait_for_peers=enough,
                     )  # fmt: skip
                     self._door.open(replace(server, terms=membership.terms, donor=node.donor), node.meetings)
@@ -230,7 +234,7 @@ class NodeProcess:
 
     # ------------------------------------------------------------------ without one
 
-    async def _show_the_way(self, network: Libp2pNode, shelf: RecordShelf, intake: RecordIntake) -> None:
+    async def _show_the_way(self, network: Libp2pNode, shelf: RecordShelf, hearsay: Hearsay) -> None:
         """Be part of the directory, and remember who has announced itself: the next start shall find a way in."""
         sight = Sight(self._child.emit)
         told: dict[str, str] = {}
@@ -239,15 +243,16 @@ class NodeProcess:
             sight.tell(len(told), network.addresses)
             self._child.emit(ProcessSays("seeding", f"{len(told)} connected"))
             for record in shelf.records():
-                intake.take(record)
+                hearsay.take(record)
             await asyncio.sleep(LOOK_S)
 
     # ------------------------------------------------------------------ finding the run, and the way back
 
-    async def _fetch_manifest(self, network: Libp2pNode) -> SignedManifest:
+    async def _arrive(self, network: Libp2pNode) -> SignedManifest:
+        """Get the manifest, and know some members."""
         assert self._invite is not None
         client = FetchClient(self._identity, self._invite.run_id, self._credential, self._throttle.over(network))
-        signed = await find_manifest(client, self._invite.bootstraps, lambda reason: self._child.emit(ProcessSays("joining", reason)))
+        signed, self._named = await find_run(client, self._ways_in(), lambda reason: self._child.emit(ProcessSays("joining", reason)))
         write_whole(self._home.manifest, signed.to_bytes(), private=True)
         return signed
 

@@ -1,6 +1,6 @@
 """Who this peer may meet: the address book, what may enter it, and the choice of the next partner.
 
-The directory, the partners themselves (acquaintances in a Hello) and the last session's file all feed the book; none of them is trusted
+The directory, the partners themselves (records in a Hello) and the last session's file all feed the book; none of them is trusted
 for more than "somebody with this key may be at this address", and only a later word of the same peer replaces an earlier one. A record
 that is not true costs the one who passed it on nothing: it may have been deceived itself. The choice is uniform over the peers that are
 live, not resting after a failure and not banned, and in a large enough swarm passes over those met last: random pairs are what NoLoCo's
@@ -16,8 +16,7 @@ import asyncio
 import json
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Collection
-from contextlib import suppress
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +24,6 @@ from protocol.addresses import network_of, route, with_peer
 from protocol.errors import GossamerError
 from protocol.identity import PeerId
 from protocol.messages.records import MemberRecord
-from protocol.messages.terms import RunTerms, check_record
 
 MAX_ENTRIES = 256  # a random part of a larger swarm mixes as well as all of it
 MAX_BANS = 1024
@@ -39,7 +37,6 @@ BAN_S = 24 * 3600.0
 SILENCE_S = 40.0  # a peer that announces itself after so long was cut off, and is worth a try at once
 FORGET_S = 900.0  # a peer that nobody has announced for so long is not tried any more
 AVOIDED = 3  # partners met last that are passed over, where there are enough others
-LAST_WORD_S = 5.0  # a record that ends so soon is a farewell (see Presence.leave), or nobody renews it
 
 
 def loop_s() -> float:
@@ -247,11 +244,6 @@ class AddressBook:
         """Return the addresses of the best peers, silent ones included, each with its peer's id: where the swarm may be found."""
         return [with_peer(address, entry.peer_id) for entry in self._best(now_s) for address in entry.addresses]
 
-    def acquaintances(self, partner: PeerId, now_s: float, rng: random.Random, num: int) -> tuple[bytes, ...]:
-        """Choose signed records of other live peers to pass on to a partner."""
-        others = [entry.record for entry in self.announced(now_s) if entry.peer_id != partner and not entry.failures]
-        return tuple(record.to_bytes() for record in rng.sample(others, min(num, len(others))) if record)
-
     # ------------------------------------------------------------------ for the next session
 
     def to_bytes(self, now_s: float) -> bytes:
@@ -301,27 +293,3 @@ class AddressBook:
 
         worst = max(self._entries.values(), key=badness)  # of equals the first
         del self._entries[worst.peer_id]
-
-
-@dataclass(frozen=True, slots=True)
-class RecordIntake:
-    """The way from a record into the book."""
-
-    terms: RunTerms
-    book: AddressBook
-    now_s: Callable[[], float]  # Unix time
-
-    def take(self, record: MemberRecord) -> None:
-        """Take in a record, if it says anything new, is in force, and its peer may take part."""
-        if not self.book.is_news(record):
-            return
-        with suppress(GossamerError, ValueError):  # the latter is a gap in our checks: no stranger is to end us through it
-            check_record(record, self.terms, self.now_s())
-            self.book.learn(record, loop_s())
-            if record.expires_s < self.now_s() + LAST_WORD_S:
-                self.book.leaves(record.peer_id, loop_s())
-
-    def take_bytes(self, raw: bytes) -> None:
-        """Take in a record as a partner passed it on."""
-        with suppress(GossamerError, ValueError):
-            self.take(MemberRecord.from_bytes(raw))

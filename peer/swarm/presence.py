@@ -11,7 +11,8 @@ import logging
 from collections.abc import Callable, Iterator
 
 from peer.machine.events import AddressesChanged, Event, PeersSeen
-from peer.swarm.address_book import RecordIntake, loop_s
+from peer.swarm.address_book import loop_s
+from peer.swarm.hearsay import Hearsay
 from peer.swarm.membership import Membership
 from peer.swarm.standing import PeerState, Standing
 from protocol.errors import GossamerError
@@ -53,7 +54,7 @@ class Presence:
         membership: Membership,
         directory: Directory,
         addresses: Callable[[], tuple[str, ...]],
-        intake: RecordIntake,
+        hearsay: Hearsay,
         standing: Standing,
         emit: Callable[[Event], None],
         wait_for_peers: int,
@@ -61,7 +62,7 @@ class Presence:
         self._membership = membership
         self._directory = directory
         self._addresses = addresses
-        self._intake = intake
+        self._hearsay = hearsay
         self._standing = standing
         self._sight = Sight(emit)
         self._enough = max(1, wait_for_peers)
@@ -90,7 +91,7 @@ class Presence:
         while True:
             announced = self._news()
             await self._announce(RECORD_S, ANNOUNCE_S)
-            known = self._intake.book.live(loop_s())
+            known = self._hearsay.book.live(loop_s())
             until_s = loop_s() + (ANNOUNCE_S if known else LOOK_S[0])
             while loop_s() < until_s and self._news() == announced:
                 with contextlib.suppress(TimeoutError):
@@ -107,14 +108,14 @@ class Presence:
                 async with asyncio.timeout(LOOK_S[1]):
                     await self._look()
             self._has_looked.set()
-            known = len(self._intake.book.announced(loop_s()))
+            known = len(self._hearsay.book.announced(loop_s()))
             is_urgent = known < self._enough or self._standing.finished
             pause_s = LOOK_S[0] if is_urgent else min(2 * pause_s, LOOK_S[2] if known >= MANY else LOOK_S[1])
             await asyncio.sleep(pause_s)
 
     async def _tell_for_ever(self) -> None:
         while True:
-            self._sight.tell(len(self._intake.book.live(loop_s())), self._addresses())
+            self._sight.tell(len(self._hearsay.book.live(loop_s())), self._addresses())
             await asyncio.sleep(TELL_S)
 
     async def leave(self) -> None:
@@ -124,10 +125,11 @@ class Presence:
     async def _announce(self, lifetime_s: int, within_s: float) -> None:
         with _unharmed("an announcement"):
             async with asyncio.timeout(within_s):
-                await self._directory.announce(self._record(lifetime_s))
+                self._hearsay.own = self._record(lifetime_s)
+                await self._directory.announce(self._hearsay.own)
 
     def _record(self, lifetime_s: int) -> MemberRecord:
-        membership, now_s = self._membership, int(self._intake.now_s())
+        membership, now_s = self._membership, int(self._hearsay.now_s())
         self._sequence = max(self._sequence + 1, now_s)  # grows over restarts too
         return MemberRecord(
             run_id=membership.terms.run_id,
@@ -143,7 +145,7 @@ class Presence:
 
     async def _look(self) -> None:
         for number, record in enumerate(await self._directory.members(), 1):
-            self._intake.take(record)
+            self._hearsay.take(record)
             if number % RECORDS_AT_ONCE == 0:
                 await asyncio.sleep(0)
 

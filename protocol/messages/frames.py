@@ -98,7 +98,8 @@ _READ: Final[dict[str, Callable[[Any], object]]] = {
     "part": Part,
     "decision": Decision,
     "kind": ContentsKind,
-    "acquaintances": tuple,
+    "records": tuple,
+    "members": tuple,
     "addresses": tuple,
 }
 

@@ -64,13 +64,12 @@ class Hello(Signed):
     payload_bytes: int  # of the payload that the sender will send
     phase: RunPhase  # an ordinary meeting, or averaging after the end
     credential: Credential | None  # in invite runs
-    acquaintances: tuple[bytes, ...]  # at most 2 member records of other peers, as they signed them
+    records: tuple[bytes, ...]  # at most 3 member records as their peers signed them: the sender's own, and of others
     signature: bytes = b""  # the sender's, over every field above
 
     def __post_init__(self) -> None:
         Bounded.__post_init__(self)
-        for record in self.acquaintances:
-            limits.need_count("size of an acquaintance", len(record), limits.RECORD_BYTES)
+        limits.need_record_sizes(self.records)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +167,7 @@ class ContentsKind(IntEnum):
     ECHO = 6  # the bytes of a chunk that follows the request
     RESULT_HASHES = 7  # the SHA-256 of each piece of the result, one after the other
     RESULT_PIECES = 8  # which pieces of it the asked peer can give, a bit each, the lowest first; nothing where it has none yet
+    INTRODUCTION = 9  # who is there
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,12 @@ class FetchRequest(Signed):
     num_bytes: int  # wanted, at most a chunk; 0: only the header
     fragment: int  # of SLOW: which; no part of it can be asked for, and the asker's sketch follows the request
     credential: Credential | None  # in invite runs
+    records: tuple[bytes, ...] = ()  # at most 3 member records as their peers signed them: the sender's own, and of others
     signature: bytes = b""  # the sender's, over every field above
+
+    def __post_init__(self) -> None:
+        Bounded.__post_init__(self)
+        limits.need_record_sizes(self.records)
 
     @property
     def asked(self) -> tuple[bytes, ...]:

@@ -76,10 +76,12 @@ UNSIGNED_HELLO = Hello(
     payload_bytes=2000,
     phase=RunPhase.TRAIN,
     credential=CREDENTIAL,
-    acquaintances=(RECORD.to_bytes(),),
+    records=(RECORD.to_bytes(),),
 )
 HELLO = UNSIGNED_HELLO.signed(ALICE)
-FETCH = FetchRequest(1, RUN_ID, ALICE.peer_id, BOB.peer_id, NONCE, ContentsKind.STATE, 65536, 4000, 0, CREDENTIAL).signed(ALICE)
+FETCH = FetchRequest(
+    1, RUN_ID, ALICE.peer_id, BOB.peer_id, NONCE, ContentsKind.STATE, 65536, 4000, 0, CREDENTIAL, (RECORD.to_bytes(),)
+).signed(ALICE)
 
 MESSAGES: dict[str, Message] = {
     "hello": HELLO,

@@ -45,7 +45,7 @@ def hello_to(swarm: Swarm, partner: PeerId) -> Hello:
         payload_bytes=terms.payload_bytes,
         phase=RunPhase.TRAIN,
         credential=None,
-        acquaintances=(),
+        records=(),
     ).signed(MALLORY)
 
 

@@ -11,13 +11,16 @@ import torch
 
 from peer.meeting.words import MeetingState
 from peer.node import pieces
+from peer.node.arrival import find_run
+from peer.node.fetching import FetchClient
 from protocol.errors import RefusalCode, RunRefusesUs, SwarmUnreachable
 from protocol.identity import Identity
 from protocol.messages.messages import Refusal, RunPhase
 from protocol.streams.transport import Purpose, Stream
 from tests.memory.conversation import Link as Wire
+from tests.swarm.mallory import nobody
 from tests.swarm.tiny import tiny_manifest
-from tests.swarm.world import Peer, Swarm, play
+from tests.swarm.world import ADDRESSES, Peer, Swarm, play
 
 QUIET = tiny_manifest(run={"total_steps": 100_000})
 JOINER = {"told_to_start": True, "is_founder": False}
@@ -155,6 +158,23 @@ def test_nobody_to_join_is_told_after_a_minute(tmp_path: Path) -> None:
         failure = group(joiner.failure)
         assert isinstance(failure, SwarmUnreachable) and failure.hint
         joiner.failure = None
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def test_the_host_dies_a_second_after_it_let_somebody_in_who_goes_on_with_whom_it_was_told_of(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        host, member = swarm.start(2)
+        await swarm.until(lambda: member.trainer.replica.own_steps >= 40)
+        joiner = swarm.add(**JOINER, is_blind=True)
+        knocks = Identity(b"k" * 32)  # its life before it has a node
+        client = FetchClient(knocks, swarm.terms.run_id, None, swarm.network.transport(knocks.peer_id, nobody))
+        _, joiner.named = await find_run(client, [f"{ADDRESSES[0]}/p2p/{host.peer_id}"], lambda _: None)
+        joiner.start()
+        await asyncio.sleep(1.0)
+        host.kill()
+        await swarm.until(lambda: joiner.partners()[str(member.peer_id)] >= 2, within_s=40.0)
+        assert joiner.clones, "it began from the seed"
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 

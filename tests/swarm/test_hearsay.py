@@ -31,9 +31,7 @@ async def gossip(swarm: Swarm, listener: Peer, *records: MemberRecord) -> None:
     """Have Mallory open a meeting in which it passes these records on, and hang up."""
     stream = await swarm.network.transport(MALLORY.peer_id, nobody).connect(listener.peer_id, (), Purpose.MEET)
     said = tuple(record.to_bytes() for record in records)
-    await stream.send(
-        replace(hello_to(swarm, listener.peer_id), clock_steps=listener.clock, acquaintances=said, signature=b"").signed(MALLORY)
-    )
+    await stream.send(replace(hello_to(swarm, listener.peer_id), clock_steps=listener.clock, records=said, signature=b"").signed(MALLORY))
     assert isinstance(await stream.receive(), Hello)
     await stream.close()
     await asyncio.sleep(1.0)

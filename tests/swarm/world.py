@@ -28,11 +28,13 @@ from peer.node.donor import FetchServer
 from peer.node.door import Door
 from peer.node.mirror import Mirror
 from peer.node.node import Node
-from peer.swarm.address_book import AddressBook, RecordIntake
+from peer.swarm.address_book import AddressBook
+from peer.swarm.hearsay import Hearsay
 from peer.swarm.membership import Membership
 from peer.swarm.presence import Presence
 from peer.swarm.standing import Standing
 from protocol.identity import Identity, PeerId
+from protocol.messages.records import MemberRecord
 from protocol.messages.terms import RunTerms
 from protocol.run.invite import Credential
 from protocol.run.manifest import Manifest, SignedManifest
@@ -56,7 +58,18 @@ class Habits:
     is_founder: bool = True
     wait_for_peers: int = 0
     credential: Credential | None = None
+    is_blind: bool = False  # its directory knows nobody
     wire: Wire | None = None  # instead of the swarm's
+
+
+class EmptyDirectory:
+    """A directory in which there is nobody else."""
+
+    async def announce(self, record: MemberRecord) -> None:
+        """Tell nobody."""
+
+    async def members(self) -> list[MemberRecord]:
+        return []
 
 
 class HeardLink(Link):
@@ -90,6 +103,7 @@ class Peer:
         self.status = Status()  # as far as the node's events tell it
         self.failure: BaseException | None = None
         self.is_done = False
+        self.named: tuple[bytes, ...] | list[bytes] = ()  # records of members, from who let it in
         self._folder = swarm.folder / f"peer-{number}"
         self.payloads = PayloadFolder(self._folder / "payloads")
         self._num_starts = 0
@@ -160,22 +174,18 @@ class Peer:
         self.link = HeardLink(lambda notice: self.node.on_notice(notice))
         rng = random.Random(f"{swarm.seed}/{self.peer_id}/{self._num_starts}")
         membership = replace(Membership.of(self.identity, manifest, self.habits.credential), terms=swarm.terms)
-        intake, self.standing = RecordIntake(swarm.terms, self.book, now_s), Standing()
+        hearsay, self.standing = Hearsay(swarm.terms, self.book, now_s, rng), Standing()
         self.own = OwnSide(self.link, self.payloads, self.journal)
+        hearsay.take_all(self.named)
+        directory = EmptyDirectory() if self.habits.is_blind else network.peers[self.peer_id]
         self.presence = Presence(
-            membership,
-            network.peers[self.peer_id],
-            lambda: self.addresses,
-            intake,
-            self.standing,
-            self.on_event,
-            self.habits.wait_for_peers,
+            membership, directory, lambda: self.addresses, hearsay, self.standing, self.on_event, self.habits.wait_for_peers
         )
         self.node = Node(
             membership,
             self.standing,
             self.presence,
-            intake,
+            hearsay,
             swarm.wrap(self, self.transport),
             self.own,
             self._folder / "downloads",
@@ -184,7 +194,8 @@ class Peer:
             is_founder=self.habits.is_founder,
             wait_for_peers=self.habits.wait_for_peers,
         )
-        self.door.open(FetchServer(self.identity, swarm.terms, swarm.signed, now_s, Mirror(now_s), self.node.donor), self.node.meetings)
+        server = FetchServer(self.identity, swarm.terms, swarm.signed, now_s, Mirror(now_s), hearsay, self.node.donor)
+        self.door.open(server, self.node.meetings)
         self.trainer.connect(self.link)
         self._run(self._serve(), self._node_tasks)
 

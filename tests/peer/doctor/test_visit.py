@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import os
+import random
 import socket
 import sys
 import tempfile
@@ -23,6 +24,7 @@ from peer.node.donor import FetchServer
 from peer.node.door import Door
 from peer.node.mirror import Mirror
 from peer.swarm.address_book import AddressBook
+from peer.swarm.hearsay import Hearsay
 from protocol.libp2p.p2pd import Daemon, DaemonSettings
 from protocol.libp2p.splice import CarriedBytes
 from protocol.libp2p.tunnel import TunnelTransport
@@ -53,7 +55,9 @@ async def said_by_one_that_answers(home: Path, clock_ahead_s: float, lifetimes_s
         write_whole(key, HOST.to_bytes(), private=True)
         mirror = Mirror(lambda: time.time() + clock_ahead_s)
         door = Door(AddressBook(HOST.peer_id), "not yet")
-        door.open(FetchServer(HOST, RunTerms.from_manifest(SIGNED.manifest()), SIGNED.to_bytes(), time.time, mirror))
+        terms = RunTerms.from_manifest(SIGNED.manifest())
+        hearsay = Hearsay(terms, AddressBook(HOST.peer_id), time.time, random.Random(0))
+        door.open(FetchServer(HOST, terms, SIGNED.to_bytes(), time.time, mirror, hearsay))
         async with (
             Daemon(DaemonSettings(key, folder, "127.0.0.1")) as daemon,
             TunnelTransport(daemon.control, folder, door.answer, Admission(), CarriedBytes()),

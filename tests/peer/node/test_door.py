@@ -1,8 +1,9 @@
-"""The door: closed at first, then newcomers get the manifest, and nothing that is not there."""
+"""The door: closed at first, then open for what is there."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 import secrets
 import time
 
@@ -10,10 +11,11 @@ import pytest
 
 from peer.node.donor import FetchServer
 from peer.node.door import Door
-from peer.node.fetching import FetchClient, find_manifest
+from peer.node.fetching import FetchClient
 from peer.node.mirror import Mirror
 from peer.swarm.address_book import AddressBook
-from protocol.errors import RefusalCode, RunRefusesUs, SwarmUnreachable, Unreachable
+from peer.swarm.hearsay import Hearsay
+from protocol.errors import RefusalCode, Unreachable
 from protocol.identity import Identity
 from protocol.limits import PROTOCOL_VERSION
 from protocol.messages.messages import Chunk, ContentsKind, FetchRequest, Part, Refusal
@@ -46,7 +48,9 @@ def asker(network: MemoryNetwork, who: Identity, word: Invite | None) -> FetchCl
 def door(*, knows: bool = True) -> Door:
     made = Door(AddressBook(SEED.peer_id), "come back later")
     if knows:
-        made.open(FetchServer(SEED, RunTerms.from_manifest(SIGNED.manifest()), SIGNED.to_bytes(), time.time, Mirror(time.time)))
+        terms = RunTerms.from_manifest(SIGNED.manifest())
+        hearsay = Hearsay(terms, AddressBook(SEED.peer_id), time.time, random.Random(0))
+        made.open(FetchServer(SEED, terms, SIGNED.to_bytes(), time.time, Mirror(time.time), hearsay))
     return made
 
 
@@ -54,38 +58,6 @@ def served(*, knows: bool = True) -> MemoryNetwork:
     network, made = MemoryNetwork(), door(knows=knows)
     network.transport(SEED.peer_id, made.answer, is_banned=made.is_banned)
     return network
-
-
-def test_a_newcomer_gets_the_manifest() -> None:
-    async def scene() -> None:
-        network, said = served(), list[str]()
-        assert await find_manifest(asker(network, NEWCOMER, invite()), [ADDRESS], said.append) == SIGNED
-        assert said == [f"asking {ADDRESS} for the run's manifest"]
-        await network.close()
-
-    virtual_time.run(scene())
-
-
-def test_a_stranger_is_refused_for_good() -> None:
-    async def scene() -> None:
-        network = served()
-        with pytest.raises(RunRefusesUs) as caught:
-            await find_manifest(asker(network, STRANGER, None), [ADDRESS], lambda _: None)
-        assert caught.value.hint
-        await network.close()
-
-    virtual_time.run(scene())
-
-
-def test_nobody_at_the_address_is_the_networks_fault() -> None:
-    async def scene() -> None:
-        network = MemoryNetwork()
-        with pytest.raises(SwarmUnreachable, match="none of the invite's addresses") as caught:
-            await find_manifest(asker(network, NEWCOMER, invite()), [ADDRESS], lambda _: None)
-        assert caught.value.hint
-        await network.close()
-
-    virtual_time.run(scene())
 
 
 def wants_state() -> FetchRequest:
@@ -139,7 +111,7 @@ def test_who_broke_the_rules_is_turned_away_from_then_on() -> None:
         answer = await stream.receive()
         assert isinstance(answer, Refusal) and answer.code is RefusalCode.BAD_MESSAGE
         with pytest.raises(Unreachable):
-            await client.manifest(SEED.peer_id, ())
+            await client.header(SEED.peer_id, (), ContentsKind.MANIFEST)
         await network.close()
 
     virtual_time.run(scene())

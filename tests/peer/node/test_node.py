@@ -11,6 +11,7 @@ from peer.node.fetching import FetchClient
 from peer.swarm.presence import FAREWELL_S
 from protocol.errors import Unreachable
 from protocol.identity import PeerId
+from protocol.messages.messages import ContentsKind
 from tests.memory.conversation import Link as Wire
 from tests.swarm.mallory import MALLORY, nobody
 from tests.swarm.tiny import tiny_manifest
@@ -61,9 +62,9 @@ def test_who_is_banned_gets_no_manifest(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         (peer,) = swarm.start(1)
         asker = FetchClient(MALLORY, swarm.terms.run_id, None, swarm.network.transport(MALLORY.peer_id, nobody))
-        assert await asker.manifest(peer.peer_id, ()) == swarm.signed
+        assert (await asker.header(peer.peer_id, (), ContentsKind.MANIFEST)).total_bytes == len(swarm.signed)
         peer.book.ban(MALLORY.peer_id, now())
         with pytest.raises(Unreachable, match="turned the stream away"):
-            await asker.manifest(peer.peer_id, ())
+            await asker.header(peer.peer_id, (), ContentsKind.MANIFEST)
 
     play(Swarm(tmp_path, manifest=QUIET), story)

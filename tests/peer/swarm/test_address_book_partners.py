@@ -9,7 +9,6 @@ import pytest
 
 from peer.swarm import address_book as partners
 from peer.swarm.address_book import BAN_S, FORGET_S, REST_FAILED_S, REST_REFUSED_S, REST_S, SILENCE_S, AddressBook
-from protocol.messages.records import MemberRecord
 from tests.peer.neighbours import ME, book_of, ids, moved, record, somebody
 
 A, B, C, D = (somebody(number) for number in range(1, 5))
@@ -114,7 +113,6 @@ def test_not_now_is_short_and_counts_as_nothing() -> None:
     for _ in range(10):
         book.not_now(A.peer_id, 0.0)
     assert book.soonest_s(0.0) == 1.0
-    assert book.acquaintances(B.peer_id, 0.0, random.Random(0), 2)
 
 
 def test_nobody_is_soonest_when_nobody_is_known() -> None:
@@ -175,18 +173,6 @@ def test_a_ban_lasts_a_day() -> None:
     book.learn(record(A, 2), 1.0)
     assert book.is_banned(A.peer_id, BAN_S - 1) and not book.is_banned(A.peer_id, BAN_S) and not book.is_banned(B.peer_id, 0.0)
     assert not book.live(1.0)
-
-
-# --------------------------------------------------------------------------- acquaintances
-
-
-def test_acquaintances_are_reachable_others_as_they_signed_themselves() -> None:
-    book = book_of(A, B, C)
-    book.hint(D.peer_id, "/ip4/192.0.2.1/tcp/1", 0.0)
-    book.failed(C.peer_id, 0.0)
-    for _ in range(20):
-        (raw,) = book.acquaintances(A.peer_id, 0.0, random.Random(_), 2)
-        assert MemberRecord.from_bytes(raw) == record(B)
 
 
 # --------------------------------------------------------------------------- bounds

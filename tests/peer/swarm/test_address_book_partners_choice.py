@@ -170,17 +170,6 @@ def test_bans_are_bounded_and_the_latest_stay(monkeypatch: pytest.MonkeyPatch) -
     assert [peer for peer in peers if book.is_banned(peer, 10.0)] == peers[6:]
 
 
-def test_only_others_that_can_be_reached_are_passed_on() -> None:
-    book, identities = AddressBook(ME), [seeded(number) for number in range(2, 6)]
-    for identity in identities:
-        book.learn(record(identity), 0.0)
-    book.hint(seeded(9).peer_id, ADDRESS, 0.0)  # has not said anything itself
-    book.failed(identities[0].peer_id, 0.0)
-    passed_on = book.acquaintances(identities[1].peer_id, 0.0, random.Random(0), 8)
-    assert {MemberRecord.from_bytes(raw).peer_id for raw in passed_on} == {identity.peer_id for identity in identities[2:]}
-    assert len(book.acquaintances(identities[1].peer_id, 0.0, random.Random(0), 1)) == 1
-
-
 def test_the_best_peers_and_what_is_left_of_bans_outlive_the_session(tmp_path: Path) -> None:
     path, peers = tmp_path / "peers.json", others(KEPT + 10)
     book = book_of(peers, 100.0)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable
 
 import pytest
 
 from peer.machine.events import AddressesChanged, Event, PeersSeen
-from peer.swarm.address_book import AddressBook, RecordIntake
+from peer.swarm.address_book import AddressBook
+from peer.swarm.hearsay import Hearsay
 from peer.swarm.presence import ANNOUNCE_S, LOOK_S, RECORD_S, Presence
 from peer.swarm.standing import Standing
 from protocol.identity import Identity
@@ -28,9 +30,9 @@ class Peer:
     def __init__(self, network: MemoryNetwork, identity: Identity, *, has_trainer: bool = True) -> None:
         network.transport(identity.peer_id, nobody)
         self.book, self.standing, self.told = AddressBook(identity.peer_id), Standing(), list[Event]()
-        intake = RecordIntake(TERMS, self.book, network.now_s)
+        hearsay = Hearsay(TERMS, self.book, network.now_s, random.Random(0))
         directory, emit = network.peers[identity.peer_id], self.told.append
-        self.presence = Presence(membership(identity), directory, lambda: (ADDRESS,), intake, self.standing, emit, wait_for_peers=1)
+        self.presence = Presence(membership(identity), directory, lambda: (ADDRESS,), hearsay, self.standing, emit, wait_for_peers=1)
         if has_trainer:
             self.standing.told(0, RunPhase.TRAIN, False)
         self.task = asyncio.create_task(self.presence.run())

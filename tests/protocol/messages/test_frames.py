@@ -12,6 +12,7 @@ from protocol import limits
 from protocol.errors import BadMessage, RefusalCode
 from protocol.identity import PeerId
 from protocol.messages.frames import BODIES, from_frame, to_frame
+from protocol.messages.introduction import Introduction
 from protocol.messages.messages import (
     Chunk,
     Commit,
@@ -55,6 +56,7 @@ NAMED = st.builds(Credential, PEERS, PEERS, st.none(), SECONDS, exactly(32), SIG
 HELD = st.builds(Credential, PEERS, st.none(), PEERS, SECONDS, exactly(32), SIGNATURES, SIGNATURES)
 CREDENTIALS = st.none() | NAMED | HELD
 VERSIONS = st.integers(0, limits.VERSIONS)
+RECORDS = st.lists(st.binary(max_size=limits.RECORD_BYTES), max_size=limits.PASSED_RECORDS).map(tuple)
 ANY_MESSAGE = st.one_of(
     st.builds(
         Hello,
@@ -72,7 +74,7 @@ ANY_MESSAGE = st.one_of(
         payload_bytes=SIZES,
         phase=st.sampled_from(RunPhase),
         credential=CREDENTIALS,
-        acquaintances=st.lists(st.binary(max_size=limits.RECORD_BYTES), max_size=2).map(tuple),
+        records=RECORDS,
         signature=SIGNATURES,
     ),
     st.builds(Refusal, st.sampled_from(RefusalCode), st.text(max_size=limits.REFUSAL_DETAIL_CHARS)),
@@ -83,7 +85,9 @@ ANY_MESSAGE = st.one_of(
     st.builds(Committed, MEETINGS),
     st.builds(Resolve, exactly(32), MEETINGS),
     st.builds(Outcome, MEETINGS, st.sampled_from(Decision), BITMAPS),
-    st.builds(FetchRequest, VERSIONS, exactly(32), PEERS, PEERS, exactly(16), KINDS, SIZES, PARTS, FRAGMENTS, CREDENTIALS, SIGNATURES),
+    st.builds(
+        FetchRequest, VERSIONS, exactly(32), PEERS, PEERS, exactly(16), KINDS, SIZES, PARTS, FRAGMENTS, CREDENTIALS, RECORDS, SIGNATURES
+    ),
     st.builds(Contents, KINDS, SIZES, exactly(32), STEPS, st.just(b"") | exactly(32), SIGNATURES),
 )
 
@@ -144,7 +148,7 @@ def test_every_truncation_is_refused(name: str) -> None:
 
 def test_every_wire_field_has_its_twin() -> None:
     assert set(BODIES) == {field.name for field in peer_pb2.Frame.DESCRIPTOR.fields}
-    for kind in (*BODIES.values(), Credential, MemberRecord, Sighting):
+    for kind in (*BODIES.values(), Credential, Introduction, MemberRecord, Sighting):
         wire = getattr(peer_pb2, kind.__name__).DESCRIPTOR
         assert [field.name for field in fields(kind)] == [field.name for field in wire.fields]
 
@@ -207,9 +211,9 @@ def test_largest_chunk_is_read_and_a_larger_frame_is_not_parsed() -> None:
 
 
 def test_a_frame_of_nothing_but_tiny_fields_is_refused() -> None:
-    empty_acquaintances = b"\x7a\x00" * (limits.FRAME_BYTES // 2 - 8)
+    empty_records = b"\x7a\x00" * (limits.FRAME_BYTES // 2 - 8)
     with pytest.raises(BadMessage):
-        from_frame(b"\x0a" + varint(len(empty_acquaintances)) + empty_acquaintances)
+        from_frame(b"\x0a" + varint(len(empty_records)) + empty_records)
 
 
 def varint(number: int) -> bytes:

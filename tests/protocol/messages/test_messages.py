@@ -35,8 +35,10 @@ WRONG: list[tuple[str, str, Any]] = [
     ("hello", "clock_steps", limits.STEPS + 1),
     ("hello", "sketch_bytes", -1),
     ("hello", "payload_bytes", limits.TRANSFER_BYTES + 1),
-    ("hello", "acquaintances", (b"a", b"b", b"c")),
-    ("hello", "acquaintances", (b"a" * (limits.RECORD_BYTES + 1),)),
+    ("hello", "records", (b"a", b"b", b"c", b"d")),
+    ("fetch_request", "records", (b"a", b"b", b"c", b"d")),
+    ("hello", "records", (b"a" * (limits.RECORD_BYTES + 1),)),
+    ("fetch_request", "records", (b"a" * (limits.RECORD_BYTES + 1),)),
     ("hello", "signature", b"s" * 63),
     ("refusal", "detail", "x" * 201),
     ("chunk", "offset", -1),
@@ -101,7 +103,7 @@ HELLO_CHANGES: dict[str, Any] = {
     "payload_bytes": 2001,
     "phase": RunPhase.FINISH,
     "credential": None,
-    "acquaintances": (),
+    "records": (),
 }
 
 
@@ -130,11 +132,11 @@ def test_a_hello_signature_covers_every_field_of_its_credential(field: str, valu
         changed.verify(ALICE.peer_id)
 
 
-def test_a_hello_signature_tells_how_acquaintances_are_cut() -> None:
+def test_a_hello_signature_tells_how_records_are_cut() -> None:
     record = RECORD.to_bytes()
-    hello = replace(UNSIGNED_HELLO, acquaintances=(record,)).signed(ALICE)
+    hello = replace(UNSIGNED_HELLO, records=(record,)).signed(ALICE)
     with pytest.raises(BadSignature):
-        replace(hello, acquaintances=(record[:100], record[100:])).verify(ALICE.peer_id)
+        replace(hello, records=(record[:100], record[100:])).verify(ALICE.peer_id)
 
 
 def test_swapping_values_of_two_fields_breaks_the_signature() -> None:
@@ -184,6 +186,7 @@ REQUEST_CHANGES: dict[str, Any] = {
     "num_bytes": 5,
     "fragment": 1,
     "credential": None,
+    "records": (),
 }
 
 

@@ -1,0 +1,63 @@
+"""Word of who is there, on its way between peers: what of it is passed on, and what is believed.
+
+Every record is its own peer's signed word, so whoever brings it need not be trusted, and is not blamed if it is old. Our own record goes to
+everybody whom we talk to. All is bounded: how many records go out at once, what one peer is told in a time, and the book that they end in.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+from peer.swarm.address_book import AddressBook, loop_s
+from protocol.errors import GossamerError
+from protocol.identity import PeerId
+from protocol.limits import INTRODUCED, PASSED_RECORDS, RECORD_BYTES
+from protocol.messages.introduction import Introduction
+from protocol.messages.records import MemberRecord
+from protocol.messages.terms import RunTerms, check_record
+
+LAST_WORD_S = 5.0  # a record that ends so soon is a farewell (see Presence.leave), or nobody renews it; it is not passed on
+
+
+class Hearsay:
+    """Records to and from others. `now_s` is Unix time. `own` is this peer's latest record, once it announces itself."""
+
+    def __init__(self, terms: RunTerms, book: AddressBook, now_s: Callable[[], float], rng: random.Random) -> None:
+        self.terms = terms
+        self.book = book
+        self.now_s = now_s
+        self.own: MemberRecord | None = None
+        self._rng = rng
+
+    def take(self, record: MemberRecord) -> None:
+        """Take in a record, if it says anything new, is in force, and its peer may take part."""
+        if not self.book.is_news(record):
+            return
+        with suppress(GossamerError, ValueError):  # the latter is a gap in our checks: no stranger is to end us through it
+            check_record(record, self.terms, self.now_s())
+            self.book.learn(record, loop_s())
+            if not self._is_worth_passing(record):
+                self.book.leaves(record.peer_id, loop_s())
+
+    def take_all(self, raw: Iterable[bytes]) -> None:
+        """Take in records as a partner passed them on."""
+        for one in raw:
+            with suppress(GossamerError, ValueError):
+                self.take(MemberRecord.from_bytes(one))
+
+    def records_for(self, partner: PeerId, most: int = PASSED_RECORDS) -> tuple[bytes, ...]:
+        """Choose records for a partner: our own, and at random those of others whom we have not failed to reach."""
+        known = [entry.record for entry in self.book.announced(loop_s()) if entry.peer_id != partner and not entry.failures]
+        others = [record for record in known if record is not None and self._is_worth_passing(record)]
+        own = [self.own] if self.own is not None and self._is_worth_passing(self.own) else []
+        return tuple(record.to_bytes() for record in own + self._rng.sample(others, min(most - len(own), len(others))))
+
+    def introduction(self, asker: PeerId, most_bytes: int) -> bytes:
+        """Name members to one that asks for them, in no more than `most_bytes`."""
+        members = self.records_for(asker, min(INTRODUCED, most_bytes // (RECORD_BYTES + 3)))
+        return Introduction(members, int(1000 * self.now_s())).to_bytes()
+
+    def _is_worth_passing(self, record: MemberRecord) -> bool:
+        return record.expires_s >= self.now_s() + LAST_WORD_S

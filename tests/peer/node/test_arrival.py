@@ -1,0 +1,187 @@
+"""Getting in: through whichever door is open, however many others are shut, dead or lying."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+import pytest
+
+from peer.node.arrival import PATIENCE_S, find_run
+from peer.node.donor import FetchServer
+from peer.node.door import Door
+from peer.node.fetching import FetchClient
+from peer.node.mirror import Mirror
+from peer.swarm.address_book import AddressBook
+from peer.swarm.hearsay import Hearsay
+from protocol.errors import PeerGone, RefusalCode, RunRefusesUs, SwarmUnreachable
+from protocol.identity import Identity
+from protocol.messages.messages import Refusal
+from protocol.messages.records import MemberRecord
+from protocol.messages.terms import RunTerms
+from protocol.run.invite import Invite
+from protocol.run.manifest import Manifest, SignedManifest
+from protocol.streams.transport import Purpose, Stream
+from tests.memory import virtual_time
+from tests.memory.network import MemoryNetwork
+from tests.swarm.mallory import nobody
+
+HOST, SEED, MEMBER, NEWCOMER, STRANGER = (Identity(letter * 32) for letter in (b"h", b"s", b"m", b"n", b"x"))
+MANIFEST = Manifest().with_host(HOST.peer_id)
+SIGNED, OTHER = SignedManifest.sign(MANIFEST, HOST), SignedManifest.sign(Manifest().with_host(SEED.peer_id), SEED)
+TERMS = RunTerms.from_manifest(MANIFEST)
+
+
+def at(who: Identity) -> str:
+    return f"/ip4/127.0.0.1/tcp/4001/p2p/{who.peer_id}"
+
+
+INVITE = Invite.issue(HOST, SIGNED.run_id, (at(HOST),), None, int(time.time()) + 3600)
+
+
+def record_of(who: Identity) -> MemberRecord:
+    unsigned = MemberRecord(SIGNED.run_id, who.peer_id, (at(who),), 0, False, 1, int(time.time()) + 200, INVITE.credential_for(who.peer_id))
+    return unsigned.signed(who)
+
+
+def serve(network: MemoryNetwork, who: Identity, knows: Sequence[Identity] = (), manifest: SignedManifest = SIGNED) -> None:
+    """Bring up a peer that gives its manifest, and knows these."""
+    book = AddressBook(who.peer_id)
+    hearsay = Hearsay(TERMS, book, time.time, random.Random(0))
+    hearsay.take_all(record_of(one).to_bytes() for one in knows)
+    door = Door(book, "later")
+    door.open(FetchServer(who, TERMS, manifest.to_bytes(), time.time, Mirror(time.time), hearsay))
+    network.transport(who.peer_id, door.answer, is_banned=door.is_banned)
+
+
+async def refuses(purpose: Purpose, stream: Stream) -> None:
+    await stream.receive()
+    await stream.send(Refusal(RefusalCode.NOT_INVITED, "go away"))
+
+
+def asker(network: MemoryNetwork, who: Identity = NEWCOMER) -> FetchClient:
+    credential = INVITE.credential_for(who.peer_id) if who is NEWCOMER else None
+    return FetchClient(who, SIGNED.run_id, credential, network.transport(who.peer_id, nobody))
+
+
+def play(story: Callable[[MemoryNetwork], Awaitable[None]]) -> None:
+    async def scene() -> None:
+        network = MemoryNetwork()
+        await story(network)
+        await network.close()
+
+    virtual_time.run(scene())
+
+
+def now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def test_the_first_answer_names_members_beside_the_manifest() -> None:
+    async def story(network: MemoryNetwork) -> None:
+        serve(network, HOST, knows=[MEMBER, SEED])
+        said: list[str] = []
+        signed, named = await find_run(asker(network), [at(HOST)], said.append)
+        assert signed == SIGNED and said == [f"asking {at(HOST)} for the run's manifest"]
+        assert {MemberRecord.from_bytes(raw).peer_id for raw in named} == {MEMBER.peer_id, SEED.peer_id}
+
+    play(story)
+
+
+def test_a_door_that_dies_before_the_manifest_has_named_another() -> None:
+    async def story(network: MemoryNetwork) -> None:
+        serve(network, HOST, knows=[MEMBER])
+        host = network.peers[HOST.peer_id].handler
+
+        async def dies_early(purpose: Purpose, stream: Stream) -> None:
+            send, num_sent = stream.send, 0
+
+            async def two_frames(message: object) -> None:
+                nonlocal num_sent
+                num_sent += 1
+                if num_sent > 2:  # the header of the introduction, and the introduction
+                    network.kill(HOST.peer_id, is_delivered=True)
+                    raise PeerGone("it has died")
+                await send(message)  # type: ignore[arg-type]
+
+            stream.send = two_frames  # type: ignore[method-assign]
+            await host(purpose, stream)
+
+        network.peers[HOST.peer_id].handler = dies_early
+        serve(network, MEMBER)
+        signed, _ = await find_run(asker(network), [at(HOST)], lambda _: None)
+        assert signed == SIGNED and not network.is_up(HOST.peer_id) and now_s() < 5.0
+
+    play(story)
+
+
+@pytest.mark.parametrize("first", ["dead", "refuses", "lies", "silent"])
+def test_one_door_of_two_is_enough(first: str) -> None:
+    async def silent(purpose: Purpose, stream: Stream) -> None:
+        await asyncio.sleep(1000.0)
+
+    async def story(network: MemoryNetwork) -> None:
+        if first == "lies":
+            serve(network, HOST, manifest=OTHER)
+        elif first != "dead":
+            network.transport(HOST.peer_id, refuses if first == "refuses" else silent)
+        serve(network, SEED)
+        signed, _ = await find_run(asker(network), [at(HOST), at(SEED)], lambda _: None)
+        assert signed == SIGNED and now_s() < 3.0
+
+    play(story)
+
+
+def test_a_door_that_opens_later_ends_the_wait_though_the_other_refuses() -> None:
+    async def story(network: MemoryNetwork) -> None:
+        network.transport(HOST.peer_id, refuses)
+        asking = asyncio.create_task(find_run(asker(network), [at(HOST), at(SEED)], lambda _: None))
+        await asyncio.sleep(30.0)
+        serve(network, SEED)
+        assert (await asking)[0] == SIGNED and now_s() < 45.0
+
+    play(story)
+
+
+def test_who_is_refused_by_all_that_there_are_is_told_so_at_once() -> None:
+    async def story(network: MemoryNetwork) -> None:
+        for who in (HOST, SEED):
+            serve(network, who)
+        with pytest.raises(RunRefusesUs) as caught:
+            await find_run(asker(network, STRANGER), [at(HOST), at(SEED)], lambda _: None)
+        assert caught.value.hint and now_s() < 1.0
+
+    play(story)
+
+
+def test_who_is_refused_by_one_and_hears_nothing_of_the_rest_is_told_of_the_refusal_after_a_minute() -> None:
+    async def story(network: MemoryNetwork) -> None:
+        network.transport(HOST.peer_id, refuses)
+        with pytest.raises(RunRefusesUs):
+            await find_run(asker(network), [at(HOST), at(SEED)], lambda _: None)
+        assert now_s() >= PATIENCE_S
+
+    play(story)
+
+
+def test_nobody_at_the_address_is_the_networks_fault() -> None:
+    async def story(network: MemoryNetwork) -> None:
+        with pytest.raises(SwarmUnreachable, match="none of the invite's addresses") as caught:
+            await find_run(asker(network), [at(SEED)], lambda _: None)
+        assert caught.value.hint
+
+    play(story)
+
+
+def test_what_a_liar_names_costs_the_way_to_nobody_else() -> None:
+    """A door without the manifest names sixteen that are not there; the next door of the invite is asked before them."""
+
+    async def story(network: MemoryNetwork) -> None:
+        serve(network, HOST, knows=[Identity(bytes([number]) * 32) for number in range(100, 116)], manifest=OTHER)
+        serve(network, SEED)
+        assert (await find_run(asker(network), [at(HOST), at(SEED)], lambda _: None))[0] == SIGNED
+        assert now_s() < 3.0
+
+    play(story)
