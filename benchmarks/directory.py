@@ -15,9 +15,11 @@ import asyncio
 import random
 from dataclasses import dataclass, field
 
-from peer.swarm.address_book import AddressBook, RecordIntake
+from peer.swarm.address_book import AddressBook
+from peer.swarm.hearsay import Hearsay
 from peer.swarm.presence import Presence
 from peer.swarm.standing import Standing
+from peer.swarm.swarm_time import SwarmTime
 from protocol.errors import GossamerError
 from protocol.libp2p.directory import NUM_HOLDERS
 from protocol.libp2p.neighbours import place_of
@@ -48,8 +50,8 @@ class Member(Seat):
         self.is_liar = False
         self.book, standing = AddressBook(self.peer_id), Standing()
         standing.told(0, RunPhase.TRAIN, True)
-        intake = RecordIntake(TERMS, self.book, now_s)
-        self.presence = Presence(self.membership, self, lambda: self.addresses, intake, standing, lambda event: None, 1)
+        hearsay = Hearsay(TERMS, self.book, SwarmTime(now_s), random.Random(number))
+        self.presence = Presence(self.membership, self, lambda: self.addresses, hearsay, standing, lambda event: None, 1)
         self.count = Count()
         self.swarm: list[Member] = []
 

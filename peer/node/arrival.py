@@ -12,11 +12,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from peer.node.fetching import FetchClient, as_final
+from peer.swarm.swarm_time import SwarmTime
 from protocol.addresses import with_peer
 from protocol.errors import BadMessage, BadSignature, GossamerError, PeerMisbehaved, Refused, SwarmUnreachable, TransportError
 from protocol.identity import PeerId
 from protocol.limits import MANIFEST_BYTES
-from protocol.messages.introduction import INTRODUCTION_BYTES
 from protocol.messages.messages import ContentsKind
 from protocol.messages.records import MemberRecord
 from protocol.run.manifest import SignedManifest
@@ -32,14 +32,15 @@ class Doors:
     """Whom a newcomer may ask, and what came of it."""
 
     addresses: dict[PeerId, tuple[str, ...]]  # each ends in the peer's id
+    time: SwarmTime  # that hears what time it is at each
     members: list[bytes] = field(default_factory=list)  # records that were named, unchecked but for their signature
     refusals: dict[PeerId, GossamerError] = field(default_factory=dict)  # that no retry can change
     last: str = "none was asked"
 
     @classmethod
-    def of(cls, addresses: Sequence[str]) -> Doors:
+    def of(cls, addresses: Sequence[str], time: SwarmTime) -> Doors:
         """Take the addresses of an invite."""
-        doors = cls({})
+        doors = cls({}, time)
         for address in addresses:
             peer = PeerId.from_text(address.rpartition("/p2p/")[2])
             doors.addresses[peer] = (*doors.addresses.get(peer, ()), address)
@@ -56,14 +57,16 @@ class Doors:
                     self.members.append(raw)
 
 
-async def find_run(client: FetchClient, addresses: Sequence[str], say: Callable[[str], None]) -> tuple[SignedManifest, list[bytes]]:
+async def find_run(
+    client: FetchClient, addresses: Sequence[str], time: SwarmTime, say: Callable[[str], None]
+) -> tuple[SignedManifest, list[bytes]]:
     """Ask the peers at `addresses` (multiaddrs that end in a peer id), and those whom they name, for the manifest of the client's run.
 
-    Returns it and the records of the members that were named, to be checked by the manifest's terms. `say` is told whom it asks. Raises
-    RunRefusesUs or WrongVersion when nobody wants us, SwarmUnreachable when nobody gave it for a minute, BadManifest or WrongVersion when
-    this build cannot read it. Cancel-safe.
+    Returns it and the records of the members that were named, to be checked by the manifest's terms; the time is set by them. `say` is told
+    whom it asks. Raises RunRefusesUs or WrongVersion when nobody wants us, SwarmUnreachable when nobody gave it for a minute,
+    BadManifest or WrongVersion when this build cannot read it. Cancel-safe.
     """
-    doors, loop = Doors.of(addresses), asyncio.get_running_loop()
+    doors, loop = Doors.of(addresses, time), asyncio.get_running_loop()
     until_s = loop.time() + PATIENCE_S
     while loop.time() < until_s:
         doors.refusals.clear()
@@ -110,10 +113,9 @@ async def _ask(client: FetchClient, peer: PeerId, doors: Doors) -> SignedManifes
     """Ask one door; None, and `doors` knows why, when it does not give the manifest."""
     try:
         async with client.source(peer, doors.addresses[peer]) as source:
-            await source.ask(ContentsKind.INTRODUCTION, 0, INTRODUCTION_BYTES)
-            await source.ask(ContentsKind.MANIFEST, 0, MANIFEST_BYTES)
-            introduction = await source.take_introduction()
+            introduction = await source.introduction((), doors.time, is_door=True)
             doors.name(introduction.members, client.run_id)
+            await source.ask(ContentsKind.MANIFEST, 0, MANIFEST_BYTES)
             return SignedManifest.from_bytes(await source.take_manifest(), expect=client.run_id)
     except Refused as refusal:
         doors.last = str(refusal)

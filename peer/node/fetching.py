@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
+from peer.swarm.swarm_time import SwarmTime
+from protocol.addresses import network_of
 from protocol.errors import (
     BadContents,
     BadMessage,
@@ -26,7 +28,7 @@ from protocol.errors import (
 )
 from protocol.identity import Identity, PeerId
 from protocol.limits import CHUNK_BYTES, MANIFEST_BYTES, NONCE_BYTES, PROTOCOL_VERSION
-from protocol.messages.introduction import Introduction
+from protocol.messages.introduction import INTRODUCTION_BYTES, Introduction
 from protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Message, Part, Refusal
 from protocol.messages.sighting import SIGHTING_BYTES, Sighting
 from protocol.run.invite import Credential
@@ -79,9 +81,9 @@ class Source:
         self._stream = stream
         self._asked: deque[FetchRequest] = deque()
 
-    async def ask(self, kind: ContentsKind, offset: int, num_bytes: int, records: tuple[bytes, ...] = ()) -> None:
-        """Ask for these bytes of a content, and pass records on. Raises TransportError."""
-        await self._ask(kind, secrets.token_bytes(NONCE_BYTES), offset, num_bytes, 0, records)
+    async def ask(self, kind: ContentsKind, offset: int, num_bytes: int) -> None:
+        """Ask for these bytes of a content. Raises TransportError."""
+        await self._ask(kind, secrets.token_bytes(NONCE_BYTES), offset, num_bytes, 0)
 
     async def ask_slow(self, fragment: int, nonce: bytes, sketch: memoryview) -> None:
         """Ask for a fragment's slow weights, coded against our sketch of ours, whose seed follows from the nonce. Raises TransportError."""
@@ -99,10 +101,16 @@ class Source:
         _, data = await self.take(_is_manifest)
         return data
 
-    async def take_introduction(self) -> Introduction:
-        """Return the introduction that was asked for; its records are unchecked. Raises as `take`."""
+    async def introduction(self, records: tuple[bytes, ...], time: SwarmTime, *, is_door: bool) -> Introduction:
+        """Ask who is there, and pass records on; `time` hears what it is there. The records are unchecked. Raises as `take`."""
+        asked_s = asyncio.get_running_loop().time()
+        await self._ask(ContentsKind.INTRODUCTION, secrets.token_bytes(NONCE_BYTES), 0, INTRODUCTION_BYTES, 0, records)
         _, data = await self.take(lambda header: None)
-        return Introduction.from_bytes(data)
+        introduction = Introduction.from_bytes(data)
+        took_s = asyncio.get_running_loop().time() - asked_s
+        there_s = introduction.unix_ms / 1000 + took_s / 2
+        time.heard(network_of(self._stream.observed), self._stream.partner, there_s, is_door=is_door)
+        return introduction
 
     async def echo(self, num_bytes: int) -> tuple[float, float]:
         """Send so many bytes (a chunk at most) and have them sent back; return how long each way took, in seconds. Raises as `take`."""

@@ -166,7 +166,7 @@ class Meetings:
 
     async def _answer_hello(self, stream: Stream, hello: Hello) -> None:
         membership, standing, partner = self._membership, self._standing, stream.partner
-        check_hello(hello, membership.terms, membership.identity.peer_id, partner, self._hearsay.now_s())
+        check_hello(hello, membership.terms, membership.identity.peer_id, partner, self._hearsay.time.now_s())
         self._book.saw(partner, loop_s(), hello.clock_steps, finished=hello.phase is RunPhase.FINISH)
         self._need_open()
         if hello.fragment in standing.stale:
@@ -224,7 +224,7 @@ class Meetings:
             partner=stream.partner,
             fragment=fragment,
             nonce=self._rng.randbytes(16),
-            now_s=self._hearsay.now_s(),
+            now_s=self._hearsay.time.now_s(),
             partner_hello=hello,
             records=self._hearsay.records_for(stream.partner),
         )

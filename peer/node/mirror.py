@@ -16,8 +16,8 @@ from protocol.messages.sighting import Sighting
 ECHO_BYTES = 2 << 20  # of one partner, in ECHO_REST_S
 ALL_ECHO_BYTES = 32 << 20  # of all, in ECHO_REST_S
 ECHO_REST_S = 600.0
-INTRODUCTIONS = 60  # to one partner, in ECHO_REST_S: a peer asks about once a minute, and a few times in a row after a cut
-ALL_INTRODUCTIONS = 6000
+INTRODUCTIONS = 120  # to one partner, in ECHO_REST_S: who keeps up asks four times as seldom (see upkeep.py)
+ALL_INTRODUCTIONS = 3000
 REMEMBERED = 4096
 
 

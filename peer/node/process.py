@@ -34,11 +34,13 @@ from peer.node.fetching import FetchClient
 from peer.node.mirror import Mirror
 from peer.node.node import Node
 from peer.node.traffic import NodeTraffic
+from peer.node.upkeep import Upkeep
 from peer.swarm.address_book import AddressBook, loop_s
 from peer.swarm.hearsay import Hearsay
 from peer.swarm.membership import Membership
 from peer.swarm.presence import Presence, Sight
 from peer.swarm.standing import Standing
+from peer.swarm.swarm_time import SwarmTime
 from protocol.addresses import read_address, route
 from protocol.errors import BadSettings, Unreachable
 from protocol.identity import Identity, PeerId
@@ -71,6 +73,7 @@ class NodeProcess:
         self._credential = self._invite.credential_for(self._identity.peer_id) if self._invite else None
         self._held = SignedManifest.from_bytes(self._home.manifest.read_bytes()) if self._home.manifest.exists() else None
         self._book = AddressBook(self._identity.peer_id)
+        self._time = SwarmTime()
         self._named: list[bytes] = []  # records of members, from who let us in
         self._standing = Standing()
         self._told_to_rest = asyncio.Event()
@@ -114,7 +117,7 @@ class NodeProcess:
         run = self._invite or self._held
         if run is None:
             raise BadSettings(f"{self._home.path} holds no run", hint="give an invite")
-        shelf = RecordShelf(run.run_id, self._door.is_member)
+        shelf = RecordShelf(run.run_id, self._door.is_member, self._time.now_s)
         answer = self._throttle.handler(self._door.answer)
         async with Libp2pNode(self._daemon_settings(), shelf, answer, self._ways_in, self._door.is_banned) as network:
             counting = asyncio.create_task(self._tell_traffic(network))
@@ -157,19 +160,22 @@ class NodeProcess:
         manifest = signed.manifest()
         self._child.emit(RunKnown(signed.run_id.hex(), manifest.run.total_steps))
         terms = RunTerms.from_manifest(manifest)
-        hearsay = Hearsay(terms, self._book, time.time, random.SystemRandom())
+        hearsay = Hearsay(terms, self._book, self._time, random.SystemRandom())
         hearsay.take_all(self._named)
-        server = FetchServer(self._identity, terms, signed.to_bytes(), time.time, Mirror(time.time), hearsay)
+        server = FetchServer(self._identity, terms, signed.to_bytes(), self._time.now_s, Mirror(time.time), hearsay)
         self._door.open(server)
         membership = Membership.of(self._identity, manifest, self._credential)
-        network.bare_record = lambda: membership.bare_record(network.addresses, time.time())
+        network.bare_record = lambda: membership.bare_record(network.addresses, self._time.now_s())
+        doors = self._invite.bootstraps if self._invite else ()
+        upkeep = Upkeep(self._client(network, signed.run_id), hearsay, doors, network.connected, random.SystemRandom())
         async with asyncio.TaskGroup() as tasks:
-            saving = tasks.create_task(self._save_ways(network))
+            aside = [tasks.create_task(work) for work in (self._save_ways(network), upkeep.run())]
             if self._config.trains:
                 await self._meet(network, manifest, hearsay, server)
             else:
                 await self._unless_stopped(self._show_the_way(network, shelf, hearsay))
-            saving.cancel()
+            for task in aside:
+                task.cancel()
 
     # ------------------------------------------------------------------ with a trainer
 
@@ -240,7 +246,7 @@ class NodeProcess:
         told: dict[str, str] = {}
         while True:
             told = await self._tell_connections(network, told)
-            sight.tell(len(told), network.addresses)
+            sight.tell(len(told), network.addresses, self._time.warning)
             self._child.emit(ProcessSays("seeding", f"{len(told)} connected"))
             for record in shelf.records():
                 hearsay.take(record)
@@ -251,10 +257,16 @@ class NodeProcess:
     async def _arrive(self, network: Libp2pNode) -> SignedManifest:
         """Get the manifest, and know some members."""
         assert self._invite is not None
-        client = FetchClient(self._identity, self._invite.run_id, self._credential, self._throttle.over(network))
-        signed, self._named = await find_run(client, self._ways_in(), lambda reason: self._child.emit(ProcessSays("joining", reason)))
+        client = self._client(network, self._invite.run_id)
+        signed, self._named = await find_run(client, self._ways_in(), self._time, self._say_joining)
         write_whole(self._home.manifest, signed.to_bytes(), private=True)
         return signed
+
+    def _say_joining(self, reason: str) -> None:
+        self._child.emit(ProcessSays("joining", reason))
+
+    def _client(self, network: Libp2pNode, run_id: bytes) -> FetchClient:
+        return FetchClient(self._identity, run_id, self._credential, self._throttle.over(network))
 
     def _fill_book(self) -> None:
         for address in self._invite.bootstraps if self._invite else ():

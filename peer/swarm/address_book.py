@@ -150,8 +150,7 @@ class AddressBook:
     def failed(self, peer_id: PeerId, now_s: float) -> None:
         """Let a peer rest after a failure that may be the network's; longer each time."""
         entry = self._entry(peer_id, now_s)
-        entry.rests_until_s = now_s + min(REST_FAILED_S, REST_S * 2 ** min(entry.failures, 16))
-        entry.failures += 1
+        self._rest(entry, now_s)
         self._learn_luck(entry, met=False)
 
     def broke_off(self, peer_id: PeerId, now_s: float) -> None:
@@ -179,6 +178,19 @@ class AddressBook:
             if entry.refusals:
                 entry.refusals, entry.rests_until_s = 0, now_s
 
+    def lost(self, peer_id: PeerId, now_s: float) -> None:
+        """Note that somebody did not answer a call that was no meeting; who is not in the book stays out of it."""
+        if peer_id in self._entries:
+            self._rest(self._entries[peer_id], now_s)
+
+    def answered(self, peer_id: PeerId, now_s: float) -> None:
+        """Note that somebody has just proven that it is there."""
+        entry = self._entries.get(peer_id)
+        if entry is not None:
+            entry.seen_s = now_s
+            if entry.failures:
+                entry.is_back(now_s)
+
     def leaves(self, peer_id: PeerId, now_s: float) -> None:
         """Stop asking a peer that says it is leaving, until it announces itself again."""
         entry = self._entry(peer_id, now_s)
@@ -204,6 +216,15 @@ class AddressBook:
         """Return the peers that may be met, resting ones included, in the order in which they were first heard of."""
         return [entry for entry in self._entries.values() if self._is_live(entry, now_s)]
 
+    def known(self, now_s: float) -> list[KnownPeer]:
+        """Return all who are not banned and have an address, however long nothing was heard of them."""
+        return [entry for entry in self._entries.values() if entry.addresses and not self.is_banned(entry.peer_id, now_s)]
+
+    def record_of(self, peer_id: PeerId) -> MemberRecord | None:
+        """Return the latest word of a peer."""
+        entry = self._entries.get(peer_id)
+        return entry.record if entry else None
+
     def announced(self, now_s: float) -> list[KnownPeer]:
         """Return the live peers whose own record we hold."""
         return [entry for entry in self.live(now_s) if entry.record is not None]
@@ -224,6 +245,10 @@ class AddressBook:
         avoided = list(self._last)[-num_avoided:] if num_avoided > 0 else []
         fresh = [entry for entry in ready if entry.peer_id not in avoided]
         return rng.choice(fresh or ready) if ready else None
+
+    def _rest(self, entry: KnownPeer, now_s: float) -> None:
+        entry.rests_until_s = now_s + min(REST_FAILED_S, REST_S * 2 ** min(entry.failures, 16))
+        entry.failures += 1
 
     def _learn_luck(self, entry: KnownPeer, *, met: bool) -> None:
         """Note how a call to a stranger went: a hundred keys that only refuse are not to use up our searches."""
@@ -267,8 +292,7 @@ class AddressBook:
     # ------------------------------------------------------------------ bounds
 
     def _best(self, now_s: float) -> list[KnownPeer]:
-        best = sorted(self._entries.values(), key=lambda entry: (-entry.meetings, -entry.seen_s))
-        return [entry for entry in best if entry.addresses and not self.is_banned(entry.peer_id, now_s)][:KEPT]
+        return sorted(self.known(now_s), key=lambda entry: (-entry.meetings, -entry.seen_s))[:KEPT]
 
     def _is_live(self, entry: KnownPeer, now_s: float) -> bool:
         return now_s - entry.seen_s < FORGET_S and not entry.paused and not self.is_banned(entry.peer_id, now_s)

@@ -6,11 +6,13 @@ everybody whom we talk to. All is bounded: how many records go out at once, what
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 
 from peer.swarm.address_book import AddressBook, loop_s
+from peer.swarm.swarm_time import SwarmTime
 from protocol.errors import GossamerError
 from protocol.identity import PeerId
 from protocol.limits import INTRODUCED, PASSED_RECORDS, RECORD_BYTES
@@ -22,13 +24,14 @@ LAST_WORD_S = 5.0  # a record that ends so soon is a farewell (see Presence.leav
 
 
 class Hearsay:
-    """Records to and from others. `now_s` is Unix time. `own` is this peer's latest record, once it announces itself."""
+    """Records to and from others. `own` is this peer's latest record, once it announces itself."""
 
-    def __init__(self, terms: RunTerms, book: AddressBook, now_s: Callable[[], float], rng: random.Random) -> None:
+    def __init__(self, terms: RunTerms, book: AddressBook, time: SwarmTime, rng: random.Random) -> None:
         self.terms = terms
         self.book = book
-        self.now_s = now_s
+        self.time = time
         self.own: MemberRecord | None = None
+        self.news = asyncio.Event()  # set when somebody turns up of whom nothing was known any more
         self._rng = rng
 
     def take(self, record: MemberRecord) -> None:
@@ -36,10 +39,13 @@ class Hearsay:
         if not self.book.is_news(record):
             return
         with suppress(GossamerError, ValueError):  # the latter is a gap in our checks: no stranger is to end us through it
-            check_record(record, self.terms, self.now_s())
+            check_record(record, self.terms, self.time.now_s())
+            before = self.book.record_of(record.peer_id)
             self.book.learn(record, loop_s())
-            if not self._is_worth_passing(record):
+            if not self.is_in_force(record):
                 self.book.leaves(record.peer_id, loop_s())
+            elif before is None or not self.is_in_force(before):
+                self.news.set()
 
     def take_all(self, raw: Iterable[bytes]) -> None:
         """Take in records as a partner passed them on."""
@@ -50,14 +56,15 @@ class Hearsay:
     def records_for(self, partner: PeerId, most: int = PASSED_RECORDS) -> tuple[bytes, ...]:
         """Choose records for a partner: our own, and at random those of others whom we have not failed to reach."""
         known = [entry.record for entry in self.book.announced(loop_s()) if entry.peer_id != partner and not entry.failures]
-        others = [record for record in known if record is not None and self._is_worth_passing(record)]
-        own = [self.own] if self.own is not None and self._is_worth_passing(self.own) else []
+        others = [record for record in known if record is not None and self.is_in_force(record)]
+        own = [self.own] if self.own is not None and self.is_in_force(self.own) else []
         return tuple(record.to_bytes() for record in own + self._rng.sample(others, min(most - len(own), len(others))))
 
     def introduction(self, asker: PeerId, most_bytes: int) -> bytes:
         """Name members to one that asks for them, in no more than `most_bytes`."""
         members = self.records_for(asker, min(INTRODUCED, most_bytes // (RECORD_BYTES + 3)))
-        return Introduction(members, int(1000 * self.now_s())).to_bytes()
+        return Introduction(members, int(1000 * self.time.local_s())).to_bytes()
 
-    def _is_worth_passing(self, record: MemberRecord) -> bool:
-        return record.expires_s >= self.now_s() + LAST_WORD_S
+    def is_in_force(self, record: MemberRecord) -> bool:
+        """Tell whether a record holds for a while yet."""
+        return record.expires_s >= self.time.now_s() + LAST_WORD_S

@@ -10,19 +10,20 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator
 
-from peer.machine.events import AddressesChanged, Event, PeersSeen
+from peer.machine.events import AddressesChanged, Event, PeersSeen, Warned
 from peer.swarm.address_book import loop_s
 from peer.swarm.hearsay import Hearsay
 from peer.swarm.membership import Membership
 from peer.swarm.standing import PeerState, Standing
 from protocol.errors import GossamerError
+from protocol.limits import RECORD_LIFETIME_S
 from protocol.messages.records import MemberRecord, announceable
 from protocol.streams.transport import Directory
 
 log = logging.getLogger(__name__)
 
 ANNOUNCE_S = 20.0
-RECORD_S = 90  # how long a record stays in force; the directory forgets a dead peer after so long
+RECORD_S = RECORD_LIFETIME_S  # in force for so long: a record is of use to whom it reaches by the third mouth, too
 LOOK_S = (2.0, 20.0, 120.0)  # between two looks: while too few are known or the end is near; otherwise longer each time, up to the second,
 MANY = 32  # or, where so many are known, up to the third: word of the others comes with meetings
 FAREWELL_S = 1  # lifetime of the record that says we are gone
@@ -31,15 +32,15 @@ RECORDS_AT_ONCE = 32  # checked before others get their turn: a signature takes 
 
 
 class Sight:
-    """Tells the supervisor who is in sight, and where others reach us, whenever that changes."""
+    """Tells the supervisor who is in sight, where others reach us, and what is wrong with our clock, whenever that changes."""
 
     def __init__(self, emit: Callable[[Event], None]) -> None:
         self._emit = emit
-        self._told: list[Event] = []
+        self._told: list[Event] = [Warned("time of day", "")]
 
-    def tell(self, num_peers: int, addresses: tuple[str, ...]) -> None:
+    def tell(self, num_peers: int, addresses: tuple[str, ...], time_warning: str) -> None:
         """Take in what is so now."""
-        now: list[Event] = [PeersSeen(num_peers), AddressesChanged(addresses)]
+        now: list[Event] = [PeersSeen(num_peers), AddressesChanged(addresses), Warned("time of day", time_warning)]
         for event in now:
             if event not in self._told:
                 self._emit(event)
@@ -115,7 +116,7 @@ class Presence:
 
     async def _tell_for_ever(self) -> None:
         while True:
-            self._sight.tell(len(self._hearsay.book.live(loop_s())), self._addresses())
+            self._sight.tell(len(self._hearsay.book.live(loop_s())), self._addresses(), self._hearsay.time.warning)
             await asyncio.sleep(TELL_S)
 
     async def leave(self) -> None:
@@ -129,7 +130,7 @@ class Presence:
                 await self._directory.announce(self._hearsay.own)
 
     def _record(self, lifetime_s: int) -> MemberRecord:
-        membership, now_s = self._membership, int(self._hearsay.now_s())
+        membership, now_s = self._membership, int(self._hearsay.time.now_s())
         self._sequence = max(self._sequence + 1, now_s)  # grows over restarts too
         return MemberRecord(
             run_id=membership.terms.run_id,

@@ -36,8 +36,8 @@ class MemoryPeer:
         self._network = network
 
     async def connect(self, partner: PeerId, addresses: Sequence[str], purpose: Purpose) -> Stream:
-        """Open a stream to `partner`, which takes a round trip; addresses mean nothing here. Raises Unreachable."""
-        return await self._network.open(self, partner, purpose)
+        """Open a stream to `partner`, which takes a round trip; addresses count where it has a place. Raises Unreachable."""
+        return await self._network.open(self, partner, purpose, addresses)
 
     async def announce(self, record: MemberRecord) -> None:
         """Publish this peer's own record on its side of a cut. Raises TransportError when nobody is there, BadMessage or BadSignature."""
@@ -67,6 +67,7 @@ class MemoryNetwork:
         self._draw = random.Random(seed).random
         self._link = link or Link()
         self.peers: dict[PeerId, MemoryPeer] = {}  # the last life of each, which is its directory too
+        self.places: dict[PeerId, str] = {}  # multiaddrs; who has none is reached by its name
         self._group: dict[PeerId, int] = {}
         self.records: dict[PeerId, MemberRecord] = {}  # the last of each
         self._tasks: set[asyncio.Task[None]] = set()
@@ -122,11 +123,13 @@ class MemoryNetwork:
         """Return the peers that live."""
         return [peer for peer in self.peers.values() if peer.is_up]
 
-    async def open(self, caller: MemoryPeer, partner: PeerId, purpose: Purpose) -> Stream:
+    async def open(self, caller: MemoryPeer, partner: PeerId, purpose: Purpose, addresses: Sequence[str] = ()) -> Stream:
         """Open a stream, which takes a round trip. Raises Unreachable."""
         if not caller.is_up or caller.peer_id == partner:
             raise Unreachable("this peer is down, or calls itself")
-        if partner not in self.peers or self.is_cut(caller.peer_id, partner):
+        place = self.places.get(partner, "")
+        is_there = partner in self.peers and (not place or any(address.startswith(place) for address in addresses))
+        if not is_there or self.is_cut(caller.peer_id, partner):
             await asyncio.sleep(DIAL_S)
             raise Unreachable(f"no answer from {partner.short()}")
         host = self.peers[partner]

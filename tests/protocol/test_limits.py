@@ -10,10 +10,9 @@ from protocol.errors import BadMessage
 
 def test_caps_fit_into_each_other() -> None:
     assert limits.CHUNK_BYTES < limits.FRAME_BYTES
-    assert limits.ACQUAINTANCES * limits.RECORD_BYTES < limits.SMALL_FRAME_BYTES
+    assert limits.PASSED_RECORDS * limits.RECORD_BYTES < limits.SMALL_FRAME_BYTES
     assert limits.SMALL_FRAME_BYTES < limits.FRAME_BYTES
-    assert limits.RECORD_LIFETIME_S + 2 * limits.CLOCK_SKEW_S < limits.SHARD_PERIOD_S  # so a record in force is under two periods' keys
-    assert limits.MANIFEST_BYTES <= limits.CHUNK_BYTES
+    assert max(limits.MANIFEST_BYTES, limits.INTRODUCED * (limits.RECORD_BYTES + 3) + 16) <= limits.CHUNK_BYTES
 
 
 def test_counts_stay_exact_where_they_are_used() -> None:

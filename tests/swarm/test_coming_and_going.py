@@ -13,6 +13,7 @@ from peer.meeting.words import MeetingState
 from peer.node import pieces
 from peer.node.arrival import find_run
 from peer.node.fetching import FetchClient
+from peer.swarm.swarm_time import SwarmTime
 from protocol.errors import RefusalCode, RunRefusesUs, SwarmUnreachable
 from protocol.identity import Identity
 from protocol.messages.messages import Refusal, RunPhase
@@ -169,7 +170,7 @@ def test_the_host_dies_a_second_after_it_let_somebody_in_who_goes_on_with_whom_i
         joiner = swarm.add(**JOINER, is_blind=True)
         knocks = Identity(b"k" * 32)  # its life before it has a node
         client = FetchClient(knocks, swarm.terms.run_id, None, swarm.network.transport(knocks.peer_id, nobody))
-        _, joiner.named = await find_run(client, [f"{ADDRESSES[0]}/p2p/{host.peer_id}"], lambda _: None)
+        _, joiner.named = await find_run(client, [f"{ADDRESSES[0]}/p2p/{host.peer_id}"], SwarmTime(swarm.network.now_s), lambda _: None)
         joiner.start()
         await asyncio.sleep(1.0)
         host.kill()

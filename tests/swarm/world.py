@@ -33,6 +33,7 @@ from peer.swarm.hearsay import Hearsay
 from peer.swarm.membership import Membership
 from peer.swarm.presence import Presence
 from peer.swarm.standing import Standing
+from peer.swarm.swarm_time import SwarmTime
 from protocol.identity import Identity, PeerId
 from protocol.messages.records import MemberRecord
 from protocol.messages.terms import RunTerms
@@ -174,7 +175,7 @@ class Peer:
         self.link = HeardLink(lambda notice: self.node.on_notice(notice))
         rng = random.Random(f"{swarm.seed}/{self.peer_id}/{self._num_starts}")
         membership = replace(Membership.of(self.identity, manifest, self.habits.credential), terms=swarm.terms)
-        hearsay, self.standing = Hearsay(swarm.terms, self.book, now_s, rng), Standing()
+        hearsay, self.standing = Hearsay(swarm.terms, self.book, SwarmTime(now_s), rng), Standing()
         self.own = OwnSide(self.link, self.payloads, self.journal)
         hearsay.take_all(self.named)
         directory = EmptyDirectory() if self.habits.is_blind else network.peers[self.peer_id]

@@ -25,6 +25,7 @@ from peer.node.door import Door
 from peer.node.mirror import Mirror
 from peer.swarm.address_book import AddressBook
 from peer.swarm.hearsay import Hearsay
+from peer.swarm.swarm_time import SwarmTime
 from protocol.libp2p.p2pd import Daemon, DaemonSettings
 from protocol.libp2p.splice import CarriedBytes
 from protocol.libp2p.tunnel import TunnelTransport
@@ -56,7 +57,7 @@ async def said_by_one_that_answers(home: Path, clock_ahead_s: float, lifetimes_s
         mirror = Mirror(lambda: time.time() + clock_ahead_s)
         door = Door(AddressBook(HOST.peer_id), "not yet")
         terms = RunTerms.from_manifest(SIGNED.manifest())
-        hearsay = Hearsay(terms, AddressBook(HOST.peer_id), time.time, random.Random(0))
+        hearsay = Hearsay(terms, AddressBook(HOST.peer_id), SwarmTime(), random.Random(0))
         door.open(FetchServer(HOST, terms, SIGNED.to_bytes(), time.time, mirror, hearsay))
         async with (
             Daemon(DaemonSettings(key, folder, "127.0.0.1")) as daemon,

@@ -16,6 +16,7 @@ from peer.node.fetching import FetchClient
 from peer.node.mirror import Mirror
 from peer.swarm.address_book import AddressBook
 from peer.swarm.hearsay import Hearsay
+from peer.swarm.swarm_time import SwarmTime
 from protocol.errors import PeerGone, RefusalCode, RunRefusesUs, SwarmUnreachable
 from protocol.identity import Identity
 from protocol.messages.messages import Refusal
@@ -49,7 +50,7 @@ def record_of(who: Identity) -> MemberRecord:
 def serve(network: MemoryNetwork, who: Identity, knows: Sequence[Identity] = (), manifest: SignedManifest = SIGNED) -> None:
     """Bring up a peer that gives its manifest, and knows these."""
     book = AddressBook(who.peer_id)
-    hearsay = Hearsay(TERMS, book, time.time, random.Random(0))
+    hearsay = Hearsay(TERMS, book, SwarmTime(), random.Random(0))
     hearsay.take_all(record_of(one).to_bytes() for one in knows)
     door = Door(book, "later")
     door.open(FetchServer(who, TERMS, manifest.to_bytes(), time.time, Mirror(time.time), hearsay))
@@ -83,7 +84,7 @@ def test_the_first_answer_names_members_beside_the_manifest() -> None:
     async def story(network: MemoryNetwork) -> None:
         serve(network, HOST, knows=[MEMBER, SEED])
         said: list[str] = []
-        signed, named = await find_run(asker(network), [at(HOST)], said.append)
+        signed, named = await find_run(asker(network), [at(HOST)], SwarmTime(), said.append)
         assert signed == SIGNED and said == [f"asking {at(HOST)} for the run's manifest"]
         assert {MemberRecord.from_bytes(raw).peer_id for raw in named} == {MEMBER.peer_id, SEED.peer_id}
 
@@ -111,7 +112,7 @@ def test_a_door_that_dies_before_the_manifest_has_named_another() -> None:
 
         network.peers[HOST.peer_id].handler = dies_early
         serve(network, MEMBER)
-        signed, _ = await find_run(asker(network), [at(HOST)], lambda _: None)
+        signed, _ = await find_run(asker(network), [at(HOST)], SwarmTime(), lambda _: None)
         assert signed == SIGNED and not network.is_up(HOST.peer_id) and now_s() < 5.0
 
     play(story)
@@ -128,7 +129,7 @@ def test_one_door_of_two_is_enough(first: str) -> None:
         elif first != "dead":
             network.transport(HOST.peer_id, refuses if first == "refuses" else silent)
         serve(network, SEED)
-        signed, _ = await find_run(asker(network), [at(HOST), at(SEED)], lambda _: None)
+        signed, _ = await find_run(asker(network), [at(HOST), at(SEED)], SwarmTime(), lambda _: None)
         assert signed == SIGNED and now_s() < 3.0
 
     play(story)
@@ -137,7 +138,7 @@ def test_one_door_of_two_is_enough(first: str) -> None:
 def test_a_door_that_opens_later_ends_the_wait_though_the_other_refuses() -> None:
     async def story(network: MemoryNetwork) -> None:
         network.transport(HOST.peer_id, refuses)
-        asking = asyncio.create_task(find_run(asker(network), [at(HOST), at(SEED)], lambda _: None))
+        asking = asyncio.create_task(find_run(asker(network), [at(HOST), at(SEED)], SwarmTime(), lambda _: None))
         await asyncio.sleep(30.0)
         serve(network, SEED)
         assert (await asking)[0] == SIGNED and now_s() < 45.0
@@ -150,7 +151,7 @@ def test_who_is_refused_by_all_that_there_are_is_told_so_at_once() -> None:
         for who in (HOST, SEED):
             serve(network, who)
         with pytest.raises(RunRefusesUs) as caught:
-            await find_run(asker(network, STRANGER), [at(HOST), at(SEED)], lambda _: None)
+            await find_run(asker(network, STRANGER), [at(HOST), at(SEED)], SwarmTime(), lambda _: None)
         assert caught.value.hint and now_s() < 1.0
 
     play(story)
@@ -160,7 +161,7 @@ def test_who_is_refused_by_one_and_hears_nothing_of_the_rest_is_told_of_the_refu
     async def story(network: MemoryNetwork) -> None:
         network.transport(HOST.peer_id, refuses)
         with pytest.raises(RunRefusesUs):
-            await find_run(asker(network), [at(HOST), at(SEED)], lambda _: None)
+            await find_run(asker(network), [at(HOST), at(SEED)], SwarmTime(), lambda _: None)
         assert now_s() >= PATIENCE_S
 
     play(story)
@@ -169,7 +170,7 @@ def test_who_is_refused_by_one_and_hears_nothing_of_the_rest_is_told_of_the_refu
 def test_nobody_at_the_address_is_the_networks_fault() -> None:
     async def story(network: MemoryNetwork) -> None:
         with pytest.raises(SwarmUnreachable, match="none of the invite's addresses") as caught:
-            await find_run(asker(network), [at(SEED)], lambda _: None)
+            await find_run(asker(network), [at(SEED)], SwarmTime(), lambda _: None)
         assert caught.value.hint
 
     play(story)
@@ -181,7 +182,7 @@ def test_what_a_liar_names_costs_the_way_to_nobody_else() -> None:
     async def story(network: MemoryNetwork) -> None:
         serve(network, HOST, knows=[Identity(bytes([number]) * 32) for number in range(100, 116)], manifest=OTHER)
         serve(network, SEED)
-        assert (await find_run(asker(network), [at(HOST), at(SEED)], lambda _: None))[0] == SIGNED
+        assert (await find_run(asker(network), [at(HOST), at(SEED)], SwarmTime(), lambda _: None))[0] == SIGNED
         assert now_s() < 3.0
 
     play(story)

@@ -15,6 +15,7 @@ from peer.node.fetching import FetchClient
 from peer.node.mirror import Mirror
 from peer.swarm.address_book import AddressBook
 from peer.swarm.hearsay import Hearsay
+from peer.swarm.swarm_time import SwarmTime
 from protocol.errors import RefusalCode, Unreachable
 from protocol.identity import Identity
 from protocol.limits import PROTOCOL_VERSION
@@ -49,7 +50,7 @@ def door(*, knows: bool = True) -> Door:
     made = Door(AddressBook(SEED.peer_id), "come back later")
     if knows:
         terms = RunTerms.from_manifest(SIGNED.manifest())
-        hearsay = Hearsay(terms, AddressBook(SEED.peer_id), time.time, random.Random(0))
+        hearsay = Hearsay(terms, AddressBook(SEED.peer_id), SwarmTime(), random.Random(0))
         made.open(FetchServer(SEED, terms, SIGNED.to_bytes(), time.time, Mirror(time.time), hearsay))
     return made
 

@@ -11,6 +11,7 @@ import pytest
 
 from peer.swarm.address_book import AddressBook, KnownPeer, loop_s
 from peer.swarm.hearsay import LAST_WORD_S, Hearsay
+from peer.swarm.swarm_time import SwarmTime
 from protocol.identity import Identity, PeerId
 from protocol.limits import CLOCK_SKEW_S, INTRODUCED, RECORD_LIFETIME_S
 from protocol.messages.introduction import INTRODUCTION_BYTES, Introduction
@@ -26,7 +27,7 @@ def live_after(tell: Callable[[Hearsay], None], terms: RunTerms = TERMS) -> list
     """Return who is live in Bob's book once he has heard all that."""
 
     async def main() -> list[KnownPeer]:
-        hearsay = Hearsay(terms, AddressBook(BOB.peer_id), lambda: NOW_S, random.Random(0))
+        hearsay = Hearsay(terms, AddressBook(BOB.peer_id), SwarmTime(lambda: NOW_S), random.Random(0))
         tell(hearsay)
         return hearsay.book.live(asyncio.get_running_loop().time())
 
@@ -124,7 +125,7 @@ def passed_on(prepare: Callable[[Hearsay], None], most: int, times: int = 20) ->
     """Return of whom the bearer of invites is told, several times, by a peer of an open run that has heard of all PEERS."""
 
     async def main() -> list[set[PeerId]]:
-        hearsay = Hearsay(replace(TERMS, access="open"), AddressBook(BOB.peer_id), lambda: NOW_S, random.Random(0))
+        hearsay = Hearsay(replace(TERMS, access="open"), AddressBook(BOB.peer_id), SwarmTime(lambda: NOW_S), random.Random(0))
         for identity in PEERS:
             hearsay.take(record_of(identity))
         prepare(hearsay)
@@ -162,7 +163,7 @@ def test_no_record_goes_on_that_is_out_of_date_nor_one_of_whom_we_cannot_reach_n
 
 def test_an_introduction_is_as_small_as_it_was_asked_to_be() -> None:
     async def main() -> None:
-        hearsay = Hearsay(replace(TERMS, access="open"), AddressBook(BOB.peer_id), lambda: NOW_S, random.Random(0))
+        hearsay = Hearsay(replace(TERMS, access="open"), AddressBook(BOB.peer_id), SwarmTime(lambda: NOW_S), random.Random(0))
         for identity in PEERS:
             hearsay.take(record_of(identity))
         whole = Introduction.from_bytes(hearsay.introduction(ALICE.peer_id, INTRODUCTION_BYTES))

@@ -13,6 +13,7 @@ from peer.swarm.address_book import AddressBook
 from peer.swarm.hearsay import Hearsay
 from peer.swarm.presence import ANNOUNCE_S, LOOK_S, RECORD_S, Presence
 from peer.swarm.standing import Standing
+from peer.swarm.swarm_time import SwarmTime
 from protocol.identity import Identity
 from protocol.messages.messages import RunPhase
 from tests.memory.network import MemoryNetwork, MemoryPeer
@@ -30,7 +31,7 @@ class Peer:
     def __init__(self, network: MemoryNetwork, identity: Identity, *, has_trainer: bool = True) -> None:
         network.transport(identity.peer_id, nobody)
         self.book, self.standing, self.told = AddressBook(identity.peer_id), Standing(), list[Event]()
-        hearsay = Hearsay(TERMS, self.book, network.now_s, random.Random(0))
+        hearsay = Hearsay(TERMS, self.book, SwarmTime(network.now_s), random.Random(0))
         directory, emit = network.peers[identity.peer_id], self.told.append
         self.presence = Presence(membership(identity), directory, lambda: (ADDRESS,), hearsay, self.standing, emit, wait_for_peers=1)
         if has_trainer:

@@ -1,0 +1,125 @@
+"""A swarm that heals: after cuts, deaths of every door, and nights in which everybody moved. Figures: `python -m tests.swarm.healing`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from protocol.limits import RECORD_LIFETIME_S
+from tests.memory import virtual_time
+from tests.memory.conversation import Link
+from tests.memory.network import MemoryNetwork
+from tests.swarm.healing import Resident, cut_and_heal, until_all_see_all
+
+
+def play(story: Callable[[MemoryNetwork], Awaitable[list[Resident]]]) -> None:
+    """Let a story happen in virtual time; it returns who is up at its end."""
+
+    async def main() -> None:
+        network = MemoryNetwork(link=Link(latency_s=0.05, silence_s=10.0))
+        for resident in await story(network):
+            resident.stop()
+        await network.close()
+
+    virtual_time.run(main())
+
+
+def now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_two_halves_are_one_again_within_a_minute_of_a_long_cut(seed: int) -> None:
+    healed = cut_and_heal(10, RECORD_LIFETIME_S + 30.0, seed)
+    assert healed.healed_s <= 60.0 and healed.bytes_per_s < 10_000
+
+
+def test_what_cannot_be_reached_is_not_forgotten_and_each_half_keeps_itself(tmp_path: Path) -> None:
+    async def story(network: MemoryNetwork) -> list[Resident]:
+        first = Resident(network, 1).start()
+        residents = [first, *(Resident(network, number, [first.door]).start() for number in range(2, 7))]
+        await until_all_see_all(residents, 60.0)
+        here, there = residents[:3], residents[3:]
+        network.partition([resident.peer_id for resident in here])
+        await asyncio.sleep(RECORD_LIFETIME_S + 60.0)
+        for half, other in ((here, there), (there, here)):
+            for resident in half:
+                assert resident.sees() == {one.peer_id for one in half} - {resident.peer_id}
+                assert {entry.peer_id for entry in resident.book.known(now_s())} >= {one.peer_id for one in other}
+        return residents
+
+    play(story)
+
+
+def test_who_joins_through_a_neighbour_while_the_host_is_cut_off_is_with_all_when_the_line_is_back() -> None:
+    async def story(network: MemoryNetwork) -> list[Resident]:
+        host = Resident(network, 1).start()
+        far = Resident(network, 2, [host.door]).start()
+        mate = Resident(network, 3, [host.door])
+        newcomer = Resident(network, 4, [host.door, mate.door])
+        network.partition([mate.peer_id, newcomer.peer_id])
+        mate.start()  # neither has ever met the others
+        newcomer.start()
+        await until_all_see_all([mate, newcomer], 60.0)
+        await asyncio.sleep(600.0)
+        network.partition()
+        await until_all_see_all([host, far, mate, newcomer], 60.0)
+        return [host, far, mate, newcomer]
+
+    play(story)
+
+
+def test_all_doors_are_dead_and_a_restarted_peer_is_back_by_its_book(tmp_path: Path) -> None:
+    async def story(network: MemoryNetwork) -> list[Resident]:
+        doors = [Resident(network, number).start() for number in (1, 2)]
+        invited = [door.door for door in doors]
+        members = [Resident(network, number, invited).start() for number in range(3, 8)]
+        await until_all_see_all([*doors, *members], 60.0)
+        for door in doors:
+            door.stop()
+        saved = tmp_path / "peers.json"
+        saved.write_bytes(members[0].book.to_bytes(now_s()))
+        members[0].stop()
+        await asyncio.sleep(3600.0)
+        again = Resident(network, 3, invited, saved=saved).start()
+        await until_all_see_all([again, *members[1:]], 60.0)
+        return [again, *members[1:]]
+
+    play(story)
+
+
+def test_everybody_moves_overnight_and_one_seed_that_stayed_is_enough(tmp_path: Path) -> None:
+    async def story(network: MemoryNetwork) -> list[Resident]:
+        seed = Resident(network, 1).start()
+        before = [Resident(network, number, [seed.door]).start() for number in range(2, 7)]
+        await until_all_see_all([seed, *before], 60.0)
+        for resident in before:
+            (tmp_path / str(resident.peer_id)).write_bytes(resident.book.to_bytes(now_s()))
+            resident.stop()
+        await asyncio.sleep(3600.0)
+        after = []
+        for number, resident in enumerate(before, 2):
+            place, saved = f"/ip4/198.51.100.{number}/tcp/4001", tmp_path / str(resident.peer_id)
+            after.append(Resident(network, number, [seed.door], address=place, saved=saved).start())
+            await asyncio.sleep(1.0)
+        await until_all_see_all([seed, *after], 60.0)
+        return [seed, *after]
+
+    play(story)
+
+
+def test_clocks_that_are_an_hour_wrong_keep_nobody_apart_and_are_told_of() -> None:
+    async def story(network: MemoryNetwork) -> list[Resident]:
+        first = Resident(network, 1).start()
+        right = [first, *(Resident(network, number, [first.door]).start() for number in range(2, 4))]
+        fast = Resident(network, 4, [first.door], now_s=lambda: network.now_s() + 3600.0).start()
+        slow = Resident(network, 5, [first.door], now_s=lambda: network.now_s() - 3600.0).start()
+        await until_all_see_all([*right, fast, slow], 90.0)
+        assert "3600 s ahead of" in fast.hearsay.time.warning and "3600 s behind" in slow.hearsay.time.warning
+        assert not any(resident.hearsay.time.warning for resident in right)
+        return [*right, fast, slow]
+
+    play(story)
