@@ -24,6 +24,8 @@ NUM_HOLDERS = 8
 NUM_LOOKED_AT = 3
 MOST_CALLS = 24  # of one walk
 HOME_S = (20.0, 300.0)  # between two walks to our own place: at first, and after more and more of them
+MIX_S = 30.0  # between two looks for members among those to whom a connection is open
+MIXED = 3  # asked then
 QUIET_S = 60.0  # a neighbour that was not heard for so long is asked whether it is there
 CARD_LEFT_S = 10.0  # a record that ends sooner is not shown any more
 
@@ -42,6 +44,7 @@ class DhtDirectory:
         self._own: MemberRecord | None = None
         self._home_at_s = 0.0  # loop time at which we walk to our own place again
         self._home_every_s = HOME_S[0]
+        self._mix_at_s = 0.0
 
     async def open(self) -> None:
         """Answer from now on."""
@@ -59,11 +62,21 @@ class DhtDirectory:
         if not self._card():
             return 0
         answers = await asyncio.gather(*(self._protocol.call_ping(peer) for peer in peers))
-        self._leave_home()
-        return sum(held is not None for held in answers)
+        num_members = sum(held is not None for held in answers)
+        if num_members:
+            self._leave_home()
+        return num_members
 
     async def tend(self) -> None:
-        """See whether the neighbour that was not heard for the longest is still there; call now and then."""
+        """See whether the neighbour that was not heard for the longest is still there, and who else may be one; call now and then.
+
+        Halves of a directory that a cut has parted are one again by those who have a connection to the other. Raises Unreachable.
+        """
+        if self._loop.time() >= self._mix_at_s:
+            self._mix_at_s = self._loop.time() + MIX_S
+            known = {held.peer for held in self._protocol.neighbours.all()}
+            others = [peer for peer in await self._lines.connected() if peer not in known]
+            await self.join(random.sample(others, min(len(others), MIXED)))
         quiet = self._protocol.neighbours.quietest(QUIET_S)
         if quiet is not None and await self._protocol.call_ping(quiet.peer, quiet.record.addresses) is None:
             self._protocol.neighbours.lost(quiet.peer)

@@ -1,0 +1,74 @@
+"""Two directories that know nothing of each other become one by a single connection between them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+from protocol.errors import TransportError
+from protocol.identity import Identity, PeerId
+from protocol.libp2p.directory import MIX_S, DhtDirectory
+from protocol.libp2p.record_store import RecordShelf
+from protocol.messages.records import MemberRecord
+from tests.memory import virtual_time
+from tests.memory.unary import UnaryNetwork
+from tests.protocol.samples import NOW_S, RUN_ID
+
+PULSE_S = 5.0
+LOOK_S = 20.0
+
+
+def now_s() -> float:
+    return NOW_S + asyncio.get_running_loop().time()
+
+
+class Island:
+    """A member with its directory, which it tends as a node does."""
+
+    def __init__(self, network: UnaryNetwork, number: int) -> None:
+        self.identity = Identity(number.to_bytes(4, "little") * 8)
+        self.address = f"/ip4/5.{number}.0.1/tcp/4001"
+        p2p: Any = network.join(self.identity.peer_id, self.address)
+        self.p2p = p2p
+        self.directory = DhtDirectory(p2p, RecordShelf(RUN_ID, now=now_s, rng=random.Random(number)), p2p, self._record)
+        self.known: set[PeerId] = set()
+
+    def _record(self) -> MemberRecord:
+        at_s = int(now_s())
+        return MemberRecord(RUN_ID, self.identity.peer_id, (self.address,), 0, False, at_s, at_s + 90).signed(self.identity)
+
+    async def live(self, first: Island) -> None:
+        await self.directory.open()
+        looks_s = 0.0
+        while True:
+            if not self.directory.num_neighbours and first is not self:
+                await self.p2p.connect(first.identity.peer_id, [first.address])
+                await self.directory.join([first.identity.peer_id])
+            await self.directory.tend()
+            if asyncio.get_running_loop().time() >= looks_s:
+                looks_s = asyncio.get_running_loop().time() + LOOK_S
+                try:
+                    await self.directory.announce(self._record())
+                except TransportError:
+                    continue
+                self.known = {record.peer_id for record in await self.directory.members()}
+            await asyncio.sleep(PULSE_S)
+
+
+def test_one_connection_makes_two_directories_one() -> None:
+    async def main() -> None:
+        network = UnaryNetwork()
+        here, there = ([Island(network, base + number) for number in range(5)] for base in (10, 20))
+        tasks = [asyncio.create_task(island.live(group[0])) for group in (here, there) for island in group]
+        await asyncio.sleep(120.0)
+        mine, theirs = ({island.identity.peer_id for island in group} for group in (here, there))
+        assert all(island.known == mine for island in here) and all(island.known == theirs for island in there)
+        await here[3].p2p.connect(there[2].identity.peer_id, [there[2].address])
+        await asyncio.sleep(2 * MIX_S + 3 * LOOK_S)
+        assert all(island.known == mine | theirs for island in (*here, *there))
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    virtual_time.run(main())
