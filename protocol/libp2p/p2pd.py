@@ -153,8 +153,8 @@ def _transport_part(address: str, partner: PeerId) -> bytes | None:
 
 
 KNOWN_SHA256 = {("Linux", "x86_64"): "42f8f48e62583b97cdba3c31439c08029fb2b9fc506b5bdd82c46b7cc1d279d8"}  # p2pd v0.5.0.hivemind1
-MESSAGE_BYTES = 256 * 1024
-"""Largest unary message (DHT traffic). 4 MiB is p2pd's default, which is that much of our memory for every caller."""
+MESSAGE_BYTES = 32 * 1024
+"""Largest unary message: an answer of the directory has 14 kB at most. p2pd's 4 MiB would be that much memory for every caller."""
 COLLECT_BYTES = 192 << 20
 """Where p2pd begins to look hard for memory to free; quiet, it takes 60 MB."""
 MEMORY_BYTES = 768 << 20
