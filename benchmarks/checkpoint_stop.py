@@ -4,7 +4,7 @@
 
 A llama of about 125 million parameters with AdamW on the CPU, on the working directory's disk. `stop` is the wall time for which
 no inner step is made; `share` what that is of the time at the default interval of 60 s, and `interval` what the trainer makes of it
-(checkpoints may stop it for 1 % of its time, and take a tenth of it to write). Inner steps are timed beside a write and without one:
+(checkpoints may stop it for 1 % of its time, and be written in a tenth of it). Inner steps are timed beside a write and without one:
 that is what the writing takes from them. The aim is a share of at most 1 %.
 """
 
@@ -30,7 +30,7 @@ from peer.text.batches import Draw
 from peer.text.corpus import load_corpus
 from peer.text.tokenizer import load_tokenizer
 from peer.trainer.replica import Replica
-from peer.trainer.saver import STOP_SHARE, WRITE_SHARE, Saver
+from peer.trainer.saver import LONGEST_S, STOP_SHARE, WRITE_SHARE, Saver
 from protocol.run.manifest import Manifest
 
 INTERVAL_S = 60.0
@@ -50,7 +50,7 @@ def manifest(millions: float) -> Manifest:
 def build(job: Manifest, folder: Path) -> Replica:
     """Build a replica in a folder."""
     draw = Draw(0, b"me", job.inner.batch_size, job.inner.sequence_length)
-    corpus = load_corpus(job.data, load_tokenizer(job.tokenizer.name), draw, None, folder)
+    corpus = load_corpus(job.data, load_tokenizer(job.tokenizer), draw, None, folder)
     return Replica(job, build_model(job.model, 0), corpus, PayloadFolder(folder / "payloads"), 0, lambda event: None)
 
 
@@ -76,7 +76,7 @@ class Figures:
     @property
     def interval_s(self) -> float:
         """How often the trainer saves at most."""
-        return max(INTERVAL_S, self.copy_stop_s / STOP_SHARE, self.write_s / WRITE_SHARE)
+        return max(INTERVAL_S, self.copy_stop_s / STOP_SHARE, min(self.write_s / WRITE_SHARE, LONGEST_S))
 
 
 def measure(job: Manifest, rounds: int, folder: Path) -> Figures:

@@ -36,7 +36,7 @@ def replica(manifest: Manifest, number: int, folder: Path) -> Replica:
     """Build a replica with batches of its own."""
     inner = manifest.inner
     draw = Draw(0, bytes([number]) * 38, inner.batch_size, inner.sequence_length)
-    corpus = load_corpus(manifest.data, load_tokenizer(manifest.tokenizer.name), draw, None, folder)
+    corpus = load_corpus(manifest.data, load_tokenizer(manifest.tokenizer), draw, None, folder)
     return Replica(manifest, build_model(manifest.model, 0), corpus, PayloadFolder(folder / str(number)), number, lambda solo: None)
 
 

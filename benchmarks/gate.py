@@ -152,7 +152,7 @@ def train(trouble: Trouble, seed: int, intervene: Callable[[Fraction, Gossip], N
     made: Scenario = scenario(small, dict(setting(text) for text in f"peers=4 {BASE} seed={seed} {trouble.settings}".split()))
     clones = dict(trouble.clones)
     with tempfile.TemporaryDirectory() as folder:
-        tokenizer = load_tokenizer(made.manifest.tokenizer.name)
+        tokenizer = load_tokenizer(made.manifest.tokenizer)
         texts = load_texts(made, tokenizer, None, Path(folder))
         torch.manual_seed(seed)
         population = populate(made, tokenizer, texts, torch.device("cpu"), method("noloco").schedules(made))

@@ -109,7 +109,7 @@ def our_step(size: Size, optimizer: str, device: torch.device) -> Callable[[], o
     """Return a step of a peer's own inner loop."""
     manifest = size.manifest(optimizer)
     computing = Computing(compute_dtype("auto", device), compiles=device.type == "cuda")
-    inner = InnerLoop(manifest, build_model(manifest.model, 0).to(device), size.corpus(), computing, lambda event: None)  # type: ignore[arg-type]
+    inner = InnerLoop(manifest, build_model(manifest.model, 0).to(device), size.corpus(), computing, lambda event: None)
     number = iter(range(1_000_000))
 
     def step() -> None:
@@ -122,7 +122,7 @@ def our_step(size: Size, optimizer: str, device: torch.device) -> Callable[[], o
 
 def plain_step(size: Size, device: torch.device) -> Callable[[], object]:
     """Return a step of a plain loop of torch with the same model and batch."""
-    model = build_model(size.manifest("adamw").model, 0).to(device)  # type: ignore[arg-type]
+    model = build_model(size.manifest("adamw").model, 0).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     call: Any = torch.compile(model) if device.type == "cuda" else model
     batch, dtype = size.corpus().batch(0).to(device), compute_dtype("auto", device)

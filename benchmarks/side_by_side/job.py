@@ -56,7 +56,7 @@ class Job:
         manifest = self.manifest().manifest()
         inner = manifest.inner
         draw = Draw(manifest.run.seed, self.identity(number).peer_id.raw, inner.batch_size, inner.sequence_length)
-        return load_corpus(manifest.data, load_tokenizer(manifest.tokenizer.name), draw, None, cache)
+        return load_corpus(manifest.data, load_tokenizer(manifest.tokenizer), draw, None, cache)
 
 
 @dataclass(frozen=True, slots=True)

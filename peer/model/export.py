@@ -120,7 +120,7 @@ def measure(model: PreTrainedModel, manifest: Manifest, home: Home, data: Path |
 
 def write_model(model: PreTrainedModel, manifest: Manifest, folder: Path) -> None:
     """Write what AutoModelForCausalLM and AutoTokenizer load. Raises OSError when the disk refuses."""
-    tokenizer = load_tokenizer(manifest.tokenizer.name)
+    tokenizer = load_tokenizer(manifest.tokenizer)
     model.eval()
     if tokenizer.name == BYTES:
         _end_with(model, tokenizer)

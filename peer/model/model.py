@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import hashlib
 import inspect
+import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +61,21 @@ def parameter_shapes(section: ModelSection) -> dict[str, tuple[int, ...]]:
     with _transformers_says(_name(section)) as (_, auto_model), torch.device("meta"):
         model = auto_model.from_config(config, attn_implementation="sdpa", dtype=torch.float32)
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+
+
+def layout_digest(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """Return the SHA-256 of the parameters' names, shapes and order: what peers must have alike to read each other's fragments."""
+    return hashlib.sha256(json.dumps([[name, *shape] for name, shape in shapes.items()]).encode()).hexdigest()
+
+
+def need_layout(section: ModelSection, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise BadManifest, with both digests, where the model is laid out otherwise here than the manifest says."""
+    digest = layout_digest(shapes)
+    if section.layout not in (None, digest):
+        raise BadManifest(
+            f"the parameters of {_name(section)} are laid out otherwise here: their digest is {digest}, the manifest's {section.layout}",
+            hint="install the release of transformers that the run's host uses; who hosts: correct [model] layout",
+        )
 
 
 def activation_bytes(

@@ -79,7 +79,7 @@ def simulate(scenario: Scenario, venue: Venue, watch: Callable[[Headway], None])
     chosen = method(scenario.manifest.outer.method)
     device, _ = choose_device(venue.device)
     need_memory(scenario, device, chosen.size(scenario))
-    tokenizer = load_tokenizer(scenario.manifest.tokenizer.name)
+    tokenizer = load_tokenizer(scenario.manifest.tokenizer)
     texts = load_texts(scenario, tokenizer, venue.data, venue.cache)
     try:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):

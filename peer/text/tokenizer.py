@@ -6,6 +6,8 @@ exported with it still loads with AutoTokenizer. Byte 0, which no text holds, en
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -17,6 +19,8 @@ from protocol.errors import BadManifest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from protocol.run.sections import TokenizerSection
 
 BYTES: Final = "bytes"
 NUM_BYTES: Final = 256
@@ -48,14 +52,21 @@ class Tokenizer:
         pretrained.save_pretrained(folder)
 
 
-def load_tokenizer(name: str) -> Tokenizer:
+def load_tokenizer(section: TokenizerSection) -> Tokenizer:
     """Load the tokenizer that a manifest names: `bytes`, or a name or path for transformers.
 
-    Raises BadManifest if there is no such tokenizer, or if it knows no end of text.
+    Raises BadManifest if there is no such tokenizer, if it is another than the manifest pins, or if it knows no end of text.
     """
+    name = section.name
     if name == BYTES:
         return Tokenizer(BYTES, NUM_BYTES, 0, None)
-    pretrained = _load_pretrained(name)
+    pretrained = _load_pretrained(name, section.revision)
+    digest = tokenizer_digest(pretrained)
+    if section.digest not in (None, digest):
+        raise BadManifest(
+            f"the tokenizer {name!r} is another one here than the manifest's: its digest is {digest}, not {section.digest}",
+            hint="use the files that the run's host uses; who hosts: correct [tokenizer] digest",
+        )
     ends = [token for token in (pretrained.eos_token_id, pretrained.sep_token_id) if token is not None]
     if not ends:
         raise BadManifest(
@@ -63,6 +74,14 @@ def load_tokenizer(name: str) -> Tokenizer:
             hint="choose one with an eos or sep token, or `bytes`",
         )
     return Tokenizer(name, len(pretrained), ends[0], pretrained)
+
+
+def tokenizer_digest(pretrained: PreTrainedTokenizerBase) -> str:
+    """Return the SHA-256 of what decides a text's tokens: the vocabulary with its numbers, and what comes before and after it."""
+    rules = json.loads(pretrained.backend_tokenizer.to_str()) if pretrained.is_fast else {}
+    for passing in ("truncation", "padding"):
+        rules.pop(passing, None)
+    return hashlib.sha256(json.dumps([sorted(pretrained.get_vocab().items()), rules], sort_keys=True).encode()).hexdigest()
 
 
 def byte_tokenizer() -> PreTrainedTokenizerBase:
@@ -86,11 +105,11 @@ def _byte_symbols() -> list[str]:
     return [chr(byte) if byte in printable else chr(NUM_BYTES + others.index(byte)) for byte in range(NUM_BYTES)]
 
 
-def _load_pretrained(name: str) -> Any:
+def _load_pretrained(name: str, revision: str | None) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
     except Exception as error:  # what transformers raises depends on which file is missing or broken
         raise BadManifest(
             f"the tokenizer {name!r} cannot be loaded: {str(error).splitlines()[0]}",

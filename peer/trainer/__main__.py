@@ -85,7 +85,7 @@ def build_replica(child: Child, home: Home, manifest: Manifest) -> Replica:
     there = within(rooms(device, home, settings.runtime, held_bytes(os.getppid())), settings.config)
     computing = fitting(manifest, device.type, there, wanted_computing(settings.config, compute_dtype(inner.precision, device), device))
     keep_within(device, size_bytes(settings.config.gpu_memory))
-    tokenizer = load_tokenizer(manifest.tokenizer.name)
+    tokenizer = load_tokenizer(manifest.tokenizer)
     model = build_model(manifest.model, run_seed)
     check_fit(model.config, tokenizer.vocab_size, inner.sequence_length)
     draw = Draw(run_seed, peer_id.raw, inner.batch_size, inner.sequence_length)

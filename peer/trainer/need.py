@@ -19,7 +19,7 @@ from peer.machine.home import Home
 from peer.machine.room import OTHERS_BYTES, TRAINER_BYTES, Room, container_size, disk_room, home_room, memory_room, need_room
 from peer.machine.units import size_bytes
 from peer.model.computing import Computing
-from peer.model.model import activation_bytes, parameter_shapes
+from peer.model.model import activation_bytes, need_layout, parameter_shapes
 from peer.model.plan import fragment_codecs, model_plan
 from protocol.errors import BadSettings
 from protocol.messages.terms import ModelPlan
@@ -56,6 +56,7 @@ def run_need(manifest: Manifest, device: str, computing: Computing | None = None
     """
     computing = computing or Computing(micro_batch=1, recompute=True)
     shapes = parameter_shapes(manifest.model)
+    need_layout(manifest.model, shapes)
     codecs = fragment_codecs(manifest, shapes)
     plan = model_plan(codecs, manifest.outer.alpha)
     sizes = sorted((codec.fragment.numel for codec in codecs), reverse=True)

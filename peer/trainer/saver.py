@@ -30,7 +30,8 @@ from protocol.errors import BadSettings, GossamerError
 T = TypeVar("T")
 STOP_SHARE: Final = 0.01  # of the time, that checkpoints may stop the trainer for
 LEAST_PRIORITY: Final = 19
-WRITE_SHARE: Final = 0.1  # of the time, that one may be written in
+WRITE_SHARE: Final = 0.1  # of the time, that one may be written in: it wears the disk
+LONGEST_S: Final = 600.0  # between two for the disk's sake: what a crash would cost is worth more then
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +133,8 @@ class Saver:
         self._is_wanted = False
         contents = CheckpointContents(replica.manifest.run_id, replica.own_steps, replica.tensors(), replica.state())
         self._saved_step = replica.own_steps
-        self._write = Write(replica.own_steps, 0.0, _beside(lambda: self._written(contents)))
-        self.finish()
+        self._write = Write(replica.own_steps, 0.0, _done(lambda: self._written(contents)))
+        self.look()
         self._saved_s = self._now_s()
 
     def finish(self) -> None:
@@ -159,7 +160,7 @@ class Saver:
             self._fail(write.step, str(error))
             return
         self.has_checkpoint, self._trouble = True, ""
-        self._least_s = max(write.stopped_s / STOP_SHARE, seconds / WRITE_SHARE)
+        self._least_s = max(write.stopped_s / STOP_SHARE, min(seconds / WRITE_SHARE, LONGEST_S))
         num_bytes = sum(file.stat().st_size for file in path.iterdir())
         self._emit(CheckpointSaved(write.step, str(path), num_bytes, seconds, write.stopped_s))
 
@@ -181,6 +182,16 @@ class Saver:
         if loaded.rejected:
             damaged = ", ".join(f"{path.name} ({reason})" for path, reason in loaded.rejected)
             self._passed_over = f"went back to checkpoint {loaded.path.name}: damaged are {damaged}"
+
+
+def _done(work: Callable[[], T]) -> Future[T]:
+    """Do something now."""
+    future: Future[T] = Future()
+    try:
+        future.set_result(work())
+    except GossamerError as error:
+        future.set_exception(error)
+    return future
 
 
 def _beside(work: Callable[[], T]) -> Future[T]:

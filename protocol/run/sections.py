@@ -70,6 +70,7 @@ Label = Annotated[str, AfterValidator(_label)]
 Name = Annotated[str, _like(r"[a-z0-9][a-z0-9_-]{0,31}", "a name of up to 32 lower-case letters, digits, - and _")]
 Architecture = Annotated[str, _like(r"[A-Za-z0-9._-]{0,64}", "a transformers model type, like llama or gpt2")]  # empty: of a hub
 CommitHash = Annotated[str, _like(r"[0-9a-f]{40}", "a full commit hash (40 hex digits); branches and tags can move")]
+Digest = Annotated[str, _like(r"[0-9a-f]{64}", "a SHA-256 in 64 hex digits; a peer that finds another one says both")]
 InnerSteps = Annotated[int | str, PlainValidator(_inner_steps)]
 Peers = Annotated[tuple[str, ...], AfterValidator(_peers), Field(strict=False)]  # TOML and JSON know lists only
 
@@ -108,6 +109,9 @@ class ModelSection(Section):
     hub: Label | None = Field(default=None, description="instead of architecture and config: a model on the Hugging Face hub, org/name")
     revision: CommitHash | None = Field(default=None, description="full commit hash of the hub model")
     config: dict[str, Any] = Field(default_factory=lambda: dict(DEMO_LLAMA), description="fields of the architecture's transformers config")
+    layout: Digest | None = Field(
+        default=None, description="SHA-256 of the parameters' names, shapes and order; peers that build others refuse"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -137,6 +141,8 @@ class TokenizerSection(Section):
     """How text becomes tokens."""
 
     name: Label = Field(default="bytes", description="bytes, or a transformers tokenizer: org/name on the hub, or a path")
+    revision: CommitHash | None = Field(default=None, description="full commit hash of a tokenizer on the hub")
+    digest: Digest | None = Field(default=None, description="SHA-256 of the tokenizer; peers that load another refuse")
 
 
 class DataSection(Section):

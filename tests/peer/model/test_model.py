@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from peer.model.computing import next_token_loss
-from peer.model.model import build_model, check_fit, choose_device, model_config, parameter_shapes
+from peer.model.model import build_model, check_fit, choose_device, layout_digest, model_config, need_layout, parameter_shapes
 from protocol.errors import BadManifest, BadSettings
 from protocol.run.sections import ModelSection
 from tests.peer.trained_homes import LLAMA
@@ -154,3 +154,14 @@ def test_pickled_weights_are_never_read(tmp_path: Path) -> None:
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
     with pytest.raises(BadManifest, match="cannot be built"):
         build_model(from_folder(tmp_path), 0)
+
+
+def test_another_layout_than_the_manifest_pins_is_refused_with_both_digests() -> None:
+    shapes = parameter_shapes(section())
+    digest = layout_digest(shapes)
+    need_layout(section().model_copy(update={"layout": digest}), shapes)
+    need_layout(section(), shapes)
+    assert layout_digest(dict(reversed(shapes.items()))) != digest
+    with pytest.raises(BadManifest) as caught:
+        need_layout(section().model_copy(update={"layout": "0" * 64}), shapes)
+    assert digest in str(caught.value) and "0" * 64 in str(caught.value)

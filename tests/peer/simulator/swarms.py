@@ -15,6 +15,7 @@ from peer.simulator.population import Population, populate
 from peer.simulator.scenario import Scenario
 from peer.simulator.texts import Texts
 from peer.text.tokenizer import load_tokenizer
+from protocol.run.sections import TokenizerSection
 from tests.peer.small import small_corpus, small_manifest
 
 
@@ -28,7 +29,7 @@ def small_population(made: Scenario) -> Population:
     manifest = made.manifest
     corpora = tuple(small_corpus(manifest, b"peer-%d" % peer) for peer in range(made.num_peers))
     schedules = method(manifest.outer.method).schedules(made)
-    return populate(made, load_tokenizer("bytes"), Texts(corpora, corpora), torch.device("cpu"), schedules)
+    return populate(made, load_tokenizer(TokenizerSection()), Texts(corpora, corpora), torch.device("cpu"), schedules)
 
 
 def training(population: Population) -> Iterator[Fraction]:

@@ -15,6 +15,7 @@ from peer.text.batches import Draw
 from peer.text.corpus import ResidentCorpus
 from peer.text.tokenizer import load_tokenizer
 from protocol.errors import BadSettings
+from protocol.run.sections import TokenizerSection
 from tests.peer.small import small_manifest
 
 
@@ -30,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
 
 def loaded(folder: Path, tmp_path: Path, **choices: object) -> Texts:
     made: Scenario = scenario(small_manifest(data={"source": "text"}), {"peers": 2, **choices})
-    return load_texts(made, load_tokenizer("bytes"), folder, tmp_path / "cache")
+    return load_texts(made, load_tokenizer(TokenizerSection()), folder, tmp_path / "cache")
 
 
 def share_of(kind: str, batches: list[torch.Tensor]) -> float:

@@ -10,9 +10,9 @@ from peer.text.batches import Draw
 from peer.text.corpus import ResidentCorpus, load_corpus
 from peer.text.tokenizer import load_tokenizer
 from protocol.errors import BadSettings
-from protocol.run.sections import DataSection
+from protocol.run.sections import DataSection, TokenizerSection
 
-BYTES = load_tokenizer("bytes")
+BYTES = load_tokenizer(TokenizerSection())
 BUILTIN, TEXT = DataSection(), DataSection(source="text")
 
 

@@ -20,9 +20,9 @@ from peer.text.documents import is_held_out
 from peer.text.streaming import Bookmark, DocumentStream, StreamedCorpus, open_stream
 from peer.text.tokenizer import load_tokenizer
 from protocol.errors import BadManifest, BadSettings
-from protocol.run.sections import DataSection
+from protocol.run.sections import DataSection, TokenizerSection
 
-BYTES = load_tokenizer("bytes")
+BYTES = load_tokenizer(TokenizerSection())
 DRAW = Draw(run_seed=0, peer=b"a", batch_size=2, sequence_length=16)
 OTHER = Draw(run_seed=0, peer=b"b", batch_size=2, sequence_length=16)
 REVISION = "0" * 40

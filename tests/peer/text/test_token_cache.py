@@ -9,9 +9,10 @@ from peer.text.documents import Block, read_texts
 from peer.text.token_cache import in_memory, on_disk
 from peer.text.tokenizer import load_tokenizer
 from protocol.errors import BadSettings
+from protocol.run.sections import TokenizerSection
 from tests.full_disk import room_for
 
-BYTES = load_tokenizer("bytes")
+BYTES = load_tokenizer(TokenizerSection())
 BLOCKS = [Block("one", False, False), Block("two", False, True), Block("held", True, True), Block("\u20ac", False, True)]
 
 

@@ -8,15 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from peer.text.tokenizer import byte_tokenizer, load_tokenizer
+from peer.text.tokenizer import byte_tokenizer, load_tokenizer, tokenizer_digest
 from protocol.errors import BadManifest
+from protocol.run.sections import TokenizerSection
 
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
     """The byte tokenizer after a journey through its files."""
     folder = tmp_path_factory.mktemp("tokenizer")
-    load_tokenizer("bytes").save(folder)
+    load_tokenizer(TokenizerSection()).save(folder)
     return AutoTokenizer.from_pretrained(folder)
 
 
@@ -44,7 +45,7 @@ def test_every_byte_is_its_own_token() -> None:
 @settings(max_examples=200, deadline=None)
 def test_any_text_tokenizes_to_its_bytes(exported: PreTrainedTokenizerBase, text: str) -> None:
     ids = list(text.encode())
-    assert load_tokenizer("bytes").encode(text).tolist() == ids
+    assert load_tokenizer(TokenizerSection()).encode(text).tolist() == ids
     assert exported(text)["input_ids"] == ids
     assert exported.decode(ids) == text
 
@@ -56,7 +57,7 @@ def test_any_bytes_decode_as_python_decodes_them(exported: PreTrainedTokenizerBa
 
 
 def test_byte_tokens_take_one_byte_each() -> None:
-    tokenizer = load_tokenizer("bytes")
+    tokenizer = load_tokenizer(TokenizerSection())
     assert tokenizer.dtype == np.uint8
     assert tokenizer.vocab_size == 256
     assert tokenizer.document_end == 0
@@ -64,7 +65,7 @@ def test_byte_tokens_take_one_byte_each() -> None:
 
 def test_a_tokenizer_folder_of_transformers_loads(tmp_path: Path) -> None:
     train_word_tokenizer(tmp_path, {"eos_token": "[END]"})
-    tokenizer = load_tokenizer(str(tmp_path))
+    tokenizer = load_tokenizer(TokenizerSection(name=str(tmp_path)))
     assert tokenizer.encode("two one three").tolist() == [2, 1, 0]
     assert tokenizer.document_end == 3
     assert tokenizer.encode("one").dtype == np.uint8
@@ -75,10 +76,24 @@ def test_a_tokenizer_folder_of_transformers_loads(tmp_path: Path) -> None:
 def test_a_tokenizer_without_an_end_is_refused(tmp_path: Path) -> None:
     train_word_tokenizer(tmp_path, {})
     with pytest.raises(BadManifest, match="no end-of-text token"):
-        load_tokenizer(str(tmp_path))
+        load_tokenizer(TokenizerSection(name=str(tmp_path)))
 
 
 def test_an_unknown_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadManifest, match="cannot be loaded") as caught:
-        load_tokenizer(str(tmp_path))
+        load_tokenizer(TokenizerSection(name=str(tmp_path)))
     assert "bytes" in caught.value.hint
+
+
+def test_another_tokenizer_than_the_manifest_pins_is_refused_with_both_digests(tmp_path: Path) -> None:
+    load_tokenizer(TokenizerSection()).save(tmp_path)
+    pretrained = byte_tokenizer()
+    pretrained.add_special_tokens({"eos_token": "\u0100"})
+    pretrained.save_pretrained(tmp_path)
+    digest = tokenizer_digest(pretrained)
+    load_tokenizer(TokenizerSection(name=str(tmp_path), digest=digest))
+    pretrained.add_tokens(["gossamer"])
+    assert tokenizer_digest(pretrained) != digest
+    with pytest.raises(BadManifest) as caught:
+        load_tokenizer(TokenizerSection(name=str(tmp_path), digest="0" * 64))
+    assert digest in str(caught.value) and "0" * 64 in str(caught.value)

@@ -7,6 +7,7 @@ from peer.text.documents import read_texts, text_files
 from peer.text.token_cache import on_disk
 from peer.text.tokenizer import load_tokenizer
 from peer.trainer.__main__ import TokenizingProgress
+from protocol.run.sections import TokenizerSection
 
 
 def test_a_large_text_is_told_about_once_a_second() -> None:
@@ -26,6 +27,6 @@ def test_tokenizing_tells_how_many_bytes_are_done(tmp_path: Path) -> None:
         (tmp_path / "text" / f"{name}.txt").write_text("word " * 100)
     told: list[int] = []
     files = text_files(tmp_path / "text")
-    on_disk(files, read_texts(files), load_tokenizer("bytes"), tmp_path / "cache", told.append)
+    on_disk(files, read_texts(files), load_tokenizer(TokenizerSection()), tmp_path / "cache", told.append)
     assert told == sorted(told)
     assert told[-1] >= 1000

@@ -29,7 +29,7 @@ source = "huggingface"
 name = "org/set"
 revision = "{COMMIT}"
 """
-DEMO_RUN_ID = "0f1e4f1c16d1fe7de6293f6699cb3f95a626e94757756208e81f4bc34576cf18"
+DEMO_RUN_ID = "5dda267005cdbe5145858d38626fb038632fb855bc0f463c6c93aa3a655011a0"
 
 
 def demo() -> Manifest:

@@ -1,0 +1,105 @@
+"""What a run takes per parameter, as a peer counts it before it begins: on the device, in the machine's memory, in shared memory, on disk.
+
+    python -m benchmarks.memory [--check MILLIONS] [--json]
+
+The models of `benchmarks.gpu`, both optimizers, a GPU and a CPU, bytes per parameter; `passing` is what four meetings at once, or another's
+weights that are tried on, take for a while where the weights are. What does not grow with the parameters is left out (programs, CUDA
+itself, and what a batch leaves in the model). `--check` makes a peer's replica of so many million parameters on this CPU, has it step,
+meet with its largest fragment and save, and prints the most memory that the process held beside what is counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+from benchmarks.checkpoint_stop import build, manifest
+from benchmarks.gpu import SIZES
+from optim.noloco import NoLoCo
+from peer.machine.config import PeerConfig
+from peer.machine.home import Home
+from peer.model.computing import Computing
+from peer.trainer.meeting import MeetingSide
+from peer.trainer.need import PROGRAMS, Need, run_need
+from peer.trainer.saver import Saver
+from protocol.run.manifest import Manifest
+
+FIXED = {PROGRAMS, "for CUDA itself", "for what a batch leaves in the model", "for payloads"}  # the last stand in a column of their own
+PASSING = {"for meetings under way", "for another's weights that are tried on"}
+PLACES = ("device", "memory", "payloads", "disk")
+
+
+def per_parameter(need: Need) -> dict[str, float]:
+    """Return bytes per parameter by place, without what does not grow with them; on the device and in memory also what passes."""
+    places = {place: {what: size for what, size in getattr(need, place).items() if what not in FIXED} for place in PLACES}
+    passing = sum(size for place in ("device", "memory") for what, size in places[place].items() if what in PASSING)
+    steady = {
+        place: sum(size for what, size in parts.items() if place in ("payloads", "disk") or what not in PASSING)
+        for place, parts in places.items()
+    }
+    return {place: size / need.num_params for place, size in (steady | {"passing": passing}).items()}
+
+
+def rows() -> dict[str, dict[str, float]]:
+    """Return the table."""
+    return {
+        f"{name} {optimizer} {device}": per_parameter(run_need(SIZES[name].manifest(optimizer), device, Computing(micro_batch=1)))
+        for name in ("125M", "350M", "1.2B")
+        for optimizer in ("adamw", "muon")
+        for device in ("cuda", "cpu")
+    }
+
+
+def peak_bytes() -> int:
+    """Return the most memory that this process has held."""
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def check(job: Manifest, folder: Path) -> dict[str, float]:
+    """Return what a real replica held at most, and what is counted for it, in bytes per parameter."""
+    before, outer = psutil.Process().memory_info().rss, job.outer
+    replica = build(job, folder)
+    home = Home(folder / "home")
+    home.create()
+    saver = Saver(home, PeerConfig(home=home.path), lambda event: None, time.monotonic)
+    for _ in range(2):
+        replica.inner_step()
+        side = MeetingSide(max(replica.outer.fragments, key=lambda fragment: fragment.slow.numel()))
+        sketch = side.prepare(NoLoCo(outer.alpha, outer.beta, outer.gamma), 0.5, 1)
+        side.judge(side.encode(sketch))
+        side.merge(side.step(side.failed_blocks))
+        saver.begin(replica)
+        saver.finish()
+    need = run_need(job, "cpu", Computing())
+    counted = sum(size for what, size in need.memory.items() if what not in (PROGRAMS, "for payloads"))
+    return {"held": (peak_bytes() - before) / need.num_params, "counted": counted / need.num_params}
+
+
+def main() -> None:
+    """Print the table, or JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", type=float, metavar="MILLIONS")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    if given.check:
+        with tempfile.TemporaryDirectory(prefix="memory-", dir=Path.cwd()) as folder:
+            found: dict[str, dict[str, float]] = {f"{given.check:g}M adamw cpu": check(manifest(given.check), Path(folder))}
+    else:
+        found = rows()
+    if given.json:
+        print(json.dumps(found))
+        return
+    names = list(next(iter(found.values())))
+    print(f"{'bytes per parameter':<22}" + "".join(f"{name:>12}" for name in names))
+    for row, values in found.items():
+        print(f"{row:<22}" + "".join(f"{values[name]:>12.1f}" for name in names))
+
+
+if __name__ == "__main__":
+    main()
