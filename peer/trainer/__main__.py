@@ -101,6 +101,13 @@ def wanted_computing(config: PeerConfig, dtype: torch.dtype, device: torch.devic
     return Computing(dtype, config.micro_batch, config.recompute, compiles)
 
 
+def reason_for(computing: Computing, config: PeerConfig, manifest: Manifest) -> str:
+    """Say why a peer begins to compute as it does."""
+    if computing.micro_batch == config.micro_batch:
+        return "as the settings say"
+    return "the whole batch fits" if computing.micro_batch == manifest.inner.batch_size else "what fits, by the count"
+
+
 def build(child: Child) -> Trainer:
     """Put the trainer together, from its checkpoint where there is one, and tell what it trains."""
     config = child.settings.config
@@ -115,9 +122,7 @@ def build(child: Child) -> Trainer:
     flops = flops_per_token(replica.model.config, shapes, manifest.inner.sequence_length)
     peak = peak_flops(replica.inner.device, replica.inner.computing.dtype)
     child.emit(ModelBuilt(num_params, 8 * replica.plan.round_bytes / num_params, flops, peak))
-    replica.inner.tell(
-        "what fits, by the count" if replica.inner.computing.micro_batch < manifest.inner.batch_size else "the whole batch fits"
-    )
+    replica.inner.tell(reason_for(replica.inner.computing, config, manifest))
     saver = Saver(home, config, child.emit, time.monotonic)
     loaded = load_latest(home.checkpoints, manifest.run_id)
     if loaded is not None:
