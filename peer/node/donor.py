@@ -20,6 +20,7 @@ from peer.link.payload_folder import PayloadFolder
 from peer.link.records import File, payload_name
 from peer.link.socket import LinkLost, NodeEnd
 from peer.node.fetching import part_bytes, pull_seed, receive, send, send_chunks, take_chunks
+from peer.node.hatch import Hatch
 from peer.node.mirror import Mirror
 from peer.node.run_result import RunResult
 from peer.swarm.address_book import loop_s
@@ -258,6 +259,7 @@ class FetchServer:
     mirror: Mirror
     hearsay: Hearsay
     donor: StateDonor | None = None
+    hatch: Hatch = field(default_factory=Hatch)
 
     async def answer(self, stream: Stream) -> None:
         """Serve an inbound `Fetch` stream until its opener ends it. Raises Refused and PeerMisbehaved for the partner, TransportError."""
@@ -281,11 +283,19 @@ class FetchServer:
 
     async def _answer_about_us(self, stream: Stream, request: FetchRequest) -> None:
         """Answer what needs no weights."""
+        if request.kind in (ContentsKind.MANIFEST, ContentsKind.INTRODUCTION):
+            await self.hatch.answer(self._answer_newcomer(stream, request))
+            return
+        data = await self._reflected(stream, request)
+        await self._send(stream, request, len(data), data, 0)
+
+    async def _answer_newcomer(self, stream: Stream, request: FetchRequest) -> None:
+        """Tell what the run is, or who is in it."""
         if request.kind is ContentsKind.MANIFEST:
             await self._send(stream, request, len(self.manifest), self._of_manifest(request), 0)
-            return
-        data = self._introduced(stream, request) if request.kind is ContentsKind.INTRODUCTION else await self._reflected(stream, request)
-        await self._send(stream, request, len(data), data, 0)
+        else:
+            data = self._introduced(stream, request)
+            await self._send(stream, request, len(data), data, 0)
 
     async def _give(self, donor: StateDonor, stream: Stream, request: FetchRequest, last_s: float) -> None:
         """Give weights; the piece before took `last_s`."""

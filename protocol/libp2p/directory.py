@@ -7,7 +7,6 @@ from peer to peer at meetings. Only hints come out (`transport.Directory`).
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable, Iterable
 
 from protocol.errors import BadMessage, TransportError, Unreachable
@@ -16,7 +15,7 @@ from protocol.libp2p.attached import AttachedP2P
 from protocol.libp2p.dialling import Dialling
 from protocol.libp2p.kademlia import KEY_BYTES, RecordProtocol
 from protocol.libp2p.neighbours import Held, nearest, place_of
-from protocol.libp2p.record_store import RecordShelf
+from protocol.libp2p.record_store import RECORDS_IN_VIEW, RecordShelf
 from protocol.libp2p.walk import Walk
 from protocol.messages.records import MemberRecord
 
@@ -61,11 +60,12 @@ class DhtDirectory:
         """Get to know members through connected `peers`; return how many of these are members: none while we cannot show who we are."""
         if not self._card():
             return 0
+        known = {record.peer_id for record in self._shelf.records()}
         answers = await asyncio.gather(*(self._protocol.call_ping(peer) for peer in peers))
-        num_members = sum(held is not None for held in answers)
-        if num_members:
-            self._leave_home()
-        return num_members
+        members = [held for held in answers if held is not None]
+        if len(known) < RECORDS_IN_VIEW and any(held.peer not in known for held in members):
+            self._leave_home()  # they know others of whom we have not heard either, some of them near our place
+        return len(members)
 
     async def tend(self) -> None:
         """See whether the neighbour that was not heard for the longest is still there, and who else may be one; call now and then.
@@ -76,7 +76,7 @@ class DhtDirectory:
             self._mix_at_s = self._loop.time() + MIX_S
             known = {held.peer for held in self._protocol.neighbours.all()}
             others = [peer for peer in await self._lines.connected() if peer not in known]
-            await self.join(random.sample(others, min(len(others), MIXED)))
+            await self.join(self._shelf.rng.sample(others, min(len(others), MIXED)))
         quiet = self._protocol.neighbours.quietest(QUIET_S)
         if quiet is not None and await self._protocol.call_ping(quiet.peer, quiet.record.addresses) is None:
             self._protocol.neighbours.lost(quiet.peer)
@@ -104,7 +104,7 @@ class DhtDirectory:
     async def members(self) -> list[MemberRecord]:
         """Look around at a random place; return the records in force that are known now. Raises Unreachable when p2pd is gone."""
         await self._need_company()
-        await self._walk(random.getrandbits(8 * KEY_BYTES), NUM_LOOKED_AT)
+        await self._walk(self._shelf.rng.getrandbits(8 * KEY_BYTES), NUM_LOOKED_AT)
         return self._shelf.records()
 
     async def _near_home(self) -> list[Held]:
@@ -128,7 +128,7 @@ class DhtDirectory:
             raise Unreachable("the connection to p2pd has ended")
         if not self.num_neighbours:
             connected = list(await self._lines.connected())
-            await self.join(random.sample(connected, min(len(connected), MOST_CALLS)))
+            await self.join(self._shelf.rng.sample(connected, min(len(connected), MOST_CALLS)))
 
     def _card(self) -> bytes:
         """Return the record that we show to whom we call: the one announced last, or a bare one before there is any."""

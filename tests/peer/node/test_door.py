@@ -61,9 +61,9 @@ def served(*, knows: bool = True) -> MemoryNetwork:
     return network
 
 
-def wants_state() -> FetchRequest:
+def wants(kind: ContentsKind = ContentsKind.STATE, num_bytes: int = 0) -> FetchRequest:
     credential, nonce = invite().credential_for(NEWCOMER.peer_id), secrets.token_bytes(16)
-    request = FetchRequest(PROTOCOL_VERSION, SIGNED.run_id, NEWCOMER.peer_id, SEED.peer_id, nonce, ContentsKind.STATE, 0, 0, 0, credential)
+    request = FetchRequest(PROTOCOL_VERSION, SIGNED.run_id, NEWCOMER.peer_id, SEED.peer_id, nonce, kind, 0, num_bytes, 0, credential)
     return request.signed(NEWCOMER)
 
 
@@ -73,7 +73,7 @@ def test_what_is_not_there_yet_is_to_be_asked_for_later(purpose: Purpose, knows:
     async def scene() -> None:
         network = served(knows=knows)
         stream = await asker(network, NEWCOMER, invite()).transport.connect(SEED.peer_id, (), purpose)
-        await stream.send(wants_state())
+        await stream.send(wants())
         answer = await stream.receive()
         assert isinstance(answer, Refusal) and answer.code is RefusalCode.NOT_READY
         await stream.close()
@@ -89,6 +89,17 @@ def test_who_asks_for_a_meeting_and_does_not_listen_is_hung_up_on(knows: bool) -
         async with asyncio.timeout(5.0):
             await handle(door(knows=knows).answer, Purpose.MEET, stream)
         assert stream.is_closed
+
+    virtual_time.run(scene())
+
+
+@pytest.mark.parametrize("kind", [ContentsKind.MANIFEST, ContentsKind.INTRODUCTION])
+def test_who_asks_what_the_run_is_and_does_not_listen_loses_its_place_in_seconds(kind: ContentsKind) -> None:
+    async def scene() -> None:
+        stream, made = Deaf(NEWCOMER.peer_id, wants(kind, 1024)), door()
+        async with asyncio.timeout(10.0):
+            await handle(made.answer, Purpose.FETCH, stream)
+        assert stream.is_closed and not made.is_banned(NEWCOMER.peer_id), "its line may be slow"
 
     virtual_time.run(scene())
 
