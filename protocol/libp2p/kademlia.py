@@ -84,7 +84,7 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
         if len(request.keys) != 1 or len(request.keys[0]) != KEY_BYTES:
             raise BadMessage("one place at a time, of 20 bytes")
         value = join_records(self._near(int.from_bytes(request.keys[0], "big"), caller.peer))
-        self._budgets.spend(caller.peer, network_of(end), len(value))
+        self._budgets.spend(caller.peer, _purse(caller.peer, end), len(value))
         return dht_pb2.FindResponse(results=[dht_pb2.FindResult(type=dht_pb2.FOUND_REGULAR, value=value)], peer=self._node_info)
 
     def _near(self, place: int, caller: PeerId) -> list[Held]:
@@ -97,7 +97,7 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
         """Take the cost of an answer from the caller's budget; return its record, if it shows a member's, and where it calls from."""
         caller = PeerId(context.remote_id.to_bytes())  # only Ed25519 peers are ours
         end = await self._end_of(caller)
-        self._budgets.spend(caller, network_of(end), num_bytes)
+        self._budgets.spend(caller, _purse(caller, end), num_bytes)
         held = self.shelf.read(info.node_id) if info.node_id else None
         if held is None or held.peer != caller:
             return None, end
@@ -168,6 +168,11 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
             log.debug("%s at %s: %r", method, peer, error)
             self.neighbours.lost(peer)
         return None
+
+
+def _purse(caller: PeerId, end: str) -> str:
+    """Name the network that pays for an answer; on this machine and the local network each caller is one, for there are not many."""
+    return str(caller) if end and route(end) == "local" else network_of(end)
 
 
 def can_be_called(record: MemberRecord, end: str = "") -> bool:

@@ -159,6 +159,17 @@ def test_a_flood_costs_its_budget_and_leaves_others_theirs() -> None:
     play(test)
 
 
+def test_neighbours_on_the_local_network_do_not_share_a_purse() -> None:
+    async def test(one: RecordProtocol) -> None:
+        callers = [seeded(number) for number in range(100, 140)]
+        one._lines.ends |= {caller.peer_id: f"/ip4/127.0.0.1/tcp/{number}" for number, caller in enumerate(callers)}
+        for caller in callers:
+            for _ in range(8):
+                await one.rpc_find(find(7, card(caller)), from_peer(caller))
+
+    play(test)
+
+
 def answered(one: RecordProtocol, response: object) -> None:
     """Have a node get this answer, or exception, whomever it asks."""
 
