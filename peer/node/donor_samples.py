@@ -18,11 +18,13 @@ from peer.node.fetching import FetchClient
 from peer.swarm.address_book import KnownPeer
 from peer.swarm.heads import Head
 from protocol.errors import GossamerError
+from protocol.identity import PeerId
 from protocol.messages.messages import ContentsKind
 
 COMPARED = 3
 SPANS = 4
 SPAN_BYTES = 16 * 1024
+SHARE = 64  # of the state, at most, is one of them
 SAMPLE_S = 10.0
 ALIKE = 0.3  # of the longer sample's length; peers that meet are a tenth of that apart, other weights 1.4
 
@@ -32,6 +34,7 @@ class DonorsCompared:
     """What was found: whom to fetch from, how many at once, and a sentence for the operator."""
 
     donors: list[KnownPeer]
+    dissenting: frozenset[PeerId]  # who gives other weights than most
     num_at_once: int
     says: str
 
@@ -41,13 +44,15 @@ class DonorSamples:
 
     def __init__(self, client: FetchClient, state_bytes: int, rng: random.Random) -> None:
         self._client = client
-        num_bytes = min(SPAN_BYTES, state_bytes // 2 * 2)
+        num_bytes = max(2, min(SPAN_BYTES, state_bytes // SHARE // 2 * 2))
         last = (state_bytes - num_bytes) // 2
         self._spans = [(2 * rng.randint(0, last), num_bytes) for _ in range(SPANS)]  # on the borders of values of two bytes
 
     async def compare(self, heads: Sequence[Head], at_once: int) -> DonorsCompared | None:
         """Compare donors of these heads, in their order; None where fewer than two answer."""
         donors = spread_over(heads)
+        if len(donors) < 2:
+            return None
         samples = await asyncio.gather(*(self._sample(donor) for donor in donors[:COMPARED]))
         there = [(donor, sample) for donor, sample in zip(donors, samples, strict=False) if sample is not None]
         if len(there) < 2:
@@ -55,14 +60,16 @@ class DonorSamples:
         camps = _camps([sample for _, sample in there])
         if len(camps) == 1:
             says = f"{len(there)} donors of {min(len(heads), len(there))} invites or networks give the same weights"
-            return DonorsCompared(donors, at_once, says)
+            return DonorsCompared(donors, frozenset(), at_once, says)
         camps.sort(key=len, reverse=True)
         chosen = [there[number][0] for number in camps[0]]
         others = [there[number][0] for camp in camps[1:] for number in camp]
         names = " and ".join(donor.peer_id.short() for donor in chosen)
         says = f"donors give different weights: {names} first, not {', '.join(donor.peer_id.short() for donor in others)}"
         is_tie = len(camps[1]) == len(camps[0])
-        return DonorsCompared([*chosen, *others] if is_tie else chosen, 1 if is_tie else at_once, says)
+        if is_tie:
+            return DonorsCompared([*chosen, *others], frozenset(), 1, says)
+        return DonorsCompared(chosen, frozenset(donor.peer_id for donor in others), at_once, says)
 
     async def _sample(self, donor: KnownPeer) -> np.ndarray | None:
         try:

@@ -109,6 +109,7 @@ class Joining:
         self._rng = rng
         self._emit = emit
         self._num_donors = DONORS
+        self._dissenting: frozenset[PeerId] = frozenset()  # who gives other weights than most
         self._refused: set[PeerId] = set()  # who alone gave weights that were refused
         self._told_s = -TELL_S
         self._progress: DownloadProgress | None = None
@@ -180,12 +181,13 @@ class Joining:
 
     async def _compared(self, state_bytes: int) -> list[KnownPeer]:
         """Return whom to fetch from. Who has nothing of its own yet compares donors before; who has, compares with that."""
-        if self._standing.has_begun or self._num_donors == 1:
-            return self._donors()
+        if self._standing.has_begun or self._num_donors == 1 or self._progress is not None:
+            return [donor for donor in self._donors() if donor.peer_id not in self._dissenting] or self._donors()
         samples = DonorSamples(self._client, state_bytes, self._rng)
         found = await samples.compare(self._heads_by_chance(), DONORS)
         if found is None:
             return self._donors()
+        self._dissenting = found.dissenting
         self._num_donors = found.num_at_once
         self._emit(ProcessSays("joining", found.says))
         return found.donors
