@@ -118,6 +118,8 @@ LOADED = {
         "peer.text",
         "peer.model",
         "optim",
+        "torch",
+        "scipy",
         "transformers",
         "datasets",
     ),

@@ -17,7 +17,7 @@ from protocol.errors import BadSettings
 CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 TRAINER_BYTES = 380_000_000  # Python, torch, transformers, the built-in text
-OTHERS_BYTES = 310_000_000  # supervisor, node and p2pd; what several map counts once
+OTHERS_BYTES = 170_000_000  # supervisor, node and p2pd; what several map counts once
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,35 +1,43 @@
-"""The one door to hivemind: what we use of it, imported so that its side effects stay outside.
+"""The one door to hivemind: its bindings to p2pd and its Kademlia, loaded without the rest.
 
-Importing hivemind compiles deprecated torch functions (warnings), adds warning filters, changes torch's way to share memory,
-installs a coloured log handler and renames the level WARNING. None of that may reach a process that merely has a network. What
-cannot be kept out: torch and pydantic.v1 are loaded, about 2 s and 280 MB, so only the node process imports this file.
+hivemind's packages import all of it when any part is wanted: torch, averaging, experts. That takes two seconds and 200 MB in a process
+that merely has a network, compiles deprecated torch functions and changes torch's way to share memory. So those three packages are
+entered without running their own __init__. What is loaded still installs a coloured log handler and renames the level WARNING; that is
+undone. Nothing else in a process that imports this file can use hivemind's own top level.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import logging
-import os
 import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import ModuleType
 
-_SHARING = "HIVEMIND_MEMORY_SHARING_STRATEGY"
+BARE_PACKAGES = ("hivemind", "hivemind.utils", "hivemind.dht")
+TAKEN_FROM_UTILS = {"logging": "get_logger", "serializer": "MSGPackSerializer", "timed_storage": "get_dht_time"}  # by its Kademlia
+
+
+def _bring_in_bare(name: str) -> ModuleType:
+    """Make a package importable from, without its own content."""
+    spec = importlib.util.find_spec(name)
+    assert spec is not None, f"{name} is not installed"
+    sys.modules[name] = package = importlib.util.module_from_spec(spec)
+    return package
 
 
 @contextmanager
 def contained_import() -> Iterator[None]:
-    """Undo, on the way out, what importing hivemind does to warnings, logging and torch."""
+    """Undo, on the way out, what importing hivemind does to warnings and logging."""
     warning_name = logging.getLevelName(logging.WARNING)
-    given = os.environ.get(_SHARING)
-    os.environ.setdefault(_SHARING, "file_descriptor" if sys.platform == "linux" else "file_system")  # torch's own defaults
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             yield
         finally:
-            if given is None:
-                del os.environ[_SHARING]
             logging.addLevelName(logging.WARNING, warning_name)
             _route_log()
 
@@ -44,6 +52,11 @@ def _route_log() -> None:
 
 
 with contained_import():  # "as" says that it is for others to import
+    for _name in BARE_PACKAGES:
+        _bring_in_bare(_name)
+    for _module, _name in TAKEN_FROM_UTILS.items():
+        setattr(sys.modules["hivemind.utils"], _name, getattr(importlib.import_module(f"hivemind.utils.{_module}"), _name))
+
     from hivemind import hivemind_cli as hivemind_cli
     from hivemind.dht.protocol import DHTProtocol as DHTProtocol
     from hivemind.p2p import P2P as P2P

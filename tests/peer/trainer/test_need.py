@@ -122,12 +122,12 @@ def test_checkpoints_that_are_there_need_no_room_again(tmp_path: Path) -> None:
 def test_what_the_settings_allow_is_all_there_is(tmp_path: Path) -> None:
     there = Rooms(Room(8 * 10**9, "free"), Room(4 * 10**9, "free"), Room(10**9, "free"), Room(50 * 10**9, "free"))
     assert within(there, LocalSettings()) == there
-    less = within(there, LocalSettings(max_memory="500 MB", gpu_memory="100 MB", max_disk="60 GB"))
+    less = within(there, LocalSettings(max_memory="400 MB", gpu_memory="100 MB", max_disk="60 GB"))
     assert (less.memory, less.device) == (
-        Room(5 * 10**8, "the setting max_memory = 500 MB"),
+        Room(4 * 10**8, "the setting max_memory = 400 MB"),
         Room(10**8, "the setting gpu_memory = 100 MB"),
     )
     assert less.disk == there.disk
     need = run_need(small_manifest(), "cpu")
-    with pytest.raises(BadSettings, match=r"needs 6\d\d MB of memory, and there are 500 MB \(the setting max_memory = 500 MB\)"):
+    with pytest.raises(BadSettings, match=r"needs 5\d\d MB of memory, and there are 400 MB \(the setting max_memory = 400 MB\)"):
         need_to_fit(need, less)
