@@ -18,8 +18,8 @@ from cli.leash import follow_parent
 from protocol.errors import ExitCode, GossamerError
 
 VERBS = (
-    "demo", "init", "host", "join", "invite", "bootstrap", "status", "peers", "logs", "watch", "dashboard", "config", "pause", "resume",
-    "leave", "doctor", "service", "export", "eval", "compare", "simulate", "id",
+    "demo", "init", "host", "join", "invite", "revoke", "bootstrap", "status", "peers", "logs", "watch", "dashboard", "config", "pause",
+    "resume", "leave", "doctor", "service", "export", "eval", "compare", "simulate", "id",
 )  # fmt: skip
 FUNCTIONS = {"eval": "evaluate", "id": "identity"}  # of verbs that Python's own functions are named after; any other has its verb's name
 

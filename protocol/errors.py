@@ -118,6 +118,7 @@ class RefusalCode(IntEnum):
     TOO_SLOW = 12
     WRONG_PHASE = 13
     NOT_FOUND = 14
+    OTHER = 15
 
 
 MEANING: dict[RefusalCode, tuple[str, str]] = {
@@ -140,6 +141,10 @@ MEANING: dict[RefusalCode, tuple[str, str]] = {
     RefusalCode.GATE: ("the partner's merge gate rejected our message", "if it happens with every partner, check this peer's loss"),
     RefusalCode.TOO_SLOW: ("the partner's deadline passed", "if it happens with every partner, the link is too slow for this run"),
     RefusalCode.WRONG_PHASE: ("one of the two peers has finished the run, the other has not", "another partner is asked; nothing to do"),
+    RefusalCode.OTHER: (
+        "the partner refuses for a reason that this release does not know, or does not know what it was sent",
+        "another partner is asked; if it happens with every partner, update Gossamer",
+    ),
     RefusalCode.NOT_FOUND: ("the partner does not have what was asked for", "another partner is asked; nothing to do"),
 }
 

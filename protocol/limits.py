@@ -13,7 +13,9 @@ from typing import Any, Final
 from protocol.errors import BadMessage
 
 PROTOCOL_VERSION: Final = 1
-"""Spoken by this build; a change that an older peer cannot read raises it."""
+"""What runs that begin here speak; a change that an older peer cannot read raises it."""
+SPOKEN: Final = tuple(version for version in (PROTOCOL_VERSION, PROTOCOL_VERSION - 1) if version)
+"""Versions that this build speaks, the newest first: a run that exists goes on through one change of the protocol."""
 
 KIB: Final = 1024
 
@@ -86,6 +88,8 @@ MANIFEST_BYTES: Final = 64 * KIB
 """An allow list of 512 members fits."""
 ISSUERS: Final = 16
 """Peers that may sign invites."""
+REVOCATIONS: Final = 1024
+"""Names that the issuers of a run have revoked: all of them fit into one chunk."""
 MEMBERS: Final = 512
 """Names on an allow list; a larger swarm uses invites."""
 
@@ -118,6 +122,7 @@ _COUNTS: Final = {
     "num_bytes": CHUNK_BYTES,
     "expires_s": UNIX_SECONDS,
     "not_after_s": UNIX_SECONDS,
+    "revoked_s": UNIX_SECONDS,
     "unix_ms": UNIX_MILLISECONDS,
 }
 _SIZES: Final = {

@@ -30,6 +30,8 @@ class Home:
         self.manifest: Final = self.path / "manifest.bin"  # signed by the run's host
         self.config: Final = self.path / "config.toml"  # local settings; may be absent
         self.invite: Final = self.path / "invite.txt"
+        self.credential: Final = self.path / "credential"  # renewed by who signed the invite; absent until then
+        self.revocations: Final = self.path / "revocations"  # whose invites count no more
         self.peers: Final = self.path / "peers.json"  # address book
         self.checkpoints: Final = self.path / "checkpoints"
         self.relays: Final = self.path / "relays"  # through which others reached it last, a line each; none: directly

@@ -21,7 +21,7 @@ from peer.meeting.journal import Journal
 from peer.meeting.line import Exchange, Line
 from peer.meeting.machine import Meeting
 from peer.swarm.address_book import AddressBook, loop_s
-from protocol.errors import BadMessage, PeerMisbehaved, RefusalCode, TransportError
+from protocol.errors import BadMessage, PeerMisbehaved, RefusalCode, Refused, TransportError
 from protocol.identity import PeerId
 from protocol.limits import CHUNK_BYTES
 from protocol.messages.messages import Chunk, Commit, Committed, Message, Outcome, Part, Resolve
@@ -60,7 +60,7 @@ class Resolver:
             try:
                 async with asyncio.timeout(TRY_S):
                     return await self._ask_once(partner, Resolve(self.run_id, meeting_id))
-            except (TransportError, PeerMisbehaved, TimeoutError):
+            except (TransportError, PeerMisbehaved, Refused, TimeoutError):
                 await asyncio.sleep(PAUSE_S)
 
     async def _ask_once(self, partner: PeerId, question: Resolve) -> Outcome:
@@ -205,7 +205,7 @@ class Driver:
             while True:
                 await self._frames_ahead.acquire()
                 self._events.put_nowait(on.PartnerSent(await self._stream.receive()))
-        except TransportError:
+        except (TransportError, Refused):  # the latter: a message of a kind that we do not know
             self._events.put_nowait(on.PartnerGone())
         except PeerMisbehaved as error:
             self._events.put_nowait(on.PartnerBroke(error))

@@ -29,6 +29,7 @@ from peer.swarm.standing import Standing
 from protocol.errors import BadMessage, RefusalCode, Refused
 from protocol.identity import Identity, PeerId
 from protocol.messages.messages import Contents, ContentsKind, FetchRequest, Part
+from protocol.messages.revocations import credential_bytes
 from protocol.messages.terms import RunTerms, check_fetch
 from protocol.streams.transport import Stream
 
@@ -39,6 +40,7 @@ IDLE_S = 60.0  # the copy's memory is free again when nobody has asked for so lo
 MOST_GIVEN = 4  # states, in bytes, to one partner that has to try again
 REST_S = 600.0  # after which it may have as many more, or once our clock has gone on by the gap that may be between two
 GIVING_S = 2.0  # after a part of the result was asked for, more will be
+MEMBER_S = 30 * 24 * 3600  # what an issuer gives who renews
 YIELD_S = 2.0  # the longest that one piece waits for meetings
 OF_RESULT = (ContentsKind.RESULT, ContentsKind.RESULT_HASHES, ContentsKind.RESULT_PIECES)
 
@@ -239,7 +241,7 @@ class StateDonor:
         self._copy = None
 
 
-_OF_ANYBODY = frozenset({ContentsKind.MANIFEST, ContentsKind.INTRODUCTION, ContentsKind.SIGHTING, ContentsKind.ECHO})
+_OF_ANYBODY = frozenset(ContentsKind) - {*OF_RESULT, ContentsKind.STATE, ContentsKind.SLOW}
 
 
 def _heard(task: asyncio.Task[None]) -> None:
@@ -286,6 +288,15 @@ class FetchServer:
         if request.kind in (ContentsKind.MANIFEST, ContentsKind.INTRODUCTION):
             await self.hatch.answer(self._answer_newcomer(stream, request))
             return
+        if request.kind is ContentsKind.REVOCATIONS:
+            held = memoryview(self.terms.revocations.to_bytes())
+            part = held[request.offset : request.offset + request.num_bytes]
+            await self._send(stream, request, len(held), part, 0, self.terms.revocations.digest())
+            return
+        if request.kind is ContentsKind.CREDENTIAL:
+            renewed = self._renewed(request)
+            await self._send(stream, request, len(renewed), renewed[: request.num_bytes], 0)
+            return
         data = await self._reflected(stream, request)
         await self._send(stream, request, len(data), data, 0)
 
@@ -324,6 +335,14 @@ class FetchServer:
         said: list[bytes] = []
         await take_chunks(stream, Part.CONTENTS, request.num_bytes, said.append)
         return memoryview(b"".join(said))
+
+    def _renewed(self, request: FetchRequest) -> memoryview:
+        """Sign the asker's credential anew, where it is ours. Raises Refused."""
+        credential = request.credential
+        if credential is None or credential.issuer != self.identity.peer_id or credential.not_after_s <= self.now_s():
+            raise Refused(RefusalCode.NOT_FOUND, "I have signed no invite of yours that is in force")
+        renewed = credential.renewed(self.identity, request.run_id, request.sender, int(self.now_s()) + MEMBER_S)
+        return memoryview(credential_bytes(renewed))
 
     def _of_manifest(self, request: FetchRequest) -> memoryview:
         return memoryview(self.manifest)[request.offset : request.offset + request.num_bytes]

@@ -26,7 +26,7 @@ SPANS = 4
 SPAN_BYTES = 16 * 1024
 SHARE = 64  # of the state, at most, is one of them
 SAMPLE_S = 10.0
-ALIKE = 0.3  # of the longer sample's length; peers that meet are a tenth of that apart, other weights 1.4
+ALIKE = 0.3  # of the longer sample's length; peers that meet are at most a fifth of that apart (docs/log.md), unrelated weights 1.4
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,14 +43,15 @@ _FINAL = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FetchClient:
-    """Who asks, and by whose word."""
+    """Who asks, and by whose word: a credential is renewed while we run."""
 
     identity: Identity
     run_id: bytes
     credential: Credential | None
     transport: Transport
+    protocol_version: int = PROTOCOL_VERSION  # what is spoken in the run, as far as we know
 
     async def header(self, donor: PeerId, addresses: tuple[str, ...], kind: ContentsKind) -> Contents:
         """Ask a donor for the header of a content alone: it tells the donor's clock, and of a result the name.
@@ -61,6 +62,18 @@ class FetchClient:
             await source.ask(kind, 0, 0)
             header, _ = await source.take(lambda header: None)
             return header
+
+    async def document(self, donor: PeerId, addresses: tuple[str, ...], kind: ContentsKind, known: bytes) -> bytes:
+        """Fetch a content of one chunk at most; nothing where its name is the `known` one. Raises as `manifest`."""
+        async with self.source(donor, addresses) as source:
+            if known:
+                await source.ask(kind, 0, 0)
+                header, _ = await source.take(_is_small)
+                if header.name == known:
+                    return b""
+            await source.ask(kind, 0, CHUNK_BYTES)
+            _, data = await source.take(_is_small)
+            return data
 
     @contextlib.asynccontextmanager
     async def source(self, donor: PeerId, addresses: tuple[str, ...]) -> AsyncIterator[Source]:
@@ -128,7 +141,7 @@ class Source:
     ) -> None:
         client, donor = self._client, self._stream.partner
         request = FetchRequest(
-            protocol_version=PROTOCOL_VERSION,
+            protocol_version=client.protocol_version,
             run_id=client.run_id,
             sender=client.identity.peer_id,
             receiver=donor,
@@ -227,6 +240,11 @@ async def _within(seconds: float, late: str) -> AsyncIterator[None]:
 def _is_manifest(header: Contents) -> None:
     if not 0 < header.total_bytes <= MANIFEST_BYTES:
         raise BadMessage(f"a manifest of {header.total_bytes} bytes; at most {MANIFEST_BYTES} are read")
+
+
+def _is_small(header: Contents) -> None:
+    if header.total_bytes > CHUNK_BYTES:
+        raise BadMessage(f"a document of {header.total_bytes} bytes; at most {CHUNK_BYTES} are read")
 
 
 async def receive(stream: Stream, within_s: float = FRAME_S) -> Message:

@@ -63,7 +63,9 @@ class Node:
         self.meetings = Meetings(membership, standing, transport, hearsay, own, rng, self._on_meeting_done)
         self.searches = Searches(membership, standing, book, self.meetings, link, rng)
         self.donor = StateDonor(link, own.payloads, standing, membership.terms, self.meetings.until_quiet)
-        client = FetchClient(membership.identity, membership.terms.run_id, membership.credential, transport)
+        client = self.client = FetchClient(
+            membership.identity, membership.terms.run_id, membership.credential, transport, membership.terms.protocol_version
+        )
         terms, heads = membership.terms, Heads(book, membership.terms)
         self.joining = Joining(client, terms, heads, standing, self.meetings, link, downloads / "state", rng, emit)
         pulling = Pulling(client, terms, book, standing, link, own.payloads, rng, emit)

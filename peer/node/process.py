@@ -35,6 +35,7 @@ from peer.node.mirror import Mirror
 from peer.node.node import Node
 from peer.node.traffic import NodeTraffic
 from peer.node.upkeep import Upkeep
+from peer.node.vouching import Vouching, latest_credential
 from peer.swarm.address_book import AddressBook, loop_s
 from peer.swarm.hearsay import Hearsay
 from peer.swarm.membership import Membership
@@ -47,8 +48,9 @@ from protocol.identity import Identity, PeerId
 from protocol.libp2p.node import Libp2pNode
 from protocol.libp2p.p2pd import DaemonSettings
 from protocol.libp2p.record_store import RecordShelf
+from protocol.messages.revocations import Revocations
 from protocol.messages.terms import RunTerms
-from protocol.run.invite import Invite
+from protocol.run.invite import Credential, Invite
 from protocol.run.manifest import Manifest, SignedManifest
 from protocol.streams.throttle import Throttle
 
@@ -70,8 +72,9 @@ class NodeProcess:
         self._home = Home(self._config.home)
         self._identity = Identity.load_or_create(self._home.identity)
         self._invite = Invite.from_text(self._home.invite.read_text()) if self._home.invite.exists() else None
-        self._credential = self._invite.credential_for(self._identity.peer_id) if self._invite else None
         self._held = SignedManifest.from_bytes(self._home.manifest.read_bytes()) if self._home.manifest.exists() else None
+        self._credential = self._latest_credential()
+        self._revocations = Revocations()
         self._book = AddressBook(self._identity.peer_id)
         self._time = SwarmTime()
         self._named: list[bytes] = []  # records of members, from who let us in
@@ -81,6 +84,11 @@ class NodeProcess:
         self._line = Line()
         self._node: Node | None = None
         self._door = Door(self._book, "still joining" if self._config.trains else "I show newcomers the way; I do not train")
+
+    def _latest_credential(self) -> Credential | None:
+        me, run = self._identity.peer_id, self._invite or self._held
+        from_invite = self._invite.credential_for(me) if self._invite else None
+        return latest_credential(self._home, from_invite, run.run_id, me) if run else None
 
     def take_settings(self, settings: ChildSettings) -> None:
         """Take over settings that have changed."""
@@ -159,19 +167,23 @@ class NodeProcess:
     async def _take_part(self, network: Libp2pNode, shelf: RecordShelf, signed: SignedManifest) -> None:
         manifest = signed.manifest()
         self._child.emit(RunKnown(signed.run_id.hex(), manifest.run.total_steps))
-        terms = RunTerms.from_manifest(manifest)
+        terms = RunTerms.from_manifest(manifest, revocations=self._revocations)
         hearsay = Hearsay(terms, self._book, self._time, random.SystemRandom())
         hearsay.take_all(self._named)
         server = FetchServer(self._identity, terms, signed.to_bytes(), self._time.now_s, Mirror(time.time), hearsay)
         self._door.open(server)
-        membership = Membership.of(self._identity, manifest, self._credential)
+        membership = Membership.of(self._identity, manifest, self._credential, revocations=self._revocations)
         network.bare_record = lambda: membership.bare_record(network.addresses, self._time.now_s())
         doors = self._invite.bootstraps if self._invite else ()
-        upkeep = Upkeep(self._client(network, signed.run_id), hearsay, doors, network.connected, random.SystemRandom())
+        client = self._client(network, signed.run_id)
+        client.protocol_version = terms.protocol_version
+        upkeep = Upkeep(client, hearsay, doors, network.connected, random.SystemRandom())
+        vouching = Vouching(self._home, terms, [membership], client, self._book, random.Random(), self._child.emit, self._time.now_s)
+        vouching.read_file()
         async with asyncio.TaskGroup() as tasks:
-            aside = [tasks.create_task(work) for work in (self._save_ways(network), upkeep.run())]
+            aside = [tasks.create_task(work) for work in (self._save_ways(network), upkeep.run(), vouching.run())]
             if self._config.trains:
-                await self._meet(network, manifest, hearsay, server)
+                await self._meet(network, manifest, hearsay, server, vouching)
             else:
                 await self._unless_stopped(self._show_the_way(network, shelf, hearsay))
             for task in aside:
@@ -179,7 +191,7 @@ class NodeProcess:
 
     # ------------------------------------------------------------------ with a trainer
 
-    async def _meet(self, network: Libp2pNode, manifest: Manifest, hearsay: Hearsay, server: FetchServer) -> None:
+    async def _meet(self, network: Libp2pNode, manifest: Manifest, hearsay: Hearsay, server: FetchServer, vouching: Vouching) -> None:
         """Be there for others; meet them as soon as the trainer has said what the model is."""
         standing, emit, enough = self._standing, self._child.emit, self._config.wait_for_peers
         membership = Membership.of(self._identity, manifest, self._credential)
@@ -188,17 +200,19 @@ class NodeProcess:
         payloads.clear(Writer.NODE)
         link = NodeEnd(self._child.settings.runtime)
         async with asyncio.TaskGroup() as tasks:
+            vouching.shown_by.append(membership)
             present = tasks.create_task(presence.run())
             try:
                 plan = await self._unless_stopped(link.connect())
                 if plan is not None:
                     own = OwnSide(link, payloads, Journal(self._home.journal), self._line)
-                    membership = Membership.of(self._identity, manifest, self._credential, plan)
+                    membership = Membership.of(self._identity, manifest, vouching.client.credential, plan, self._revocations)
                     limited = self._throttle.over(network)
                     node = self._node = Node(
                         membership, standing, presence, hearsay, limited, own, self._home.downloads, random.SystemRandom(), emit,
                         is_founder=self._invite is None, wait_for_peers=enough,
                     )  # fmt: skip
+                    vouching.shown_by += [membership, node.client]
                     self._door.open(replace(server, terms=membership.terms, donor=node.donor), node.meetings)
                     await self._run_node(node, network, own)
             finally:

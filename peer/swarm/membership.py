@@ -8,6 +8,7 @@ from typing import Self
 
 from protocol.identity import Identity
 from protocol.messages.records import MemberRecord, announceable
+from protocol.messages.revocations import Revocations
 from protocol.messages.terms import ModelPlan, RunTerms
 from protocol.run.invite import Credential
 from protocol.run.manifest import Manifest
@@ -15,9 +16,9 @@ from protocol.run.manifest import Manifest
 BARE_RECORD_S = 90
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Membership:
-    """Who we are in this run, by whose word, and on what terms."""
+    """Who we are in this run, by whose word, and on what terms. The credential is renewed while we run."""
 
     identity: Identity
     terms: RunTerms
@@ -27,9 +28,16 @@ class Membership:
     defer: bool  # without a partner: wait on instead of a solo step
 
     @classmethod
-    def of(cls, identity: Identity, manifest: Manifest, credential: Credential | None, plan: ModelPlan | None = None) -> Self:
+    def of(
+        cls,
+        identity: Identity,
+        manifest: Manifest,
+        credential: Credential | None,
+        plan: ModelPlan | None = None,
+        revocations: Revocations | None = None,
+    ) -> Self:
         """Take the terms from the manifest; without the model's plan they suit no meeting."""
-        terms, outer = RunTerms.from_manifest(manifest, plan), manifest.outer
+        terms, outer = RunTerms.from_manifest(manifest, plan, revocations), manifest.outer
         return cls(identity, terms, credential, manifest.run.total_steps, outer.deadline_s, outer.no_partner == "defer")
 
     def bare_record(self, addresses: Iterable[str], now_s: float) -> MemberRecord:

@@ -4,8 +4,9 @@
 checked (`messages.py`), and raises nothing but BadMessage. Fields carry the same names here and there, and a test holds both
 sides of every message together.
 
-Unknown fields are tolerated and dropped, so that a newer peer may add one that an older may ignore; anything else that protobuf
-forgives (two bodies in one frame, over-long numbers) is refused.
+Unknown fields are tolerated and dropped, so that a newer peer may add one that an older may ignore. A message or a content of a kind that
+this build does not know is refused, and nobody's fault; an unknown refusal is a refusal. Anything else that protobuf forgives (two bodies
+in one frame, over-long numbers) is the sender's fault.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as Wire
 
 from protocol import limits
-from protocol.errors import BadMessage, RefusalCode
+from protocol.errors import BadMessage, RefusalCode, Refused
 from protocol.identity import PeerId
 from protocol.messages.messages import Chunk, Commit, ContentsKind, Decision, Message, Outcome, Part, RunPhase, Verdict
 from protocol.run.invite import Credential
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 BODIES: Final[dict[str, type[Message]]] = {re.sub(r"\B[A-Z]", r"_\g<0>", kind.__name__).lower(): kind for kind in get_args(Message)}
 """By the name of the frame's field, which is the message's own in lower case."""
 _BODY_OF: Final = {kind: name for name, kind in BODIES.items()}
+_CODES: Final = frozenset(RefusalCode)
 _LARGE: Final = (Chunk, Verdict, Commit, Outcome)  # they carry data or a bitmap
 
 
@@ -44,14 +46,16 @@ def to_frame(message: Message) -> bytes:
 
 
 def from_frame(data: bytes) -> Message:
-    """Return the message in a frame. Raises BadMessage, and nothing else, whatever the bytes."""
+    """Return the message in a frame. Raises BadMessage, or Refused for what a newer peer may well send, and nothing else."""
     if len(data) > limits.FRAME_BYTES:
         raise BadMessage(f"a frame of {len(data)} bytes; at most {limits.FRAME_BYTES} are read")
     frame = peer_pb2.Frame()
     parse(frame, data)
     body = frame.WhichOneof("body")
+    if body is None and data:
+        raise Refused(RefusalCode.OTHER, "a kind of message that I do not know")
     if body is None:
-        raise BadMessage("a frame without a body that this version knows")
+        raise BadMessage("an empty frame")
     message: Message = from_wire(BODIES[body], getattr(frame, body))
     _need_size(message, len(data))
     need_signed(message)
@@ -88,20 +92,27 @@ def fill(wire: Wire, value: DataclassInstance) -> None:
 # Field names mean the same in every message, so one table reads them all; what is not here is taken as it is.
 _READ: Final[dict[str, Callable[[Any], object]]] = {
     "issuer": PeerId,
+    "revoked": PeerId,
     "subject": lambda raw: PeerId(raw) if raw else None,
     "bearer": lambda raw: PeerId(raw) if raw else None,
     "peer_id": PeerId,
     "sender": PeerId,
     "receiver": PeerId,
     "phase": RunPhase,
-    "code": RefusalCode,
+    "code": lambda number: RefusalCode(number) if number in _CODES or not number else RefusalCode.OTHER,
     "part": Part,
     "decision": Decision,
-    "kind": ContentsKind,
+    "kind": lambda number: _contents_kind(number),
     "records": tuple,
     "members": tuple,
     "addresses": tuple,
 }
+
+
+def _contents_kind(number: int) -> ContentsKind:
+    if number > max(ContentsKind):
+        raise Refused(RefusalCode.OTHER, "a kind of contents that I do not know")
+    return ContentsKind(number)
 
 
 def from_wire(kind: type[Any], wire: Any) -> Any:

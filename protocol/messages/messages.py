@@ -168,6 +168,8 @@ class ContentsKind(IntEnum):
     RESULT_HASHES = 7  # the SHA-256 of each piece of the result, one after the other
     RESULT_PIECES = 8  # which pieces of it the asked peer can give, a bit each, the lowest first; nothing where it has none yet
     INTRODUCTION = 9  # who is there
+    REVOCATIONS = 10  # whose credentials count no more
+    CREDENTIAL = 11  # the asker's own with a later end, from its issuer
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +211,9 @@ class Contents(Signed):
     total_bytes: int  # of the whole, whatever part was asked for
     sha256: bytes  # 32 bytes; of the part
     clock_steps: int = 0  # of a state: the donor's schedule clock
-    name: bytes = b""  # of a result: SHA-256 of its pieces' hashes, or empty where the donor has none; of all else empty
+    name: bytes = (
+        b""  # of a result: SHA-256 of its pieces' hashes, or empty where the donor has none; of revocations: of the whole; else empty
+    )
     signature: bytes = b""  # the donor's, over what `asked` says and the fields above
 
 

@@ -7,13 +7,14 @@ the partner in either case is `messages.refusal_of`. Pure functions: the time co
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 from protocol.errors import BadMessage, BadSignature, RefusalCode, Refused
 from protocol.identity import PeerId
 from protocol.messages.messages import FetchRequest, Hello, RunPhase
 from protocol.messages.records import MemberRecord
+from protocol.messages.revocations import Revocation, Revocations
 from protocol.run.invite import Credential
 from protocol.run.manifest import Manifest
 from protocol.run.sections import Access
@@ -60,9 +61,10 @@ class RunTerms:
     issuers: frozenset[PeerId]  # whose invites count
     members: frozenset[PeerId]  # the allow list
     max_clock_gap_steps: int  # partners farther apart do not meet
+    revocations: Revocations = field(default_factory=Revocations, compare=False)  # one for all terms of a peer; it grows
 
     @classmethod
-    def from_manifest(cls, manifest: Manifest, plan: ModelPlan | None = None) -> Self:
+    def from_manifest(cls, manifest: Manifest, plan: ModelPlan | None = None, revocations: Revocations | None = None) -> Self:
         """Join what the manifest says with its model's sizes; terms without these say who may take part, and suit no meeting."""
         run, plan = manifest.run, plan or ModelPlan(0, (), 0)
         return cls(
@@ -75,6 +77,7 @@ class RunTerms:
             issuers=frozenset(map(PeerId.from_text, run.issuers)),
             members=frozenset(map(PeerId.from_text, run.members)),
             max_clock_gap_steps=manifest.outer.max_clock_gap_steps,
+            revocations=revocations or Revocations(),
         )
 
 
@@ -107,6 +110,13 @@ def check_fetch(request: FetchRequest, terms: RunTerms, me: PeerId, partner: Pee
     """Raise Refused, BadMessage or BadSignature unless `partner` may have what it asks `me` for."""
     _check_opening(request, terms, me, partner)
     check_member(partner, request.credential, terms, now_s)
+
+
+def check_revocation(revocation: Revocation, terms: RunTerms) -> None:
+    """Raise BadMessage or BadSignature unless one who may invite to this run has revoked something."""
+    if revocation.run_id != terms.run_id or revocation.issuer not in terms.issuers:
+        raise BadMessage("a revocation that is not by an issuer of this run")
+    revocation.verify(revocation.issuer)
 
 
 def check_record(record: MemberRecord, terms: RunTerms, now_s: float) -> None:
@@ -144,8 +154,9 @@ def vouched_by(peer: PeerId, credential: Credential | None, terms: RunTerms) -> 
     """
     if terms.access == "open":
         return None
-    named = peer in terms.issuers or peer in terms.members or (credential is not None and credential.subject == peer)
-    return peer if named else credential.bearer if credential else None
+    if peer in terms.issuers or peer in terms.members:
+        return peer
+    return (credential.bearer or credential.subject) if credential else None
 
 
 def _check_credential(peer: PeerId, credential: Credential | None, terms: RunTerms, now_s: float) -> None:
@@ -157,6 +168,8 @@ def _check_credential(peer: PeerId, credential: Credential | None, terms: RunTer
         raise Refused(RefusalCode.NOT_INVITED, "an invite for another peer")
     if credential.not_after_s <= now_s:
         raise Refused(RefusalCode.NOT_INVITED, "an expired invite")
+    if terms.revocations.cover(peer, credential):
+        raise Refused(RefusalCode.NOT_INVITED, "a revoked invite")
     try:
         credential.check(terms.run_id, peer)
     except BadSignature:

@@ -39,23 +39,23 @@ class Credential(Signed):
 
     issuer: PeerId  # who gives its word
     subject: PeerId | None  # whom it is for; None: whoever holds the bearer key
-    bearer: PeerId | None  # public key of the invite; None when a subject is named
+    bearer: PeerId | None  # public key of the invite; beside a subject: by which invite it came, None where it was written for it
     not_after_s: int  # Unix seconds
     bootstraps_sha256: bytes  # 32 bytes; the addresses that travelled with it in the invite
     signature: bytes = b""  # the issuer's, over the run id and the fields above
     bearer_signature: bytes = b""  # the bearer key's, over the run id and the holder's PeerId
 
     def __post_init__(self) -> None:
-        if (self.subject is None) == (self.bearer is None):
-            raise BadMessage("a credential names either its subject or its bearer key")
+        if self.subject is None and self.bearer is None:
+            raise BadMessage("a credential names its subject, or its bearer key")
         Bounded.__post_init__(self)
-        if self.bearer is None and self.bearer_signature:
+        if self.subject is not None and self.bearer_signature:
             raise BadMessage("a credential for a named peer has no bearer signature")
 
     @property
     def is_complete(self) -> bool:
         """Whether it can be shown: signed by its issuer and, if it is for the holder of an invite, bound to one."""
-        return bool(self.signature) and (self.bearer is None or bool(self.bearer_signature))
+        return bool(self.signature) and (self.subject is not None or bool(self.bearer_signature))
 
     def bound(self, bearer: Identity, run_id: bytes, holder: PeerId) -> Credential:
         """Return a copy that is good for `holder`, signed with the secret half of the bearer key."""
@@ -64,10 +64,15 @@ class Credential(Signed):
     def check(self, run_id: bytes, holder: PeerId) -> None:
         """Raise BadSignature unless the issuer signed this for this run, and it is good for `holder`."""
         self.verify(self.issuer, run_id)
-        if self.bearer is not None:
+        if self.subject is None and self.bearer is not None:
             self.bearer.verify(self.bearer_signature, _bearer_bytes(run_id, holder))
         elif self.subject != holder:
             raise BadSignature(f"a credential of {self.subject}, not of {holder}")
+
+    def renewed(self, issuer: Identity, run_id: bytes, holder: PeerId, not_after_s: int) -> Credential:
+        """Return one for `holder` alone with another end: it says by which invite it came, and is of no use to others of that invite."""
+        lasting = replace(self, subject=holder, not_after_s=not_after_s, signature=b"", bearer_signature=b"")
+        return lasting.signed(issuer, run_id)
 
 
 def _bearer_bytes(run_id: bytes, holder: PeerId) -> bytes:
@@ -151,6 +156,8 @@ class Invite:
     def _from_wire(cls, wire: peer_pb2.Invite) -> Self:
         limits.need_length("run_id", wire.run_id, limits.RUN_ID_BYTES)
         bootstraps = tuple(wire.bootstraps)
+        if wire.subject and wire.bearer_seed:
+            raise BadMessage("an invite is for one peer, or for anybody")
         issuer, subject = PeerId(wire.issuer), PeerId(wire.subject) if wire.subject else None
         bearer = _bearer(wire.bearer_seed)
         credential = Credential(issuer, subject, bearer, wire.not_after_s, _digest(bootstraps), wire.signature)

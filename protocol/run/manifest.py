@@ -1,7 +1,8 @@
 """The manifest: what all peers of a run must agree on. People write it as TOML; its canonical bytes are hashed to the run id.
 
 Canonical bytes are JSON with sorted keys, no white space, every default written out: two builds that read the same manifest get the
-same run id, and a default that changes later does not change a run that exists. A change of meaning raises `run.protocol`.
+same run id, and a default that changes later does not change a run that exists. What is received is hashed and kept as it came, byte for
+byte, and read by the keys that this build knows: a key more, or less, makes no run unreadable. A change of meaning raises `run.protocol`.
 Signed by its host, so that people know whom they follow; a peer trusts the hash that its invite names.
 """
 
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from google.protobuf.message import DecodeError
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, PrivateAttr, ValidationError
 from pydantic_core import ErrorDetails
 
 from protocol import limits
@@ -44,6 +45,7 @@ class Manifest(Section):
     outer: sections.OuterSection = sections.OuterSection()
     fragments: sections.FragmentsSection = sections.FragmentsSection()
     codec: sections.CodecSection = sections.CodecSection()
+    _received: bytes | None = PrivateAttr(None)  # as another build wrote it, where that is not what this one writes
 
     @classmethod
     def from_toml(cls, text: str) -> Self:
@@ -58,16 +60,18 @@ class Manifest(Section):
 
     @classmethod
     def from_canonical(cls, canonical: bytes) -> Self:
-        """Read canonical bytes. Raises BadManifest, also when they are not exactly what `canonical_bytes` writes, or WrongVersion."""
+        """Read what another peer has hashed and signed, by the keys that this build knows. Raises BadManifest or WrongVersion."""
         if len(canonical) > limits.MANIFEST_BYTES:
             raise BadManifest(f"a manifest of {len(canonical)} bytes; at most {limits.MANIFEST_BYTES} are read", hint=_ASK_HOST)
         try:
-            given = json.loads(canonical)
+            given = json.loads(canonical, object_pairs_hook=_each_key_once)
         except (ValueError, RecursionError):
-            raise BadManifest("the manifest is not in canonical form", hint=_ASK_HOST) from None
-        manifest = cls.checked(given)
+            raise BadManifest("the manifest is not JSON with each key once", hint=_ASK_HOST) from None
+        if not isinstance(given, dict) or not isinstance(run := given.get("run"), dict) or "protocol" not in run:
+            raise BadManifest("the manifest does not say which version of the protocol its run speaks", hint=_ASK_HOST)
+        manifest = cls.checked(_known_keys(given))
         if manifest.canonical_bytes() != canonical:
-            raise BadManifest("the manifest is not in canonical form", hint=_ASK_HOST)
+            manifest._received = canonical
         return manifest
 
     @classmethod
@@ -80,7 +84,9 @@ class Manifest(Section):
             raise _bad_manifest(error) from None
 
     def canonical_bytes(self) -> bytes:
-        """Return the one encoding of this manifest that is hashed and signed."""
+        """Return what is hashed and signed: as it was received, or the one encoding of a manifest that is written here."""
+        if self._received is not None:
+            return self._received
         values = self.model_dump(mode="json")
         return json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode("utf-8")
 
@@ -172,6 +178,23 @@ class SignedManifest:
             raise BadContents("not a signed manifest") from None
 
 
+def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError("a key that occurs twice")
+    return dict(pairs)
+
+
+def _known_keys(given: dict[str, Any]) -> dict[str, Any]:
+    """Leave out the keys that this build does not know: within one version of the protocol they change nothing that it does."""
+    known = {name: given[name] for name in Manifest.model_fields if name in given}
+    for name, table in known.items():
+        section = Manifest.model_fields[name].annotation
+        assert isinstance(section, type) and issubclass(section, Section)
+        if isinstance(table, dict):
+            known[name] = {key: value for key, value in table.items() if key in section.model_fields}
+    return known
+
+
 def _run_id(canonical: bytes) -> bytes:
     return hashlib.sha256(b"gossamer/manifest/1\n" + canonical).digest()
 
@@ -183,7 +206,7 @@ def _signed_bytes(run_id: bytes, host: PeerId) -> bytes:
 def _need_version(given: object) -> None:
     run = given.get("run") if isinstance(given, dict) else None
     version = run.get("protocol", limits.PROTOCOL_VERSION) if isinstance(run, dict) else limits.PROTOCOL_VERSION
-    if isinstance(version, int) and version != limits.PROTOCOL_VERSION:
+    if isinstance(version, int) and version not in limits.SPOKEN:
         raise WrongVersion(
             f"the run speaks protocol version {version}, this build speaks {limits.PROTOCOL_VERSION}",
             hint="install the release of Gossamer that the run's host uses",

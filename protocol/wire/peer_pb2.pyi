@@ -28,6 +28,7 @@ class RefusalCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REFUSAL_TOO_SLOW: _ClassVar[RefusalCode]
     REFUSAL_WRONG_PHASE: _ClassVar[RefusalCode]
     REFUSAL_NOT_FOUND: _ClassVar[RefusalCode]
+    REFUSAL_OTHER: _ClassVar[RefusalCode]
 
 class Part(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -54,6 +55,8 @@ class ContentsKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CONTENTS_SIGHTING: _ClassVar[ContentsKind]
     CONTENTS_ECHO: _ClassVar[ContentsKind]
     CONTENTS_INTRODUCTION: _ClassVar[ContentsKind]
+    CONTENTS_REVOCATIONS: _ClassVar[ContentsKind]
+    CONTENTS_CREDENTIAL: _ClassVar[ContentsKind]
 PHASE_TRAIN: Phase
 PHASE_FINISH: Phase
 REFUSAL_UNSPECIFIED: RefusalCode
@@ -70,6 +73,7 @@ REFUSAL_GATE: RefusalCode
 REFUSAL_TOO_SLOW: RefusalCode
 REFUSAL_WRONG_PHASE: RefusalCode
 REFUSAL_NOT_FOUND: RefusalCode
+REFUSAL_OTHER: RefusalCode
 PART_UNSPECIFIED: Part
 PART_SKETCH: Part
 PART_PAYLOAD: Part
@@ -87,6 +91,8 @@ CONTENTS_RESULT_PIECES: ContentsKind
 CONTENTS_SIGHTING: ContentsKind
 CONTENTS_ECHO: ContentsKind
 CONTENTS_INTRODUCTION: ContentsKind
+CONTENTS_REVOCATIONS: ContentsKind
+CONTENTS_CREDENTIAL: ContentsKind
 
 class Frame(_message.Message):
     __slots__ = ("hello", "refusal", "chunk", "commitment", "verdict", "commit", "committed", "resolve", "outcome", "fetch_request", "contents")
@@ -337,6 +343,26 @@ class Introduction(_message.Message):
     members: _containers.RepeatedScalarFieldContainer[bytes]
     unix_ms: int
     def __init__(self, members: _Optional[_Iterable[bytes]] = ..., unix_ms: _Optional[int] = ...) -> None: ...
+
+class Revocation(_message.Message):
+    __slots__ = ("run_id", "issuer", "revoked", "revoked_s", "signature")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ISSUER_FIELD_NUMBER: _ClassVar[int]
+    REVOKED_FIELD_NUMBER: _ClassVar[int]
+    REVOKED_S_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    run_id: bytes
+    issuer: bytes
+    revoked: bytes
+    revoked_s: int
+    signature: bytes
+    def __init__(self, run_id: _Optional[bytes] = ..., issuer: _Optional[bytes] = ..., revoked: _Optional[bytes] = ..., revoked_s: _Optional[int] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class Revocations(_message.Message):
+    __slots__ = ("revocations",)
+    REVOCATIONS_FIELD_NUMBER: _ClassVar[int]
+    revocations: _containers.RepeatedCompositeFieldContainer[Revocation]
+    def __init__(self, revocations: _Optional[_Iterable[_Union[Revocation, _Mapping]]] = ...) -> None: ...
 
 class SignedManifest(_message.Message):
     __slots__ = ("canonical", "host", "signature")

@@ -66,7 +66,7 @@ class Attack:
     finished: bool = False
 
 
-def after(attack: Attack | None) -> After:
+def after(attack: Attack | None, seed: int = 0) -> After:
     found: list[After] = []
     with TemporaryDirectory(prefix="evidence-") as folder:
 
@@ -84,7 +84,7 @@ def after(attack: Attack | None) -> After:
                 work.cancel()
                 await asyncio.gather(work, return_exceptions=True)
 
-        play(Swarm(Path(folder), manifest=INVITES), story)
+        play(Swarm(Path(folder), seed, manifest=INVITES), story)
     return found[0]
 
 
@@ -138,6 +138,6 @@ def test_keys_of_one_invite_move_no_weights_no_clock_and_no_end(attack: Attack) 
     assert attacked.phases == {RunPhase.TRAIN}
     for clock_steps, own_steps in zip(attacked.clocks, attacked.own_steps, strict=True):
         assert clock_steps <= own_steps + INVITES.outer.nominal_steps, "a clock ran ahead"
-    assert attacked.loss <= 1.01 * honest.loss
+    assert attacked.loss <= 1.03 * honest.loss, "two seeds differ by 1 %; over several of them: benchmarks/many_keys.py"
     assert min(attacked.meetings) >= 0.5 * min(honest.meetings), "they hardly meet any more"
     assert attacked.asked == 0, "declared clocks made somebody ask"

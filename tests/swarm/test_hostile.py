@@ -128,6 +128,7 @@ def test_what_a_bad_caller_says_first(tmp_path: Path, is_bad: bool) -> None:
             replace(good, partner_nonce=b"x" * 16, signature=b"").signed(MALLORY),
         ]
         strange = [
+            Raw(b"\x7a\x01x"),  # of a kind that only a newer peer knows
             Refusal(RefusalCode.BUSY),
             Resolve(swarm.terms.run_id, b"m" * 16),
             Resolve(b"r" * 32, b"m" * 16),

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol import limits
-from protocol.errors import BadMessage, RefusalCode
+from protocol.errors import BadMessage, RefusalCode, Refused
 from protocol.identity import PeerId
 from protocol.messages.frames import BODIES, from_frame, to_frame
 from protocol.messages.introduction import Introduction
@@ -108,7 +108,7 @@ def refused_or_read(data: bytes) -> None:
     """Whatever is read can be sent again: nothing malformed passes."""
     try:
         message = from_frame(data)
-    except BadMessage:
+    except (BadMessage, Refused):
         return
     assert from_frame(to_frame(message)) == message
 
@@ -175,16 +175,14 @@ def wire_frame(**bodies: Any) -> bytes:
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (b"", "without a body"),
+        (b"", "an empty frame"),
         (wire_frame(refusal=peer_pb2.Refusal()), "0 is not a valid RefusalCode"),
-        (wire_frame(refusal=peer_pb2.Refusal(code=99)), "99 is not a valid RefusalCode"),  # type: ignore[arg-type]
         (wire_frame(chunk=peer_pb2.Chunk(data=b"x")), "0 is not a valid Part"),
         (wire_frame(contents=peer_pb2.Contents(sha256=bytes(32), signature=bytes(64))), "0 is not a valid ContentsKind"),
         (wire_frame(outcome=peer_pb2.Outcome(meeting_id=MEETING_ID, decision=3)), "3 is not a valid Decision"),  # type: ignore[arg-type]
         (wire_frame(committed=peer_pb2.Committed()), "meeting_id has 0 bytes"),
         (wire_frame(refusal=peer_pb2.Refusal(code=1, detail="x" * 201)), "detail is 201"),  # type: ignore[arg-type]
         (b"\x12\x04\x08\x01\x12\x01\xff", "not a Frame"),  # a Refusal whose detail is not UTF-8
-        (b"\x7a\x01x", "without a body"),
         (b"\x0b" * 5000, "not a Frame"),  # groups in groups
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -192,6 +190,15 @@ def wire_frame(**bodies: Any) -> bytes:
 def test_what_no_message_can_hold_is_refused(data: bytes, says: str) -> None:
     with pytest.raises(BadMessage, match=says):
         from_frame(data)
+
+
+def test_what_only_a_newer_peer_says_is_refused_and_nobodys_fault() -> None:
+    for data in (b"\x7a\x01x", wire_frame(contents=peer_pb2.Contents(kind=99, sha256=bytes(32), signature=bytes(64)))):  # type: ignore[arg-type]
+        with pytest.raises(Refused) as caught:
+            from_frame(data)
+        assert caught.value.code is RefusalCode.OTHER
+    refusal = from_frame(wire_frame(refusal=peer_pb2.Refusal(code=99, detail="why")))  # type: ignore[arg-type]
+    assert refusal == Refusal(RefusalCode.OTHER, "why")
 
 
 def test_unsigned_messages_are_not_sent() -> None:

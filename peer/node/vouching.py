@@ -1,0 +1,171 @@
+"""By whose word who takes part: what issuers have revoked goes from peer to peer, and our own credential is renewed before it ends.
+
+Every ROUND_S we ask somebody which revocations he holds; where his set has another name than ours, we take it, check each signature and
+keep what is new in the home. `peer revoke` writes there too, so the file is read again. Who is revoked is called no more; when it calls it
+is found in the terms that every Hello, request and record is held against.
+
+An issuer that is asked by a member in force signs it a credential with a later end (peer/node/donor.py). So an invite's end says until when
+newcomers may use it; who has come stays until he is revoked, or no issuer was there for a month.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from peer.machine.events import Event, Warned
+from peer.machine.home import Home, write_whole
+from peer.node.fetching import FetchClient
+from peer.swarm.address_book import AddressBook, KnownPeer, loop_s
+from peer.swarm.membership import Membership
+from protocol.errors import BadMessage, GossamerError, PeerMisbehaved, RefusalCode, Refused
+from protocol.identity import PeerId
+from protocol.messages.messages import ContentsKind
+from protocol.messages.revocations import need_credential, read_revocations
+from protocol.messages.terms import RunTerms, check_revocation
+from protocol.run.invite import Credential
+
+ROUND_S = 30.0
+ASK_S = 10.0  # for an answer
+DAY_S = 24 * 3600
+RENEW_S = 20 * DAY_S  # before the end we begin to ask
+WARN_S = 7 * DAY_S
+UNWANTED = 3
+TOPIC = "membership"
+
+
+@dataclass(slots=True)
+class Vouching:
+    """See to it, for all who show our credential."""
+
+    home: Home
+    terms: RunTerms
+    shown_by: list[Membership | FetchClient]  # who shows our credential
+    client: FetchClient  # likewise
+    book: AddressBook
+    rng: random.Random
+    emit: Callable[[Event], None]
+    now_s: Callable[[], float]  # Unix time
+    warned: str = ""
+    num_unwanted: int = 0  # answers in a row that we are no member
+
+    async def run(self) -> None:
+        """See to it until cancelled."""
+        while True:
+            self.read_file()
+            self._pass_over_revoked()
+            await self._ask_for_revocations()
+            await self._renew()
+            self._warn()
+            await asyncio.sleep(self.rng.uniform(0.5, 1.5) * ROUND_S)
+
+    # ------------------------------------------------------------------ revocations
+
+    def read_file(self) -> None:
+        """Take in what is in the home; a damaged file is like none, and others have it."""
+        with contextlib.suppress(OSError, PeerMisbehaved):
+            self.take(self.home.revocations.read_bytes())
+
+    def take(self, data: bytes) -> bool:
+        """Take in somebody's set; tell whether it held anything new. Raises BadMessage or BadSignature, and keeps what came before."""
+        is_new = False
+        for revocation in read_revocations(data):
+            check_revocation(revocation, self.terms)
+            is_new |= self.terms.revocations.add(revocation)
+        if is_new:
+            self._pass_over_revoked()
+        return is_new
+
+    def _pass_over_revoked(self) -> None:
+        for entry in self.book.live(loop_s()):
+            if entry.record is not None and self.terms.revocations.cover(entry.peer_id, entry.record.credential):
+                self.book.leaves(entry.peer_id, loop_s())  # not banned: when it calls it is told why it is refused
+
+    async def _ask_for_revocations(self) -> None:
+        others = [entry for entry in self.book.live(loop_s()) if not entry.failures]
+        if not others:
+            return
+        other = self.rng.choice(others)
+        with contextlib.suppress(GossamerError, TimeoutError, OSError):
+            try:
+                async with asyncio.timeout(ASK_S):
+                    known = self.terms.revocations.digest()
+                    data = await self.client.document(other.peer_id, other.addresses, ContentsKind.REVOCATIONS, known)
+                self.num_unwanted = 0
+            except Refused as refusal:
+                self.num_unwanted += refusal.code is RefusalCode.NOT_INVITED
+                raise
+            if data and self.take(data):
+                self.read_file()  # what `peer revoke` has written meanwhile stays
+                await asyncio.to_thread(write_whole, self.home.revocations, self.terms.revocations.to_bytes())
+
+    # ------------------------------------------------------------------ our own credential
+
+    @property
+    def _credential(self) -> Credential | None:
+        return self.client.credential
+
+    async def _renew(self) -> None:
+        credential = self._credential
+        if credential is None or self.client.identity.peer_id in self.terms.issuers or self._left_s() > RENEW_S:
+            return
+        for issuer in self._issuers(credential.issuer):
+            with contextlib.suppress(GossamerError, TimeoutError, OSError):
+                async with asyncio.timeout(ASK_S):
+                    data = await self.client.document(issuer.peer_id, issuer.addresses, ContentsKind.CREDENTIAL, b"")
+                self._take_over(need_credential(data), credential)
+                await asyncio.to_thread(write_whole, self.home.credential, data, private=True)
+                return
+
+    def _issuers(self, first: PeerId) -> list[KnownPeer]:
+        return [entry for entry in self.book.live(loop_s()) if entry.peer_id == first and not entry.failures]
+
+    def _take_over(self, renewed: Credential, old: Credential) -> None:
+        renewed.check(self.client.run_id, self.client.identity.peer_id)
+        if renewed.issuer != old.issuer or renewed.not_after_s <= old.not_after_s:
+            raise BadMessage("a credential that is no renewal of ours")
+        self.client.credential = renewed
+        for who in self.shown_by:
+            who.credential = renewed
+
+    def _left_s(self) -> float:
+        credential = self._credential
+        return credential.not_after_s - self.now_s() if credential else float("inf")
+
+    def _warn(self) -> None:
+        words = membership_warning(self._left_s(), self._is_revoked())
+        if words != self.warned:
+            self.warned = words
+            self.emit(Warned(TOPIC, words))
+
+    def _is_revoked(self) -> bool:
+        """Tell whether we know that we are revoked, or hear from all that we ask that we are no member."""
+        return self.num_unwanted >= UNWANTED or self.terms.revocations.cover(self.client.identity.peer_id, self._credential)
+
+
+def membership_warning(left_s: float, is_revoked: bool) -> str:
+    """Return what the operator should know of this peer's membership; empty where all is well."""
+    if is_revoked:
+        return "this peer's invite was revoked, or counts no more: others do not meet it; ask the host why, and for a new invite"
+    if left_s <= 0:
+        return "this peer's membership has ended: others meet it no more; ask the host for a new invite, then `peer join` with it"
+    if left_s < WARN_S:
+        days = max(1, round(left_s / DAY_S))
+        return (
+            f"this peer's membership ends in {days} {'day' if days == 1 else 'days'}, and who wrote its invite was not there to renew it: "
+            "ask the host to start its peer, or for a new invite"
+        )
+    return ""
+
+
+def latest_credential(home: Home, from_invite: Credential | None, run_id: bytes, me: PeerId) -> Credential | None:
+    """Return the credential to show: the renewed one in the home, where it is ours and lasts longer than the invite's."""
+    with contextlib.suppress(OSError, PeerMisbehaved):
+        kept = need_credential(home.credential.read_bytes())
+        kept.check(run_id, me)
+        if from_invite is None or kept.not_after_s > from_invite.not_after_s:
+            return kept
+    return from_invite

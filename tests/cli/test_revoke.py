@@ -1,0 +1,66 @@
+"""`peer revoke`: who may take back what, and what is kept of it."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from peer.machine.home import Home
+from protocol.identity import Identity
+from protocol.messages.revocations import read_revocations
+from protocol.run.invite import Invite
+from protocol.run.manifest import Manifest, SignedManifest
+from tests.cli.shell import Shell
+
+GUEST, STRANGER = Identity(b"g" * 32), Identity(b"s" * 32)
+ADDRESS = f"/ip4/203.0.113.5/tcp/4001/p2p/{GUEST.peer_id}"
+
+
+@pytest.fixture
+def host(shell: Shell) -> Identity:
+    """This peer, with a run that it hosts in its home."""
+    shell("id")
+    home = Home(shell.home)
+    identity = Identity.load_or_create(home.identity)
+    home.manifest.write_bytes(SignedManifest.sign(Manifest().with_host(identity.peer_id), identity).to_bytes())
+    return identity
+
+
+def run_id(shell: Shell) -> bytes:
+    return SignedManifest.from_bytes(Home(shell.home).manifest.read_bytes()).run_id
+
+
+def test_an_invite_and_a_member_are_revoked_once_each(shell: Shell, host: Identity) -> None:
+    invite = Invite.issue(host, run_id(shell), (ADDRESS,), None, int(time.time()) + 3600)
+    said = shell("revoke", invite.to_text())
+    assert said.code == 0 and "the invite is good no more" in said.out
+    assert "before" in shell("revoke", invite.to_text()).out
+    answer = json.loads(shell("revoke", str(GUEST.peer_id), "--json").out)
+    assert answer == {"revoked": str(GUEST.peer_id), "is_new": True, "run_id": run_id(shell).hex()}
+    kept = read_revocations(Home(shell.home).revocations.read_bytes())
+    assert {revocation.revoked for revocation in kept} == {GUEST.peer_id, invite.credential.bearer}
+    for revocation in kept:
+        revocation.verify(host.peer_id)
+
+
+def test_nobody_takes_back_what_another_has_written(shell: Shell, host: Identity) -> None:
+    for issuer, run in ((STRANGER, run_id(shell)), (host, b"r" * 32)):
+        said = shell("revoke", Invite.issue(issuer, run, (ADDRESS,), None, int(time.time()) + 3600).to_text())
+        assert said.code == 2 and said.complaint
+    assert not Home(shell.home).revocations.exists()
+
+
+def test_only_a_host_of_a_run_with_invites_revokes(shell: Shell) -> None:
+    shell("id")
+    assert shell("revoke", str(GUEST.peer_id)).code == 2
+    manifest = SignedManifest.sign(Manifest().with_host(STRANGER.peer_id), STRANGER)
+    Home(shell.home).manifest.write_bytes(manifest.to_bytes())
+    assert "ask the peer that wrote" in shell("revoke", str(GUEST.peer_id)).complaint[1]
+    Home(shell.home).manifest.write_bytes(SignedManifest.sign(Manifest.checked({"run": {"access": "open"}}), STRANGER).to_bytes())
+    assert "open" in shell("revoke", str(GUEST.peer_id)).complaint[0]
+
+
+def test_what_is_neither_an_invite_nor_a_peer_is_named(shell: Shell, host: Identity) -> None:
+    assert "12D3Oops" in shell("revoke", "12D3Oops").complaint[0]

@@ -1,0 +1,162 @@
+"""Revocations go from peer to peer and end a membership; credentials are renewed by who signed them, and warn where nobody does."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from peer.machine.home import Home
+from peer.node import vouching as module
+from peer.node.donor import MEMBER_S, FetchServer
+from peer.node.mirror import Mirror
+from peer.node.vouching import DAY_S, Vouching, latest_credential, membership_warning
+from protocol.errors import BadMessage, BadSignature, Refused
+from protocol.identity import Identity
+from protocol.messages.messages import ContentsKind
+from protocol.messages.revocations import Revocation, Revocations, read_revocations
+from protocol.messages.terms import check_member
+from tests.swarm.sybils import HOST, credential_of
+from tests.swarm.tiny import tiny_manifest
+from tests.swarm.world import Peer, Swarm, play
+
+INVITES = tiny_manifest(run={"total_steps": 100_000, "access": "invite", "issuers": [str(HOST.peer_id)]})
+
+
+def vouching_of(peer: Peer, home: Home) -> Vouching:
+    """Give a peer of a swarm terms of its own, and what sees to them."""
+    home.path.mkdir(parents=True, exist_ok=True)
+    node = peer.node
+    terms = node.meetings._membership.terms  # as the door knows them
+    return Vouching(home, terms, [node.client], node.client, peer.book, random.Random(1), peer.on_event, peer.swarm.network.now_s)
+
+
+def revocation(swarm: Swarm, name: object, by: object = HOST) -> Revocation:
+    return Revocation(swarm.terms.run_id, HOST.peer_id, name, 1_700_000_000).signed(by)  # type: ignore[arg-type]
+
+
+def test_a_revoked_invite_ends_the_membership_of_all_who_came_by_it(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        swarm.terms = replace(swarm.terms, revocations=Revocations())
+        a, b, guest = (swarm.add() for _ in range(3))
+        for peer, invite in ((a, 0), (b, 0), (guest, 1)):
+            peer.join_with(credential_of(swarm, peer.identity, invite)).start()
+        await swarm.until(lambda: guest.outcomes()["completed"] >= 2)
+        await swarm.until(lambda: guest.peer_id in [entry.peer_id for entry in a.book.announced(asyncio.get_running_loop().time())])
+        credential = credential_of(swarm, guest.identity, 1)
+        vouching = vouching_of(a, Home(tmp_path / "a"))
+        assert credential.bearer is not None
+        held = Revocations()
+        held.add(revocation(swarm, credential.bearer))
+        assert vouching.take(held.to_bytes()) and not vouching.take(held.to_bytes())
+        assert guest.peer_id not in [entry.peer_id for entry in a.book.live(asyncio.get_running_loop().time())]
+        with pytest.raises(Refused, match="revoked"):
+            check_member(guest.peer_id, credential, swarm.terms, swarm.network.now_s())
+        check_member(b.peer_id, credential_of(swarm, b.identity, 0), swarm.terms, swarm.network.now_s())
+        count = guest.outcomes()["completed"]
+        await asyncio.sleep(20.0)
+        assert guest.outcomes()["completed"] <= count + 1, "what was under way"
+        assert a.outcomes()["completed"] and not vouching.warned
+
+    play(Swarm(tmp_path, manifest=INVITES), story)
+
+
+def test_revocations_are_heard_of_from_others_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ROUND_S", 1.0)
+
+    async def story(swarm: Swarm) -> None:
+        knows, hears = (swarm.add() for _ in range(2))
+        for peer, terms in ((knows, Revocations()), (hears, Revocations())):
+            swarm.terms = replace(swarm.terms, revocations=terms)
+            peer.join_with(credential_of(swarm, peer.identity, 0)).start()
+        vouching_of(knows, Home(tmp_path / "knows")).take(_one(swarm))
+        home = Home(tmp_path / "hears")
+        running = asyncio.create_task(vouching_of(hears, home).run())
+        await swarm.until(home.revocations.exists, within_s=30.0)
+        assert [found.revoked for found in read_revocations(home.revocations.read_bytes())] == [HOST.peer_id]
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    play(Swarm(tmp_path, manifest=INVITES), story)
+
+
+def _one(swarm: Swarm) -> bytes:
+    held = Revocations()
+    held.add(revocation(swarm, HOST.peer_id))
+    return held.to_bytes()
+
+
+def test_only_an_issuers_own_word_about_this_run_counts(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        (peer,) = swarm.start(1)
+        vouching = vouching_of(peer, Home(tmp_path / "home"))
+        for forged in (
+            revocation(swarm, peer.peer_id, by=peer.identity),
+            replace(revocation(swarm, peer.peer_id), issuer=peer.peer_id, signature=b"").signed(peer.identity),
+            replace(revocation(swarm, peer.peer_id), run_id=b"r" * 32, signature=b"").signed(HOST),
+        ):
+            held = Revocations()
+            held.add(forged)
+            with pytest.raises((BadMessage, BadSignature)):
+                vouching.take(held.to_bytes())
+        assert not list(vouching.terms.revocations)
+
+    play(Swarm(tmp_path, manifest=INVITES), story)
+
+
+def test_a_credential_is_renewed_by_who_signed_it_and_is_of_no_use_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RENEW_S", float(2**40))
+
+    async def story(swarm: Swarm) -> None:
+        member = swarm.add()
+        short = replace(credential_of(swarm, member.identity, 0), not_after_s=int(swarm.network.now_s()) + 3 * DAY_S, signature=b"")
+        member.join_with(short.signed(HOST, swarm.terms.run_id)).start()
+        server = FetchServer(
+            HOST, swarm.terms, swarm.signed, swarm.network.now_s, Mirror(swarm.network.now_s), member.node.meetings._hearsay
+        )
+        swarm.network.transport(HOST.peer_id, lambda purpose, stream: server.answer(stream))
+        member.book.hint(HOST.peer_id, "/ip4/192.0.2.1/tcp/1", asyncio.get_running_loop().time())
+        home = Home(tmp_path / "home")
+        vouching = vouching_of(member, home)
+        await vouching._renew()
+        renewed = member.node.client.credential
+        assert renewed is not None and renewed.not_after_s > swarm.network.now_s() + MEMBER_S - 60.0
+        assert renewed.bearer == short.bearer, "it tells by which invite the member came"
+        check_member(member.peer_id, renewed, swarm.terms, swarm.network.now_s())
+        with pytest.raises(Refused):
+            check_member(Identity(b"x" * 32).peer_id, renewed, swarm.terms, swarm.network.now_s())
+        assert latest_credential(home, short, swarm.terms.run_id, member.peer_id) == renewed
+        assert latest_credential(home, short, swarm.terms.run_id, HOST.peer_id) == short
+
+    play(Swarm(tmp_path, manifest=INVITES), story)
+
+
+def test_the_operator_is_told_days_before(tmp_path: Path) -> None:
+    assert membership_warning(20 * DAY_S, False) == membership_warning(float("inf"), False) == ""
+    assert "ends in 3 days" in membership_warning(3 * DAY_S, False)
+    assert "ends in 1 day," in membership_warning(3600.0, False)
+    assert "has ended" in membership_warning(-1.0, False)
+    assert "revoked" in membership_warning(20 * DAY_S, True)
+
+
+def test_a_damaged_credential_in_the_home_is_like_none(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.credential.write_bytes(b"\xff" * 40)
+    assert latest_credential(home, None, b"r" * 32, HOST.peer_id) is None
+
+
+def test_a_small_document_does_not_end_the_stream_on_which_weights_come(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        donor, asker = swarm.start(2)
+        await swarm.until(lambda: donor.clock >= 3)
+        client = asker.node.client
+        async with client.source(donor.peer_id, ()) as source:
+            for _ in range(2):
+                await source.ask(ContentsKind.STATE, 0, 100)
+                assert len((await source.take(lambda header: None))[1]) == 100
+                assert await client.document(donor.peer_id, (), ContentsKind.REVOCATIONS, b"") == b""
+
+    play(Swarm(tmp_path), story)

@@ -1,0 +1,47 @@
+"""What a release has written is read by every later one that speaks its version: these bytes are never written anew.
+
+`release_1` is of protocol 1. A change of its files is a change that no peer of that release could follow: it wants another version
+of the protocol, and a folder of its own.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from protocol.errors import RefusalCode
+from protocol.limits import PROTOCOL_VERSION, SPOKEN
+from protocol.messages.frames import from_frame
+from protocol.messages.messages import Contents, ContentsKind, FetchRequest, Refusal
+from protocol.run.invite import Invite
+from protocol.run.manifest import SignedManifest
+
+FOLDER = Path(__file__).parent / "release_1"
+RUN_ID = bytes.fromhex("d309fb667a34d6619802602ac68cb939809ca3ebd35aa9542cb2251ad9d4b762")
+
+
+def stored(name: str) -> bytes:
+    return (FOLDER / name).read_bytes()
+
+
+def test_this_build_speaks_the_version_before_its_own() -> None:
+    assert SPOKEN[0] == PROTOCOL_VERSION
+    assert PROTOCOL_VERSION == 1 or PROTOCOL_VERSION - 1 in SPOKEN
+
+
+def test_the_manifest_of_a_newer_release_of_the_same_protocol_is_read() -> None:
+    """It has a key and a table that this build does not know."""
+    signed = SignedManifest.from_bytes(stored("manifest_of_a_newer_release.bin"), RUN_ID)
+    manifest = signed.manifest()
+    assert manifest.run_id == RUN_ID and manifest.run.name == "frozen" and manifest.run.protocol == 1
+    assert SignedManifest.from_bytes(signed.to_bytes(), RUN_ID) == signed, "handed on as it came"
+
+
+def test_an_old_newcomer_is_understood() -> None:
+    invite = Invite.from_text(stored("invite.txt").decode("ascii"))
+    invite.credential.verify(invite.credential.issuer, invite.run_id)
+    request, contents, refusal = (from_frame(stored(f"{name}.bin")) for name in ("fetch_request", "contents", "refusal"))
+    assert isinstance(request, FetchRequest) and request.protocol_version == 1
+    request.verify(request.sender)
+    assert isinstance(contents, Contents) and contents.kind is ContentsKind.STATE
+    contents.verify(request.receiver, *request.asked)
+    assert refusal == Refusal(RefusalCode.CLOCK_TOO_FAR, "300 steps apart")
