@@ -16,6 +16,7 @@ from tests.swarm.world import Peer, Swarm, play
 
 STEP_S = 0.25
 GAP_STEPS = 60
+TALK_BYTES_PER_S = 600.0  # who looks after the swarm takes so much of any line: most of one this slow, nothing of a real one
 OUTER = {"deadline_s": 60.0, "inner_steps": 6}
 
 
@@ -37,7 +38,8 @@ def test_a_joiner_on_a_line_of_any_rate_meets_with_what_it_has(tmp_path: Path, m
         elders = swarm.start(2, step_s=STEP_S)
         await swarm.until(lambda: elders[0].clock >= 30)
         bytes_per_s = swarm.terms.state_bytes / (gaps * GAP_STEPS * STEP_S)
-        joiner = swarm.add(told_to_start=True, is_founder=False, step_s=STEP_S, wire=Wire(latency_s=0.02, bytes_per_s=bytes_per_s))
+        line = Wire(latency_s=0.02, bytes_per_s=bytes_per_s + TALK_BYTES_PER_S)
+        joiner = swarm.add(told_to_start=True, is_founder=False, step_s=STEP_S, wire=line)
         hear = joiner.on_event
         joiner.on_event = lambda event: pulled.append(event) if isinstance(event, FragmentPulled) else hear(event)  # type: ignore[method-assign,assignment]
         began_s = asyncio.get_running_loop().time()
