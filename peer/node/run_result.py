@@ -7,7 +7,7 @@ not everybody's bottleneck: those who fetch give each other what they have. How 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from peer.node import pieces as files
 from peer.node.fetching import Source
@@ -26,17 +26,16 @@ class RunResult:
 
     hashes: bytes  # SHA-256 of each piece, one after the other
     content: memoryview | Pieces
+    name: bytes = field(init=False)  # what stands for it among peers; hashed once, for each piece and request is held against it
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", hashlib.sha256(self.hashes).digest())
 
     @classmethod
     def of(cls, data: memoryview) -> RunResult:
         """Hash a whole one; slow."""
         starts = range(0, len(data), files.PIECE_BYTES)
         return cls(b"".join(hashlib.sha256(data[start : start + files.PIECE_BYTES]).digest() for start in starts), data)
-
-    @property
-    def name(self) -> bytes:
-        """Return what stands for it among peers."""
-        return hashlib.sha256(self.hashes).digest()
 
     def held(self) -> bytes:
         """Return which pieces are here, as `RESULT_PIECES` says it."""
