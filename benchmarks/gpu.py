@@ -38,8 +38,7 @@ from peer.text.batches import Draw
 from peer.text.corpus import ResidentCorpus
 from peer.text.token_cache import Tokens
 from peer.trainer.inner_loop import InnerLoop
-from protocol.run.invite import Invite
-from protocol.run.manifest import Manifest, SignedManifest
+from protocol.run.manifest import Manifest
 
 WARM_UP_STEPS: Final = 3
 LINE: Final = "100 Mbit/s"
@@ -186,13 +185,9 @@ def decodes_alike(device: torch.device, num_values: int) -> bool:
 async def meetings(name: str, device: torch.device, seconds: float, folder: Path) -> dict[str, Any]:
     """Have two real peers on the one device meet over shaped lines."""
     first, second = (BenchedPeer(folder / one, 0, device=str(device), max_upload=LINE) for one in ("first", "second"))
-    manifest = SIZES[name].manifest("muon").with_host(first.identity.peer_id)
-    signed = SignedManifest.sign(manifest, first.identity)
-    first.home.manifest.write_bytes(signed.to_bytes())
+    signed = first.found(SIZES[name].manifest("muon"))
     async with running(first):
-        await first.until(lambda status: status.own_steps, "first step")
-        invite = Invite.issue(first.identity, signed.run_id, tuple(first.status.addresses), None, int(time.time()) + 3600)
-        second.home.invite.write_text(invite.to_text() + "\n")
+        await first.invite(second, signed)
         async with running(second):
             await second.until(lambda status: status.meetings["completed"], "meeting")
             await asyncio.sleep(seconds)

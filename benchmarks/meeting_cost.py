@@ -31,8 +31,7 @@ from optim.fragment_codec import FragmentCodec
 from peer.machine.config import NODE, TRAINER
 from peer.model.model import build_model
 from peer.model.plan import fragment_codecs
-from protocol.run.invite import Invite
-from protocol.run.manifest import Manifest, SignedManifest
+from protocol.run.manifest import Manifest
 
 CALM_S = 8.0
 STEPS = 100_000_000
@@ -147,13 +146,9 @@ async def measure(folder: Path, seconds: float) -> Figures:
     for peer in peers:
         peer.programs[TRAINER] = "benchmarks.stepless_trainer"
     job = {"run": {"total_steps": STEPS}, "outer": {"inner_steps": 1}, "fragments": {"max_fragment_mb": FRAGMENT_MB}}
-    manifest = Manifest.checked(job).with_host(first.identity.peer_id)
-    signed = SignedManifest.sign(manifest, first.identity)
-    first.home.manifest.write_bytes(signed.to_bytes())
+    signed = first.found(Manifest.checked(job))
     async with running(first):
-        await first.until(lambda status: status.own_steps, "first step")
-        invite = Invite.issue(first.identity, signed.run_id, tuple(first.status.addresses), None, int(time.time()) + 3600)
-        second.home.invite.write_text(invite.to_text() + "\n")
+        await first.invite(second, signed)
         async with running(second):
             await second.until(lambda status: status.own_steps, "first step of the joiner")
             await asyncio.sleep(CALM_S)
@@ -162,7 +157,7 @@ async def measure(folder: Path, seconds: float) -> Figures:
                 (peer.home.path / FLAG).touch()
             await first.until(lambda status: status.meetings["completed"] > 5, "meeting")
             busy = await window(peers, seconds)
-    return Figures.of(calm, busy, coding_ms(manifest))
+    return Figures.of(calm, busy, coding_ms(signed.manifest()))
 
 
 async def window(peers: tuple[BenchedPeer, BenchedPeer], seconds: float) -> tuple[list[Used], list[Used]]:

@@ -74,6 +74,18 @@ class BenchedPeer:
         if not self.seen or status.own_steps != self.seen[-1][1]:
             self.seen.append((time.monotonic(), status.own_steps))
 
+    def found(self, manifest: Manifest) -> SignedManifest:
+        """Be the first peer of a run."""
+        signed = SignedManifest.sign(manifest.with_host(self.identity.peer_id), self.identity)
+        self.home.manifest.write_bytes(signed.to_bytes())
+        return signed
+
+    async def invite(self, other: BenchedPeer, signed: SignedManifest) -> None:
+        """Invite another peer to the run, once the first step is made."""
+        await self.until(lambda status: status.own_steps, "first step")
+        invite = Invite.issue(self.identity, signed.run_id, tuple(self.status.addresses), None, int(time.time()) + 3600)
+        other.home.invite.write_text(invite.to_text() + "\n")
+
     async def until(self, look: Callable[[Status], Any], what: str) -> None:
         """Wait until the status shows something."""
         until_s = time.monotonic() + READY_S
@@ -122,9 +134,7 @@ async def running(peer: BenchedPeer) -> AsyncIterator[BenchedPeer]:
 async def measure(mode: str, folder: Path, given: argparse.Namespace) -> tuple[list[tuple[Window, Window]], float]:
     """Return pairs of a calm window and one in trouble, and the share of the run that the trainer was blocked."""
     peer = BenchedPeer(folder / "home", given.threads)
-    manifest = Manifest.checked({"run": {"total_steps": STEPS}}).with_host(peer.identity.peer_id)
-    signed = SignedManifest.sign(manifest, peer.identity)
-    peer.home.manifest.write_bytes(signed.to_bytes())
+    signed = peer.found(Manifest.checked({"run": {"total_steps": STEPS}}))
     pairs = []
     async with running(peer):
         await peer.until(lambda status: status.own_steps, "first step")

@@ -4,6 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from peer.machine.home import Home
+from protocol.identity import Identity
+from protocol.run.manifest import Manifest, SignedManifest
 from tests.cli.shell import Shell
 
 
@@ -13,3 +16,13 @@ def shell(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     monkeypatch.delenv("GOSSAMER_INVITE", raising=False)
     monkeypatch.setenv("COLUMNS", "200")
     return Shell(tmp_path / "home", capsys)
+
+
+@pytest.fixture
+def host(shell: Shell) -> Identity:
+    """This peer, with a run that it hosts in its home."""
+    shell("id")
+    home = Home(shell.home)
+    identity = Identity.load_or_create(home.identity)
+    home.manifest.write_bytes(SignedManifest.sign(Manifest().with_host(identity.peer_id), identity).to_bytes())
+    return identity

@@ -24,13 +24,8 @@ OTHER = Identity(b"o" * 32).peer_id
 
 
 @pytest.fixture
-def me(shell: Shell) -> PeerId:
-    """This peer, with a run that it hosts in its home."""
-    shell("id")
-    home = Home(shell.home)
-    identity = Identity.load_or_create(home.identity)
-    home.manifest.write_bytes(SignedManifest.sign(Manifest().with_host(identity.peer_id), identity).to_bytes())
-    return identity.peer_id
+def me(host: Identity) -> PeerId:
+    return host.peer_id
 
 
 def remember(home: Path, peer: PeerId) -> str:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import time
 
-import pytest
-
 from peer.machine.home import Home
 from protocol.identity import Identity
 from protocol.messages.revocations import read_revocations
@@ -16,16 +14,6 @@ from tests.cli.shell import Shell
 
 GUEST, STRANGER = Identity(b"g" * 32), Identity(b"s" * 32)
 ADDRESS = f"/ip4/203.0.113.5/tcp/4001/p2p/{GUEST.peer_id}"
-
-
-@pytest.fixture
-def host(shell: Shell) -> Identity:
-    """This peer, with a run that it hosts in its home."""
-    shell("id")
-    home = Home(shell.home)
-    identity = Identity.load_or_create(home.identity)
-    home.manifest.write_bytes(SignedManifest.sign(Manifest().with_host(identity.peer_id), identity).to_bytes())
-    return identity
 
 
 def run_id(shell: Shell) -> bytes:
