@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from enum import Enum, auto
+from typing import Literal
 
 import torch
 
@@ -42,6 +43,10 @@ class State(Enum):
     OVER = auto()  # the last averaging is over
 
 
+Blocker = Literal["meetings", "checkpoints"]
+"""What keeps a trainer from inner steps."""
+
+
 class Stopwatch:
     """Where the time of one trainer process goes, from its start: in inner steps, or blocked by synchronization between them.
 
@@ -53,8 +58,7 @@ class Stopwatch:
         self._now_s = now_s
         self._queued_s = queued_s
         self.train_s = 0.0
-        self.meetings_s = 0.0  # part of it, blocked
-        self.checkpoints_s = 0.0  # likewise
+        self.blocked_s: dict[Blocker, float] = {"meetings": 0.0, "checkpoints": 0.0}  # parts of it
         self.evaluation_s = 0.0  # beside it
         self._steps: list[InnerStep] = []  # since it was told last
         self._told_s = self._now_s()
@@ -70,8 +74,8 @@ class Stopwatch:
             self.train_s += self._now_s() - start_s
 
     @contextlib.contextmanager
-    def meeting(self) -> Iterator[None]:
-        """Count the time inside as blocked by synchronization, and as part of training.
+    def blocked(self, by: Blocker) -> Iterator[None]:
+        """Count the time inside as blocked, and as part of training.
 
         What is started on a device must be finished inside, or the next inner step pays for it unseen.
         """
@@ -79,16 +83,10 @@ class Stopwatch:
         try:
             yield
         finally:
-            self.meetings_s += self._blocked_s(start_s, start_queued_s)
-
-    @contextlib.contextmanager
-    def saving(self) -> Iterator[None]:
-        """Count the time inside as blocked by a checkpoint, likewise."""
-        start_s, start_queued_s = self._now_s(), self._queued_s()
-        try:
-            yield
-        finally:
-            self.checkpoints_s += self._blocked_s(start_s, start_queued_s)
+            spent_s, queued_s = self._now_s() - start_s, self._queued_s() - start_queued_s
+            if self.train_s:  # before the first inner step nothing is blocked
+                self.train_s += spent_s
+                self.blocked_s[by] += max(0.0, spent_s - queued_s)
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -96,13 +94,6 @@ class Stopwatch:
         start_s = self._now_s()
         yield
         self.evaluation_s += self._now_s() - start_s
-
-    def _blocked_s(self, start_s: float, start_queued_s: float) -> float:
-        spent_s, queued_s = self._now_s() - start_s, self._queued_s() - start_queued_s
-        if not self.train_s:  # before the first inner step nothing is blocked
-            return 0.0
-        self.train_s += spent_s
-        return max(0.0, spent_s - queued_s)
 
     def step(self, step: InnerStep) -> None:
         """Note an inner step."""
@@ -117,8 +108,8 @@ class Stopwatch:
         passed_s = max(1e-9, self._now_s() - self._told_s)
         self._told_s = self._now_s()
         so_far = replica.own_steps, replica.clock_steps, replica.tokens
-        blocked_s, training_cpu_s = self.meetings_s + self.checkpoints_s, time.process_time() - self._start_cpu_s - coding_cpu_s
-        spent_s = self.train_s, blocked_s, training_cpu_s, coding_cpu_s, self.checkpoints_s, self.evaluation_s
+        blocked_s, training_cpu_s = sum(self.blocked_s.values()), time.process_time() - self._start_cpu_s - coding_cpu_s
+        spent_s = self.train_s, blocked_s, training_cpu_s, coding_cpu_s, self.blocked_s["checkpoints"], self.evaluation_s
         if self._steps:
             loss = sum(step.loss for step in self._steps) / len(self._steps)
             tokens_per_s = sum(step.num_tokens for step in self._steps) / passed_s
@@ -194,7 +185,7 @@ class Trainer:
             if self.state is State.BEGUN and self._replica.phase is RunPhase.FINISH:
                 self._finish()
             return IDLE_S
-        with self._watch.meeting():
+        with self._watch.blocked("meetings"):
             self.answer_node()
         if self._is_training:  # a partner's clock may have ended the schedule just now
             self._inner_step()
@@ -321,7 +312,7 @@ class Trainer:
         self._watch.step(step)
         due = [] if self._is_alone else self._replica.countdown.tick()
         if due:
-            with self._watch.meeting():
+            with self._watch.blocked("meetings"):
                 self._announce(due)
                 self._settle()
 
@@ -340,7 +331,7 @@ class Trainer:
             self._evaluate()
         self._saver.look()
         if self._saver.is_due(self._replica) and not self._bad_batches:  # weights that do not work must not replace those that did
-            with self._watch.saving():
+            with self._watch.blocked("checkpoints"):
                 self._saver.begin(self._replica)
         self._say("training", self._saver.trouble)
 
@@ -357,7 +348,7 @@ class Trainer:
         if self._watch.is_time_to_tell():
             self._watch.tell(self._replica, self._node.cpu_s)
             self._tell_node()
-            self._pace.update(self._watch.train_s, self._watch.meetings_s, self._node.cpu_s)
+            self._pace.update(self._watch.train_s, self._watch.blocked_s["meetings"], self._node.cpu_s)
 
     def _evaluate(self) -> None:
         with self._watch.evaluating():

@@ -33,11 +33,11 @@ def told(tmp_path: Path) -> Told:
 
 
 def test_blocked_time_is_part_of_training_time(told: Told) -> None:
-    with told.watch.meeting():
+    with told.watch.blocked("meetings"):
         told.now_s += 5.0  # before the first inner step nothing is lost
     with told.watch.training():
         told.now_s += 2.0
-    with told.watch.meeting():
+    with told.watch.blocked("meetings"):
         told.now_s += 0.5
     event = told.tell()
     assert (event.train_s, event.blocked_s) == (2.5, 0.5)
@@ -47,7 +47,7 @@ def test_what_the_machine_gave_to_others_is_not_blocked_by_synchronization(told:
     with told.watch.training():
         told.now_s += 2.0
         told.queued_s += 1.0
-    with told.watch.meeting():
+    with told.watch.blocked("meetings"):
         told.now_s += 0.5
         told.queued_s += 0.375
     event = told.tell()
@@ -57,9 +57,9 @@ def test_what_the_machine_gave_to_others_is_not_blocked_by_synchronization(told:
 def test_checkpoints_are_shown_apart_and_evaluation_beside(told: Told) -> None:
     with told.watch.training():
         told.now_s += 2.0
-    with told.watch.saving():
+    with told.watch.blocked("checkpoints"):
         told.now_s += 0.5
-    with told.watch.meeting():
+    with told.watch.blocked("meetings"):
         told.now_s += 0.25
     with told.watch.evaluating():
         told.now_s += 4.0
