@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Iterable
 from typing import Final, Literal
 
 import base58
@@ -68,18 +69,31 @@ def route(address: str) -> Route:
     return "relayed" if CIRCUIT in address else "direct" if is_public(address) else "local"
 
 
+def host_of(address: str) -> str:
+    """Return the IP address or the name in a multiaddr, of a circuit the relay's; empty where there is none."""
+    return address.split("/")[2] if address.count("/") > 1 else ""
+
+
+def by_peer(addresses: Iterable[str]) -> dict[PeerId, tuple[str, ...]]:
+    """Group multiaddrs, each of which ends in a peer's id, by the peer to which they lead."""
+    peers: dict[PeerId, tuple[str, ...]] = {}
+    for address in addresses:
+        peer = PeerId.from_text(address.rpartition("/p2p/")[2])
+        peers[peer] = (*peers.get(peer, ()), address)
+    return peers
+
+
 def is_public(address: str) -> bool:
     """Tell whether an address, or the relay that it leads through, may be dialled from anywhere; of a name one cannot know, so it may."""
-    host = address.split("/")[2] if address.count("/") > 1 else ""
     try:
-        return ipaddress.ip_address(host).is_global
+        return ipaddress.ip_address(host_of(address)).is_global
     except ValueError:
         return True
 
 
 def network_of(address: str) -> str:
     """Name the network that an address, or the relay it leads through, lies in: /16 of IPv4, /32 of IPv6; a name is its own network."""
-    host = address.split("/")[2] if address.count("/") > 1 else ""
+    host = host_of(address)
     try:
         ip = ipaddress.ip_address(host)
     except ValueError:

@@ -19,6 +19,7 @@ from peer.machine.home import Home, write_whole
 from peer.machine.runtime_folder import runtime_folder
 from peer.node.fetching import FetchClient
 from peer.swarm.address_book import AddressBook
+from protocol.addresses import by_peer
 from protocol.errors import GossamerError, PeerMisbehaved, RefusalCode, Refused, TransportError
 from protocol.identity import Identity, PeerId
 from protocol.limits import INVITE_BOOTSTRAPS, MANIFEST_BYTES, SEED_BYTES
@@ -143,21 +144,13 @@ async def _call_all(
         tunnel = TunnelTransport(daemon.control, folder / "net", _nobody_calls, Admission(), CarriedBytes())
         client = FetchClient(identity, run_id, credential, await stack.enter_async_context(tunnel))
         port = place.tried(daemon.port)
-        calls = tuple(await asyncio.gather(*(_call(daemon.control, client, *peer, port) for peer in _by_peer(addresses).items())))
+        calls = tuple(await asyncio.gather(*(_call(daemon.control, client, *peer, port) for peer in by_peer(addresses).items())))
         left_s = ends_s - loop.time() - 1.0  # a measurement that takes too long must not cost us what we have
         return calls, await _measure(client, CallRound(calls=calls).reached, min(ECHO_S, max(0.0, left_s)))
 
 
 async def _nobody_calls(purpose: Purpose, stream: Stream) -> None:
     raise Refused(RefusalCode.NOT_READY, "I only look around")
-
-
-def _by_peer(addresses: Sequence[str]) -> dict[PeerId, list[str]]:
-    """Group addresses by the peer to which they lead."""
-    peers: dict[PeerId, list[str]] = {}
-    for address in addresses:
-        peers.setdefault(PeerId.from_text(address.rpartition("/p2p/")[2]), []).append(address)
-    return peers
 
 
 async def _call(control: Control, client: FetchClient, partner: PeerId, addresses: Sequence[str], port: int) -> Call:

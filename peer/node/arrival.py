@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from peer.node.fetching import FetchClient, as_final
 from peer.swarm.swarm_time import SwarmTime
-from protocol.addresses import with_peer
+from protocol.addresses import by_peer, with_peer
 from protocol.errors import BadMessage, BadSignature, GossamerError, PeerMisbehaved, Refused, SwarmUnreachable, TransportError
 from protocol.identity import PeerId
 from protocol.limits import MANIFEST_BYTES
@@ -40,11 +40,7 @@ class Doors:
     @classmethod
     def of(cls, addresses: Sequence[str], time: SwarmTime) -> Doors:
         """Take the addresses of an invite."""
-        doors = cls({}, time)
-        for address in addresses:
-            peer = PeerId.from_text(address.rpartition("/p2p/")[2])
-            doors.addresses[peer] = (*doors.addresses.get(peer, ()), address)
-        return doors
+        return cls(by_peer(addresses), time)
 
     def name(self, members: Sequence[bytes], run_id: bytes) -> None:
         """Take in whom a door has named. What it makes up leads nowhere: a manifest has a hash, and a peer proves its key."""

@@ -64,7 +64,7 @@ class FetchClient:
             return header
 
     async def document(self, donor: PeerId, addresses: tuple[str, ...], kind: ContentsKind, known: bytes) -> bytes:
-        """Fetch a content of one chunk at most; nothing where its name is the `known` one. Raises as `manifest`."""
+        """Fetch a content of one chunk at most; nothing where its name is the `known` one. Raises as `header`."""
         async with self.source(donor, addresses) as source:
             if known:
                 await source.ask(kind, 0, 0)

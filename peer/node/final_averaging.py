@@ -71,7 +71,7 @@ class FinalAveraging:
     def _count_company(self) -> bool:
         """Begin the rounds anew when somebody has come to the end; tell whether anybody within reach still trains."""
         now_s = loop_s()
-        known = [entry for entry in self._book.live(now_s) if not entry.failures]
+        known = self._book.reachable(now_s)
         company = {entry.peer_id for entry in known if entry.finished}
         if not company <= self._company:
             self._company |= company

@@ -42,9 +42,9 @@ from peer.swarm.membership import Membership
 from peer.swarm.presence import Presence, Sight
 from peer.swarm.standing import Standing
 from peer.swarm.swarm_time import SwarmTime
-from protocol.addresses import read_address, route
+from protocol.addresses import by_peer, read_address, route
 from protocol.errors import BadSettings, Unreachable
-from protocol.identity import Identity, PeerId
+from protocol.identity import Identity
 from protocol.libp2p.node import Libp2pNode
 from protocol.libp2p.p2pd import DaemonSettings
 from protocol.libp2p.record_store import RecordShelf
@@ -283,8 +283,9 @@ class NodeProcess:
         return FetchClient(self._identity, run_id, self._credential, self._throttle.over(network))
 
     def _fill_book(self) -> None:
-        for address in self._invite.bootstraps if self._invite else ():
-            self._book.hint(PeerId.from_text(address.rsplit("/p2p/", 1)[1]), address, loop_s())
+        for peer, addresses in by_peer(self._invite.bootstraps if self._invite else ()).items():
+            for address in addresses:
+                self._book.hint(peer, address, loop_s())
         self._book.load(self._home.peers, loop_s())
 
     def _ways_in(self) -> tuple[str, ...]:

@@ -56,7 +56,7 @@ class Pulling:
     async def pull_stale(self, check: Callable[[Contents], None]) -> None:
         """Pull each stale fragment once, from anybody who gives it; `check` raises for a donor's header whose bytes are not wanted."""
         for fragment in sorted(self._standing.stale):
-            donors = [entry for entry in self._book.live(loop_s()) if not entry.failures]
+            donors = self._book.reachable(loop_s())
             self._rng.shuffle(donors)
             for donor in donors:
                 if await self._try(donor, fragment, check):

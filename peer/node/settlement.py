@@ -99,7 +99,7 @@ class Settlement:
 
     async def find(self) -> Found:
         """Ask peers which result they have; those that do not answer, or have none, are left out. We hear who has come to the end, too."""
-        known = [entry for entry in self._book.live(loop_s()) if not entry.failures]
+        known = self._book.reachable(loop_s())
         asked = self._rng.sample(known, min(ASKED, len(known)))
         names = await asyncio.gather(*(self._name_at(entry) for entry in asked))
         found: Found = {}
@@ -168,7 +168,7 @@ class Settlement:
 
     def _holders(self, settled: list[KnownPeer]) -> list[KnownPeer]:
         """Return whom to ask for pieces: those that have all, then those that have come to the end, and the others, who may get some."""
-        near = [entry for entry in self._book.live(loop_s()) if not entry.failures and entry not in settled]
+        near = [entry for entry in self._book.reachable(loop_s()) if entry not in settled]
         self._rng.shuffle(near)
         near.sort(key=lambda entry: not entry.finished)
         return [*settled, *near]
@@ -177,7 +177,7 @@ class Settlement:
 
     def _rank(self) -> int:
         """Return how many of those that have come to the end come before us."""
-        return sum(entry.peer_id < self._me for entry in self._book.live(loop_s()) if entry.finished and not entry.failures)
+        return sum(entry.peer_id < self._me for entry in self._book.reachable(loop_s()) if entry.finished)
 
     async def _write_down(self) -> None:
         name = f"clone-result-{next(self._names)}"
@@ -222,7 +222,7 @@ class Settlement:
 
     async def _all_have(self, name: bytes) -> bool:
         """Tell whether every peer within reach answers with this result, or is gone."""
-        near = [entry for entry in self._book.live(loop_s()) if not entry.failures]
+        near = self._book.reachable(loop_s())
         for start in range(0, len(near), ASKED):
             names = await asyncio.gather(*(self._name_at(entry) for entry in near[start : start + ASKED]))
             if any(theirs not in (name, None) for theirs in names):

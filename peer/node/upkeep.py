@@ -16,6 +16,7 @@ from typing import TypeVar
 from peer.node.fetching import FetchClient
 from peer.swarm.address_book import KnownPeer, loop_s
 from peer.swarm.hearsay import Hearsay
+from protocol.addresses import by_peer
 from protocol.errors import PeerMisbehaved, Refused, TransportError
 from protocol.identity import PeerId
 
@@ -46,11 +47,7 @@ class Upkeep:
         self._book = hearsay.book
         self._connected = connected
         self._rng = rng
-        self._doors: dict[PeerId, tuple[str, ...]] = {}
-        for address in doors:
-            door = PeerId.from_text(address.rpartition("/p2p/")[2])
-            if door != client.identity.peer_id:
-                self._doors[door] = (*self._doors.get(door, ()), address)
+        self._doors = {door: ways for door, ways in by_peer(doors).items() if door != client.identity.peer_id}
 
     async def run(self) -> None:
         """Make rounds until cancelled."""

@@ -85,7 +85,7 @@ class Vouching:
                 self.book.leaves(entry.peer_id, loop_s())  # not banned: when it calls it is told why it is refused
 
     async def _ask_for_revocations(self) -> None:
-        others = [entry for entry in self.book.live(loop_s()) if not entry.failures]
+        others = self.book.reachable(loop_s())
         if not others:
             return
         other = self.rng.choice(others)
@@ -121,7 +121,7 @@ class Vouching:
                 return
 
     def _issuers(self, first: PeerId) -> list[KnownPeer]:
-        return [entry for entry in self.book.live(loop_s()) if entry.peer_id == first and not entry.failures]
+        return [entry for entry in self.book.reachable(loop_s()) if entry.peer_id == first]
 
     def _take_over(self, renewed: Credential, old: Credential) -> None:
         renewed.check(self.client.run_id, self.client.identity.peer_id)

@@ -216,6 +216,10 @@ class AddressBook:
         """Return the peers that may be met, resting ones included, in the order in which they were first heard of."""
         return [entry for entry in self._entries.values() if self._is_live(entry, now_s)]
 
+    def reachable(self, now_s: float) -> list[KnownPeer]:
+        """Return the live peers that we have not failed to reach last."""
+        return [entry for entry in self.live(now_s) if not entry.failures]
+
     def known(self, now_s: float) -> list[KnownPeer]:
         """Return all who are not banned and have an address, however long nothing was heard of them."""
         return [entry for entry in self._entries.values() if entry.addresses and not self.is_banned(entry.peer_id, now_s)]

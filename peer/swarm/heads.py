@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from peer.swarm.address_book import AddressBook, KnownPeer
-from protocol.addresses import network_of, route
+from protocol.addresses import host_of, network_of, route
 from protocol.identity import PeerId
 from protocol.messages.terms import RunTerms, vouched_by
 
@@ -81,7 +81,7 @@ class Heads:
             return {"a stranger"}
         # A relay hides where its peers are; on a local network each machine is known by sight.
         direct = [(address, route(address)) for address in entry.addresses if route(address) != "relayed"]
-        networks: set[object] = {network_of(address) if way == "direct" else address.split("/")[2] for address, way in direct}
+        networks: set[object] = {network_of(address) if way == "direct" else host_of(address) for address, way in direct}
         return {voucher, *networks} if voucher else networks or {"a stranger"}
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
-from protocol.addresses import read_address, route
+from protocol.addresses import host_of, read_address, route
 from protocol.errors import BadMessage, Unreachable
 from protocol.identity import PeerId
 from protocol.libp2p.p2pd import BUFFER_BYTES, Control, stream_opener
@@ -139,7 +139,7 @@ class DialBack:
 
 
 def _network(address: str) -> Network:
-    ip = ipaddress.ip_address(address.split("/")[2])
+    ip = ipaddress.ip_address(host_of(address))
     return ipaddress.ip_network((ip, NETWORK_BITS[ip.version]), strict=False)
 
 

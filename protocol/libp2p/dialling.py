@@ -11,7 +11,7 @@ import ipaddress
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-from protocol.addresses import route
+from protocol.addresses import host_of, route
 from protocol.errors import Unreachable
 from protocol.identity import PeerId
 from protocol.libp2p.p2pd import Control
@@ -39,7 +39,7 @@ class Dialling:
         plausible = [address for address in addresses if self._is_plausible(address)]
         if not plausible:
             raise Unreachable(f"no address of {partner.short()} is one where it can be")
-        hosts = {_host(address) for address in plausible if route(address) == "direct"}
+        hosts = {host_of(address) for address in plausible if route(address) == "direct"}
         try:
             await self._control.connect(partner, plausible)
         except Unreachable:
@@ -52,10 +52,10 @@ class Dialling:
     def _is_plausible(self, address: str) -> bool:
         match route(address):
             case "direct":
-                return not self._is_left_alone(_host(address))
+                return not self._is_left_alone(host_of(address))
             case "local":
-                blocks = {_block(_host(own)) for own in self._own() if route(own) == "local"}
-                return not blocks or _block(_host(address)) in blocks  # none: an operator has named public ones instead
+                blocks = {_block(host_of(own)) for own in self._own() if route(own) == "local"}
+                return not blocks or _block(host_of(address)) in blocks  # none: an operator has named public ones instead
         return True
 
     def _is_left_alone(self, host: str) -> bool:
@@ -71,10 +71,6 @@ class Dialling:
         self._in_vain.move_to_end(host)
         if len(self._in_vain) > HOSTS:
             self._in_vain.popitem(last=False)
-
-
-def _host(address: str) -> str:
-    return address.split("/")[2] if address.count("/") > 1 else ""
 
 
 def _block(host: str) -> str:

@@ -4,9 +4,8 @@ The framing is hivemind's, but what a stranger sends is bounded before it is loo
 shows its caller's own record: whoever shows none of a member gets a pong and nothing else, and is not remembered. A node's place is the
 hash of its peer id, not of its choice. Nobody looks for a certain key: what is asked for is whoever is near a random one.
 
-A peer's clock matters: records are in force between absolute times, so one that runs more than 30 s ahead has its records refused,
-and one minutes ahead sees others' as expired. Such a peer still trains and meets, through bootstraps and acquaintances; hivemind's
-own answer, not to start at all when clocks differ by 3 s, is not taken over.
+Records are in force between absolute times. What time it is, `RecordShelf.now` says, which goes by partners where this machine's clock is
+wrong (peer/swarm/swarm_time.py); hivemind's own answer, not to start at all when clocks differ by 3 s, is not taken over.
 """
 
 from __future__ import annotations
@@ -98,12 +97,7 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
         caller = PeerId(context.remote_id.to_bytes())  # only Ed25519 peers are ours
         end = await self._end_of(caller)
         self._budgets.spend(caller, _purse(caller, end), num_bytes)
-        held = self.shelf.read(info.node_id) if info.node_id else None
-        if held is None or held.peer != caller:
-            return None, end
-        if can_be_called(held.record, end):
-            self.neighbours.heard(held, network_of(end))
-        return held, end
+        return self._shown(caller, info.node_id, end), end
 
     async def _end_of(self, peer: PeerId) -> str:
         """Return the multiaddr at the other end of the connection to a peer; empty where it is not known."""
@@ -124,7 +118,7 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
     async def call_ping(self, peer: PeerId, addresses: Sequence[str] = ()) -> Held | None:
         """Return the record that a peer shows us; None when it does not answer, or shows none of a member."""
         response = await self._call(peer, addresses, "rpc_ping", dht_pb2.PingRequest(peer=self._node_info))
-        return None if response is None else await self._noted(peer, response.peer.node_id)
+        return None if response is None else self._shown(peer, response.peer.node_id, await self._end_of(peer))
 
     async def call_find(self, held: Held, place: int) -> list[Held] | None:
         """Ask a member whom it knows near a place. None: no answer."""
@@ -132,7 +126,7 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
         response = await self._call(held.peer, held.record.addresses, "rpc_find", request)
         if response is None or len(response.results) != 1:
             return None
-        await self._noted(held.peer, response.peer.node_id)
+        self._shown(held.peer, response.peer.node_id, await self._end_of(held.peer))
         named = []
         for data in islice(split_answer(response.results[0].value), NAMED + NAMED_TOO):
             if (one := self.shelf.read(data)) is not None:
@@ -146,11 +140,11 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
         response = await self._call(held.peer, held.record.addresses, "rpc_store", request)
         return response is not None and list(response.store_ok) == [True]
 
-    async def _noted(self, peer: PeerId, data: bytes) -> Held | None:
+    def _shown(self, peer: PeerId, data: bytes, end: str) -> Held | None:
+        """Return the record that a peer shows of itself, a neighbour from now on if it can be called; None where it shows no member's."""
         held = self.shelf.read(data) if data else None
         if held is None or held.peer != peer:
             return None
-        end = await self._end_of(peer)
         if can_be_called(held.record, end):
             self.neighbours.heard(held, network_of(end))
         return held

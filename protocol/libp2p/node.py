@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Self
 
-from protocol.addresses import read_address, route, with_peer
+from protocol.addresses import host_of, read_address, route, with_peer
 from protocol.errors import BadMessage, BadSettings, GossamerError, TransportError, Unreachable
 from protocol.identity import PeerId
 from protocol.libp2p.attached import AttachedP2P
@@ -316,5 +316,5 @@ def _reach(address: str) -> int:
     """Rank a multiaddr by who can dial it: 0 anybody, 1 anybody through a relay, 2 the local network, 3 this machine."""
     way = route(address)
     if way == "local":
-        return 3 if ipaddress.ip_address(address.split("/")[2]).is_loopback else 2
+        return 3 if ipaddress.ip_address(host_of(address)).is_loopback else 2
     return 0 if way == "direct" else 1

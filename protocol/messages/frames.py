@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
 
 from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as Wire
@@ -27,6 +27,8 @@ from protocol.wire import peer_pb2
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+V = TypeVar("V")
 
 BODIES: Final[dict[str, type[Message]]] = {re.sub(r"\B[A-Z]", r"_\g<0>", kind.__name__).lower(): kind for kind in get_args(Message)}
 """By the name of the frame's field, which is the message's own in lower case."""
@@ -113,6 +115,20 @@ def _contents_kind(number: int) -> ContentsKind:
     if number > max(ContentsKind):
         raise Refused(RefusalCode.OTHER, "a kind of contents that I do not know")
     return ContentsKind(number)
+
+
+def write_alone(wire: Wire, value: DataclassInstance) -> bytes:
+    """Return a value as it travels outside a frame; `wire` is an empty message of its kind."""
+    fill(wire, value)
+    return wire.SerializeToString()
+
+
+def read_alone(kind: type[V], wire: Wire, data: bytes, name: str, most_bytes: int) -> V:
+    """Return what `write_alone` wrote, checked. Raises BadMessage; says nothing about signatures."""
+    limits.need_count(f"size of {name}", len(data), most_bytes)
+    parse(wire, data)
+    read: V = from_wire(kind, wire)
+    return read
 
 
 def from_wire(kind: type[Any], wire: Any) -> Any:

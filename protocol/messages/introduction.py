@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from protocol import limits
-from protocol.messages.frames import fill, from_wire, parse
+from protocol.messages.frames import read_alone, write_alone
 from protocol.wire import peer_pb2
 
 INTRODUCTION_BYTES = limits.INTRODUCED * (limits.RECORD_BYTES + 3) + 16  # at most: each record with its tag and length, and the time
@@ -27,15 +27,9 @@ class Introduction(limits.Bounded):
 
     def to_bytes(self) -> bytes:
         """Return what is sent."""
-        wire = peer_pb2.Introduction()
-        fill(wire, self)
-        return wire.SerializeToString()
+        return write_alone(peer_pb2.Introduction(), self)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Introduction:
         """Read what came. Raises BadMessage; says nothing about the records."""
-        limits.need_count("size of an introduction", len(data), INTRODUCTION_BYTES)
-        wire = peer_pb2.Introduction()
-        parse(wire, data)
-        read: Introduction = from_wire(cls, wire)
-        return read
+        return read_alone(cls, peer_pb2.Introduction(), data, "an introduction", INTRODUCTION_BYTES)

@@ -14,7 +14,7 @@ from protocol.addresses import read_address
 from protocol.errors import BadMessage
 from protocol.identity import PeerId, Signed
 from protocol.limits import Bounded
-from protocol.messages.frames import fill, from_wire, need_signed, parse
+from protocol.messages.frames import need_signed, read_alone, write_alone
 from protocol.run.invite import Credential
 from protocol.wire import peer_pb2
 
@@ -49,19 +49,14 @@ class MemberRecord(Signed):
     def to_bytes(self) -> bytes:
         """Return the record as it is stored. Raises BadMessage when it is not signed, or its addresses make it larger than 1 KiB."""
         need_signed(self)
-        wire = peer_pb2.MemberRecord()
-        fill(wire, self)
-        data = wire.SerializeToString()
+        data = write_alone(peer_pb2.MemberRecord(), self)
         limits.need_count("size of a record", len(data), limits.RECORD_BYTES)
         return data
 
     @classmethod
     def from_bytes(cls, data: bytes) -> MemberRecord:
         """Read a stored record. Raises BadMessage, and nothing else; says nothing about signature or time: see `check`."""
-        limits.need_count("size of a record", len(data), limits.RECORD_BYTES)
-        wire = peer_pb2.MemberRecord()
-        parse(wire, data)
-        record: MemberRecord = from_wire(cls, wire)
+        record = read_alone(cls, peer_pb2.MemberRecord(), data, "a record", limits.RECORD_BYTES)
         need_signed(record)  # what we believe we pass on, and whoever is passed an incomplete one refuses it
         return record
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from protocol import limits
 from protocol.errors import BadMessage
 from protocol.identity import PeerId, Signed
-from protocol.messages.frames import fill, from_wire, need_signed, parse
+from protocol.messages.frames import fill, from_wire, need_signed, parse, read_alone, write_alone
 from protocol.run.invite import Credential
 from protocol.wire import peer_pb2
 
@@ -81,10 +81,7 @@ def read_revocations(data: bytes) -> list[Revocation]:
 
 def need_credential(data: bytes) -> Credential:
     """Read a credential that travels alone. Raises BadMessage."""
-    limits.need_count("size of a credential", len(data), limits.RECORD_BYTES)
-    wire = peer_pb2.Credential()
-    parse(wire, data)
-    credential: Credential = from_wire(Credential, wire)
+    credential = read_alone(Credential, peer_pb2.Credential(), data, "a credential", limits.RECORD_BYTES)
     if not credential.is_complete:
         raise BadMessage("a credential that lacks a signature")
     return credential
@@ -92,6 +89,4 @@ def need_credential(data: bytes) -> Credential:
 
 def credential_bytes(credential: Credential) -> bytes:
     """Write a credential that travels alone."""
-    wire = peer_pb2.Credential()
-    fill(wire, credential)
-    return wire.SerializeToString()
+    return write_alone(peer_pb2.Credential(), credential)

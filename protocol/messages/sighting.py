@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from protocol import limits
-from protocol.messages.frames import fill, from_wire, parse
+from protocol.messages.frames import read_alone, write_alone
 from protocol.wire import peer_pb2
 
 SIGHTING_BYTES = 256  # at most
@@ -23,15 +23,9 @@ class Sighting(limits.Bounded):
 
     def to_bytes(self) -> bytes:
         """Return what is sent."""
-        wire = peer_pb2.Sighting()
-        fill(wire, self)
-        return wire.SerializeToString()
+        return write_alone(peer_pb2.Sighting(), self)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Sighting:
         """Read what came. Raises BadMessage."""
-        limits.need_count("size of a sighting", len(data), SIGHTING_BYTES)
-        wire = peer_pb2.Sighting()
-        parse(wire, data)
-        read: Sighting = from_wire(cls, wire)
-        return read
+        return read_alone(cls, peer_pb2.Sighting(), data, "a sighting", SIGHTING_BYTES)
