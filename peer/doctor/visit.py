@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from peer.machine.home import Home, write_whole
 from peer.machine.runtime_folder import runtime_folder
-from peer.node.fetching import FetchClient
+from peer.node.fetching import FetchClient, in_their_version
 from peer.swarm.address_book import AddressBook
 from protocol.addresses import by_peer
 from protocol.errors import GossamerError, PeerMisbehaved, RefusalCode, Refused, TransportError
@@ -161,7 +161,8 @@ async def _call(control: Control, client: FetchClient, partner: PeerId, addresse
             await control.connect(partner, addresses)
             connect_s = time.monotonic() - began_s
             try:
-                heard = await _ask(client, partner, Call(address, connect_s=connect_s))
+                call = Call(address, connect_s=connect_s)
+                heard = await in_their_version(client, lambda client: _ask(client, partner, call))
                 return replace(heard, is_open=await _is_open(control, partner, port))
             except Refused as refusal:
                 return Call(address, connect_s=connect_s, refused=refusal)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from peer.node.fetching import FetchClient, as_final
+from peer.node.fetching import FetchClient, as_final, in_their_version
 from peer.swarm.swarm_time import SwarmTime
 from protocol.addresses import by_peer, with_peer
 from protocol.errors import BadMessage, BadSignature, GossamerError, PeerMisbehaved, Refused, SwarmUnreachable, TransportError
@@ -108,11 +108,7 @@ async def _knock(client: FetchClient, doors: Doors, say: Callable[[str], None]) 
 async def _ask(client: FetchClient, peer: PeerId, doors: Doors) -> SignedManifest | None:
     """Ask one door; None, and `doors` knows why, when it does not give the manifest."""
     try:
-        async with client.source(peer, doors.addresses[peer]) as source:
-            introduction = await source.introduction((), doors.time, is_door=True)
-            doors.name(introduction.members, client.run_id)
-            await source.ask(ContentsKind.MANIFEST, 0, MANIFEST_BYTES)
-            return SignedManifest.from_bytes(await source.take_manifest(), expect=client.run_id)
+        return await in_their_version(client, lambda client: _ask_for_all(client, peer, doors))
     except Refused as refusal:
         doors.last = str(refusal)
         if (final := as_final(refusal)) is not None:
@@ -120,3 +116,12 @@ async def _ask(client: FetchClient, peer: PeerId, doors: Doors) -> SignedManifes
     except (TransportError, PeerMisbehaved) as error:
         doors.last = f"{doors.addresses[peer][0]}: {error}"
     return None
+
+
+async def _ask_for_all(client: FetchClient, peer: PeerId, doors: Doors) -> SignedManifest:
+    """Ask one door who is in the run, and what the run is."""
+    async with client.source(peer, doors.addresses[peer]) as source:
+        introduction = await source.introduction((), doors.time, is_door=True)
+        doors.name(introduction.members, client.run_id)
+        await source.ask(ContentsKind.MANIFEST, 0, MANIFEST_BYTES)
+        return SignedManifest.from_bytes(await source.take_manifest(), expect=client.run_id)

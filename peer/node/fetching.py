@@ -11,8 +11,9 @@ import contextlib
 import hashlib
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from peer.swarm.swarm_time import SwarmTime
 from protocol.addresses import network_of
@@ -27,12 +28,14 @@ from protocol.errors import (
     WrongVersion,
 )
 from protocol.identity import Identity, PeerId
-from protocol.limits import CHUNK_BYTES, MANIFEST_BYTES, NONCE_BYTES, PROTOCOL_VERSION
+from protocol.limits import CHUNK_BYTES, MANIFEST_BYTES, NONCE_BYTES, SPOKEN
 from protocol.messages.introduction import INTRODUCTION_BYTES, Introduction
 from protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Message, Part, Refusal
 from protocol.messages.sighting import SIGHTING_BYTES, Sighting
 from protocol.run.invite import Credential
 from protocol.streams.transport import Purpose, Stream, Transport
+
+T = TypeVar("T")
 
 FRAME_S = 30.0  # a partner that says nothing, or takes nothing, for so long has gone
 CONNECT_S = 15.0
@@ -51,7 +54,7 @@ class FetchClient:
     run_id: bytes
     credential: Credential | None
     transport: Transport
-    protocol_version: int = PROTOCOL_VERSION  # what is spoken in the run, as far as we know
+    versions: tuple[int, ...] = SPOKEN  # of the protocol, that may be spoken in the run, as far as we know: the likeliest first
 
     async def header(self, donor: PeerId, addresses: tuple[str, ...], kind: ContentsKind) -> Contents:
         """Ask a donor for the header of a content alone: it tells the donor's clock, and of a result the name.
@@ -141,7 +144,7 @@ class Source:
     ) -> None:
         client, donor = self._client, self._stream.partner
         request = FetchRequest(
-            protocol_version=client.protocol_version,
+            protocol_version=client.versions[0],
             run_id=client.run_id,
             sender=client.identity.peer_id,
             receiver=donor,
@@ -191,6 +194,17 @@ class Source:
         header.verify(self._stream.partner, *request.asked)
         check(header)
         return request, header
+
+
+async def in_their_version(client: FetchClient, ask: Callable[[FetchClient], Awaitable[T]]) -> T:
+    """Return what `ask` comes to in the first version of ours that the other side speaks. Raises as `ask`."""
+    for version in client.versions:
+        try:
+            return await ask(replace(client, versions=(version,)))
+        except Refused as refusal:
+            if refusal.code is not RefusalCode.WRONG_VERSION or version == client.versions[-1]:
+                raise
+    raise AssertionError("a client speaks at least one version")
 
 
 def pull_seed(run_id: bytes, nonce: bytes) -> int:

@@ -64,7 +64,7 @@ class Node:
         self.searches = Searches(membership, standing, book, self.meetings, link, rng)
         self.donor = StateDonor(link, own.payloads, standing, membership.terms, self.meetings.until_quiet)
         client = self.client = FetchClient(
-            membership.identity, membership.terms.run_id, membership.credential, transport, membership.terms.protocol_version
+            membership.identity, membership.terms.run_id, membership.credential, transport, (membership.terms.protocol_version,)
         )
         terms, heads = membership.terms, Heads(book, membership.terms)
         self.joining = Joining(client, terms, heads, standing, self.meetings, link, downloads / "state", rng, emit)

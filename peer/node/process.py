@@ -176,7 +176,7 @@ class NodeProcess:
         network.bare_record = lambda: membership.bare_record(network.addresses, self._time.now_s())
         doors = self._invite.bootstraps if self._invite else ()
         client = self._client(network, signed.run_id)
-        client.protocol_version = terms.protocol_version
+        client.versions = (terms.protocol_version,)
         upkeep = Upkeep(client, hearsay, doors, network.connected, random.SystemRandom())
         vouching = Vouching(self._home, terms, [membership], client, self._book, random.Random(), self._child.emit, self._time.now_s)
         vouching.read_file()

@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -17,7 +18,7 @@ from peer.node.mirror import Mirror
 from peer.swarm.address_book import AddressBook
 from peer.swarm.hearsay import Hearsay
 from peer.swarm.swarm_time import SwarmTime
-from protocol.errors import PeerGone, RefusalCode, RunRefusesUs, SwarmUnreachable
+from protocol.errors import PeerGone, RefusalCode, RunRefusesUs, SwarmUnreachable, WrongVersion
 from protocol.identity import Identity
 from protocol.messages.messages import Refusal
 from protocol.messages.records import MemberRecord
@@ -184,5 +185,21 @@ def test_what_a_liar_names_costs_the_way_to_nobody_else() -> None:
         serve(network, SEED)
         assert (await find_run(asker(network), [at(HOST), at(SEED)], SwarmTime(), lambda _: None))[0] == SIGNED
         assert now_s() < 3.0
+
+    play(story)
+
+
+@pytest.mark.parametrize(("ours", "gets_in"), [((2, 1), True), ((3, 2), False)])
+def test_a_newer_build_speaks_the_version_before_its_own_where_a_door_knows_no_other(ours: tuple[int, ...], gets_in: bool) -> None:
+    async def story(network: MemoryNetwork) -> None:
+        serve(network, HOST, knows=[MEMBER])
+        client = replace(asker(network), versions=ours)
+        if gets_in:
+            signed, named = await find_run(client, [at(HOST)], SwarmTime(), lambda _: None)
+            assert signed == SIGNED and named
+        else:
+            with pytest.raises(WrongVersion):
+                await find_run(client, [at(HOST), at(HOST)], SwarmTime(), lambda _: None)
+        assert now_s() < 1.0
 
     play(story)
