@@ -84,7 +84,8 @@ def load_corpus(
     if path is not None and section.source != "text":
         raise BadSettings(f"this run's data is fixed ({section.source}), so --data has no place in it", hint="leave --data out")
     if section.source == "huggingface":
-        from peer.text.streaming import StreamedCorpus, open_stream  # `datasets` takes long to import
+        from peer.text.document_stream import open_stream  # `datasets` takes long to import
+        from peer.text.streaming import StreamedCorpus
 
         return StreamedCorpus(open_stream(section, draw), tokenizer, draw)
     if path is None:

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+import numpy as np
+import numpy.typing as npt
+
 from protocol.errors import BadSettings
 
 HELD_OUT_SHARE = 0.05
@@ -23,6 +26,10 @@ GIVE_TEXT = "give --data a folder or file of UTF-8 text"
 
 # Not worth learning, or not there on every machine: tables and texts made by programs, installed packages, tests.
 SKIPPED_FOLDERS = frozenset({"encodings", "idle_test", "lib-dynload", "pydoc_data", "site-packages", "dist-packages", "test", "tests"})
+
+
+Document = str | npt.NDArray[np.int64]
+"""Text, or the tokens that somebody has made of it before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +103,11 @@ def _blocks(file: Path) -> Iterator[Block]:
 
 def _next_text(source: TextIO) -> str:
     return source.read(BLOCK_CHARACTERS) + source.readline(LINE_CHARACTERS)
+
+
+def content(document: Document) -> bytes:
+    """Return what `is_held_out` decides by."""
+    return document.encode() if isinstance(document, str) else document.tobytes()
 
 
 def is_held_out(content: bytes) -> bool:

@@ -1,11 +1,10 @@
 """A streamed Hugging Face data set as a corpus: the peer holds one buffer of tokens and fetches the next while it trains.
 
-Each pass visits the shards in an order that depends on the run's seed, the peer and the pass; inside a shard, documents come as they lie.
-Peers begin at different documents, so that they overlap only by chance. Nothing is shuffled in memory, so a place is three numbers, and
-what a buffer holds is a pure function of the place where it began. A checkpoint needs no tokens: after a restart the same buffer is fetched
-again (reading its shard up to the first document) and training goes on bit for bit. A document that does not fit into the rest of a buffer
-loses its end. One document in twenty, chosen by the hash of its content, is never trained on, by anybody; the held-out text is the first
-such documents in the data set's own order, so all peers measure on the same.
+Which documents, in which order: peer/text/document_stream.py. What a buffer holds is a pure function of the place where it began. A
+checkpoint needs no tokens: after a restart the same buffer is fetched again (reading its unit up to the first document) and training goes
+on bit for bit. A document that does not fit into the rest of a buffer loses its end. One document in twenty, chosen by the hash of its
+content, is never trained on, by anybody; the held-out text is the first such documents in the data set's own order, so all peers measure
+on the same.
 
 When the next buffer is late (slow or dead network), training reads the present one again, in another order, and says so in the log. Only
 then do the steps after that differ from those of a run with a good network; the cursor tells a resumed run what was read all the same.
@@ -21,91 +20,26 @@ from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-import datasets
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from peer.text.batches import Draw, WindowOrder, cut, held_out_batches, permutation, random_stream
-from peer.text.documents import is_held_out
-from protocol.errors import BadManifest, BadSettings
+from peer.text.batches import Draw, WindowOrder, cut, held_out_batches
+from peer.text.document_stream import Bookmark, DocumentStream
+from peer.text.documents import content, is_held_out
+from protocol.errors import BadSettings
 
 if TYPE_CHECKING:
     from peer.text.tokenizer import Tokenizer
-    from protocol.run.sections import DataSection
 
 logger = logging.getLogger(__name__)
 
-FIRST_DOCUMENTS = 10_000  # a peer begins at one of so many documents of its first shard
 MIN_BUFFER_TOKENS = 1 << 20
 MIN_BUFFER_BATCHES = 256
 MAX_HELD_OUT_TOKENS = 1 << 17
+DOCUMENTS = 64  # tokenized at once
 WAIT_S = 30.0  # for a late buffer, before the present one is read again
-
-
-@dataclass(frozen=True, slots=True)
-class Bookmark:
-    """A place in a peer's endless order of documents."""
-
-    number: int  # of the pass over the data set
-    shard: int  # in this pass's order
-    document: int  # in the shard; beyond its end means the next shard's first
-
-
-class DocumentStream:
-    """The texts of one column of a data set. Reading goes over the network: any of its errors may come out of an iterator."""
-
-    def __init__(self, dataset: Any, column: str, draw: Draw) -> None:
-        self._dataset = dataset
-        self._column = column
-        self._draw = draw
-        self._num_shards: int = dataset.num_shards
-
-    def first_place(self) -> Bookmark:
-        """Return where this peer begins."""
-        return Bookmark(0, 0, random_stream(self._draw, b"first-document", 0).random_raw() % FIRST_DOCUMENTS)
-
-    def in_order(self) -> Iterator[str]:
-        """Yield one pass in the data set's own order, the same at every peer."""
-        return (row[self._column] or "" for row in self._dataset)
-
-    def read(self, place: Bookmark) -> Iterator[tuple[str, Bookmark]]:
-        """Yield documents for ever, each with the place after it. Raises BadManifest if the data set has none."""
-        shard, document = place.shard, place.document
-        for number in itertools.count(place.number):
-            is_empty = shard == document == 0
-            for at in range(shard, self._num_shards):
-                for text in self._shard(number, at, document):
-                    is_empty = False
-                    document += 1
-                    yield text, Bookmark(number, at, document)
-                document = 0
-            shard = 0
-            if is_empty:
-                raise BadManifest("the data set has no documents", hint="correct [data] in the manifest")
-
-    def _shard(self, number: int, shard: int, first_document: int) -> Iterator[str]:
-        order = permutation(random_stream(self._draw, b"shards", number), self._num_shards)
-        rows = self._dataset.shard(num_shards=self._num_shards, index=int(order[shard])).skip(first_document)
-        return (row[self._column] or "" for row in rows)
-
-
-def open_stream(section: DataSection, draw: Draw) -> DocumentStream:
-    """Open the data set that a manifest names. Raises BadSettings if it cannot be reached, BadManifest if it has no such column of text."""
-    datasets.disable_progress_bars()
-    try:
-        dataset = datasets.load_dataset(section.name, section.config, split=section.split, revision=section.revision, streaming=True)
-        row = next(iter(dataset), {section.column: ""})
-    except Exception as error:  # of many kinds: no such name, no such split, no network, a decoder's
-        raise BadSettings(
-            f"the data set {section.name} cannot be opened: {' '.join(str(error).split())}",
-            hint="check the network, and [data] in the manifest",
-        ) from error
-    if not isinstance(row.get(section.column), str):
-        columns = ", ".join(name for name, value in row.items() if isinstance(value, str))
-        raise BadManifest(f"the data set {section.name} has no text in a column {section.column!r}", hint=f"its columns of text: {columns}")
-    return DocumentStream(dataset, section.column, draw)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +62,7 @@ class StreamedCorpus:
         self._num_buffer_tokens = max(MIN_BUFFER_TOKENS, MIN_BUFFER_BATCHES * draw.num_batch_tokens)
         self._held_out, self.bytes_per_token = self._read_held_out()
         self._closing = threading.Event()
-        self._place = stream.first_place()  # where the present buffer begins
+        self._place = Bookmark(0, 0, 0, 0)  # where the present buffer begins
         self._steps: tuple[int, int] | None = None  # the first step that it serves, and the one that asks for the next; None before any
         self._present: Buffer | None = None
         self._following: Future[Buffer] = Future()
@@ -210,15 +144,23 @@ class StreamedCorpus:
     def _fill(self, first: Bookmark, closing: threading.Event) -> Buffer:
         parts: list[npt.NDArray[Any]] = []
         after, num_tokens = first, 0
-        for text, after in self._stream.read(first):
-            if not is_held_out(text.encode()):
-                parts.append(self._encode(text))
-                num_tokens += len(parts[-1])
+        for tokens, after in self._tokenized(first):
+            parts.append(tokens)
+            num_tokens += len(tokens)
             if num_tokens >= self._num_buffer_tokens or closing.is_set():
                 break
             self._refuse_too_little(num_tokens, after.number - first.number)
         tokens = np.concatenate(parts)[: self._num_buffer_tokens]
         return Buffer(tokens, WindowOrder(self._draw, len(tokens)), first, after)
+
+    def _tokenized(self, first: Bookmark) -> Iterator[tuple[npt.NDArray[Any], Bookmark]]:
+        """Yield the tokens of each document from a place on, none for one that is held out, with the place after it."""
+        reading = self._stream.read(first)
+        while some := list(itertools.islice(reading, DOCUMENTS)):
+            kept = [document for document, _ in some if not is_held_out(content(document))]
+            tokens = iter(self._tokenizer.encode_documents(kept))
+            for document, after in some:
+                yield (np.empty(0, self._tokenizer.dtype) if is_held_out(content(document)) else next(tokens)), after
 
     def _refuse_too_little(self, num_tokens: int, num_passes: int) -> None:
         if num_passes >= 2 and num_tokens < self._draw.num_batch_tokens:  # the pass that was entered midway does not count
@@ -230,11 +172,11 @@ class StreamedCorpus:
     def _read_held_out(self) -> tuple[npt.NDArray[Any], float]:
         parts: list[npt.NDArray[Any]] = []
         num_tokens = num_bytes = 0
-        for text in self._stream.in_order():
-            if is_held_out(text.encode()):
-                parts.append(self._encode(text))
+        for document in self._stream.in_order():
+            if is_held_out(content(document)):
+                parts += self._tokenizer.encode_documents([document])
                 num_tokens += len(parts[-1])
-                num_bytes += len(text.encode()) + 1
+                num_bytes += self._tokenizer.num_text_bytes(document) + 1
             if num_tokens >= max(MAX_HELD_OUT_TOKENS, self._draw.num_batch_tokens):
                 break
         if num_tokens < self._draw.num_window_tokens:
@@ -243,6 +185,3 @@ class StreamedCorpus:
                 hint="choose a larger data set in the manifest",
             )
         return np.concatenate(parts), num_bytes / num_tokens
-
-    def _encode(self, text: str) -> npt.NDArray[Any]:
-        return np.append(self._tokenizer.encode(text), self._tokenizer.dtype.type(self._tokenizer.document_end))

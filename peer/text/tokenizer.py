@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from protocol.errors import BadManifest
+from peer.text.documents import Document
+from protocol.errors import BadManifest, BadSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -45,6 +47,39 @@ class Tokenizer:
         if self._pretrained is None:
             return np.frombuffer(text.encode(), dtype=np.uint8)
         return np.asarray(self._pretrained(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=self.dtype)
+
+    def encode_documents(self, documents: Sequence[Document]) -> list[npt.NDArray[Any]]:
+        """Tokenize whole documents into new arrays of `dtype`, each with the token that ends it.
+
+        Texts go through a pretrained tokenizer together, on as many threads as it likes. Raises BadSettings for tokens that it lacks.
+        """
+        texts = [document for document in documents if isinstance(document, str)]
+        encoded = iter(self._encode_texts(texts))
+        return [self._ended(next(encoded) if isinstance(document, str) else self._checked(document)) for document in documents]
+
+    def num_text_bytes(self, document: Document) -> int:
+        """Return how many UTF-8 bytes a document has."""
+        if isinstance(document, str):
+            return len(document.encode())
+        return len(document) if self._pretrained is None else len(self._pretrained.decode(document.tolist()).encode())
+
+    def _encode_texts(self, texts: list[str]) -> list[npt.NDArray[Any]]:
+        if self._pretrained is None or not texts:
+            return [self.encode(text) for text in texts]
+        found = self._pretrained(texts, add_special_tokens=False, verbose=False)["input_ids"]
+        return [np.asarray(tokens, dtype=self.dtype) for tokens in found]
+
+    def _checked(self, tokens: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self.vocab_size:
+            raise BadSettings(
+                f"another tokenizer has made these tokens: one is {tokens.max()}, and {self.name!r} has {self.vocab_size}",
+                hint="make the tokens with the manifest's [tokenizer], or take a column of text",
+            )
+        return tokens.astype(self.dtype)
+
+    def _ended(self, tokens: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        is_ended = len(tokens) > 0 and tokens[-1] == self.document_end
+        return tokens if is_ended else np.append(tokens, self.dtype.type(self.document_end))
 
     def save(self, folder: Path) -> None:
         """Write the files that AutoTokenizer.from_pretrained reads."""

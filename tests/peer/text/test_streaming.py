@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import datasets
 import pytest
@@ -16,93 +14,18 @@ import torch
 from peer.text import streaming
 from peer.text.batches import Draw
 from peer.text.corpus import load_corpus
-from peer.text.documents import is_held_out
-from peer.text.streaming import Bookmark, DocumentStream, StreamedCorpus, open_stream
+from peer.text.document_stream import Bookmark, DocumentStream, open_stream
+from peer.text.documents import Document, is_held_out
+from peer.text.streaming import StreamedCorpus
 from peer.text.tokenizer import load_tokenizer
-from protocol.errors import BadManifest, BadSettings
+from protocol.errors import BadSettings
 from protocol.run.sections import DataSection, TokenizerSection
 
 BYTES = load_tokenizer(TokenizerSection())
 DRAW = Draw(run_seed=0, peer=b"a", batch_size=2, sequence_length=16)
 OTHER = Draw(run_seed=0, peer=b"b", batch_size=2, sequence_length=16)
 REVISION = "0" * 40
-START = Bookmark(0, 0, 0)
 FIRST_BUFFER_DOCUMENTS = 500  # more than the 360 that it takes, and far fewer than two buffers do
-
-
-def write_shards(folder: Path, num_shards: int, num_documents: int) -> Path:
-    for shard in range(num_shards):
-        rows = [{"text": f"{shard}/{number}", "number": number} for number in range(num_documents)]
-        (folder / f"train-{shard}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
-
-
-def opened(folder: Path, draw: Draw = DRAW, column: str = "text") -> DocumentStream:
-    return open_stream(DataSection(source="huggingface", name=str(folder), revision=REVISION, column=column), draw)
-
-
-def take(stream: DocumentStream, place: Bookmark, num: int) -> list[tuple[str, Bookmark]]:
-    return list(itertools.islice(stream.read(place), num))
-
-
-def test_each_pass_reads_everything_in_an_order_of_its_own(tmp_path: Path) -> None:
-    stream = opened(write_shards(tmp_path, 5, 4))
-    texts = [text for text, _ in take(stream, START, 60)]
-    passes = [texts[:20], texts[20:40], texts[40:]]
-    assert all(sorted(one) == sorted(stream.in_order()) for one in passes)
-    assert passes[0] != passes[1] or passes[1] != passes[2]
-
-
-def test_any_place_can_be_entered(tmp_path: Path) -> None:
-    stream = opened(write_shards(tmp_path, 3, 4))
-    whole = take(stream, START, 40)
-    for at in (0, 3, 4, 11, 12, 20):
-        assert take(opened(tmp_path), whole[at][1], 10) == whole[at + 1 : at + 11]
-
-
-def test_a_place_beyond_a_shard_is_the_next_shards_start(tmp_path: Path) -> None:
-    stream = opened(write_shards(tmp_path, 3, 4))
-    assert take(stream, Bookmark(0, 0, 999), 1) == take(stream, Bookmark(0, 1, 0), 1)
-    assert take(stream, Bookmark(0, 2, 999), 1) == take(stream, Bookmark(1, 0, 0), 1)
-
-
-def test_peers_begin_apart_and_go_their_own_ways(tmp_path: Path) -> None:
-    write_shards(tmp_path, 8, 2)
-    mine, theirs = opened(tmp_path), opened(tmp_path, OTHER)
-    assert mine.first_place() != theirs.first_place()
-    assert [text for text, _ in take(mine, START, 16)] != [text for text, _ in take(theirs, START, 16)]
-
-
-def test_an_empty_data_set_is_refused() -> None:
-    nothing = datasets.Dataset.from_dict({"text": ["one"]}).to_iterable_dataset().filter(lambda row: False)
-    with pytest.raises(BadManifest, match="no documents"):
-        take(DocumentStream(nothing, "text", DRAW), Bookmark(0, 0, 5), 1)
-
-
-def test_a_missing_text_is_an_empty_document(tmp_path: Path) -> None:
-    (tmp_path / "train.jsonl").write_text('{"text": "one"}\n{"text": null}\n')
-    assert list(opened(tmp_path).in_order()) == ["one", ""]
-
-
-@pytest.mark.parametrize("column", ["words", "number"])
-def test_a_column_without_text_names_those_with_it(tmp_path: Path, column: str) -> None:
-    with pytest.raises(BadManifest, match=column) as caught:
-        opened(write_shards(tmp_path, 1, 1), column=column)
-    assert caught.value.hint == "its columns of text: text"
-
-
-def test_an_unreachable_data_set_is_explained(tmp_path: Path) -> None:
-    with pytest.raises(BadSettings, match="cannot be opened") as caught:
-        opened(tmp_path / "missing")
-    assert "network" in caught.value.hint
-
-
-def test_parquet_is_read_too(tmp_path: Path) -> None:
-    import pyarrow
-    import pyarrow.parquet
-
-    pyarrow.parquet.write_table(pyarrow.table({"text": ["one", "two"]}), tmp_path / "train.parquet")
-    assert list(opened(tmp_path).in_order()) == ["one", "two"]
 
 
 def document(number: int) -> str:
@@ -177,40 +100,27 @@ def test_held_out_documents_are_not_trained_on(section: DataSection, closing: li
     assert all(any(text in window for text in held_out) for window in measured)
 
 
-class Line:
-    """A data set behind a network that lets so many more documents of its shards through, then is slow, or dead."""
+class Line(DocumentStream):
+    """A data set behind a network that lets so many more documents through, then is slow, or dead."""
 
     def __init__(self, section: DataSection, num_documents: int) -> None:
-        self._dataset = datasets.load_dataset(section.name, split="train", streaming=True)
-        self.num_shards = self._dataset.num_shards
+        super().__init__(datasets.load_dataset(section.name, split="train", streaming=True), "text", DRAW)
         self.num_documents = num_documents
         self.is_dead = False
         self.is_open = threading.Event()
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return iter(self._dataset)
-
-    def shard(self, num_shards: int, index: int) -> Shard:
-        return Shard(self, self._dataset.shard(num_shards=num_shards, index=index))
-
-
-class Shard:
-    def __init__(self, line: Line, rows: Any) -> None:
-        self._line = line
-        self._rows = rows
-
-    def skip(self, num: int) -> Iterator[dict[str, Any]]:
-        for row in self._rows.skip(num):
-            self._line.num_documents -= 1
-            if self._line.num_documents < 0:
-                if self._line.is_dead:
+    def read(self, place: Bookmark) -> Iterator[tuple[Document, Bookmark]]:
+        for found in super().read(place):
+            self.num_documents -= 1
+            if self.num_documents < 0:
+                if self.is_dead:
                     raise ConnectionError("no route")
-                self._line.is_open.wait(timeout=20)
-            yield row
+                self.is_open.wait(timeout=20)
+            yield found
 
 
 def corpus_behind(line: Line, closing: list[StreamedCorpus]) -> StreamedCorpus:
-    closing.append(StreamedCorpus(DocumentStream(line, "text", DRAW), BYTES, DRAW))
+    closing.append(StreamedCorpus(line, BYTES, DRAW))
     return closing[-1]
 
 

@@ -1,0 +1,139 @@
+"""The documents of a data set as one peer reads them: unit by unit, in an order that a hash of the run, the peer and the pass decides.
+
+A unit is a row group of a shard, where the format has such; shards that cannot be cut so are read in lanes, every n-th row, until a data
+set has MIN_UNITS units. So peers read different text without asking anybody, also from a data set of one file: what two of them
+have both read is what chance makes of the shares that they have read. Inside a unit, documents come as they lie. Nothing is shuffled in
+memory, so a place is four numbers. Which rows a unit holds does not depend on the peer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import datasets
+import numpy as np
+
+from peer.text.batches import Draw, permutation, random_stream
+from peer.text.documents import Document
+from protocol.errors import BadManifest, BadSettings
+
+if TYPE_CHECKING:
+    from protocol.run.sections import DataSection
+
+MIN_UNITS: Final = 32  # of a data set; a lane costs the reading of all its neighbours, so no more than these
+ROWS: Final = 1000  # decoded at once
+
+
+@dataclass(frozen=True, slots=True)
+class Bookmark:
+    """A place in a peer's endless order of documents."""
+
+    number: int  # of the pass over the data set
+    shard: int  # in this pass's order
+    unit: int  # in the shard's order
+    document: int  # in the unit; beyond its end means the next unit's first
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Every `num_lanes`-th row of some rows that can be read by themselves."""
+
+    rows: Any  # datasets.IterableDataset
+    lane: int
+    num_lanes: int
+
+
+class DocumentStream:
+    """The documents in one column of a data set. Reading may go over the network: any of its errors may come out of an iterator."""
+
+    def __init__(self, dataset: Any, column: str, draw: Draw) -> None:
+        self._dataset = dataset.select_columns([column]).with_format("arrow")
+        self._draw = draw
+        self._num_shards: int = dataset.num_shards
+
+    def in_order(self) -> Iterator[Document]:
+        """Yield one pass in the data set's own order, the same at every peer."""
+        return _documents(Unit(self._dataset, 0, 1), 0)
+
+    def read(self, place: Bookmark) -> Iterator[tuple[Document, Bookmark]]:
+        """Yield documents for ever, each with the place after it. Raises BadManifest if the data set has none."""
+        shard, unit, document = place.shard, place.unit, place.document
+        for number in itertools.count(place.number):
+            is_empty = shard == unit == document == 0
+            for at in range(shard, self._num_shards):
+                units = self._units(number, at)
+                for place_in_shard in range(unit, len(units)):
+                    for found in _documents(units[place_in_shard], document):
+                        is_empty = False
+                        document += 1
+                        yield found, Bookmark(number, at, place_in_shard, document)
+                    document = 0
+                unit = document = 0
+            shard = 0
+            if is_empty:
+                raise BadManifest("the data set has no documents", hint="correct [data] in the manifest")
+
+    def _units(self, number: int, place: int) -> list[Unit]:
+        """Return the units of the shard at a place of a pass, in this peer's order."""
+        shards = permutation(random_stream(self._draw, b"shards", number), self._num_shards)
+        shard = int(shards[place])
+        groups = self._dataset.shard(num_shards=self._num_shards, index=shard).reshard()
+        num_lanes = math.ceil(MIN_UNITS / (self._num_shards * groups.num_shards))
+        order = permutation(random_stream(self._draw, b"units", number * self._num_shards + shard), groups.num_shards * num_lanes)
+        return [
+            Unit(groups.shard(num_shards=groups.num_shards, index=int(unit) // num_lanes), int(unit) % num_lanes, num_lanes)
+            for unit in order
+        ]
+
+
+def _documents(unit: Unit, first: int) -> Iterator[Document]:
+    """Yield the documents of a unit from one of them on; those before are counted, not decoded."""
+    num_passed, following = 0, unit.lane + unit.num_lanes * first
+    for table in unit.rows.iter(batch_size=ROWS):
+        column = table.column(0)
+        if following < num_passed + len(column):
+            rows = np.arange(following - num_passed, len(column), unit.num_lanes)
+            following = num_passed + int(rows[-1]) + unit.num_lanes
+            yield from map(_document, column.take(rows))
+        num_passed += len(column)
+
+
+def _document(value: Any) -> Document:
+    if not value.is_valid:
+        return ""
+    found = value.as_py() if not hasattr(value, "values") else value.values.to_numpy(zero_copy_only=False)
+    return found if isinstance(found, str) else found.astype(np.int64)
+
+
+def open_stream(section: DataSection, draw: Draw) -> DocumentStream:
+    """Open the data set that a manifest names. Raises BadSettings if it cannot be reached, BadManifest if it has no such column of text."""
+    datasets.disable_progress_bars()
+    try:
+        dataset = datasets.load_dataset(section.name, section.config, split=section.split, revision=section.revision, streaming=True)
+        row = next(iter(dataset), {section.column: ""})
+    except Exception as error:  # of many kinds: no such name, no such split, no network, a decoder's
+        raise BadSettings(
+            f"the data set {section.name} cannot be opened: {' '.join(str(error).split())}",
+            hint="check the network, and [data] in the manifest",
+        ) from error
+    need_column(f"the data set {section.name}", section.column, row)
+    return DocumentStream(dataset, section.column, draw)
+
+
+def need_column(name: str, column: str, row: dict[str, Any]) -> None:
+    """Raise BadManifest, with the columns there are, where a row has neither text nor tokens in the column that the manifest names."""
+    if _is_document(row.get(column)):
+        return
+    columns = ", ".join(name for name, value in row.items() if _is_document(value))
+    raise BadManifest(
+        f"{name} has no text in a column {column!r}",
+        hint=f"set [data] column; its columns of text: {columns}" if columns else "it has no column of text at all: name another in [data]",
+    )
+
+
+def _is_document(value: object) -> bool:
+    return isinstance(value, str) or (isinstance(value, list) and all(isinstance(token, int) for token in value))

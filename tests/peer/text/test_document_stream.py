@@ -1,0 +1,119 @@
+"""A data set's documents, unit by unit, from any place on."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from peer.text.batches import Draw
+from peer.text.document_stream import Bookmark, DocumentStream, open_stream
+from peer.text.documents import Document
+from protocol.errors import BadManifest, BadSettings
+from protocol.run.sections import DataSection
+
+DRAW = Draw(run_seed=0, peer=b"a", batch_size=2, sequence_length=16)
+OTHER = Draw(run_seed=0, peer=b"b", batch_size=2, sequence_length=16)
+REVISION = "0" * 40
+START = Bookmark(0, 0, 0, 0)
+
+
+def write_shards(folder: Path, num_shards: int, num_documents: int) -> Path:
+    for shard in range(num_shards):
+        rows = [{"text": f"{shard}/{number}", "number": number} for number in range(num_documents)]
+        (folder / f"train-{shard}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def opened(folder: Path, draw: Draw = DRAW, column: str = "text") -> DocumentStream:
+    return open_stream(DataSection(source="huggingface", name=str(folder), revision=REVISION, column=column), draw)
+
+
+def take(stream: DocumentStream, place: Bookmark, num: int) -> list[tuple[Document, Bookmark]]:
+    return list(itertools.islice(stream.read(place), num))
+
+
+def test_each_pass_reads_everything_in_an_order_of_its_own(tmp_path: Path) -> None:
+    stream = opened(write_shards(tmp_path, 5, 4))
+    texts = [text for text, _ in take(stream, START, 60)]
+    passes = [texts[:20], texts[20:40], texts[40:]]
+    assert all(sorted(one) == sorted(stream.in_order()) for one in passes)
+    assert passes[0] != passes[1] or passes[1] != passes[2]
+
+
+def test_any_place_can_be_entered(tmp_path: Path) -> None:
+    stream = opened(write_shards(tmp_path, 3, 4))
+    whole = take(stream, START, 40)
+    for at in (0, 3, 4, 11, 12, 20):
+        assert take(opened(tmp_path), whole[at][1], 10) == whole[at + 1 : at + 11]
+
+
+def test_a_place_beyond_a_unit_is_the_next_units_start(tmp_path: Path) -> None:
+    stream = opened(write_shards(tmp_path, 3, 44))
+    assert take(stream, Bookmark(0, 0, 0, 999), 1) == take(stream, Bookmark(0, 0, 1, 0), 1)
+    assert take(stream, Bookmark(0, 0, 10, 999), 1) == take(stream, Bookmark(0, 1, 0, 0), 1)
+    assert take(stream, Bookmark(0, 2, 10, 999), 1) == take(stream, Bookmark(1, 0, 0, 0), 1)
+
+
+def one_file(folder: Path, kind: str, rows_per_group: int) -> Path:
+    """Two thousand documents in a data set of one file."""
+    texts = [f"document {number}" for number in range(2000)]
+    if kind == "parquet":
+        pyarrow.parquet.write_table(pyarrow.table({"text": texts}), folder / "train.parquet", row_group_size=rows_per_group)
+    else:
+        (folder / "train.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return folder
+
+
+@pytest.mark.parametrize(("kind", "rows_per_group"), [("parquet", 50), ("parquet", 2000), ("jsonl", 0)])
+def test_peers_read_different_text_from_one_file(tmp_path: Path, kind: str, rows_per_group: int) -> None:
+    one_file(tmp_path, kind, rows_per_group)
+    read = [
+        {text for text, _ in take(opened(tmp_path, Draw(0, peer, batch_size=2, sequence_length=16)), START, 200)}
+        for peer in (b"a", b"b", b"c", b"d")
+    ]
+    overlaps = [len(mine & set().union(*(others for others in read if others is not mine))) / 200 for mine in read]
+    assert sum(overlaps) / 4 < 0.6  # 27 % on average: each has read a tenth
+    whole = take(opened(tmp_path), START, 2000)
+    assert len({text for text, _ in whole}) == 2000
+
+
+def test_tokens_that_others_have_made_are_read_too(tmp_path: Path) -> None:
+    pyarrow.parquet.write_table(pyarrow.table({"input_ids": [[1, 2, 3], [4]]}), tmp_path / "train.parquet")
+    found = list(opened(tmp_path, column="input_ids").in_order())
+    assert [tokens.tolist() for tokens in found if isinstance(tokens, np.ndarray)] == [[1, 2, 3], [4]]
+
+
+def test_an_empty_data_set_is_refused() -> None:
+    nothing = datasets.Dataset.from_dict({"text": ["one"]}).to_iterable_dataset().filter(lambda row: False)
+    with pytest.raises(BadManifest, match="no documents"):
+        take(DocumentStream(nothing, "text", DRAW), Bookmark(0, 0, 0, 5), 1)
+
+
+def test_a_missing_text_is_an_empty_document(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text('{"text": "one"}\n{"text": null}\n')
+    assert list(opened(tmp_path).in_order()) == ["one", ""]
+
+
+@pytest.mark.parametrize("column", ["words", "number"])
+def test_a_column_without_text_names_those_with_it(tmp_path: Path, column: str) -> None:
+    with pytest.raises(BadManifest, match=column) as caught:
+        opened(write_shards(tmp_path, 1, 1), column=column)
+    assert caught.value.hint == "set [data] column; its columns of text: text"
+
+
+def test_an_unreachable_data_set_is_explained(tmp_path: Path) -> None:
+    with pytest.raises(BadSettings, match="cannot be opened") as caught:
+        opened(tmp_path / "missing")
+    assert "network" in caught.value.hint
+
+
+def test_parquet_is_read_too(tmp_path: Path) -> None:
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["one", "two"]}), tmp_path / "train.parquet")
+    assert list(opened(tmp_path).in_order()) == ["one", "two"]
