@@ -93,7 +93,7 @@ class StateDonor:
         self._fragments = terms.fragments
         self.result: RunResult | None = None  # once we have settled on one
         self.coming: RunResult | None = None  # while it is fetched: what has come of it is given on
-        self._gave_s = -GIVING_S
+        self._gave_s: dict[PeerId, float] = {}  # when each that fetches last asked for a part of the result
         self._coding = asyncio.Lock()
         self._gap_steps = terms.max_clock_gap_steps
         self._until_quiet = until_quiet
@@ -136,18 +136,18 @@ class StateDonor:
         return self._standing.clock_steps
 
     @property
-    def is_giving(self) -> bool:
-        """Whether somebody has asked for a part of our result just now."""
-        return loop_s() - self._gave_s < GIVING_S
+    def fetching(self) -> set[PeerId]:
+        """Return who has asked for a part of our result just now."""
+        return {partner for partner, at_s in self._gave_s.items() if loop_s() - at_s < GIVING_S}
 
-    def of_result(self, request: FetchRequest) -> tuple[int, memoryview, bytes]:
+    def of_result(self, partner: PeerId, request: FetchRequest) -> tuple[int, memoryview, bytes]:
         """Return the size of what is asked for of our result, the part of it, and whose it is by name. Raises Refused."""
         if request.kind is ContentsKind.RESULT and not request.num_bytes:  # which one we have settled on, if any
             return self._state_bytes, memoryview(b""), self.result.name if self.result else b""
         result = self.result or self.coming
         if result is None:
             return 0, memoryview(b""), b""
-        self._gave_s = loop_s()
+        self._gave_s = {other: self._gave_s[other] for other in self.fetching} | {partner: loop_s()}
         if request.kind is ContentsKind.RESULT:
             return self._state_bytes, result.part(request.offset, request.num_bytes), result.name
         data = result.hashes if request.kind is ContentsKind.RESULT_HASHES else result.held()
@@ -311,7 +311,7 @@ class FetchServer:
     async def _give(self, donor: StateDonor, stream: Stream, request: FetchRequest, last_s: float) -> None:
         """Give weights; the piece before took `last_s`."""
         if request.kind in OF_RESULT:
-            total_bytes, data, name = donor.of_result(request)
+            total_bytes, data, name = donor.of_result(stream.partner, request)
             await self._send(stream, request, total_bytes, data, donor.clock_steps, name)
         elif request.kind is ContentsKind.SLOW:
             data, clock_steps = await donor.coded(stream, request)

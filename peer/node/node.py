@@ -70,7 +70,7 @@ class Node:
         self.joining = Joining(client, terms, heads, standing, self.meetings, link, downloads / "state", rng, emit)
         pulling = Pulling(client, terms, book, standing, link, own.payloads, rng, emit)
         result = downloads / "result"
-        settlement = Settlement(client, terms, book, standing, self.meetings, self.donor, link, own.payloads, result, rng, emit)
+        settlement = Settlement(client, terms, heads, standing, self.meetings, self.donor, link, own.payloads, result, rng, emit)
         self.catch_up = CatchUp(
             membership, standing, presence, heads, self.joining, pulling, settlement, link, emit,
             is_founder=is_founder, wait_for_peers=wait_for_peers,

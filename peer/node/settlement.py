@@ -7,6 +7,9 @@ all take the one whose name is smaller. It is judged like any state: whose own w
 
 Who is done stays until all within reach have the same result, LINGER_S at most, or longer while somebody still fetches. A peer that still
 trains when half of the others have come to the end takes their result, and is done too.
+
+Keys cost nothing, so who says what counts: first those with whom our meetings have counted, then a few strangers of each invite or network,
+until these have cost us TRIES answers that came to nothing. So many keys hold up an ending by seconds, and no longer.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import contextlib
 import itertools
 import math
 import random
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,7 +34,8 @@ from peer.node.fetching import FetchClient
 from peer.node.meetings import Meetings
 from peer.node.pieces import Pieces
 from peer.node.run_result import RunResult, fetch_hashes
-from peer.swarm.address_book import AddressBook, KnownPeer, loop_s
+from peer.swarm.address_book import KnownPeer, loop_s
+from peer.swarm.heads import Heads
 from peer.swarm.standing import Standing
 from protocol.errors import GossamerError, PeerMisbehaved
 from protocol.messages.messages import ContentsKind
@@ -43,6 +48,8 @@ HEARD_S = 9.0  # for one that has a result and does not answer any more
 RANK_S = 2.0  # before the next one in the order of ids writes its weights down
 LINGER_S = 10.0  # for others to fetch
 DONORS = 4  # at once
+TRIES = 3  # answers of strangers that share an invite or a network, or of one whom we have met, that came to nothing
+STRANGERS_S, STRANGERS_BYTES_PER_S = 60.0, 1e6  # what only strangers have comes, or goes to them, as fast as this, or not at all
 
 Found = dict[bytes, list[KnownPeer]]
 """Who has which result, by its name."""
@@ -55,7 +62,7 @@ class Settlement:
         self,
         client: FetchClient,
         terms: RunTerms,
-        book: AddressBook,
+        heads: Heads,
         standing: Standing,
         meetings: Meetings,
         donor: StateDonor,
@@ -68,7 +75,8 @@ class Settlement:
         self._client = client
         self._state_bytes = terms.state_bytes
         self._me = client.identity.peer_id
-        self._book = book
+        self._book = heads.book
+        self._heads = heads
         self._standing = standing
         self._meetings = meetings
         self._donor = donor
@@ -77,7 +85,9 @@ class Settlement:
         self._file = file
         self._rng = rng
         self._emit = emit
+        self._strangers_s = STRANGERS_S + terms.state_bytes / STRANGERS_BYTES_PER_S
         self._refused: set[bytes] = set()  # results that are worse than our own weights
+        self._in_vain = Counter[object]()  # answers that came to nothing, by who answers for them
         self._names = itertools.count()
         self._settling = asyncio.Lock()
         self._heard_s = -math.inf  # until when somebody's result is waited for who may be too busy giving it to answer; loop time
@@ -99,13 +109,15 @@ class Settlement:
 
     async def find(self) -> Found:
         """Ask peers which result they have; those that do not answer, or have none, are left out. We hear who has come to the end, too."""
-        known = self._book.reachable(loop_s())
+        known = self._speakers()
         asked = self._rng.sample(known, min(ASKED, len(known)))
         names = await asyncio.gather(*(self._name_at(entry) for entry in asked))
         found: Found = {}
         for entry, name in zip(asked, names, strict=True):
             if name and name not in self._refused:
                 found.setdefault(name, []).append(entry)
+            elif name is None and not entry.meetings:
+                self._in_vain.update(self._heads.answerable(entry))
         if found:
             self._heard_s = loop_s() + HEARD_S
         return found
@@ -118,11 +130,21 @@ class Settlement:
             await asyncio.sleep(PAUSE_S)
 
     async def take(self, found: Found) -> bool:
-        """Fetch the result with the smallest name and have the trainer take it over; tell whether it did."""
-        name = min(found)
+        """Fetch the result with the smallest name, of those we have met if they have any, and have it taken over; tell whether it was."""
+        is_strangers = {name: not any(entry.meetings for entry in entries) for name, entries in found.items()}
+        name = min(found, key=lambda name: (is_strangers[name], name))
+        is_taken = False
         async with self._settling:
             result = self._donor.result
-            return (result is None or name < result.name) and await self._take(name, found)
+            if result is not None and name >= result.name:
+                return False
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._strangers_s if is_strangers[name] else None):
+                    is_taken = await self._take(name, found)
+        if not is_taken:
+            for entry in found[name]:
+                self._in_vain.update(self._heads.answerable(entry))
+        return is_taken
 
     async def _take(self, name: bytes, found: Found) -> bool:
         began_s = loop_s()
@@ -167,17 +189,30 @@ class Settlement:
         return num_pieces * self._rank() // (1 + sum(entry.finished for entry in self._book.live(loop_s())))
 
     def _holders(self, settled: list[KnownPeer]) -> list[KnownPeer]:
-        """Return whom to ask for pieces: those that have all, then those that have come to the end, and the others, who may get some."""
-        near = [entry for entry in self._book.reachable(loop_s()) if entry not in settled]
-        self._rng.shuffle(near)
+        """Return whom to ask for pieces: those that have all; of what one has that we have met, then those at the end, and the others."""
+        if not any(entry.meetings for entry in settled):
+            return settled  # nobody else may be after it
+        near = [entry for entry in self._speakers() if entry not in settled]
         near.sort(key=lambda entry: not entry.finished)
-        return [*settled, *near]
+        return [*sorted(settled, key=lambda entry: not entry.meetings), *near]
+
+    def _speakers(self) -> list[KnownPeer]:
+        """Return, in random order, whose word about results is worth a question: whom we have met, and a few strangers of each kind."""
+        near = self._book.reachable(loop_s())
+        cost, chosen = Counter(self._in_vain), list[KnownPeer]()
+        for entry in self._rng.sample(near, len(near)):
+            marks = self._heads.answerable(entry)
+            if all(cost[mark] < TRIES for mark in marks):
+                chosen.append(entry)
+                if not entry.meetings:
+                    cost.update(marks)
+        return chosen
 
     # ------------------------------------------------------------------ our own
 
     def _rank(self) -> int:
         """Return how many of those that have come to the end come before us."""
-        return sum(entry.peer_id < self._me for entry in self._book.reachable(loop_s()) if entry.finished)
+        return sum(entry.peer_id < self._me for entry in self._speakers() if entry.finished)
 
     async def _write_down(self) -> None:
         name = f"clone-result-{next(self._names)}"
@@ -209,8 +244,8 @@ class Settlement:
 
     async def _linger(self) -> None:
         """Stay until all within reach have our result; take another one whose name is smaller."""
-        until_s = loop_s() + LINGER_S
-        while loop_s() < until_s or self._donor.is_giving:
+        began_s = loop_s()
+        while loop_s() < began_s + LINGER_S or self._is_needed(began_s):
             result = self._donor.result
             assert result is not None
             found = await self.find()
@@ -220,9 +255,15 @@ class Settlement:
                 return
             await asyncio.sleep(PAUSE_S)
 
+    def _is_needed(self, since_s: float) -> bool:
+        """Tell whether somebody still fetches from us, whom we have met or who has not been at it for too long."""
+        known = {entry.peer_id for entry in self._book.live(loop_s()) if entry.meetings}
+        fetching = self._donor.fetching
+        return bool(fetching & known) or (bool(fetching) and loop_s() < since_s + self._strangers_s)
+
     async def _all_have(self, name: bytes) -> bool:
         """Tell whether every peer within reach answers with this result, or is gone."""
-        near = self._book.reachable(loop_s())
+        near = self._speakers()
         for start in range(0, len(near), ASKED):
             names = await asyncio.gather(*(self._name_at(entry) for entry in near[start : start + ASKED]))
             if any(theirs not in (name, None) for theirs in names):

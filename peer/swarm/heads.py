@@ -60,6 +60,10 @@ class Heads:
         named = [sum(head) >= min(many, len(head)) for head in heads if head]
         return 2 * sum(named) > len(named)
 
+    def answerable(self, entry: KnownPeer) -> set[object]:
+        """Return who answers for what a peer says: itself once we have met it, else its invite and its networks."""
+        return {entry.peer_id} if entry.meetings else self._marks(entry)
+
     def _heads(self, now_s: float) -> list[Head]:
         heads = self.group([entry for entry in self.book.live(now_s) if entry.has_clock])
         return [[entry for entry in head if entry.meetings] or head for head in heads]

@@ -1,0 +1,82 @@
+"""Evidence, not votes, at the end of a run: many keys of one invite's holder neither decide the result nor keep the others from theirs."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from peer.node.run_result import RunResult
+from protocol.identity import Identity, PeerId
+from protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Part
+from protocol.streams.transport import Stream
+from tests.swarm.sybils import HOST, Sybils, credential_of
+from tests.swarm.tiny import tiny_manifest
+from tests.swarm.world import Swarm, play
+
+TOTAL_STEPS = 40
+KEYS = 40
+INVITES = tiny_manifest(run={"total_steps": TOTAL_STEPS, "access": "invite", "issuers": [str(HOST.peer_id)]})
+WITHIN_S = 25.0  # of the last honest peer's end; with a hundred keys it was 49, 121 and never before there were heads here
+
+
+class AtTheEnd(Sybils):
+    """They say that they have come to the end, and of the result whatever keeps the others busy."""
+
+    lie = ""
+    num_given: Counter[PeerId]
+
+    def _result_of(self, key: Identity) -> RunResult:
+        """Return a result of sound numbers and no model; another one as soon as the last was fetched whole."""
+        seed = int.from_bytes(key.peer_id.raw[-4:], "big") + self.num_given[key.peer_id]
+        num_values = self._swarm.terms.state_bytes // 2
+        draws = torch.randn(num_values, generator=torch.Generator().manual_seed(seed)) * 0.3
+        return RunResult.of(memoryview(draws.bfloat16().view(torch.int16).numpy().tobytes()))
+
+    async def _give(self, key: Identity, stream: Stream, request: FetchRequest) -> None:
+        if request.kind not in (ContentsKind.RESULT, ContentsKind.RESULT_HASHES, ContentsKind.RESULT_PIECES):
+            return await super()._give(key, stream, request)
+        if self.lie == "silence":
+            await asyncio.sleep(1000.0)
+        if self.lie == "nothing":
+            await stream.send(Contents(request.kind, 0, hashlib.sha256().digest(), TOTAL_STEPS, b"").signed(key, *request.asked))
+            return
+        result = self._result_of(key)
+        whole = {
+            ContentsKind.RESULT: bytes(result.part(0, self._swarm.terms.state_bytes)),
+            ContentsKind.RESULT_HASHES: result.hashes,
+            ContentsKind.RESULT_PIECES: result.held(),
+        }[request.kind]
+        part = whole[request.offset : request.offset + request.num_bytes]
+        header = Contents(request.kind, len(whole), hashlib.sha256(part).digest(), TOTAL_STEPS, result.name)
+        await stream.send(header.signed(key, *request.asked))
+        if part:
+            await stream.send(Chunk(Part.CONTENTS, request.offset, part))
+        if request.kind is ContentsKind.RESULT and request.offset + len(part) == len(whole):
+            self.num_given[key.peer_id] += 1
+
+
+@pytest.mark.parametrize(
+    ("lie", "own_invite"), [("nothing", False), ("silence", True), ("one result after another", True)], ids=lambda value: str(value)
+)
+def test_keys_at_the_end_keep_nobody_from_the_result(tmp_path: Path, lie: str, own_invite: bool) -> None:
+    async def story(swarm: Swarm) -> None:
+        peers = [swarm.add() for _ in range(4)]
+        for peer in peers:
+            peer.join_with(credential_of(swarm, peer.identity, 0)).start()
+        await swarm.until(lambda: all(peer.trainer.replica.own_steps >= TOTAL_STEPS // 3 for peer in peers))
+        keys = AtTheEnd(swarm, KEYS, lambda: TOTAL_STEPS, bytes, invite=int(own_invite))
+        keys.finished, keys.lie, keys.num_given = True, lie, Counter()
+        work = asyncio.create_task(keys.run())
+        await swarm.until(lambda: all(peer.standing.finished for peer in peers))
+        await swarm.until(lambda: all(peer.is_done for peer in peers), within_s=WITHIN_S)
+        assert len({peer.node.donor.result.name for peer in peers if peer.node.donor.result}) == 1
+        assert all(torch.equal(peer.fast, peers[0].fast) for peer in peers)
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+
+    play(Swarm(tmp_path, manifest=INVITES), story)
