@@ -6,6 +6,7 @@ import json
 import sys
 from contextlib import nullcontext
 from dataclasses import asdict
+from functools import partial
 
 from cli.options import DEFAULT_HOME, Data, HomeFolder, Json
 from peer.machine.home import Home
@@ -16,11 +17,15 @@ def evaluate(home: HomeFolder = DEFAULT_HOME, data: Data = None, as_json: Json =
 
     The text for it was never trained on.
     """
-    from cli.screen import meter  # rich
+    from cli.screen import meter, show_reading  # rich
     from peer.model.evaluation import NUM_BATCHES, evaluate_home  # torch: slow to import, and needed only now
 
     with meter(sys.stderr, "held-out loss", num_lines=1, unit="batches") if not as_json else nullcontext(lambda *progress: None) as show:
-        found = evaluate_home(Home(home), data, follow=lambda done, loss: show("measuring the model", done, NUM_BATCHES, loss))
+        found = evaluate_home(
+            Home(home), data,
+            follow=lambda done, loss: show("measuring the model", done, NUM_BATCHES, loss),
+            reading=partial(show_reading, show),
+        )  # fmt: skip
     if as_json:
         print(json.dumps(asdict(found)))
     else:

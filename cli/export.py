@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -33,11 +34,13 @@ def export(folder: Folder, home: HomeFolder = DEFAULT_HOME, slow: Slow = False, 
     It holds the newest checkpoint, in a form that transformers loads, and a card that says where it comes from and how well it
     predicts held-out text.
     """
-    from cli.screen import meter  # rich
+    from cli.screen import meter, show_reading  # rich
     from peer.model.export import export_model  # torch: slow to import, and needed only now
 
     with meter(sys.stderr, "held-out loss", num_lines=1, unit="batches") as show:
         held_out = export_model(
-            Home(home), folder, slow, data, eval_batches, lambda done, loss: show("measuring the model", done, eval_batches, loss)
-        )
+            Home(home), folder, slow, data, eval_batches,
+            follow=lambda done, loss: show("measuring the model", done, eval_batches, loss),
+            reading=partial(show_reading, show),
+        )  # fmt: skip
     print(f"wrote {folder}; held-out loss: {held_out}" + (f" ({held_out.reason})" if held_out.reason else ""), file=sys.stderr)

@@ -22,7 +22,7 @@ SHOW_EVERY_STEPS_SHARE = 0.1  # a plain line at least each tenth of the run
 SHOW_EVERY_S = 15.0  # and at least this often
 REASON_EVERY_S = 2.0  # a new reason for the same state, such as a percentage, at most this often
 
-Meter = Callable[[str, int, int, float], None]  # draws how many tokens of how many are done behind a name, and the loss so far
+Meter = Callable[[str, int, int, float | None], None]  # draws how much of how much is done behind a name, and the loss so far
 
 
 class Screen(Protocol):
@@ -134,18 +134,23 @@ def meter(stream: TextIO, what: str = "training loss", num_lines: int = 10, unit
     if not _can_draw(stream):
         yield _lines(stream, what, num_lines, unit)
         return
-    loss = TextColumn("loss {task.fields[loss]:.3f}")
+    loss = TextColumn("{task.fields[loss]}")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), loss, TimeRemainingColumn())
     with Progress(*columns, console=Console(file=stream), refresh_per_second=4) as progress:
         yield _bars(progress)
 
 
+def show_reading(show: Meter, done_bytes: int, total_bytes: int) -> None:
+    """Draw how far the reading of a checkpoint is."""
+    show("reading the checkpoint, MB", done_bytes // 1_000_000, max(1, total_bytes // 1_000_000), None)
+
+
 def _lines(stream: TextIO, what: str, num_lines: int, unit: str) -> Meter:
     shown: dict[str, int] = {}
 
-    def show(name: str, done: int, total: int, loss: float) -> None:
+    def show(name: str, done: int, total: int, loss: float | None) -> None:
         part = num_lines * done // total
-        if part > shown.get(name, 0):
+        if part > shown.get(name, 0) and loss is not None:
             shown[name] = part
             print(f"{name}: {100 * done // total} % of {total} {unit}, {what} {loss:.3f}", file=stream, flush=True)
 
@@ -155,10 +160,11 @@ def _lines(stream: TextIO, what: str, num_lines: int, unit: str) -> Meter:
 def _bars(progress: Progress) -> Meter:
     tasks: dict[str, TaskID] = {}
 
-    def show(name: str, done: int, total: int, loss: float) -> None:
+    def show(name: str, done: int, total: int, loss: float | None) -> None:
+        words = "" if loss is None else f"loss {loss:.3f}"
         if name not in tasks:
-            tasks[name] = progress.add_task(name, total=total, loss=loss)
-        progress.update(tasks[name], completed=done, loss=loss)
+            tasks[name] = progress.add_task(name, total=total, loss=words)
+        progress.update(tasks[name], completed=done, loss=words)
 
     return show
 

@@ -74,7 +74,7 @@ def rows(answer: Status, now_s: float) -> dict[str, str]:
         "blocked": f"{share_text(answer['blocked_seconds'], answer['train_seconds'])} of training time, waiting for synchronization",
         "meetings": f"{meetings_text(answer['meetings'])}; {interval_text(answer['inner_steps'], answer['inner_steps_reason'])}",
         "partners": partners_text(answer["peers_seen"], answer["routes"]),
-        "traffic": f"{bytes_text(answer['bytes']['sent'])} up, {bytes_text(answer['bytes']['received'])} down in meetings, in this start",
+        "traffic": traffic_text(answer["bytes"], answer["month_bytes"]),
         "limits": ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in answer["limits"].items()) or "none",
         "costs": costs_text(answer["lifetime"], answer["energy"]),
         "warnings": "; ".join(answer["warnings"]) or "none",
@@ -104,8 +104,10 @@ def trend_text(answer: Status) -> str:
 def part_text(answer: Status, now_s: float) -> str:
     """Return what this peer has done for the run, over all its starts."""
     lifetime = answer["lifetime"]
+    share = answer["token_share"]
+    of_all = f" ({share_text(share, 1)} of what those in sight say they trained)" if share is not None and answer["peers_seen"] else ""
     return (
-        f"{answer['tokens']} tokens in {answer['own_steps']} steps, {lifetime['meetings']:.0f} meetings since it joined "
+        f"{answer['tokens']} tokens{of_all} in {answer['own_steps']} steps, {lifetime['meetings']:.0f} meetings since it joined "
         f"{age_text(now_s - lifetime['joined'])} ago; {answer['tokens_per_second']:.0f} tokens/s now"
     )
 
@@ -114,6 +116,12 @@ def partners_text(peers_seen: int, routes: Mapping[str, int]) -> str:
     """Return how many others are there, and how those run to whom a connection is open."""
     connected = ", ".join(f"{number} {route}" for route, number in sorted(routes.items()))
     return f"{peers_seen} in sight" + (f"; connected: {connected}" if connected else "")
+
+
+def traffic_text(meetings: Mapping[str, int], month_bytes: int) -> str:
+    """Return what went over the network: in meetings, and in all."""
+    in_meetings = f"{bytes_text(meetings['sent'])} up, {bytes_text(meetings['received'])} down in meetings, in this start"
+    return f"{in_meetings}; {bytes_text(month_bytes)} in all this month"
 
 
 def costs_text(lifetime: Mapping[str, float], energy: Mapping[str, Any]) -> str:

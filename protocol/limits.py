@@ -50,6 +50,8 @@ MEETING_ID_BYTES: Final = 16
 # ---- counts ----
 VERSIONS: Final = 1 << 16
 """The largest version number; a u32 on the wire, kept far from its end."""
+RELEASES: Final = 10**9
+"""Three numbers of at most three digits."""
 CODECS: Final = 1 << 16
 """The largest wire id of a codec; likewise."""
 FRAGMENTS: Final = 1 << 16
@@ -67,7 +69,7 @@ UNIX_MILLISECONDS: Final = 1000 * UNIX_SECONDS
 
 # ---- records ----
 RECORD_BYTES: Final = KIB
-"""The largest with `announceable` addresses takes 917."""
+"""The largest with `announceable` addresses takes 934."""
 RECORD_ADDRESSES: Final = 4
 """Public IPv4 and IPv6, and two relays."""
 RECORD_ADDRESS_CHARS: Final = 4 * 128
@@ -114,6 +116,7 @@ _COUNTS: Final = {
     "codec": CODECS,
     "tokens": TOKENS,
     "clock_steps": STEPS,
+    "release": RELEASES,
     "sequence": STEPS,
     "sketch_bytes": TRANSFER_BYTES,
     "payload_bytes": TRANSFER_BYTES,

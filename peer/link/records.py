@@ -288,6 +288,7 @@ class Progress(LinkRecord):
     phase: RunPhase
     started: bool  # it trains, or has trained
     done: bool = False  # it has saved the result and ends
+    tokens: int = 0  # trained by this peer since it joined
 
 
 CodingRequest = Prepare | Encode | Check  # these need no step boundary

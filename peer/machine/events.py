@@ -274,6 +274,18 @@ class ProgressMade(Stamped):
     share: Figure  # of it that is done; 1 ends it
 
 
+class OthersTrained(Stamped):
+    """The other peers in sight say that they have trained so much, all together."""
+
+    tokens: int
+
+
+class MonthCounted(Stamped):
+    """What this peer has sent and received over the network in this month by local time, over all its starts."""
+
+    num_bytes: int
+
+
 class TrafficCounted(Stamped):
     """What this node process has sent and received over the network so far, whatever for."""
 
@@ -309,7 +321,7 @@ Written = (
     | NodeSpent | MeetingDone | IntervalSet | SoloStep | CheckpointSaved | CheckpointFailed | CheckpointRejected | EvalDone | OutputsMoved
     | StateCloned | FragmentPulled | ResultTaken | NodeRestarted | TrainerRestarted | LimitsSet | EnergyUsed | Warned | EventsLost
 )  # fmt: skip
-Told = ProcessSays | ProgressMade | TrafficCounted | TrainerIdle | ProcessFailed  # to the supervisor only
+Told = ProcessSays | ProgressMade | OthersTrained | MonthCounted | TrafficCounted | TrainerIdle | ProcessFailed  # to the supervisor only
 Event = Written | Told
 
 _LINES: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])

@@ -41,6 +41,7 @@ class Status:
     peers_seen: int = 0
     meetings: dict[str, int] = field(default_factory=lambda: {"completed": 0, "solo": 0, "refused": 0, "failed": 0})
     bytes: dict[str, int] = field(default_factory=lambda: {"sent": 0, "received": 0})
+    month_bytes: int = 0  # sent and received over the network in this calendar month, whatever for
     inner_steps: int = 0  # mean countdown of a fragment to its next meeting; 0: not known yet
     inner_steps_reason: str = ""  # what sets it
     bits_per_param: float = 0.0  # what the codec sends one way in a meeting
@@ -58,6 +59,7 @@ class Status:
     version: str = VERSION
     # What is not shown as it is:
     earlier: Mapping[str, float] = field(default_factory=dict)  # `lifetime` when it started
+    tokens_of_others: int = 0  # those in sight say that they have trained so many
     heard: float = 0.0  # when the newest event happened
     warned: Mapping[str, str] = field(default_factory=dict)  # topic: words
     failed_in_a_row: int = 0  # meetings
@@ -77,6 +79,12 @@ class Status:
         """The share of what the device could do at most that goes into inner steps; None where that is not known."""
         per_token, peak = self.flops
         return per_token * self.tokens_per_second / peak if peak else None
+
+    @property
+    def token_share(self) -> float | None:
+        """This peer's share of what the peers in sight have trained together; None while nobody has."""
+        together = self.tokens + self.tokens_of_others
+        return self.tokens / together if together else None
 
     @property
     def lifetime(self) -> dict[str, float]:
@@ -101,6 +109,7 @@ class Status:
                 shown[name] = None
         return shown | {
             "mfu": self.mfu,
+            "token_share": self.token_share,
             "loss_trend": self.history.loss_trend,
             "ends": self.history.ends(self.total_steps) if self.state == "training" else None,
             "routes": routes(self.partners),
@@ -109,7 +118,7 @@ class Status:
         }
 
 
-HIDDEN = {"earlier", "heard", "warned", "failed_in_a_row", "partners", "history", "flops", "earlier_s", "earlier_cpu_s"}
+HIDDEN = {"earlier", "heard", "warned", "failed_in_a_row", "partners", "history", "flops", "earlier_s", "earlier_cpu_s", "tokens_of_others"}
 SHOWN = tuple(field.name for field in fields(Status) if field.name not in HIDDEN)
 
 
@@ -140,6 +149,10 @@ def _apply(status: Status, event: events.Event) -> Status:
             return replace(status, params=event.params, bits_per_param=event.bits_per_param, flops=flops)
         case events.ComputingSet():
             return replace(status, computing={name: getattr(event, name) for name in COMPUTING})
+        case events.OthersTrained():
+            return replace(status, tokens_of_others=event.tokens)
+        case events.MonthCounted():
+            return replace(status, month_bytes=event.num_bytes)
         case events.PeersSeen():
             return replace(status, peers_seen=event.num_peers)
         case events.AddressesChanged():

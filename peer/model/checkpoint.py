@@ -17,7 +17,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -50,6 +50,9 @@ DTYPES: Final = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+
+
+Reading = Callable[[int, int], None]  # hears how many bytes of how many are read
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,15 +106,15 @@ def save(folder: Path, contents: CheckpointContents) -> Path:
     return path
 
 
-def load_latest(folder: Path, run_id: bytes) -> Loaded | None:
-    """Read the newest checkpoint that is whole; None if there is none at all.
+def load_latest(folder: Path, run_id: bytes, reading: Reading = lambda done_bytes, total_bytes: None) -> Loaded | None:
+    """Read the newest checkpoint that is whole; None if there is none at all. `reading` hears how far it is.
 
     Raises BadSettings if all are damaged, or if the newest whole one is another run's.
     """
     rejected: list[tuple[Path, str]] = []
     for path in _checkpoints(folder).values():
         try:
-            contents = _read(path)
+            contents = _read(path, reading)
         except _Damaged as error:
             rejected.append((path, str(error)))
             continue
@@ -140,7 +143,7 @@ def _write(folder: Path, contents: CheckpointContents) -> None:
     sync_folder(folder)
 
 
-def _read(path: Path) -> CheckpointContents:
+def _read(path: Path, reading: Reading) -> CheckpointContents:
     try:
         digest, _, body = (path / HEADER).read_bytes().partition(b"\n")
         if hashlib.sha256(body).hexdigest().encode() != digest:
@@ -148,15 +151,25 @@ def _read(path: Path) -> CheckpointContents:
         header = json.loads(body)
         if header["format"] != FORMAT:
             raise _Damaged(f"it has format {header['format']}, this build reads {FORMAT}")
-        with (path / TENSORS).open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != header["tensors"]:
-                raise _Damaged(f"{TENSORS} does not have its hash")
+        if _file_digest(path / TENSORS, reading) != header["tensors"]:
+            raise _Damaged(f"{TENSORS} does not have its hash")
         tensors = load_file(path / TENSORS)
     except OSError as error:
         raise _Damaged(f"{Path(error.filename or path).name}: {error.strerror}") from error
     except (SafetensorError, ValueError, KeyError, TypeError) as error:  # hashes match: another build wrote it
         raise _Damaged(f"unreadable: {error}") from error
     return CheckpointContents(bytes.fromhex(header["run_id"]), header["step"], tensors, header["state"])
+
+
+def _file_digest(path: Path, reading: Reading) -> str:
+    """Return the SHA-256 of a file in hex, telling `reading` how far it is."""
+    digest, piece = hashlib.sha256(), memoryview(bytearray(PIECE_BYTES))
+    with path.open("rb", buffering=0) as file:
+        total_bytes = os.fstat(file.fileno()).st_size
+        while num_bytes := file.readinto(piece):
+            digest.update(piece[:num_bytes])
+            reading(file.tell(), total_bytes)
+    return digest.hexdigest()
 
 
 def _checkpoints(folder: Path) -> dict[tuple[int, int], Path]:

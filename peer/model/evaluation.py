@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from peer.machine.home import Home
+from peer.model.checkpoint import Reading
 from peer.model.computing import Computing, compute_dtype, computing_in, evaluating, next_token_loss
 from peer.model.model import build_model, choose_device
 from peer.model.weights import fast_weights, load_trained, mean_weights, set_weights
@@ -96,13 +97,17 @@ def output_distance(outputs: Sequence[Tensor]) -> float:
 
 
 def evaluate_home(
-    home: Home, data: Path | None = None, num_batches: int = NUM_BATCHES, follow: Follow = lambda num_batches, loss: None
+    home: Home,
+    data: Path | None = None,
+    num_batches: int = NUM_BATCHES,
+    follow: Follow = lambda num_batches, loss: None,
+    reading: Reading = lambda done_bytes, total_bytes: None,
 ) -> Evaluation:
     """Measure the fast weights of a home's newest checkpoint; `data` is the operator's text where the run asks for one.
 
     Raises BadManifest or BadSettings for what cannot be loaded.
     """
-    trained = load_trained(home)
+    trained = load_trained(home, reading)
     model = build_model(trained.manifest.model, trained.manifest.run.seed)
     with closing(open_corpus(trained.manifest, home, data)) as corpus:
         set_weights(model, fast_weights(trained.checkpoint))

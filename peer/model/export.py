@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from peer.machine.events import Event, MeetingDone, StateCloned, read_events
 from peer.machine.home import Home
 from peer.machine.status import VERSION
+from peer.model.checkpoint import Reading
 from peer.model.evaluation import NUM_BATCHES, Follow, measured_loss, open_corpus
 from peer.model.model import build_model, quiet_transformers
 from peer.model.weights import Trained, fast_weights, load_trained, set_weights, slow_weights
@@ -72,6 +73,7 @@ def export_model(
     data: Path | None = None,
     num_batches: int = NUM_BATCHES,
     follow: Follow = lambda num_batches, loss: None,
+    reading: Reading = lambda done_bytes, total_bytes: None,
 ) -> MeasuredLoss:
     """Write a home's newest checkpoint to `folder`, which must be new, empty, or an earlier export; returns the loss on its card.
 
@@ -79,7 +81,7 @@ def export_model(
     nothing is measured. Raises BadSettings (also when the disk refuses; an earlier export is then as it was) or BadManifest.
     """
     _refuse_foreign(folder)
-    trained = load_trained(home)
+    trained = load_trained(home, reading)
     manifest = trained.manifest
     model = build_model(manifest.model, manifest.run.seed)
     set_weights(model, slow_weights(trained) if use_slow_weights else fast_weights(trained.checkpoint))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from optim.fragments import scatter
 from peer.machine.home import Home
-from peer.model.checkpoint import CheckpointContents, load_latest
+from peer.model.checkpoint import CheckpointContents, Reading, load_latest
 from peer.model.model import parameter_shapes
 from peer.model.plan import fragments
 from protocol.errors import BadSettings
@@ -28,13 +28,16 @@ class Trained:
     checkpoint: CheckpointContents
 
 
-def load_trained(home: Home) -> Trained:
-    """Read a home's manifest and newest checkpoint. Raises BadManifest, or BadSettings if nothing was saved yet or all is damaged."""
+def load_trained(home: Home, reading: Reading = lambda done_bytes, total_bytes: None) -> Trained:
+    """Read a home's manifest and newest checkpoint; `reading` hears how far that is.
+
+    Raises BadManifest, or BadSettings if nothing was saved yet or all is damaged.
+    """
     try:
         manifest = SignedManifest.from_bytes(home.manifest.read_bytes()).manifest()
     except OSError as error:
         raise BadSettings(f"{home.path} holds no run: {error.strerror}", hint="name the peer's folder with --home DIR") from error
-    loaded = load_latest(home.checkpoints, manifest.run_id)
+    loaded = load_latest(home.checkpoints, manifest.run_id, reading)
     if loaded is None:
         raise BadSettings(f"{home.path} holds no checkpoint yet", hint="train first, or name the peer's folder with --home DIR")
     return Trained(manifest, loaded.contents)

@@ -121,7 +121,7 @@ class Node:
                 self._on_progress(notice)
 
     def _on_progress(self, progress: ask.Progress) -> None:
-        self._standing.told(progress.clock_steps, progress.phase, progress.started)
+        self._standing.told(progress.clock_steps, progress.phase, progress.started, progress.tokens)
         if progress.done:
             self._trainer_done.set()
         elif self._is_over:

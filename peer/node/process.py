@@ -39,7 +39,8 @@ from peer.node.vouching import Vouching, latest_credential
 from peer.swarm.address_book import AddressBook, loop_s
 from peer.swarm.hearsay import Hearsay
 from peer.swarm.membership import Membership
-from peer.swarm.presence import Presence, Sight
+from peer.swarm.presence import Presence
+from peer.swarm.sight import Sight
 from peer.swarm.standing import Standing
 from peer.swarm.swarm_time import SwarmTime
 from protocol.addresses import by_peer, read_address, route
@@ -256,11 +257,11 @@ class NodeProcess:
 
     async def _show_the_way(self, network: Libp2pNode, shelf: RecordShelf, hearsay: Hearsay) -> None:
         """Be part of the directory, and remember who has announced itself: the next start shall find a way in."""
-        sight = Sight(self._child.emit)
+        sight = Sight(self._child.emit, hearsay)
         told: dict[str, str] = {}
         while True:
             told = await self._tell_connections(network, told)
-            sight.tell(len(told), network.addresses, self._time.warning)
+            sight.tell(len(told), network.addresses)
             self._child.emit(ProcessSays("seeding", f"{len(told)} connected"))
             for record in shelf.records():
                 hearsay.take(record)

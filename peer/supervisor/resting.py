@@ -34,9 +34,10 @@ class Resting:
         self.asked = self.asked or memory_rest(config, around)
         return self.asked or ruled_rest(config, now_s, around)
 
-    def count_traffic(self, total_bytes: int) -> None:
-        """Take in what the node has carried since it began."""
+    def count_traffic(self, total_bytes: int) -> int:
+        """Take in what the node has carried since it began; returns the bytes of this month."""
         self.month.count(total_bytes, self._now_s())
+        return self.month.num_bytes
 
     def save(self) -> None:
         """Write down what must outlive this process."""

@@ -39,6 +39,7 @@ from peer.machine.events import (
     Event,
     EventLog,
     LimitsSet,
+    MonthCounted,
     NodeRestarted,
     PeerStarted,
     ProcessSays,
@@ -154,6 +155,7 @@ class Supervisor:
             self._manifest_ready.set()
         self._note(PeerStarted(self._peer_id, earlier(self._home)))
         self._note(LimitsSet(limits_in_force(self._config)))
+        self._note(MonthCounted(self._resting.month.num_bytes))
         self._condition.rest = self._resting.wanted(self._config)
         self._describe()
         async with control.serving(self._home, runtime, self._answer):
@@ -354,7 +356,7 @@ class Supervisor:
             self._is_quiet = True
             self._has_changed()
         elif isinstance(event, TrafficCounted):
-            self._resting.count_traffic(event.sent_bytes + event.received_bytes)
+            self._note(MonthCounted(self._resting.count_traffic(event.sent_bytes + event.received_bytes)))
         else:
             self._condition.hear(name, event, time.monotonic())
         if isinstance(event, RunKnown):

@@ -10,10 +10,11 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator
 
-from peer.machine.events import AddressesChanged, Event, PeersSeen, Warned
+from peer.machine.events import Event
 from peer.swarm.address_book import loop_s
 from peer.swarm.hearsay import Hearsay
 from peer.swarm.membership import Membership
+from peer.swarm.sight import RELEASE, Sight
 from peer.swarm.standing import PeerState, Standing
 from protocol.errors import GossamerError
 from protocol.limits import RECORD_LIFETIME_S
@@ -29,22 +30,6 @@ MANY = 32  # or, where so many are known, up to the third: word of the others co
 FAREWELL_S = 1  # lifetime of the record that says we are gone
 TELL_S = 0.5  # between two looks at what the supervisor is told of
 RECORDS_AT_ONCE = 32  # checked before others get their turn: a signature takes 0.1 ms
-
-
-class Sight:
-    """Tells the supervisor who is in sight, where others reach us, and what is wrong with our clock, whenever that changes."""
-
-    def __init__(self, emit: Callable[[Event], None]) -> None:
-        self._emit = emit
-        self._told: list[Event] = [Warned("time of day", "")]
-
-    def tell(self, num_peers: int, addresses: tuple[str, ...], time_warning: str) -> None:
-        """Take in what is so now."""
-        now: list[Event] = [PeersSeen(num_peers), AddressesChanged(addresses), Warned("time of day", time_warning)]
-        for event in now:
-            if event not in self._told:
-                self._emit(event)
-        self._told = now
 
 
 class Presence:
@@ -65,7 +50,7 @@ class Presence:
         self._addresses = addresses
         self._hearsay = hearsay
         self._standing = standing
-        self._sight = Sight(emit)
+        self._sight = Sight(emit, hearsay)
         self._enough = max(1, wait_for_peers)
         self._sequence = 0
         self._has_looked = asyncio.Event()
@@ -116,7 +101,7 @@ class Presence:
 
     async def _tell_for_ever(self) -> None:
         while True:
-            self._sight.tell(len(self._hearsay.book.live(loop_s())), self._addresses(), self._hearsay.time.warning)
+            self._sight.tell(len(self._hearsay.book.live(loop_s())), self._addresses())
             await asyncio.sleep(TELL_S)
 
     async def leave(self) -> None:
@@ -142,6 +127,8 @@ class Presence:
             expires_s=now_s + lifetime_s,
             credential=membership.credential,
             paused=self._standing.is_paused,
+            tokens=self._standing.tokens,
+            release=RELEASE,
         ).signed(membership.identity)
 
     async def _look(self) -> None:

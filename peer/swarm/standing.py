@@ -36,6 +36,7 @@ class Standing:
     def __init__(self) -> None:
         self.state = PeerState.UNTOLD
         self.clock_steps = 0  # own schedule clock
+        self.tokens = 0  # trained by this peer since it joined
         self.phase = RunPhase.TRAIN
         self.has_begun = False  # the trainer trains, or has trained
         self.has_settled = False  # on the run's result: it meets nobody any more
@@ -65,9 +66,9 @@ class Standing:
         while not condition():
             await self._changed.wait()
 
-    def told(self, clock_steps: int, phase: RunPhase, has_begun: bool) -> None:
+    def told(self, clock_steps: int, phase: RunPhase, has_begun: bool, tokens: int = 0) -> None:
         """Take in where the trainer stands."""
-        self.clock_steps, self.phase, self.has_begun = clock_steps, phase, has_begun
+        self.clock_steps, self.phase, self.has_begun, self.tokens = clock_steps, phase, has_begun, tokens
         self.finished |= has_begun and phase is RunPhase.FINISH
         self._enter(self.state if self.state in (PeerState.TAKING_OVER, PeerState.PAUSED) else self._as_told())
 

@@ -45,11 +45,12 @@ def peer_seed(run_seed: int, peer_id: PeerId) -> int:
     return int.from_bytes(hashlib.sha256(run_seed.to_bytes(8, "little") + peer_id.raw).digest()[:6], "little")
 
 
-class TokenizingProgress:
-    """Tells how far a text is tokenized, about once a second: a large one takes minutes."""
+class WorkProgress:
+    """Tells how far a long work is, about once a second: to tokenize a large text, or to read a large checkpoint, takes minutes."""
 
-    def __init__(self, emit: Callable[[Event], None], now_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, emit: Callable[[Event], None], work: str, now_s: Callable[[], float] = time.monotonic) -> None:
         self._emit = emit
+        self._work = work
         self._now_s = now_s
         self._began_s = self._told_s = now_s()
 
@@ -61,9 +62,9 @@ class TokenizingProgress:
         self._told_s = now_s
         share = min(1.0, done_bytes / max(1, total_bytes))
         left_s = (now_s - self._began_s) * (1 - share) / max(share, 1e-9)
-        words = f"tokenizing the text: {100 * share:.0f} % of {total_bytes / 1e6:.0f} MB, {left_s:.0f} s left"
+        words = f"{self._work}: {100 * share:.0f} % of {total_bytes / 1e6:.0f} MB, {left_s:.0f} s left"
         self._emit(ProcessSays("starting", words))
-        self._emit(ProgressMade("tokenizing the text", share))
+        self._emit(ProgressMade(self._work, share))
 
 
 def keep_within(device: torch.device, num_bytes: float) -> None:
@@ -89,7 +90,7 @@ def build_replica(child: Child, home: Home, manifest: Manifest) -> Replica:
     model = build_model(manifest.model, run_seed)
     check_fit(model.config, tokenizer.vocab_size, inner.sequence_length)
     draw = Draw(run_seed, peer_id.raw, inner.batch_size, inner.sequence_length)
-    corpus = load_corpus(manifest.data, tokenizer, draw, settings.config.data, home.cache, TokenizingProgress(child.emit))
+    corpus = load_corpus(manifest.data, tokenizer, draw, settings.config.data, home.cache, WorkProgress(child.emit, "tokenizing the text"))
     payloads = PayloadFolder(settings.runtime / "payloads")
     payloads.clear(Writer.TRAINER)
     return Replica(manifest, model.to(device), corpus, payloads, peer_seed(run_seed, peer_id), child.emit, computing)
@@ -124,7 +125,7 @@ def build(child: Child) -> Trainer:
     child.emit(ModelBuilt(num_params, 8 * replica.plan.round_bytes / num_params, flops, peak))
     replica.inner.tell(reason_for(replica.inner.computing, config, manifest))
     saver = Saver(home, config, child.emit, time.monotonic)
-    loaded = load_latest(home.checkpoints, manifest.run_id)
+    loaded = load_latest(home.checkpoints, manifest.run_id, WorkProgress(child.emit, "reading the checkpoint"))
     if loaded is not None:
         saver.restore(replica, loaded)
     return Trainer(child, replica, TrainerEnd(child.settings.runtime), saver, time.monotonic, queued_clock())

@@ -284,7 +284,8 @@ class Trainer:
 
     def _tell_node(self, *, done: bool = False) -> None:
         has_begun = self.state is not State.READY
-        self._link.send(ask.Progress(self._replica.clock_steps, self._replica.phase, has_begun, done), self._session)
+        replica = self._replica
+        self._link.send(ask.Progress(replica.clock_steps, replica.phase, has_begun, done, replica.tokens), self._session)
 
     def _settle(self) -> None:
         """Wait for what a GPU still does for the node, so that it counts as blocked and not as training."""

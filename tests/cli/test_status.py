@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 import pytest
 
 from cli.status import description
+from peer.machine.events import MonthCounted, OthersTrained, PeersSeen
 from peer.machine.home import Home
 from peer.machine.states import STATES, changed
 from peer.machine.status import Status, apply
@@ -67,7 +69,16 @@ def test_what_it_costs_is_said_with_how_it_is_known() -> None:
     energy = {"watt_hours": 1.5, "how": "estimated"}
     shown = rows(earlier=earlier, energy=energy, tokens=900, own_steps=9, started=NOW_S - 1800, heard=NOW_S)
     assert shown["costs"] == "1.5 hours, 1.0 GB in meetings, 3.5 Wh (estimated)"
+    assert shown["traffic"] == "0 B up, 0 B down in meetings, in this start; 0 B in all this month"
     assert shown["my part"] == "900 tokens in 9 steps, 3 meetings since it joined 2 h 0 min ago; 0 tokens/s now"
+
+
+def test_my_part_is_said_beside_that_of_others() -> None:
+    status = reduce(apply, (PeersSeen(3), OthersTrained(2700), MonthCounted(3_200_000_000)), Status(tokens=900))
+    assert status.to_json()["token_share"] == 0.25
+    shown = description(status.to_json(), NOW_S)
+    assert "900 tokens (25.0 % of what those in sight say they trained) in 0 steps" in shown
+    assert "3.2 GB in all this month" in shown
 
 
 def test_warnings_add_up() -> None:

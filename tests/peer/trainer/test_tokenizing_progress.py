@@ -6,14 +6,14 @@ from peer.machine.events import Event, ProcessSays, ProgressMade
 from peer.text.documents import read_texts, text_files
 from peer.text.token_cache import on_disk
 from peer.text.tokenizer import load_tokenizer
-from peer.trainer.__main__ import TokenizingProgress
+from peer.trainer.__main__ import WorkProgress
 from protocol.run.sections import TokenizerSection
 
 
 def test_a_large_text_is_told_about_once_a_second() -> None:
     told: list[Event] = []
     now_s = [0.0]
-    progress = TokenizingProgress(told.append, lambda: now_s[0])
+    progress = WorkProgress(told.append, "tokenizing the text", lambda: now_s[0])
     for tenth in range(1, 31):
         now_s[0] = tenth / 10
         progress(tenth * 1_000_000, 40_000_000)

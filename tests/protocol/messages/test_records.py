@@ -34,6 +34,8 @@ CHANGES: dict[str, Any] = {
     "expires_s": RECORD.expires_s - 1,
     "credential": None,
     "paused": True,
+    "tokens": 1,
+    "release": 1,
 }
 
 
@@ -88,9 +90,10 @@ def test_what_is_announced_always_fits() -> None:
     credential = replace(CREDENTIAL, not_after_s=limits.UNIX_SECONDS).signed(ISSUER, RUN_ID)
     addresses = announceable(LONGEST, ALICE.peer_id)
     assert len(addresses) == limits.RECORD_ADDRESSES
-    largest = MemberRecord(RUN_ID, ALICE.peer_id, addresses, limits.STEPS, True, limits.STEPS, limits.UNIX_SECONDS, credential).signed(
-        ALICE
-    )
+    largest = MemberRecord(
+        RUN_ID, ALICE.peer_id, addresses, limits.STEPS, True, limits.STEPS, limits.UNIX_SECONDS, credential,
+        paused=True, tokens=limits.TOKENS, release=limits.RELEASES,
+    ).signed(ALICE)  # fmt: skip
     assert len(largest.to_bytes()) <= limits.RECORD_BYTES
     assert MemberRecord.from_bytes(largest.to_bytes()) == largest
 

@@ -1,0 +1,67 @@
+"""What is told of the others: only what is new, and of a newer release only where half of the heads say so."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from peer.machine.events import AddressesChanged, Event, OthersTrained, PeersSeen, Warned
+from peer.machine.status import VERSION
+from peer.swarm.address_book import AddressBook
+from peer.swarm.hearsay import Hearsay
+from peer.swarm.sight import RELEASE, Sight, release_number, version_text
+from peer.swarm.swarm_time import SwarmTime
+from protocol.identity import Identity
+from protocol.messages.records import MemberRecord
+from tests.memory.virtual_time import run
+from tests.peer.two_sides import SEEDS, TERMS
+
+ME = Identity(SEEDS[0])
+
+
+def told_of(*others: tuple[int, int]) -> list[Event]:
+    """What is told in two looks, where others of these releases are there, each in its own network, who have trained so many tokens."""
+    told: list[Event] = []
+
+    async def look() -> None:
+        book = AddressBook(ME.peer_id)
+        sight = Sight(told.append, Hearsay(TERMS, book, SwarmTime(lambda: 1000.0), random.Random(0)))
+        for number, (release, tokens) in enumerate(others, 1):
+            who = Identity(bytes(31) + bytes([number]))
+            record = MemberRecord(
+                TERMS.run_id, who.peer_id, (f"/ip4/20.{number}.0.1/tcp/1",), 5, False, 1, 1090, None, False, tokens, release
+            )
+            book.learn(record.signed(who), asyncio.get_running_loop().time())
+            book.met(who.peer_id, asyncio.get_running_loop().time(), 5)
+        for _ in range(2):
+            sight.tell(len(others), ())
+
+    run(look())
+    return told
+
+
+def test_what_the_others_have_trained_is_added_up_and_told_once() -> None:
+    assert told_of((RELEASE, 300), (RELEASE, 100)) == [PeersSeen(2), AddressesChanged(()), OthersTrained(400)]
+
+
+@pytest.mark.parametrize(
+    ("others", "is_old"),
+    [
+        ([], False), ([RELEASE], False), ([RELEASE + 1], True), ([0, 0], False), ([RELEASE + 1, RELEASE], True),
+        ([RELEASE + 1, RELEASE, RELEASE], False), ([999_999_999, RELEASE + 1, RELEASE + 1, 0, 0], True),
+    ],
+)  # fmt: skip
+def test_an_old_version_is_warned_of_where_half_of_the_others_run_a_newer_one(others: list[int], is_old: bool) -> None:
+    warnings = [event.words for event in told_of(*((release, 0) for release in others)) if isinstance(event, Warned)]
+    assert bool(warnings) is is_old
+    if is_old:
+        (words,) = warnings
+        assert f"Gossamer {version_text(RELEASE + 1)}, this is {VERSION}" in words
+
+
+@pytest.mark.parametrize("version", ["0.0.1", "1.2.3", "12.0.999"])
+def test_a_version_is_a_number_on_the_wire(version: str) -> None:
+    assert version_text(release_number(version)) == version
+    assert release_number("0.9.9") < release_number("0.10.0") < release_number("1.0.0")
