@@ -14,7 +14,7 @@ STEPS ?= 600
 WORKERS ?= $(shell nproc)
 PYTEST := pytest -n $(WORKERS) --maxprocesses 8 --dist loadscope --no-loadscope-reorder
 
-.PHONY: help lab demo image swarm test coverage check format proto pictures clean install
+.PHONY: help faults lab demo image swarm test coverage check format proto pictures clean install
 
 help:
 	@echo "make demo    train a swarm of $(PEERS) peers on this machine and compare it with one peer alone (PEERS=, STEPS=)"
@@ -22,6 +22,7 @@ help:
 	@echo "make swarm   train a swarm of containers on this machine, and compare it with one peer alone (STEPS=)"
 	@echo "make test    run the tests on all cores (WORKERS=)"
 	@echo "make coverage  run them and print which lines and branches of the code they ran"
+	@echo "make faults  the whole fault suite, one core for an hour; FAULTS='R1 R5' for some of it"
 	@echo "make lab     peers behind routers of four kinds meet, in network namespaces (as root)"
 	@echo "make check   formatting, lint, types, and whether the generated wire code is fresh"
 	@echo "make format  format the sources"
@@ -54,6 +55,9 @@ coverage: $(STAMP)
 	$(BIN)/coverage run -m $(PYTEST)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
+
+faults: $(STAMP)
+	$(BIN)/python -m tests.faults $(FAULTS)
 
 lab: $(STAMP)
 	$(BIN)/python -m tests.lab.pairs --bulk

@@ -102,7 +102,6 @@ _LENGTHS: Final = {
     "nonce": NONCE_BYTES,
     "partner_nonce": NONCE_BYTES,
     "meeting_id": MEETING_ID_BYTES,
-    "payload_sha256": DIGEST_BYTES,
     "sha256": DIGEST_BYTES,
     "name": DIGEST_BYTES,
     "bootstraps_sha256": DIGEST_BYTES,

@@ -216,6 +216,7 @@ class SketchReady(LinkRecord):
     """Own sketch lies in its file."""
 
     meeting: int
+    sha256: str  # hex, of the sketch
 
 
 class PayloadReady(LinkRecord):

@@ -45,6 +45,7 @@ from protocol.messages.messages import (
     Refusal,
     RunPhase,
     Verdict,
+    exchange_digest,
 )
 from protocol.messages.terms import FragmentTerms
 
@@ -173,12 +174,14 @@ class Meeting:
                 return self._end(MeetingOutcome.BUSY, reason, RefusalCode.BUSY, reason)
             case ((MeetingState.PREPARING | MeetingState.ENCODING | MeetingState.CHECKING), ask.Unavailable(reason=reason)):
                 return self._end(MeetingOutcome.ABANDONED, reason, RefusalCode.NOT_READY, reason)
-            case MeetingState.PREPARING, ask.SketchReady():
+            case MeetingState.PREPARING, ask.SketchReady(sha256=digest):
                 self._state = MeetingState.SKETCHING
+                self._partner.our_sketch = bytes.fromhex(digest)
                 return [on.SendPart(Part.SKETCH), *self._advance()]
             case ((MeetingState.PREPARING | MeetingState.ENCODING), ask.PayloadReady(sha256=digest)):
                 self._state = MeetingState.COMMITTING
-                own = Commitment(self.pairing.meeting_id, bytes.fromhex(digest)).signed(self._greeting.membership.identity)
+                committed = self._partner.digest_of_ours(bytes.fromhex(digest))
+                own = Commitment(self.pairing.meeting_id, committed).signed(self._greeting.membership.identity)
                 return [on.Send(own), *self._advance()]
             case MeetingState.CHECKING, ask.Checked(accepted=False, reason=reason):
                 return self._end(MeetingOutcome.GATED, reason, RefusalCode.GATE, reason)
@@ -378,8 +381,10 @@ class PartnerSide:
     hello: Hello | None = None
     commitment: Commitment | None = None
     verdict: Verdict | None = None
+    our_sketch: bytes = hashlib.sha256().digest()
     _sketch_bytes: int = 0
     _payload_bytes: int = 0
+    _sketch: hashlib._Hash = field(default_factory=hashlib.sha256)
     _payload: hashlib._Hash = field(default_factory=hashlib.sha256)
 
     @property
@@ -399,14 +404,22 @@ class PartnerSide:
         if chunk.part is Part.SKETCH and self.commitment is None:
             _need_next(chunk, self._sketch_bytes, self.terms.sketch_bytes)
             self._sketch_bytes += len(chunk.data)
+            self._sketch.update(chunk.data)
         elif chunk.part is Part.PAYLOAD and self.commitment is not None:
             _need_next(chunk, self._payload_bytes, self.terms.payload_bytes)
             self._payload_bytes += len(chunk.data)
             self._payload.update(chunk.data)
-            if self.has_payload and self._payload.digest() != self.commitment.payload_sha256:
-                raise BadContents("the payload does not have the hash that was committed to")
+            if self.has_payload and self._digest() != self.commitment.sha256:
+                raise BadContents("sketches and payload do not have the hash that was committed to")
         else:
             raise BadMessage(f"a chunk of the {chunk.part.name.lower()} out of turn")
+
+    def digest_of_ours(self, payload: bytes) -> bytes:
+        """Return what our commitment names: a payload of this SHA-256, and the sketches by which it was coded."""
+        return exchange_digest(self.our_sketch, self._sketch.digest(), payload)
+
+    def _digest(self) -> bytes:
+        return exchange_digest(self._sketch.digest(), self.our_sketch, self._payload.digest())
 
     def take_commitment(self, commitment: Commitment, meeting_id: bytes) -> None:
         """Hold the partner to the payload that it is going to send."""

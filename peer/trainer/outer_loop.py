@@ -89,8 +89,7 @@ class OpenMeeting:
         self.partner_clock_steps = request.partner_clock_steps
         if not sketch.numel():
             return self._encode()
-        self._write(File.OWN_SKETCH, sketch)
-        return ask.SketchReady(self._number)
+        return ask.SketchReady(self._number, self._write(File.OWN_SKETCH, sketch))
 
     def _encode(self) -> ask.Reply:
         payload = self.side.encode(self._read(File.PARTNER_SKETCH))

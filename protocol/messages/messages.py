@@ -11,6 +11,7 @@ matters to an older peer raises the protocol version.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -107,13 +108,24 @@ class Chunk(Bounded):
 
 @dataclass(frozen=True, slots=True)
 class Commitment(Signed):
-    """Binds the sender to its payload before it sees the partner's. The meeting id stands for run, peers and nonces."""
+    """Binds the sender to its payload before it sees the partner's, and to both sketches.
+
+    The meeting id stands for run, peers and nonces.
+    """
 
     CONTEXT = b"gossamer/commitment/1"
 
     meeting_id: bytes  # 16 bytes, derived from run, fragment and both nonces
-    payload_sha256: bytes  # 32 bytes
+    sha256: bytes  # 32 bytes; `exchange_digest` of what the sender sent and got
     signature: bytes = b""  # the sender's, over the fields above
+
+
+def exchange_digest(own_sketch: bytes, partner_sketch: bytes, payload: bytes) -> bytes:
+    """Name what the sender of a payload sends and has got, each given by its SHA-256.
+
+    With a sketch that was changed on its way two peers would decode different values, and both would merge them.
+    """
+    return hashlib.sha256(own_sketch + partner_sketch + payload).digest()
 
 
 @dataclass(frozen=True, slots=True)

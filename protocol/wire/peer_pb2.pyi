@@ -193,14 +193,14 @@ class Chunk(_message.Message):
     def __init__(self, part: _Optional[_Union[Part, str]] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class Commitment(_message.Message):
-    __slots__ = ("meeting_id", "payload_sha256", "signature")
+    __slots__ = ("meeting_id", "sha256", "signature")
     MEETING_ID_FIELD_NUMBER: _ClassVar[int]
-    PAYLOAD_SHA256_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     meeting_id: bytes
-    payload_sha256: bytes
+    sha256: bytes
     signature: bytes
-    def __init__(self, meeting_id: _Optional[bytes] = ..., payload_sha256: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, meeting_id: _Optional[bytes] = ..., sha256: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Verdict(_message.Message):
     __slots__ = ("meeting_id", "failed_blocks")

@@ -69,7 +69,7 @@ class Trainer:
             case ask.Open(number):
                 return ask.Opened(number, self.tokens, self.clock_steps, self.phase)
             case ask.Prepare(number) if TERMS.fragments[self.fragment].sketch_bytes:
-                return ask.SketchReady(number)
+                return ask.SketchReady(number, hashlib.sha256(self.payload(Part.SKETCH)).hexdigest())
             case ask.Prepare(number) | ask.Encode(number):
                 return ask.PayloadReady(number, hashlib.sha256(self.payload(Part.PAYLOAD)).hexdigest())
             case ask.Check(number):

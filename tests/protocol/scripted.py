@@ -17,11 +17,12 @@ from tests.memory.network import MemoryNetwork
 
 @dataclass(slots=True)
 class Doom:
-    """The death of a peer at its k-th message, counted over all its streams since it came up."""
+    """What happens to a peer at its k-th message, counted over all its streams since it came up."""
 
-    sent: int | None = None  # dies when it sends its k-th message
-    received: int | None = None  # dies when it takes its k-th message, unread
+    sent: int | None = None  # when it sends its k-th message
+    received: int | None = None  # when it takes its k-th message, unread
     is_delivered: bool = False  # what it had sent still arrives; otherwise what is under way is lost, the k-th too
+    how: str = "dies"  # or its line is "cut", or it "closes" that stream
 
 
 @dataclass(slots=True)
@@ -70,7 +71,11 @@ class ScriptedNetwork(MemoryNetwork):
 
     def kill_at(self, peer_id: PeerId, *, sent: int | None = None, received: int | None = None, is_delivered: bool = False) -> None:
         """Kill a peer when it sends its k-th message, or takes its k-th; counted from when it came up."""
-        self.counts[peer_id].dooms.append(Doom(sent, received, is_delivered))
+        self.condemn(peer_id, Doom(sent, received, is_delivered))
+
+    def condemn(self, peer_id: PeerId, doom: Doom) -> None:
+        """Have it happen to a peer."""
+        self.counts[peer_id].dooms.append(doom)
 
     def on_death(self, tell: Callable[[PeerId], None]) -> None:
         """Have `tell` called when a peer is killed, before anything else of it runs: to cancel its tasks."""
@@ -104,15 +109,21 @@ class ScriptedStream:
         doom = next((doom for doom in self._counts.dooms if doom.sent == self._counts.num_sent), None)
         if doom is None or doom.is_delivered:
             await self._inner.send(message)
-        self._strike(doom)
+        await self._strike(doom)
 
     async def receive(self) -> Message:
         message = await self._inner.receive()
         self._counts.num_received += 1
-        self._strike(next((doom for doom in self._counts.dooms if doom.received == self._counts.num_received), None))
+        await self._strike(next((doom for doom in self._counts.dooms if doom.received == self._counts.num_received), None))
         return message
 
-    def _strike(self, doom: Doom | None) -> None:
-        if doom is not None:
-            self._network.kill(self._peer_id, is_delivered=doom.is_delivered)
-            raise PeerGone("this peer has died")
+    async def _strike(self, doom: Doom | None) -> None:
+        match doom:
+            case Doom(how="cut"):
+                self._network.partition([self._peer_id])
+            case Doom(how="closes"):
+                await self._inner.close()
+                raise PeerGone("this peer has closed the stream")
+            case Doom():
+                self._network.kill(self._peer_id, is_delivered=doom.is_delivered)
+                raise PeerGone("this peer has died")

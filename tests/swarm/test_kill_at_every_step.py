@@ -4,23 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.swarm.trials import LATE_S, QUICK_S, Death, Result, deaths, one_sided, trial, undisturbed
+from tests.swarm.trials import LATE_S, QUICK_S, Death, Result, check, deaths, one_sided, trial, undisturbed
 
 CODECS = ["int8", "modulo4"]  # without and with a sketch stage
 WITH_COMPANY = 8  # every so manyth trial goes on with a third peer
-
-
-def check(codec: str, death: Death, result: Result) -> None:
-    post = undisturbed(codec).after
-    for index in (0, 1):
-        assert result.after[index] in (result.before[index], post[index]), f"between: {death}"
-        if index == death.victim and death.what != "node":
-            assert result.after[index] == result.before[index]  # back from its checkpoint
-        else:
-            assert (result.after[index] == post[index]) == result.decided[index], f"state and journal differ: {death}"
-    assert result.at_death in (result.before[death.victim], post[death.victim]), f"died in between: {death}"
-    assert result.at_death == result.before[death.victim] or result.decided[death.victim]
-    assert result.decided[0] or not result.decided[1], f"the responder counts what the initiator did not decide: {death}"
 
 
 def play(codec: str, found: list[Death]) -> list[Result]:

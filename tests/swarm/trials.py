@@ -11,7 +11,7 @@ import asyncio
 import functools
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -43,6 +43,7 @@ class Death:
     is_delivered: bool = False
     back_s: float = QUICK_S
     what: str = "peer"  # peer, node or trainer
+    seed: int = 0  # of the swarm: what is drawn as nonces, and what is delayed
 
 
 @dataclass(frozen=True)
@@ -57,25 +58,27 @@ class Result:
     num_handled: tuple[int, int]
 
 
-def trial(codec: str, death: Death | None, *, goes_on: bool = False) -> Result:
+def trial(codec: str, death: Death | None, *, goes_on: bool = False, seed: int = 0) -> Result:
     """Let one meeting with one death happen."""
+    seed = death.seed if death is not None else seed
     with tempfile.TemporaryDirectory(prefix="trial-") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(driver, "CHUNK_BYTES", CHUNK_BYTES)
-        swarm = Swarm(Path(folder), manifest=tiny_manifest(codec={"name": codec}))
+        swarm = Swarm(Path(folder), seed, manifest=tiny_manifest(codec={"name": codec}))
         swarm.kills_nodes_only = death is not None and death.what == "node"
         return virtual_time.run(_play(swarm, death, goes_on))
 
 
-@functools.cache
-def undisturbed(codec: str) -> Result:
+@functools.lru_cache(maxsize=16)
+def undisturbed(codec: str, seed: int = 0) -> Result:
     """The same meeting without a death."""
-    result = trial(codec, None)
+    result = trial(codec, None, seed=seed)
     assert result.decided == (True, True)
     assert result.before[0] != result.after[0] and result.before[1] != result.after[1]
     return result
 
 
-async def _play(swarm: Swarm, death: Death | None, goes_on: bool) -> Result:
+async def two_that_stand_still(swarm: Swarm) -> tuple[Peer, Peer]:
+    """Start two peers that have trained a little, know each other, and make no step."""
     peers = swarm.add(Habits(step_s=0.2)), swarm.add(Habits(step_s=0.2))
     for peer in peers:
         _train(peer, FIRST_STEPS)
@@ -85,6 +88,11 @@ async def _play(swarm: Swarm, death: Death | None, goes_on: bool) -> Result:
     for peer, other in (peers, peers[::-1]):
         peer.book.hint(other.peer_id, "/ip4/192.0.2.1/tcp/4001", 0.0)
     await asyncio.sleep(1.0)
+    return peers
+
+
+async def _play(swarm: Swarm, death: Death | None, goes_on: bool) -> Result:
+    peers = await two_that_stand_still(swarm)
     before = peers[0].hash, peers[1].hash
     trainers = [peer.trainer for peer in peers]
     lines = [swarm.network.counts[peer.peer_id] for peer in peers]
@@ -103,7 +111,7 @@ async def _play(swarm: Swarm, death: Death | None, goes_on: bool) -> Result:
         (len(trainers[0].handled), len(trainers[1].handled)),
     )
     if goes_on:
-        await _go_on(swarm, peers)
+        await go_on(swarm, peers)
     for trainer in (*trainers, *(peer.trainer for peer in swarm.peers)):
         assert set(trainer.applied.values()) <= {1}, "a meeting was applied twice"
     swarm.check()
@@ -148,8 +156,8 @@ async def _bring_back(swarm: Swarm, victim: Peer, death: Death) -> str:
     return at_death
 
 
-async def _go_on(swarm: Swarm, peers: tuple[Peer, Peer]) -> None:
-    """Train on, with a third peer: both must meet it."""
+async def go_on(swarm: Swarm, peers: Sequence[Peer]) -> None:
+    """Train on, with a third peer: all of these must meet it."""
     third = swarm.add()
     _train(third, FIRST_STEPS)
     third.start()
@@ -158,10 +166,24 @@ async def _go_on(swarm: Swarm, peers: tuple[Peer, Peer]) -> None:
     await swarm.until(lambda: all(str(third.peer_id) in peer.partners() for peer in peers))
 
 
-def deaths(codec: str, victim: int, *, what: str = "peer", back_s: float = QUICK_S) -> list[Death]:
+def check(codec: str, death: Death, result: Result) -> None:
+    """Both are as before the meeting or as after it, and no state differs from its journal."""
+    post = undisturbed(codec, death.seed).after
+    for index in (0, 1):
+        assert result.after[index] in (result.before[index], post[index]), f"between: {death}"
+        if index == death.victim and death.what != "node":
+            assert result.after[index] == result.before[index]  # back from its checkpoint
+        else:
+            assert (result.after[index] == post[index]) == result.decided[index], f"state and journal differ: {death}"
+    assert result.at_death in (result.before[death.victim], post[death.victim]), f"died in between: {death}"
+    assert result.at_death == result.before[death.victim] or result.decided[death.victim]
+    assert result.decided[0] or not result.decided[1], f"the responder counts what the initiator did not decide: {death}"
+
+
+def deaths(codec: str, victim: int, *, what: str = "peer", back_s: float = QUICK_S, seed: int = 0) -> list[Death]:
     """Every death at a message of this meeting: lost with what was under way, delivered all the same, or at what arrives."""
-    num_sent, num_received = undisturbed(codec).num_messages[victim]
-    death = Death(victim, back_s=back_s, what=what)
+    num_sent, num_received = undisturbed(codec, seed).num_messages[victim]
+    death = Death(victim, back_s=back_s, what=what, seed=seed)
     sent = [replace(death, sent=k, is_delivered=delivered) for k in range(1, num_sent + 1) for delivered in (False, True)]
     return sent + [replace(death, received=k) for k in range(1, num_received + 1)]
 

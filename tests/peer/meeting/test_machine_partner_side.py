@@ -11,13 +11,22 @@ from hypothesis import strategies as st
 
 from peer.meeting.machine import PartnerSide, union
 from protocol.errors import BadContents, BadMessage, BadSignature, PeerMisbehaved
-from protocol.messages.messages import Chunk, Commitment, Part, Verdict
+from protocol.messages.messages import Chunk, Commitment, Part, Verdict, exchange_digest
 from protocol.messages.terms import FragmentTerms
 from tests.protocol.samples import ALICE, HELLO, MALLORY, MEETING_ID
 
 SIZES = FragmentTerms(sketch_bytes=64, payload_bytes=1000, num_blocks=20)
 SKETCH, PAYLOAD = b"s" * 64, bytes(range(250)) * 4
-COMMITMENT = Commitment(MEETING_ID, hashlib.sha256(PAYLOAD).digest()).signed(ALICE)
+NO_SKETCH = hashlib.sha256().digest()
+
+
+def commitment_to(sketch: bytes, payload: bytes = PAYLOAD) -> Commitment:
+    """A commitment to a partner without a sketch."""
+    digest = exchange_digest(hashlib.sha256(sketch).digest(), NO_SKETCH, hashlib.sha256(payload).digest())
+    return Commitment(MEETING_ID, digest).signed(ALICE)
+
+
+COMMITMENT = commitment_to(SKETCH)
 ANOTHER = b"x" * 16
 
 Step = Callable[[PartnerSide], None]
@@ -132,7 +141,7 @@ def test_a_codec_without_a_sketch_goes_straight_to_the_commitment() -> None:
     assert side.has_sketch and not side.has_payload
     with pytest.raises(BadMessage):
         side.take_chunk(Chunk(Part.SKETCH, 0, b"x"))
-    commitment(side)
+    side.take_commitment(commitment_to(b""), MEETING_ID)
     payload(side)
     side.take_verdict(Verdict(MEETING_ID), MEETING_ID)
     assert side.has_payload and side.verdict is not None
@@ -145,10 +154,22 @@ def test_the_payload_is_the_one_that_was_committed_to() -> None:
         side.take_chunk(Chunk(Part.PAYLOAD, 999, b"q"))
 
 
+@pytest.mark.parametrize("changed", ["the partner's", "ours"])
+def test_a_sketch_that_was_changed_on_its_way_is_seen(changed: str) -> None:
+    """Two peers that code by different sketches would decode different values, and both would merge them."""
+    side = after(hello)
+    side.take_chunk(Chunk(Part.SKETCH, 0, SKETCH[:-1] + b"x" if changed == "the partner's" else SKETCH))
+    if changed == "ours":
+        side.our_sketch = hashlib.sha256(b"what we sent, and another came").digest()
+    commitment(side)
+    with pytest.raises(BadContents, match="sketches"):
+        payload(side)
+
+
 def test_a_commitment_is_this_meetings_and_the_partners_own() -> None:
     for wrong, error in (
-        (Commitment(ANOTHER, COMMITMENT.payload_sha256).signed(ALICE), BadMessage),
-        (Commitment(MEETING_ID, COMMITMENT.payload_sha256).signed(MALLORY), BadSignature),
+        (Commitment(ANOTHER, COMMITMENT.sha256).signed(ALICE), BadMessage),
+        (Commitment(MEETING_ID, COMMITMENT.sha256).signed(MALLORY), BadSignature),
     ):
         side = after(hello, sketch)
         with pytest.raises(error):

@@ -29,7 +29,7 @@ Reaction = str | MeetingOutcome
 REPLIES: dict[str, ask.Reply] = {
     "Opened": ask.Opened(1, 10, 100, RunPhase.TRAIN),
     "Unavailable": ask.Unavailable(1, "no"),
-    "SketchReady": ask.SketchReady(1),
+    "SketchReady": ask.SketchReady(1, "00" * 32),
     "PayloadReady": ask.PayloadReady(1, "00" * 32),
     "Checked": ask.Checked(1, True, "", ""),
     "Applied": ask.Applied(1),

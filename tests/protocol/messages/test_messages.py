@@ -46,7 +46,7 @@ WRONG: list[tuple[str, str, Any]] = [
     ("chunk", "data", b""),
     ("chunk", "data", bytes(limits.CHUNK_BYTES + 1)),
     ("commitment", "meeting_id", b"m" * 15),
-    ("commitment", "payload_sha256", b"d" * 33),
+    ("commitment", "sha256", b"d" * 33),
     ("commitment", "signature", b"s"),
     ("verdict", "meeting_id", b""),
     ("verdict", "failed_blocks", bytes(limits.CHUNK_BYTES + 1)),
@@ -156,7 +156,7 @@ def test_a_commitment_binds_meeting_and_payload() -> None:
     commitment = MESSAGES["commitment"]
     assert isinstance(commitment, Commitment)
     commitment.verify(ALICE.peer_id)
-    for changed in (replace(commitment, meeting_id=bytes(16)), replace(commitment, payload_sha256=bytes(32))):
+    for changed in (replace(commitment, meeting_id=bytes(16)), replace(commitment, sha256=bytes(32))):
         with pytest.raises(BadSignature):
             changed.verify(ALICE.peer_id)
     with pytest.raises(BadSignature):

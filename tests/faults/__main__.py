@@ -1,0 +1,37 @@
+"""The fault suite: trials of everything that happens to peers, and how often something came of it that must not.
+
+    python -m tests.faults [R1 R5 ...] [--share 0.1] [--trial 1234]
+
+Every trial follows from its number alone; one that is violated prints the line that plays it again. All of them take hours of one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import torch
+
+from tests.faults.faults import FAULTS
+from tests.faults.suite import HEAD, run
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("faults", nargs="*", metavar="FAULT", default=[fault.name for fault in FAULTS])
+    parser.add_argument("--share", type=float, default=1.0, help="of the trials of each")
+    parser.add_argument("--trial", type=int, help="this one alone")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    print(HEAD, flush=True)
+    num_violations = 0
+    for fault in (fault for fault in FAULTS if fault.name in given.faults):
+        numbers = range(max(1, round(given.share * fault.trials))) if given.trial is None else [given.trial]
+        outcome = run(fault, numbers)
+        num_violations += len(outcome.violations)
+        print(outcome.row, flush=True)
+    sys.exit(num_violations > 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,20 @@
+"""All faults of the suite. What they are called: docs/concepts/faults.md."""
+
+from __future__ import annotations
+
+from tests.faults import disks, meetings, swarms
+from tests.faults.suite import Fault
+
+FAULTS = (
+    Fault("R1", "a peer, its node or its trainer is killed in a meeting", 2400, meetings.killed),
+    Fault("R2", "a partner dies, hangs, or hangs up in a meeting", 1000, meetings.gone, "seconds past the deadline"),
+    Fault("R3", "a frame is changed, doubled, swapped or lost", 5000, meetings.tampered),
+    Fault("R5", "the swarm is cut in two or three, once or ten times", 500, swarms.cut, "seconds until all see all"),
+    Fault("R6", "doors are dead at the start, die, or come back", 100, swarms.doors_lost, "seconds until all see all"),
+    Fault("R7", "30 % or 50 % of 20 peers are away in each round", 50, swarms.churn, "per cent of loss"),
+    Fault("R8", "clocks wrong by up to an hour, and set meanwhile", 200, swarms.clocks, "seconds until all see all"),
+    Fault("R9", "the disk is full, fails, tears, or flips a bit", 350, disks.refused),
+    Fault("R9k", "a process is killed at a write", 150, disks.killed),
+    Fault("R13", "10,000 meetings of two peers", 1, swarms.soak, "MiB grown"),
+    Fault("R14", "kill -9 while training and saving, then on", 100, disks.killed_and_resumed),
+)

@@ -1,0 +1,64 @@
+"""Trials of one fault: how many, what each is, and what came of them. Whatever a trial raises is a violation; its number replays it."""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One kind of trouble. `play` makes one trial of what follows from its number; it may return a figure, whose name is `figure`."""
+
+    name: str
+    what: str
+    trials: int
+    play: Callable[[int], float | None]
+    figure: str = ""
+
+
+@dataclass
+class Outcome:
+    """What came of the trials of one fault."""
+
+    fault: Fault
+    num_trials: int = 0
+    violations: list[int] = field(default_factory=list)  # numbers of the trials
+    figures: list[float] = field(default_factory=list)
+    cpu_s: float = 0.0
+
+    @property
+    def row(self) -> str:
+        """Return a line of the table."""
+        fault = self.fault
+        return f"{fault.name:<5}{fault.what:<58}{self.num_trials:>7}{len(self.violations):>12}{self.cpu_s:>9.0f} s  {self._figures()}"
+
+    def _figures(self) -> str:
+        if not self.figures:
+            return ""
+        ordered = sorted(self.figures)
+        p95 = ordered[max(0, -(-95 * len(ordered) // 100) - 1)]
+        return f"{self.fault.figure}: median {ordered[len(ordered) // 2]:.4g}, p95 {p95:.4g}, worst {ordered[-1]:.4g}"
+
+
+HEAD = f"{'':<5}{'fault':<58}{'trials':>7}{'violations':>12}{'processor':>11}"
+
+
+def run(fault: Fault, numbers: Iterable[int]) -> Outcome:
+    """Make these trials of a fault, whatever comes of each."""
+    outcome, began_s = Outcome(fault), time.process_time()
+    for number in numbers:
+        try:
+            figure = fault.play(number)
+        except Exception:
+            outcome.violations.append(number)
+            traceback.print_exc(limit=-6, file=sys.stderr)
+            sys.stderr.write(f"\nviolated; again: python -m tests.faults {fault.name} --trial {number}\n\n")
+        else:
+            outcome.figures += [] if figure is None else [figure]
+        outcome.num_trials += 1
+    outcome.cpu_s = time.process_time() - began_s
+    return outcome

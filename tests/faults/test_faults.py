@@ -1,0 +1,24 @@
+"""Some trials of each fault that can be had in little time; all of them: `make faults`, and docs/concepts/faults.md."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.faults import FAULTS
+
+PLAY = {fault.name: fault.play for fault in FAULTS}
+SOME = {
+    # of R7 and R13 one takes long; R9k and R14 kill copies of this process, which a test's is not made for
+    "R1": range(3),
+    "R2": range(5),
+    "R3": range(24, 34),  # a sketch that was changed among them
+    "R5": (101, 102),
+    "R6": (2,),
+    "R8": (1, 3),
+    "R9": range(12),
+}
+
+
+@pytest.mark.parametrize(("name", "number"), [(name, number) for name, numbers in SOME.items() for number in numbers])
+def test_nothing_comes_of_it_that_must_not(name: str, number: int) -> None:
+    PLAY[name](number)
