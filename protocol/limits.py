@@ -94,6 +94,8 @@ REVOCATIONS: Final = 1024
 """Names that the issuers of a run have revoked: all of them fit into one chunk."""
 MEMBERS: Final = 512
 """Names on an allow list; a larger swarm uses invites."""
+SOURCES: Final = 64
+"""Of a mixture."""
 
 
 # ---- where they hold: the name of a field means the same in every message, record and credential ----

@@ -21,6 +21,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from optim.fragments import BLOCK_NAME
+from protocol.errors import BadManifest
 
 MAX_LOGITS: Final = 1 << 26  # at once: 256 MiB in f32
 _PLAIN_HEADS: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
@@ -120,6 +121,32 @@ def compile_blocks(model: nn.Module) -> None:
     """Have each block compiled when it is first called: one alike to the one before costs nothing more."""
     for block in blocks(model):
         block.compile(dynamic=False)
+
+
+def mask_documents(model: Any, document_end: int) -> None:
+    """Let no token see a document before its own; each begins at position 0, with the token that ends the one before.
+
+    transformers makes both of positions that begin anew. Raises BadManifest for a model that does not heed them.
+    """
+
+    def positions(module: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        tokens = given["input_ids"] if "input_ids" in given else args[0]
+        return args, {**given, "position_ids": document_positions(tokens, document_end)}
+
+    model.base_model.register_forward_pre_hook(positions, with_kwargs=True)
+    one, other = [token for token in range(3) if token != document_end][:2]
+    tokens = torch.tensor([[one, document_end, one, one], [other, document_end, one, one]], device=next(model.parameters()).device)
+    with evaluating(model):
+        after_one, after_other = model(input_ids=tokens, use_cache=False).logits[:, 1:]
+    if not torch.allclose(after_one, after_other, rtol=1e-3, atol=1e-4):
+        raise BadManifest("this architecture does not mask documents from each other", hint="set [data] mask_documents = false")
+
+
+def document_positions(tokens: Tensor, document_end: int) -> Tensor:
+    """Return each token's position in its document: int64[B, L]; the token that ends a document is the first of the next."""
+    places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+    starts = torch.where(tokens == document_end, places, 0).cummax(dim=1).values
+    return places - starts
 
 
 def recompute_blocks(model: Any) -> bool:

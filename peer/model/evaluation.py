@@ -20,7 +20,7 @@ from torch import Tensor
 
 from peer.machine.home import Home
 from peer.model.checkpoint import Reading
-from peer.model.computing import Computing, compute_dtype, computing_in, evaluating, next_token_loss
+from peer.model.computing import Computing, compute_dtype, computing_in, evaluating, mask_documents, next_token_loss
 from peer.model.model import build_model, choose_device
 from peer.model.weights import fast_weights, load_trained, mean_weights, set_weights
 from peer.text.batches import Draw
@@ -78,7 +78,14 @@ def held_out_loss(
 def measured_loss(model: PreTrainedModel, manifest: Manifest, corpus: Corpus, num_batches: int, follow: Follow) -> float:
     """Return the held-out loss on the device and in the number format in which a peer would train here; the model stays on that device."""
     device, _ = choose_device("auto")
+    mask_as_run(model, manifest)
     return held_out_loss(model.to(device), corpus, num_batches, follow, Computing(compute_dtype(manifest.inner.precision, device)))
+
+
+def mask_as_run(model: PreTrainedModel, manifest: Manifest) -> None:
+    """Mask documents from each other where the run does."""
+    if manifest.data.mask_documents:
+        mask_documents(model, load_tokenizer(manifest.tokenizer).document_end)
 
 
 def predictions(model: torch.nn.Module, batch: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -131,6 +138,7 @@ def compare_homes(
     swarm = [load_trained(Home(home)) for home in homes]
     manifest = swarm[0].manifest
     model, batch_tokens = build_model(manifest.model, manifest.run.seed), manifest.inner.batch_size * manifest.inner.sequence_length
+    mask_as_run(model, manifest)
     fast = [fast_weights(peer.checkpoint) for peer in swarm]
     weights = (None, *fast, mean_weights(fast), fast_weights(load_trained(Home(alone)).checkpoint))  # None: as the model was built
 

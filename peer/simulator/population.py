@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 from optim.fragment_codec import FragmentCodec
 from optim.inner import build_optimizer, learning_rate, set_learning_rate
 from peer.model.computing import next_token_loss
+from peer.model.evaluation import mask_as_run
 from peer.model.model import build_model, check_fit, model_config, parameter_shapes
 from peer.model.plan import follow_clock, fragment_codecs
 from peer.simulator.scenario import Scenario
@@ -168,6 +169,7 @@ def populate(scenario: Scenario, tokenizer: Tokenizer, texts: Texts, device: tor
     manifest = scenario.manifest
     model = build_model(manifest.model, scenario.seed)
     check_fit(model.config, tokenizer.vocab_size, manifest.inner.sequence_length)
+    mask_as_run(model, manifest)
     codecs = fragment_codecs(manifest, {name: tuple(parameter.shape) for name, parameter in model.named_parameters()})
     ends = accumulate((codec.fragment.numel for codec in codecs), initial=0)
     layout = Layout(codecs, tuple(slice(start, stop) for start, stop in pairwise(ends)))

@@ -6,22 +6,27 @@ So the data cursor is the step's number: nothing else is saved to resume bit for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from peer.text.batches import Draw, WindowOrder, cut, held_out_batches
-from peer.text.documents import GIVE_TEXT, HELD_OUT_SHARE, read_texts, standard_library, text_files
+from peer.text.batches import Draw, IndexArray, WindowOrder, cut, held_out_batches, permutation, random_stream
+from peer.text.document import HELD_OUT_SHARE
+from peer.text.documents import GIVE_TEXT, read_texts, standard_library, text_files
 from peer.text.token_cache import Tokens, in_memory, on_disk
 from protocol.errors import BadSettings
 
 if TYPE_CHECKING:
     from peer.text.tokenizer import Tokenizer
-    from protocol.run.sections import DataSection
+    from protocol.run.sections import DataSection, DataSource
+
+BLOCK: Final = 1024  # windows of a mixture that are dealt out at once
 
 
 class Corpus(Protocol):
@@ -69,6 +74,74 @@ class ResidentCorpus(Corpus):
         return held_out_batches(self.tokens.held_out, self._draw, num_batches)
 
 
+class MixedCorpus(Corpus):
+    """Batches whose windows come from several corpora, which must give one window a batch.
+
+    Which of them a window comes from follows from the run's seed and the window's number, alike at every peer. Windows are dealt out in
+    blocks of BLOCK: in each, a source has as many as its weight says, in an order drawn for the block. So shares are exact, a step's
+    batch needs no memory of those before it, and each source goes through its own text in the peer's own order.
+    """
+
+    def __init__(self, parts: Sequence[Corpus], weights: Sequence[float], draw: Draw) -> None:
+        self._parts = parts
+        self._draw = draw
+        self._counts = dealt(weights)
+        self._block = -1  # the one at hand
+        self._order: IndexArray = np.empty(0, dtype=np.int64)  # of the parts in it
+        self._rank: IndexArray = np.empty(0, dtype=np.int64)  # how many windows of the same part come before
+        self.bytes_per_token = math.fsum(count * part.bytes_per_token for count, part in zip(self._counts, parts, strict=True)) / BLOCK
+
+    def batch(self, step: int) -> Tensor:
+        """Return the batch of an inner step; see Corpus."""
+        first = step * self._draw.batch_size
+        places = map(self._place, range(first, first + self._draw.batch_size))
+        return torch.cat([self._parts[part].batch(number) for part, number in places])
+
+    def held_out_batches(self, num_batches: int) -> list[Tensor]:
+        """Return held-out batches, of each source as many windows as its weight says; see Corpus."""
+        places = [self._place(position) for position in range(num_batches * self._draw.batch_size)]
+        most = [max((number + 1 for at, number in places if at == part), default=0) for part in range(len(self._parts))]
+        windows = [part.held_out_batches(count) if count else [] for part, count in zip(self._parts, most, strict=True)]
+        return list(torch.split(torch.cat([windows[part][number] for part, number in places]), self._draw.batch_size))
+
+    def cursor(self) -> dict[str, Any]:
+        """Return the cursors of the parts."""
+        return {"parts": [part.cursor() for part in self._parts]}
+
+    def restore(self, cursor: Mapping[str, Any]) -> None:
+        """Go on from a cursor."""
+        for part, of_part in zip(self._parts, cursor["parts"], strict=True):
+            part.restore(of_part)
+
+    def close(self) -> None:
+        """Close the parts."""
+        for part in self._parts:
+            part.close()
+
+    def _place(self, position: int) -> tuple[int, int]:
+        """Return from which part the window at a position of the run comes, and which of that part's windows it is."""
+        block, place = divmod(position, BLOCK)
+        if block != self._block:
+            self._block = block
+            shuffled = permutation(random_stream(Draw(self._draw.run_seed, b"", 1, 1), b"mixture", block), BLOCK)
+            self._order = np.repeat(np.arange(len(self._counts)), self._counts)[shuffled]
+            self._rank = np.empty(BLOCK, dtype=np.int64)
+            for part, count in enumerate(self._counts):
+                self._rank[self._order == part] = np.arange(count)
+        part = int(self._order[place])
+        return part, block * self._counts[part] + int(self._rank[place])
+
+
+def dealt(weights: Sequence[float]) -> list[int]:
+    """Return how many windows of a block each weight gets: BLOCK together, what is over by the largest remainders."""
+    shares = [BLOCK * weight / math.fsum(weights) for weight in weights]
+    counts = [math.floor(share) for share in shares]
+    by_remainder = sorted(range(len(shares)), key=lambda part: counts[part] - shares[part])
+    for part in by_remainder[: BLOCK - sum(counts)]:
+        counts[part] += 1
+    return counts
+
+
 Tell = Callable[[int, int], None]  # hears how many bytes of how many are tokenized
 
 
@@ -79,22 +152,33 @@ def load_corpus(
 
     Raises BadSettings if a path is missing or not wanted, or the text is not text or less than one batch.
     """
-    if path is None and section.source == "text":
+    sources = section.mixture or (section,)
+    wants_path = any(source.source == "text" for source in sources)
+    if path is None and wants_path:
         raise BadSettings("this run trains each peer on its own text", hint=GIVE_TEXT)
-    if path is not None and section.source != "text":
+    if path is not None and not wants_path:
         raise BadSettings(f"this run's data is fixed ({section.source}), so --data has no place in it", hint="leave --data out")
-    if section.source == "huggingface":
+    if not section.mixture:
+        return _load(section, tokenizer, draw, path, cache, tell)
+    one_window = replace(draw, batch_size=1)
+    parts = [_load(source, tokenizer, one_window, path, cache, tell) for source in section.mixture]
+    return MixedCorpus(parts, [source.weight for source in section.mixture], draw)
+
+
+def _load(source: DataSource, tokenizer: Tokenizer, draw: Draw, path: Path | None, cache: Path, tell: Tell) -> Corpus:
+    if source.source == "huggingface":
         from peer.text.document_stream import open_stream  # `datasets` takes long to import
         from peer.text.streaming import StreamedCorpus
 
-        return StreamedCorpus(open_stream(section, draw), tokenizer, draw)
-    if path is None:
-        tokens, name = in_memory(standard_library(), tokenizer), "the standard library of this interpreter"
-    else:
-        files = text_files(path)
-        num_bytes = sum(file.stat().st_size for file in files)
-        tokens, name = on_disk(files, read_texts(files), tokenizer, cache, lambda done: tell(done, num_bytes)), str(path)
-    return ResidentCorpus(balanced(tokens, draw, name), draw)
+        return StreamedCorpus(open_stream(source, draw), tokenizer, draw)
+    if source.source == "builtin":
+        return ResidentCorpus(balanced(in_memory(standard_library(), tokenizer), draw, "the standard library of this interpreter"), draw)
+    assert path is not None
+    files = text_files(path)
+    num_bytes = sum(file.stat().st_size for file in files)
+    blocks = read_texts(files, source.column)
+    tokens = on_disk(files, blocks, tokenizer, cache, lambda done: tell(done, num_bytes), source.column)
+    return ResidentCorpus(balanced(tokens, draw, str(path)), draw)
 
 
 def balanced(tokens: Tokens, draw: Draw, name: str) -> Tokens:

@@ -12,17 +12,18 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import datasets
 import numpy as np
 
 from peer.text.batches import Draw, permutation, random_stream
-from peer.text.documents import Document
-from protocol.errors import BadManifest, BadSettings
+from peer.text.document import Document
+from protocol.errors import BadManifest, BadSettings, GossamerError
 
 if TYPE_CHECKING:
-    from protocol.run.sections import DataSection
+    from protocol.run.sections import DataSource
 
 MIN_UNITS: Final = 32  # of a data set; a lane costs the reading of all its neighbours, so no more than these
 ROWS: Final = 1000  # decoded at once
@@ -109,7 +110,7 @@ def _document(value: Any) -> Document:
     return found if isinstance(found, str) else found.astype(np.int64)
 
 
-def open_stream(section: DataSection, draw: Draw) -> DocumentStream:
+def open_stream(section: DataSource, draw: Draw) -> DocumentStream:
     """Open the data set that a manifest names. Raises BadSettings if it cannot be reached, BadManifest if it has no such column of text."""
     datasets.disable_progress_bars()
     try:
@@ -122,6 +123,23 @@ def open_stream(section: DataSection, draw: Draw) -> DocumentStream:
         ) from error
     need_column(f"the data set {section.name}", section.column, row)
     return DocumentStream(dataset, section.column, draw)
+
+
+def table_documents(file: Path, kind: str, column: str) -> Iterator[Document]:
+    """Yield the documents of one file of this machine, `json` (an object a line) or `parquet`.
+
+    Raises BadSettings for a file that is no such table, BadManifest where it has no such column of text.
+    """
+    datasets.disable_progress_bars()
+    try:
+        dataset = datasets.load_dataset(kind, data_files=str(file), split="train", streaming=True)
+        row = next(iter(dataset), {column: ""})
+        need_column(str(file), column, row)
+        yield from _documents(Unit(dataset.select_columns([column]).with_format("arrow"), 0, 1), 0)
+    except GossamerError:
+        raise
+    except Exception as error:  # of many kinds
+        raise BadSettings(f"{file} cannot be read: {' '.join(str(error).split())}", hint="take this file out, or mend it") from error
 
 
 def need_column(name: str, column: str, row: dict[str, Any]) -> None:

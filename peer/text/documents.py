@@ -6,7 +6,6 @@ content in an operator's text (so one file is enough, and text that two peers sh
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sysconfig
 from collections.abc import Iterator
@@ -14,29 +13,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-import numpy as np
-import numpy.typing as npt
-
+from peer.text.document import Document, content, is_held_out
 from protocol.errors import BadSettings
 
-HELD_OUT_SHARE = 0.05
 BLOCK_CHARACTERS = 16384  # a block goes on to the end of its line, but not much
 LINE_CHARACTERS = 4096
-GIVE_TEXT = "give --data a folder or file of UTF-8 text"
+GIVE_TEXT = "give --data a folder or file of UTF-8 text, or of parquet or jsonl"
+TABLES = {".jsonl": "json", ".jsonl.gz": "json", ".jsonl.zst": "json", ".parquet": "parquet"}
 
 # Not worth learning, or not there on every machine: tables and texts made by programs, installed packages, tests.
 SKIPPED_FOLDERS = frozenset({"encodings", "idle_test", "lib-dynload", "pydoc_data", "site-packages", "dist-packages", "test", "tests"})
 
 
-Document = str | npt.NDArray[np.int64]
-"""Text, or the tokens that somebody has made of it before."""
-
-
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A piece of a document."""
+    """A piece of a document, or one that somebody has made tokens of."""
 
-    text: str
+    text: Document
     is_held_out: bool
     ends_document: bool
 
@@ -79,15 +72,30 @@ def _visible_files(root: Path) -> Iterator[Path]:
         yield from (path for name in files if not name.startswith(".") and (path := Path(folder) / name).is_file())
 
 
-def read_texts(files: list[Path]) -> Iterator[Block]:
-    """Yield the blocks of text files. Raises BadSettings for a file that is not text, or cannot be read."""
+def read_texts(files: list[Path], column: str = "text") -> Iterator[Block]:
+    """Yield the blocks of text files, and the documents in a column of those that are tables.
+
+    Raises BadSettings for a file that is not text, or cannot be read, BadManifest for a table without such a column.
+    """
     for file in files:
         try:
-            yield from _blocks(file)
+            yield from _rows(file, kind, column) if (kind := _table_kind(file)) else _blocks(file)
         except UnicodeDecodeError as error:
             raise BadSettings(f"{file} is not UTF-8 text ({error.reason})", hint=f"{GIVE_TEXT} only; take this file out") from error
         except OSError as error:
             raise BadSettings(f"{file} cannot be read: {error.strerror}", hint=GIVE_TEXT) from error
+
+
+def _table_kind(file: Path) -> str | None:
+    """Return the kind of table that a file's name says it is, as the datasets library calls it."""
+    return next((kind for ending, kind in TABLES.items() if file.name.lower().endswith(ending)), None)
+
+
+def _rows(file: Path, kind: str, column: str) -> Iterator[Block]:
+    from peer.text.document_stream import table_documents  # `datasets` takes long to import
+
+    for document in table_documents(file, kind, column):
+        yield Block(document, is_held_out(content(document)), ends_document=True)
 
 
 def _blocks(file: Path) -> Iterator[Block]:
@@ -103,17 +111,6 @@ def _blocks(file: Path) -> Iterator[Block]:
 
 def _next_text(source: TextIO) -> str:
     return source.read(BLOCK_CHARACTERS) + source.readline(LINE_CHARACTERS)
-
-
-def content(document: Document) -> bytes:
-    """Return what `is_held_out` decides by."""
-    return document.encode() if isinstance(document, str) else document.tobytes()
-
-
-def is_held_out(content: bytes) -> bool:
-    """Decide by hash whether something belongs to the held-out share, the same way at every peer."""
-    first = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
-    return first < HELD_OUT_SHARE * 2**64
 
 
 def _raise_unreadable(error: OSError) -> None:

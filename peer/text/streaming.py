@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from peer.text.batches import Draw, WindowOrder, cut, held_out_batches
+from peer.text.document import content, is_held_out
 from peer.text.document_stream import Bookmark, DocumentStream
-from peer.text.documents import content, is_held_out
 from protocol.errors import BadSettings
 
 if TYPE_CHECKING:

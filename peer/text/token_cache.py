@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import os
 import shutil
 from collections.abc import Callable, Iterable
@@ -22,6 +23,7 @@ from peer.text.tokenizer import Tokenizer
 from protocol.errors import BadSettings
 
 PREFIX = "tokens-"
+BLOCKS = 64  # tokenized at once
 SIDES = ("train", "held_out")
 
 
@@ -45,9 +47,11 @@ def in_memory(blocks: Iterable[Block], tokenizer: Tokenizer) -> Tokens:
     return _tokens(train, held_out, num_bytes)
 
 
-def on_disk(files: list[Path], blocks: Iterable[Block], tokenizer: Tokenizer, cache: Path, tell: Tell = lambda num_bytes: None) -> Tokens:
+def on_disk(
+    files: list[Path], blocks: Iterable[Block], tokenizer: Tokenizer, cache: Path, tell: Tell = lambda num_bytes: None, column: str = "text"
+) -> Tokens:
     """Tokenize a text into `cache`, or find it there from before, and map it. Raises BadSettings when the disk is full."""
-    folder = cache / _fingerprint(files, tokenizer)
+    folder = cache / _fingerprint(files, tokenizer, column)
     if not folder.is_dir():
         try:
             _fill(folder, blocks, tokenizer, tell)
@@ -75,14 +79,15 @@ def _fill(folder: Path, blocks: Iterable[Block], tokenizer: Tokenizer, tell: Tel
 def _tokenize(blocks: Iterable[Block], tokenizer: Tokenizer, sinks: tuple[IO[bytes], IO[bytes]], tell: Tell) -> int:
     """Write each block's tokens to its side, and return the bytes of the text."""
     end = np.asarray([tokenizer.document_end], dtype=tokenizer.dtype).tobytes()
-    num_bytes = 0
-    for block in blocks:
-        sink = sinks[block.is_held_out]
-        sink.write(tokenizer.encode(block.text).tobytes())
-        num_bytes += len(block.text.encode())
-        if block.ends_document:
-            sink.write(end)
-            num_bytes += 1
+    num_bytes, reading = 0, iter(blocks)
+    while some := list(itertools.islice(reading, BLOCKS)):
+        for block, tokens in zip(some, tokenizer.encode_all([block.text for block in some]), strict=True):
+            sink = sinks[block.is_held_out]
+            sink.write(tokens.tobytes())
+            num_bytes += tokenizer.num_text_bytes(block.text)
+            if block.ends_document and tokens[-1:].tobytes() != end:
+                sink.write(end)
+                num_bytes += 1
         tell(num_bytes)
     return num_bytes
 
@@ -97,8 +102,8 @@ def _mapped(path: Path, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     return np.memmap(path, dtype=dtype, mode="r")
 
 
-def _fingerprint(files: list[Path], tokenizer: Tokenizer) -> str:
-    digest = hashlib.sha256(f"{tokenizer.name}\0{tokenizer.vocab_size}".encode())
+def _fingerprint(files: list[Path], tokenizer: Tokenizer, column: str) -> str:
+    digest = hashlib.sha256(f"{tokenizer.name}\0{tokenizer.digest}\0{column}".encode())
     for file in files:
         stat = file.stat()
         digest.update(f"\0{file}\0{stat.st_size}\0{stat.st_mtime_ns}".encode(errors="surrogateescape"))

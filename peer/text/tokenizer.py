@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from peer.text.documents import Document
+from peer.text.document import Document
 from protocol.errors import BadManifest, BadSettings
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ class Tokenizer:
     name: str  # as in the manifest
     vocab_size: int
     document_end: int  # the token after each document
+    digest: str  # SHA-256 of what decides a text's tokens; empty for bytes
     _pretrained: Any  # PreTrainedTokenizerBase; None for bytes
 
     @property
@@ -48,14 +49,18 @@ class Tokenizer:
             return np.frombuffer(text.encode(), dtype=np.uint8)
         return np.asarray(self._pretrained(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=self.dtype)
 
-    def encode_documents(self, documents: Sequence[Document]) -> list[npt.NDArray[Any]]:
-        """Tokenize whole documents into new arrays of `dtype`, each with the token that ends it.
+    def encode_all(self, documents: Sequence[Document]) -> list[npt.NDArray[Any]]:
+        """Tokenize several pieces of text into new arrays of `dtype`, without special tokens.
 
         Texts go through a pretrained tokenizer together, on as many threads as it likes. Raises BadSettings for tokens that it lacks.
         """
         texts = [document for document in documents if isinstance(document, str)]
         encoded = iter(self._encode_texts(texts))
-        return [self._ended(next(encoded) if isinstance(document, str) else self._checked(document)) for document in documents]
+        return [next(encoded) if isinstance(document, str) else self._checked(document) for document in documents]
+
+    def encode_documents(self, documents: Sequence[Document]) -> list[npt.NDArray[Any]]:
+        """Tokenize whole documents as `encode_all` does, each with the token that ends it."""
+        return [self._ended(tokens) for tokens in self.encode_all(documents)]
 
     def num_text_bytes(self, document: Document) -> int:
         """Return how many UTF-8 bytes a document has."""
@@ -94,7 +99,7 @@ def load_tokenizer(section: TokenizerSection) -> Tokenizer:
     """
     name = section.name
     if name == BYTES:
-        return Tokenizer(BYTES, NUM_BYTES, 0, None)
+        return Tokenizer(BYTES, NUM_BYTES, 0, "", None)
     pretrained = _load_pretrained(name, section.revision)
     digest = tokenizer_digest(pretrained)
     if section.digest not in (None, digest):
@@ -108,7 +113,7 @@ def load_tokenizer(section: TokenizerSection) -> Tokenizer:
             f"the tokenizer {name!r} has no end-of-text token, so documents cannot be told apart",
             hint="choose one with an eos or sep token, or `bytes`",
         )
-    return Tokenizer(name, len(pretrained), ends[0], pretrained)
+    return Tokenizer(name, len(pretrained), ends[0], digest, pretrained)
 
 
 def tokenizer_digest(pretrained: PreTrainedTokenizerBase) -> str:

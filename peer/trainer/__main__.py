@@ -24,6 +24,7 @@ from peer.machine.room import held_bytes
 from peer.machine.units import size_bytes
 from peer.model.checkpoint import load_latest
 from peer.model.computing import Computing, compute_dtype
+from peer.model.evaluation import mask_as_run
 from peer.model.model import build_model, check_fit, choose_device
 from peer.model.plan import need_abilities
 from peer.model.throughput import flops_per_token, peak_flops
@@ -89,6 +90,7 @@ def build_replica(child: Child, home: Home, manifest: Manifest) -> Replica:
     tokenizer = load_tokenizer(manifest.tokenizer)
     model = build_model(manifest.model, run_seed)
     check_fit(model.config, tokenizer.vocab_size, inner.sequence_length)
+    mask_as_run(model, manifest)
     draw = Draw(run_seed, peer_id.raw, inner.batch_size, inner.sequence_length)
     corpus = load_corpus(manifest.data, tokenizer, draw, settings.config.data, home.cache, WorkProgress(child.emit, "tokenizing the text"))
     payloads = PayloadFolder(settings.runtime / "payloads")

@@ -15,7 +15,7 @@ import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 from google.protobuf.message import DecodeError
 from pydantic import BaseModel, PrivateAttr, ValidationError
@@ -69,7 +69,7 @@ class Manifest(Section):
             raise BadManifest("the manifest is not JSON with each key once", hint=_ASK_HOST) from None
         if not isinstance(given, dict) or not isinstance(run := given.get("run"), dict) or "protocol" not in run:
             raise BadManifest("the manifest does not say which version of the protocol its run speaks", hint=_ASK_HOST)
-        manifest = cls.checked(_known_keys(given))
+        manifest = cls.checked(_known_keys(given, cls))
         if manifest.canonical_bytes() != canonical:
             manifest._received = canonical
         return manifest
@@ -184,15 +184,24 @@ def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-def _known_keys(given: dict[str, Any]) -> dict[str, Any]:
+def _known_keys(given: dict[str, Any], section: type[Section]) -> dict[str, Any]:
     """Leave out the keys that this build does not know: within one version of the protocol they change nothing that it does."""
-    known = {name: given[name] for name in Manifest.model_fields if name in given}
-    for name, table in known.items():
-        section = Manifest.model_fields[name].annotation
-        assert isinstance(section, type) and issubclass(section, Section)
-        if isinstance(table, dict):
-            known[name] = {key: value for key, value in table.items() if key in section.model_fields}
-    return known
+    return {key: _known_part(field.annotation, given[key]) for key, field in section.model_fields.items() if key in given}
+
+
+def _known_part(annotation: object, value: Any) -> Any:
+    inner = section_of(annotation)
+    if inner is not None and isinstance(value, dict):
+        return _known_keys(value, inner)
+    if inner is not None and isinstance(value, list):
+        return [_known_part(inner, item) for item in value]
+    return value
+
+
+def section_of(annotation: object) -> type[Section] | None:
+    """Return the section that a key holds one of, or several; None for a key with a plain value."""
+    kinds = [annotation, *get_args(annotation)]
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), None)
 
 
 def _run_id(canonical: bytes) -> bytes:
@@ -232,9 +241,10 @@ def _sentence(fault: ErrorDetails) -> str:
 def _unknown_key(loc: tuple[int | str, ...]) -> str:
     section: type[Section] = Manifest
     for part in loc[:-1]:
-        annotation = section.model_fields[str(part)].annotation
-        assert isinstance(annotation, type) and issubclass(annotation, Section)
-        section = annotation
+        if isinstance(part, str):  # else the number of one of several
+            inner = section_of(section.model_fields[part].annotation)
+            assert inner is not None
+            section = inner
     path, key, known = ".".join(str(part) for part in loc), str(loc[-1]), list(section.model_fields)
     nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     legal = f"did you mean {'.'.join([*map(str, loc[:-1]), nearest[0]])}?" if nearest else f"legal here are {', '.join(known)}"
@@ -280,6 +290,8 @@ def _key(text: str) -> str:
 def toml_value(value: Any) -> str:
     """Write a value as TOML does. Raises TypeError for one that TOML has no form for."""
     match value:
+        case [BaseModel(), *_]:
+            return "[\n" + "".join(f"    {toml_value(item.model_dump(exclude_none=True))},\n" for item in value) + "]"
         case list() | tuple():
             return f"[{', '.join(map(toml_value, value))}]"
         case dict():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, ValidationInfo, field_validator, model_validator
 
@@ -29,6 +29,7 @@ DEMO_LLAMA: dict[str, Any] = {
 MUON_RATE = 1e-2  # these two were best for the demo job; a large model wants less
 ADAMW_RATE = 1.5e-3
 AUTO_STEPS = 10  # where the interval finds itself, and something must be computed from it
+LEAST_SHARE = 1e-3  # of a mixture: it is dealt out in whole windows of 1024
 _CONFIG_DEPTH = 4  # transformers configs nest two levels; deeper is only an attack on whoever walks it
 _LARGEST_INTEGER = (1 << 63) - 1
 
@@ -145,24 +146,64 @@ class TokenizerSection(Section):
     digest: Digest | None = Field(default=None, description="SHA-256 of the tokenizer; peers that load another refuse")
 
 
-class DataSection(Section):
-    """What text the peers train on."""
+class DataSource(Section):
+    """Where text comes from."""
 
-    source: Literal["builtin", "text", "huggingface"] = Field(
-        default="builtin", description="the standard library's sources, each peer's own --data, or a Hugging Face data set"
+    source: Literal["builtin", "text", "huggingface", "mixture"] = Field(
+        default="builtin",
+        description="the standard library's sources, each peer's own --data, a Hugging Face data set, or a mixture",
     )
     name: Label | None = Field(default=None, description="data set on the Hugging Face hub, org/name")
     config: Label | None = Field(default=None, description="its configuration, when it has several")
     split: Label = Field(default="train", description="its split")
     revision: CommitHash | None = Field(default=None, description="full commit hash of the data set")
-    column: Label = Field(default="text", description="the column that holds the text")
+    column: Label = Field(default="text", description="the column, of a data set or of parquet and jsonl files, with text, or tokens")
 
     @model_validator(mode="after")
-    def _name_fits_source(self) -> DataSection:
+    def _name_fits_source(self) -> Self:
         if self.source == "huggingface" and (self.name is None or self.revision is None):
             raise ValueError('source = "huggingface" needs a name and a revision (full commit hash)')
         if self.source != "huggingface" and (self.name or self.config or self.revision):
             raise ValueError('name, config and revision have a meaning only with source = "huggingface"')
+        return self
+
+
+class MixedSource(DataSource):
+    """One of the sources of a mixture."""
+
+    weight: float = Field(gt=0, le=1e9, description="its share of the windows that are read, over the sum of all weights")
+
+    @field_validator("source")
+    @classmethod
+    def _no_mixture(cls, source: str) -> str:
+        if source == "mixture":
+            raise ValueError("a mixture cannot hold another one")
+        return source
+
+
+class DataSection(DataSource):
+    """What text the peers train on."""
+
+    mixture: Annotated[tuple[MixedSource, ...], Field(strict=False)] = Field(
+        default=(), max_length=limits.SOURCES, description="sources with their weights, each a table with the keys above and `weight`"
+    )
+    mask_documents: bool = Field(default=False, description="no token sees a document before its own; positions begin anew with each")
+
+    @field_validator("mixture")
+    @classmethod
+    def _fits_together(cls, mixture: tuple[MixedSource, ...]) -> tuple[MixedSource, ...]:
+        total = math.fsum(entry.weight for entry in mixture)
+        for entry in mixture:
+            if entry.weight < LEAST_SHARE * total:
+                raise ValueError(f"the weight {entry.weight:g} is less than a thousandth of all weights together, {total:g}")
+        if sum(entry.source == "text" for entry in mixture) > 1:
+            raise ValueError("each peer has one --data only, so one source may be text")
+        return mixture
+
+    @model_validator(mode="after")
+    def _mixture_fits_source(self) -> Self:
+        if (self.source == "mixture") is not bool(self.mixture):
+            raise ValueError('source = "mixture" and a list of mixture go together')
         return self
 
 

@@ -1,12 +1,22 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from peer.model import computing
-from peer.model.computing import blocks, has_plain_head, loss_in_parts, next_token_loss, recompute_blocks
+from peer.model.computing import (
+    blocks,
+    document_positions,
+    has_plain_head,
+    loss_in_parts,
+    mask_documents,
+    next_token_loss,
+    recompute_blocks,
+)
 from peer.model.model import activation_bytes, build_model, parameter_shapes
 from peer.model.throughput import flops_per_token, peak_flops
+from protocol.errors import BadManifest
 from protocol.run.sections import ModelSection
 from tests.peer.small import LLAMA
 
@@ -79,3 +89,31 @@ def test_operations_are_those_that_torch_counts() -> None:
 
 def test_a_peak_that_nobody_knows_is_zero() -> None:
     assert peak_flops(torch.device("cpu"), torch.float32) == 0
+
+
+def test_masked_documents_do_not_see_each_other() -> None:
+    """What is predicted behind the end of a document is what is predicted of the next one alone."""
+    assert document_positions(torch.tensor([[5, 5, 0, 5, 5, 0]]), 0).tolist() == [[0, 1, 0, 1, 2, 0]]
+    model, window = build_model(SMALL, 0), tokens(1)
+    window[0, 6] = 0
+    plain = model(input_ids=window, use_cache=False).logits[0, 7:]
+    mask_documents(model, 0)
+    masked = model(input_ids=window, use_cache=False).logits[0, 7:]
+    alone = model(input_ids=window[:, 6:], use_cache=False).logits[0, 1:]
+    torch.testing.assert_close(masked, alone)
+    assert not torch.allclose(masked, plain)
+    whole = next_token_loss(model, window)
+    torch.testing.assert_close(loss_in_parts(model, window[:, :-1], window[:, 1:].flatten(), 2), whole)
+
+
+def test_an_architecture_that_cannot_mask_documents_is_refused() -> None:
+    size = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "vocab_size": 256,
+        "ffn_dim": 32,
+        "word_embed_proj_dim": 16,
+    }
+    with pytest.raises(BadManifest, match="does not mask"):
+        mask_documents(build_model(ModelSection(architecture="opt", config=size), 0), 0)

@@ -13,8 +13,8 @@ import pyarrow.parquet
 import pytest
 
 from peer.text.batches import Draw
+from peer.text.document import Document
 from peer.text.document_stream import Bookmark, DocumentStream, open_stream
-from peer.text.documents import Document
 from protocol.errors import BadManifest, BadSettings
 from protocol.run.sections import DataSection
 

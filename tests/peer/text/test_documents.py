@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from peer.text.documents import BLOCK_CHARACTERS, Block, is_held_out, read_texts, standard_library, text_files
+from peer.text.document import is_held_out
+from peer.text.documents import BLOCK_CHARACTERS, Block, read_texts, standard_library, text_files
 from protocol.errors import BadSettings
 
 

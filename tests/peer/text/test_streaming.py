@@ -14,8 +14,8 @@ import torch
 from peer.text import streaming
 from peer.text.batches import Draw
 from peer.text.corpus import load_corpus
+from peer.text.document import Document, is_held_out
 from peer.text.document_stream import Bookmark, DocumentStream, open_stream
-from peer.text.documents import Document, is_held_out
 from peer.text.streaming import StreamedCorpus
 from peer.text.tokenizer import load_tokenizer
 from protocol.errors import BadSettings

@@ -29,7 +29,7 @@ source = "huggingface"
 name = "org/set"
 revision = "{COMMIT}"
 """
-DEMO_RUN_ID = "5dda267005cdbe5145858d38626fb038632fb855bc0f463c6c93aa3a655011a0"
+DEMO_RUN_ID = "4aad4ec593d2422818ef480afe71b77cf7afbf5464611d77c77f636f19c6f266"
 
 
 def demo() -> Manifest:
@@ -151,6 +151,39 @@ def test_a_manifest_of_another_release_is_read_and_keeps_its_bytes(written: byte
     assert SignedManifest.from_bytes(signed.to_bytes(), demo().run_id).manifest() == demo()
     with pytest.raises(BadManifest):
         Manifest.from_toml(read.to_toml().replace("seed = 0", "seed = 0\nshuffle = true"))
+
+
+MIXED = {"source": "mixture", "mixture": [{"source": "builtin", "weight": 3}, {"source": "text", "column": "input_ids", "weight": 0.5}]}
+
+
+def test_a_mixture_survives_toml_and_canonical_bytes() -> None:
+    mixed = Manifest.checked({"data": MIXED})
+    assert Manifest.from_toml(mixed.to_toml()) == Manifest.from_canonical(mixed.canonical_bytes()) == mixed
+    more = mixed.canonical_bytes().replace(b'"weight":0.5', b'"weight":0.5,"until":9')
+    assert Manifest.from_canonical(more).data == mixed.data
+
+
+@pytest.mark.parametrize(
+    ("mixture", "says"),
+    [
+        ([], 'source = "mixture" and a list of mixture go together'),
+        ([{"source": "builtin", "weight": 0}], "data.mixture.0.weight is 0: should be greater than 0"),
+        ([{"source": "builtin"}], "data.mixture.0.weight"),
+        (
+            [{"source": "builtin", "weight": 1}, {"source": "text", "weight": 5000}],
+            "the weight 1 is less than a thousandth of all",
+        ),
+        ([{"source": "text", "weight": 1}, {"source": "text", "weight": 1}], "one source may be text"),
+        (
+            [{"source": "builtin", "weigth": 1, "weight": 1}],
+            "data.mixture.0.weigth is not a key of a manifest; did you mean data.mixture.0.weight",
+        ),
+        ([{"source": "mixture", "weight": 1}], "cannot hold another"),
+    ],
+)
+def test_a_wrong_mixture_says_which_entry(mixture: list[dict[str, object]], says: str) -> None:
+    with pytest.raises(BadManifest, match=says):
+        Manifest.checked({"data": {"source": "mixture", "mixture": mixture}})
 
 
 def test_the_host_joins_its_own_run() -> None:

@@ -36,7 +36,7 @@ def fault(**tables: Any) -> str:
         ("run", "members", [str(ALICE.peer_id)], 'only with access = "allowlist"'),
         ("model", "config", 3, "should be a table"),
         ("tokenizer", "name", "", "1 to 200 printable"),
-        ("data", "source", "web", "'builtin', 'text' or 'huggingface'"),
+        ("data", "source", "web", "'builtin', 'text', 'huggingface' or 'mixture'"),
         ("inner", "learning_rate", 0.0, "greater than 0"),
         ("inner", "learning_rate", "2e-3", "valid number"),
         ("inner", "learning_rate", float("nan"), "finite number"),
