@@ -27,7 +27,7 @@ from peer.machine.events import MeetingDone, read_events
 from peer.machine.home import Home
 from peer.machine.units import rate_bytes_per_s
 
-OPTIONS = ("--listen", "127.0.0.1", "--port", "0", "--device", "cpu", "--threads", "1")
+OPTIONS = ("--listen", "127.0.0.1", "--port", "0", "--devices", "cpu", "--threads", "1")
 SETTLE_S = 15.0  # after a change, for what was under way and for the interval
 
 

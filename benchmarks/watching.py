@@ -69,7 +69,7 @@ def main() -> None:
 @contextlib.contextmanager
 def peer(home: Path) -> Iterator[psutil.Popen]:
     """Run a peer that trains alone, on one thread, while inside."""
-    options = ["--listen", "127.0.0.1", "--port", "0", "--threads", "1", "--device", "cpu", "--steps", "1000000"]
+    options = ["--listen", "127.0.0.1", "--port", "0", "--threads", "1", "--devices", "cpu", "--steps", "1000000"]
     command = [sys.executable, "-m", "cli.main", "host", *options, "--metrics", str(METRICS), "--home", str(home)]
     with psutil.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:

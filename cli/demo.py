@@ -32,7 +32,7 @@ from protocol.run.manifest import Manifest
 NUM_STEPS = 600
 FIRST_SHARE = 0.05  # of the steps, after which the demo says how long it will take
 MEASURED_STEPS = 64  # of one peer alone on the machine take as long as to measure one model
-ON_THIS_MACHINE = ("--listen", "127.0.0.1", "--port", "0", "--device", "cpu", "--threads", "1")
+ON_THIS_MACHINE = ("--listen", "127.0.0.1", "--port", "0", "--devices", "cpu", "--threads", "1")
 
 DemoSteps = Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Inner steps that the run lasts.")]
 Peers = Annotated[int, typer.Option("--peers", metavar="N", min=2, max=64, help="Peers in the swarm, beside the one that trains alone.")]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.options import DEFAULT_HOME, Device, HomeFolder, Json, Listen, Port
+from cli.options import DEFAULT_HOME, Devices, HomeFolder, Json, Listen, Port
 from peer.machine.config import peer_config, saved_settings
 from peer.machine.home import Home
 from protocol.errors import BadSettings
@@ -27,7 +27,7 @@ InviteText = Annotated[
 def doctor(
     invite: InviteText = None,
     home: HomeFolder = DEFAULT_HOME,
-    device: Device = None,
+    devices: Devices = None,
     listen: Listen = None,
     port: Port = None,
     as_json: Json = False,
@@ -42,9 +42,9 @@ def doctor(
     found, folder, saved = [], Home(home), {}
     with suppress(BadSettings):  # a check says it
         saved = saved_settings(folder)
-    given = {key: value for key, value in (("device", device), ("listen", listen)) if value}
+    given = {key: value for key, value in (("devices", devices), ("listen", listen)) if value}
     local = peer_config({**saved, **given, "home": folder.path})
-    for name, finding in examine(Case(folder, invite, local.device, local.listen, saved.get("port") if port is None else port)):
+    for name, finding in examine(Case(folder, invite, local.devices, local.listen, saved.get("port") if port is None else port)):
         found.append((name, finding))
         if not as_json:
             show(name, finding)

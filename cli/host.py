@@ -42,7 +42,7 @@ def host(
     manifest: ManifestFile = None,
     home: options.HomeFolder = options.DEFAULT_HOME,
     data: options.Data = None,
-    device: options.Device = None,
+    devices: options.Devices = None,
     micro_batch: options.MicroBatch = None,
     threads: options.Threads = None,
     niceness: options.Niceness = None,

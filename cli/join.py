@@ -48,7 +48,7 @@ def join(
     invite_file: InviteFile = None,
     home: options.HomeFolder = options.DEFAULT_HOME,
     data: options.Data = None,
-    device: options.Device = None,
+    devices: options.Devices = None,
     micro_batch: options.MicroBatch = None,
     threads: options.Threads = None,
     niceness: options.Niceness = None,

@@ -26,6 +26,14 @@ Data = Annotated[
     typer.Option("--data", metavar="PATH", exists=True, help="Text file, or folder of text, to train on. Default: what the manifest says."),
 ]
 Device = Annotated[str | None, typer.Option("--device", metavar="NAME", help="Where to train: auto (default), cpu, mps, cuda or cuda:N.")]
+Devices = Annotated[
+    str | None,
+    typer.Option(
+        "--devices",
+        metavar="NAMES",
+        help="Where to train: auto (default), cpu, mps, cuda, cuda:N; 0,1 or all for several CUDA GPUs; cpu:2 for two processes.",
+    ),
+]
 MicroBatch = Annotated[
     int | None, typer.Option("--micro-batch", metavar="N", min=0, help="Sequences to compute at a time; 0 (default) finds as many as fit.")
 ]

@@ -13,7 +13,7 @@ steps (re-warming, arXiv 2308.04014), so that a fresh optimizer state does not k
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -178,20 +178,39 @@ def _adamw(groups: list[dict[str, Any]], settings: InnerSettings) -> torch.optim
 
 
 def _build_muon(named: list[tuple[str, Tensor]], settings: InnerSettings) -> torch.optim.Optimizer:
-    hidden = [parameter for name, parameter in named if _is_hidden(name, parameter)]
-    others = [parameter for name, parameter in named if not _is_hidden(name, parameter)]
+    hidden = [parameter for name, parameter in named if _is_hidden(name, parameter.shape)]
+    others = [parameter for name, parameter in named if not _is_hidden(name, parameter.shape)]
     matrices = [{"params": hidden, "weight_decay": settings.weight_decay, "orthogonal": True}] if hidden else []
     return Muon(matrices + [group | {"orthogonal": False} for group in _decay_groups(others, settings)], settings)
 
 
-def _is_hidden(name: str, parameter: Tensor) -> bool:
-    return parameter.dim() == 2 and BLOCK_NAME.search(name) is not None
+def _is_hidden(name: str, shape: Sequence[int]) -> bool:
+    return len(shape) == 2 and BLOCK_NAME.search(name) is not None
 
 
 def num_state_values(name: str, shapes: Mapping[str, tuple[int, ...]]) -> int:
     """Return how many values the optimizer of that name keeps for parameters of these shapes; a step count each is not worth counting."""
-    one = {key for key, shape in shapes.items() if name == "muon" and len(shape) == 2 and BLOCK_NAME.search(key)}
+    one = {key for key, shape in shapes.items() if name == "muon" and _is_hidden(key, shape)}
     return sum((1 if key in one else 2) * math.prod(shape) for key, shape in shapes.items())
+
+
+def shared_out(name: str, shapes: Mapping[str, tuple[int, ...]], count: int) -> list[list[str]]:
+    """Share parameters out among so many optimizers, each whole, so that each has about as much to do: names for each, in the given order.
+
+    Muon's matrices by the work of a Newton-Schulz step, then the rest by values.
+    """
+    matrices = {key: math.prod(shape) * min(shape) for key, shape in shapes.items() if name == "muon" and _is_hidden(key, shape)}
+    work, values, shares = [0] * count, [0] * count, [set[str]() for _ in range(count)]
+    for key in sorted(matrices, key=lambda key: -matrices[key]):
+        least = min(range(count), key=work.__getitem__)
+        work[least] += matrices[key]
+        values[least] += math.prod(shapes[key])
+        shares[least].add(key)
+    for key in sorted(shapes.keys() - matrices.keys(), key=lambda key: (-math.prod(shapes[key]), key)):
+        least = min(range(count), key=values.__getitem__)
+        values[least] += math.prod(shapes[key])
+        shares[least].add(key)
+    return [[key for key in shapes if key in share] for share in shares]
 
 
 def _decay_groups(parameters: list[Tensor], settings: InnerSettings) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ POLL_S = 0.05
 USUAL = frozenset({"completed", "busy"})  # of a meeting's outcomes
 OVER = frozenset({"done", "failed", "left"})
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-ON_ONE_THREAD = ("--device", "cpu", "--threads", "1", "--port", "0")
+ON_ONE_THREAD = ("--devices", "cpu", "--threads", "1", "--port", "0")
 
 
 @dataclass(slots=True)

@@ -48,9 +48,9 @@ class Once(Generic[T]):
 class Case:
     """One examination: the home, the invite if one was given, and the settings that a peer would run with."""
 
-    def __init__(self, home: Home, invite_text: str | None, device: str, listen: str, port: int | None) -> None:
+    def __init__(self, home: Home, invite_text: str | None, devices: str, listen: str, port: int | None) -> None:
         self.home = home
-        self.device = device
+        self.devices = devices
         self.listen = listen
         self.port = port  # None: that of last time, or any
         self._invite_text = invite_text
@@ -80,19 +80,23 @@ class Case:
         return Identity.load_or_create(self.home.identity) if self.home.identity.exists() else None
 
     def _need(self) -> Need:
-        import torch  # seconds to import
-
+        from peer.model.computing import Computing  # torch: seconds to import
+        from peer.model.model import choose_devices
         from peer.trainer.need import run_need
 
-        on_gpu = self.device.startswith("cuda") or (self.device == "auto" and torch.cuda.is_available())
-        return run_need(self.manifest(), "cuda" if on_gpu else "cpu")
+        try:
+            devices, _ = choose_devices(self.devices)
+            kind, count = devices[0].type, len(devices)
+        except BadSettings:  # which another check reports
+            kind, count = "cuda", 1
+        return run_need(self.manifest(), kind, Computing(micro_batch=1, recompute=True, num_devices=count))
 
     def device_room(self) -> Room:
-        """Return what the device has left. Raises BadSettings where it is absent."""
-        from peer.model.model import choose_device
+        """Return what the fullest of the devices has left. Raises BadSettings where one is absent."""
+        from peer.model.model import choose_devices
         from peer.trainer.need import device_room
 
-        return device_room(choose_device(self.device)[0])
+        return device_room(choose_devices(self.devices)[0])
 
     def manifest(self) -> Manifest:
         """Return the run's manifest: the home's, or what a peer gave; without a run the default one. Raises BadManifest."""

@@ -54,12 +54,12 @@ def _installed(name: str) -> str | None:
 
 def device(case: Case) -> Finding:
     """Have torch compute something whose result is known, in a process of its own: a driver may hang or crash."""
-    command = [sys.executable, "-m", "peer.doctor.matmul", case.device]
+    command = [sys.executable, "-m", "peer.doctor.matmul", case.devices]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=DEVICE_S, check=False)
     except subprocess.TimeoutExpired as late:
-        return device_facts(case.device, None, str(late.stdout or b"", errors="replace"))
-    return device_facts(case.device, done.returncode, done.stdout + done.stderr)
+        return device_facts(case.devices, None, str(late.stdout or b"", errors="replace"))
+    return device_facts(case.devices, done.returncode, done.stdout + done.stderr)
 
 
 def device_facts(name: str, code: int | None, said: str) -> Finding:
@@ -68,10 +68,10 @@ def device_facts(name: str, code: int | None, said: str) -> Finding:
     if code is None and lines[-1] != UP:
         return warn(f"not known: torch did not even load within {DEVICE_S:.0f} s", "try again when the machine is less busy")
     if code is None:
-        return fail(f"torch did not compute anything on {name} within {DEVICE_S:.0f} s", "check the driver, or use --device cpu")
+        return fail(f"torch did not compute anything on {name} within {DEVICE_S:.0f} s", "check the driver, or use --devices cpu")
     if code:
         lines = [f"torch died on {name} by signal {-code}"] if code < 0 else lines
-        return fail(lines[-1], "use --device auto or --device cpu; `nvidia-smi` tells whether the driver sees a GPU")
+        return fail(lines[-1], "use --devices auto or --devices cpu; `nvidia-smi` tells whether the driver sees a GPU")
     return ok(lines[-1])
 
 

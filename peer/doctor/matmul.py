@@ -1,4 +1,4 @@
-"""`python -m peer.doctor.matmul DEVICE`: multiply two matrices of whole numbers on the device, and compare with the exact product."""
+"""`python -m peer.doctor.matmul DEVICES`: multiply two matrices of whole numbers on each device, and compare with the exact product."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 import torch
 
 from peer.doctor.machine_checks import UP
-from peer.model.model import choose_device
+from peer.model.model import choose_devices
 from protocol.errors import ExitCode, GossamerError
 
 SIZE = 256
@@ -16,17 +16,19 @@ LARGEST = 8  # products and sums of so small whole numbers are exact in any floa
 
 
 def computes(name: str) -> str:
-    """Return what a device is and how fast it answered. Raises BadSettings where it is absent, ArithmeticError where it is wrong."""
-    device, why = choose_device(name)
+    """Return what the devices are and how fast they answered. Raises BadSettings where one is absent, ArithmeticError where it is wrong."""
+    devices, why = choose_devices(name)
     left, right = (torch.randint(-LARGEST, LARGEST, (SIZE, SIZE), generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
     exact = left @ right
     began_s = time.monotonic()
-    product = (left.float().to(device) @ right.float().to(device)).cpu().long()
+    for device in devices:
+        product = (left.float().to(device) @ right.float().to(device)).cpu().long()
+        if not torch.equal(product, exact):
+            raise ArithmeticError(f"torch computes wrong results on {device}: the machine or its driver is broken")
     took_s = time.monotonic() - began_s
-    if not torch.equal(product, exact):
-        raise ArithmeticError(f"torch computes wrong results on {device}: the machine or its driver is broken")
-    label = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
-    return f"{device} ({label}; {why}), torch {torch.__version__} computes right on it, in {1000 * took_s:.0f} ms"
+    names = ", ".join(map(str, devices))
+    labels = {torch.cuda.get_device_name(one) if one.type == "cuda" else f"{torch.get_num_threads()} threads" for one in devices}
+    return f"{names} ({', '.join(sorted(labels))}; {why}), torch {torch.__version__} computes right on it, in {1000 * took_s:.0f} ms"
 
 
 if __name__ == "__main__":

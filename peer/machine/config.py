@@ -24,7 +24,7 @@ from protocol.run.manifest import toml_value
 NODE, TRAINER = "node", "trainer"  # the processes of a peer, beside its supervisor
 STARTED_WITH = {  # settings that a child is started with: it is started again when one changes
     "data": (TRAINER,),
-    "device": (TRAINER,),
+    "devices": (TRAINER,),
     "micro_batch": (TRAINER,),
     "recompute": (TRAINER,),
     "compile": (TRAINER,),
@@ -42,6 +42,7 @@ LIMITS = (  # what the page offers to change
     "max_upload", "max_download", "monthly_traffic", "max_disk", "max_memory", "gpu_memory", "threads", "niceness", "schedule", "only_idle",
     "not_on_battery",
 )  # fmt: skip
+DEVICES = r"^(auto|all|mps|cuda(:\d+)?|cpu(:[1-9]\d?)?|\d+(,\d+)*)$"
 SETTINGS_PAGE = "docs/reference/config.md"  # where each setting is explained
 _TITLE = "The local settings of this peer. `peer config` shows them with their meaning, and writes this file anew when it changes one."
 
@@ -71,6 +72,13 @@ def _fast_enough(text: str) -> None:
         raise ValueError(f"a meeting could not end before its deadline at {rate_text(rate_bytes_per_s(text))}; {least} would do")
 
 
+def _each_once(text: str) -> str:
+    names = text.split(",")
+    if len(set(names)) < len(names):
+        raise ValueError("a device stands in it twice")
+    return text
+
+
 Place = Annotated[Path, AfterValidator(_tellable)]
 Rate = Annotated[str, _readable(_fast_enough)]
 Size = Annotated[str, _readable(size_bytes)]
@@ -84,8 +92,8 @@ class LocalSettings(BaseModel):
 
     data: Place | None = None
     """A folder or file of text to train on; needed where the manifest says that each peer brings its own."""
-    device: str = Field(default="auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")
-    """Where the tensors live: cpu, mps, cuda or cuda:N; auto takes a CUDA GPU where there is one."""
+    devices: Annotated[str, AfterValidator(_each_once)] = Field(default="auto", pattern=DEVICES)
+    """Where to train: cpu, mps, cuda or cuda:N; 0,1 or all for several CUDA GPUs; cpu:2 for two processes; auto is one GPU or the CPU."""
     micro_batch: int = Field(default=0, ge=0, le=1 << 20)
     """Sequences to compute at a time; 0 finds it: the whole batch, or as many as fit. The result is the same."""
     recompute: bool = False

@@ -64,7 +64,8 @@ class ComputingSet(Stamped):
     """How this peer computes its inner steps has changed."""
 
     precision: str  # of matrix products: bf16 or fp32
-    micro_batch: int  # sequences at a time
+    devices: int  # that share each batch
+    micro_batch: int  # sequences at a time on each
     recompute: bool  # whether activations are computed again in the backward pass
     compiled: bool
     reason: str  # what led to it

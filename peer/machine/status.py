@@ -13,7 +13,7 @@ from peer.machine.history import History, HistoryPoint
 from peer.machine.partners import COUNTED_AS, Partners, after_meeting, connected_by, routes
 
 VERSION = "0.1.0"
-COMPUTING = "precision", "micro_batch", "recompute", "compiled", "reason"
+COMPUTING = "precision", "devices", "micro_batch", "recompute", "compiled", "reason"
 MANY_FAILURES = 3  # meetings in a row, before it is worth a word
 OVER_ALL_STARTS = ("seconds", "train_seconds", "meetings", "sent", "received", "watt_hours")  # what `lifetime` sums up
 

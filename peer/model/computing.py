@@ -32,9 +32,14 @@ class Computing:
     """How one peer computes; it changes speed and memory, and what is learnt by rounding only."""
 
     dtype: torch.dtype = torch.float32  # of matrix products
-    micro_batch: int = 0  # sequences at a time; 0: the whole batch
+    micro_batch: int = 0  # sequences at a time on a device; 0: all that it has of a batch
     recompute: bool = False  # activations, block by block, in the backward pass, instead of keeping them
     compiles: bool = False  # the blocks
+    num_devices: int = 1  # that share each batch
+
+    def rows(self, batch_size: int) -> int:
+        """Return how many sequences of a batch the device with the most of them has."""
+        return -(-batch_size // self.num_devices)
 
 
 def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
@@ -149,9 +154,14 @@ def document_positions(tokens: Tensor, document_end: int) -> Tensor:
     return places - starts
 
 
+def can_recompute(model: Any) -> bool:
+    """Tell whether a model's activations can be computed again instead of being kept."""
+    return bool(getattr(model, "supports_gradient_checkpointing", False))
+
+
 def recompute_blocks(model: Any) -> bool:
     """Keep only what goes into each block, and compute the rest again in the backward pass; False for a model that cannot."""
-    if not getattr(model, "supports_gradient_checkpointing", False):
+    if not can_recompute(model):
         return False
     model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     return True

@@ -10,6 +10,7 @@ import difflib
 import hashlib
 import inspect
 import json
+import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,14 @@ def build_model(section: ModelSection, seed: int) -> PreTrainedModel:
             model = auto_model.from_config(model_config(section), attn_implementation="sdpa", dtype=torch.float32)
         else:
             model = _pretrained(auto_model, section)
+    model.train()
+    return model
+
+
+def unset_model(section: ModelSection, device: torch.device) -> PreTrainedModel:
+    """Build the model in float32 on a device, in training mode, with any weights: somebody else's are to come. Raises BadManifest."""
+    with _transformers_says(_name(section)) as (_, auto_model), torch.random.fork_rng(devices=[]), torch.device(device):
+        model = auto_model.from_config(model_config(section), attn_implementation="sdpa", dtype=torch.float32)
     model.train()
     return model
 
@@ -145,8 +154,28 @@ def choose_device(name: str) -> tuple[torch.device, str]:
     device = torch.device(name)
     is_there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}[device.type]
     if not is_there or (device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()):
-        raise BadSettings(f"this machine has no device {name}", hint="use --device auto or --device cpu")
+        raise BadSettings(f"this machine has no device {name}", hint="use --devices auto or --devices cpu")
     return device, "as asked"
+
+
+def choose_devices(names: str) -> tuple[tuple[torch.device, ...], str]:
+    """Turn the devices setting into one device or several alike, and say in words why those. Raises BadSettings if this machine lacks one.
+
+    `cpu:2` is the CPU twice: two processes share its threads.
+    """
+    if names == "all":
+        if not (count := torch.cuda.device_count()):
+            raise BadSettings("this machine has no CUDA GPU for --devices all", hint="use --devices auto or --devices cpu")
+        return tuple(torch.device("cuda", number) for number in range(count)), "all CUDA GPUs that were found"
+    if names[0].isdecimal():
+        return tuple(choose_device(f"cuda:{number}")[0] for number in names.split(",")), "as asked"
+    if names.startswith("cpu:"):
+        count, cores = int(names.removeprefix("cpu:")), os.cpu_count() or 1
+        if count > cores:
+            raise BadSettings(f"this machine has {cores} processor cores, too few for --devices {names}", hint=f"use --devices cpu:{cores}")
+        return (torch.device("cpu"),) * count, "as asked"
+    device, why = choose_device(names)
+    return (device,), why
 
 
 @contextlib.contextmanager

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch.utils._triton import has_triton
@@ -25,18 +25,22 @@ from peer.machine.units import size_bytes
 from peer.model.checkpoint import load_latest
 from peer.model.computing import Computing, compute_dtype
 from peer.model.evaluation import mask_as_run
-from peer.model.model import build_model, check_fit, choose_device
+from peer.model.model import build_model, check_fit, choose_devices
 from peer.model.plan import need_abilities
 from peer.model.throughput import flops_per_token, peak_flops
 from peer.text.batches import Draw
 from peer.text.corpus import load_corpus
 from peer.text.tokenizer import load_tokenizer
+from peer.trainer.device import keep_within
 from peer.trainer.need import fitting, rooms, within
 from peer.trainer.replica import Replica
 from peer.trainer.saver import Saver
 from peer.trainer.trainer import Trainer
 from protocol.identity import PeerId
 from protocol.run.manifest import Manifest, SignedManifest
+
+if TYPE_CHECKING:
+    from peer.trainer.ranks import RankProcesses  # which loads what only several devices need
 
 TELL_S = 1.0  # between two words on how far a long work is
 
@@ -68,13 +72,6 @@ class WorkProgress:
         self._emit(ProgressMade(self._work, share))
 
 
-def keep_within(device: torch.device, num_bytes: float) -> None:
-    """Have torch take no more memory than this on a GPU; more is an error of the step that asks for it."""
-    if device.type == "cuda" and math.isfinite(num_bytes):
-        total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, num_bytes / total), device)
-
-
 def build_replica(child: Child, home: Home, manifest: Manifest) -> Replica:
     """Build the model with its initial weights, and its text.
 
@@ -83,9 +80,12 @@ def build_replica(child: Child, home: Home, manifest: Manifest) -> Replica:
     need_abilities(manifest)
     settings, inner, run_seed = child.settings, manifest.inner, manifest.run.seed
     peer_id = PeerId.from_text(settings.peer_id)
-    device, _ = choose_device(settings.config.device)
-    there = within(rooms(device, home, settings.runtime, held_bytes(os.getppid())), settings.config)
-    computing = fitting(manifest, device.type, there, wanted_computing(settings.config, compute_dtype(inner.precision, device), device))
+    devices, _ = choose_devices(settings.config.devices)
+    device = devices[0]
+    there = within(rooms(devices, home, settings.runtime, held_bytes(os.getppid())), settings.config)
+    wanted = wanted_computing(settings.config, compute_dtype(inner.precision, device), devices)
+    computing = fitting(manifest, device.type, there, wanted)
+    processes = start_ranks(child, home, devices) if len(devices) > 1 else None
     keep_within(device, size_bytes(settings.config.gpu_memory))
     tokenizer = load_tokenizer(manifest.tokenizer)
     model = build_model(manifest.model, run_seed)
@@ -95,20 +95,33 @@ def build_replica(child: Child, home: Home, manifest: Manifest) -> Replica:
     corpus = load_corpus(manifest.data, tokenizer, draw, settings.config.data, home.cache, WorkProgress(child.emit, "tokenizing the text"))
     payloads = PayloadFolder(settings.runtime / "payloads")
     payloads.clear(Writer.TRAINER)
-    return Replica(manifest, model.to(device), corpus, payloads, peer_seed(run_seed, peer_id), child.emit, computing)
+    model = model.to(device)
+    ranks = processes.joined(manifest, model) if processes is not None else None
+    return Replica(manifest, model, corpus, payloads, peer_seed(run_seed, peer_id), child.emit, computing, ranks)
 
 
-def wanted_computing(config: PeerConfig, dtype: torch.dtype, device: torch.device) -> Computing:
+def start_ranks(child: Child, home: Home, devices: Sequence[torch.device]) -> RankProcesses:
+    """Start a process for each device but the first; when one falls while the trainer cannot see it, the trainer ends."""
+    from peer.trainer.ranks import RankProcesses, threads_each
+
+    config = child.settings.config
+    processes = RankProcesses(home.manifest, devices, child.settings.runtime / "ranks", lambda error: os._exit(child.end(error)), config)
+    if (threads := threads_each(config, devices)) != 0:
+        torch.set_num_threads(threads)
+    return processes
+
+
+def wanted_computing(config: PeerConfig, dtype: torch.dtype, devices: Sequence[torch.device]) -> Computing:
     """Return how the operator wants the peer to compute; compiled, unless they say otherwise, where a GPU gains by it."""
-    compiles = device.type == "cuda" and has_triton() if config.compile is None else config.compile
-    return Computing(dtype, config.micro_batch, config.recompute, compiles)
+    compiles = devices[0].type == "cuda" and has_triton() if config.compile is None else config.compile
+    return Computing(dtype, config.micro_batch, config.recompute, compiles, len(devices))
 
 
 def reason_for(computing: Computing, config: PeerConfig, manifest: Manifest) -> str:
     """Say why a peer begins to compute as it does."""
     if computing.micro_batch == config.micro_batch:
         return "as the settings say"
-    return "the whole batch fits" if computing.micro_batch == manifest.inner.batch_size else "what fits, by the count"
+    return "the whole batch fits" if computing.micro_batch == computing.rows(manifest.inner.batch_size) else "what fits, by the count"
 
 
 def build(child: Child) -> Trainer:
@@ -123,9 +136,10 @@ def build(child: Child) -> Trainer:
     num_params = sum(parameter.numel() for parameter in replica.parameters.values())
     shapes = {name: tuple(parameter.shape) for name, parameter in replica.parameters.items()}
     flops = flops_per_token(replica.model.config, shapes, manifest.inner.sequence_length)
-    peak = peak_flops(replica.inner.device, replica.inner.computing.dtype)
+    computing = replica.inner.computing
+    peak = peak_flops(replica.inner.device, computing.dtype) * computing.num_devices
     child.emit(ModelBuilt(num_params, 8 * replica.plan.round_bytes / num_params, flops, peak))
-    replica.inner.tell(reason_for(replica.inner.computing, config, manifest))
+    replica.inner.tell(reason_for(computing, config, manifest))
     saver = Saver(home, config, child.emit, time.monotonic)
     loaded = load_latest(home.checkpoints, manifest.run_id, WorkProgress(child.emit, "reading the checkpoint"))
     if loaded is not None:

@@ -6,14 +6,14 @@ trainer takes; the constants are measured (docs/log.md, "What a run needs").
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import torch
 
-from optim.inner import num_state_values
+from optim.inner import num_state_values, shared_out
 from peer.machine.config import LocalSettings
 from peer.machine.home import Home
 from peer.machine.room import OTHERS_BYTES, TRAINER_BYTES, Room, container_size, disk_room, home_room, memory_room, need_room
@@ -50,7 +50,10 @@ class Need:
 
 
 def run_need(manifest: Manifest, device: str, computing: Computing | None = None) -> Need:
-    """Count what a peer of this run needs that computes so on a device of this kind; unless given, as little at once as it can.
+    """Count what a peer of this run needs that computes so on devices of this kind; unless given, on one, as little at once as it can.
+
+    Of several devices each has weights, gradients and what its rows of a batch leave in the model, and a share of the optimizer; the first
+    all else. `device` is the first's.
 
     Raises BadManifest for a model that cannot be.
     """
@@ -61,21 +64,22 @@ def run_need(manifest: Manifest, device: str, computing: Computing | None = None
     plan = model_plan(codecs, manifest.outer.alpha)
     sizes = sorted((codec.fragment.numel for codec in codecs), reverse=True)
     num_params = sum(sizes)
+    count, has_own_memory = computing.num_devices, device == "cuda"
     optimizer = VALUE_BYTES * num_state_values(manifest.inner.optimizer, shapes)
+    share = max(_state_bytes(manifest, shapes, names) for names in shared_out(manifest.inner.optimizer, shapes, count))
     weights, has_momentum = VALUE_BYTES * num_params, manifest.outer.alpha > 0.0
     tensors = {
-        "for weights and their gradients": 2 * weights,
-        "for the optimizer": optimizer,
+        "for weights and their gradients": 2 * weights * (1 if has_own_memory else count),
+        "for the optimizer": share if has_own_memory else optimizer,
         **({"for slow weights and momentum": 2 * weights} if has_momentum else {"for slow weights": weights}),
-        **({} if device == "cuda" else {COPY: weights + optimizer}),
-        **_passing(manifest, computing, weights, VALUE_BYTES * sum(sizes[:MEETINGS])),
+        **({} if has_own_memory else {COPY: weights + optimizer}),
+        **_passing(manifest, computing, weights, VALUE_BYTES * sum(sizes[:MEETINGS]), 1 if has_own_memory else count),
     }
     largest = sorted((fragment.slow_bytes for fragment in plan.fragments), reverse=True)
     payloads = {"for meetings under way": 2 * sum(largest[:MEETINGS]), "for a copy of the weights that others fetch": plan.state_bytes}
     copied = {COPY: weights + optimizer, "for the model while it is made": weights}
-    programs = {PROGRAMS: TRAINER_BYTES + OTHERS_BYTES, "for payloads": sum(payloads.values())}
+    programs = {PROGRAMS: count * TRAINER_BYTES + OTHERS_BYTES, "for payloads": sum(payloads.values())}
     checkpoints = CHECKPOINTS * ((2 + has_momentum) * weights + optimizer)
-    has_own_memory = device == "cuda"
     return Need(
         memory=programs | (copied if has_own_memory else tensors),
         device=tensors | {"for CUDA itself": GPU_RUNTIME_BYTES} if has_own_memory else {},
@@ -91,7 +95,7 @@ def fitting(manifest: Manifest, device: str, there: Rooms, wanted: Computing) ->
 
     Raises BadSettings, with the sum and what would fit, where not even one sequence at a time does.
     """
-    sizes = [wanted.micro_batch or manifest.inner.batch_size]
+    sizes = [wanted.micro_batch or wanted.rows(manifest.inner.batch_size)]
     while sizes[-1] > 1:
         sizes.append(-(-sizes[-1] // 2))
     tries = [replace(wanted, micro_batch=size) for size in sizes]
@@ -106,12 +110,21 @@ def fitting(manifest: Manifest, device: str, there: Rooms, wanted: Computing) ->
     raise refusal
 
 
-def _passing(manifest: Manifest, computing: Computing, weights: int, fragments: int) -> Parts:
+def _state_bytes(manifest: Manifest, shapes: Mapping[str, tuple[int, ...]], names: Sequence[str]) -> int:
+    return VALUE_BYTES * num_state_values(manifest.inner.optimizer, {name: shapes[name] for name in names})
+
+
+def _passing(manifest: Manifest, computing: Computing, weights: int, fragments: int, count: int) -> Parts:
     """Return what is not there all the time; never at once: an inner step beside meetings, and another's weights that are tried on."""
     inner = manifest.inner
     step = {
-        "for what a batch leaves in the model": activation_bytes(
-            manifest.model, computing.micro_batch or inner.batch_size, inner.sequence_length, computing.dtype, computing.recompute
+        "for what a batch leaves in the model": count
+        * activation_bytes(
+            manifest.model,
+            computing.micro_batch or computing.rows(inner.batch_size),
+            inner.sequence_length,
+            computing.dtype,
+            computing.recompute,
         ),
         "for meetings under way": (MEETING_VALUES + (manifest.outer.alpha > 0.0)) * fragments,
     }
@@ -129,11 +142,11 @@ class Rooms:
     disk: Room
 
 
-def rooms(device: torch.device, home: Home, payloads: Path, held_bytes: int) -> Rooms:
+def rooms(devices: Sequence[torch.device], home: Home, payloads: Path, held_bytes: int) -> Rooms:
     """Look how much room there is; `held_bytes` is the memory that this peer, or who asks for it, holds already."""
     return Rooms(
         memory_room(held_bytes),
-        device_room(device) if device.type == "cuda" else None,
+        device_room(devices) if devices[0].type == "cuda" else None,
         disk_room(payloads),
         home_room(home),
     )
@@ -154,9 +167,9 @@ def _at_most(room: Room, size: str, key: str) -> Room:
     return room if room.num_bytes <= allowed else Room(int(allowed), f"the setting {key} = {size}")
 
 
-def device_room(device: torch.device) -> Room:
-    """Return what a device that has memory of its own has left."""
-    return Room(torch.cuda.mem_get_info(device)[0], f"free on {device}")
+def device_room(devices: Sequence[torch.device]) -> Room:
+    """Return what the fullest of some devices that have memory of their own has left."""
+    return min((Room(torch.cuda.mem_get_info(device)[0], f"free on {device}") for device in devices), key=lambda room: room.num_bytes)
 
 
 def need_to_fit(need: Need, there: Rooms) -> None:
@@ -181,7 +194,7 @@ def need_memory(need: Need, room: Room) -> None:
 
 def need_device_memory(need: Need, room: Room) -> None:
     """Raise BadSettings unless the device's memory is enough."""
-    need_room("memory on the device", need.device, room, "use --device cpu, or a device with more memory")
+    need_room("memory on the device", need.device, room, "use --devices cpu, or a device with more memory")
 
 
 def need_payload_room(need: Need, room: Room) -> None:

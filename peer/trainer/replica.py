@@ -28,6 +28,7 @@ from peer.model.computing import Computing
 from peer.model.evaluation import held_out_loss
 from peer.model.plan import follow_clock, fragment_codecs, inner_settings, model_plan
 from peer.text.corpus import Corpus
+from peer.trainer.device import Devices
 from peer.trainer.inner_loop import InnerLoop
 from peer.trainer.outer_loop import OuterLoop
 from peer.trainer.shared_state import RESULT_TOLERANCE, TOLERANCE, read_state, settle, try_on, try_shift
@@ -37,6 +38,7 @@ from protocol.run.manifest import Manifest
 
 REPLACED: Final = ("slow/", "momentum/")  # in the names of `Replica.tensors`: what an outer step replaces and nothing changes
 LATE_SHARE: Final = 10  # of the gap that may be between two clocks: a tenth without an outer step is too much for who joins
+INNER: Final = "inner/"  # likewise: what the optimizer keeps
 JUDGE_BATCHES: Final = 4  # of held-out text, by which weights of others are compared with our own
 
 
@@ -64,6 +66,7 @@ class Replica:
         peer_seed: int,
         emit: Callable[[Event], None],
         computing: Computing = Computing(),  # noqa: B008 - frozen
+        devices: Devices | None = None,  # None: the one where the model is
     ) -> None:
         self.manifest = manifest
         self.model = model
@@ -80,9 +83,8 @@ class Replica:
         self._changing.acquire()
         self._solo_later: set[int] = set()  # fragments to go solo when their meeting has come to nothing
         self._settings = inner_settings(manifest)
-        self.inner = InnerLoop(manifest, model, corpus, computing, emit)
+        self.inner = InnerLoop(manifest, model, corpus, computing, emit, devices)
         self.parameters = self.inner.parameters
-        self.optimizer = self.inner.optimizer
         codecs = fragment_codecs(manifest, {name: tuple(p.shape) for name, p in self.parameters.items()})
         rule = NoLoCo(manifest.outer.alpha, manifest.outer.beta, manifest.outer.gamma)
         self.outer = OuterLoop(codecs, self.parameters, rule, payloads, self._on_outer_step)
@@ -243,7 +245,7 @@ class Replica:
         self.lose_node()
         for part in parts:
             part.fragment.replace(part.slow, part.momentum)
-        self.optimizer.state.clear()
+        self.inner.devices.forget()
         self.clock_steps = clock_steps
         self._is_founder = False
         self._joined = (self.clock_steps, self.own_steps)
@@ -284,9 +286,8 @@ class Replica:
             tensors[f"slow/{index}"] = fragment.slow
             if fragment.has_momentum:
                 tensors[f"momentum/{index}"] = fragment.momentum
-        for name, parameter in self.parameters.items():
-            for key, value in self.optimizer.state.get(parameter, {}).items():
-                tensors[f"inner/{key}/{name}"] = value
+        for name, value in self.inner.devices.state().items():
+            tensors[f"{INNER}{name}"] = value
         return tensors
 
     def state(self) -> dict[str, Any]:
@@ -311,7 +312,7 @@ class Replica:
             fragment.slow.copy_(tensors[f"slow/{index}"])
             if fragment.has_momentum:
                 fragment.momentum.copy_(tensors[f"momentum/{index}"])
-        self._restore_inner(tensors)
+        self.inner.devices.restore({name.removeprefix(INNER): value for name, value in tensors.items() if name.startswith(INNER)})
         self.clock_steps, self.own_steps, self.tokens = state["clock_steps"], state["own_steps"], state["tokens"]
         self._joined = (state["joined"][0], state["joined"][1])
         self._is_founder = state["is_founder"]
@@ -319,18 +320,6 @@ class Replica:
         self.outer.restore(state["outer"])
         self.corpus.restore(state["corpus"])
         self.inner.forget_batch()
-
-    def _restore_inner(self, tensors: Mapping[str, Tensor]) -> None:
-        """Give the optimizer its state back; where each value has to lie, it knows itself."""
-        states: dict[str, dict[str, Tensor]] = {}
-        for full, value in tensors.items():
-            if full.startswith("inner/"):
-                _, key, name = full.split("/", 2)
-                states.setdefault(name, {})[key] = value.clone()
-        names = {parameter: name for name, parameter in self.parameters.items()}
-        order = [names[parameter] for group in self.optimizer.param_groups for parameter in group["params"]]
-        numbered = {number: states[name] for number, name in enumerate(order) if name in states}
-        self.optimizer.load_state_dict({"state": numbered, "param_groups": self.optimizer.state_dict()["param_groups"]})
 
 
 def step_seed(peer_seed: int, own_steps: int) -> int:

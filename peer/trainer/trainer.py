@@ -209,6 +209,7 @@ class Trainer:
         self._node.close()
         self._saver.finish()
         self._replica.corpus.close()
+        self._replica.inner.devices.close()
 
     @property
     def _is_training(self) -> bool:

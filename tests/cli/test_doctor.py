@@ -26,7 +26,7 @@ def busy_port() -> Iterator[int]:
 
 def test_several_faults_are_found_at_once(shell: Shell, busy_port: int) -> None:
     text = invite_text(lifetime_s=-HOUR_S, at="/ip4/127.0.0.1/tcp/1")
-    said = shell("doctor", text, "--json", "--device", "cuda:63", "--listen", "127.0.0.1", "--port", str(busy_port))
+    said = shell("doctor", text, "--json", "--devices", "cuda:63", "--listen", "127.0.0.1", "--port", str(busy_port))
     gc.collect()  # gRPC's thread ends with its last object
     answer = json.loads(said.out)
     levels = {check["check"]: check["level"] for check in answer["checks"]}

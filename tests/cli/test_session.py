@@ -17,16 +17,16 @@ CONFIG = PeerConfig(home=Path("/home/somebody/peer"))
 
 
 def test_options_become_settings(tmp_path: Path) -> None:
-    given = {"data": tmp_path / "text", "device": "cpu", "threads": 2, "listen": "127.0.0.1", "port": 4001}
+    given = {"data": tmp_path / "text", "devices": "cpu", "threads": 2, "listen": "127.0.0.1", "port": 4001}
     config = settings(tmp_path, given | {"announce": ["/ip4/203.0.113.7/tcp/4001"]})
     assert (config.home, config.data, config.threads, config.port) == (tmp_path, tmp_path / "text", 2, 4001)
     assert config.announce == ("/ip4/203.0.113.7/tcp/4001",)
 
 
 def test_options_override_the_file_and_the_file_the_defaults(tmp_path: Path) -> None:
-    save_settings(Home(tmp_path), {"threads": 3, "device": "cpu", "port": 0})
-    config = settings(tmp_path, {"threads": 2, "device": None, "announce": []})
-    assert (config.threads, config.device, config.checkpoint_interval_s) == (2, "cpu", 60.0)
+    save_settings(Home(tmp_path), {"threads": 3, "devices": "cpu", "port": 0})
+    config = settings(tmp_path, {"threads": 2, "devices": None, "announce": []})
+    assert (config.threads, config.devices, config.checkpoint_interval_s) == (2, "cpu", 60.0)
     assert saved_settings(Home(tmp_path))["threads"] == 3
 
 
@@ -43,8 +43,8 @@ def test_home_may_begin_with_a_tilde(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 def test_a_device_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadSettings, match="device") as caught:
-        settings(tmp_path, LOCAL | {"device": "abacus"})
+    with pytest.raises(BadSettings, match="devices") as caught:
+        settings(tmp_path, LOCAL | {"devices": "abacus"})
     assert caught.value.hint
 
 

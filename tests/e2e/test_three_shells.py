@@ -14,7 +14,8 @@ from cli.local_swarm import LocalPeer, LocalSwarm, local_swarm
 from tests.cli.shell import Shell
 from tests.peer.waiting import wait_until
 
-LOCAL = ("--listen", "127.0.0.1", "--threads", "1", "--device", "cpu")
+LOCAL = ("--listen", "127.0.0.1", "--threads", "1", "--devices", "cpu")
+TWO = ("--devices", "cpu:2")  # after LOCAL, which says otherwise
 MANIFEST = """
 [run]
 total_steps = 100000
@@ -82,7 +83,7 @@ def test_a_swarm_outlives_its_host_and_takes_it_back(swarm: LocalSwarm, tmp_path
     first = swarm.start("first", ["host", str(manifest), *LOCAL, "--checkpoint-every", "5"])
     invite = first.invite()
     give_way(first)
-    second, third = (swarm.start(name, ["join", invite, *LOCAL]) for name in ("second", "third"))
+    second, third = (swarm.start(name, ["join", invite, *LOCAL, *devices]) for name, devices in (("second", TWO), ("third", ())))
     for peer in (first, second, third):
         wait_until(lambda peer=peer: completed(peer) > 0, f"meeting of {peer.name}", 60)
     give_way(second, third)

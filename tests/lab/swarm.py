@@ -38,7 +38,7 @@ def train(folder: Path, places: tuple[Place, ...], steps: int, stack: ExitStack)
     invite = folder / "invite"
 
     def start(place: Place, home: Path, *words: str) -> subprocess.Popen[str]:
-        process = peer(place, home, *words, "--threads", "1", "--device", "cpu")
+        process = peer(place, home, *words, "--threads", "1", "--devices", "cpu")
         stack.callback(process.wait)
         stack.callback(process.terminate)
         return process

@@ -23,7 +23,7 @@ def test_a_rival_trains_as_gossamer_does(tmp_path: Path) -> None:
         JOB.furnish(home, PEER)
     manifest = tmp_path / "manifest.toml"
     manifest.write_text(JOB.manifest().manifest().to_toml())
-    words = ["host", str(manifest), "--alone", "--home", str(own.path), "--threads", "1", "--device", "cpu"]
+    words = ["host", str(manifest), "--alone", "--home", str(own.path), "--threads", "1", "--devices", "cpu"]
     subprocess.run([sys.executable, "-m", "cli.main", *words], check=True, capture_output=True, timeout=50)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

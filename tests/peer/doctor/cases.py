@@ -21,8 +21,8 @@ def invite_text(*, subject: PeerId | None = None, lifetime_s: int = 30 * 24 * HO
     return Invite.issue(HOST, SIGNED.run_id, (address,), subject, int(time.time()) + lifetime_s).to_text()
 
 
-def case(home: Path, invite: str | None = None, device: str = "cpu", listen: str = "127.0.0.1", port: int | None = None) -> Case:
-    return Case(Home(home), invite, device, listen, port)
+def case(home: Path, invite: str | None = None, devices: str = "cpu", listen: str = "127.0.0.1", port: int | None = None) -> Case:
+    return Case(Home(home), invite, devices, listen, port)
 
 
 def made_home(path: Path) -> Home:

@@ -45,7 +45,7 @@ def test_torch_computes_on_the_processor(tmp_path: Path) -> None:
 
 
 def test_a_device_that_is_absent(tmp_path: Path) -> None:
-    finding = device(case(tmp_path, device="cuda:7"))
+    finding = device(case(tmp_path, devices="cuda:7"))
     assert finding.level is Level.FAIL and "no device cuda:7" in finding.found
 
 

@@ -113,4 +113,4 @@ def large_payloads() -> Need:
 def test_too_little_memory_on_the_device() -> None:
     with pytest.raises(BadSettings, match="memory on the device") as caught:
         device_memory_facts(run_need(Manifest(), "cuda"), Room(10**8, "free on cuda:0"))
-    assert "--device cpu" in caught.value.hint
+    assert "--devices cpu" in caught.value.hint

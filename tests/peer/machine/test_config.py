@@ -24,13 +24,13 @@ from protocol.errors import BadSettings, ExitCode
 def test_a_home_is_enough() -> None:
     config = peer_config({"home": "/somewhere"})
     assert config.home == Path("/somewhere")
-    assert config.device == "auto"
+    assert config.devices == "auto"
 
 
 def test_settings_cannot_be_changed_afterwards() -> None:
     config = peer_config({"home": "h"})
     with pytest.raises(ValueError, match="frozen"):
-        config.device = "cpu"  # type: ignore[misc]
+        config.devices = "cpu"  # type: ignore[misc]
 
 
 def test_an_unknown_setting_names_its_neighbour() -> None:
@@ -50,7 +50,7 @@ def test_a_setting_like_no_other_leads_to_a_page_that_exists() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("device", "gpu"),
+        ("devices", "gpu"),
         ("port", 70000),
         ("threads", -1),
         ("checkpoint_interval_s", 0),
@@ -108,8 +108,8 @@ def test_what_is_set_is_kept_and_explained_with_all_else(home: Home) -> None:
 
 
 def test_a_setting_that_is_taken_out_has_its_default(home: Home) -> None:
-    save_settings(home, with_setting({"threads": 3, "device": "cpu"}, "threads", None))
-    assert saved_settings(home) == {"device": "cpu"}
+    save_settings(home, with_setting({"threads": 3, "devices": "cpu"}, "threads", None))
+    assert saved_settings(home) == {"devices": "cpu"}
 
 
 @pytest.mark.parametrize(
@@ -141,6 +141,6 @@ def test_a_file_that_cannot_be_used_is_named(home: Home, content: str) -> None:
 
 
 def test_only_what_limits_is_a_limit_in_force(tmp_path: Path) -> None:
-    assert not limits_in_force(peer_config({"home": tmp_path, "device": "cpu"}))
+    assert not limits_in_force(peer_config({"home": tmp_path, "devices": "cpu"}))
     config = peer_config({"home": tmp_path, "threads": 2, "schedule": "22:00-07:00", "max_upload": "1 Mbit/s"})
     assert limits_in_force(config) == {"threads": "2", "schedule": "22:00-07:00", "max_upload": "1 Mbit/s"}

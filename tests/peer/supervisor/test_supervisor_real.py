@@ -25,7 +25,7 @@ from protocol.run.manifest import Manifest, SignedManifest
 from tests.peer.small import small_manifest
 from tests.peer.waiting import wait_until
 
-ALONE = {"alone": True, "threads": 1, "device": "cpu"}
+ALONE = {"alone": True, "threads": 1, "devices": "cpu"}
 LONG = {"total_steps": 1_000_000}
 REAL_S = 80.0  # a trainer takes seconds to import torch, and the machine may be busy
 
@@ -82,6 +82,11 @@ class Peer:
                 if program in child.cmdline():
                     found[name] = child
         return found
+
+    def family(self) -> dict[str, psutil.Process]:
+        """Likewise, and the rank beside the trainer."""
+        children = self.children()
+        return children | {"rank": children["trainer"].children()[0]}
 
     def runtime(self) -> Path:
         return Path(json.loads(self.home.running.read_text())["control"]).parent
@@ -157,21 +162,23 @@ def step_of(name: str) -> int:
     return int(name.removeprefix("step-").split(".")[0])
 
 
-def test_a_killed_trainer_goes_on_from_its_checkpoint_and_a_killed_supervisor_takes_all_with_it(tmp_path: Path) -> None:
+def test_a_trainer_of_two_ranks_goes_on_from_its_checkpoint_and_a_killed_supervisor_takes_all_with_it(tmp_path: Path) -> None:
     with peer(tmp_path, **LONG) as one:
-        started = one.start(checkpoint_interval_steps=5)
-        steps = one.trained(10)["own_steps"]
-        one.children()["trainer"].kill()
-        wait_until(lambda: one.num(TrainerRestarted), "restart", REAL_S)
-        assert one.trained(steps + 1)["own_steps"] > steps
-        assert any(line.startswith("starting: the trainer ended (killed by SIGKILL)") for line in one.said())
-        children = list(one.children().values())
-        assert children
+        started = one.start(checkpoint_interval_steps=5, devices="cpu:2")
+        assert one.trained(10)["computing"]["devices"] == 2
+        for killed, reason in (("trainer", "killed by SIGKILL"), ("rank", "rank 1 of the trainer, on cpu, was killed by signal 9")):
+            steps, processes = one.status()["own_steps"], one.family()
+            processes[killed].kill()
+            wait_until(lambda reason=reason: f"starting: the trainer ended ({reason})" in str(one.said()), "restart", REAL_S)
+            assert gone([processes["trainer"], processes["rank"]], 5.0)
+            assert one.trained(steps + 1)["own_steps"] > steps
+        assert one.num(TrainerRestarted) == 2
+        children = list(one.family().values())
         started.kill()
         assert gone(children, 5.0)
         assert one.wait() == -signal.SIGKILL
         assert ask_fails(one.home.path)
-        one.start()  # what the dead one left is no hindrance
+        one.start()  # what the dead one left is no hindrance, nor how many devices it had
         one.trained(steps + 1)
 
 

@@ -196,12 +196,12 @@ def test_a_trainer_that_cannot_start_with_other_settings_pauses_the_peer_instead
         async with peer(tmp_path) as (running, work):
             await until_training(running)
             running.does("trainer", "operator")  # it will say that it cannot be
-            await tell(running, verb="set", key="device", value="cuda")
+            await tell(running, verb="set", key="devices", value="cuda")
             await eventually(lambda: "cannot start: the port is busy" in running.status.reason, "paused")
             assert running.status.state == "paused"
             assert not work.done()
             running.does("trainer", "train")
-            await tell(running, verb="set", key="device", value="cpu")
+            await tell(running, verb="set", key="devices", value="cpu")
             await tell(running, verb="resume")
             await until_training(running)
 

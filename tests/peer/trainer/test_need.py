@@ -67,7 +67,7 @@ def test_the_optimizer_keeps_what_is_counted(tmp_path: Path, optimizer: str) -> 
     manifest = small_manifest(inner={"optimizer": optimizer})
     replica = small_replica(tmp_path, manifest)
     replica.inner_step()
-    kept = sum(value.numel() for state in replica.optimizer.state.values() for key, value in state.items() if key != "step")
+    kept = sum(value.numel() for name, value in replica.inner.devices.state().items() if not name.startswith("step/"))
     shapes = {name: tuple(parameter.shape) for name, parameter in replica.parameters.items()}
     assert num_state_values(optimizer, shapes) == kept
 
@@ -106,17 +106,17 @@ def test_too_little_memory_is_refused_with_what_would_fit() -> None:
 
 
 def test_a_small_run_fits_here(tmp_path: Path) -> None:
-    there = rooms(torch.device("cpu"), Home(tmp_path / "home"), tmp_path, 0)
+    there = rooms([torch.device("cpu")], Home(tmp_path / "home"), tmp_path, 0)
     need_to_fit(run_need(small_manifest(), "cpu"), there)
     assert there.device is None
 
 
 def test_checkpoints_that_are_there_need_no_room_again(tmp_path: Path) -> None:
     home = Home(tmp_path)
-    before = rooms(torch.device("cpu"), home, tmp_path, 0).disk.num_bytes
+    before = rooms([torch.device("cpu")], home, tmp_path, 0).disk.num_bytes
     home.create()
     (home.checkpoints / "file").write_bytes(bytes(1 << 26))
-    assert abs(rooms(torch.device("cpu"), home, tmp_path, 0).disk.num_bytes - before) < 1 << 26
+    assert abs(rooms([torch.device("cpu")], home, tmp_path, 0).disk.num_bytes - before) < 1 << 26
 
 
 def test_what_the_settings_allow_is_all_there_is(tmp_path: Path) -> None:

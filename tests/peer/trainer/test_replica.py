@@ -267,8 +267,9 @@ def test_adam_counts_its_steps_on_the_cpu(tmp_path: Path) -> None:
     train(replica, 2)
     restored = small_replica(tmp_path, manifest)
     restored.restore(replica.tensors(), replica.state())
-    for parameter, state in restored.optimizer.state.items():
-        assert state["step"].device.type == "cpu"
-        assert float(state["step"]) == 2.0
-        assert state["exp_avg"].device == parameter.device
-        assert state["exp_avg"].shape == parameter.shape
+    state = restored.inner.devices.state()
+    for name, parameter in restored.parameters.items():
+        assert state[f"step/{name}"].device.type == "cpu"
+        assert float(state[f"step/{name}"]) == 2.0
+        assert state[f"exp_avg/{name}"].device == parameter.device
+        assert state[f"exp_avg/{name}"].shape == parameter.shape

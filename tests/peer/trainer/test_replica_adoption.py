@@ -79,7 +79,7 @@ def test_a_joiner_warms_up_again(tmp_path: Path) -> None:
     train(donor, 20)
     donor.end_alone()  # its slow weights have learnt too
     joiner.handle(ask.Adopt(clone(donor, tmp_path / "i"), 20))
-    assert not joiner.optimizer.state
+    assert not joiner.inner.devices.state()
     settings = inner_settings(MANIFEST)
     rates = [joiner.inner_step().learning_rate for _ in range(12)]
     assert rates == [learning_rate(20 + step, step, settings) for step in range(12)]

@@ -1,0 +1,165 @@
+"""One of several processes that train one model together, each on a device of its own: what all of them do at once, in the same order.
+
+Every rank has all weights and computes the gradient of its rows of a batch. Each parameter belongs to one rank: that one gets the sum of
+its gradient, moves it with its optimizer and gives it to the others. So no rank can drift from the others, whatever its device, nothing of
+the optimizer is kept or computed twice, and a matrix is whole where it is orthogonalized. Bytes travel as in an all-reduce.
+
+Built on torch.distributed: gloo for tensors on the CPU, nccl on GPUs; both stay on this machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from optim.inner import shared_out
+from peer.model.computing import Computing
+from peer.trainer.device import OneDevice
+from protocol.run.manifest import Manifest
+
+FIRST: Final = 0  # the rank that has the text, the outer state and the link
+LOOPBACK: Final = "lo0" if sys.platform == "darwin" else "lo"
+
+
+def join(store: Path, number: int, count: int, kind: str) -> None:
+    """Meet the other ranks of this machine, all on devices of one kind; waits for them."""
+    os.environ |= {"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": LOOPBACK}  # nobody outside finds an open port
+    backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
+    dist.init_process_group(backend, init_method=store.absolute().as_uri(), rank=number, world_size=count)
+
+
+def leave() -> None:
+    """Part from the other ranks; each may do so in its own time."""
+    dist.destroy_process_group()
+
+
+class Rank:
+    """One rank's model, which is laid out anew where it is. Every method is called by all ranks at once, and all wait for each other.
+
+    Raises RuntimeError where another rank is gone.
+    """
+
+    def __init__(self, manifest: Manifest, model: PreTrainedModel, number: int, count: int) -> None:
+        shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+        self._shares = shares = shared_out(manifest.inner.optimizer, shapes, count)
+        self.own = own = OneDevice(manifest, model, shares[number])
+        self._number = number
+        self._order = list(shapes)
+        self._weights = tuple(_flat([own.parameters[name] for name in share]) for share in shares)
+        own.gradients = tuple(torch.zeros_like(flat) for flat in self._weights)
+        for share, weights, gradients in zip(shares, self._weights, own.gradients, strict=True):
+            parameters = [own.parameters[name] for name in share]
+            for parameter, weight, gradient in zip(parameters, _cut(weights, parameters), _cut(gradients, parameters), strict=True):
+                parameter.data, parameter.grad = weight, gradient
+        self._tensors = [tensor.detach() for tensor in chain(model.parameters(), model.buffers())]
+        self._versions = [-1] * len(self._tensors)
+
+    def changed(self) -> tuple[int, ...]:
+        """Return the tensors of this rank's model, by number, that something else than a step has written to since they were shared."""
+        versions = (tensor._version for tensor in self._tensors)
+        return tuple(number for number, version in enumerate(versions) if version != self._versions[number])
+
+    def backward(self, changed: Sequence[int], batch: Tensor, seed: int, computing: Computing) -> Tensor | None:
+        """Take over the first rank's weights where they changed, and its batch, int64[B, L+1] on the CPU; then as Devices.backward.
+
+        The gradient is nowhere whole: each rank has the sums of its own parameters.
+        """
+        _wait([dist.broadcast(tensor, FIRST, async_op=True) for tensor in (batch, *(self._tensors[number] for number in changed))])
+        self._versions = [tensor._version for tensor in self._tensors]
+        rows = torch.tensor_split(batch, len(self._shares))[self._number]
+        loss = self.own.part(self.own.send(rows), len(batch), seed + self._number, computing)
+        news = torch.tensor([loss is None, 0.0 if loss is None else float(loss)])
+        dist.all_reduce(news)
+        if float(news[0]):
+            return None
+        _wait([dist.reduce(flat, owner, async_op=True) for owner, flat in enumerate(self.own.gradients)])
+        return news[1]
+
+    def clip(self, most: float) -> Tensor:
+        """As Devices.clip."""
+        lengths = torch.zeros(len(self._order))
+        for name, parameter in self.own.moved.items():
+            lengths[self._order.index(name)] = torch.linalg.vector_norm(_gradient(parameter))
+        dist.all_reduce(lengths)
+        length: Tensor = torch.linalg.vector_norm(lengths)
+        torch.nn.utils.clip_grads_with_norm_(self.own.moved.values(), most, length)
+        return length
+
+    def step(self, rate: float) -> None:
+        """As Devices.step."""
+        self.own.step(rate)
+        _wait([dist.broadcast(flat, owner, async_op=True) for owner, flat in enumerate(self._weights)])
+        self._versions = [tensor._version for tensor in self._tensors]
+
+    def give_state(self) -> dict[str, Tensor]:
+        """Send the first rank what this rank's optimizer keeps; on the first, return what all of them keep."""
+        kept = self.own.state()
+        if self._number == FIRST:
+            for sender in range(1, len(self._shares)):
+                kept |= _receive(sender)
+        else:
+            _send(kept, FIRST)
+        return kept
+
+    def take_state(self, state: Mapping[str, Tensor]) -> None:
+        """Give each rank's optimizer back what it kept; only the first has a state to give."""
+        if self._number != FIRST:
+            self.own.restore(_receive(FIRST))
+            return
+        for receiver, share in enumerate(self._shares):
+            part = {name: value for name, value in state.items() if name.split("/", 1)[1] in set(share)}
+            if receiver == FIRST:
+                self.own.restore(part)
+            else:
+                _send(part, receiver)
+
+
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([tensor.detach().flatten() for tensor in tensors])
+
+
+def _cut(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    parts = torch.split(flat, [tensor.numel() for tensor in like])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
+
+
+def _wait(works: Sequence[dist.Work | None]) -> None:
+    for work in works:
+        if work is not None:
+            work.wait()
+
+
+def _send(tensors: Mapping[str, Tensor], receiver: int) -> None:
+    """Send f32 tensors by name."""
+    header = json.dumps([[name, *tensor.shape] for name, tensor in tensors.items()]).encode()
+    dist.send(torch.tensor([len(header)]), receiver)
+    dist.send(torch.frombuffer(bytearray(header), dtype=torch.uint8), receiver)
+    for tensor in tensors.values():
+        dist.send(tensor.cpu(), receiver)
+
+
+def _receive(sender: int) -> dict[str, Tensor]:
+    """Receive what `_send` sent: new tensors on the CPU."""
+    size = torch.zeros(1, dtype=torch.int64)
+    dist.recv(size, sender)
+    header = torch.empty(int(size), dtype=torch.uint8)
+    dist.recv(header, sender)
+    tensors = {name: torch.empty(shape) for name, *shape in json.loads(header.numpy().tobytes())}
+    for tensor in tensors.values():
+        dist.recv(tensor, sender)
+    return tensors

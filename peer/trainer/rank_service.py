@@ -1,0 +1,59 @@
+"""What a rank beside the first does: it carries out what it is ordered over stdin (orders.py), in the order in which it hears it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NoReturn
+
+import torch
+
+from peer.machine.units import size_bytes
+from peer.model.computing import Computing, compute_dtype
+from peer.model.evaluation import mask_as_run
+from peer.model.model import unset_model
+from peer.trainer import orders as order
+from peer.trainer.device import keep_within
+from peer.trainer.orders import ORDERS, Order, RankSettings
+from peer.trainer.rank import Rank, join
+from protocol.run.manifest import Manifest, SignedManifest
+
+
+def carry_out(rank: Rank, said: Order, dtype: torch.dtype) -> None:
+    """Do what an order says, together with the other ranks."""
+    match said:
+        case order.Backward():
+            computing = Computing(dtype, said.micro_batch, said.recompute, said.compiles)
+            rank.backward(said.changed, torch.empty((said.batch_size, said.length), dtype=torch.int64), said.seed, computing)
+        case order.Clip():
+            rank.clip(said.most)
+        case order.Step():
+            rank.step(said.rate)
+        case order.GiveState():
+            rank.give_state()
+        case order.TakeState():
+            rank.take_state({})
+        case order.BeginAnew():
+            rank.own.forget()
+
+
+def build(settings: RankSettings, manifest: Manifest, device: torch.device) -> Rank:
+    """Make the model, with any weights, and meet the other ranks."""
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    keep_within(device, size_bytes(settings.gpu_memory))
+    model = unset_model(manifest.model, device)
+    mask_as_run(model, manifest)
+    join(settings.store, settings.number, settings.count, device.type)
+    return Rank(manifest, model, settings.number, settings.count)
+
+
+def serve(hear: Callable[[], bytes]) -> NoReturn:
+    """Be a rank: the first line has the settings, each other one an order. Raises RuntimeError where another rank is gone."""
+    settings = RankSettings.model_validate_json(hear())
+    manifest, device = SignedManifest.from_bytes(settings.manifest.read_bytes()).manifest(), torch.device(settings.device)
+    rank = build(settings, manifest, device)
+    dtype = compute_dtype(manifest.inner.precision, device)
+    while True:
+        carry_out(rank, ORDERS.read(hear()), dtype)

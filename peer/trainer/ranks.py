@@ -1,0 +1,193 @@
+"""Several devices in one trainer: it is the first rank, and starts and orders a process for each further device.
+
+The first rank alone has the link, the text, the outer state and the checkpoints; the others compute what they are ordered to. Whichever
+dies, all die, and the supervisor starts the trainer again from its checkpoint. Nobody but the operator can tell how many there are.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, NoReturn
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from peer.machine.config import LocalSettings
+from peer.model.computing import Computing
+from peer.trainer import orders as order
+from peer.trainer.orders import ORDERS, Order, RankSettings
+from peer.trainer.rank import FIRST, Rank, join, leave
+from protocol.errors import GossamerError
+from protocol.run.manifest import Manifest
+
+PROGRAM: Final = "peer.trainer.rank_process"
+NOTICE_S: Final = 5.0  # in which the trainer's own thread should hear of a rank that fell: where it waits for a GPU, it never does
+END_S: Final = 5.0  # for the others to end by themselves
+
+
+class RankFell(GossamerError):
+    """A rank's process ended: the machine's fault, or ours. The supervisor starts all anew."""
+
+
+class RankProcesses:
+    """The processes of all ranks but the first. They load what they need while the trainer makes its model ready."""
+
+    def __init__(
+        self, manifest: Path, devices: Sequence[torch.device], store: Path, give_up: Callable[[RankFell], NoReturn], config: LocalSettings
+    ) -> None:
+        self.count = len(devices)
+        self.store = store
+        self._give_up = give_up
+        self._fell: RankFell | None = None
+        self._has_fallen = threading.Event()
+        self._has_noticed = threading.Event()
+        self._is_closing = False
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._watchers: list[threading.Thread] = []
+        store.unlink(missing_ok=True)
+        threads = threads_each(config, devices)
+        for number, device in enumerate(devices[1:], FIRST + 1):
+            self._start(
+                RankSettings(
+                    number=number,
+                    count=self.count,
+                    device=str(device),
+                    threads=threads,
+                    gpu_memory=config.gpu_memory,
+                    manifest=manifest,
+                    store=store,
+                )
+            )
+
+    @property
+    def pids(self) -> list[int]:
+        """Return their process ids."""
+        return [process.pid for process in self._processes]
+
+    def joined(self, manifest: Manifest, model: PreTrainedModel) -> Ranks:
+        """Wait until the ranks are ready to compute with this model, which has its weights."""
+        return Ranks(manifest, model, self)
+
+    def tell(self, said: Order) -> None:
+        """Give an order to all of them."""
+        line = ORDERS.write(said)
+        for process in self._processes:
+            _write(process, line)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Do inside what only succeeds if all ranks live. Raises RankFell for what fails because one does not."""
+        try:
+            yield
+        except (RuntimeError, BrokenPipeError) as error:
+            if self._has_fallen.wait(NOTICE_S) and self._fell is not None:
+                self._has_noticed.set()
+                raise self._fell from error
+            raise
+
+    def close(self) -> None:
+        """End them, however busy they are."""
+        self._is_closing = True
+        self._has_noticed.set()
+        for process in self._processes:
+            if process.stdin is not None:
+                process.stdin.close()
+        for process, watcher in zip(self._processes, self._watchers, strict=True):
+            watcher.join(END_S)
+            process.kill()
+            watcher.join()
+
+    def _start(self, settings: RankSettings) -> None:
+        process = subprocess.Popen([sys.executable, "-P", "-m", PROGRAM], stdin=subprocess.PIPE, stdout=sys.stderr.fileno())
+        watcher = threading.Thread(target=self._watch, args=(settings, process), name=f"rank {settings.number}", daemon=True)
+        self._processes.append(process)
+        self._watchers.append(watcher)
+        watcher.start()
+        _write(process, settings.to_line())
+
+    def _watch(self, settings: RankSettings, process: subprocess.Popen[bytes]) -> None:
+        code = process.wait()
+        if self._is_closing or self._has_fallen.is_set():
+            return
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        self._fell = RankFell(f"rank {settings.number} of the trainer, on {settings.device}, {how}", hint="the log of this peer says more")
+        self._has_fallen.set()
+        if not self._has_noticed.wait(NOTICE_S):
+            self._give_up(self._fell)
+
+
+def _write(process: subprocess.Popen[bytes], line: bytes) -> None:
+    assert process.stdin is not None
+    process.stdin.write(line)
+    process.stdin.flush()
+
+
+def threads_each(config: LocalSettings, devices: Sequence[torch.device]) -> int:
+    """Return how many processor threads each rank takes, 0 for torch's choice: ranks on the CPU share what there is for all."""
+    if devices[0].type != "cpu":
+        return config.threads
+    return max(1, (config.threads or torch.get_num_threads()) // len(devices))
+
+
+class Ranks:
+    """Several devices as one. Make it when the first rank's model has its weights; waits for the others."""
+
+    def __init__(self, manifest: Manifest, model: PreTrainedModel, processes: RankProcesses) -> None:
+        self._processes = processes
+        with processes.together():
+            join(processes.store, FIRST, processes.count, model.device.type)
+        self._rank = Rank(manifest, model, FIRST, processes.count)
+
+    def send(self, batch: Tensor) -> Tensor:
+        """As Devices.send: it is shared when all are ready."""
+        return batch
+
+    def backward(self, batch: Tensor, seed: int, computing: Computing) -> Tensor | None:
+        """As Devices.backward."""
+        changed = self._rank.changed()
+        batch_size, length = batch.shape
+        cut = computing.micro_batch, computing.recompute, computing.compiles
+        with self._all(order.Backward(changed, batch_size, length, seed, *cut)):
+            return self._rank.backward(changed, batch, seed, computing)
+
+    def clip(self, most: float) -> Tensor:
+        """As Devices.clip."""
+        with self._all(order.Clip(most)):
+            return self._rank.clip(most)
+
+    def step(self, rate: float) -> None:
+        """As Devices.step."""
+        with self._all(order.Step(rate)):
+            self._rank.step(rate)
+
+    def state(self) -> dict[str, Tensor]:
+        """As Devices.state."""
+        with self._all(order.GiveState()):
+            return self._rank.give_state()
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """As Devices.restore."""
+        with self._all(order.TakeState()):
+            self._rank.take_state(state)
+
+    def forget(self) -> None:
+        """As Devices.forget."""
+        with self._all(order.BeginAnew()):
+            self._rank.own.forget()
+
+    def close(self) -> None:
+        """End the other ranks."""
+        self._processes.close()
+        leave()
+
+    @contextmanager
+    def _all(self, said: Order) -> Iterator[None]:
+        with self._processes.together():
+            self._processes.tell(said)
+            yield

@@ -1,0 +1,101 @@
+"""Two ranks on the CPU beside one: the same weights, and so the same bytes for partners."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+import torch
+from torch import Tensor
+
+from optim.noloco import NoLoCo
+from peer.link.payload_folder import PayloadFolder
+from peer.machine.config import LocalSettings
+from peer.model.computing import Computing
+from peer.model.model import build_model
+from peer.trainer.meeting import MeetingSide
+from peer.trainer.ranks import RankFell, RankProcesses
+from peer.trainer.replica import Replica
+from protocol.identity import Identity
+from protocol.run.manifest import Manifest, SignedManifest
+from tests.peer.small import fingerprint, small_corpus, small_manifest, unheard
+
+TWO = [torch.device("cpu")] * 2
+BATCH = 4
+
+
+def never(error: RankFell) -> NoReturn:
+    raise AssertionError from error
+
+
+def replica(folder: Path, job: Manifest, computing: Computing, ranks: RankProcesses | None = None) -> Replica:
+    model = build_model(job.model, job.run.seed)
+    devices = ranks.joined(job, model) if ranks is not None else None
+    return Replica(job, model, small_corpus(job), PayloadFolder(folder), 1, unheard, computing, devices)
+
+
+@contextmanager
+def two_ranks(folder: Path, job: Manifest) -> Iterator[tuple[Replica, RankProcesses]]:
+    folder.mkdir()
+    signed = folder / "manifest"
+    signed.write_bytes(SignedManifest.sign(job, Identity(b"1" * 32)).to_bytes())
+    processes = RankProcesses(signed, TWO, folder / "store", never, LocalSettings())
+    one = replica(folder, job, Computing(num_devices=2), processes)
+    try:
+        yield one, processes
+    finally:
+        one.inner.devices.close()
+
+
+def payload(one: Replica) -> bytes:
+    """What a partner whose sketch is the same would get of the first fragment."""
+    side = MeetingSide(one.outer.fragments[0])
+    sketch = side.prepare(NoLoCo(0.5, 0.7, 0.7), 0.5, 1)
+    return sketch.numpy().tobytes() + side.encode(sketch).numpy().tobytes()
+
+
+def without_memory(one: Replica, most: int) -> None:
+    """Have a device find no memory for more sequences at a time."""
+
+    def allocate(model: object, args: object, given: dict[str, Tensor]) -> None:
+        if len(given["input_ids"]) > most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    one.model.register_forward_pre_hook(allocate, with_kwargs=True)
+
+
+def test_two_ranks_are_one_peer(tmp_path: Path) -> None:
+    """Bit for bit what one device learns that takes its batch in two parts: the same sums, in the same order."""
+    job = small_manifest(inner={"batch_size": BATCH, "clip_norm": 0.5, "optimizer": "muon"})
+    alone = replica(tmp_path / "alone", job, Computing(micro_batch=BATCH // 2))
+    with two_ranks(tmp_path / "two", job) as (both, processes):
+        for _ in range(3):
+            assert alone.inner_step() == both.inner_step()
+        assert (both.plan, payload(both)) == (alone.plan, payload(alone))
+        for one in (alone, both):
+            one.go_alone(0, "weights are written to beside the steps")
+            one.inner_step()
+        assert fingerprint(both) == fingerprint(alone)
+        saved = {name: tensor.clone() for name, tensor in both.tensors().items()}, copy.deepcopy(both.state())
+        both.inner_step()
+        both.restore(*saved)
+        assert alone.inner_step() == both.inner_step()
+        assert fingerprint(both) == fingerprint(alone)
+        for one in (alone, both):
+            one.inner.devices.forget()
+            one.inner_step()
+        assert fingerprint(both) == fingerprint(alone)
+
+        without_memory(both, 1)
+        assert both.inner_step().loss == pytest.approx(alone.inner_step().loss, rel=1e-5)
+        assert both.inner.computing.micro_batch == 1
+
+        os.kill(processes.pids[0], signal.SIGKILL)
+        with pytest.raises(RankFell, match="rank 1 of the trainer, on cpu, was killed by signal 9"):
+            both.inner_step()
