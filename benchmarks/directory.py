@@ -23,11 +23,12 @@ from peer.swarm.swarm_time import SwarmTime
 from protocol.errors import GossamerError
 from protocol.libp2p.directory import NUM_HOLDERS
 from protocol.libp2p.neighbours import place_of
+from protocol.memory import virtual_time
+from protocol.memory.conversation import Link
+from protocol.memory.network import MemoryNetwork
 from protocol.messages.messages import RunPhase
 from protocol.messages.records import MemberRecord
-from tests.memory import virtual_time
-from tests.memory.members import HOST, HOST_ADDRESS, TERMS, Seat, now_s
-from tests.memory.unary import UnaryNetwork
+from tests.protocol.memory.members import HOST, HOST_ADDRESS, TERMS, Seat, now_s
 
 PULSE_S = 5.0
 WARM_UP_S = 60.0
@@ -45,7 +46,7 @@ class Count:
 class Member(Seat):
     """A peer with a directory, a presence and a book."""
 
-    def __init__(self, network: UnaryNetwork, number: int, is_open: bool) -> None:
+    def __init__(self, network: MemoryNetwork, number: int, is_open: bool) -> None:
         super().__init__(network, number, is_open=is_open)
         self.is_liar = False
         self.book, standing = AddressBook(self.peer_id), Standing()
@@ -62,14 +63,14 @@ class Member(Seat):
         except GossamerError:
             self.count.stored.append(False)
             raise
-        honest = [other for other in self.swarm if other is not self and other.p2p.is_up and other.is_open and not other.is_liar]
+        honest = [other for other in self.swarm if other is not self and other.life.is_up and other.is_open and not other.is_liar]
         by_place = sorted(honest, key=lambda other: place_of(other.peer_id) ^ place_of(self.peer_id))[:NUM_HOLDERS]
         self.count.stored.append(2 * sum(self.peer_id in other.holds for other in by_place) >= len(by_place))
 
     async def members(self) -> list[MemberRecord]:
         """Look, and see who of those is there."""
         found = await self.directory.members()
-        there = {other.peer_id for other in self.swarm if other.p2p.is_up}
+        there = {other.peer_id for other in self.swarm if other.life.is_up}
         self.count.looked.append(sum(record.peer_id in there for record in found) >= min(ENOUGH, len(there) - 1))
         return found
 
@@ -92,7 +93,7 @@ class Member(Seat):
 
 async def measure(members: int, liars: int, reachable: float, seconds: float) -> None:
     """Play one swarm and print what it cost and was worth."""
-    rng, network = random.Random(1), UnaryNetwork(1)
+    rng, network = random.Random(1), MemoryNetwork(1, Link(latency_s=0.025, jitter_s=0.05))
     swarm = [Member(network, number, number == 0 or rng.random() < reachable) for number in range(members)]
     for liar in [member for member in swarm[1:] if member.is_open][:liars]:
         liar.is_liar = True
@@ -106,11 +107,11 @@ async def measure(members: int, liars: int, reachable: float, seconds: float) ->
         await asyncio.sleep(0.1)
     await asyncio.sleep(WARM_UP_S)
     honest = [member for member in swarm if not member.is_liar]
-    before = [member.p2p.sent + member.p2p.received for member in swarm]
+    before = [member.num_bytes for member in swarm]
     for member in swarm:
         member.count = Count()
     await asyncio.sleep(seconds)
-    rates = [(member.p2p.sent + member.p2p.received - bytes_before) / seconds for member, bytes_before in zip(swarm, before, strict=True)]
+    rates = [(member.num_bytes - bytes_before) / seconds for member, bytes_before in zip(swarm, before, strict=True)]
     stored = [was for member in honest for was in member.count.stored]
     looked = [was for member in honest for was in member.count.looked]
     newcomer = Member(network, members, False)

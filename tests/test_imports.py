@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("cli", "optim", "peer", "protocol")
 PROTOCOL_ROOT = {"protocol", "protocol.wire"}  # errors, identity, addresses, limits: anybody's
-PROTOCOL = {*PROTOCOL_ROOT, "protocol.run", "protocol.messages", "protocol.streams", "protocol.libp2p"}
+PROTOCOL = {*PROTOCOL_ROOT, "protocol.run", "protocol.messages", "protocol.streams", "protocol.libp2p", "protocol.memory"}
 EVERYTHING = {
     *PROTOCOL, "optim", "optim.codecs", "peer", "peer.machine", "peer.link", "peer.text", "peer.model", "peer.swarm", "peer.meeting",
     "peer.trainer", "peer.node", "peer.supervisor", "peer.simulator", "peer.doctor",
@@ -27,6 +27,7 @@ BELOW = {
     "protocol.messages": {*PROTOCOL_ROOT, "protocol.run"},
     "protocol.streams": {*PROTOCOL_ROOT, "protocol.messages"},
     "protocol.libp2p": {*PROTOCOL_ROOT, "protocol.run", "protocol.messages", "protocol.streams"},
+    "protocol.memory": {*PROTOCOL_ROOT, "protocol.streams", "protocol.libp2p"},  # of the latter: the directory's calls
     "peer.machine": PROTOCOL,
     "peer.link": PROTOCOL,
     "peer.text": PROTOCOL,

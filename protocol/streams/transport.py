@@ -1,6 +1,6 @@
 """The two seams between a peer and the world: `Transport` (streams to partners) and `Directory` (who is there).
 
-Each has exactly two implementations: over libp2p (`protocol/libp2p/`) and in memory (`tests/memory/`), where whole swarms live in
+Each has exactly two implementations: over libp2p (`protocol/libp2p/`) and in memory (`protocol/memory/`), where whole swarms live in
 virtual time. Nothing above these interfaces knows which one it drives.
 """
 

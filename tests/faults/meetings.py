@@ -15,9 +15,9 @@ import pytest
 from peer.meeting import driver
 from peer.meeting.driver import FLUSH_S
 from peer.meeting.machine import CONFIRM_S, DOUBT_S
+from protocol.memory import virtual_time
+from protocol.memory.conversation import Link as Wire
 from protocol.streams.transport import Inbox
-from tests.memory import virtual_time
-from tests.memory.conversation import Link as Wire
 from tests.protocol.scripted import Doom
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.trials import CHUNK_BYTES, FRAGMENT, LATE_S, QUICK_S, SETTLED_S, Death, check, deaths, go_on, trial, two_that_stand_still

@@ -8,11 +8,11 @@ from typing import Any
 
 from protocol.errors import PeerGone
 from protocol.identity import PeerId
+from protocol.memory.conversation import Link
 from protocol.messages.messages import Message
 from protocol.streams.admission import StreamCaps
 from protocol.streams.transport import Purpose, Stream, StreamHandler
-from tests.memory.conversation import Link
-from tests.memory.network import MemoryNetwork
+from tests.protocol.knowing import KnowingNetwork
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class Counts:
     dooms: list[Doom] = field(default_factory=list)
 
 
-class ScriptedNetwork(MemoryNetwork):
+class ScriptedNetwork(KnowingNetwork):
     """The network, and the script that its peers follow."""
 
     def __init__(self, seed: int = 0, link: Link | None = None) -> None:

@@ -17,11 +17,11 @@ from protocol.identity import Identity, PeerId
 from protocol.libp2p.p2pd import Daemon, DaemonSettings
 from protocol.libp2p.splice import CarriedBytes
 from protocol.libp2p.tunnel import TunnelTransport
+from protocol.memory import virtual_time
+from protocol.memory.conversation import Link
+from protocol.memory.network import MemoryNetwork
 from protocol.streams.admission import Admission, StreamCaps
 from protocol.streams.transport import StreamHandler, Transport
-from tests.memory import virtual_time
-from tests.memory.conversation import Link
-from tests.memory.network import MemoryNetwork
 from tests.protocol.peers import seeded
 
 

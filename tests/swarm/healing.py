@@ -28,11 +28,11 @@ from peer.swarm.presence import Presence
 from peer.swarm.standing import Standing
 from peer.swarm.swarm_time import SwarmTime
 from protocol.identity import Identity, PeerId
+from protocol.memory import virtual_time
+from protocol.memory.conversation import Link
+from protocol.memory.network import MemoryNetwork, MemoryPeer
 from protocol.messages.messages import RunPhase
 from protocol.streams.transport import Purpose, Stream
-from tests.memory import virtual_time
-from tests.memory.conversation import Link
-from tests.memory.network import MemoryNetwork, MemoryPeer
 from tests.peer.two_sides import TERMS, membership
 from tests.swarm.world import EmptyDirectory
 

@@ -10,11 +10,11 @@ from contextlib import suppress
 
 from protocol.errors import PeerGone, RefusalCode
 from protocol.identity import Identity
+from protocol.memory.network import MemoryPeer
 from protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Part, Refusal
 from protocol.messages.records import MemberRecord
 from protocol.run.invite import Credential, Invite
 from protocol.streams.transport import Purpose, Stream
-from tests.memory.network import MemoryPeer
 from tests.swarm.world import Swarm
 
 HOST = Identity(b"h" * 32)

@@ -16,9 +16,9 @@ from peer.node.fetching import FetchClient
 from peer.swarm.swarm_time import SwarmTime
 from protocol.errors import RefusalCode, RunRefusesUs, SwarmUnreachable
 from protocol.identity import Identity
+from protocol.memory.conversation import Link as Wire
 from protocol.messages.messages import Refusal, RunPhase
 from protocol.streams.transport import Purpose, Stream
-from tests.memory.conversation import Link as Wire
 from tests.swarm.mallory import nobody
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import ADDRESSES, Peer, Swarm, play

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from protocol.limits import RECORD_LIFETIME_S
-from tests.memory import virtual_time
-from tests.memory.conversation import Link
-from tests.memory.network import MemoryNetwork
+from protocol.memory import virtual_time
+from protocol.memory.conversation import Link
+from protocol.memory.network import MemoryNetwork
 from tests.swarm.healing import Resident, cut_and_heal, until_all_see_all
 
 

@@ -20,7 +20,7 @@ import pytest
 from peer.link import records as ask
 from peer.meeting import driver
 from peer.meeting.machine import DOUBT_S
-from tests.memory import virtual_time
+from protocol.memory import virtual_time
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Habits, Peer, Swarm
 

@@ -35,13 +35,13 @@ from peer.swarm.presence import Presence
 from peer.swarm.standing import Standing
 from peer.swarm.swarm_time import SwarmTime
 from protocol.identity import Identity, PeerId
+from protocol.memory import virtual_time
+from protocol.memory.conversation import Link as Wire
 from protocol.messages.records import MemberRecord
 from protocol.messages.terms import RunTerms
 from protocol.run.invite import Credential
 from protocol.run.manifest import Manifest, SignedManifest
 from protocol.streams.transport import Purpose, Stream, Transport
-from tests.memory import virtual_time
-from tests.memory.conversation import Link as Wire
 from tests.peer.small import fingerprint
 from tests.protocol.scripted import ScriptedNetwork
 from tests.swarm.tiny import CountedReplica, tiny_manifest, tiny_replica, tiny_terms

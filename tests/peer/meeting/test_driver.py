@@ -16,10 +16,10 @@ from peer.meeting.words import MeetingOutcome
 from peer.swarm.address_book import AddressBook
 from protocol.errors import RefusalCode
 from protocol.identity import Identity
+from protocol.memory import virtual_time
+from protocol.memory.network import MemoryNetwork
 from protocol.messages.messages import Chunk, Part
 from protocol.streams.transport import Purpose, Stream
-from tests.memory import virtual_time
-from tests.memory.network import MemoryNetwork
 from tests.peer.two_sides import SEEDS, membership
 from tests.swarm.mallory import nobody
 from tests.swarm.tiny import tiny_manifest

@@ -9,10 +9,10 @@ import pytest
 
 from peer.meeting.driver import PAUSE_S, TRY_S, Resolver
 from peer.swarm.address_book import AddressBook
+from protocol.memory.network import MemoryNetwork
+from protocol.memory.virtual_time import run
 from protocol.messages.messages import Committed, Decision, Message, Outcome, Resolve
 from protocol.streams.transport import Purpose, Stream
-from tests.memory.network import MemoryNetwork
-from tests.memory.virtual_time import run
 from tests.protocol.peers import nobody, seeded
 from tests.protocol.samples import MEETING_ID, RUN_ID
 

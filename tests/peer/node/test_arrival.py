@@ -20,14 +20,14 @@ from peer.swarm.hearsay import Hearsay
 from peer.swarm.swarm_time import SwarmTime
 from protocol.errors import PeerGone, RefusalCode, RunRefusesUs, SwarmUnreachable, WrongVersion
 from protocol.identity import Identity
+from protocol.memory import virtual_time
+from protocol.memory.network import MemoryNetwork
 from protocol.messages.messages import Refusal
 from protocol.messages.records import MemberRecord
 from protocol.messages.terms import RunTerms
 from protocol.run.invite import Invite
 from protocol.run.manifest import Manifest, SignedManifest
 from protocol.streams.transport import Purpose, Stream
-from tests.memory import virtual_time
-from tests.memory.network import MemoryNetwork
 from tests.swarm.mallory import nobody
 
 HOST, SEED, MEMBER, NEWCOMER, STRANGER = (Identity(letter * 32) for letter in (b"h", b"s", b"m", b"n", b"x"))

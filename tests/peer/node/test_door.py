@@ -19,6 +19,8 @@ from peer.swarm.swarm_time import SwarmTime
 from protocol.errors import RefusalCode, Unreachable
 from protocol.identity import Identity
 from protocol.limits import PROTOCOL_VERSION
+from protocol.memory import virtual_time
+from protocol.memory.network import MemoryNetwork
 from protocol.messages.messages import Chunk, ContentsKind, FetchRequest, Part, Refusal
 from protocol.messages.records import MemberRecord
 from protocol.messages.terms import RunTerms
@@ -26,8 +28,6 @@ from protocol.run.invite import Invite
 from protocol.run.manifest import Manifest, SignedManifest
 from protocol.streams.admission import handle
 from protocol.streams.transport import Purpose
-from tests.memory import virtual_time
-from tests.memory.network import MemoryNetwork
 from tests.peer.deaf import Deaf
 from tests.swarm.mallory import nobody
 

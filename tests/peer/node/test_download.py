@@ -9,9 +9,9 @@ import pytest
 
 from peer.node import pieces as files
 from peer.node.download import UNDER_WAY_PIECES, Flow
+from protocol.memory.conversation import Link as Wire
 from protocol.messages.messages import FetchRequest, Message
 from protocol.streams.transport import Purpose, Stream, Transport
-from tests.memory.conversation import Link as Wire
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play
 

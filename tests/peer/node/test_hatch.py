@@ -10,7 +10,7 @@ import pytest
 
 from peer.node.hatch import MOST_S, PLACES, Hatch
 from protocol.errors import RefusalCode, Refused, TransportError
-from tests.memory import virtual_time
+from protocol.memory import virtual_time
 
 
 async def takes(seconds: float) -> None:

@@ -11,8 +11,8 @@ from peer.node.fetching import FetchClient
 from peer.swarm.presence import FAREWELL_S
 from protocol.errors import Unreachable
 from protocol.identity import PeerId
+from protocol.memory.conversation import Link as Wire
 from protocol.messages.messages import ContentsKind
-from tests.memory.conversation import Link as Wire
 from tests.swarm.mallory import MALLORY, nobody
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Swarm, play

@@ -10,7 +10,7 @@ import torch
 
 from peer.machine.events import FragmentPulled
 from peer.node import pieces as files
-from tests.memory.conversation import Link as Wire
+from protocol.memory.conversation import Link as Wire
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play
 

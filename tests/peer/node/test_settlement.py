@@ -14,9 +14,9 @@ from peer.node import pieces as files
 from peer.node.pieces import Pieces
 from peer.node.run_result import RunResult
 from protocol.errors import BadContents, RefusalCode, Refused
+from protocol.memory.conversation import Link as Wire
 from protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Part, Refusal, RunPhase
 from protocol.streams.transport import Purpose, Stream
-from tests.memory.conversation import Link as Wire
 from tests.swarm.mallory import MALLORY
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Swarm, play

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from peer.node.upkeep import AGAIN_S, CROWD, EVERY_S, QUICK_ROUNDS
 from protocol.identity import PeerId
+from protocol.memory import virtual_time
+from protocol.memory.network import MemoryNetwork
 from protocol.messages.records import MemberRecord
 from protocol.streams.transport import Purpose, Stream
-from tests.memory import virtual_time
-from tests.memory.network import MemoryNetwork
 from tests.peer.neighbours import somebody
 from tests.peer.two_sides import RUN_ID
 from tests.swarm.healing import Resident

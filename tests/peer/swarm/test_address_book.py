@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from peer.swarm.address_book import loop_s
-from tests.memory.virtual_time import run
+from protocol.memory.virtual_time import run
 
 
 def test_it_is_the_loops_time_and_so_follows_a_virtual_clock() -> None:

@@ -14,10 +14,10 @@ from peer.swarm.hearsay import LAST_WORD_S, Hearsay
 from peer.swarm.swarm_time import SwarmTime
 from protocol.identity import Identity, PeerId
 from protocol.limits import CLOCK_SKEW_S, INTRODUCED, RECORD_LIFETIME_S
+from protocol.memory.virtual_time import run
 from protocol.messages.introduction import INTRODUCTION_BYTES, Introduction
 from protocol.messages.records import MemberRecord
 from protocol.messages.terms import RunTerms
-from tests.memory.virtual_time import run
 from tests.protocol.samples import ALICE, BOB, ISSUER, MALLORY, NOW_S, OTHER_RUN_ID, RECORD, TERMS
 
 OF_ISSUER = replace(RECORD, peer_id=ISSUER.peer_id, credential=None, signature=b"").signed(ISSUER)  # who needs no invite

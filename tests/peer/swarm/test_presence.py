@@ -15,10 +15,10 @@ from peer.swarm.presence import ANNOUNCE_S, LOOK_S, RECORD_S, Presence
 from peer.swarm.standing import Standing
 from peer.swarm.swarm_time import SwarmTime
 from protocol.identity import Identity
+from protocol.memory.virtual_time import run
 from protocol.messages.messages import RunPhase
-from tests.memory.network import MemoryNetwork, MemoryPeer
-from tests.memory.virtual_time import run
 from tests.peer.two_sides import SEEDS, TERMS, membership
+from tests.protocol.knowing import KnowingNetwork, KnowingPeer
 from tests.protocol.peers import nobody
 
 A, B = (Identity(seed) for seed in SEEDS)
@@ -28,7 +28,7 @@ ADDRESS = "/ip4/203.0.113.5/tcp/4001"
 class Peer:
     """A presence with its two loops."""
 
-    def __init__(self, network: MemoryNetwork, identity: Identity, *, has_trainer: bool = True) -> None:
+    def __init__(self, network: KnowingNetwork, identity: Identity, *, has_trainer: bool = True) -> None:
         network.transport(identity.peer_id, nobody)
         self.book, self.standing, self.told = AddressBook(identity.peer_id), Standing(), list[Event]()
         hearsay = Hearsay(TERMS, self.book, SwarmTime(network.now_s), random.Random(0))
@@ -45,9 +45,9 @@ class Peer:
         self.task.cancel()
 
 
-def play(story: Callable[[MemoryNetwork, Peer, Peer], Awaitable[None]]) -> None:
+def play(story: Callable[[KnowingNetwork, Peer, Peer], Awaitable[None]]) -> None:
     async def main() -> None:
-        network = MemoryNetwork()
+        network = KnowingNetwork()
         await story(network, Peer(network, A), Peer(network, B))
         await network.close()
 
@@ -55,7 +55,7 @@ def play(story: Callable[[MemoryNetwork, Peer, Peer], Awaitable[None]]) -> None:
 
 
 def test_two_newcomers_find_each_other_within_two_looks() -> None:
-    async def story(network: MemoryNetwork, a: Peer, b: Peer) -> None:
+    async def story(network: KnowingNetwork, a: Peer, b: Peer) -> None:
         await asyncio.sleep(2 * LOOK_S[0])
         assert a.clocks() == b.clocks() == [0]
         assert a.told == [PeersSeen(0), AddressesChanged((ADDRESS,)), PeersSeen(1)], "only what is new"
@@ -65,7 +65,7 @@ def test_two_newcomers_find_each_other_within_two_looks() -> None:
 
 
 def test_who_has_no_trainer_yet_is_not_found_and_found_soon_after() -> None:
-    async def story(network: MemoryNetwork, a: Peer, b: Peer) -> None:
+    async def story(network: KnowingNetwork, a: Peer, b: Peer) -> None:
         identity = Identity(bytes(31) + b"c")
         late = Peer(network, identity, has_trainer=False)
         await asyncio.sleep(3 * LOOK_S[0])
@@ -80,7 +80,7 @@ def test_who_has_no_trainer_yet_is_not_found_and_found_soon_after() -> None:
 
 
 def test_progress_is_heard_of_and_the_end_of_the_schedule_at_once() -> None:
-    async def story(network: MemoryNetwork, a: Peer, b: Peer) -> None:
+    async def story(network: KnowingNetwork, a: Peer, b: Peer) -> None:
         await asyncio.sleep(5.0)
         b.standing.told(70, RunPhase.TRAIN, True)
         await asyncio.sleep(ANNOUNCE_S + LOOK_S[1] + 1.0)
@@ -94,7 +94,7 @@ def test_progress_is_heard_of_and_the_end_of_the_schedule_at_once() -> None:
 
 
 def test_who_says_goodbye_is_not_found_and_who_dies_is_forgotten() -> None:
-    async def story(network: MemoryNetwork, a: Peer, b: Peer) -> None:
+    async def story(network: KnowingNetwork, a: Peer, b: Peer) -> None:
         await asyncio.sleep(5.0)
         b.stop()
         await b.presence.leave()
@@ -109,7 +109,7 @@ def test_who_says_goodbye_is_not_found_and_who_dies_is_forgotten() -> None:
 
 
 def test_a_directory_that_fails_for_an_hour_is_only_waited_for() -> None:
-    async def story(network: MemoryNetwork, a: Peer, b: Peer) -> None:
+    async def story(network: KnowingNetwork, a: Peer, b: Peer) -> None:
         network.partition([A.peer_id], [B.peer_id])
         await asyncio.sleep(3600.0)
         assert a.clocks() == b.clocks() == [] and await a.presence.first_look(0.0)
@@ -127,10 +127,10 @@ def test_one_look_or_announcement_that_fails_as_none_should_is_logged_and_the_ne
     def fail(*_: object) -> None:
         raise RuntimeError("a case that nobody thought of")
 
-    async def story(network: MemoryNetwork, a: Peer, b: Peer) -> None:
+    async def story(network: KnowingNetwork, a: Peer, b: Peer) -> None:
         with monkeypatch.context() as broken:
-            broken.setattr(MemoryPeer, "members", fail)
-            broken.setattr(MemoryPeer, "announce", fail)
+            broken.setattr(KnowingPeer, "members", fail)
+            broken.setattr(KnowingPeer, "announce", fail)
             await asyncio.sleep(5.0)
         assert await a.presence.first_look(0.0) and not any(peer.task.done() for peer in (a, b))
         assert {"a look into the directory failed", "an announcement failed"} == {record.message for record in caplog.records}
@@ -141,7 +141,7 @@ def test_one_look_or_announcement_that_fails_as_none_should_is_logged_and_the_ne
 
 
 def test_who_pauses_is_not_called_and_its_clock_does_not_count_until_it_goes_on() -> None:
-    async def story(network: MemoryNetwork, a: Peer, b: Peer) -> None:
+    async def story(network: KnowingNetwork, a: Peer, b: Peer) -> None:
         await asyncio.sleep(2 * LOOK_S[0])
         a.standing.told(7, RunPhase.TRAIN, True)
         a.standing.rest()

@@ -14,8 +14,8 @@ from peer.swarm.hearsay import Hearsay
 from peer.swarm.sight import RELEASE, Sight, release_number, version_text
 from peer.swarm.swarm_time import SwarmTime
 from protocol.identity import Identity
+from protocol.memory.virtual_time import run
 from protocol.messages.records import MemberRecord
-from tests.memory.virtual_time import run
 from tests.peer.two_sides import SEEDS, TERMS
 
 ME = Identity(SEEDS[0])

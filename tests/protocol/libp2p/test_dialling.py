@@ -12,7 +12,7 @@ from protocol.errors import Unreachable
 from protocol.identity import PeerId
 from protocol.libp2p import dialling as module
 from protocol.libp2p.dialling import IN_VAIN, LEFT_ALONE_S, Dialling
-from tests.memory import virtual_time
+from protocol.memory import virtual_time
 from tests.protocol.peers import seeded
 
 VICTIM, OTHER = "/ip4/8.8.8.8/tcp/{}", "/ip4/9.9.9.9/tcp/1"

@@ -10,9 +10,12 @@ from protocol.errors import TransportError
 from protocol.identity import Identity, PeerId
 from protocol.libp2p.directory import MIX_S, DhtDirectory
 from protocol.libp2p.record_store import RecordShelf
+from protocol.memory import virtual_time
+from protocol.memory.calls import MemoryP2P
+from protocol.memory.conversation import Link
+from protocol.memory.network import MemoryNetwork
 from protocol.messages.records import MemberRecord
-from tests.memory import virtual_time
-from tests.memory.unary import UnaryNetwork
+from tests.protocol.peers import nobody
 from tests.protocol.samples import NOW_S, RUN_ID
 
 PULSE_S = 5.0
@@ -26,10 +29,11 @@ def now_s() -> float:
 class Island:
     """A member with its directory, which it tends as a node does."""
 
-    def __init__(self, network: UnaryNetwork, number: int) -> None:
+    def __init__(self, network: MemoryNetwork, number: int) -> None:
         self.identity = Identity(number.to_bytes(4, "little") * 8)
         self.address = f"/ip4/5.{number}.0.1/tcp/4001"
-        p2p: Any = network.join(self.identity.peer_id, self.address)
+        network.places[self.identity.peer_id] = self.address
+        p2p: Any = MemoryP2P(network, network.transport(self.identity.peer_id, nobody))
         self.p2p = p2p
         self.directory = DhtDirectory(p2p, RecordShelf(RUN_ID, now=now_s, rng=random.Random(number)), p2p, self._record)
         self.known: set[PeerId] = set()
@@ -58,7 +62,7 @@ class Island:
 
 def test_one_connection_makes_two_directories_one() -> None:
     async def main() -> None:
-        network = UnaryNetwork()
+        network = MemoryNetwork(link=Link(latency_s=0.025, jitter_s=0.05))
         here, there = ([Island(network, base + number) for number in range(5)] for base in (10, 20))
         tasks = [asyncio.create_task(island.live(group[0])) for group in (here, there) for island in group]
         await asyncio.sleep(120.0)

@@ -12,10 +12,12 @@ from protocol.errors import TransportError
 from protocol.libp2p.directory import NUM_HOLDERS
 from protocol.libp2p.kademlia import NAMED, NAMED_TOO
 from protocol.libp2p.neighbours import place_of
-from tests.memory import virtual_time
-from tests.memory.members import Seat, now_s
-from tests.memory.unary import UnaryNetwork
+from protocol.memory import virtual_time
+from protocol.memory.conversation import Link
+from protocol.memory.network import MemoryNetwork
+from tests.protocol.memory.members import Seat, now_s
 
+LINK = Link(latency_s=0.025, jitter_s=0.05)
 LOOK_BYTES = 40_000  # of all calls of one look, both ways
 
 
@@ -24,7 +26,7 @@ async def announce(seat: Seat, number: int) -> None:
     await seat.directory.announce(made)
 
 
-async def swarm(network: UnaryNetwork, num: int, reachable: float = 1.0, liars: int = 0) -> list[Seat]:
+async def swarm(network: MemoryNetwork, num: int, reachable: float = 1.0, liars: int = 0) -> list[Seat]:
     """Start members one after the other; each has announced itself twice."""
     rng = random.Random(1)
     seats = [Seat(network, number, is_open=number == 0 or rng.random() < reachable) for number in range(num)]
@@ -51,12 +53,12 @@ def held_by_nearest(seats: list[Seat], liars: int = 0) -> float:
     return good / len(seats)
 
 
-def play(story: Callable[[UnaryNetwork], Coroutine[Any, Any, None]]) -> None:
-    virtual_time.run(story(UnaryNetwork(1)))
+def play(story: Callable[[MemoryNetwork], Coroutine[Any, Any, None]]) -> None:
+    virtual_time.run(story(MemoryNetwork(1, LINK)))
 
 
 def test_what_is_announced_is_held_and_found_whoever_lies() -> None:
-    async def story(network: UnaryNetwork) -> None:
+    async def story(network: MemoryNetwork) -> None:
         seats = await swarm(network, 40, liars=1)
         assert held_by_nearest(seats, liars=1) >= 0.95
         found = 0
@@ -71,7 +73,7 @@ def test_what_is_announced_is_held_and_found_whoever_lies() -> None:
 
 
 def test_a_newcomer_knows_twenty_in_three_looks_where_one_in_ten_can_be_called() -> None:
-    async def story(network: UnaryNetwork) -> None:
+    async def story(network: MemoryNetwork) -> None:
         seats = await swarm(network, 60, reachable=0.1)
         assert held_by_nearest(seats) >= 0.95
         newcomer = Seat(network, 60, is_open=False)
@@ -86,12 +88,12 @@ def test_a_newcomer_knows_twenty_in_three_looks_where_one_in_ten_can_be_called()
 
 def test_a_look_costs_the_same_in_a_swarm_twice_as_large() -> None:
     async def costs(num: int) -> float:
-        network = UnaryNetwork(1)
+        network = MemoryNetwork(1, LINK)
         seats = await swarm(network, num)
-        before = sum(seat.p2p.sent for seat in seats)
+        before = sum(seat.life.line.num_sent for seat in seats)
         for seat in seats[::2]:
             await seat.directory.members()
-        return (sum(seat.p2p.sent for seat in seats) - before) / len(seats[::2])
+        return (sum(seat.life.line.num_sent for seat in seats) - before) / len(seats[::2])
 
     small, large = virtual_time.run(costs(25)), virtual_time.run(costs(50))
     assert large < LOOK_BYTES and large < 1.6 * small
@@ -99,20 +101,20 @@ def test_a_look_costs_the_same_in_a_swarm_twice_as_large() -> None:
 
 
 def test_when_all_neighbours_have_gone_a_newcomer_that_is_there_is_found_again() -> None:
-    async def story(network: UnaryNetwork) -> None:
+    async def story(network: MemoryNetwork) -> None:
         host, one, other = (Seat(network, number) for number in range(3))
         for seat in (host, one, other):
             await seat.open()
             await announce(seat, 1)
-        network.peers[host.peer_id].is_up = False
-        network.peers[other.peer_id].is_up = False
+        network.kill(host.peer_id)
+        network.kill(other.peer_id)
         await asyncio.sleep(100)
         with suppress(TransportError):
             await announce(one, 2)
         assert one.directory.num_neighbours == 0
         back = Seat(network, 2)
         await back.directory.open()
-        await back.p2p.connect(one.peer_id, [])
+        await back.p2p.connect(one.peer_id, one.addresses)
         await announce(back, 3)
         assert {record.peer_id for record in await one.directory.members()} >= {one.peer_id, back.peer_id}
 

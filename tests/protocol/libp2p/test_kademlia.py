@@ -17,8 +17,8 @@ from protocol.libp2p.hivemind_imports import P2PDaemonError, P2PHandlerError, Pe
 from protocol.libp2p.kademlia import KEY_BYTES, NAMED, NAMED_TOO, RecordProtocol, can_be_called
 from protocol.libp2p.neighbours import Held, place_of
 from protocol.libp2p.record_store import RecordShelf, join_records, split_answer
+from protocol.memory import virtual_time
 from protocol.messages.records import MemberRecord
-from tests.memory import virtual_time
 from tests.protocol.libp2p.test_record_store import record
 from tests.protocol.peers import seeded
 from tests.protocol.samples import NOW_S, RUN_ID

@@ -14,7 +14,7 @@ from protocol.libp2p import reachability
 from protocol.libp2p.dial_back import Answer, Reached
 from protocol.libp2p.p2pd import Control
 from protocol.libp2p.reachability import Reachability
-from tests.memory import virtual_time
+from protocol.memory import virtual_time
 from tests.protocol.peers import seeded
 
 PARTNERS = [seeded(number).peer_id for number in range(1, 8)]

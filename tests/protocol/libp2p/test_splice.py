@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from protocol.libp2p.splice import CarriedBytes, Pair, drop, splice, while_moving
-from tests.memory import virtual_time
+from protocol.memory import virtual_time
 
 Test = Callable[[Pair, Pair, asyncio.Task[None], CarriedBytes], Coroutine[Any, Any, None]]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from protocol.libp2p.neighbours import Held, nearest
 from protocol.libp2p.walk import AT_ONCE, WALK_S, Walk
-from tests.memory import virtual_time
+from protocol.memory import virtual_time
 from tests.protocol.libp2p.test_record_store import record
 from tests.protocol.peers import seeded
 

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from protocol.errors import PeerGone
+from protocol.memory.virtual_time import run
 from protocol.streams.transport import Inbox
-from tests.memory.virtual_time import run
 
 
 def test_frames_come_out_in_order_and_an_end_comes_last() -> None:

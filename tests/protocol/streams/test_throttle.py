@@ -9,10 +9,10 @@ import pytest
 
 from protocol.identity import Identity
 from protocol.limits import CHUNK_BYTES
+from protocol.memory.network import MemoryNetwork
+from protocol.memory.virtual_time import run
 from protocol.streams.throttle import SAVED_S, Bucket, Throttle
 from protocol.streams.transport import Purpose, Stream
-from tests.memory.network import MemoryNetwork
-from tests.memory.virtual_time import run
 from tests.protocol.peers import chunk
 
 RATE = 100_000.0

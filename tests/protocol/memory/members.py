@@ -14,11 +14,12 @@ from protocol.libp2p.directory import DhtDirectory
 from protocol.libp2p.hivemind_imports import dht_pb2
 from protocol.libp2p.neighbours import Held, nearest
 from protocol.libp2p.record_store import RecordShelf
+from protocol.memory.calls import MemoryP2P
+from protocol.memory.network import EPOCH_S, MemoryNetwork
 from protocol.messages.records import MemberRecord
 from protocol.messages.terms import RunTerms, check_record
 from protocol.run.invite import Invite
-from tests.memory.network import EPOCH_S
-from tests.memory.unary import UnaryNetwork
+from tests.protocol.peers import nobody
 
 RUN_ID = hashlib.sha256(b"members").digest()
 HOST = Identity(b"h" * 32)
@@ -51,12 +52,16 @@ def membership(identity: Identity) -> Membership:
 class Seat:
     """The place of member `number` in the directory; number 0 is the host. Who is not open is reached through the host."""
 
-    def __init__(self, network: UnaryNetwork, number: int, *, is_open: bool = True) -> None:
+    def __init__(self, network: MemoryNetwork, number: int, *, is_open: bool = True) -> None:
         self.identity = HOST if number == 0 else Identity(number.to_bytes(4, "little") * 8)
         self.is_open = is_open
         address = HOST_ADDRESS if number == 0 else f"/ip4/{102 + number % 100}.{number * 7 % 250}.{number % 250}.9/tcp/4001"
         self.addresses = (address,) if is_open else (RELAY,)
-        self.p2p: Any = network.join(self.identity.peer_id, address, is_open=is_open)
+        self.life = network.transport(self.peer_id, nobody)
+        network.places[self.peer_id] = address
+        if not is_open:
+            network.hidden[self.peer_id] = ()
+        self.p2p: Any = MemoryP2P(network, self.life)
         self.membership = membership(self.identity)
         shelf = RecordShelf(RUN_ID, is_member, now_s, random.Random(number))
         self.directory = DhtDirectory(self.p2p, shelf, self.p2p, lambda: self.membership.bare_record(self.addresses, now_s()))
@@ -64,6 +69,11 @@ class Seat:
     @property
     def peer_id(self) -> PeerId:
         return self.identity.peer_id
+
+    @property
+    def num_bytes(self) -> int:
+        """Return what it has sent and received."""
+        return self.life.line.num_sent + self.life.line.num_received
 
     @property
     def holds(self) -> set[PeerId]:
@@ -94,8 +104,8 @@ class Seat:
 
         protocol: Any = self.directory._protocol
         protocol._near = near
-        name, (_, kind) = next(item for item in self.p2p.handlers.items() if "rpc_store" in item[0])
-        self.p2p.handlers[name] = store, kind
+        name, (_, kind) = next(item for item in self.life.calls.items() if "rpc_store" in item[0])
+        self.life.calls[name] = store, kind
 
 
 def _minted(rng: random.Random) -> Held:

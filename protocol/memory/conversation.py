@@ -18,6 +18,8 @@ from protocol.streams.transport import Inbox, Stream
 
 FRAMES_IN_INBOX = 4
 FRAMES_ON_THE_WAY = 8
+FRAMING_BYTES = 80  # of each message: libp2p's headers, the name of the handler, TCP
+AGAIN_S = 0.3  # until TCP sends again what was lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,25 +30,38 @@ class Link:
     jitter_s: float = 0.0  # up to so much more, uniformly
     bytes_per_s: float = math.inf  # each way
     silence_s: float = 30.0  # a cut line is taken for dead after so long (keep-alive)
+    loss: float = 0.0  # share of what is sent that is lost and sent again, AGAIN_S later each time
 
 
 @dataclass(slots=True)
-class Line:
+class MemoryLine:
     """A peer's end of all its ways: its rates, until when they are taken, and the conversations that go over it."""
 
     link: Link
     sends_at_s: float = -math.inf  # busy sending until then
     receives_at_s: float = -math.inf
+    num_sent: int = 0  # bytes, framing included
+    num_received: int = 0
     conversations: dict[Conversation, None] = field(default_factory=dict)  # a set would be walked in the order of addresses
 
 
-class Way:
-    """Frames from one end of a stream to the other, in order. `inbox` is the far end's."""
+def crossing_s(sender: Link, receiver: Link, draw: Callable[[], float]) -> float:
+    """Return the seconds that a bit takes from one peer to another, drawn anew each time."""
+    took_s = (sender.latency_s + receiver.latency_s) / 2 + draw() * (sender.jitter_s + receiver.jitter_s) / 2
+    loss = max(sender.loss, receiver.loss)
+    while loss and draw() < loss:
+        took_s += AGAIN_S
+    return took_s
 
-    def __init__(self, sender: Line, receiver: Line, draw: Callable[[], float]) -> None:
+
+class MemoryWay:
+    """Frames from one end of a stream to the other, in order. `inbox` is the far end's; a relay in between makes it two crossings."""
+
+    def __init__(self, sender: MemoryLine, receiver: MemoryLine, draw: Callable[[], float], num_crossings: int = 1) -> None:
         self.inbox = Inbox(FRAMES_IN_INBOX)
         self._sender, self._receiver = sender, receiver
         self._draw = draw
+        self._num_crossings = num_crossings
         self._timers: deque[tuple[asyncio.TimerHandle, Callable[[], None]]] = deque()
         self._parked: deque[Callable[[], None]] = deque()
         self._last_arrival_s = -math.inf
@@ -55,8 +70,7 @@ class Way:
 
     def delay_s(self) -> float:
         """Return the seconds that a bit takes, drawn anew each time."""
-        a, b = self._sender.link, self._receiver.link
-        return (a.latency_s + b.latency_s) / 2 + self._draw() * (a.jitter_s + b.jitter_s) / 2
+        return sum(crossing_s(self._sender.link, self._receiver.link, self._draw) for _ in range(self._num_crossings))
 
     async def room(self) -> None:
         """Wait until another frame may be sent: the far end reads, and not too much is under way."""
@@ -68,6 +82,8 @@ class Way:
     def send(self, num_bytes: int, arrive: Callable[[], None]) -> None:
         """Call `arrive` when so many bytes have crossed; what was sent before arrives before."""
         sender, receiver = self._sender, self._receiver
+        sender.num_sent += num_bytes + FRAMING_BYTES
+        receiver.num_received += num_bytes + FRAMING_BYTES
         began_s = max(asyncio.get_running_loop().time(), sender.sends_at_s)
         sender.sends_at_s = began_s + num_bytes / sender.link.bytes_per_s
         taken_s = max(began_s, receiver.receives_at_s) + num_bytes / receiver.link.bytes_per_s
@@ -102,12 +118,16 @@ class Way:
 
 
 class Conversation:
-    """Both ends of a stream between two peers; `peers` and `lines` are the opener's and the other's."""
+    """Both ends of a stream between two peers; `peers` and `lines` are the opener's and the other's, `relay` is who stands in between."""
 
-    def __init__(self, peers: tuple[PeerId, PeerId], lines: tuple[Line, Line], draw: Callable[[], float]) -> None:
+    def __init__(
+        self, peers: tuple[PeerId, PeerId], lines: tuple[MemoryLine, MemoryLine], draw: Callable[[], float], relay: PeerId | None = None
+    ) -> None:
         self.peers = peers
+        self.relay = relay
         self._lines = lines
-        self._ways = (Way(lines[0], lines[1], draw), Way(lines[1], lines[0], draw))
+        num_crossings = 2 if relay else 1
+        self._ways = (MemoryWay(lines[0], lines[1], draw, num_crossings), MemoryWay(lines[1], lines[0], draw, num_crossings))
         self.streams = (self._stream(0), self._stream(1))
         self._silence: asyncio.TimerHandle | None = None
 
@@ -151,9 +171,10 @@ class Conversation:
             self._silence = None
         else:
             silence_s = min(line.link.silence_s for line in self._lines)
-            self._silence = asyncio.get_running_loop().call_later(silence_s, self._give_up)
+            self._silence = asyncio.get_running_loop().call_later(silence_s, self.give_up)
 
-    def _give_up(self) -> None:
+    def give_up(self) -> None:
+        """End it on both sides: what was between them is gone."""
         for way in self._ways:
             way.lose()
             way.inbox.end("nothing was heard from the partner for too long")

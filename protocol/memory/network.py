@@ -1,37 +1,38 @@
-"""Transport and directory in memory: many peers in one process, with delay, rates, cuts and deaths.
+"""Peers in memory: many in one process, with delay, rates, loss, routers, relays, cuts and deaths.
 
 Messages pass through the real wire code and the real door, so what crosses is bytes, and who may come in is decided as over libp2p. On
-a VirtualTimeLoop everything is deterministic: one seed, one schedule. The world of simulated swarms, in tests too.
+a VirtualTimeLoop everything is deterministic: one seed, one schedule. Calls of one request and one answer: `calls.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Any
 
-from protocol.errors import TransportError, Unreachable
+from protocol.errors import Unreachable
 from protocol.identity import PeerId
-from protocol.messages.records import MemberRecord
+from protocol.memory.conversation import Conversation, Link, MemoryLine
 from protocol.streams.admission import Admission, StreamCaps, Visit, handle
 from protocol.streams.transport import Purpose, Stream, StreamHandler
-from tests.memory.conversation import Conversation, Line, Link
 
-DIAL_S = 5.0
+DIAL_S = 5.0  # until nobody has answered
 EPOCH_S = 1_700_000_000.0  # Unix time at loop time 0, so that records have dates
 
 
-class MemoryPeer:
-    """One life of a peer on a MemoryNetwork: its Transport and its Directory.
+CallHandler = Callable[[Any, Any], Awaitable[Any]]
 
-    The directory is the same for all on one side of a cut, at once and without loss. Made by `MemoryNetwork.transport`.
-    """
+
+class MemoryPeer:
+    """One life of a peer on a MemoryNetwork: its Transport. Made by `MemoryNetwork.transport`."""
 
     def __init__(self, network: MemoryNetwork, peer_id: PeerId, link: Link, handler: StreamHandler, admission: Admission) -> None:
         self.peer_id = peer_id
-        self.line = Line(link)
+        self.line = MemoryLine(link)
         self.handler = handler
         self.admission = admission
+        self.calls: dict[str, tuple[CallHandler, Any]] = {}  # by name; and the type of the question
         self.is_up = True
         self._network = network
 
@@ -39,37 +40,20 @@ class MemoryPeer:
         """Open a stream to `partner`, which takes a round trip; addresses count where it has a place. Raises Unreachable."""
         return await self._network.open(self, partner, purpose, addresses)
 
-    async def announce(self, record: MemberRecord) -> None:
-        """Publish this peer's own record on its side of a cut. Raises TransportError when nobody is there, BadMessage or BadSignature."""
-        network = self._network
-        record.check(record.run_id, network.now_s())
-        await asyncio.sleep(2 * self.line.link.latency_s)
-        others = [peer for peer in network.up() if peer is not self]
-        if not self.is_up or (others and all(network.is_cut(self.peer_id, peer.peer_id) for peer in others)):
-            raise TransportError("nobody took the record", hint="the peer is down or cut off")
-        known = network.records.get(record.peer_id)
-        if known is None or record.supersedes(known):
-            network.records[record.peer_id] = record
-
-    async def members(self) -> list[MemberRecord]:
-        """Return the verified, unexpired records that can be reached now. Raises TransportError when this peer is down."""
-        await asyncio.sleep(2 * self.line.link.latency_s)
-        if not self.is_up:
-            raise TransportError("this peer is down")
-        now_s, network = self._network.now_s(), self._network
-        return [rec for rec in network.records.values() if rec.expires_s > now_s and not network.is_cut(self.peer_id, rec.peer_id)]
-
 
 class MemoryNetwork:
     """The world between the peers of one event loop. `seed` fixes the jitter; `link` is what a peer gets that brings no own."""
 
+    peer_type = MemoryPeer
+
     def __init__(self, seed: int = 0, link: Link | None = None) -> None:
-        self._draw = random.Random(seed).random
+        self.draw = random.Random(seed).random
         self._link = link or Link()
-        self.peers: dict[PeerId, MemoryPeer] = {}  # the last life of each, which is its directory too
+        self.peers: dict[PeerId, MemoryPeer] = {}  # the last life of each
         self.places: dict[PeerId, str] = {}  # multiaddrs; who has none is reached by its name
+        self.hidden: dict[PeerId, tuple[PeerId, ...]] = {}  # behind routers: who cannot be called, and the relays where it has a place
+        self._connections: dict[PeerId, dict[PeerId, PeerId | None]] = {}  # to whom, and through which relay
         self._group: dict[PeerId, int] = {}
-        self.records: dict[PeerId, MemberRecord] = {}  # the last of each
         self._tasks: set[asyncio.Task[None]] = set()
 
     def transport(
@@ -82,7 +66,7 @@ class MemoryNetwork:
     ) -> MemoryPeer:
         """Bring a peer up; one that is up is killed first (a restart). `is_banned` is asked about everybody who opens a stream to it."""
         self.kill(peer_id)
-        self.peers[peer_id] = MemoryPeer(self, peer_id, link or self._link, handler, Admission(caps, is_banned))
+        self.peers[peer_id] = self.peer_type(self, peer_id, link or self._link, handler, Admission(caps, is_banned))
         return self.peers[peer_id]
 
     def now_s(self) -> float:
@@ -103,17 +87,22 @@ class MemoryNetwork:
 
     def kill(self, peer_id: PeerId, *, is_delivered: bool = False) -> None:
         """End a peer at once: its streams end with PeerGone at both ends, what it has under way is lost unless `is_delivered`."""
-        if self.is_up(peer_id):
-            self.peers[peer_id].is_up = False
-            for conversation in list(self.peers[peer_id].line.conversations):
-                conversation.die(peer_id, is_delivered=is_delivered)
+        if not self.is_up(peer_id):
+            return
+        self.peers[peer_id].is_up = False
+        for conversation in list(self.peers[peer_id].line.conversations):
+            conversation.die(peer_id, is_delivered=is_delivered)
+        for other in self._connections.pop(peer_id, {}):
+            self._connections.get(other, {}).pop(peer_id, None)
+        for conversation in [one for peer in self.up() for one in peer.line.conversations if one.relay == peer_id]:
+            conversation.give_up()
 
     def partition(self, *groups: Collection[PeerId]) -> None:
         """Cut every line between peers of different groups; those in none form one more. Replaces the last; no groups mend all."""
         self._group = {peer_id: number for number, group in enumerate(groups, 1) for peer_id in group}
         for peer in self.up():
             for conversation in list(peer.line.conversations):
-                conversation.set_cut(self.is_cut(*conversation.peers))
+                conversation.set_cut(not self._passes(*conversation.peers, conversation.relay))
 
     def is_cut(self, one: PeerId, other: PeerId) -> bool:
         """Whether nothing passes between these two."""
@@ -123,17 +112,43 @@ class MemoryNetwork:
         """Return the peers that live."""
         return [peer for peer in self.peers.values() if peer.is_up]
 
+    # ---- who reaches whom ----
+
+    def connected(self, peer_id: PeerId) -> list[PeerId]:
+        """Return to whom a connection is open."""
+        return list(self._connections.get(peer_id, ()))
+
+    async def dial(self, caller: PeerId, partner: PeerId, addresses: Sequence[str] = ()) -> PeerId | None:
+        """Connect two peers, unless they are; return through which relay. Raises Unreachable, after DIAL_S."""
+        if not self.is_up(caller) or caller == partner:
+            raise Unreachable("this peer is down, or calls itself")
+        ways = self._connections.setdefault(caller, {})
+        found = ([ways[partner]] if partner in ways else []) + self._ways_to(partner, addresses)
+        relays = [relay for relay in found if self._passes(caller, partner, relay) and (relay is None or self.is_up(relay))]
+        if relays and self.is_up(partner):
+            ways[partner] = self._connections.setdefault(partner, {})[caller] = relays[0]
+            return relays[0]
+        ways.pop(partner, None)
+        is_refused = relays and partner in self.peers  # its machine is there, the peer is not
+        await asyncio.sleep(2 * self.peers[caller].line.link.latency_s if is_refused else DIAL_S)
+        raise Unreachable(f"no answer from {partner.short()}")
+
+    def _ways_to(self, partner: PeerId, addresses: Sequence[str]) -> list[PeerId | None]:
+        if partner in self.hidden:
+            return [relay for relay in self.hidden[partner] if any(f"/p2p/{relay}/p2p-circuit" in address for address in addresses)]
+        place = self.places.get(partner, "")
+        return [None] if not place or any(address.startswith(place) for address in addresses) else []
+
+    def _passes(self, one: PeerId, other: PeerId, relay: PeerId | None) -> bool:
+        return not (self.is_cut(one, other) or (relay is not None and (self.is_cut(one, relay) or self.is_cut(other, relay))))
+
     async def open(self, caller: MemoryPeer, partner: PeerId, purpose: Purpose, addresses: Sequence[str] = ()) -> Stream:
         """Open a stream, which takes a round trip. Raises Unreachable."""
-        if not caller.is_up or caller.peer_id == partner:
-            raise Unreachable("this peer is down, or calls itself")
-        place = self.places.get(partner, "")
-        is_there = partner in self.peers and (not place or any(address.startswith(place) for address in addresses))
-        if not is_there or self.is_cut(caller.peer_id, partner):
-            await asyncio.sleep(DIAL_S)
-            raise Unreachable(f"no answer from {partner.short()}")
+        if not caller.is_up:
+            raise Unreachable("this peer is down")
+        relay = await self.dial(caller.peer_id, partner, addresses)
         host = self.peers[partner]
-        conversation = Conversation((caller.peer_id, partner), (caller.line, host.line), self._draw)
+        conversation = Conversation((caller.peer_id, partner), (caller.line, host.line), self.draw, relay)
         await asyncio.sleep(conversation.round_trip_s())
         if not caller.is_up or not host.is_up:
             raise Unreachable(f"{partner.short()} is down")

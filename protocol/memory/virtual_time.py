@@ -1,7 +1,7 @@
 """An event loop whose clock jumps to the next timer instead of waiting for it, so that an hour of meetings runs in a second.
 
 It has no sockets and no signals, and threads whose work takes no time: whatever runs on it gets its time from `loop.time()` and its
-network from `tests.memory`. The same program runs in the same order every time: tasks hash by creation number, so that even the
+network from `protocol.memory`. The same program runs in the same order every time: tasks hash by creation number, so that even the
 sets of tasks inside asyncio (`TaskGroup`, `wait`) are walked in a fixed order. Idea: FoundationDB's simulator; the asyncio trick
 (a selector that moves the clock) is common knowledge.
 """

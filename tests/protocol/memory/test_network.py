@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
-from protocol.errors import BadMessage, BadSignature, PeerGone, TransportError, Unreachable
-from protocol.identity import Identity
-from protocol.messages.records import MemberRecord
+from protocol.errors import PeerGone, TransportError, Unreachable
+from protocol.memory.conversation import AGAIN_S, FRAMING_BYTES, Link
+from protocol.memory.network import MemoryNetwork, MemoryPeer
+from protocol.memory.virtual_time import run
 from protocol.streams.transport import Purpose, Stream
-from tests.memory.conversation import Link
-from tests.memory.network import MemoryNetwork, MemoryPeer
-from tests.memory.virtual_time import run
 from tests.protocol.peers import chunk, echo, expect_over, nobody, number_of, seeded
-from tests.protocol.samples import RECORD
 from tests.protocol.scripted import ScriptedNetwork
 
 A, B, C = (seeded(number) for number in (1, 2, 3))
@@ -121,66 +117,60 @@ def test_a_peer_that_refuses_turns_streams_away() -> None:
     run(main())
 
 
-def test_a_dead_peer_neither_calls_nor_looks() -> None:
+def test_a_dead_peer_calls_nobody() -> None:
     async def main() -> None:
         network = MemoryNetwork()
         a, _ = pair(network)
         network.kill(A.peer_id)
         with pytest.raises(Unreachable):
             await a.connect(B.peer_id, (), Purpose.MEET)
-        with pytest.raises(TransportError):
-            await network.peers[A.peer_id].members()
 
     run(main())
 
 
-def record(author: Identity, network: MemoryNetwork, sequence: int = 1, lifetime_s: int = 60) -> MemberRecord:
-    made = replace(RECORD, peer_id=author.peer_id, addresses=(), sequence=sequence, expires_s=int(network.now_s()) + lifetime_s)
-    return replace(made, credential=None, signature=b"").signed(author)
-
-
-def test_records_are_shared_replaced_and_forgotten() -> None:
+def test_who_is_behind_a_router_is_reached_through_its_relay_or_by_the_connection_that_it_opened() -> None:
     async def main() -> None:
         network = MemoryNetwork(link=Link(latency_s=0.1))
-        pair(network)
-        a, b = network.peers[A.peer_id], network.peers[B.peer_id]
-        first, second = record(A, network), record(A, network, sequence=2)
-        await a.announce(second)
-        await a.announce(first)
-        assert await b.members() == [second]
-        await asyncio.sleep(60)
-        assert await b.members() == []
+        a, b = pair(network)
+        network.transport(C.peer_id, echo)
+        network.hidden[B.peer_id] = (C.peer_id,)
+        place = f"/ip4/192.0.2.3/tcp/1/p2p/{C.peer_id}/p2p-circuit"
+
+        async def took_s(addresses: tuple[str, ...]) -> float:
+            began_s = asyncio.get_running_loop().time()
+            stream = await a.connect(B.peer_id, addresses, Purpose.MEET)
+            await stream.close()
+            return asyncio.get_running_loop().time() - began_s
+
+        with pytest.raises(Unreachable):
+            await a.connect(B.peer_id, (), Purpose.MEET)
+        assert await took_s((place,)) == pytest.approx(0.4)  # two crossings each way
+        stream = await a.connect(B.peer_id, (place,), Purpose.MEET)
+        network.kill(C.peer_id)
+        with pytest.raises(PeerGone):
+            await stream.receive()
+        with pytest.raises(Unreachable):
+            await a.connect(B.peer_id, (place,), Purpose.MEET)
+        await network.dial(B.peer_id, A.peer_id)
+        assert network.connected(A.peer_id) == [B.peer_id]
+        assert await took_s(()) == pytest.approx(0.2)
+        await network.close()
 
     run(main())
 
 
-def test_bad_records_are_not_published() -> None:
+def test_what_is_lost_on_the_way_is_late_and_still_in_order() -> None:
     async def main() -> None:
-        network = MemoryNetwork()
-        pair(network)
-        a = network.peers[A.peer_id]
-        with pytest.raises(BadMessage):
-            await a.announce(record(A, network, lifetime_s=10_000))
-        with pytest.raises(BadSignature):
-            await a.announce(replace(record(A, network), clock_steps=5))
-
-    run(main())
-
-
-def test_records_do_not_cross_a_cut() -> None:
-    async def main() -> None:
-        network = MemoryNetwork()
-        pair(network)
-        network.transport(C.peer_id, nobody)
-        a, b, c = (network.peers[peer.peer_id] for peer in (A, B, C))
-        network.partition([A.peer_id, B.peer_id], [C.peer_id])
-        await a.announce(record(A, network))
-        assert [seen.peer_id for seen in await b.members()] == [A.peer_id]
-        assert await c.members() == []
-        with pytest.raises(TransportError):
-            await c.announce(record(C, network))
-        network.partition()
-        assert len(await c.members()) == 1
+        network = MemoryNetwork(link=Link(latency_s=0.01, loss=0.3))
+        a, b = pair(network)
+        stream = await a.connect(B.peer_id, (), Purpose.MEET)
+        began_s = asyncio.get_running_loop().time()
+        for number in range(20):
+            await stream.send(chunk(number))
+            assert await number_of(stream) == number
+        assert asyncio.get_running_loop().time() - began_s > 20 * 0.02 + 5 * AGAIN_S
+        assert a.line.num_sent == b.line.num_received > 20 * FRAMING_BYTES
+        await network.close()
 
     run(main())
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from protocol.errors import PeerGone
-from tests.memory.conversation import FRAMES_ON_THE_WAY, Conversation, Line, Link, Way
-from tests.memory.virtual_time import run
+from protocol.memory.conversation import FRAMES_ON_THE_WAY, Conversation, Link, MemoryLine, MemoryWay
+from protocol.memory.virtual_time import run
 from tests.protocol.peers import chunk, expect_over, number_of, seeded
 
 
-def way(sender: Link, receiver: Link | None = None, seed: int = 0) -> Way:
-    return Way(Line(sender), Line(receiver or sender), random.Random(seed).random)
+def way(sender: Link, receiver: Link | None = None, seed: int = 0) -> MemoryWay:
+    return MemoryWay(MemoryLine(sender), MemoryLine(receiver or sender), random.Random(seed).random)
 
 
 def arrivals(log: list[float]) -> Callable[[], None]:
@@ -37,9 +37,9 @@ def test_time_is_latency_plus_bytes_at_the_slower_rate() -> None:
 def test_frames_of_all_ways_share_a_peers_rate() -> None:
     async def main() -> None:
         log: list[float] = []
-        sender = Line(Link(bytes_per_s=100))
+        sender = MemoryLine(Link(bytes_per_s=100))
         for _ in range(3):
-            Way(sender, Line(Link()), random.random).send(100, arrivals(log))
+            MemoryWay(sender, MemoryLine(Link()), random.random).send(100, arrivals(log))
         await asyncio.sleep(10)
         assert log == [pytest.approx(second) for second in (1, 2, 3)]
 
@@ -104,14 +104,14 @@ PEERS = seeded(1).peer_id, seeded(2).peer_id
 
 def conversation(**link: Any) -> Conversation:
     line = Link(latency_s=1.0, **link)
-    made = Conversation(PEERS, (Line(line), Line(line)), lambda: 0.0)
+    made = Conversation(PEERS, (MemoryLine(line), MemoryLine(line)), lambda: 0.0)
     made.begin()
     return made
 
 
 def test_a_goodbye_comes_after_what_was_sent() -> None:
     async def main() -> None:
-        lines = Line(Link(latency_s=1.0)), Line(Link(latency_s=1.0))
+        lines = MemoryLine(Link(latency_s=1.0)), MemoryLine(Link(latency_s=1.0))
         talk = Conversation(PEERS, lines, lambda: 0.0)
         talk.begin()
         a, b = talk.streams

@@ -1,0 +1,75 @@
+"""hivemind's P2P in memory, as far as the directory uses it: calls of one request and one answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from protocol.errors import Unreachable
+from protocol.identity import PeerId
+from protocol.libp2p.hivemind_imports import P2PDaemonError, P2PHandlerError, PeerID
+from protocol.memory.conversation import FRAMING_BYTES, crossing_s
+from protocol.memory.network import CallHandler, MemoryNetwork, MemoryPeer
+
+
+class MemoryP2P:
+    """One peer's end, for as long as this life of the peer lasts. Stands for AttachedP2P, and for Dialling."""
+
+    def __init__(self, network: MemoryNetwork, peer: MemoryPeer) -> None:
+        self.peer_id = PeerID(peer.peer_id.raw)
+        self._network = network
+        self._peer = peer
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether this life is over."""
+        return not self._peer.is_up
+
+    async def add_protobuf_handler(self, name: str, handler: CallHandler, input_type: Any, **_: object) -> None:
+        """Answer calls of this name."""
+        self._peer.calls[name] = handler, input_type
+
+    async def call_protobuf_handler(self, peer: PeerID, name: str, request: Any, output_type: Any) -> Any:
+        """Call a peer. Raises P2PDaemonError and P2PHandlerError as hivemind does."""
+        return output_type.FromString(await self._call(PeerId(peer.to_bytes()), name, request.SerializeToString()))
+
+    async def connect(self, partner: PeerId, addresses: Sequence[str]) -> None:
+        """Dial a peer unless connected. Raises Unreachable."""
+        await self._network.dial(self._peer.peer_id, partner, addresses)
+
+    async def connected(self) -> dict[PeerId, str]:
+        """Return to whom a connection is open, and from where it comes."""
+        return {peer: self._network.places.get(peer, "") for peer in self._network.connected(self._peer.peer_id)}
+
+    async def _call(self, partner: PeerId, name: str, request: bytes) -> bytes:
+        try:
+            relay = await self._network.dial(self._peer.peer_id, partner)
+        except Unreachable as error:
+            raise P2PDaemonError(str(error)) from None
+        host = self._network.peers[partner]
+        await self._cross(self._peer, host, len(request), relay)
+        if name not in host.calls:
+            raise P2PDaemonError("protocol not supported")
+        handler, input_type = host.calls[name]
+        problem = None
+        try:
+            answer = (await handler(input_type.FromString(request), SimpleNamespace(remote_id=self.peer_id))).SerializeToString()
+        except Exception as error:  # as hivemind does: the caller is told
+            answer, problem = repr(error).encode(), error
+        await self._cross(host, self._peer, len(answer), relay)
+        if problem is not None:
+            raise P2PHandlerError(answer.decode())
+        return bytes(answer)
+
+    async def _cross(self, sender: MemoryPeer, receiver: MemoryPeer, num_bytes: int, relay: PeerId | None) -> None:
+        """Let a message cross. Raises P2PDaemonError where one of the two is not there any more, or cut off."""
+        num_bytes += FRAMING_BYTES
+        sender.line.num_sent += num_bytes
+        rate = min(sender.line.link.bytes_per_s, receiver.line.link.bytes_per_s)
+        crossings_s = (crossing_s(sender.line.link, receiver.line.link, self._network.draw) for _ in range(2 if relay else 1))
+        await asyncio.sleep(num_bytes / rate + sum(crossings_s))
+        if not sender.is_up or not receiver.is_up or self._network.is_cut(sender.peer_id, receiver.peer_id):
+            raise P2PDaemonError("stream reset")
+        receiver.line.num_received += num_bytes
