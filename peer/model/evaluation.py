@@ -6,9 +6,8 @@ Deterministic: the same windows of held-out text each time, no dropout, no rando
 from __future__ import annotations
 
 import copy
-import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -133,7 +132,8 @@ def compare_homes(
 ) -> SwarmLosses:
     """Measure the peers of a run, the mean of their weights, and one that trained alone, all on the same text. Raises as evaluate_home.
 
-    Several at a time, so `follow` is called from several threads.
+    Several at a time, so `follow` is called from several threads. Those with the same weights, as peers have after the end of a run, are
+    measured once.
     """
     swarm = [load_trained(Home(home)) for home in homes]
     manifest = swarm[0].manifest
@@ -142,17 +142,29 @@ def compare_homes(
     fast = [fast_weights(peer.checkpoint) for peer in swarm]
     weights = (None, *fast, mean_weights(fast), fast_weights(load_trained(Home(alone)).checkpoint))  # None: as the model was built
 
-    def measure(number: int, weights: dict[str, Tensor] | None) -> float:
+    firsts = [next(number for number, other in enumerate(weights) if _are_alike(one, other)) for one in weights]
+
+    def measure(first: int) -> float:
+        def follow_alike(done: int, loss: float) -> None:
+            for number in (number for number, other in enumerate(firsts) if other == first):
+                follow(number, done * batch_tokens, num_batches * batch_tokens, loss)
+
         mine = copy.deepcopy(model)
-        if weights is not None:
-            set_weights(mine, weights)
-        return held_out_loss(
-            mine, corpus, num_batches, lambda done, loss: follow(number, done * batch_tokens, num_batches * batch_tokens, loss)
-        )
+        if (chosen := weights[first]) is not None:
+            set_weights(mine, chosen)
+        return held_out_loss(mine, corpus, num_batches, follow_alike)
 
     with closing(open_corpus(manifest, Home(homes[0]), data)) as corpus, _one_thread_each() as pool:
-        start, *peers, averaged, lone = pool.map(measure, itertools.count(), weights)
+        distinct = sorted(set(firsts))
+        losses = dict(zip(distinct, pool.map(measure, distinct), strict=True))
+    start, *peers, averaged, lone = (losses[first] for first in firsts)
     return SwarmLosses(start, tuple(peers), averaged, lone)
+
+
+def _are_alike(one: Mapping[str, Tensor] | None, other: Mapping[str, Tensor] | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return all(torch.equal(weight, other[name]) for name, weight in one.items())
 
 
 @contextmanager

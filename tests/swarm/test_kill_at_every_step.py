@@ -6,7 +6,7 @@ import pytest
 
 from tests.swarm.trials import LATE_S, QUICK_S, Death, Result, check, deaths, one_sided, trial, undisturbed
 
-CODECS = ["int8", "modulo4"]  # without and with a sketch stage
+EACH = [("int8", "node"), ("modulo4", "peer")]  # a codec without and one with a sketch stage, and what dies; `make faults` has all of both
 WITH_COMPANY = 8  # every so manyth trial goes on with a third peer
 
 
@@ -20,15 +20,13 @@ def play(codec: str, found: list[Death]) -> list[Result]:
     return results
 
 
-@pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("what", ["peer", "node"])
+@pytest.mark.parametrize(("codec", "what"), EACH)
 def test_initiator_dies_and_is_soon_back(codec: str, what: str) -> None:
     """Its journal answers for it, so the two never differ."""
     assert not one_sided(play(codec, deaths(codec, 0, what=what, back_s=QUICK_S)))
 
 
-@pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("what", ["peer", "node"])
+@pytest.mark.parametrize(("codec", "what"), EACH)
 def test_initiator_dies_and_comes_back_when_nobody_asks_any_more(codec: str, what: str) -> None:
     """Only the one death that takes the decision with it leaves them different."""
     found = deaths(codec, 0, what=what, back_s=LATE_S)
@@ -38,8 +36,7 @@ def test_initiator_dies_and_comes_back_when_nobody_asks_any_more(codec: str, wha
     assert lost.sent == undisturbed(codec).num_messages[0][0] and not lost.is_delivered, "not the Commit that was lost"
 
 
-@pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("what", ["peer", "node"])
+@pytest.mark.parametrize(("codec", "what"), EACH)
 def test_responder_dies(codec: str, what: str) -> None:
     """Only a responder that dies between its verdict and the decision cannot be told."""
     found = deaths(codec, 1, what=what, back_s=QUICK_S)
@@ -51,9 +48,8 @@ def test_responder_dies(codec: str, what: str) -> None:
             assert (death.sent == num_sent - 1 and death.is_delivered) or death.received == num_received, death
 
 
-@pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("what", ["trainer", "peer"])
+@pytest.mark.parametrize(("codec", "what"), [("int8", "peer"), ("modulo4", "trainer")])
 def test_trainer_dies_after_each_request(codec: str, victim: int, what: str) -> None:
     """Before the decision nothing counts; after it, only the trainer that died has lost it."""
     num_handled = undisturbed(codec).num_handled[victim]

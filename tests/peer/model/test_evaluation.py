@@ -115,6 +115,14 @@ def test_a_swarm_is_compared_with_its_average_and_a_lone_peer(tmp_path: Path) ->
     assert [step[3] for step in followed[3::4]] == [losses.start, *losses.peers, losses.averaged, losses.alone]
 
 
+def test_peers_of_one_result_are_measured_once(tmp_path: Path) -> None:
+    homes = [trained_home(tmp_path / str(number), MANIFEST, fast_seed=seed).path for number, seed in enumerate((2, 2, 4))]
+    followed: list[int] = []
+    losses = compare_homes(homes[:2], homes[2], None, 2, lambda model, *_: followed.append(model))
+    assert losses.peers == (losses.averaged, losses.averaged) != (losses.alone, losses.alone)
+    assert followed == [0, 0, 1, 2, 3, 1, 2, 3, 4, 4], "all three are told of at each batch of the one"
+
+
 def test_several_at_a_time_are_measured_as_one_by_one(tmp_path: Path) -> None:
     homes = [trained_home(tmp_path / str(seed), MANIFEST, fast_seed=seed).path for seed in (2, 3, 4)]
     one_by_one = compare_homes(homes[:2], homes[2], num_batches=4)
