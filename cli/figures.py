@@ -81,6 +81,14 @@ def age_text(seconds: float) -> str:
     return f"{hours} h {whole % 3600 // 60} min" if hours < 48 else f"{days} d {hours % 24} h"
 
 
+def duration_text(seconds: float) -> str:
+    """Return a length of time in the unit that fits, with one decimal place."""
+    for unit, size in (("d", 86_400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
 def share_text(part: float, whole: float) -> str:
     """Return `part` as a percentage of `whole`, or a dash where there is no whole yet."""
     return f"{100 * part / whole:.1f} %" if whole > 0 else "-"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,6 +29,7 @@ ALWAYS = frozenset(
     {"manifest", "home", "codec", "peers", "inner_steps", "settings", "seed", "network", "as_json", "bandwidth", "step_seconds"}
 )
 ONLY_NETWORK = frozenset({"latency", "variation", "params", "layers"})
+OF_A_MODEL = frozenset({"params", "layers"})  # which a manifest says
 NETWORK_SETTINGS = ("codec", "peers", "inner_steps", "seed")  # of those that --set knows
 WITH = "leave it out; see `peer simulate --help` for what --network takes, beside --peers, --codec, --inner-steps and --seed"
 WITHOUT = "leave it out, or add --network"
@@ -78,8 +79,8 @@ Variation = Annotated[float, typer.Option("--variation", metavar="RATIO", help="
 Bandwidth = Annotated[
     float, typer.Option("--bandwidth", metavar="MBIT", help="Mbit/s of a line, each way: with --network, or --inner-steps auto.")
 ]
-Params = Annotated[float, typer.Option("--params", metavar="N", help="With --network: parameters of the model.")]
-Layers = Annotated[int, typer.Option("--layers", metavar="N", min=1, help="With --network: layers of the model.")]
+Params = Annotated[float, typer.Option("--params", metavar="N", help="With --network, without a manifest: parameters of the model.")]
+Layers = Annotated[int, typer.Option("--layers", metavar="N", min=1, help="With --network, without a manifest: layers of the model.")]
 StepSeconds = Annotated[
     float, typer.Option("--step-seconds", metavar="SECONDS", help="How long an inner step computes: with --network, or --inner-steps auto.")
 ]
@@ -139,7 +140,7 @@ def simulate(
     )
     if network:
         links, workload = (latency, variation, bandwidth * 1e6), (params, layers, step_seconds)
-        print(network_answer(request, links, workload, as_json=as_json))
+        print(network_answer(request, links, workload, is_of_a_run=manifest is not None, as_json=as_json))
         return
 
     from peer.simulator.training import Venue
@@ -169,20 +170,32 @@ def train(request: SimulationRequest, venue: Venue, num_threads: int) -> list[Ro
 
 
 def network_answer(
-    request: SimulationRequest, links: tuple[float, float, float], workload: tuple[float, int, float], *, as_json: bool
+    request: SimulationRequest, links: tuple[float, float, float], workload: tuple[float, int, float], *, is_of_a_run: bool, as_json: bool
 ) -> str:
-    """Simulate a swarm's links alone and return what to print. Raises BadSettings or BadManifest."""
+    """Simulate a swarm's links alone and return what to print. Raises BadSettings or BadManifest.
+
+    `is_of_a_run`: the model is that of the request's manifest, and what a peer of it can expect is told too.
+    """
+    from peer.model.model import model_config
     from peer.simulator.network import Links, Network, Workload, report
+    from peer.trainer.estimate import estimate, needs, places
     from peer.trainer.interval import afforded_steps
 
     [(_, made)] = request.scenarios()
     for name in (text.partition("=")[0] for text in request.settings):
         if name not in NETWORK_SETTINGS:
             raise BadSettings(f"--set {name} means nothing with --network", hint=WITH)
+    found_needs = needs(made.manifest) if is_of_a_run else {}
+    if is_of_a_run:
+        num_layers = model_config(made.manifest.model).get_text_config().num_hidden_layers
+        workload = (found_needs["cpu"].num_params, num_layers, workload[2])
     network = Network(made.num_peers, made.manifest.codec.name, made.period, Links(*links), Workload(*workload), made.seed)
     if made.manifest.outer.inner_steps == "auto":
         network = replace(network, inner_steps=afforded_steps(network.round_bytes, links[2] / 8, workload[2]))
     found = report(network)
+    if is_of_a_run:
+        found["estimate"] = asdict(estimate(found_needs["cpu"].plan, made.manifest.outer.max_clock_gap_steps, links[2] / 8, workload[2]))
+        found["bytes_needed"] = {device: places(need) for device, need in found_needs.items()}
     return json.dumps(found) if as_json else network_text(found)
 
 
@@ -192,6 +205,10 @@ def _need_meaning(context: typer.Context, *, network: bool) -> None:
         name = parameter.name or ""
         source = context.get_parameter_source(name)
         is_given = source is not None and source.name == "COMMANDLINE"
+        if network and name in OF_A_MODEL and is_given and context.params["manifest"] is not None:
+            raise BadSettings(
+                f"{parameter.opts[0]} means nothing beside a manifest: the model is the manifest's", hint="leave one of them out"
+            )
         if name not in ALWAYS and (name in ONLY_NETWORK) is not network and is_given:
             spelling = (parameter.secondary_opts if context.params[name] is False else parameter.opts)[0]
             raise BadSettings(f"{spelling} means nothing {'with' if network else 'without'} --network", hint=WITH if network else WITHOUT)

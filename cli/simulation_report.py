@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cli.figures import bytes_text, loss_text, share_text
+from cli.figures import bytes_text, duration_text, loss_text, share_text
 from peer.simulator.results import Result, Row, value_text
 
 COLUMNS = ("mean loss", "average", "spread", "bits", "sent", "meetings", "seconds")
@@ -78,4 +78,21 @@ def network_text(found: Mapping[str, Any]) -> str:
     lines += [f"time left for computing, exchanging every {found['inner_steps']} steps (ddp: every step)"]
     lines += [f"  {name:<14}{share_text(share, 1.0):>10}" for name, share in shares.items()]
     lines += ["time that uneven steps take, waiting for others, over what they take by themselves"]
-    return "\n".join([*lines, *(f"  {name:<14}{slower[name]:10.2f}" for name in ("group", "pairs"))])
+    lines += [f"  {name:<14}{slower[name]:10.2f}" for name in ("group", "pairs")]
+    return "\n".join([*lines, *(run_lines(found) if "estimate" in found else ())])
+
+
+def run_lines(found: Mapping[str, Any]) -> list[str]:
+    """Say what a peer of a run can expect of its line, and what it needs."""
+    expects, needs = found["estimate"], found["bytes_needed"]
+    rows = {
+        "to join": duration_text(expects["join_s"]),
+        "a meeting": duration_text(expects["meeting_s"]),
+        "apart": f"{duration_text(expects['interval_s'])}, {expects['interval_steps']} steps",
+        "in a day": f"{bytes_text(expects['day_bytes'])} each way, {expects['line_share']:.0%} of the line",
+    }
+    lines = ["a peer on such a line, among others like it", *(f"  {name:<14}{text}" for name, text in rows.items()), "it needs"]
+    for device, name in (("cuda", "with a GPU"), ("cpu", "on a CPU")):
+        sizes = ", ".join(f"{bytes_text(size)} {place.replace('_', ' ')}" for place, size in needs[device].items() if size)
+        lines.append(f"  {name:<14}{sizes}")
+    return lines

@@ -100,19 +100,21 @@ def _is_shared(outer_ip: str, outside: Sequence[tuple[str, str]]) -> bool:
 def line(case: Case) -> Finding:
     """Measure what the line carries, and say what that means for the run."""
     visit = case.visit() if case.is_about_a_run else CallRound()
-    return line_facts(visit.line, case.need().plan) if visit.line else ok(NOBODY)
+    return line_facts(visit.line, case.need().plan, case.manifest().outer.max_clock_gap_steps) if visit.line else ok(NOBODY)
 
 
-def line_facts(rates: tuple[float, float], plan: ModelPlan) -> Finding:
-    """Judge the rates up and down, in bytes a second, for a run with this plan."""
-    from peer.trainer.interval import LONGEST_STEPS, afforded_steps  # torch: slow to import
+def line_facts(rates: tuple[float, float], plan: ModelPlan, gap_steps: int) -> Finding:
+    """Judge the rates up and down, in bytes a second, for a run with this plan, whose clocks may be so far apart."""
+    from peer.trainer.estimate import estimate  # torch: slow to import
+    from peer.trainer.interval import LONGEST_STEPS
 
     up, down = rates
     largest = max(fragment.slow_bytes for fragment in plan.fragments)
-    interval = afforded_steps(plan.round_bytes, min(rates), STEP_S)
+    found = estimate(plan, gap_steps, min(rates), STEP_S)
+    join_s, interval = estimate(plan, gap_steps, down, STEP_S).join_s, found.interval_steps
     said = (
-        f"{_megabits(up)} up, {_megabits(down)} down: about {_span(plan.state_bytes / down)} to join, {_span(largest / min(rates))} for a "
-        f"meeting, and a meeting of each part about every {interval} steps of {STEP_S:.0f} s"
+        f"{_megabits(up)} up, {_megabits(down)} down: about {_span(join_s)} to join, {_span(found.meeting_s)} for a meeting, a meeting of "
+        f"each part about every {interval} steps of {STEP_S:.0f} s, and {1e-9 * found.day_bytes:.3g} GB a day each way"
     )
     longest_s = transfer_s(largest)
     if largest / min(rates) > longest_s:

@@ -193,6 +193,16 @@ def test_options_of_the_network_mean_nothing_in_training(shell: Shell, given: tu
     assert not said.out
 
 
+def test_the_network_of_a_run_says_what_a_peer_can_expect(shell: Shell, manifest: Path) -> None:
+    said = shell("simulate", "--network", manifest, "--bandwidth", "20", "--json")
+    found = json.loads(said.out)
+    assert found["estimate"]["join_s"] > 0 and found["bytes_needed"]["cpu"]["disk"] > 0
+    text = shell("simulate", "--network", manifest).out
+    assert "to join" in text and "on a CPU" in text
+    refused = shell("simulate", "--network", manifest, "--params", "1e9")
+    assert (refused.code, refused.complaint[0]) == (2, "--params means nothing beside a manifest: the model is the manifest's")
+
+
 @pytest.mark.parametrize(
     ("setting", "says"),
     [("beta=0.5", "--set beta means nothing with --network"), ("skew=0.5", "--set skew means"), ("bata=1", "no setting named 'bata'")],

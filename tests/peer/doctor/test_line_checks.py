@@ -79,5 +79,5 @@ def test_the_router(observed: list[str], own: set[str], found: Router | None, le
     ids=["good", "slow", "too slow"],
 )
 def test_the_line(rates: tuple[float, float], level: Level, words: str) -> None:
-    finding = line_facts(rates, PLAN)
+    finding = line_facts(rates, PLAN, 200)
     assert finding.level is level and words in finding.found

@@ -1,0 +1,64 @@
+"""What a line means for a run, before anything is fetched: how long joining and a meeting take, how often a peer meets, bytes a day.
+
+Said of a peer whose partners' lines are like its own. What no line sets is left out: how much of its processor, and of its trainer's
+time, a peer spends on meetings is found out while it trains (peer/trainer/interval.py), and can only make them rarer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from optim.fragments import MEETING_INTERVAL
+from peer.model.computing import Computing
+from peer.trainer.interval import afforded_steps
+from peer.trainer.need import Need, run_need
+from protocol.messages.terms import ModelPlan
+from protocol.run.manifest import Manifest
+
+DAY_S: Final = 86_400.0
+PULL_SHARE: Final = 4  # of the gap that may be between two clocks: a state that is a fourth of it old is pulled (docs/concepts/joining.md)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a peer can expect."""
+
+    join_s: float  # from the first byte of a state until it meets with weight: the state, and pulls where it came too slowly
+    meeting_s: float  # for the payload of the largest fragment, both ways at once
+    interval_steps: int  # the shortest mean countdown that the line carries, and that pays
+    interval_s: float
+    day_bytes: float  # sent in a day of meetings at that interval, and received likewise
+    line_share: float  # that this is of what the line carries: more than half where the longest countdown is too short for it
+
+
+def estimate(plan: ModelPlan, gap_steps: int, bytes_per_s: float, step_s: float) -> Estimate:
+    """Estimate for a line that carries so much each way, inner steps of so long, and clocks that may be `gap_steps` apart."""
+    state_s = plan.state_bytes / bytes_per_s
+    is_old = state_s > gap_steps * step_s / PULL_SHARE
+    interval_steps = afforded_steps(plan.round_bytes, bytes_per_s, step_s)
+    round_s = MEETING_INTERVAL * interval_steps * step_s
+    return Estimate(
+        join_s=state_s + (plan.round_bytes / bytes_per_s if is_old else 0.0),
+        meeting_s=max(fragment.slow_bytes for fragment in plan.fragments) / bytes_per_s,
+        interval_steps=interval_steps,
+        interval_s=interval_steps * step_s,
+        day_bytes=plan.round_bytes * DAY_S / round_s,
+        line_share=plan.round_bytes / round_s / bytes_per_s,
+    )
+
+
+def needs(manifest: Manifest) -> dict[str, Need]:
+    """Count what a peer needs that computes as little at once as it can, on a GPU in bf16 and on a CPU. Raises BadManifest."""
+    return {
+        device: run_need(manifest, device, Computing(dtype, micro_batch=1, recompute=True))
+        for device, dtype in (("cuda", torch.bfloat16), ("cpu", torch.float32))
+    }
+
+
+def places(need: Need) -> dict[str, int]:
+    """Return the bytes that a run needs, by place."""
+    parts = {"device": need.device, "memory": need.memory, "shared_memory": need.payloads, "disk": need.disk}
+    return {place: sum(sizes.values()) for place, sizes in parts.items()}
