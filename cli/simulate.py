@@ -6,14 +6,14 @@ import json
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cli.manifests import read_manifest
 from cli.options import DEFAULT_HOME, Codec, Data, Device, HomeFolder, InnerSteps, Json, Seed, Steps, Threads
 from cli.screen import meter
-from cli.simulation_report import network_text, rows_text
+from cli.simulation_report import network_text, rows_text, swarm_text
 from peer.machine.home import Home
 from peer.simulator.results import Row, need_plot, plot_rows
 from protocol.errors import BadSettings
@@ -24,15 +24,17 @@ if TYPE_CHECKING:
 
 NUM_STEPS = 300
 CURVE_BATCHES = 4  # held-out batches at each point of a curve that is drawn
-# Which options mean something with --network and without it; all others mean nothing with it.
-ALWAYS = frozenset(
-    {"manifest", "home", "codec", "peers", "inner_steps", "settings", "seed", "network", "as_json", "bandwidth", "step_seconds"}
-)
-ONLY_NETWORK = frozenset({"latency", "variation", "params", "layers"})
+# What each option means something in: all three, or some; whatever stands nowhere here only trains.
+ALWAYS = frozenset({"manifest", "home", "peers", "seed", "network", "swarm", "as_json", "bandwidth"})
+NOT_IN_A_SWARM = frozenset({"codec", "inner_steps", "settings", "step_seconds"})
+NOT_IN_TRAINING = frozenset({"latency"})
+ONLY_NETWORK = frozenset({"variation", "params", "layers"})
+ONLY_SWARM = frozenset({"cut", "churn", "loss", "clock_error", "reachable"})
 OF_A_MODEL = frozenset({"params", "layers"})  # which a manifest says
 NETWORK_SETTINGS = ("codec", "peers", "inner_steps", "seed")  # of those that --set knows
 WITH = "leave it out; see `peer simulate --help` for what --network takes, beside --peers, --codec, --inner-steps and --seed"
-WITHOUT = "leave it out, or add --network"
+WITH_SWARM = "leave it out; see `peer simulate --help` for what --swarm takes, beside --peers, --seed, --latency and --bandwidth"
+SWARM_PEERS = 2, 500
 
 ManifestFile = Annotated[
     Path | None, typer.Argument(metavar="[MANIFEST]", help="What `peer init` wrote. Default: a small model on Python's own sources.")
@@ -74,10 +76,30 @@ SimulatedMethod = Annotated[
 ]
 EvalBatches = Annotated[int, typer.Option("--eval-batches", metavar="N", min=1, help="Held-out batches to measure each peer on.")]
 NetworkOnly = Annotated[bool, typer.Option("--network", help="Train nothing: how long exchanges take, and what is left for computing.")]
-Latency = Annotated[float, typer.Option("--latency", metavar="SECONDS", help="With --network: mean one-way latency.")]
+SwarmOnly = Annotated[
+    bool, typer.Option("--swarm", help="Train nothing: a swarm of 2 to 500 real nodes, from their arrival over a cut to its healing.")
+]
+Cut = Annotated[float, typer.Option("--cut", metavar="SECONDS", min=0.0, help="With --swarm: how long its halves are apart; 0: never.")]
+Churn = Annotated[
+    float,
+    typer.Option("--churn", metavar="SHARE", min=0.0, max=10.0, help="With --swarm: share of the peers that is killed in ten minutes."),
+]
+Loss = Annotated[
+    float, typer.Option("--loss", metavar="SHARE", min=0.0, max=0.9, help="With --swarm: share of messages that are lost and sent again.")
+]
+ClockError = Annotated[
+    float, typer.Option("--clock-error", metavar="SECONDS", min=0.0, help="With --swarm: by how much every tenth peer's clock is wrong.")
+]
+Reachable = Annotated[
+    float,
+    typer.Option(
+        "--reachable", metavar="SHARE", min=0.0, max=1.0, help="With --swarm: share of the peers that no router keeps from being called."
+    ),
+]
+Latency = Annotated[float, typer.Option("--latency", metavar="SECONDS", help="With --network or --swarm: mean one-way latency.")]
 Variation = Annotated[float, typer.Option("--variation", metavar="RATIO", help="With --network: its standard deviation over its mean.")]
 Bandwidth = Annotated[
-    float, typer.Option("--bandwidth", metavar="MBIT", help="Mbit/s of a line, each way: with --network, or --inner-steps auto.")
+    float, typer.Option("--bandwidth", metavar="MBIT", help="Mbit/s of a line, each way: with --network, --swarm, or --inner-steps auto.")
 ]
 Params = Annotated[float, typer.Option("--params", metavar="N", help="With --network, without a manifest: parameters of the model.")]
 Layers = Annotated[int, typer.Option("--layers", metavar="N", min=1, help="With --network, without a manifest: layers of the model.")]
@@ -110,6 +132,12 @@ def simulate(
     eval_batches: EvalBatches = 256,
     plot: Plot = None,
     network: NetworkOnly = False,
+    swarm: SwarmOnly = False,
+    cut: Cut = 300.0,
+    churn: Churn = 0.0,
+    loss: Loss = 0.0,
+    clock_error: ClockError = 0.0,
+    reachable: Reachable = 1.0,
     latency: Latency = 0.05,
     variation: Variation = 0.5,
     bandwidth: Bandwidth = 100.0,
@@ -120,10 +148,15 @@ def simulate(
 ) -> None:
     """Try out a swarm on this machine, in virtual time.
 
-    Trains replicas of the real model with the real outer steps and codecs, but no network.
+    Trains replicas of the real model with the real outer steps and codecs, but no network; with --swarm the other way round.
     What it finds follows from the seed, the number of threads, and the text: by default the sources of this Python.
     """
-    _need_meaning(context, network=network)
+    _need_meaning(context)
+    if swarm:
+        happens = {"cut_s": cut, "churn": churn, "loss": loss, "skew_s": clock_error, "reachable": reachable}
+        lines = {"latency_s": latency, "bandwidth": bandwidth * 1e6, "seed": seed or 0}
+        print(swarm_answer(manifest, peers, happens | lines, as_json=as_json))
+        return
     given = {"method": method, "codec": codec, "peers": peers, "inner_steps": inner_steps, "matching": matching, "seed": seed}
     given |= {"line_mbit": bandwidth, "step_s": step_seconds}
     given |= {"steps": NUM_STEPS if steps is None and manifest is None else steps, "token_weights": token_weights}
@@ -199,16 +232,59 @@ def network_answer(
     return json.dumps(found) if as_json else network_text(found)
 
 
-def _need_meaning(context: typer.Context, *, network: bool) -> None:
+def swarm_answer(manifest: Path | None, peers: int, given: dict[str, Any], *, as_json: bool) -> str:
+    """Simulate a swarm of real nodes and return what to print. Raises BadSettings or BadManifest."""
+    least, most = SWARM_PEERS
+    if not least <= peers <= most:
+        raise BadSettings(f"--peers must lie between {least} and {most} with --swarm", hint="for larger swarms see --network")
+    from peer.simulator.swarm import SwarmScene, simulate_swarm
+
+    tenths = 0
+
+    def follow(done_s: float, total_s: float) -> None:
+        nonlocal tenths
+        if int(10 * done_s / total_s) > tenths:
+            tenths = int(10 * done_s / total_s)
+            print(f"{done_s:.0f} of about {total_s:.0f} s simulated", file=sys.stderr, flush=True)
+
+    result = simulate_swarm(SwarmScene(peers=peers, **given), read_manifest(manifest, own_text=False), follow)
+    return json.dumps(result.to_json()) if as_json else swarm_text(result)
+
+
+def _modes_of(name: str) -> tuple[str, ...]:
+    """Return where an option means something: with --network, with --swarm, or without either ("")."""
+    for names, modes in (
+        (ALWAYS, ("", "--network", "--swarm")),
+        (NOT_IN_A_SWARM, ("", "--network")),
+        (NOT_IN_TRAINING, ("--network", "--swarm")),
+        (ONLY_NETWORK, ("--network",)),
+        (ONLY_SWARM, ("--swarm",)),
+    ):
+        if name in names:
+            return modes
+    return ("",)
+
+
+def _need_meaning(context: typer.Context) -> None:
     """Raise BadSettings that names the first option given on the command line that would be ignored there."""
+    network, swarm = context.params["network"], context.params["swarm"]
+    if network and swarm:
+        raise BadSettings("--network and --swarm are two simulations", hint="give one of them")
+    mode = "--network" if network else "--swarm" if swarm else ""
     for parameter in context.command.params:
         name = parameter.name or ""
         source = context.get_parameter_source(name)
-        is_given = source is not None and source.name == "COMMANDLINE"
-        if network and name in OF_A_MODEL and is_given and context.params["manifest"] is not None:
+        if source is None or source.name != "COMMANDLINE":
+            continue
+        if network and name in OF_A_MODEL and context.params["manifest"] is not None:
             raise BadSettings(
                 f"{parameter.opts[0]} means nothing beside a manifest: the model is the manifest's", hint="leave one of them out"
             )
-        if name not in ALWAYS and (name in ONLY_NETWORK) is not network and is_given:
-            spelling = (parameter.secondary_opts if context.params[name] is False else parameter.opts)[0]
-            raise BadSettings(f"{spelling} means nothing {'with' if network else 'without'} --network", hint=WITH if network else WITHOUT)
+        modes = _modes_of(name)
+        if mode in modes:
+            continue
+        spelling = (parameter.secondary_opts if context.params[name] is False else parameter.opts)[0]
+        if mode:
+            raise BadSettings(f"{spelling} means nothing with {mode}", hint=WITH if network else WITH_SWARM)
+        needed = " or ".join(modes)
+        raise BadSettings(f"{spelling} means nothing without {needed}", hint=f"leave it out, or add {needed}")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cli.figures import bytes_text, duration_text, loss_text, share_text
 from peer.simulator.results import Result, Row, value_text
+
+if TYPE_CHECKING:
+    from peer.simulator.swarm import Spread, SwarmResult
 
 COLUMNS = ("mean loss", "average", "spread", "bits", "sent", "meetings", "seconds")
 
@@ -96,3 +99,24 @@ def run_lines(found: Mapping[str, Any]) -> list[str]:
         sizes = ", ".join(f"{bytes_text(size)} {place.replace('_', ' ')}" for place, size in needs[device].items() if size)
         lines.append(f"  {name:<14}{sizes}")
     return lines
+
+
+def swarm_text(found: SwarmResult) -> str:
+    """Return what `--swarm` found out as a few lines."""
+
+    def figures(name: str, spread: Spread | None, unit: str, scale: float = 1.0) -> str:
+        if spread is None:
+            return f"  {name:<46}{'-':>10}"
+        return f"  {name:<46}{spread.median / scale:>10.1f}{spread.p95 / scale:>10.1f}{spread.worst / scale:>10.1f} {unit}"
+
+    met = ", ".join(f"{count} {word}" for word, count in sorted(found.meetings.items())) or "none"
+    lines = [
+        f"{found.peers} peers, {found.reachable} of which can be called; {found.virtual_s:.0f} s, {found.kills} kills",
+        f"  {'':<46}{'median':>10}{'p95':>10}{'worst':>10}",
+        figures("a newcomer knows 20 members, or all, after", found.know_enough_s, "s"),
+        figures("a peer knows 20 of the other half again after", found.healed_s, "s"),
+        figures("sent and received beside meetings", found.background_bytes_per_s, "kB/s", 1e3),
+        f"sides of meetings: {met}; {found.counted_by_one} meetings count for one side alone",
+        *(["violations: none"] if not found.violations else ["violations:", *(f"  {violation}" for violation in found.violations)]),
+    ]
+    return "\n".join(lines)

@@ -12,9 +12,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("cli", "optim", "peer", "protocol")
 PROTOCOL_ROOT = {"protocol", "protocol.wire"}  # errors, identity, addresses, limits: anybody's
-PROTOCOL = {*PROTOCOL_ROOT, "protocol.run", "protocol.messages", "protocol.streams", "protocol.libp2p", "protocol.memory"}
+PROTOCOL = {*PROTOCOL_ROOT, "protocol.run", "protocol.messages", "protocol.streams", "protocol.libp2p"}
 EVERYTHING = {
-    *PROTOCOL, "optim", "optim.codecs", "peer", "peer.machine", "peer.link", "peer.text", "peer.model", "peer.swarm", "peer.meeting",
+    *PROTOCOL, "protocol.memory",
+    "optim", "optim.codecs", "peer", "peer.machine", "peer.link", "peer.text", "peer.model", "peer.swarm", "peer.meeting",
     "peer.trainer", "peer.node", "peer.supervisor", "peer.simulator", "peer.doctor",
 }  # fmt: skip
 BELOW = {
@@ -37,7 +38,20 @@ BELOW = {
     "peer.supervisor": {*PROTOCOL, "peer.machine"},
     "peer.trainer": {*PROTOCOL, "optim", "optim.codecs", "peer.link", "peer.model", "peer.text", "peer.machine"},
     "peer.node": {*PROTOCOL, "peer.meeting", "peer.link", "peer.swarm", "peer.machine"},  # not peer.model: no tensor, no transformers
-    "peer.simulator": {*PROTOCOL, "optim", "optim.codecs", "peer.trainer", "peer.model", "peer.text", "peer.machine"},
+    "peer.simulator": {
+        *PROTOCOL,
+        "optim",
+        "optim.codecs",
+        "peer.trainer",
+        "peer.model",
+        "peer.text",
+        "peer.machine",
+        "protocol.memory",
+        "peer.node",
+        "peer.meeting",
+        "peer.link",
+        "peer.swarm",
+    },  # fmt: skip
     "peer.doctor": {*PROTOCOL, "peer.node", "peer.trainer", "peer.meeting", "peer.swarm", "peer.model", "peer.machine"},
     "cli": {*EVERYTHING, "cli.page"},
     "cli.page": {"cli", "peer.machine", "protocol"},

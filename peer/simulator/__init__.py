@@ -1,5 +1,5 @@
-"""Whole swarms in one process and in virtual time: N replicas of the real model (`training`), or links and barriers alone (`network`).
+"""Whole swarms in one process and in virtual time: replicas of the model (`training`), real nodes (`swarm`), or links alone (`network`).
 
-The outer steps, codecs, countdowns and fragments are those of the real peers (`optim`); only the network is missing. Nothing here imports
-hivemind or grpc, so it runs wherever torch and transformers do.
+In `training` outer steps, codecs, countdowns and fragments are those of the real peers (`optim`), and the network is missing; in `swarm`
+nodes, directory, records and meetings are, and the trainers are stand-ins.
 """

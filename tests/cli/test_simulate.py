@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from cli.main import command_line
-from cli.simulate import ALWAYS, ONLY_NETWORK
+from cli.simulate import ALWAYS, NOT_IN_A_SWARM, NOT_IN_TRAINING, ONLY_NETWORK, ONLY_SWARM
 from peer.simulator import training
 from peer.simulator.population import Diverged
 from peer.simulator.results import JSON_KEYS, Result
@@ -161,19 +161,28 @@ TRAINING = {
     "plot": ("--plot", "x.png"),
 }
 NETWORK = {
-    "latency": ("--latency", "0.05"),  # even where it is the default
     "variation": ("--variation", "0.5"),
     "params": ("--params", "1e8"),
     "layers": ("--layers", "12"),
 }
 
 
-def test_every_option_is_of_training_of_the_network_or_of_both() -> None:
+SWARM = {
+    "cut": ("--cut", "60"),
+    "churn": ("--churn", "0.1"),
+    "loss": ("--loss", "0.01"),
+    "clock_error": ("--clock-error", "60"),
+    "reachable": ("--reachable", "0.5"),
+}
+
+
+def test_every_option_has_its_simulations() -> None:
     command = typer.main.get_command(command_line()).commands["simulate"]  # type: ignore[attr-defined]
     names = {parameter.name for parameter in command.params} - {"help"}
-    assert set(NETWORK) == ONLY_NETWORK
-    assert names - ALWAYS == set(TRAINING) | set(NETWORK)
-    assert ALWAYS.issubset(names)
+    assert (set(NETWORK), set(SWARM)) == (ONLY_NETWORK, ONLY_SWARM)
+    shared = ALWAYS | NOT_IN_A_SWARM | NOT_IN_TRAINING
+    assert names - shared == set(TRAINING) | set(NETWORK) | set(SWARM)
+    assert shared.issubset(names)
 
 
 @pytest.mark.parametrize("given", TRAINING.values(), ids=TRAINING)
@@ -185,12 +194,41 @@ def test_options_of_training_mean_nothing_with_the_network_alone(shell: Shell, g
     assert not said.out
 
 
-@pytest.mark.parametrize("given", NETWORK.values(), ids=NETWORK)
-def test_options_of_the_network_mean_nothing_in_training(shell: Shell, given: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("given", "without"),
+    [
+        (("--latency", "0.05"), "--network or --swarm"),  # even where it is the default
+        *((given, "--network") for given in NETWORK.values()),
+        *((given, "--swarm") for given in SWARM.values()),
+    ],
+)
+def test_options_of_the_others_mean_nothing_in_training(shell: Shell, given: tuple[str, ...], without: str) -> None:
     said = shell("simulate", *given)
     assert said.code == 2
-    assert said.complaint == (f"{given[0]} means nothing without --network", "leave it out, or add --network")
+    assert said.complaint == (f"{given[0]} means nothing without {without}", f"leave it out, or add {without}")
     assert not said.out
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (("--codec", "nf4"), "--codec means nothing with --swarm"),
+        (NETWORK["variation"], "--variation means nothing with --swarm"),
+        (("--network",), "--network and --swarm are two simulations"),
+        (("--peers", "501"), "--peers must lie between 2 and 500 with --swarm"),
+    ],
+)
+def test_what_a_swarm_does_not_take_is_refused(shell: Shell, given: tuple[str, ...], says: str) -> None:
+    said = shell("simulate", "--swarm", *given)
+    assert (said.code, said.complaint[0], said.out) == (2, says, "")
+
+
+def test_a_swarm_of_real_nodes(shell: Shell) -> None:
+    said = shell("simulate", "--swarm", "--peers", "4", "--cut", "30", "--json")
+    found = json.loads(said.out)
+    assert (said.code, found["peers"], found["violations"]) == (0, 4, [])
+    assert found["meetings"]["completed"] and found["healed_s"]["worst"] < 60.0
+    assert "s simulated" in said.err
 
 
 def test_the_network_of_a_run_says_what_a_peer_can_expect(shell: Shell, manifest: Path) -> None:

@@ -1,0 +1,119 @@
+"""A trainer without tensors: it counts steps by the clock, lets fragments come due, and answers with made-up bytes of the right size.
+
+To its node it is a trainer like any other, so that node, meetings and joining are the real ones where nothing is trained.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from collections import Counter
+from pathlib import Path
+
+from peer.link import records as ask
+from peer.link.payload_folder import PayloadFolder
+from peer.link.records import File, payload_name
+from peer.link.socket import NodeEnd
+from peer.node.node import Node
+from protocol.messages.messages import RunPhase
+from protocol.messages.terms import FragmentTerms, ModelPlan
+
+PLAN = ModelPlan(codec_id=16, fragments=(FragmentTerms(128, 8192, 16), FragmentTerms(128, 8192, 16)), state_bytes=32768)
+STEP_S = 1.0
+DUE_S = (30.0, 90.0)  # between two countdowns of a fragment
+PROGRESS_S = 5.0
+TOKENS = 512  # of a step
+
+
+class StandInTrainer(NodeEnd):
+    """The link to a trainer that is not there. `joins`: it waits for the word to begin, or for others' weights."""
+
+    def __init__(self, payloads: PayloadFolder, rng: random.Random, *, joins: bool) -> None:
+        super().__init__(Path())
+        self.applied: Counter[str] = Counter()
+        self._payloads = payloads
+        self._rng = rng
+        self._has_begun = not joins
+        self._clock_steps = 0
+        self._clock_s = 0.0  # loop time at which it stood so
+        self._open: dict[int, int] = {}  # meetings by fragment
+
+    async def drive(self, node: Node) -> None:
+        """Train, as far as the node can tell, until cancelled."""
+        self._set_clock(self._clock_steps)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._tell_progress(node))
+            for fragment in range(len(PLAN.fragments)):
+                tasks.create_task(self._count_down(node, fragment))
+
+    async def _tell_progress(self, node: Node) -> None:
+        while True:
+            node.on_notice(ask.Progress(self._clock, RunPhase.TRAIN, self._has_begun))
+            await asyncio.sleep(PROGRESS_S if self._has_begun else 1.0)
+
+    async def _count_down(self, node: Node, fragment: int) -> None:
+        while True:
+            await asyncio.sleep(self._rng.uniform(*DUE_S))
+            if self._has_begun:
+                node.on_notice(ask.Due(fragment, RunPhase.TRAIN))
+
+    @property
+    def _clock(self) -> int:
+        if not self._has_begun:
+            return 0
+        return self._clock_steps + int((asyncio.get_running_loop().time() - self._clock_s) / STEP_S)
+
+    def _set_clock(self, clock_steps: int) -> None:
+        self._clock_steps, self._clock_s = clock_steps, asyncio.get_running_loop().time()
+
+    # ------------------------------------------------------------------ what the node asks and tells
+
+    async def request(self, request: ask.AnsweredRequest) -> ask.Reply:
+        """Answer at once."""
+        match request:
+            case ask.Open(number, fragment):
+                if fragment in self._open:
+                    return ask.Unavailable(number, "the fragment is in another meeting")
+                self._open[fragment] = number
+                return ask.Opened(number, TOKENS, self._clock, RunPhase.TRAIN)
+            case ask.Prepare(number):
+                return ask.SketchReady(number, self._write(number, File.OWN_SKETCH))
+            case ask.Encode(number):
+                return ask.PayloadReady(number, self._write(number, File.OWN_PAYLOAD))
+            case ask.Check(number):
+                return ask.Checked(number, True, "", "")
+            case ask.Apply(number, meeting_id):
+                self.applied[meeting_id] += 1
+                self._forget(number)
+                return ask.Applied(number)
+            case ask.Adopt(name, clock_steps):
+                self._set_clock(clock_steps)
+                self._has_begun = True
+                return ask.Adopted(name, True, "")
+            case ask.CopyState(name):
+                self._payloads.write(name, bytes(PLAN.state_bytes))
+                return ask.Written(name, "")
+            case ask.Pull(name):
+                return ask.Pulled(name, False, "nothing is trained here", 0)
+        return ask.Written(request.name, "nothing is trained here")
+
+    def tell(self, request: ask.ToldRequest) -> None:
+        """Take it in."""
+        match request:
+            case ask.Drop(number):
+                self._forget(number)
+            case ask.Start():
+                self._set_clock(0)
+                self._has_begun = True
+            case ask.StepBack(clock_steps):
+                self._set_clock(clock_steps)
+
+    def _forget(self, number: int) -> None:
+        self._open = {fragment: meeting for fragment, meeting in self._open.items() if meeting != number}
+
+    def _write(self, number: int, file: File) -> str:
+        sizes = PLAN.fragments[next((fragment for fragment, meeting in self._open.items() if meeting == number), 0)]
+        data = self._rng.randbytes(sizes.sketch_bytes if file is File.OWN_SKETCH else sizes.payload_bytes)
+        self._payloads.write(payload_name(number, file), data)
+        return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,270 @@
+"""A whole swarm of real nodes in virtual time: how fast newcomers know others, a cut and its healing, churn, traffic, and what must not be.
+
+The peers arrive, live together, are cut in two halves, and are one again. Trainers are stand-ins (`stand_in.py`), so no figure here says
+anything of what is learnt; every key, signature, message, look and meeting is the real one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from peer.machine.runtime_folder import MEMORY_FOLDER
+from peer.simulator.resident import Resident, Run, identity_of
+from peer.swarm.address_book import loop_s
+from protocol.identity import Identity, PeerId
+from protocol.memory import virtual_time
+from protocol.memory.conversation import Link
+from protocol.memory.network import EPOCH_S, MemoryNetwork
+from protocol.run.manifest import Manifest
+
+ARRIVAL_S = 60.0  # in which all but the host come
+SETTLE_S = 60.0  # from the last arrival to the cut, and from the healing to the end
+ENOUGH = 20  # members that a peer should know
+LOOK_S = 0.5  # between two looks at who knows whom
+HEAL_S = 600.0  # most that healing may take
+CHURN_S = 600.0  # in which the share of --churn is killed
+BACK_S = (10.0, 120.0)  # until a killed peer is back
+WATCH_S = 5.0
+BLIND_S = 120.0  # nobody who is up and not alone may know nobody for so long
+NUM_DOORS = 3
+WRONG_CLOCKS = 10  # every so manyth
+
+
+Follow = Callable[[float, float], None]  # virtual seconds that are over, and about how many there will be
+
+
+@dataclass(frozen=True)
+class SwarmScene:
+    """What the swarm is and what happens to it."""
+
+    peers: int = 60
+    cut_s: float = 300.0
+    churn: float = 0.0  # share of the peers that is killed in ten minutes, each back after a minute or so
+    loss: float = 0.0  # share of messages that are lost and sent again
+    skew_s: float = 0.0  # of every tenth clock, one way or the other
+    reachable: float = 1.0  # share of the peers that can be called; the others have places at relays
+    latency_s: float = 0.05  # one way
+    bandwidth: float = 1e8  # bits per second, each way
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Figures of many peers."""
+
+    median: float
+    p95: float
+    worst: float
+
+    @classmethod
+    def of(cls, figures: Collection[float]) -> Spread | None:
+        """Sum up; None where there are none."""
+        ordered = sorted(figures)
+        if not ordered:
+            return None
+        return cls(ordered[len(ordered) // 2], ordered[max(0, -(-95 * len(ordered) // 100) - 1)], ordered[-1])
+
+
+@dataclass
+class SwarmResult:
+    """What came of it. Seconds are virtual."""
+
+    peers: int
+    reachable: int  # peers that can be called
+    virtual_s: float = 0.0
+    know_enough_s: Spread | None = None  # from its start until a newcomer knew 20 members, or all where there were fewer
+    healed_s: Spread | None = None  # from the end of the cut until a peer knew 20 of the other half again, or all of it
+    background_bytes_per_s: Spread | None = None  # of a peer, sent and received, all but meetings
+    meetings: dict[str, int] = field(default_factory=dict)  # by outcome, as each side saw it
+    counted_by_one: int = 0  # meetings that only one side counts, as the other died or was cut off before it heard
+    kills: int = 0
+    violations: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as an object."""
+        return asdict(self)
+
+
+def simulate_swarm(scene: SwarmScene, manifest: Manifest, follow: Follow = lambda done_s, total_s: None) -> SwarmResult:
+    """Play a scene. `manifest`: of the run; its access and issuers are replaced. `follow` is told how far it is, now and then."""
+    place = str(MEMORY_FOLDER) if MEMORY_FOLDER.is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="swarm-", dir=place) as folder:
+        return virtual_time.run(SwarmStory(scene, manifest, Path(folder), follow).play())
+
+
+class SwarmStory:
+    """One scene, once."""
+
+    def __init__(self, scene: SwarmScene, manifest: Manifest, folder: Path, follow: Follow) -> None:
+        self._scene = scene
+        self._folder = folder
+        self._follow = follow
+        self._rng = random.Random(scene.seed)
+        self._network = MemoryNetwork(scene.seed)
+        host = identity_of(2**31 + scene.seed)
+        issued = manifest.model_copy(update={"run": manifest.run.model_copy(update={"access": "invite", "issuers": (str(host.peer_id),)})})
+        self._run = Run.of(host, issued, tuple(self._doors(host)), int(EPOCH_S) + 10**7)
+        self._peers: list[Resident] = []
+        self._aside: set[asyncio.Task[None]] = set()
+        self._know_enough_s: list[float] = []
+        self._healed_s: list[float] = []
+        self._blind_since_s: dict[PeerId, float] = {}
+        self._result = SwarmResult(scene.peers, 0)
+
+    async def play(self) -> SwarmResult:
+        """Let it happen."""
+        scene, result = self._scene, self._result
+        self._peers = [self._resident(number) for number in range(scene.peers)]
+        result.reachable = scene.peers - len(self._network.hidden)
+        arrivals = sorted(self._rng.uniform(1.0, ARRIVAL_S) for _ in self._peers[1:])
+        self._start_aside(self._watch())
+        self._start(self._peers[0])
+        for peer, at_s in zip(self._peers[1:], arrivals, strict=True):
+            await asyncio.sleep(max(0.0, at_s - loop_s()))
+            self._start(peer)
+        await asyncio.sleep(SETTLE_S)
+        began_s, before = loop_s(), [self._background_bytes(peer) for peer in self._peers]
+        if scene.churn:
+            self._start_aside(self._churn())
+        if scene.cut_s:
+            await self._cut()
+        await asyncio.sleep(SETTLE_S)
+        rates = [(self._background_bytes(peer) - num) / (loop_s() - began_s) for peer, num in zip(self._peers, before, strict=True)]
+        result.background_bytes_per_s = Spread.of(rates)
+        await self._end()
+        return result
+
+    # ---- what happens ----
+
+    async def _cut(self) -> None:
+        scene, network = self._scene, self._network
+        mixed = self._rng.sample(self._peers, len(self._peers))
+        halves = mixed[: len(mixed) // 2], mixed[len(mixed) // 2 :]
+        network.partition([peer.peer_id for peer in halves[0]])
+        await asyncio.sleep(scene.cut_s)
+        network.partition()
+        began_s, waiting = loop_s(), [(peer, halves[1 - side]) for side in (0, 1) for peer in halves[side]]
+        while waiting and loop_s() < began_s + HEAL_S:
+            healed = [one for one in waiting if self._knows(*one)]
+            self._healed_s += [loop_s() - began_s] * len(healed)
+            waiting = [one for one in waiting if one not in healed and one[0].is_up]
+            await asyncio.sleep(LOOK_S)
+        self._result.violations += [f"{peer.peer_id.short()} does not know the other half after {HEAL_S:.0f} s" for peer, _ in waiting]
+
+    def _knows(self, peer: Resident, others: Sequence[Resident]) -> bool:
+        there = {other.peer_id for other in others if other.is_up}
+        return peer.is_up and len(peer.sees() & there) >= min(ENOUGH, len(there))
+
+    async def _churn(self) -> None:
+        pause_s = CHURN_S / max(1.0, self._scene.churn * len(self._peers))
+        while True:
+            await asyncio.sleep(self._rng.uniform(0.5, 1.5) * pause_s)
+            victims = [peer for peer in self._peers if peer.is_up]
+            if len(victims) > 2:
+                victim = self._rng.choice(victims)
+                victim.stop()
+                self._result.kills += 1
+                self._start_aside(self._bring_back(victim))
+
+    async def _bring_back(self, peer: Resident) -> None:
+        await asyncio.sleep(self._rng.uniform(*BACK_S))
+        peer.start()
+
+    def _start(self, peer: Resident) -> None:
+        there = sum(other.is_up for other in self._peers)
+        peer.start()
+        if there:
+            self._start_aside(self._time_newcomer(peer, min(ENOUGH, there)))
+
+    async def _time_newcomer(self, peer: Resident, enough: int) -> None:
+        began_s = loop_s()
+        while len(peer.sees()) < enough:  # noqa: ASYNC110 (records go out of force by themselves)
+            await asyncio.sleep(LOOK_S)
+        self._know_enough_s.append(loop_s() - began_s)
+
+    # ---- what must hold ----
+
+    async def _watch(self) -> None:
+        """See that nobody who has company stays without any; tell how far it is."""
+        total_s = ARRIVAL_S + 2 * SETTLE_S + self._scene.cut_s
+        while True:
+            await asyncio.sleep(WATCH_S)
+            self._follow(min(loop_s(), total_s), total_s)
+            for peer in self._peers:
+                others = [other for other in self._peers if other.is_up and not self._network.is_cut(peer.peer_id, other.peer_id)]
+                if not peer.is_up or len(others) < 2 or peer.sees():
+                    self._blind_since_s.pop(peer.peer_id, None)
+                elif loop_s() - self._blind_since_s.setdefault(peer.peer_id, loop_s()) > BLIND_S:
+                    self._blind_since_s[peer.peer_id] = float("inf")
+                    self._result.violations.append(f"{peer.peer_id.short()} knew nobody for {BLIND_S:.0f} s at {loop_s():.0f} s")
+
+    async def _end(self) -> None:
+        result = self._result
+        for task in self._aside:
+            task.cancel()
+        await asyncio.gather(*self._aside, return_exceptions=True)
+        result.virtual_s, result.know_enough_s, result.healed_s = loop_s(), Spread.of(self._know_enough_s), Spread.of(self._healed_s)
+        unknowing = self._scene.peers - 1 - len(self._know_enough_s)
+        if unknowing:
+            result.violations.append(f"{unknowing} newcomers never knew {ENOUGH} members")
+        for peer in self._peers:
+            result.violations += [f"{peer.peer_id.short()} died of {bug}" for bug in peer.counts.bugs]
+            result.violations += [f"{peer.peer_id.short()} was banned by {by}" for by in self._banned(peer)]
+            peer.stop()
+        await self._network.close()
+        result.meetings = dict(sum((Counter(peer.counts.meetings) for peer in self._peers), Counter[str]()))
+        counted = Counter(self._counted())
+        result.violations += [f"meeting {name[:8]} was counted {times} times" for name, times in counted.items() if times > 2]
+        result.counted_by_one = sum(times == 1 for times in counted.values())
+
+    def _counted(self) -> Iterator[str]:
+        for peer in self._peers:
+            for trainer in peer.applied:
+                self._result.violations += [
+                    f"{peer.peer_id.short()} applied a meeting twice" for times in trainer.applied.values() if times > 1
+                ]
+                yield from trainer.applied
+
+    def _banned(self, peer: Resident) -> list[str]:
+        return [other.peer_id.short() for other in self._peers if other.is_up and other.book.is_banned(peer.peer_id, loop_s())]
+
+    # ---- how it is made ----
+
+    def _resident(self, number: int) -> Resident:
+        scene, rng = self._scene, self._rng
+        is_door = number < NUM_DOORS
+        if not is_door and rng.random() >= scene.reachable:
+            self._network.hidden[identity_of(number).peer_id] = ()
+        link = Link(
+            latency_s=scene.latency_s * rng.uniform(0.5, 1.5),
+            jitter_s=scene.latency_s / 5,
+            bytes_per_s=scene.bandwidth / 8,
+            loss=scene.loss,
+        )
+        ahead_s = rng.choice((-scene.skew_s, scene.skew_s)) if number % WRONG_CLOCKS == WRONG_CLOCKS - 1 else 0.0
+        return Resident(self._network, self._run, number, self._folder / str(number), link, ahead_s, _place(number))
+
+    def _doors(self, host: Identity) -> Iterator[str]:
+        for number in range(min(NUM_DOORS, self._scene.peers)):
+            peer = host.peer_id if number == 0 else identity_of(number).peer_id
+            yield f"{_place(number)}/p2p/{peer}"
+
+    def _background_bytes(self, peer: Resident) -> float:
+        return peer.num_bytes - peer.counts.meeting_bytes
+
+    def _start_aside(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._aside.add(task)
+        task.add_done_callback(self._aside.discard)
+
+
+def _place(number: int) -> str:
+    """Return an address in a network of its own."""
+    return f"/ip4/{101 + number // 250}.{number % 250}.1.9/tcp/4001"
