@@ -42,6 +42,7 @@ def host(
     manifest: ManifestFile = None,
     home: options.HomeFolder = options.DEFAULT_HOME,
     data: options.Data = None,
+    model: options.ModelFolder = None,
     devices: options.Devices = None,
     micro_batch: options.MicroBatch = None,
     threads: options.Threads = None,
@@ -84,6 +85,10 @@ def host(
     wanted = changed(base, steps=steps, seed=seed, codec=codec, method=method, inner_steps=inner_steps)
     is_given = manifest is not None or any(given is not None for given in (steps, seed, codec, method, inner_steps))
     signed = run_to_host(folder, identity, wanted.with_host(identity.peer_id), must_match=is_given)
+    if signed.manifest().model.weights and config.model is None and not any(folder.checkpoints.iterdir()):
+        raise BadSettings(
+            "this run starts from given weights, and its host is the first to have them", hint="name their folder with --model"
+        )
     hold_session(config, identity, signed, None, invite_line(folder, identity, signed, write_invite), metrics)
 
 

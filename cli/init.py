@@ -16,6 +16,12 @@ from protocol.identity import Identity
 from protocol.run.manifest import Manifest
 
 ManifestFile = Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it.")]
+From = Annotated[
+    Path | None,
+    typer.Option(
+        "--from", metavar="FOLDER", exists=True, file_okay=False, help="Go on from the model in this folder, as transformers saves it."
+    ),
+]
 DEFAULT_FILE = Path("gossamer.toml")
 
 
@@ -27,17 +33,20 @@ def init(
     codec: Codec = None,
     method: Method = None,
     inner_steps: InnerSteps = None,
+    start: From = None,
 ) -> None:
     """Write a manifest for a run of your own.
 
     Every key is explained in it. This peer is the one that can invite others.
+    With --from, training goes on from a model that is there: its weights, tokenizer and layout are pinned by their digests.
     """
     from peer.model.plan import need_abilities  # torch: slow to import, and needed only now
 
     folder = Home(home)
     folder.create()
     peer_id = Identity.load_or_create(folder.identity).peer_id
-    manifest = changed(Manifest(), steps=steps, seed=seed, codec=codec, method=method, inner_steps=inner_steps).with_host(peer_id)
+    base = Manifest() if start is None else going_on(start, steps)
+    manifest = changed(base, steps=steps, seed=seed, codec=codec, method=method, inner_steps=inner_steps).with_host(peer_id)
     need_abilities(manifest)
     try:
         with file.open("x", encoding="utf-8") as out:
@@ -46,4 +55,12 @@ def init(
         raise BadSettings(f"{file} is already there", hint="give another file name; a manifest is never overwritten") from error
     except OSError as error:
         raise BadSettings(f"cannot write {file}: {error.strerror}", hint="give another file name") from error
-    print(f"wrote {file}; edit it, then `peer host {file}`", file=sys.stderr)
+    print(f"wrote {file}; edit it, then `peer host {file}{f' --model {start}' if start else ''}`", file=sys.stderr)
+
+
+def going_on(start: Path, steps: int | None) -> Manifest:
+    """Return the manifest of a run that goes on from the model in a folder. Raises BadManifest."""
+    from peer.model.start import started_from  # transformers: slow to import
+
+    plain = Manifest()
+    return Manifest.checked(started_from(start, steps or plain.run.total_steps, plain.inner.learning_rate))

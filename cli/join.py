@@ -48,6 +48,7 @@ def join(
     invite_file: InviteFile = None,
     home: options.HomeFolder = options.DEFAULT_HOME,
     data: options.Data = None,
+    model: options.ModelFolder = None,
     devices: options.Devices = None,
     micro_batch: options.MicroBatch = None,
     threads: options.Threads = None,

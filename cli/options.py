@@ -34,6 +34,16 @@ Devices = Annotated[
         help="Where to train: auto (default), cpu, mps, cuda, cuda:N; 0,1 or all for several CUDA GPUs; cpu:2 for two processes.",
     ),
 ]
+ModelFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--model",
+        metavar="FOLDER",
+        exists=True,
+        file_okay=False,
+        help="Folder with the run's tokenizer, and the weights that it starts from.",
+    ),
+]
 MicroBatch = Annotated[
     int | None, typer.Option("--micro-batch", metavar="N", min=0, help="Sequences to compute at a time; 0 (default) finds as many as fit.")
 ]

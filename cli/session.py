@@ -42,8 +42,9 @@ def settings(
         values["port"] = port = usual_port(folder, listen)
     if isinstance(port, int):
         need_port(listen, port)
-    if isinstance(data := values.get("data"), Path):
-        values["data"] = data.expanduser().absolute()
+    for key in ("data", "model"):
+        if isinstance(path := values.get(key), Path):
+            values[key] = path.expanduser().absolute()
     started = {"home": folder.path, "trains": trains, "alone": alone, "wait_for_peers": wait_for_peers, "keep_trying": keep_trying}
     return peer_config(values | started)
 

@@ -24,6 +24,7 @@ from protocol.run.manifest import toml_value
 NODE, TRAINER = "node", "trainer"  # the processes of a peer, beside its supervisor
 STARTED_WITH = {  # settings that a child is started with: it is started again when one changes
     "data": (TRAINER,),
+    "model": (TRAINER, NODE),
     "devices": (TRAINER,),
     "micro_batch": (TRAINER,),
     "recompute": (TRAINER,),
@@ -92,6 +93,8 @@ class LocalSettings(BaseModel):
 
     data: Place | None = None
     """A folder or file of text to train on; needed where the manifest says that each peer brings its own."""
+    model: Place | None = None
+    """A folder with the run's tokenizer, and the weights that it starts from, in the format of transformers; checked by their digests."""
     devices: Annotated[str, AfterValidator(_each_once)] = Field(default="auto", pattern=DEVICES)
     """Where to train: cpu, mps, cuda or cuda:N; 0,1 or all for several CUDA GPUs; cpu:2 for two processes; auto is one GPU or the CPU."""
     micro_batch: int = Field(default=0, ge=0, le=1 << 20)

@@ -38,6 +38,7 @@ class Home:
         self.journal: Final = self.path / "journal"
         self.downloads: Final = self.path / "downloads"  # what comes from other peers, until it is whole
         self.cache: Final = self.path / "cache"  # tokenized text; may be deleted at any time
+        self.tokenizer: Final = self.path / "tokenizer"  # of the run, where it was given with --model
         self.traffic: Final = self.path / "traffic.json"  # bytes of this month
         self.events: Final = self.path / "events.jsonl"
         self.log: Final = self.path / "peer.log"

@@ -182,4 +182,4 @@ def _one_thread_each() -> Iterator[ThreadPoolExecutor]:
 def open_corpus(manifest: Manifest, home: Home, data: Path | None) -> Corpus:
     """Load a run's corpus to measure on. Raises as load_corpus."""
     draw = Draw(manifest.run.seed, b"", manifest.inner.batch_size, manifest.inner.sequence_length)
-    return load_corpus(manifest.data, load_tokenizer(manifest.tokenizer), draw, data, home.cache)
+    return load_corpus(manifest.data, load_tokenizer(manifest.tokenizer, home.tokenizer), draw, data, home.cache)

@@ -36,19 +36,19 @@ def build_model(section: ModelSection, seed: int) -> PreTrainedModel:
     Its weights are random from `seed` (the same whatever the number of threads and whatever was drawn before; torch's generator is left
     as it was), or those of the hub's revision. Raises BadManifest for a model that cannot be.
     """
-    with _transformers_says(_name(section)) as (_, auto_model), torch.random.fork_rng(devices=[]):
+    with transformers_says(_name(section)) as (_, auto_model), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # the CPU's only
         if section.hub is None:
             model = auto_model.from_config(model_config(section), attn_implementation="sdpa", dtype=torch.float32)
         else:
-            model = _pretrained(auto_model, section)
+            model = pretrained(auto_model, section.hub, revision=section.revision)
     model.train()
     return model
 
 
 def unset_model(section: ModelSection, device: torch.device) -> PreTrainedModel:
     """Build the model in float32 on a device, in training mode, with any weights: somebody else's are to come. Raises BadManifest."""
-    with _transformers_says(_name(section)) as (_, auto_model), torch.random.fork_rng(devices=[]), torch.device(device):
+    with transformers_says(_name(section)) as (_, auto_model), torch.random.fork_rng(devices=[]), torch.device(device):
         model = auto_model.from_config(model_config(section), attn_implementation="sdpa", dtype=torch.float32)
     model.train()
     return model
@@ -56,7 +56,7 @@ def unset_model(section: ModelSection, device: torch.device) -> PreTrainedModel:
 
 def model_config(section: ModelSection) -> PreTrainedConfig:
     """Make the transformers config. Raises BadManifest for an unknown architecture or field, naming its nearest neighbour."""
-    with _transformers_says(_name(section)) as (auto_config, _):
+    with transformers_says(_name(section)) as (auto_config, _):
         if section.hub is not None:
             return auto_config.from_pretrained(section.hub, revision=section.revision, trust_remote_code=False)
         config_class = type(auto_config.for_model(_known_architecture(section.architecture)))
@@ -67,9 +67,19 @@ def model_config(section: ModelSection) -> PreTrainedConfig:
 def parameter_shapes(section: ModelSection) -> dict[str, tuple[int, ...]]:
     """Name the parameters and their shapes in the model's order, tied ones once, without allocating them. Raises BadManifest."""
     config = model_config(section)
-    with _transformers_says(_name(section)) as (_, auto_model), torch.device("meta"):
+    with transformers_says(_name(section)) as (_, auto_model), torch.device("meta"):
         model = auto_model.from_config(config, attn_implementation="sdpa", dtype=torch.float32)
-    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    return {name: tuple(tensor.shape) for name, tensor in state_tensors(model).items()}
+
+
+def state_tensors(model: torch.nn.Module) -> dict[str, Tensor]:
+    """Return what a model has learnt, by name, tied tensors once: its parameters, and those buffers of floats that are part of its state.
+
+    Peers average all of them alike. What the config alone decides, like rotary frequencies, is no part of a model's state.
+    """
+    kept = set(model.state_dict(keep_vars=True))
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name in kept and buffer.is_floating_point()}
+    return {**dict(model.named_parameters()), **buffers}
 
 
 def layout_digest(shapes: Mapping[str, tuple[int, ...]]) -> str:
@@ -98,7 +108,7 @@ def activation_bytes(
     from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
     config = model_config(section)
-    with _transformers_says(_name(section)) as (_, auto_model), torch.random.fork_rng(devices=[]), FakeTensorMode():
+    with transformers_says(_name(section)) as (_, auto_model), torch.random.fork_rng(devices=[]), FakeTensorMode():
         model = auto_model.from_config(config, attn_implementation="sdpa", dtype=torch.float32).train()
         tokens = torch.zeros((num_sequences, sequence_length + 1), dtype=torch.int64)
         try:
@@ -195,7 +205,7 @@ def quiet_transformers() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _transformers_says(name: str) -> Iterator[tuple[Any, Any]]:
+def transformers_says(name: str) -> Iterator[tuple[Any, Any]]:
     """Give AutoConfig and AutoModelForCausalLM, quiet, and turn their errors (of many kinds) into BadManifest."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -209,10 +219,12 @@ def _transformers_says(name: str) -> Iterator[tuple[Any, Any]]:
             raise BadManifest(f"the model {name} cannot be built: {reason}", hint="correct [model] in the manifest") from error
 
 
-def _pretrained(auto_model: Any, section: ModelSection) -> Any:
+def pretrained(auto_model: Any, source: str, revision: str | None = None, config: PreTrainedConfig | None = None) -> Any:
+    """Build a model with somebody's weights, in float32: from a folder, or a name on the hub. Call inside `transformers_says`."""
     model, report = auto_model.from_pretrained(
-        section.hub,
-        revision=section.revision,
+        source,
+        config=config,
+        revision=revision,
         attn_implementation="sdpa",
         dtype=torch.float32,
         output_loading_info=True,
@@ -221,8 +233,8 @@ def _pretrained(auto_model: Any, section: ModelSection) -> Any:
     )
     if report["missing_keys"]:
         raise BadManifest(
-            f"{section.hub} lacks weights of a language model: {', '.join(sorted(report['missing_keys'])[:3])}",
-            hint="choose a repository with a causal language model",
+            f"{source} lacks weights of a language model: {', '.join(sorted(report['missing_keys'])[:3])}",
+            hint="choose one with a causal language model",
         )
     return model
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from optim.fragments import scatter
 from peer.machine.home import Home
 from peer.model.checkpoint import CheckpointContents, Reading, load_latest
-from peer.model.model import parameter_shapes
+from peer.model.model import parameter_shapes, state_tensors
 from peer.model.plan import fragments
 from protocol.errors import BadSettings
 from protocol.run.manifest import Manifest, SignedManifest
@@ -71,7 +71,7 @@ def mean_weights(several: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def set_weights(model: torch.nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Copy weights into a model's parameters, all of them. Raises KeyError for a parameter without a weight."""
+    """Copy weights into a model, all of its state. Raises KeyError for a parameter or buffer without a weight."""
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(weights[name])
+        for name, tensor in state_tensors(model).items():
+            tensor.copy_(weights[name])

@@ -1,8 +1,9 @@
 """When state comes here: the trainer is to begin, and to stay with the others. How it comes: peer/node/joining.py.
 
 To begin, a founder starts from the run's initial weights, unless half of those who announce themselves have begun without it. Anybody else
-does so too while the others are hardly further, for these weights follow from the seed; later it takes what others give. From then on a
-peer drops its own weights for others' in these cases alone, and only for such as are further and predict its own text no worse:
+does so too while the others are hardly further, if it has these weights: they follow from the seed, or lie in a folder of its own. Later,
+or without them, it takes what others give. From then on a peer drops its own weights for others' in these cases alone, and only for such as
+are further and predict its own text no worse:
 
 - it is behind: no meeting counts, and the typical clock (of all heads, ours included: peer/swarm/heads.py) is further on than may meet;
 - partners refuse it because the clocks are too far apart, and the clocks that they have signed say so too;
@@ -54,7 +55,7 @@ STEP_BACK_S = 60.0  # shut out for so long, far ahead of the others: they would 
 
 
 class CatchUp:
-    """See that the trainer begins, and that it stays with the others. `is_founder`: there may be nobody to take weights from."""
+    """See that the trainer begins (`has_start`: with the run's own weights) and stays with others (`is_founder`: if there are any)."""
 
     def __init__(
         self,
@@ -69,6 +70,7 @@ class CatchUp:
         emit: Callable[[Event], None],
         *,
         is_founder: bool,
+        has_start: bool,
         wait_for_peers: int,
     ) -> None:
         self._state_bytes = membership.terms.state_bytes
@@ -84,6 +86,7 @@ class CatchUp:
         self._link = link
         self._emit = emit
         self._is_founder = is_founder
+        self._has_start = has_start
         self._wait_for_peers = wait_for_peers
         self._too_far: deque[PeerId] = deque(maxlen=REMEMBERED)  # who refused us, in a row, without a meeting that counted
         self._gated: deque[PeerId] = deque(maxlen=REMEMBERED)  # likewise: whose gate, or at ours
@@ -137,11 +140,11 @@ class CatchUp:
     async def _begin(self) -> None:
         await self._wait_for_company()
         await self._presence.first_look(FIRST_LOOK_S)
-        if self._is_founder and not self._heads.half_say(loop_s(), lambda entry: entry.clock_steps > 0):
+        if self._has_start and self._is_founder and not self._heads.half_say(loop_s(), lambda entry: entry.clock_steps > 0):
             self._link.tell(ask.Start())
         else:
             await self._joining.hear_clocks()
-            if self._typical_clock() <= self._gap_steps // START_SHARE:
+            if self._has_start and self._typical_clock() <= self._gap_steps // START_SHARE:
                 self._link.tell(ask.Start())
             else:
                 await self._joining.take_over(self._to_begin_with)

@@ -52,6 +52,7 @@ class Node:
         emit: Callable[[Event], None],
         *,
         is_founder: bool,
+        has_start: bool,
         wait_for_peers: int,
     ) -> None:
         book, link = hearsay.book, own.link
@@ -73,7 +74,7 @@ class Node:
         settlement = Settlement(client, terms, heads, standing, self.meetings, self.donor, link, own.payloads, result, rng, emit)
         self.catch_up = CatchUp(
             membership, standing, presence, heads, self.joining, pulling, settlement, link, emit,
-            is_founder=is_founder, wait_for_peers=wait_for_peers,
+            is_founder=is_founder, has_start=has_start, wait_for_peers=wait_for_peers,
         )  # fmt: skip
         self._final_averaging = FinalAveraging(self.searches, self.meetings, book, settlement, len(terms.fragments))
 

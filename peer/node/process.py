@@ -211,7 +211,9 @@ class NodeProcess:
                     limited = self._throttle.over(network)
                     node = self._node = Node(
                         membership, standing, presence, hearsay, limited, own, self._home.downloads, random.SystemRandom(), emit,
-                        is_founder=self._invite is None, wait_for_peers=enough,
+                        is_founder=self._invite is None,
+                        has_start=manifest.model.weights is None or self._child.settings.config.model is not None,
+                        wait_for_peers=enough,
                     )  # fmt: skip
                     vouching.shown_by += [membership, node.client]
                     self._door.open(replace(server, terms=membership.terms, donor=node.donor), node.meetings)

@@ -141,7 +141,7 @@ class Resident:
         journal = Journal(self._folder / "journal")
         node = Node(
             membership, standing, presence, hearsay, life, OwnSide(self.trainer, payloads, journal), self._folder / "downloads", rng,
-            self._on_event, is_founder=self.identity is run.host, wait_for_peers=0,
+            self._on_event, is_founder=self.identity is run.host, has_start=True, wait_for_peers=0,
         )  # fmt: skip
         mirror, signed = Mirror(self._local_s), run.signed.to_bytes()
         self._server = FetchServer(self.identity, terms, signed, hearsay.time.now_s, mirror, hearsay, node.donor)

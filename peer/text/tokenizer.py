@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 BYTES: Final = "bytes"
 NUM_BYTES: Final = 256
+FILE: Final = "tokenizer.json"  # in the folder of a model
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +93,16 @@ class Tokenizer:
         pretrained.save_pretrained(folder)
 
 
-def load_tokenizer(section: TokenizerSection) -> Tokenizer:
-    """Load the tokenizer that a manifest names: `bytes`, or a name or path for transformers.
+def load_tokenizer(section: TokenizerSection, *folders: Path | None) -> Tokenizer:
+    """Load the tokenizer that a manifest names: `bytes`, or the first of these folders with one, or a name or path for transformers.
 
     Raises BadManifest if there is no such tokenizer, if it is another than the manifest pins, or if it knows no end of text.
     """
     name = section.name
     if name == BYTES:
         return Tokenizer(BYTES, NUM_BYTES, 0, "", None)
-    pretrained = _load_pretrained(name, section.revision)
+    found = next((folder for folder in folders if folder is not None and (folder / FILE).is_file()), None)
+    pretrained = _load_pretrained(name, section.revision) if found is None else _load_pretrained(str(found), None)
     digest = tokenizer_digest(pretrained)
     if section.digest not in (None, digest):
         raise BadManifest(
@@ -114,6 +116,14 @@ def load_tokenizer(section: TokenizerSection) -> Tokenizer:
             hint="choose one with an eos or sep token, or `bytes`",
         )
     return Tokenizer(name, len(pretrained), ends[0], digest, pretrained)
+
+
+def name_of(folder: Path) -> tuple[str, str]:
+    """Return what a manifest calls the tokenizer in a folder, and its digest: `bytes` has none. Raises BadManifest where there is none."""
+    if not (folder / FILE).is_file():
+        raise BadManifest(f"{folder} holds no tokenizer", hint=f"put its {FILE} beside the model")
+    digest = tokenizer_digest(_load_pretrained(str(folder), None))
+    return (BYTES, "") if digest == tokenizer_digest(byte_tokenizer()) else (folder.resolve().name, digest)
 
 
 def tokenizer_digest(pretrained: PreTrainedTokenizerBase) -> str:
@@ -153,5 +163,5 @@ def _load_pretrained(name: str, revision: str | None) -> Any:
     except Exception as error:  # what transformers raises depends on which file is missing or broken
         raise BadManifest(
             f"the tokenizer {name!r} cannot be loaded: {str(error).splitlines()[0]}",
-            hint="give a tokenizer's name on the Hugging Face hub, a folder with its files, or `bytes`",
+            hint="give --model a folder with its files; who hosts: name a tokenizer of the Hugging Face hub, or `bytes`",
         ) from error

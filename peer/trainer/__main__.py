@@ -7,10 +7,12 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch.utils._triton import has_triton
+from transformers import PreTrainedModel
 
 from peer.link.payload_folder import PayloadFolder
 from peer.link.records import Writer
@@ -30,7 +32,7 @@ from peer.model.plan import need_abilities
 from peer.model.throughput import flops_per_token, peak_flops
 from peer.text.batches import Draw
 from peer.text.corpus import load_corpus
-from peer.text.tokenizer import load_tokenizer
+from peer.text.tokenizer import BYTES, load_tokenizer
 from peer.trainer.device import keep_within
 from peer.trainer.need import fitting, rooms, within
 from peer.trainer.replica import Replica
@@ -87,8 +89,10 @@ def build_replica(child: Child, home: Home, manifest: Manifest) -> Replica:
     computing = fitting(manifest, device.type, there, wanted)
     processes = start_ranks(child, home, devices) if len(devices) > 1 else None
     keep_within(device, size_bytes(settings.config.gpu_memory))
-    tokenizer = load_tokenizer(manifest.tokenizer)
-    model = build_model(manifest.model, run_seed)
+    tokenizer = load_tokenizer(manifest.tokenizer, settings.config.model, home.tokenizer)
+    if settings.config.model is not None and tokenizer.name != BYTES:
+        tokenizer.save(home.tokenizer)  # for `peer eval` and `peer export`, and the next start
+    model = initial_model(manifest, settings.config.model)
     check_fit(model.config, tokenizer.vocab_size, inner.sequence_length)
     mask_as_run(model, manifest)
     draw = Draw(run_seed, peer_id.raw, inner.batch_size, inner.sequence_length)
@@ -98,6 +102,15 @@ def build_replica(child: Child, home: Home, manifest: Manifest) -> Replica:
     model = model.to(device)
     ranks = processes.joined(manifest, model) if processes is not None else None
     return Replica(manifest, model, corpus, payloads, peer_seed(run_seed, peer_id), child.emit, computing, ranks)
+
+
+def initial_model(manifest: Manifest, folder: Path | None) -> PreTrainedModel:
+    """Build the model with the weights that the run starts from, where this peer has them; else others' come later. Raises BadManifest."""
+    if manifest.model.weights is None or folder is None:
+        return build_model(manifest.model, manifest.run.seed)
+    from peer.model.start import load_start
+
+    return load_start(manifest.model, folder)
 
 
 def start_ranks(child: Child, home: Home, devices: Sequence[torch.device]) -> RankProcesses:

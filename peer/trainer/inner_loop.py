@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from peer.machine.events import ComputingSet, Event
 from peer.model.computing import Computing, can_recompute
+from peer.model.model import state_tensors
 from peer.text.corpus import Corpus
 from peer.trainer.device import Devices, OneDevice
 from protocol.errors import OperatorError
@@ -38,7 +39,7 @@ class InnerLoop:
         emit: Callable[[Event], None],
         devices: Devices | None = None,
     ) -> None:
-        self.parameters: dict[str, Tensor] = dict(model.named_parameters())
+        self.parameters: dict[str, Tensor] = state_tensors(model)
         self.device = next(iter(self.parameters.values())).device
         self.devices: Devices = devices or OneDevice(manifest, model)
         self.computing = replace(computing, micro_batch=computing.micro_batch or computing.rows(manifest.inner.batch_size))

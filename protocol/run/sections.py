@@ -113,6 +113,7 @@ class ModelSection(Section):
     layout: Digest | None = Field(
         default=None, description="SHA-256 of the parameters' names, shapes and order; peers that build others refuse"
     )
+    weights: Digest | None = Field(default=None, description="SHA-256 of the weights that training starts from, instead of the seed's")
 
     @model_validator(mode="before")
     @classmethod

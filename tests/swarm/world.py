@@ -57,6 +57,7 @@ class Habits:
     step_s: float = 0.25
     told_to_start: bool = False  # waits to be told, as joiners do
     is_founder: bool = True
+    has_start: bool = True
     wait_for_peers: int = 0
     credential: Credential | None = None
     is_blind: bool = False  # its directory knows nobody
@@ -193,6 +194,7 @@ class Peer:
             rng,
             self.on_event,
             is_founder=self.habits.is_founder,
+            has_start=self.habits.has_start,
             wait_for_peers=self.habits.wait_for_peers,
         )
         server = FetchServer(self.identity, swarm.terms, swarm.signed, now_s, Mirror(now_s), hearsay, self.node.donor)

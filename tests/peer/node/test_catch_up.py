@@ -31,6 +31,19 @@ def test_a_founder_begins_once_its_company_is_there(tmp_path: Path) -> None:
     play(Swarm(tmp_path, manifest=QUIET), story)
 
 
+def test_who_lacks_the_weights_of_the_start_takes_those_of_others_from_the_first(tmp_path: Path) -> None:
+    """Even the run's own host, started again without them, and however little the others have trained."""
+
+    async def story(swarm: Swarm) -> None:
+        [elder] = swarm.start(1)
+        await swarm.until(lambda: elder.clock >= 1)
+        newcomers = [swarm.add(told_to_start=True, is_founder=is_founder, has_start=False).start() for is_founder in (False, True)]
+        await swarm.until(lambda: all(peer.clones for peer in newcomers), within_s=60.0)
+        await swarm.until(lambda: all(peer.trainer.started for peer in newcomers), within_s=10.0)
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
 def test_only_who_is_further_behind_than_the_run_allows_takes_over_weights(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         far, near = swarm.manifest.outer.max_clock_gap_steps + 5, 20

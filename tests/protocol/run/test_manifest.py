@@ -29,7 +29,7 @@ source = "huggingface"
 name = "org/set"
 revision = "{COMMIT}"
 """
-DEMO_RUN_ID = "4aad4ec593d2422818ef480afe71b77cf7afbf5464611d77c77f636f19c6f266"
+DEMO_RUN_ID = "226d01d14094edad164d80e04c86689a114140077acccb0f9e2c46a701191535"
 
 
 def demo() -> Manifest:

@@ -1,0 +1,186 @@
+"""A model of 125 million parameters from manifest to export, with two peers of this machine: what each stage takes.
+
+    python -m benchmarks.real_model [--steps N] [--line RATE] [--folder DIR] [--json]
+
+The commands of docs/guide/train-a-real-model.md, one after the other, on the CPU: real processes, a run that one peer hosts and another
+joins when it is under way, both on lines of `--line`, to the end of the run; then `peer eval` and `peer export`. Batches are tiny (two
+sequences of 128 bytes), for a CPU trains a thousand times slower than a GPU; what is measured is the machinery, not how well it learns.
+`join` is counted from the start of `peer join`, `state` from the first asking until the state is ours; `held` is the most memory of all
+processes of a peer, what several share counted once. Expect twenty minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from peer.machine.events import CheckpointSaved, Event, FragmentPulled, MeetingDone, StateCloned, read_events
+from peer.machine.home import Home
+from peer.machine.room import held_bytes
+from protocol.run.manifest import Manifest
+
+PEER: Final = (sys.executable, "-m", "cli.main")
+MODEL: Final = {
+    "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12, "num_key_value_heads": 12,
+    "vocab_size": 50_304, "max_position_embeddings": 1024, "tie_word_embeddings": True,
+}  # fmt: skip
+LOOK_S: Final = 2.0
+LATE_S: Final = 3600.0
+HOST_STEPS: Final = 12  # of the host alone, so that the other has a state to fetch
+
+
+def manifest(steps: int) -> Manifest:
+    """Return the guide's run with small batches; clocks may be 40 steps apart, so that a newcomer at step 12 fetches a state."""
+    return Manifest.checked(
+        {
+            "run": {"name": "real", "total_steps": steps},
+            "model": {"config": MODEL},
+            "inner": {"optimizer": "adamw", "learning_rate": 3e-4, "batch_size": 2, "sequence_length": 128},
+            "outer": {"max_clock_gap_steps": 40, "deadline_s": 120.0},
+        }
+    )
+
+
+class Shell:
+    """One peer's processes and what they held."""
+
+    def __init__(self, home: Path, *words: str) -> None:
+        self.home = Home(home)
+        self.began_s = time.time()
+        self.most_bytes = 0
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with (home / "shell.log").open("wb") as log:
+            self._process = subprocess.Popen([*PEER, *words, "--home", str(home)], stdout=log, stderr=log)  # noqa: S603
+
+    def look(self) -> dict[str, Any]:
+        """Return the status, and note the memory. Raises RuntimeError for a peer that has failed."""
+        if self._process.poll():
+            raise RuntimeError(f"a peer ended with {self._process.returncode}: {(self.home.path / 'shell.log').read_text()[-2000:]}")
+        self.most_bytes = max(self.most_bytes, held_bytes(self._process.pid))
+        said = run("status", "--json", "--home", str(self.home.path))
+        return dict(json.loads(said)) if said else {}
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is over."""
+        return self._process.poll() is not None
+
+    def stop(self) -> None:
+        """End it, if it has not ended."""
+        if not self.has_ended:
+            self._process.terminate()
+            self._process.wait(timeout=300)
+
+    def events(self) -> list[Event]:
+        """Return what it told."""
+        return list(read_events(self.home.events))
+
+
+def run(*words: str) -> str:
+    """Run a command and return its stdout, empty where it failed."""
+    return subprocess.run([*PEER, *words], capture_output=True, text=True, check=False).stdout  # noqa: S603
+
+
+def until(shells: Sequence[Shell], is_so: Any) -> None:
+    """Look at peers until the first one's status shows something. Raises TimeoutError."""
+    late_s = time.monotonic() + LATE_S
+    while not is_so([shell.look() for shell in shells]):
+        if time.monotonic() > late_s:
+            raise TimeoutError("the run is late")
+        time.sleep(LOOK_S)
+
+
+@contextlib.contextmanager
+def both(folder: Path, line: str, steps: int) -> Iterator[tuple[Shell, Shell]]:
+    """Have one peer host the run and another join it under way."""
+    file, invite = folder / "real.toml", folder / "invite"
+    file.write_text(manifest(steps).to_toml())
+    limits = ("--threads", "1", "--listen", "127.0.0.1", "--max-upload", line, "--max-download", line)
+    shells = [Shell(folder / "host", "host", str(file), "--write-invite", str(invite), *limits)]
+    try:
+        until(shells, lambda found: found[0].get("step", 0) >= HOST_STEPS)
+        shells.append(Shell(folder / "joiner", "join", "--invite-file", str(invite), *limits))
+        yield shells[0], shells[1]
+    finally:
+        for shell in shells:
+            shell.stop()
+
+
+def first(events: Sequence[Event], *kinds: type[Event]) -> float:
+    """Return when something was first told of, Unix seconds."""
+    return next((event.ts for event in events if isinstance(event, kinds)), float("nan"))
+
+
+def figures(host: Shell, joiner: Shell, last: dict[str, Any]) -> dict[str, float]:
+    """Return what the two peers' events and the joiner's last status say."""
+    told = joiner.events()
+    counted = [event for event in told if isinstance(event, MeetingDone) and event.outcome == "completed"]
+    saved = [event for shell in (host, joiner) for event in shell.events() if isinstance(event, CheckpointSaved)]
+    states = [event for event in told if isinstance(event, StateCloned)]
+    return {
+        "join, s": counted[0].ts - joiner.began_s,
+        "state, s": states[0].seconds,
+        "state, MB": states[0].num_bytes / 1e6,
+        "fragments pulled": sum(isinstance(event, FragmentPulled) for event in told),
+        "meetings that counted": len(counted),
+        "a meeting, s": statistics.median(event.seconds for event in counted),
+        "a meeting at most, s": max(event.seconds for event in counted),
+        "a meeting at most, MB": max(event.bytes_sent for event in counted) / 1e6,
+        "an inner step, s": (last["train_seconds"] - last["blocked_seconds"]) / max(1, last["step"] - HOST_STEPS),
+        "blocked, %": 100 * last["blocked_seconds"] / last["train_seconds"],
+        "a checkpoint, MB": saved[-1].num_bytes / 1e6,
+        "a checkpoint, written in s": statistics.median(event.seconds for event in saved),
+        "a checkpoint, stopped for s": max(event.stopped_s for event in saved),
+        "held, host, GB": host.most_bytes / 1e9,
+        "held, joiner, GB": joiner.most_bytes / 1e9,
+    }
+
+
+def measure(folder: Path, line: str, steps: int) -> dict[str, float]:
+    """Go through all of it."""
+    with both(folder, line, steps) as (host, joiner):
+        last: dict[str, Any] = {}
+
+        def are_done(found: list[dict[str, Any]]) -> bool:
+            last.update(found[1] if found[1].get("train_seconds") else {})
+            return host.has_ended and joiner.has_ended
+
+        until((host, joiner), are_done)
+        found = figures(host, joiner, last)
+    began_s = time.monotonic()
+    evaluated = json.loads(run("eval", "--home", str(joiner.home.path), "--json"))
+    found |= {"held-out loss": evaluated["loss"], "eval, s": time.monotonic() - began_s}
+    began_s = time.monotonic()
+    run("export", str(folder / "model"), "--home", str(joiner.home.path), "--eval-batches", "0")
+    size = sum(file.stat().st_size for file in (folder / "model").iterdir())
+    return found | {"export, s": time.monotonic() - began_s, "export, MB": size / 1e6}
+
+
+def main() -> None:
+    """Print the figures, or JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--line", default="20 Mbit/s")
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="real-", dir=Path.cwd()) as place:
+        found = measure(given.folder or Path(place), given.line, given.steps)
+    if given.json:
+        print(json.dumps(found))
+        return
+    for name, value in found.items():
+        print(f"{name:<28}{value:>12.4g}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""The weights that a run starts from, where they are somebody's and not drawn from its seed: a folder in the format of transformers.
+
+The manifest names them by digest. So it does not matter where a peer has them from: its own copy of the folder is checked against the
+digest, and who has none takes over the weights of peers that train, like anybody who comes later.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor
+
+from peer.model.model import layout_digest, model_config, pretrained, state_tensors, transformers_says
+from peer.text.tokenizer import name_of
+from protocol.errors import BadManifest
+from protocol.run.sections import DEMO_LLAMA, ModelSection
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+NOT_OF_THE_MODEL: Final = {"architectures", "model_type", "transformers_version", "dtype", "torch_dtype", "_name_or_path", "use_cache"}
+REWARM_SHARE: Final = 3  # of the peak rate of a new run: enough to move trained weights, too little to undo them (arXiv 2308.04014)
+WARM_SHARE: Final = 100  # of the steps are warm-up
+
+
+def weights_digest(tensors: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of weights: names, shapes and values in f32, whatever files and number format they were kept in."""
+    digest = hashlib.sha256()
+    for name, tensor in tensors.items():
+        digest.update(json.dumps([name, *tensor.shape]).encode())
+        digest.update(tensor.detach().to("cpu", torch.float32).contiguous().numpy().data)
+    return digest.hexdigest()
+
+
+def load_start(section: ModelSection, folder: Path) -> PreTrainedModel:
+    """Build a run's model with the weights in a folder, in float32 on the CPU, in training mode.
+
+    Raises BadManifest for a folder without them, and, with both digests, for other weights than the manifest's.
+    """
+    with transformers_says(str(folder)) as (_, auto_model):
+        model = pretrained(auto_model, str(folder), config=model_config(section))
+    digest = weights_digest(state_tensors(model))
+    if digest != section.weights:
+        raise BadManifest(
+            f"the weights in {folder} are others than those that the run starts from: their digest is {digest}, the manifest's "
+            f"{section.weights}",
+            hint="give --model the folder that the run's host has, or leave it out: other peers give their weights",
+        )
+    model.train()
+    return model
+
+
+def started_from(folder: Path, total_steps: int, learning_rate: float) -> dict[str, dict[str, Any]]:
+    """Return the tables of a manifest for training that goes on from a folder: model and tokenizer with their digests, a re-warmed rate.
+
+    Raises BadManifest for a folder that holds no causal language model with a tokenizer.
+    """
+    with transformers_says(str(folder)) as (auto_config, auto_model):
+        config = auto_config.from_pretrained(folder, trust_remote_code=False)
+        model = pretrained(auto_model, str(folder), config=config)
+    said, all_fields = config.to_diff_dict(), config.to_dict()
+    said |= {name: all_fields[name] for name in DEMO_LLAMA if name in all_fields}
+    fields = {name: value for name, value in said.items() if name not in NOT_OF_THE_MODEL and value is not None}
+    tensors = state_tensors(model)
+    name, digest = name_of(folder)
+    tables = {
+        "model": {
+            "architecture": config.model_type,
+            "config": fields,
+            "layout": layout_digest({name: tuple(tensor.shape) for name, tensor in tensors.items()}),
+            "weights": weights_digest(tensors),
+        },
+        "tokenizer": {"name": name, **({"digest": digest} if digest else {})},
+        "inner": {"learning_rate": learning_rate / REWARM_SHARE, "warmup_steps": max(1, total_steps // WARM_SHARE)},
+    }
+    load_start(ModelSection.model_validate(tables["model"]), folder)  # another config could make other weights of the same files
+    return tables

@@ -1,0 +1,78 @@
+"""A run that goes on from a model in a folder: what its manifest pins, and who has these weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from peer.model.model import build_model, parameter_shapes, state_tensors
+from peer.model.start import load_start, started_from
+from peer.model.weights import set_weights
+from peer.text.tokenizer import BYTES, byte_tokenizer, load_tokenizer
+from protocol.errors import BadManifest
+from protocol.run.manifest import Manifest
+from protocol.run.sections import ModelSection, TokenizerSection
+from tests.peer.small import LLAMA
+
+# Its router has a buffer of floats that is part of its state.
+ROUTED = {
+    "hidden_size": 16, "intermediate_size": 16, "moe_intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "vocab_size": 256, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2,
+    "first_k_dense_replace": 1, "q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small llama with a tokenizer of its own, as transformers saves them."""
+    made = tmp_path_factory.mktemp("model")
+    build_model(ModelSection(config=LLAMA), 5).save_pretrained(made)
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"eos_token": "the end"})
+    tokenizer.save_pretrained(made)
+    return made
+
+
+def test_a_manifest_pins_model_tokenizer_and_weights(folder: Path) -> None:
+    manifest = Manifest.from_toml(Manifest.checked(started_from(folder, 2000, 3e-3)).to_toml())
+    assert (manifest.inner.learning_rate, manifest.inner.warmup_steps) == (1e-3, 20)
+    model = load_start(manifest.model, folder)
+    expected = build_model(ModelSection(config=LLAMA), 5)
+    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), expected.parameters(), strict=True))
+    tokenizer = load_tokenizer(manifest.tokenizer, None, folder)
+    assert (tokenizer.name, tokenizer.document_end, tokenizer.digest) == (folder.name, 256, manifest.tokenizer.digest)
+
+
+def test_other_weights_and_another_tokenizer_are_refused_with_both_digests(folder: Path, tmp_path: Path) -> None:
+    manifest = Manifest.checked(started_from(folder, 2000, 3e-3))
+    build_model(ModelSection(config=LLAMA), 6).save_pretrained(tmp_path)
+    with pytest.raises(BadManifest, match=rf"are others .* [0-9a-f]{{64}}, the manifest's {manifest.model.weights}"):
+        load_start(manifest.model, tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(BadManifest, match=rf"its digest is [0-9a-f]{{64}}, not {manifest.tokenizer.digest}"):
+        load_tokenizer(manifest.tokenizer, tmp_path)
+
+
+def test_a_folder_without_a_model_or_a_tokenizer_is_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadManifest, match="cannot be built"):
+        started_from(tmp_path, 2000, 3e-3)
+    build_model(ModelSection(config=LLAMA), 6).save_pretrained(tmp_path)
+    with pytest.raises(BadManifest, match="holds no tokenizer"):
+        started_from(tmp_path, 2000, 3e-3)
+    byte_tokenizer().save_pretrained(tmp_path)
+    assert started_from(tmp_path, 2000, 3e-3)["tokenizer"] == {"name": BYTES}
+    with pytest.raises(BadManifest, match="give --model|cannot be loaded"):
+        load_tokenizer(TokenizerSection(name=str(folder / "missing")))
+
+
+def test_buffers_of_floats_are_part_of_what_is_learnt() -> None:
+    """They are averaged, checkpointed, cloned and exported like parameters; what the config decides is not."""
+    section = ModelSection(architecture="deepseek_v3", config=ROUTED)
+    model = build_model(section, 0)
+    [buffer] = {*state_tensors(model)} - {name for name, _ in model.named_parameters()}
+    assert buffer.endswith("e_score_correction_bias") and buffer in parameter_shapes(section)
+    weights = {name: tensor.detach() + 1.0 for name, tensor in state_tensors(model).items()}
+    set_weights(model, weights)
+    assert torch.equal(state_tensors(model)[buffer], weights[buffer])
