@@ -18,12 +18,12 @@ def evaluate(home: HomeFolder = DEFAULT_HOME, data: Data = None, as_json: Json =
     The text for it was never trained on.
     """
     from cli.screen import meter, show_reading  # rich
-    from peer.model.evaluation import NUM_BATCHES, evaluate_home  # torch: slow to import, and needed only now
+    from peer.model.evaluation import evaluate_home  # torch: slow to import, and needed only now
 
     with meter(sys.stderr, "held-out loss", num_lines=1, unit="batches") if not as_json else nullcontext(lambda *progress: None) as show:
         found = evaluate_home(
             Home(home), data,
-            follow=lambda done, loss: show("measuring the model", done, NUM_BATCHES, loss),
+            follow=lambda *progress: show("measuring the model", *progress),
             reading=partial(show_reading, show),
         )  # fmt: skip
     if as_json:

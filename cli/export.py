@@ -24,11 +24,16 @@ Text = Annotated[
     ),
 ]
 EvalBatches = Annotated[
-    int, typer.Option("--eval-batches", metavar="N", min=0, help="Held-out batches behind the loss on the card; 0 leaves it out.")
+    int | None,
+    typer.Option(
+        "--eval-batches", metavar="N", min=0, help="Held-out batches behind the loss on the card; 0 leaves it out. Default: 131,072 tokens."
+    ),
 ]
 
 
-def export(folder: Folder, home: HomeFolder = DEFAULT_HOME, slow: Slow = False, data: Text = None, eval_batches: EvalBatches = 256) -> None:
+def export(
+    folder: Folder, home: HomeFolder = DEFAULT_HOME, slow: Slow = False, data: Text = None, eval_batches: EvalBatches = None
+) -> None:
     """Write the trained model as a Hugging Face folder.
 
     It holds the newest checkpoint, in a form that transformers loads, and a card that says where it comes from and how well it
@@ -40,7 +45,7 @@ def export(folder: Folder, home: HomeFolder = DEFAULT_HOME, slow: Slow = False, 
     with meter(sys.stderr, "held-out loss", num_lines=1, unit="batches") as show:
         held_out = export_model(
             Home(home), folder, slow, data, eval_batches,
-            follow=lambda done, loss: show("measuring the model", done, eval_batches, loss),
+            follow=lambda *progress: show("measuring the model", *progress),
             reading=partial(show_reading, show),
         )  # fmt: skip
     print(f"wrote {folder}; held-out loss: {held_out}" + (f" ({held_out.reason})" if held_out.reason else ""), file=sys.stderr)

@@ -30,9 +30,11 @@ from protocol.run.manifest import Manifest
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+NUM_TOKENS: Final = 131_072  # of held-out text behind figures that are reported, about: the demo job's NUM_BATCHES
+PART_TOKENS: Final = 8192  # measured at once: a batch of a large model would take as much memory as an inner step
 NUM_BATCHES: Final = 256  # for figures that are reported: 131072 tokens in the demo job, two seconds per model; 32 are off by 0.05 nats
 
-Follow = Callable[[int, float], None]  # called after each batch with their number so far and their mean loss
+Follow = Callable[[int, int, float], None]  # called after each batch with their number so far and in all, and their mean loss
 FollowEach = Callable[[int, int, int, float], None]  # which model (in the order of SwarmLosses), its tokens so far and in all, mean loss
 
 
@@ -61,7 +63,7 @@ def held_out_loss(
     model: torch.nn.Module,
     corpus: Corpus,
     num_batches: int,
-    follow: Follow = lambda num_batches, loss: None,
+    follow: Follow = lambda done, num_batches, loss: None,
     computing: Computing = Computing(),  # noqa: B008 - frozen
 ) -> float:
     """Return the mean loss over held-out batches, in nats per token. The model keeps its mode, and no generator is drawn from."""
@@ -70,7 +72,7 @@ def held_out_loss(
         for batch in corpus.held_out_batches(num_batches):
             parts = torch.split(batch.to(device), computing.micro_batch or len(batch))
             losses.append(math.fsum(float(next_token_loss(model, part, computing.dtype)) * len(part) for part in parts) / len(batch))
-            follow(len(losses), math.fsum(losses) / len(losses))
+            follow(len(losses), num_batches, math.fsum(losses) / len(losses))
     return math.fsum(losses) / len(losses)
 
 
@@ -78,7 +80,13 @@ def measured_loss(model: PreTrainedModel, manifest: Manifest, corpus: Corpus, nu
     """Return the held-out loss on the device and in the number format in which a peer would train here; the model stays on that device."""
     device, _ = choose_device("auto")
     mask_as_run(model, manifest)
-    return held_out_loss(model.to(device), corpus, num_batches, follow, Computing(compute_dtype(manifest.inner.precision, device)))
+    part = max(1, PART_TOKENS // manifest.inner.sequence_length)
+    return held_out_loss(model.to(device), corpus, num_batches, follow, Computing(compute_dtype(manifest.inner.precision, device), part))
+
+
+def reported_batches(manifest: Manifest) -> int:
+    """Return how many batches hold NUM_TOKENS, whatever a batch is in this run; NUM_BATCHES at most."""
+    return min(NUM_BATCHES, math.ceil(NUM_TOKENS / (manifest.inner.batch_size * manifest.inner.sequence_length)))
 
 
 def mask_as_run(model: PreTrainedModel, manifest: Manifest) -> None:
@@ -105,8 +113,8 @@ def output_distance(outputs: Sequence[Tensor]) -> float:
 def evaluate_home(
     home: Home,
     data: Path | None = None,
-    num_batches: int = NUM_BATCHES,
-    follow: Follow = lambda num_batches, loss: None,
+    num_batches: int | None = None,
+    follow: Follow = lambda done, num_batches, loss: None,
     reading: Reading = lambda done_bytes, total_bytes: None,
 ) -> Evaluation:
     """Measure the fast weights of a home's newest checkpoint; `data` is the operator's text where the run asks for one.
@@ -117,6 +125,7 @@ def evaluate_home(
     model = build_model(trained.manifest.model, trained.manifest.run.seed)
     with closing(open_corpus(trained.manifest, home, data)) as corpus:
         set_weights(model, fast_weights(trained.checkpoint))
+        num_batches = num_batches or reported_batches(trained.manifest)
         loss = measured_loss(model, trained.manifest, corpus, num_batches, follow)
     inner = trained.manifest.inner
     num_tokens = num_batches * inner.batch_size * inner.sequence_length
@@ -145,7 +154,7 @@ def compare_homes(
     firsts = [next(number for number, other in enumerate(weights) if _are_alike(one, other)) for one in weights]
 
     def measure(first: int) -> float:
-        def follow_alike(done: int, loss: float) -> None:
+        def follow_alike(done: int, _: int, loss: float) -> None:
             for number in (number for number, other in enumerate(firsts) if other == first):
                 follow(number, done * batch_tokens, num_batches * batch_tokens, loss)
 

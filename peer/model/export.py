@@ -19,7 +19,7 @@ from peer.machine.events import Event, MeetingDone, StateCloned, read_events
 from peer.machine.home import Home
 from peer.machine.status import VERSION
 from peer.model.checkpoint import Reading
-from peer.model.evaluation import NUM_BATCHES, Follow, measured_loss, open_corpus
+from peer.model.evaluation import Follow, measured_loss, open_corpus, reported_batches
 from peer.model.model import build_model, quiet_transformers
 from peer.model.weights import Trained, fast_weights, load_trained, set_weights, slow_weights
 from peer.text.tokenizer import BYTES, Tokenizer, load_tokenizer
@@ -71,8 +71,8 @@ def export_model(
     folder: Path,
     use_slow_weights: bool = False,
     data: Path | None = None,
-    num_batches: int = NUM_BATCHES,
-    follow: Follow = lambda num_batches, loss: None,
+    num_batches: int | None = None,
+    follow: Follow = lambda done, num_batches, loss: None,
     reading: Reading = lambda done_bytes, total_bytes: None,
 ) -> MeasuredLoss:
     """Write a home's newest checkpoint to `folder`, which must be new, empty, or an earlier export; returns the loss on its card.
@@ -85,6 +85,7 @@ def export_model(
     manifest = trained.manifest
     model = build_model(manifest.model, manifest.run.seed)
     set_weights(model, slow_weights(trained) if use_slow_weights else fast_weights(trained.checkpoint))
+    num_batches = reported_batches(manifest) if num_batches is None else num_batches
     measured = measure(model, manifest, home, data, num_batches, follow)
     card = model_card(trained, list(read_events(home.events)), "slow" if use_slow_weights else "fast", measured)
     try:

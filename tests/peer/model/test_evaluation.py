@@ -10,7 +10,7 @@ from torch import Tensor
 from peer.machine.home import Home
 from peer.model import evaluation
 from peer.model.computing import next_token_loss
-from peer.model.evaluation import compare_homes, evaluate_home, held_out_loss, open_corpus, output_distance, predictions
+from peer.model.evaluation import compare_homes, evaluate_home, held_out_loss, open_corpus, output_distance, predictions, reported_batches
 from peer.model.model import build_model
 from peer.model.weights import mean_weights, set_weights
 from protocol.errors import BadSettings
@@ -38,6 +38,13 @@ def expected_loss(manifest: Manifest, home: Home, weights: dict[str, Tensor]) ->
     model = build_model(manifest.model, 0)
     set_weights(model, weights)
     return held_out_loss(model, open_corpus(manifest, home, None), 4)
+
+
+def test_reported_figures_rest_on_as_many_tokens_whatever_a_batch_is() -> None:
+    def batches(batch_size: int, sequence_length: int) -> int:
+        return reported_batches(Manifest.checked({"inner": {"batch_size": batch_size, "sequence_length": sequence_length}}))
+
+    assert (batches(4, 128), batches(64, 1024), batches(1, 16), batches(3, 1024)) == (256, 2, 256, 43)
 
 
 def test_the_loss_is_the_mean_over_batches() -> None:
