@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final, Literal
 
 import base58
@@ -25,8 +25,9 @@ _ADDRESS: Final = re.compile(
     r"/(?P<kind>ip4|ip6|dns|dns4|dns6)/(?P<host>[^/]+)/tcp/(?P<port>[1-9][0-9]{0,4})"
     r"(?:/p2p/(?P<peer>[1-9A-HJ-NP-Za-km-z]{1,64})(?P<circuit>/p2p-circuit(?:/p2p/(?P<target>[1-9A-HJ-NP-Za-km-z]{1,64}))?)?)?"
 )
-Route = Literal["direct", "relayed", "local"]
-"""How a partner is reached: over the internet, through a relay, or on this machine or the local network."""
+Route = Literal["direct", "punched", "relayed", "local"]
+"""How a partner is reached: over the internet, likewise where neither can be called, through a relay, or on this machine or the local
+network."""
 
 NETWORK_BITS: Final = {4: 16, 6: 32}
 """What one party can be expected to hold of an address: the length of the prefix that counts as one network."""
@@ -65,8 +66,17 @@ def address_bytes(text: str) -> bytes:
 
 
 def route(address: str) -> Route:
-    """Say how a connection with this multiaddr at its other end runs."""
+    """Say how a connection with this multiaddr at its other end runs, as far as the address tells; see `route_between`."""
     return "relayed" if CIRCUIT in address else "direct" if is_public(address) else "local"
+
+
+def route_between(end: str, through: Collection[str], theirs: Collection[str]) -> Route:
+    """Say how a connection runs with `end` at its other end: `through` are our own relays, `theirs` the partner's addresses, if known.
+
+    p2pd does not tell of the holes that it punches; where neither side can be called, it has punched one.
+    """
+    is_hidden = bool(through) and bool(theirs) and not any(route(address) == "direct" for address in theirs)
+    return "punched" if is_hidden and route(end) == "direct" else route(end)
 
 
 def host_of(address: str) -> str:

@@ -94,7 +94,7 @@ class AddressesChanged(Stamped):
 class ConnectionsChanged(Stamped):
     """Connections to other peers were opened or closed."""
 
-    routes: dict[str, str]  # of those that are open: PeerId, base58, and local, direct or relayed
+    routes: dict[str, str]  # of those that are open: PeerId, base58, and local, direct, punched or relayed
 
 
 class StepDone(Stamped):

@@ -19,7 +19,7 @@ class Partner:
     """One row of `peer peers`. Counts are since this start of the peer; a row is frozen, `met` gives the next one."""
 
     peer_id: str
-    route: str = ""  # local direct relayed; empty while no connection is open
+    route: str = ""  # local direct punched relayed; empty while no connection is open
     round_trip_s: float | None = None  # shortest seen: one answer's way there and back, and a write to the partner's disk
     completed: int = 0
     refused: int = 0  # busy ones too

@@ -43,7 +43,7 @@ from peer.swarm.presence import Presence
 from peer.swarm.sight import Sight
 from peer.swarm.standing import Standing
 from peer.swarm.swarm_time import SwarmTime
-from protocol.addresses import by_peer, read_address, route
+from protocol.addresses import by_peer, read_address
 from protocol.errors import BadSettings, Unreachable
 from protocol.identity import Identity
 from protocol.libp2p.node import Libp2pNode
@@ -248,7 +248,7 @@ class NodeProcess:
     async def _tell_connections(self, network: Libp2pNode, told: dict[str, str]) -> dict[str, str]:
         """Tell the supervisor to whom connections are open and how they run, if that has changed; return what it knows now."""
         try:
-            routes: dict[str, str] = {str(partner): route(address) for partner, address in (await network.connected()).items()}
+            routes: dict[str, str] = {str(partner): route for partner, route in (await network.routes()).items()}
         except Unreachable:  # p2pd is restarting
             routes = {}
         if routes != told:

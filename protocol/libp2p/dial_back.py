@@ -116,7 +116,7 @@ class DialBack:
                 _, address = await stream_opener(reader)
                 port = int.from_bytes(await reader.readexactly(2), "big")
                 seen_at = _at_port(address, port)
-                reached = await _try(seen_at) if seen_at and self._may_try(seen_at, port) else Reached.NOT_TRIED
+                reached = await try_to_reach(seen_at) if seen_at and self._may_try(seen_at, port) else Reached.NOT_TRIED
                 writer.write(bytes([reached]) + _text(seen_at) + _text(self._relay()))
                 writer.close()
                 await writer.wait_closed()
@@ -143,8 +143,9 @@ def _network(address: str) -> Network:
     return ipaddress.ip_network((ip, NETWORK_BITS[ip.version]), strict=False)
 
 
-async def _try(address: str) -> Reached:
-    _, _, host, _, port = address.split("/")
+async def try_to_reach(address: str) -> Reached:
+    """Say whether a libp2p peer greets us at a direct address. Raises ValueError for one of another form."""
+    host, port = address.split("/")[2:5:2]
     try:
         async with asyncio.timeout(TRY_S):
             reader, writer = await asyncio.open_connection(host, int(port))

@@ -36,7 +36,7 @@ class Dialling:
 
     async def connect(self, partner: PeerId, addresses: Sequence[str]) -> None:
         """Dial a peer unless connected, where it can be. Raises Unreachable."""
-        plausible = [address for address in addresses if self._is_plausible(address)]
+        plausible = self.plausible(addresses)
         if not plausible:
             raise Unreachable(f"no address of {partner.short()} is one where it can be")
         hosts = {host_of(address) for address in plausible if route(address) == "direct"}
@@ -48,6 +48,10 @@ class Dialling:
             raise
         for host in hosts:
             self._in_vain.pop(host, None)
+
+    def plausible(self, addresses: Sequence[str]) -> list[str]:
+        """Return those of a peer's addresses where it can be."""
+        return [address for address in addresses if self._is_plausible(address)]
 
     def _is_plausible(self, address: str) -> bool:
         match route(address):

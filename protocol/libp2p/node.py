@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Self
 
-from protocol.addresses import host_of, read_address, route, with_peer
+from protocol.addresses import Route, host_of, read_address, route, route_between, with_peer
 from protocol.errors import BadMessage, BadSettings, GossamerError, TransportError, Unreachable
 from protocol.identity import PeerId
 from protocol.libp2p.attached import AttachedP2P
@@ -135,7 +135,9 @@ class Libp2pNode:
 
     async def connect(self, partner: PeerId, addresses: Sequence[str], purpose: Purpose) -> Stream:
         """Open a stream to `partner`; `addresses` are hints (multiaddrs) and may be empty. Raises Unreachable."""
-        return await self._up().tunnel.connect(partner, addresses, purpose)
+        stream = await self._up().tunnel.connect(partner, addresses, purpose)
+        stream.route = self._route(partner, stream.observed)
+        return stream
 
     async def announce(self, record: MemberRecord) -> None:
         """Publish this peer's own record, again too when p2pd is restarted. Raises TransportError, BadMessage."""
@@ -149,6 +151,18 @@ class Libp2pNode:
     async def connected(self) -> dict[PeerId, str]:
         """Return the peers to which a connection is open, each with the address at its other end. Raises Unreachable while p2pd is down."""
         return await self._up().control.connected()
+
+    async def routes(self) -> dict[PeerId, Route]:
+        """Return how those are reached to whom a connection is open. Raises Unreachable while p2pd is down."""
+        return {partner: self._route(partner, end) for partner, end in (await self.connected()).items()}
+
+    def _route(self, partner: PeerId, end: str) -> Route:
+        known = self._shelf.latest(partner)
+        return route_between(end, self.through, known.addresses if known is not None else ())
+
+    async def _serve(self, purpose: Purpose, stream: Stream) -> None:
+        stream.route = self._route(stream.partner, stream.observed)
+        await self._handler(purpose, stream)
 
     def _up(self) -> _Unit:
         if self._unit is None:
@@ -167,7 +181,7 @@ class Libp2pNode:
                 directory = DhtDirectory(p2p, self._shelf, dialling, lambda: self.bare_record())
                 await directory.open()
                 admission = Admission(is_banned=self._is_banned)
-                tunnel = TunnelTransport(daemon.control, self._settings.folder, self._handler, admission, self.carried, dialling)
+                tunnel = TunnelTransport(daemon.control, self._settings.folder, self._serve, admission, self.carried, dialling)
                 await stack.enter_async_context(tunnel)
                 dial_back = DialBack(self._settings.folder / "reach.sock", lambda: self.relays_at)
                 await dial_back.open(daemon.control)
@@ -260,7 +274,8 @@ class Libp2pNode:
         await self._introduce(unit)
         while True:
             try:
-                _, self._addresses = await unit.control.identify()
+                _, named = await unit.control.identify()
+                self._addresses = without_sightings(named, unit.daemon.addresses)
                 await self._stay_connected(unit)
                 await unit.directory.tend()
             except Unreachable as error:
@@ -290,6 +305,15 @@ class Libp2pNode:
         records = self._shelf.records()
         some = random.sample(records, min(len(records), NUM_ACQUAINTANCES))
         return [with_peer(address, record.peer_id) for record in some for address in record.addresses]
+
+
+def without_sightings(named: Iterable[str], at_start: Iterable[str]) -> tuple[str, ...]:
+    """Return what p2pd names without public addresses at which others have only seen it: who calls there waits at the router's door.
+
+    What it named `at_start` is an interface's, or its operator's word; a place at a relay is its own.
+    """
+    hosts = {host_of(address) for address in at_start}
+    return tuple(address for address in named if route(address) != "direct" or host_of(address) in hosts)
 
 
 async def _death(unit: _Unit) -> str:

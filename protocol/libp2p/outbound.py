@@ -13,9 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from protocol.addresses import route
 from protocol.errors import Unreachable
 from protocol.identity import PeerId
 from protocol.libp2p.dialling import Dialling
+from protocol.libp2p.direct_way import DirectWay
 from protocol.libp2p.grpc_stream import BROKEN, GrpcStream, accepted, ended_well, open_channel, start_call
 from protocol.libp2p.p2pd import BUFFER_BYTES, Control
 from protocol.libp2p.splice import CarriedBytes, Pair, drop, splice, while_moving
@@ -97,21 +99,29 @@ class Connection:
 class Outbound:
     """Opens streams to partners, until `close`. `folder` is for sockets, `carried` counts the bytes of all connections."""
 
-    def __init__(self, control: Control, folder: Path, carried: CarriedBytes, dialling: Dialling | Control) -> None:
+    def __init__(
+        self, control: Control, folder: Path, carried: CarriedBytes, dialling: Dialling | Control, direct_way: DirectWay | None = None
+    ) -> None:
         self._control = control
         self._dialling = dialling
+        self._direct_way = direct_way
         self._folder = folder
         self._carried = carried
         self._open: dict[Stream, tuple[Connection, Any, asyncio.Task[None]]] = {}  # and its call, and the task that reads it
         self._kept: dict[Connection, asyncio.TimerHandle] = {}  # without a call, the oldest first
-        self._closing: dict[asyncio.Task[None], None] = {}  # the oldest first
+        self._closing: dict[asyncio.Task[None], PeerId] = {}  # and with whom; the oldest first
 
     async def connect(self, partner: PeerId, addresses: Sequence[str], purpose: Purpose) -> Stream:
         """Open a stream to `partner`; `addresses` are hints (multiaddrs) and may be empty. Raises Unreachable."""
+        await self._leave_relay(partner, addresses)
         while (kept := self._take(partner)) is not None:
             with suppress(Unreachable):  # it has died, or the other side has put it away
                 return await self._call(kept, purpose, ACCEPT_AGAIN_S)
         return await self._call(await self._connection(partner, addresses), purpose, ACCEPT_S)
+
+    def is_calling(self, partner: PeerId) -> bool:
+        """Tell whether a call of ours to a partner is open, or what it said last may still be on its way."""
+        return any(stream.partner == partner for stream in self._open) or partner in self._closing.values()
 
     async def close(self) -> None:
         """End every stream: what was sent may still arrive, for CLOSE_MOST_S at most."""
@@ -127,6 +137,14 @@ class Outbound:
             self._put_away(connection)
         await asyncio.gather(*self._closing, return_exceptions=True)
 
+    async def _leave_relay(self, partner: PeerId, addresses: Sequence[str]) -> None:
+        """Keep no relayed connection to a partner who can be reached without. Raises Unreachable."""
+        kept = [one for one in self._kept if one.partner == partner]
+        is_relayed = all(route(one.observed) == "relayed" for one in kept)
+        if self._direct_way is not None and is_relayed and await self._direct_way.look(partner, addresses):
+            for one in kept:
+                self._put_away(one)
+
     async def _connection(self, partner: PeerId, addresses: Sequence[str]) -> Connection:
         if addresses and partner not in await self._control.connected():
             with suppress(Unreachable):  # stale hints: it may just be calling us
@@ -136,7 +154,7 @@ class Outbound:
         try:
             await connection.open()
         except BaseException:
-            await asyncio.shield(self._close(connection.close()))
+            await asyncio.shield(self._close(connection.partner, connection.close()))
             raise
         return connection
 
@@ -144,7 +162,7 @@ class Outbound:
         try:
             rpc = await connection.call(purpose, timeout_s)
         except BaseException:
-            await asyncio.shield(self._close(connection.close()))
+            await asyncio.shield(self._close(connection.partner, connection.close()))
             raise
         stream = GrpcStream(connection.partner, rpc.write, self._finish, connection.observed)
         self._open[stream] = connection, rpc, asyncio.create_task(stream.pump(rpc.read), name="outbound frames")
@@ -157,7 +175,7 @@ class Outbound:
         lingering = [task for task in self._closing if not task.cancelling()]
         for task in lingering[: len(lingering) + 1 - MAX_CLOSING]:
             task.cancel()
-        self._close(self._wind_up(connection, rpc, pump))
+        self._close(connection.partner, self._wind_up(connection, rpc, pump))
 
     async def _wind_up(self, connection: Connection, rpc: Any, pump: asyncio.Task[None]) -> None:
         """Let what was sent arrive: say that nothing more comes, and wait for the partner to end the call while anything moves."""
@@ -177,9 +195,9 @@ class Outbound:
             else:
                 await connection.close()
 
-    def _close(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _close(self, partner: PeerId, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name="outbound close")
-        self._closing[task] = None
+        self._closing[task] = partner
         task.add_done_callback(self._closing.pop)
         return task
 
@@ -202,4 +220,4 @@ class Outbound:
 
     def _put_away(self, connection: Connection) -> None:
         self._kept.pop(connection).cancel()
-        self._close(connection.close())
+        self._close(connection.partner, connection.close())

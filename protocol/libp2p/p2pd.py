@@ -87,6 +87,11 @@ class Control:
         request = p2pd_pb2.ConnectRequest(peer=partner.raw, addrs=raw)
         await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.CONNECT, connect=request), timeout_s)
 
+    async def disconnect(self, partner: PeerId) -> None:
+        """End every connection to a partner, and what passes on it. Raises Unreachable."""
+        request = p2pd_pb2.DisconnectRequest(peer=partner.raw)
+        await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.DISCONNECT, disconnect=request), ASK_S)
+
     async def open_stream(self, partner: PeerId, protocol: str) -> tuple[Pair, str]:
         """Open a raw byte stream to `partner`, at which multiaddr is told too; the caller closes the writer. Raises Unreachable."""
         request = p2pd_pb2.StreamOpenRequest(peer=partner.raw, proto=[protocol])
@@ -248,7 +253,7 @@ class Daemon:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             env={
-                "GOLOG_LOG_LEVEL": "error",
+                "GOLOG_LOG_LEVEL": os.environ.get("LABLOG", "error"),
                 "GOMEMLIMIT": str(COLLECT_BYTES),
                 **({"GOMAXPROCS": "1"} if self.settings.relays else {}),  # see `_role`
             },

@@ -28,7 +28,7 @@ AGAIN_S = (6.0, 300.0)  # until the same partner is asked again, likewise
 NUM_ANSWERS = 7  # the latest ones of different partners, which decide
 NUM_RELAYS = 2  # at which we have a place
 KNOWN_RELAYS = 32
-LOST_S = 8.0  # without a place at any relay, before others are looked for
+FIRST_S, LOST_S = 4.0, 8.0  # without a place at any relay, at first and later, before p2pd is started with others, or anew with the same
 
 T = TypeVar("T")
 
@@ -55,18 +55,20 @@ class Reachability:
         `port`: where we listen. Raises Unreachable when p2pd has gone.
         """
         loop = asyncio.get_running_loop()
-        placed_s = loop.time()  # when we last had a place, or could have
+        placed_s, patience_s = loop.time(), FIRST_S  # when we last had a place, or could have; and for how long we may have none
         while True:
-            await asyncio.sleep(TICK_S[self._is_settled])
+            await asyncio.sleep(TICK_S[self._is_settled and patience_s == LOST_S])
             connected = await control.connected()
             await self._ask_some(control, connected, port)
             _, addresses = await control.identify()
             if self.is_open is not False or _places(addresses):
                 placed_s = loop.time()
+            if _places(addresses):
+                patience_s = LOST_S
             if self.is_open and self.through:
                 self.through = ()
                 return "others can call this peer now, so that it needs no relay"
-            if self.is_open is False and (not self.through or loop.time() - placed_s >= LOST_S):
+            if self.is_open is False and (not self.through or loop.time() - placed_s >= patience_s):
                 through = await self._choose_relays(control)
                 if through:
                     self.through = through

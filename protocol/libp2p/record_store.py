@@ -53,6 +53,11 @@ class RecordShelf:
         self._drop_expired()
         return [held.record for held in self._view.values()]
 
+    def latest(self, peer: PeerId) -> MemberRecord | None:
+        """Return the latest record of a peer, in force or not; None where it is not in view."""
+        held = self._view.get(peer)
+        return held.record if held is not None else None
+
     def is_in_force(self, held: Held) -> bool:
         """Whether a record that was checked before has not expired."""
         return held.record.expires_s > self.now()

@@ -23,6 +23,7 @@ from typing import Any, Self
 from protocol.errors import BadMessage
 from protocol.identity import PeerId
 from protocol.libp2p.dialling import Dialling
+from protocol.libp2p.direct_way import DirectWay
 from protocol.libp2p.grpc_stream import (
     ACCEPTED,
     BROKEN,
@@ -185,7 +186,9 @@ class TunnelTransport:
         dialling: Dialling | None = None,
     ) -> None:
         self._control = control
-        self._outbound = Outbound(control, folder, carried, dialling or control)
+        direct_way = DirectWay(control, dialling, self._is_busy) if dialling else None
+        self._outbound = Outbound(control, folder, carried, dialling or control, direct_way)
+        self._admission = admission
         self._inbound = Inbound(folder / "in.sock", handler, admission, carried)
 
     async def __aenter__(self) -> Self:
@@ -201,3 +204,6 @@ class TunnelTransport:
     async def connect(self, partner: PeerId, addresses: Sequence[str], purpose: Purpose) -> Stream:
         """Open a stream to `partner`; `addresses` are hints (multiaddrs) and may be empty. Raises Unreachable."""
         return await self._outbound.connect(partner, addresses, purpose)
+
+    def _is_busy(self, partner: PeerId) -> bool:
+        return self._outbound.is_calling(partner) or self._admission.is_calling(partner)

@@ -121,6 +121,10 @@ class Admission:
         self._visits.pop(visit, None)
         self._allow(visit, None)
 
+    def is_calling(self, partner: PeerId) -> bool:
+        """Tell whether a partner holds a conversation with us."""
+        return any(visit.partner == partner and visit.is_in_call for visit in self._visits)
+
     def _allow(self, visit: Visit, seconds: float | None) -> None:
         if visit.deadline is not None:
             visit.deadline.cancel()

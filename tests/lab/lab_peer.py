@@ -1,6 +1,7 @@
 """One peer of the lab: the real network part, without a trainer. Says what happens to it as lines of JSON on stdout.
 
-It announces itself, looks for others, and calls each one that it finds once, with a message that must come back; with --bulk, much of it.
+It announces itself, looks for others, and calls each one that it finds, with a message that must come back; with --bulk, much of it. Who is
+reached through a relay is called again, until it is reached without.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from tests.protocol.samples import RECORD, RUN_ID
 
 LOOK_S = 0.5
 CALL_S = 10.0
+AGAIN_S = 5.0
 CHUNK_BYTES = 256 * 1024
 BULK_CHUNKS = 256  # 64 MiB, there and back
 
@@ -44,7 +46,8 @@ class LabPeer:
         self._bulk = bulk
         self._sequence = int(time.time())
         self._told: object = None
-        self._called: set[PeerId] = set()
+        self._routes: dict[PeerId, str] = {}  # of who was called
+        self._again_s: dict[PeerId, float] = {}
 
     async def run(self) -> None:
         say(up=str(self._identity.peer_id))
@@ -55,9 +58,12 @@ class LabPeer:
             with suppress(GossamerError, ExceptionGroup):
                 await self._node.announce(self._record())
                 for record in await self._node.members():
-                    if record.peer_id != self._identity.peer_id and record.peer_id not in self._called:
+                    if record.peer_id != self._identity.peer_id and self._is_due(record.peer_id):
                         await self._call(record)
             await asyncio.sleep(LOOK_S)
+
+    def _is_due(self, peer: PeerId) -> bool:
+        return self._routes.get(peer, "relayed") == "relayed" and time.monotonic() >= self._again_s.get(peer, 0.0)
 
     def _record(self) -> MemberRecord:
         self._sequence += 1
@@ -75,11 +81,13 @@ class LabPeer:
         except (GossamerError, TimeoutError) as error:
             say(failed=str(record.peer_id), why=str(error) or "too slow")
             return
-        say(met=str(record.peer_id), route=stream.route)
+        if self._routes.get(record.peer_id) != stream.route:
+            say(met=str(record.peer_id), route=stream.route)
         try:
-            if self._bulk:
+            if self._bulk and record.peer_id not in self._routes:
                 await self._measure(stream)
-            self._called.add(record.peer_id)
+            self._routes[record.peer_id] = stream.route
+            self._again_s[record.peer_id] = time.monotonic() + AGAIN_S
         finally:
             await stream.close()
 

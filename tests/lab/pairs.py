@@ -1,6 +1,8 @@
 """`make lab`: peers behind each two kinds of router meet, with one relay that both can reach. Prints how soon, and by which route.
 
-python -m tests.lab.pairs [--only "symmetric/full cone"] [--bulk]
+python -m tests.lab.pairs [--only "symmetric/full cone"] [--bulk] [--open 4]
+
+With more open peers (--open), p2pd learns its outer address and punches holes; pairs that began through the relay are then waited for.
 """
 
 from __future__ import annotations
@@ -44,6 +46,10 @@ class Running:
         """Return the first thing said of this kind."""
         return next((line for line in self.said if key in line and value in (None, line[key])), None)
 
+    def is_off_relay(self, partner: str) -> bool:
+        """Tell whether it has met a partner without a relay."""
+        return any(line.get("met") == partner and line["route"] != "relayed" for line in self.said)
+
     def stop(self) -> None:
         """End it."""
         self._process.kill()
@@ -57,11 +63,11 @@ class Running:
 
 
 @contextmanager
-def pair(kinds: tuple[str, str], relays: int, bulk: bool) -> Iterator[tuple[list[Running], Running, Running]]:
-    """Start the relays, and as soon as they relay, a peer behind a router of each kind."""
+def pair(kinds: tuple[str, str], relays: int, bulk: bool, num_open: int = 0) -> Iterator[tuple[list[Running], Running, Running]]:
+    """Start the relays, open peers, and as soon as the relays relay, a peer behind a router of each kind."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lab-")))
-        places = stack.enter_context(internet((*(["none"] * relays), *kinds)))
+        places = stack.enter_context(internet((*(["none"] * (relays + num_open)), *kinds)))
 
         def start(place: Place, *options: str) -> Running:
             running = Running(place, folder / str(place.number), *options)
@@ -72,6 +78,8 @@ def pair(kinds: tuple[str, str], relays: int, bulk: bool) -> Iterator[tuple[list
         for place in places[:relays]:
             doors.append(start(place, "--relay", *_bootstraps(doors)))
             wait_for(lambda: doors[-1].when("relays", True), "no relay came up")
+        for place in places[relays:-2]:
+            start(place, *_bootstraps(doors))
         ways = _bootstraps(doors)
         yield doors, start(places[-2], *ways, *(["--bulk"] if bulk else [])), start(places[-1], *ways)
 
@@ -89,15 +97,17 @@ def wait_for(condition: Any, otherwise: str) -> None:
         time.sleep(0.05)
 
 
-def meet(kinds: tuple[str, str], bulk: bool) -> str:
+def meet(kinds: tuple[str, str], bulk: bool, num_open: int) -> str:
     """Let a pair meet; return its row of the table."""
-    with pair(kinds, 1, bulk) as (_, first, second):
+    with pair(kinds, 1, bulk, num_open) as (_, first, second):
         wait_for(lambda: first.when("up") and second.when("up"), "the two did not come up")
         both_up_s = max(float(up["at"]) for peer in (first, second) if (up := peer.when("up")))
         try:
             wait_for(lambda: first.when("met", second.peer_id) and second.when("met", first.peer_id), "")
             if bulk:
                 wait_for(lambda: first.when("bulk", second.peer_id), "no bulk")
+            if num_open:
+                wait_for(lambda: first.is_off_relay(second.peer_id) and second.is_off_relay(first.peer_id), "")
         except TimeoutError:
             pass
         cells = [_met(first, second, both_up_s), _met(second, first, both_up_s)]
@@ -134,8 +144,8 @@ def _circuits(told: dict[str, Any]) -> list[str]:
 
 
 def _met(caller: Running, called: Running, since_s: float) -> str:
-    met = caller.when("met", called.peer_id)
-    return "not met" if met is None else f"{max(0.0, met['at'] - since_s):.1f} s, {met['route']}"
+    met = [line for line in caller.said if line.get("met") == called.peer_id]
+    return ", ".join(f"{max(0.0, line['at'] - since_s):.1f} s {line['route']}" for line in met) or "not met"
 
 
 def main() -> int:
@@ -143,6 +153,7 @@ def main() -> int:
     options = argparse.ArgumentParser()
     options.add_argument("--only", help="two kinds with a slash between them")
     options.add_argument("--bulk", action="store_true", help="measure 64 MiB there and back too, in MB/s each way")
+    options.add_argument("--open", type=int, default=0, help="so many more peers without a router")
     given = options.parse_args()
     pairs = [tuple(given.only.split("/"))] if given.only else list(itertools.combinations_with_replacement(KINDS, 2))
     try:
@@ -150,7 +161,7 @@ def main() -> int:
         print("|---|---|---|---|---|" + ("---|" if given.bulk else ""))
         rows = []
         for kinds in pairs:
-            rows.append(meet(kinds, given.bulk))  # type: ignore[arg-type]
+            rows.append(meet(kinds, given.bulk, given.open))  # type: ignore[arg-type]
             print(rows[-1], flush=True)
         if not given.only:
             print(lose_a_relay())

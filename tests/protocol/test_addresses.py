@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from protocol.addresses import address_bytes, read_address, route, with_peer
+from protocol.addresses import address_bytes, read_address, route, route_between, with_peer
 from tests.protocol.samples import ADDRESS, ALICE, BOB
 
 RELAY = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
@@ -142,3 +142,12 @@ def test_random_text_has_no_bytes_or_raises_value_error() -> None:
 )
 def test_a_route_is_read_off_the_other_end(address: str, way: str) -> None:
     assert route(address) == way
+
+
+def test_a_direct_connection_of_two_that_cannot_be_called_is_a_punched_one() -> None:
+    end, circuit, local = "/ip4/5.5.0.9/tcp/4001", f"/ip4/5.5.0.1/tcp/4001/p2p/{BOB.peer_id}/p2p-circuit", "/ip4/192.168.1.2/tcp/1"
+    assert route_between(end, (circuit,), (circuit, local)) == "punched"
+    assert route_between(end, (circuit,), (end, local)) == "direct", "it can be called"
+    assert route_between(end, (), (circuit,)) == "direct", "we can be called"
+    assert route_between(end, (circuit,), ()) == "direct", "nothing is known of it"
+    assert route_between(circuit, (circuit,), (circuit,)) == "relayed" and route_between(local, (circuit,), (circuit,)) == "local"

@@ -20,7 +20,7 @@ import pytest
 from protocol.errors import BadSettings, PeerGone, Unreachable
 from protocol.identity import Identity
 from protocol.libp2p import node as libp2p
-from protocol.libp2p.node import Libp2pNode
+from protocol.libp2p.node import Libp2pNode, without_sightings
 from protocol.libp2p.p2pd import DaemonSettings
 from protocol.libp2p.record_store import RecordShelf
 from protocol.messages.records import MemberRecord, announceable
@@ -183,3 +183,8 @@ def test_addresses_of_the_widest_reach_come_first() -> None:
 
     asyncio.run(main())
     gc.collect()
+
+
+def test_an_address_at_which_others_have_only_seen_a_peer_is_not_its_own() -> None:
+    own, seen, relayed = "/ip4/8.8.8.8/tcp/1", "/ip4/9.9.9.9/tcp/1", "/ip4/9.9.9.1/tcp/1/p2p/12D3KooW/p2p-circuit"
+    assert without_sightings((own, "/ip4/10.0.0.1/tcp/1", seen, relayed), (own,)) == (own, "/ip4/10.0.0.1/tcp/1", relayed)

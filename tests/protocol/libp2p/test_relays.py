@@ -58,7 +58,10 @@ def test_a_circuit_address_is_dialled_alone_and_spoils_no_list() -> None:
         open_peer = await start("open", replace(LOCAL, through=(whole(relay),)))
         hidden = await start("hidden", replace(SILENT, through=(whole(relay),)))
         circuit, direct = whole(relay) + CIRCUIT, open_peer.addresses[0]
-        assert (await reached(await start("a", SILENT), hidden, [circuit])).endswith(CIRCUIT)
+        caller = await start("a", SILENT)
+        assert (await reached(caller, hidden, [circuit])).endswith(CIRCUIT)
+        await caller.control.disconnect(hidden.peer_id)
+        assert hidden.peer_id not in await caller.control.connected(), "another way can be taken now"
         assert await reached(await start("b", SILENT), open_peer, [circuit, direct, "nonsense"]) == direct
         assert await reached(await start("c", SILENT), open_peer, [direct, circuit + f"/p2p/{open_peer.peer_id}"]) == direct
 
