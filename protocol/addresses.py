@@ -1,7 +1,8 @@
-"""The multiaddrs that a record or an invite may hold: TCP to a host, directly or through a relay.
+"""The multiaddrs that a record or an invite may hold: TCP to a host, directly or through a relay, and one of our own (`nearby.py`).
 
     /ip4/203.0.113.5/tcp/4001/p2p/12D3Koo...
     /dns4/peer.example.org/tcp/4001/p2p/12D3Koo.../p2p-circuit/p2p/12D3Koo...
+    /near/4Vq9.../p2p/12D3Koo...
 
 Everything else is refused before it reaches p2pd: the text comes from strangers. Only TCP, because the QUIC stack of the p2pd we
 use is old and known to be weak. Not a multiaddr library: what is read here is what we write. The bytes are ours too: hivemind's
@@ -25,6 +26,8 @@ _ADDRESS: Final = re.compile(
     r"/(?P<kind>ip4|ip6|dns|dns4|dns6)/(?P<host>[^/]+)/tcp/(?P<port>[1-9][0-9]{0,4})"
     r"(?:/p2p/(?P<peer>[1-9A-HJ-NP-Za-km-z]{1,64})(?P<circuit>/p2p-circuit(?:/p2p/(?P<target>[1-9A-HJ-NP-Za-km-z]{1,64}))?)?)?"
 )
+NEAR: Final = "/near/"
+_SEALED: Final = re.compile(r"/near/[1-9A-HJ-NP-Za-km-z]{1,128}(?:/p2p/(?P<peer>[1-9A-HJ-NP-Za-km-z]{1,64}))?")
 Route = Literal["direct", "punched", "relayed", "local"]
 """How a partner is reached: over the internet, likewise where neither can be called, through a relay, or on this machine or the local
 network."""
@@ -44,8 +47,11 @@ _HOST_NAME: Final = re.compile(rf"{_LABEL}(?:\.{_LABEL})*", re.IGNORECASE | re.A
 
 def read_address(text: str) -> PeerId | None:
     """Return the peer that a multiaddr leads to, or None when it does not say. Raises ValueError with a sentence."""
-    match = _read(text)
-    target = match["target"] if match["circuit"] else match["peer"]
+    if sealed := _SEALED.fullmatch(text):
+        target = sealed["peer"]
+    else:
+        match = _read(text)
+        target = match["target"] if match["circuit"] else match["peer"]
     if target is None:
         return None
     try:
@@ -70,6 +76,14 @@ def route(address: str) -> Route:
     return "relayed" if CIRCUIT in address else "direct" if is_public(address) else "local"
 
 
+def is_loopback(address: str) -> bool:
+    """Tell whether an address is of use on its own machine alone."""
+    try:
+        return ipaddress.ip_address(host_of(address)).is_loopback
+    except ValueError:
+        return False
+
+
 def route_between(end: str, through: Collection[str], theirs: Collection[str]) -> Route:
     """Say how a connection runs with `end` at its other end: `through` are our own relays, `theirs` the partner's addresses, if known.
 
@@ -84,6 +98,11 @@ def host_of(address: str) -> str:
     return address.split("/")[2] if address.count("/") > 1 else ""
 
 
+def port_of(address: str) -> int:
+    """Return the port in a multiaddr. Raises ValueError where there is none."""
+    return int(address.partition("/tcp/")[2].partition("/")[0])
+
+
 def by_peer(addresses: Iterable[str]) -> dict[PeerId, tuple[str, ...]]:
     """Group multiaddrs, each of which ends in a peer's id, by the peer to which they lead."""
     peers: dict[PeerId, tuple[str, ...]] = {}
@@ -95,6 +114,8 @@ def by_peer(addresses: Iterable[str]) -> dict[PeerId, tuple[str, ...]]:
 
 def is_public(address: str) -> bool:
     """Tell whether an address, or the relay that it leads through, may be dialled from anywhere; of a name one cannot know, so it may."""
+    if address.startswith(NEAR):
+        return False
     try:
         return ipaddress.ip_address(host_of(address)).is_global
     except ValueError:

@@ -13,6 +13,7 @@ from peer.machine.status import VERSION
 from peer.swarm.address_book import KnownPeer, loop_s
 from peer.swarm.heads import Heads
 from peer.swarm.hearsay import Hearsay
+from protocol.addresses import NEAR
 
 NEWS = 0.01  # a change of what others have trained by less is none
 
@@ -44,7 +45,8 @@ class Sight:
     def tell(self, num_peers: int, addresses: tuple[str, ...]) -> None:
         """Take in how many others are there now, and our own addresses."""
         now_s = loop_s()
-        now: list[Event] = [PeersSeen(num_peers), AddressesChanged(addresses)]
+        plain = tuple(address for address in addresses if not address.startswith(NEAR))
+        now: list[Event] = [PeersSeen(num_peers), AddressesChanged(plain)]
         now += [Warned("time of day", self._hearsay.time.warning), Warned("version", self._version_warning(now_s))]
         for event in now:
             if event not in self._told:

@@ -11,10 +11,11 @@ import ipaddress
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-from protocol.addresses import host_of, route
+from protocol.addresses import NEAR, host_of, route
 from protocol.errors import Unreachable
 from protocol.identity import PeerId
 from protocol.libp2p.p2pd import Control
+from protocol.nearby import unseal
 
 IN_VAIN = 8  # peers that were looked for at one host, and were not there
 LEFT_ALONE_S = 600.0
@@ -23,11 +24,12 @@ _PRIVATE = tuple(map(ipaddress.ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.
 
 
 class Dialling:
-    """Connections over one p2pd. `own` returns the addresses at which we listen."""
+    """Connections over one p2pd. `own` returns the addresses at which we listen, `public_host` where others see us, empty: nowhere."""
 
-    def __init__(self, control: Control, own: Callable[[], Sequence[str]]) -> None:
+    def __init__(self, control: Control, own: Callable[[], Sequence[str]], public_host: Callable[[], str] = str) -> None:
         self._control = control
         self._own = own
+        self._public_host = public_host
         self._in_vain: OrderedDict[str, dict[PeerId, float]] = OrderedDict()  # by host: who was not there, and when
 
     async def connected(self) -> dict[PeerId, str]:
@@ -36,7 +38,7 @@ class Dialling:
 
     async def connect(self, partner: PeerId, addresses: Sequence[str]) -> None:
         """Dial a peer unless connected, where it can be. Raises Unreachable."""
-        plausible = self.plausible(addresses)
+        plausible = self.plausible(partner, addresses)
         if not plausible:
             raise Unreachable(f"no address of {partner.short()} is one where it can be")
         hosts = {host_of(address) for address in plausible if route(address) == "direct"}
@@ -49,9 +51,11 @@ class Dialling:
         for host in hosts:
             self._in_vain.pop(host, None)
 
-    def plausible(self, addresses: Sequence[str]) -> list[str]:
-        """Return those of a peer's addresses where it can be."""
-        return [address for address in addresses if self._is_plausible(address)]
+    def plausible(self, partner: PeerId, addresses: Sequence[str]) -> list[str]:
+        """Return those of a peer's addresses where it can be, with those that are sealed for us."""
+        host, sealed = self._public_host(), [address for address in addresses if address.startswith(NEAR)]
+        near = [local for address in sealed if host for local in unseal(address, partner, host)]
+        return [address for address in (*near, *addresses) if address not in sealed and self._is_plausible(address)]
 
     def _is_plausible(self, address: str) -> bool:
         match route(address):

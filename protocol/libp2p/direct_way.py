@@ -43,14 +43,14 @@ class DirectWay:
         self._next_s[partner] = (now_s + pause_s, min(2 * pause_s, AGAIN_S[1])) if is_due else (next_s, pause_s)
         if len(self._next_s) > REMEMBERED:
             self._next_s.popitem(last=False)
-        if not is_due or not (await self._answers(addresses) or _is_seen_by_enough(ends)) or self._is_busy(partner):
+        if not is_due or not (await self._answers(partner, addresses) or _is_seen_by_enough(ends)) or self._is_busy(partner):
             return False
         await self._control.disconnect(partner)
         return True
 
-    async def _answers(self, addresses: Sequence[str]) -> bool:
+    async def _answers(self, partner: PeerId, addresses: Sequence[str]) -> bool:
         """Tell whether a peer of libp2p answers at one of these addresses without a relay."""
-        direct = [address for address in self._dialling.plausible(addresses) if route(address) != "relayed"]
+        direct = [address for address in self._dialling.plausible(partner, addresses) if route(address) != "relayed"]
         for address in direct:
             with suppress(ValueError):
                 if await try_to_reach(address) is Reached.YES:

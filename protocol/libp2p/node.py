@@ -8,7 +8,6 @@ records and partners are the business of the layer above.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import random
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +15,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Self
 
-from protocol.addresses import Route, host_of, read_address, route, route_between, with_peer
+from protocol.addresses import Route, host_of, is_loopback, read_address, route, route_between, with_peer
 from protocol.errors import BadMessage, BadSettings, GossamerError, TransportError, Unreachable
 from protocol.identity import PeerId
 from protocol.libp2p.attached import AttachedP2P
@@ -31,6 +30,7 @@ from protocol.libp2p.relay_trial import carries
 from protocol.libp2p.splice import CarriedBytes
 from protocol.libp2p.tunnel import TunnelTransport
 from protocol.messages.records import MemberRecord
+from protocol.nearby import seal
 from protocol.streams.admission import Admission
 from protocol.streams.transport import Purpose, Stream, StreamHandler
 
@@ -97,9 +97,11 @@ class Libp2pNode:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Multiaddrs of this peer with its id, the widest reach first: internet, relays, local network, this machine."""
-        seen = (self._reachability.open_at,) if self._reachability.open_at else ()
-        own = dict.fromkeys((*seen, *self._addresses))
+        """Multiaddrs of this peer with its id, the widest reach first: internet, relays, local network (sealed too), this machine."""
+        seen, host = (self._reachability.open_at,) if self._reachability.open_at else (), self._reachability.public_host
+        local = [address for address in self._addresses if route(address) == "local" and not is_loopback(address)]
+        sealed = (seal(local, self.peer_id, host),) if local and host else ()
+        own = dict.fromkeys((*seen, *self._addresses, *sealed))
         return tuple(with_peer(address, self.peer_id) for address in sorted(own, key=_reach))
 
     @property
@@ -177,7 +179,7 @@ class Libp2pNode:
                 daemon = await self._start_daemon(stack)
                 p2p = await AttachedP2P.attach(daemon.socket_path)
                 stack.push_async_callback(p2p.close)
-                dialling = Dialling(daemon.control, lambda: self._addresses)
+                dialling = Dialling(daemon.control, lambda: self._addresses, lambda: self._reachability.public_host)
                 directory = DhtDirectory(p2p, self._shelf, dialling, lambda: self.bare_record())
                 await directory.open()
                 admission = Admission(is_banned=self._is_banned)
@@ -340,5 +342,5 @@ def _reach(address: str) -> int:
     """Rank a multiaddr by who can dial it: 0 anybody, 1 anybody through a relay, 2 the local network, 3 this machine."""
     way = route(address)
     if way == "local":
-        return 3 if ipaddress.ip_address(host_of(address)).is_loopback else 2
+        return 3 if is_loopback(address) else 2
     return 0 if way == "direct" else 1

@@ -26,7 +26,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
-from protocol.addresses import CIRCUIT, address_bytes, read_address, route
+from protocol.addresses import CIRCUIT, address_bytes, port_of, read_address, route
 from protocol.errors import BadMessage, BadSettings, TransportError, Unreachable
 from protocol.identity import PeerId
 from protocol.libp2p.hivemind_imports import Multiaddr, hivemind_cli, p2pd_pb2, read_pbmsg_safe, write_pbmsg
@@ -238,8 +238,7 @@ class Daemon:
     @property
     def port(self) -> int:
         """Where p2pd listens."""
-        ports = (address.partition("/tcp/")[2].split("/")[0] for address in self.addresses)
-        return self.settings.port or next((int(port) for port in ports if port), 0)
+        return self.settings.port or next((port_of(address) for address in self.addresses if "/tcp/" in address), 0)
 
     async def __aenter__(self) -> Self:
         prepare_folder(self.settings.folder)

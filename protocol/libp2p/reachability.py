@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import TypeVar
 
-from protocol.addresses import read_address, route
+from protocol.addresses import host_of, read_address, route
 from protocol.errors import BadMessage, Unreachable
 from protocol.identity import PeerId
 from protocol.libp2p.dial_back import Answer, Reached, ask
@@ -45,9 +45,16 @@ class Reachability:
         """The relays, with their ids, at which p2pd shall have a place; none where it needs none, or none is known."""
         self._relays: OrderedDict[PeerId, str] = OrderedDict()
         self._answers: OrderedDict[PeerId, bool] = OrderedDict()
+        self._seen_at: OrderedDict[PeerId, str] = OrderedDict()
         self._asked_s: OrderedDict[PeerId, float] = OrderedDict()
         for relay in through:
             self._know(relay)
+
+    @property
+    def public_host(self) -> str:
+        """Where most of those who were asked last see us; empty while nobody has said."""
+        counts = Counter(self._seen_at.values())
+        return max(counts, key=lambda host: (counts[host], host), default="")
 
     async def until_role_changes(self, control: Control, port: int) -> str:
         """Ask, and watch our places at relays, until p2pd must be started anew in another role; return why.
@@ -102,6 +109,8 @@ class Reachability:
         self._relays.pop(peer, None)
         if answer.relay:
             self._know(answer.relay)
+        if route(answer.seen_at) == "direct" and answer.seen_at:
+            _keep(self._seen_at, peer, host_of(answer.seen_at), NUM_ANSWERS)
         if answer.reached is Reached.NOT_TRIED:
             return
         _keep(self._answers, peer, answer.reached is Reached.YES, NUM_ANSWERS)

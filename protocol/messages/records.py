@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from protocol import limits
-from protocol.addresses import read_address
+from protocol.addresses import NEAR, is_loopback, read_address, route
 from protocol.errors import BadMessage
 from protocol.identity import PeerId, Signed
 from protocol.limits import Bounded
@@ -81,13 +81,17 @@ class MemberRecord(Signed):
 
 
 def announceable(addresses: Iterable[str], peer_id: PeerId) -> tuple[str, ...]:
-    """Return the addresses that go into a peer's own record: the first ones that are legal, without its own id, and fit."""
+    """Return the addresses that go into a peer's own record: the first ones that are legal, without its own id, and fit.
+
+    Addresses of the local network, or else of this machine, are told only where there are no others: a record goes to everybody.
+    """
+    short = dict.fromkeys(address.removesuffix(f"/p2p/{peer_id}") for address in addresses)
+    legal = [address for address in short if _is_legal(address)]
+    wide = [address for address in legal if route(address) != "local" or address.startswith(NEAR)]
     kept: list[str] = []
-    for address in addresses:
-        short = address.removesuffix(f"/p2p/{peer_id}")
-        if short in kept or not _is_legal(short) or sum(map(len, kept)) + len(short) > limits.RECORD_ADDRESS_CHARS:
-            continue
-        kept.append(short)
+    for address in wide or [address for address in legal if not is_loopback(address)] or legal:
+        if sum(map(len, kept)) + len(address) <= limits.RECORD_ADDRESS_CHARS:
+            kept.append(address)
     return tuple(kept[: limits.RECORD_ADDRESSES])
 
 

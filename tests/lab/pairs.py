@@ -155,7 +155,8 @@ def main() -> int:
     options.add_argument("--bulk", action="store_true", help="measure 64 MiB there and back too, in MB/s each way")
     options.add_argument("--open", type=int, default=0, help="so many more peers without a router")
     given = options.parse_args()
-    pairs = [tuple(given.only.split("/"))] if given.only else list(itertools.combinations_with_replacement(KINDS, 2))
+    every = [*itertools.combinations_with_replacement(KINDS, 2), ("port-restricted", "beside")]
+    pairs = [tuple(given.only.split("/"))] if given.only else every
     try:
         print("| first | second | first calls | second calls | failed calls |" + (" MB/s |" if given.bulk else ""))
         print("|---|---|---|---|---|" + ("---|" if given.bulk else ""))

@@ -7,6 +7,7 @@ libp2p takes no notice of those for documentation; they are seen nowhere outside
     full cone        its router sends whatever comes to the peer, as after a port forwarding of all ports
     port-restricted  its router lets in answers only, and keeps the port of the peer where it can: most routers at home
     symmetric        likewise, and each connection leaves from another port: mobile networks, large companies
+    beside           behind the router of the place before it, on the same local network
 """
 
 from __future__ import annotations
@@ -52,12 +53,17 @@ class Place:
     @property
     def router(self) -> str:
         """Name its router's, or its own where it has none."""
-        return self.namespace if self.kind == "none" else f"{self.namespace}-router"
+        return self.namespace if self.kind == "none" else f"{PREFIX}-{self.network}-router"
+
+    @property
+    def network(self) -> int:
+        """The number of its local network, and of its public address."""
+        return self.number - (self.kind == "beside")
 
     @property
     def public(self) -> str:
         """The address that others see."""
-        return f"5.5.{self.number}.1"
+        return f"5.5.{self.network}.1"
 
     def inside(self, *command: str) -> list[str]:
         """Return a command that runs where the peer is."""
@@ -65,18 +71,19 @@ class Place:
 
     def lay(self) -> None:
         """Make the namespaces, cables and rules."""
+        if self.kind == "beside":
+            self._lay_home(3)
+            return
         _call("ip", "netns", "add", self.router)
         _in(HUB, "ip", "link", "add", f"port-{self.number}", "type", "veth", "peer", "name", "wan", "netns", self.router)
         _in(HUB, "ip", "link", "set", f"port-{self.number}", "master", "bridge", "up")
         _up(self.router, "wan", f"{self.public}/16")
         if self.kind == "none":
             return
-        _call("ip", "netns", "add", self.namespace)
-        _in(self.router, "ip", "link", "add", "lan", "type", "veth", "peer", "name", "eth0", "netns", self.namespace)
-        home = f"192.168.{self.number}"
+        _in(self.router, "ip", "link", "add", "lan", "type", "bridge")
+        home = f"192.168.{self.network}"
         _up(self.router, "lan", f"{home}.1/24")
-        _up(self.namespace, "eth0", f"{home}.2/24")
-        _in(self.namespace, "ip", "route", "add", "default", "via", f"{home}.1")
+        self._lay_home(2)
         _in(self.router, "sysctl", "-qw", "net.ipv4.ip_forward=1")
         is_open = self.kind == "full cone"
         rules = RULES.format(
@@ -85,6 +92,15 @@ class Place:
             let_in='iifname "wan" accept;' if is_open else "",
         )
         _call("ip", "netns", "exec", self.router, "nft", "-f", "-", feed=rules)
+
+    def _lay_home(self, host: int) -> None:
+        """Put the peer into its local network."""
+        home = f"192.168.{self.network}"
+        _call("ip", "netns", "add", self.namespace)
+        _in(self.router, "ip", "link", "add", f"lan-{host}", "type", "veth", "peer", "name", "eth0", "netns", self.namespace)
+        _in(self.router, "ip", "link", "set", f"lan-{host}", "master", "lan", "up")
+        _up(self.namespace, "eth0", f"{home}.{host}/24")
+        _in(self.namespace, "ip", "route", "add", "default", "via", f"{home}.1")
 
 
 @contextmanager

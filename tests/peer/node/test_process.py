@@ -71,6 +71,9 @@ class Quiet:
     async def connected(self) -> dict[object, str]:
         return {}
 
+    async def routes(self) -> dict[object, str]:
+        return {}
+
     async def connect(self, *_: object) -> object:
         raise Unreachable("nobody is here")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -12,7 +12,9 @@ from protocol.errors import Unreachable
 from protocol.identity import PeerId
 from protocol.libp2p import dialling as module
 from protocol.libp2p.dialling import IN_VAIN, LEFT_ALONE_S, Dialling
+from protocol.libp2p.p2pd import Control
 from protocol.memory import virtual_time
+from protocol.nearby import seal
 from tests.protocol.peers import seeded
 
 VICTIM, OTHER = "/ip4/8.8.8.8/tcp/{}", "/ip4/9.9.9.9/tcp/1"
@@ -101,6 +103,18 @@ def test_a_local_network_is_dialled_only_from_one_like_it() -> None:
         assert not await look_for(dialling, 2, "/ip4/10.0.0.1/tcp/1")
         assert not await look_for(dialling, 3, "/ip6/fd00::1/tcp/1")
         assert network.dialled == ["/ip4/192.168.7.7/tcp/1"]
+
+    play(test)
+
+
+def test_what_is_sealed_is_dialled_by_those_behind_the_same_router() -> None:
+    async def test(network: Network, dialling: Dialling) -> None:
+        local = "/ip4/192.168.7.7/tcp/1"
+        for host, number in (("5.5.6.1", 1), ("5.5.6.2", 2)):
+            sealed = seal([local], seeded(number).peer_id, host)
+            with_host = Dialling(cast(Control, network), lambda: ("/ip4/192.168.1.9/tcp/1",), lambda: "5.5.6.1")
+            await look_for(with_host, number, sealed, RELAY)
+        assert network.dialled == [local, RELAY, RELAY]
 
     play(test)
 

@@ -14,7 +14,7 @@ from protocol.libp2p.dial_back import Reached
 from protocol.libp2p.dialling import Dialling
 from protocol.libp2p.direct_way import AGAIN_S, OBSERVERS, DirectWay
 from protocol.libp2p.p2pd import Control
-from tests.memory import virtual_time
+from protocol.memory import virtual_time
 from tests.protocol.peers import seeded
 
 PARTNER = seeded(1).peer_id
