@@ -323,7 +323,7 @@ class FetchServer:
 
     def _introduced(self, stream: Stream, request: FetchRequest) -> memoryview:
         """Name members; once there have been enough of them, only the time: what is asked for beside it may still be given."""
-        if not self.mirror.may_introduce(stream.partner):
+        if not self.mirror.may_introduce(stream.partner, stream.observed):
             return memoryview(self.hearsay.introduction(stream.partner, 0))
         self.hearsay.take_all(request.records)
         return memoryview(self.hearsay.introduction(stream.partner, request.num_bytes))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 
 from peer.swarm.address_book import loop_s
+from protocol.addresses import network_of, route
 from protocol.errors import RefusalCode, Refused
 from protocol.identity import PeerId
 from protocol.limits import ADDRESS_CHARS
@@ -17,6 +18,7 @@ ECHO_BYTES = 2 << 20  # of one partner, in ECHO_REST_S
 ALL_ECHO_BYTES = 32 << 20  # of all, in ECHO_REST_S
 ECHO_REST_S = 600.0
 INTRODUCTIONS = 120  # to one partner, in ECHO_REST_S: who keeps up asks four times as seldom (see upkeep.py)
+NETWORK_INTRODUCTIONS = 600  # to all of one network, or through one relay's: keys cost nothing
 ALL_INTRODUCTIONS = 3000
 REMEMBERED = 4096
 
@@ -47,6 +49,7 @@ class Mirror:
         self._now_s = now_s
         self._echoes = Budget(ECHO_BYTES, ALL_ECHO_BYTES, ECHO_REST_S)
         self._introductions = Budget(INTRODUCTIONS, ALL_INTRODUCTIONS, ECHO_REST_S)
+        self._of_networks = Budget(NETWORK_INTRODUCTIONS, ALL_INTRODUCTIONS, ECHO_REST_S)
 
     def sighting(self, observed: str) -> bytes:
         """Say from where somebody comes, as its connection shows, and what time it is here."""
@@ -57,6 +60,8 @@ class Mirror:
         if not self._echoes.take(partner, num_bytes, loop_s()):
             raise Refused(RefusalCode.BUSY, "I have echoed enough lately")
 
-    def may_introduce(self, partner: PeerId) -> bool:
-        """Count an answer about who is there; False where there have been enough of them lately."""
-        return self._introductions.take(partner, 1, loop_s())
+    def may_introduce(self, partner: PeerId, observed: str) -> bool:
+        """Count an answer about who is there; False where there have been enough of them lately, to it or to its network."""
+        is_near = not observed or route(observed) == "local"
+        network = partner if is_near else network_of(observed)
+        return self._introductions.take(partner, 1, loop_s()) and self._of_networks.take(network, 1, loop_s())

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from peer.node.mirror import ALL_ECHO_BYTES, ECHO_BYTES, REMEMBERED, Budget, Mirror
+from peer.node.mirror import ALL_ECHO_BYTES, ECHO_BYTES, INTRODUCTIONS, NETWORK_INTRODUCTIONS, REMEMBERED, Budget, Mirror
 from protocol.errors import RefusalCode, Refused
 from protocol.identity import Identity
 from protocol.limits import CHUNK_BYTES
@@ -37,6 +37,19 @@ def test_echoes_are_counted_per_partner_and_in_all() -> None:
             assert caught.value.code is RefusalCode.BUSY
         with pytest.raises(Refused):
             mirror.allow_echo(BOB.peer_id, 1)
+
+    asyncio.run(test())
+
+
+def test_introductions_are_counted_per_partner_and_per_network() -> None:
+    async def test() -> None:
+        mirror, places = Mirror(time.time), [f"/ip4/5.5.0.{number}/tcp/4001" for number in range(250)]
+        keys = [Identity(number.to_bytes(32, "little")).peer_id for number in range(250)]
+        assert sum(mirror.may_introduce(keys[0], places[0]) for _ in range(2 * INTRODUCTIONS)) == INTRODUCTIONS
+        told = sum(mirror.may_introduce(key, place) for key, place in zip(keys, places, strict=True) for _ in range(4))
+        assert told == NETWORK_INTRODUCTIONS - INTRODUCTIONS, "two hundred keys of one network"
+        assert mirror.may_introduce(BOB.peer_id, "/ip4/5.6.0.1/tcp/4001"), "another network is told all the same"
+        assert mirror.may_introduce(keys[9], HERE), "on a local network each is one"
 
     asyncio.run(test())
 
