@@ -11,7 +11,7 @@ import ipaddress
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-from protocol.addresses import NEAR, host_of, route
+from protocol.addresses import NEAR, host_of, is_loopback, route
 from protocol.errors import Unreachable
 from protocol.identity import PeerId
 from protocol.libp2p.p2pd import Control
@@ -41,7 +41,7 @@ class Dialling:
         plausible = self.plausible(partner, addresses)
         if not plausible:
             raise Unreachable(f"no address of {partner.short()} is one where it can be")
-        hosts = {host_of(address) for address in plausible if route(address) == "direct"}
+        hosts = {host_of(address) for address in plausible if route(address) != "relayed" and not is_loopback(address)}
         try:
             await self._control.connect(partner, plausible)
         except Unreachable:
@@ -62,6 +62,8 @@ class Dialling:
             case "direct":
                 return not self._is_left_alone(host_of(address))
             case "local":
+                if is_loopback(address) != all(map(is_loopback, self._own())) or self._is_left_alone(host_of(address)):
+                    return False  # whoever can be called from elsewhere names no address of this machine alone
                 blocks = {_block(host_of(own)) for own in self._own() if route(own) == "local"}
                 return not blocks or _block(host_of(address)) in blocks  # none: an operator has named public ones instead
         return True

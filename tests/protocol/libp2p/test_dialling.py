@@ -107,6 +107,25 @@ def test_a_local_network_is_dialled_only_from_one_like_it() -> None:
     play(test)
 
 
+def test_this_machine_is_dialled_only_by_who_is_nowhere_else() -> None:
+    async def test(network: Network, dialling: Dialling) -> None:
+        network.there = {"/ip4/127.0.0.1/tcp/22"}
+        assert not await look_for(dialling, 1, "/ip4/127.0.0.1/tcp/22"), "a stranger's word for a service of ours"
+        here = Dialling(cast(Control, network), lambda: ("/ip4/127.0.0.1/tcp/1",))
+        assert await look_for(here, 1, "/ip4/127.0.0.1/tcp/22")
+
+    play(test)
+
+
+def test_a_machine_of_the_local_network_is_left_alone_too() -> None:
+    async def test(network: Network, dialling: Dialling) -> None:
+        for number in range(3 * IN_VAIN):
+            assert not await look_for(dialling, number, f"/ip4/192.168.1.1/tcp/{1 + number}")
+        assert len(network.dialled) == IN_VAIN
+
+    play(test)
+
+
 def test_what_is_sealed_is_dialled_by_those_behind_the_same_router() -> None:
     async def test(network: Network, dialling: Dialling) -> None:
         local = "/ip4/192.168.7.7/tcp/1"
