@@ -24,6 +24,7 @@ from protocol.memory import virtual_time
 from protocol.memory.network import MemoryNetwork
 from protocol.messages.messages import Refusal
 from protocol.messages.records import MemberRecord
+from protocol.messages.revocations import Revocation, Revocations
 from protocol.messages.terms import RunTerms
 from protocol.run.invite import Invite
 from protocol.run.manifest import Manifest, SignedManifest
@@ -48,13 +49,15 @@ def record_of(who: Identity) -> MemberRecord:
     return unsigned.signed(who)
 
 
-def serve(network: MemoryNetwork, who: Identity, knows: Sequence[Identity] = (), manifest: SignedManifest = SIGNED) -> None:
+def serve(
+    network: MemoryNetwork, who: Identity, knows: Sequence[Identity] = (), manifest: SignedManifest = SIGNED, terms: RunTerms = TERMS
+) -> None:
     """Bring up a peer that gives its manifest, and knows these."""
     book = AddressBook(who.peer_id)
-    hearsay = Hearsay(TERMS, book, SwarmTime(), random.Random(0))
+    hearsay = Hearsay(terms, book, SwarmTime(), random.Random(0))
     hearsay.take_all(record_of(one).to_bytes() for one in knows)
     door = Door(book, "later")
-    door.open(FetchServer(who, TERMS, manifest.to_bytes(), time.time, Mirror(time.time), hearsay))
+    door.open(FetchServer(who, terms, manifest.to_bytes(), time.time, Mirror(time.time), hearsay))
     network.transport(who.peer_id, door.answer, is_banned=door.is_banned)
 
 
@@ -201,5 +204,19 @@ def test_a_newer_build_speaks_the_version_before_its_own_where_a_door_knows_no_o
             with pytest.raises(WrongVersion):
                 await find_run(client, [at(HOST), at(HOST)], SwarmTime(), lambda _: None)
         assert now_s() < 1.0
+
+    play(story)
+
+
+def test_a_revoked_guest_is_told_so_at_once_and_others_of_the_run_get_in() -> None:
+    async def story(network: MemoryNetwork) -> None:
+        held = Revocations()
+        held.add(Revocation(SIGNED.run_id, HOST.peer_id, NEWCOMER.peer_id, int(time.time())).signed(HOST))
+        serve(network, HOST, terms=RunTerms.from_manifest(MANIFEST, revocations=held))
+        with pytest.raises(RunRefusesUs, match="a revoked invite") as caught:
+            await find_run(asker(network), [at(HOST)], SwarmTime(), lambda _: None)
+        assert caught.value.hint and now_s() < 1.0
+        other = FetchClient(MEMBER, SIGNED.run_id, INVITE.credential_for(MEMBER.peer_id), network.transport(MEMBER.peer_id, nobody))
+        assert (await find_run(other, [at(HOST)], SwarmTime(), lambda _: None))[0] == SIGNED
 
     play(story)
