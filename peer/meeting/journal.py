@@ -27,7 +27,10 @@ class Journal:
         self._num_lines = 0
         self._descriptor = -1
         self._writing = asyncio.Lock()
-        self._rewrite()
+        try:
+            self._rewrite()
+        except OSError:  # a full disk: the file that is there does as well, and a node that knows its decisions can tell them
+            self._descriptor = _reopened(path)
 
     async def commit(self, meeting_id: bytes, failed_blocks: bytes) -> None:
         """Record that a meeting counts; durable when this returns. A second call for the same meeting changes nothing.
@@ -92,6 +95,18 @@ def _read(path: Path) -> dict[bytes, bytes]:
                 entry = json.loads(line)
                 committed[bytes.fromhex(entry["meeting"])] = bytes.fromhex(entry["failed_blocks"])
     return committed
+
+
+def _reopened(path: Path) -> int:
+    """Open a journal to go on with it, without a last line that was torn. Raises OSError."""
+    descriptor = os.open(path, os.O_CREAT | os.O_APPEND | os.O_RDWR, 0o600)
+    try:
+        whole = path.read_bytes()
+        os.ftruncate(descriptor, whole.rfind(b"\n") + 1)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def _line(meeting_id: bytes, failed_blocks: bytes) -> bytes:

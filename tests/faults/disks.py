@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import random
@@ -114,7 +115,7 @@ def refused(number: int) -> None:
     """Have the disk refuse, tear or change a checkpoint, the journal or the address book: the one before is there, or the new one."""
     draws = random.Random(number)
     with tempfile.TemporaryDirectory(prefix="disk-") as folder:
-        hurt = draws.choice((_checkpoint_full, _checkpoint_error, _checkpoint_changed, _journal, _book))
+        hurt = draws.choice((_checkpoint_full, _checkpoint_error, _checkpoint_changed, _journal, _journal_at_start, _book))
         hurt(draws, Path(folder))
 
 
@@ -205,6 +206,24 @@ def _journal(draws: random.Random, folder: Path) -> None:
         with path.open("ab") as file:
             file.write(b'{"meeting": "' + b"0" * draws.randrange(30))
     _look_at_journal(path, num_before, is_told)
+
+
+def _journal_at_start(draws: random.Random, folder: Path) -> None:
+    """A node starts on a disk that is full: it knows what it has decided, and goes on when there is room."""
+    path, num_before = folder / "journal", draws.randint(1, 5)
+    _journal_of(path, num_before).close()
+    if draws.random() < 0.5:
+        with path.open("ab") as file:
+            file.write(b'{"meeting": "' + b"0" * draws.randrange(30))
+    with room_for(draws.randrange(40)):
+        journal = Journal(path)
+        for number in range(num_before):
+            assert journal.failed_blocks(_name(number)) == b"", "an earlier decision is lost"
+        with contextlib.suppress(OSError):
+            asyncio.run(journal.commit(_name(50), b""))
+    asyncio.run(journal.commit(_name(99), b"\x01"))
+    journal.close()
+    _look_at_journal(path, num_before, True)
 
 
 def _journal_killed(draws: random.Random, folder: Path) -> None:

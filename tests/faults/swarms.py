@@ -24,6 +24,7 @@ from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Swarm, play
 
 HEALED_S = 60.0
+CLOCKS_S = 300.0
 LARGE = 100  # trials with 30 peers and a cut of five minutes; all others are smaller
 QUIET = tiny_manifest(run={"total_steps": 100_000})
 
@@ -126,13 +127,13 @@ def clocks(number: int) -> float:
             for peer in range(1, 8)
         ]
         residents = [first, *others]
-        seen_s = await until_all_see_all(residents, 300.0)
+        seen_s = await until_all_see_all(residents, CLOCKS_S)
         for _ in range(draws.choice((0, 3))):
             peer = draws.randrange(8)
             off_s[peer] += draws.choice((-3600.0, -5.0, 5.0, 3600.0))
             await asyncio.sleep(draws.uniform(5.0, 60.0))
         await asyncio.sleep(30.0)
-        await until_all_see_all(residents, 300.0)
+        await until_all_see_all(residents, CLOCKS_S)
         return residents
 
     _residents(story, number)

@@ -12,6 +12,7 @@ import pytest
 
 from peer.meeting import journal as module
 from peer.meeting.journal import Journal
+from tests.full_disk import room_for
 
 
 def name(number: int) -> bytes:
@@ -163,3 +164,21 @@ def test_decisions_of_one_moment_are_written_in_order_beside_the_loop(tmp_path: 
     journal.close()
     written = [json.loads(line)["meeting"] for line in (tmp_path / "journal").read_bytes().splitlines()]
     assert order == list(range(20)) and written == [name(number).hex() for number in range(20)]
+
+
+def test_a_node_that_starts_on_a_full_disk_knows_its_decisions_and_goes_on_when_there_is_room(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    first = Journal(path)
+    commit(first, name(1), b"\x01")
+    first.close()
+    with path.open("ab") as file:
+        file.write(b'{"meeting": "00')  # power went in the middle of a line
+    with room_for(0):
+        journal = Journal(path)
+        assert journal.failed_blocks(name(1)) == b"\x01"
+        with pytest.raises(OSError):
+            commit(journal, name(2), b"")
+    assert journal.failed_blocks(name(2)) is None
+    commit(journal, name(3), b"\x03")
+    journal.close()
+    assert reopened(path, 1) == b"\x01" and reopened(path, 2) is None and reopened(path, 3) == b"\x03"
