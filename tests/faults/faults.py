@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from tests.faults import disks, meetings, swarms
+from tests.faults import daemons, disks, meetings, swarms
 from tests.faults.suite import Fault
 
 FAULTS = (
     Fault("R1", "a peer, its node or its trainer is killed in a meeting", 2400, meetings.killed),
     Fault("R2", "a partner dies, hangs, or hangs up in a meeting", 1000, meetings.gone, "seconds past the deadline"),
     Fault("R3", "a frame is changed, doubled, swapped or lost", 5000, meetings.tampered),
+    Fault("R4", "a peer's p2pd is killed, or hangs; real processes", 50, daemons.p2pd, "seconds until it answers again"),
     Fault("R5", "the swarm is cut in two or three, once or ten times", 500, swarms.cut, "seconds until all see all"),
     Fault("R6", "doors are dead at the start, die, or come back", 100, swarms.doors_lost, "seconds until all see all"),
     Fault("R7", "30 % or 50 % of 20 peers are away in each round", 50, swarms.churn, "per cent of loss"),
@@ -17,4 +18,5 @@ FAULTS = (
     Fault("R9k", "a process is killed at a write", 150, disks.killed),
     Fault("R13", "10,000 meetings of two peers", 1, swarms.soak, "MiB grown"),
     Fault("R14", "kill -9 while training and saving, then on", 100, disks.killed_and_resumed),
+    Fault("R15", "a caller of another version, run, codec or size", 40, swarms.other_builds),
 )

@@ -8,18 +8,25 @@ import random
 import resource
 import tempfile
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor
 
 from optim.fragments import scatter
 from peer.model.evaluation import held_out_loss
+from protocol.errors import RefusalCode
 from protocol.limits import RECORD_LIFETIME_S
 from protocol.memory import virtual_time
 from protocol.memory.conversation import Link
 from protocol.memory.network import MemoryNetwork
+from protocol.messages.messages import Refusal
+from protocol.streams.transport import Purpose
+from tests.protocol.peers import Raw, nobody, send_raw
 from tests.swarm.healing import Resident, cut_and_heal, until_all_see_all
+from tests.swarm.mallory import MALLORY, hello_to
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Swarm, play
 
@@ -242,3 +249,35 @@ def soak(number: int) -> float:
 def _resident_mib() -> float:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize() / 2**20
+
+
+def other_builds(number: int) -> None:
+    """Be called by a peer of another version, run, codec or size: it is refused with a reason, nobody is banned, and the others meet on."""
+    draws = random.Random(number)
+
+    async def story(swarm: Swarm) -> None:
+        peers = swarm.start(2)
+        await swarm.until(lambda: all(peer.outcomes()["completed"] for peer in peers))
+        transport = swarm.network.transport(MALLORY.peer_id, nobody)
+        for called in peers:
+            good = replace(hello_to(swarm, called.peer_id), clock_steps=called.clock, signature=b"")
+            strange = draws.choice(
+                (
+                    replace(good, protocol_version=draws.randint(2, 9)).signed(MALLORY),
+                    replace(good, run_id=draws.randbytes(32)).signed(MALLORY),
+                    replace(good, codec=good.codec + 1).signed(MALLORY),
+                    replace(good, payload_bytes=good.payload_bytes + draws.randint(1, 999)).signed(MALLORY),
+                    Raw(b"\x7a\x01x"),  # of a kind that only a newer peer knows
+                )
+            )
+            stream = await transport.connect(called.peer_id, (), Purpose.MEET)
+            await stream.send(strange)
+            answer = await stream.receive()
+            assert isinstance(answer, Refusal) and answer.code is not RefusalCode.BAD_MESSAGE, answer
+            assert not called.book.is_banned(MALLORY.peer_id, asyncio.get_running_loop().time())
+        counts = [peer.outcomes()["completed"] for peer in peers]
+        await swarm.until(lambda: all(peer.outcomes()["completed"] > count for peer, count in zip(peers, counts, strict=True)))
+
+    with tempfile.TemporaryDirectory(prefix="builds-") as folder, pytest.MonkeyPatch.context() as patch:
+        send_raw(patch)
+        play(Swarm(Path(folder), number, manifest=QUIET), story)
