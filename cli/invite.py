@@ -14,7 +14,7 @@ from cli.options import DEFAULT_HOME, HomeFolder, Json
 from peer.machine.control_socket import ask
 from peer.machine.home import Home
 from peer.swarm.address_book import AddressBook
-from protocol.addresses import is_public, with_peer
+from protocol.addresses import NEAR, is_public, with_peer
 from protocol.errors import BadSettings
 from protocol.identity import Identity, PeerId
 from protocol.limits import INVITE_BOOTSTRAPS
@@ -87,8 +87,8 @@ def doors(folder: Home, me: PeerId, own: tuple[str, ...], given: tuple[str, ...]
     """
     book = AddressBook(me)
     book.load(folder.peers, 0.0)
-    met = [[with_peer(address, peer.peer_id) for address in peer.addresses] for peer in book.live(0.0) if peer.addresses]
-    ways = [sorted(addresses, key=lambda address: not is_public(address)) for addresses in met]
+    met = [[with_peer(address, peer.peer_id) for address in peer.addresses if not address.startswith(NEAR)] for peer in book.live(0.0)]
+    ways = [sorted(addresses, key=lambda address: not is_public(address)) for addresses in met if addresses]
     first, others = own[:OWN_ADDRESSES], [addresses[0] for addresses in ways]
     rest = [*own[OWN_ADDRESSES:], *(address for addresses in ways for address in addresses[1:])]
     return tuple(dict.fromkeys((*given, *first, *others, *rest)))[:INVITE_BOOTSTRAPS]

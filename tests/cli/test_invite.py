@@ -54,13 +54,14 @@ def test_an_invite_leads_to_as_many_peers_as_it_can(shell: Shell, me: PeerId) ->
     met = [Identity(bytes([number]) * 32).peer_id for number in range(1, 8)]
     book = AddressBook(me)
     for peer in met:
-        for address in ("/ip4/192.168.0.7/tcp/4001", "/ip4/203.0.113.7/tcp/4001", "/ip4/5.5.0.1/tcp/4001"):
+        for address in ("/near/4Vq9", "/ip4/192.168.0.7/tcp/4001", "/ip4/203.0.113.7/tcp/4001", "/ip4/5.5.0.1/tcp/4001"):
             book.hint(peer, address, 0.0)
     Home(shell.home).peers.write_bytes(book.to_bytes(0.0))
     own = [f"/ip4/5.5.0.{number}/tcp/4001/p2p/{me}" for number in range(5)]
     peer = Running(shell)
     peer.status = replace(peer.status, addresses=own)
     invite = Invite.from_text(peer.during(lambda: shell("invite")).out)
+    assert not any("near" in address for address in invite.bootstraps), "nobody opens it who is not there yet"
     assert invite.bootstraps == (*own[:3], *(f"/ip4/5.5.0.1/tcp/4001/p2p/{peer}" for peer in met[:5]))
 
 
