@@ -42,9 +42,9 @@ def home() -> Iterator[Path]:
         yield Path(folder)
 
 
-def new_node(folder: Path, bootstraps: Callable[[], tuple[str, ...]] = tuple, port: int = 0) -> Libp2pNode:
+def new_node(folder: Path, bootstraps: Callable[[], tuple[str, ...]] = tuple, port: int = 0, at: str = "127.0.0.1") -> Libp2pNode:
     Identity.load_or_create(folder / "key")
-    node = Libp2pNode(DaemonSettings(folder / "key", folder / "run", "127.0.0.1", port), RecordShelf(RUN_ID), echo, bootstraps)
+    node = Libp2pNode(DaemonSettings(folder / "key", folder / "run", at, port), RecordShelf(RUN_ID), echo, bootstraps)
     node.bare_record = lambda: record_of(node, folder, 0)
     return node
 
@@ -108,6 +108,22 @@ def test_a_killed_p2pd_is_replaced_as_if_nothing_had_been() -> None:
         await talks_to(host, peer)
 
     play(test)
+
+
+@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists() or not Path("/proc/net/if_inet6").read_text(), reason="no IPv6 here")
+def test_ipv6_is_as_good() -> None:
+    async def main() -> None:
+        with home() as folder:
+            async with AsyncExitStack() as stack:
+                host = await stack.enter_async_context(new_node(folder / "host", at="::1"))
+                peer = await stack.enter_async_context(new_node(folder / "peer", lambda: host.addresses, at="::1"))
+                await until(lambda: host.num_neighbours == peer.num_neighbours == 1)
+                await talks_to(peer, host)
+                assert all(address.startswith("/ip6/::1/tcp/") for address in host.addresses)
+                assert set((await peer.routes()).values()) == {"local"}
+
+    asyncio.run(main())
+    gc.collect()
 
 
 def test_a_hung_p2pd_is_replaced_too() -> None:
