@@ -33,7 +33,7 @@ from peer.simulator.scenario import Scenario
 from peer.simulator.texts import load_texts
 from peer.simulator.training import held_out_losses
 from peer.text.tokenizer import load_tokenizer
-from peer.trainer.meeting import FragmentState, Since
+from peer.trainer.fragment_state import FragmentState, Since
 from peer.trainer.merge_gate import Lengths, MergeGate
 from protocol.run.manifest import Manifest
 

@@ -2,10 +2,11 @@
 
     python -m benchmarks.memory [--check MILLIONS] [--json]
 
-The models of `benchmarks.gpu`, both optimizers, a GPU and a CPU, bytes per parameter; `passing` is what four meetings at once, or another's
-weights that are tried on, take for a while where the weights are. What does not grow with the parameters is left out (programs, CUDA
-itself, and what a batch leaves in the model). `--check` makes a peer's replica of so many million parameters on this CPU, has it step,
-meet with its largest fragment and save, and prints the most memory that the process held beside what is counted.
+The models of `benchmarks.gpu`, both optimizers, a GPU, the first of eight, a CPU and two processes on it, bytes per parameter; `passing` is
+what four meetings at once, or another's weights that are tried on, take for a while where the weights are. What does not grow with the
+parameters is left out (programs, CUDA itself, and what a batch leaves in the model). `--check` makes a peer's replica of so many million
+parameters on this CPU, has it step, meet with its largest fragment and save, and prints the most memory that the process held beside what
+is counted.
 """
 
 from __future__ import annotations
@@ -49,10 +50,12 @@ def per_parameter(need: Need) -> dict[str, float]:
 def rows() -> dict[str, dict[str, float]]:
     """Return the table."""
     return {
-        f"{name} {optimizer} {device}": per_parameter(run_need(SIZES[name].manifest(optimizer), device, Computing(micro_batch=1)))
+        f"{name} {optimizer} {label}": per_parameter(
+            run_need(SIZES[name].manifest(optimizer), device, Computing(micro_batch=1, num_devices=count))
+        )
         for name in ("125M", "350M", "1.2B")
         for optimizer in ("adamw", "muon")
-        for device in ("cuda", "cpu")
+        for label, device, count in (("cuda", "cuda", 1), ("8 x cuda", "cuda", 8), ("cpu", "cpu", 1), ("cpu:2", "cpu", 2))
     }
 
 

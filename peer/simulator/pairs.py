@@ -18,7 +18,8 @@ from torch import Tensor
 from optim.noloco import PairRule
 from peer.simulator.matching import Matcher, matcher
 from peer.simulator.population import Layout, Population, SimulatedReplica, coding
-from peer.trainer.meeting import FragmentState, MeetingSide, bounded_weight
+from peer.trainer.fragment_state import FragmentState
+from peer.trainer.meeting import MeetingSide, bounded_weight
 
 
 def train_alone(population: Population) -> Iterator[Fraction]:

@@ -44,7 +44,7 @@ class CodingThread:
         self.cpu_s = 0.0  # processor time that the thread has taken
         self._is_closing = False
         self._bug: BaseException | None = None
-        device = outer.fragments[0].slow.device
+        device = outer.fragments[0].device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._thread = threading.Thread(target=self._run, name="coding")
 
@@ -100,7 +100,7 @@ class CodingThread:
             case ask.Open():
                 return is_first and self._opened(request)
             case ask.Prepare() | ask.Encode() | ask.Check():
-                with self._beside_training():
+                with self._beside_training(request.meeting):
                     reply = self._outer.code(request)
                 self._link.send(reply, self._link.session)
                 return True
@@ -113,7 +113,10 @@ class CodingThread:
                 with self._beside_training(), contextlib.suppress(ValueError, torch.OutOfMemoryError):  # likewise
                     self._outer.pulls.gap(request.name)
             case ask.Apply():
-                with self._beside_training(), contextlib.suppress(ValueError, torch.OutOfMemoryError):  # found again at the boundary
+                with (
+                    self._beside_training(request.meeting),
+                    contextlib.suppress(ValueError, torch.OutOfMemoryError),
+                ):  # found again at the boundary
                     self._outer.step_ahead(request)
         return False
 
@@ -127,12 +130,14 @@ class CodingThread:
         return reply is not None
 
     @contextlib.contextmanager
-    def _beside_training(self) -> Iterator[None]:
-        """Run what is inside after all that the trainer has started on a GPU, but not before what it starts from now on; finish it."""
+    def _beside_training(self, meeting: int | None = None) -> Iterator[None]:
+        """Run what is inside on a GPU beside the inner steps, after a meeting's snapshot; finish it. Slow weights rest on the host."""
         if self._stream is None:
             yield
             return
-        self._stream.wait_stream(torch.cuda.default_stream(self._stream.device))
+        taken = None if meeting is None else self._outer.snapshot_taken(meeting)
+        if taken is not None:
+            self._stream.wait_event(taken)
         with torch.cuda.stream(self._stream):
             yield
         self._stream.synchronize()

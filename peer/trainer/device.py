@@ -22,6 +22,9 @@ from protocol.run.manifest import Manifest
 class Devices(Protocol):
     """Where a model trains: one device, or several (ranks.py). Its parameters are written to; all belongs to one thread."""
 
+    moved: Mapping[str, Tensor]
+    """The parameters whose optimizer is in this process: of these, the next step changes what `state` returned."""
+
     def send(self, batch: Tensor) -> Tensor:
         """Send a batch on its way to where it is computed: int64[B, L+1], which may still be computing something else."""
         ...
@@ -42,7 +45,7 @@ class Devices(Protocol):
         ...
 
     def state(self) -> dict[str, Tensor]:
-        """Return what the optimizer keeps, by `KEY/PARAMETER`; the next step changes it."""
+        """Return what the optimizer keeps, by `KEY/PARAMETER`."""
         ...
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
@@ -53,8 +56,12 @@ class Devices(Protocol):
         """Let the optimizer begin anew: the weights are others'."""
         ...
 
+    def cpu_s(self) -> float:
+        """Return the processor time of what runs beside this process."""
+        ...
+
     def close(self) -> None:
-        """Let go of what runs beside this process."""
+        """Let go of it."""
         ...
 
 
@@ -64,7 +71,9 @@ class OneDevice:
     def __init__(self, manifest: Manifest, model: PreTrainedModel, moved: Collection[str] | None = None) -> None:
         self.model = model
         self.parameters: dict[str, Tensor] = dict(model.named_parameters())
-        self.moved = {name: parameter for name, parameter in self.parameters.items() if moved is None or name in moved}
+        self.moved: Mapping[str, Tensor] = {
+            name: parameter for name, parameter in self.parameters.items() if moved is None or name in moved
+        }
         self.device = next(iter(self.parameters.values())).device
         self.gradients: tuple[Tensor, ...] = ()  # flat ones, of which the parameters' are parts and remain so
         self._optimizer = build_optimizer(manifest.inner.optimizer, self.moved.items(), inner_settings(manifest))
@@ -121,6 +130,10 @@ class OneDevice:
         """As Devices.forget."""
         self._optimizer.state.clear()
 
+    def cpu_s(self) -> float:
+        """As Devices.cpu_s: there is nothing."""
+        return 0.0
+
     def close(self) -> None:
         """As Devices.close: there is nothing."""
 
@@ -148,7 +161,9 @@ class OneDevice:
 
 
 def keep_within(device: torch.device, num_bytes: float) -> None:
-    """Have torch take no more memory than this on a GPU; more is an error of the step that asks for it."""
+    """Make a GPU this process's own, and have torch take no more memory than this there; more is an error of the step that asks for it."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     if device.type == "cuda" and math.isfinite(num_bytes):
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, num_bytes / total), device)

@@ -162,7 +162,13 @@ class Pace:
         if self._interval is None:
             return
         sync_cpu_s = self._earlier_nodes_s + self._report.cpu_s + coding_cpu_s
-        spent = Spent(self._replica.own_steps, train_s, blocked_s, time.process_time() - coding_cpu_s, sync_cpu_s)
+        spent = Spent(
+            self._replica.own_steps,
+            train_s,
+            blocked_s,
+            time.process_time() + self._replica.inner.devices.cpu_s() - coding_cpu_s,
+            sync_cpu_s,
+        )
         if self._interval.update(spent, self._report.bytes_per_s):
             self._countdown.pace(self._interval.steps)
             self._emit(IntervalSet(self._interval.steps, self._interval.reason))

@@ -9,107 +9,18 @@ snapshot. So all of that may run on a second thread, beside the inner steps; sna
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from optim.codecs import Gap
-from optim.fragment_codec import FragmentCodec, FragmentEncoded
-from optim.fragments import add, gather
+from optim.fragment_codec import FragmentEncoded
 from optim.noloco import PairRule, token_weight
-from peer.trainer.merge_gate import Lengths, MergeGate
+from peer.trainer.fragment_state import FragmentState, OuterStep, length_of
+from peer.trainer.merge_gate import Lengths
 
 MAX_TOKEN_RATIO = 16  # more than the speeds of peers that train together differ by
-SLAB_VALUES = 1 << 15  # 128 KiB: what one operation leaves in the processor's cache, the next one finds there
-
-
-@dataclass(frozen=True, slots=True)
-class OuterStep:
-    """A fragment's next slow weights and momentum, and what to add to its fast weights."""
-
-    slow: Tensor  # f32[numel]
-    momentum: Tensor  # f32[numel]
-    shift: Tensor  # f32[numel]
-
-
-@dataclass(frozen=True, slots=True)
-class Since:
-    """What has happened since a fragment's last outer step."""
-
-    tokens: int = 0  # trained
-    steps: int = 0  # inner steps
-    missed_steps: int = 0  # of the schedule clock, which ran on without inner steps of ours
-
-    def __sub__(self, earlier: Since) -> Since:
-        return Since(self.tokens - earlier.tokens, self.steps - earlier.steps, self.missed_steps - earlier.missed_steps)
-
-    def moved(self, length: float) -> float:
-        """Return how long a movement would be with the missed steps."""
-        return length * (1.0 + self.missed_steps / max(1, self.steps))
-
-
-class FragmentState:
-    """One fragment of a replica between meetings. `parameters` are the model's own tensors, by name, and are written to."""
-
-    def __init__(self, codec: FragmentCodec, parameters: Mapping[str, Tensor], has_momentum: bool = True) -> None:
-        self.codec = codec
-        self.has_momentum = has_momentum
-        self.slow = gather(codec.fragment, parameters)  # f32[numel]
-        nothing = self.slow.new_zeros(()).expand(self.slow.shape)  # one zero, seen as many: a run without momentum keeps none
-        self.momentum = nothing.clone() if has_momentum else nothing
-        self.gate = MergeGate()
-        self.since = Since()
-        self.meeting: int | None = None
-        self._parameters = parameters
-
-    @property
-    def tokens(self) -> int:
-        """Return the tokens trained since the last outer step."""
-        return self.since.tokens
-
-    def count(self, num_tokens: int) -> None:
-        """Count an inner step."""
-        since = self.since
-        self.since = Since(since.tokens + num_tokens, since.steps + 1, since.missed_steps)
-
-    def miss(self, num_steps: int) -> None:
-        """Hear that the schedule clock went on by so many steps that were not ours."""
-        self.since = replace(self.since, missed_steps=self.since.missed_steps + num_steps)
-
-    def replace(self, slow: Tensor, momentum: Tensor) -> None:
-        """Take over others' slow weights and momentum, and forget what led to our own; the fast weights are the caller's affair."""
-        self.slow, self.momentum, self.since, self.gate = slow, momentum, Since(), MergeGate()
-
-    def fast(self) -> Tensor:
-        """Return the fast weights: a new f32[numel]."""
-        return gather(self.codec.fragment, self._parameters)
-
-    def step_alone(self, rule: PairRule) -> None:
-        """Take the outer step without a partner."""
-        fast = self.fast()
-        self.gate.step_alone(self.since.moved(_length(fast - self.slow)))
-        self.merge(self.in_slabs(fast, lambda part: rule.solo_step(self.slow[part], self.momentum[part], fast[part])), self.since)
-
-    def merge(self, step: OuterStep, since: Since) -> None:
-        """Make an outer step count that was computed from what had happened till then; all or nothing, for nothing is allocated."""
-        add(self.codec.fragment, step.shift, self._parameters)
-        self.slow, self.momentum = step.slow, step.momentum
-        self.since -= since
-
-    def in_slabs(self, snapshot: Tensor, step: Callable[[slice], tuple[Tensor, Tensor]]) -> OuterStep:
-        """Compute an outer step from a snapshot of the fast weights, slab by slab; `step` returns a slab's slow weights and momentum."""
-        slow, shift = torch.empty_like(self.slow), torch.empty_like(self.slow)
-        momentum = torch.empty_like(self.slow) if self.has_momentum else self.momentum
-        size = SLAB_VALUES if slow.device.type == "cpu" else slow.numel()  # in one part on other devices
-        for start in range(0, slow.numel(), size):
-            part = slice(start, start + size)
-            slow[part], new_momentum = step(part)
-            if self.has_momentum:
-                momentum[part] = new_momentum
-            torch.sub(slow[part], snapshot[part], out=shift[part])
-        return OuterStep(slow, momentum, shift)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +48,7 @@ class MeetingSide:
     def __init__(self, state: FragmentState) -> None:
         self.state = state
         self.snapshot = state.fast()  # f32[numel]
+        self.taken = _marked(self.snapshot)
         self.since = state.since  # behind the snapshot
         self._message: Tensor | None = None
         self._encoded: FragmentEncoded | None = None
@@ -145,7 +57,7 @@ class MeetingSide:
     def prepare(self, rule: PairRule, weight: float, seed: int) -> Tensor:
         """Form the message and return its sketch, uint8[sketch_bytes]; both sides must pass the same seed."""
         state = self.state
-        message = rule.message(state.slow, state.momentum, self.snapshot, weight)
+        message = rule.message(state.here(state.slow), state.here(state.momentum), self.snapshot, weight)
         self._sketch = state.codec.sketch(message, seed)
         self._rule, self._weight, self._seed, self._message = rule, weight, seed, message
         return self._sketch
@@ -166,7 +78,7 @@ class MeetingSide:
             gap = state.codec.gap(self._encoded, partner_payload)
         except ValueError as error:
             return str(error)
-        gap_length = _length(gap.values)
+        gap_length = length_of(gap.values)
         own = self._lengths(self._message, gap.values, gap_length)
         reason = state.gate.judge(gap_length, own)
         if not reason:
@@ -183,9 +95,9 @@ class MeetingSide:
         accepted, state = self._need_accepted(), self.state
         failed = state.codec.failed_values(failed_blocks)
 
-        def step(part: slice) -> tuple[Tensor, Tensor]:
+        def step(slow: Tensor, momentum: Tensor, part: slice) -> tuple[Tensor, Tensor]:
             alone, gap = None if failed is None else failed[part], accepted.gap.values[part]
-            return self._rule.pair_step(state.slow[part], state.momentum[part], self.snapshot[part], self._weight, gap, alone)
+            return self._rule.pair_step(slow, momentum, self.snapshot[part], self._weight, gap, alone)
 
         return state.in_slabs(self.snapshot, step)
 
@@ -196,8 +108,8 @@ class MeetingSide:
         self.state.gate.accept(accepted.gap_length, accepted.own)
 
     def _lengths(self, message: Tensor, gap: Tensor, gap_length: float) -> Lengths:
-        movement = self.snapshot - self.state.slow
-        moved, own = _length(movement), _length(message)
+        movement = self.snapshot - self.state.here(self.state.slow)
+        moved, own = length_of(movement), length_of(message)
         partner = math.sqrt(max(0.0, own**2 + gap_length**2 + 2.0 * float(torch.dot(message, gap))))
         back = -float(torch.dot(movement, gap)) / moved if moved else 0.0
         return Lengths(self.since.moved(moved), moved / max(1, self.since.steps), own, partner, back)
@@ -220,6 +132,10 @@ def bounded_weight(own_tokens: int, partner_tokens: int) -> float:
     return token_weight(own, partner)
 
 
-def _length(values: Tensor) -> float:
-    length = float(values.norm())
-    return length if math.isfinite(length) else float(values.double().norm())  # the square of a legal value can overflow f32
+def _marked(tensor: Tensor) -> torch.cuda.Event | None:
+    """Return a mark after what was last started on a GPU for a tensor, so that others need not wait for more than that."""
+    if not tensor.is_cuda:
+        return None
+    mark = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    mark.record(torch.cuda.current_stream(tensor.device))
+    return mark

@@ -29,9 +29,10 @@ VALUE_BYTES: Final = 4  # f32 everywhere
 GPU_RUNTIME_BYTES: Final = 600_000_000  # what CUDA takes for itself
 MEETINGS: Final = 4  # at once: two begun here, two elsewhere (peer/node/meetings.py)
 MEETING_VALUES: Final = 5  # snapshot, message, gap; slow weights and shift of the outer step (peer/trainer/meeting.py); momentum likewise
-TRIED_ON_VALUES: Final = 2  # another's slow weights, and our own fast ones to go back to (peer/trainer/shared_state.py)
 CHECKPOINTS: Final = 3  # two that are kept, one that is being written (peer/model/checkpoint.py)
 PROGRAMS: Final = "for the programs"
+TRIED_ON: Final = "for another's weights that are tried on"  # peer/trainer/shared_state.py
+BROUGHT: Final = "for the model while it is made, or another's that is tried on"  # on its way to a device that has memory of its own
 COPY: Final = "for the copy that a checkpoint is written from"  # peer/trainer/saver.py
 
 Parts = Mapping[str, int]
@@ -68,16 +69,16 @@ def run_need(manifest: Manifest, device: str, computing: Computing | None = None
     optimizer = VALUE_BYTES * num_state_values(manifest.inner.optimizer, shapes)
     share = max(_state_bytes(manifest, shapes, names) for names in shared_out(manifest.inner.optimizer, shapes, count))
     weights, has_momentum = VALUE_BYTES * num_params, manifest.outer.alpha > 0.0
+    slow = {"for slow weights and momentum": 2 * weights} if has_momentum else {"for slow weights": weights}
     tensors = {
         "for weights and their gradients": 2 * weights * (1 if has_own_memory else count),
         "for the optimizer": share if has_own_memory else optimizer,
-        **({"for slow weights and momentum": 2 * weights} if has_momentum else {"for slow weights": weights}),
-        **({} if has_own_memory else {COPY: weights + optimizer}),
-        **_passing(manifest, computing, weights, VALUE_BYTES * sum(sizes[:MEETINGS]), 1 if has_own_memory else count),
+        **({} if has_own_memory else {**slow, COPY: weights + optimizer}),
+        **_passing(manifest, computing, weights, VALUE_BYTES * sum(sizes[:MEETINGS]), has_own_memory),
     }
     largest = sorted((fragment.slow_bytes for fragment in plan.fragments), reverse=True)
     payloads = {"for meetings under way": 2 * sum(largest[:MEETINGS]), "for a copy of the weights that others fetch": plan.state_bytes}
-    copied = {COPY: weights + optimizer, "for the model while it is made": weights}
+    copied = {**slow, COPY: weights + optimizer, BROUGHT: (1 + has_momentum) * weights}
     programs = {PROGRAMS: count * TRAINER_BYTES + OTHERS_BYTES, "for payloads": sum(payloads.values())}
     checkpoints = CHECKPOINTS * ((2 + has_momentum) * weights + optimizer)
     return Need(
@@ -114,11 +115,11 @@ def _state_bytes(manifest: Manifest, shapes: Mapping[str, tuple[int, ...]], name
     return VALUE_BYTES * num_state_values(manifest.inner.optimizer, {name: shapes[name] for name in names})
 
 
-def _passing(manifest: Manifest, computing: Computing, weights: int, fragments: int, count: int) -> Parts:
+def _passing(manifest: Manifest, computing: Computing, weights: int, fragments: int, has_own_memory: bool) -> Parts:
     """Return what is not there all the time; never at once: an inner step beside meetings, and another's weights that are tried on."""
     inner = manifest.inner
     step = {
-        "for what a batch leaves in the model": count
+        "for what a batch leaves in the model": (1 if has_own_memory else computing.num_devices)
         * activation_bytes(
             manifest.model,
             computing.micro_batch or computing.rows(inner.batch_size),
@@ -128,7 +129,7 @@ def _passing(manifest: Manifest, computing: Computing, weights: int, fragments: 
         ),
         "for meetings under way": (MEETING_VALUES + (manifest.outer.alpha > 0.0)) * fragments,
     }
-    tried_on = {"for another's weights that are tried on": TRIED_ON_VALUES * weights}
+    tried_on = {TRIED_ON: weights if has_own_memory else 2 * weights}  # our own, to go back to; another's slow ones rest with ours
     return max(step, tried_on, key=lambda parts: sum(parts.values()))
 
 

@@ -23,7 +23,8 @@ from optim.noloco import FINISH, NoLoCo, PairRule
 from peer.link import records as ask
 from peer.link.payload_folder import PayloadFolder
 from peer.link.records import File, payload_name
-from peer.trainer.meeting import FragmentState, MeetingSide, OuterStep, Since, bounded_weight
+from peer.trainer.fragment_state import FragmentState, OuterStep, Since
+from peer.trainer.meeting import MeetingSide, bounded_weight
 from peer.trainer.pulling import Pulls
 from peer.trainer.shared_state import payload_tensor, write_state
 from protocol.messages.messages import RunPhase
@@ -71,7 +72,7 @@ class OpenMeeting:
                 return None
             if self._step is None or self._step[0] != failed_blocks:
                 state = self.side.state
-                self._step = failed_blocks, self.side.step(unpack(failed_blocks, state.codec.num_blocks, state.slow.device))
+                self._step = failed_blocks, self.side.step(unpack(failed_blocks, state.codec.num_blocks, state.device))
             return self._step[1]
 
     def close(self) -> None:
@@ -178,6 +179,11 @@ class OuterLoop:
         if meeting is not None and request.meeting_id not in self.applied:
             meeting.step(request.failed_blocks)
 
+    def snapshot_taken(self, number: int) -> torch.cuda.Event | None:
+        """Return the mark after an open meeting's snapshot; None where there is nothing to wait for."""
+        meeting = self._meetings.get(number)
+        return None if meeting is None else meeting.side.taken
+
     def fragment_of(self, number: int) -> int | None:
         """Return the fragment of an open meeting; None where there is no such meeting."""
         meeting = self._meetings.get(number)
@@ -230,8 +236,7 @@ class OuterLoop:
         if meeting is None or step is None:
             return unknown(request.meeting)
         if step.shift.is_cuda:  # made on the coding thread's stream: its memory may serve that stream again only after this one is through
-            for tensor in (step.shift, step.slow, step.momentum):
-                tensor.record_stream(torch.cuda.current_stream(tensor.device))
+            step.shift.record_stream(torch.cuda.current_stream(step.shift.device))
         meeting.side.merge(step)
         self.applied[request.meeting_id] = None
         while len(self.applied) > JOURNALED:

@@ -18,7 +18,7 @@ from optim.codecs import Gap
 from peer.link import records as ask
 from peer.link.payload_folder import PayloadFolder
 from peer.link.records import File, payload_name
-from peer.trainer.meeting import FragmentState
+from peer.trainer.fragment_state import FragmentState
 from peer.trainer.shared_state import payload_tensor
 
 
@@ -27,7 +27,7 @@ class OpenPull:
     """What was sketched, and what came of it."""
 
     fragment: FragmentState
-    slow: Tensor  # f32[numel], as it was then
+    slow: Tensor  # f32[numel] at rest, as it was then
     sketch: Tensor
     seed: int
     gap: Gap | None = None
@@ -46,7 +46,7 @@ class Pulls:
         """Write a sketch of a fragment's slow weights. Raises OSError, ValueError for weights that are none any more."""
         fragment = self._fragments[request.fragment]
         slow = fragment.slow
-        sketch = fragment.codec.sketch(slow, request.seed)
+        sketch = fragment.codec.sketch(fragment.here(slow), request.seed)
         self._write(request.name, File.OWN_SKETCH, sketch)
         with self._working:
             self._open[request.name] = OpenPull(fragment, slow, sketch, request.seed)
@@ -54,7 +54,7 @@ class Pulls:
     def code(self, request: ask.CodeSlow) -> None:
         """Write sketch and payload of a fragment's slow weights, in one file, against another's sketch. Raises as `sketch`."""
         fragment = self._fragments[request.fragment]
-        slow = fragment.slow
+        slow = fragment.here(fragment.slow)
         theirs = self._read(request.name, File.PARTNER_SKETCH, slow.device)
         sketch = fragment.codec.sketch(slow, request.seed)
         payload = fragment.codec.encode(slow, request.seed, sketch, theirs).payload
@@ -67,10 +67,10 @@ class Pulls:
             if pull is None:
                 raise ValueError("there is no such pull here: the trainer was restarted")
             if pull.gap is None:
-                codec, device = pull.fragment.codec, pull.slow.device
-                answer = self._read(name, File.PARTNER_PAYLOAD, device)
+                codec, fragment = pull.fragment.codec, pull.fragment
+                answer = self._read(name, File.PARTNER_PAYLOAD, fragment.device)
                 theirs, payload = answer[: codec.sketch_bytes], answer[codec.sketch_bytes :]
-                pull.gap = codec.gap(codec.encode(pull.slow, pull.seed, pull.sketch, theirs), payload)
+                pull.gap = codec.gap(codec.encode(fragment.here(pull.slow), pull.seed, pull.sketch, theirs), payload)
             return pull
 
     def close(self, name: str) -> None:

@@ -54,7 +54,7 @@ class Rank:
         self._shares = shares = shared_out(manifest.inner.optimizer, shapes, count)
         self.own = own = OneDevice(manifest, model, shares[number])
         self._number = number
-        self._order = list(shapes)
+        self._places = {name: place for place, name in enumerate(shapes)}
         self._weights = tuple(_flat([own.parameters[name] for name in share]) for share in shares)
         own.gradients = tuple(torch.zeros_like(flat) for flat in self._weights)
         for share, weights, gradients in zip(shares, self._weights, own.gradients, strict=True):
@@ -87,9 +87,9 @@ class Rank:
 
     def clip(self, most: float) -> Tensor:
         """As Devices.clip."""
-        lengths = torch.zeros(len(self._order))
+        lengths = torch.zeros(len(self._places))
         for name, parameter in self.own.moved.items():
-            lengths[self._order.index(name)] = torch.linalg.vector_norm(_gradient(parameter))
+            lengths[self._places[name]] = torch.linalg.vector_norm(_gradient(parameter))
         dist.all_reduce(lengths)
         length: Tensor = torch.linalg.vector_norm(lengths)
         torch.nn.utils.clip_grads_with_norm_(self.own.moved.values(), most, length)

@@ -40,8 +40,6 @@ def build(settings: RankSettings, manifest: Manifest, device: torch.device) -> R
     """Make the model, with any weights, and meet the other ranks."""
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
     keep_within(device, size_bytes(settings.gpu_memory))
     model = unset_model(manifest.model, device)
     mask_as_run(model, manifest)

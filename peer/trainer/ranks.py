@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from peer.machine.child import cpu_s
 from peer.machine.config import LocalSettings
 from peer.model.computing import Computing
 from peer.trainer import orders as order
@@ -143,6 +144,7 @@ class Ranks:
         with processes.together():
             join(processes.store, FIRST, processes.count, model.device.type)
         self._rank = Rank(manifest, model, FIRST, processes.count)
+        self.moved = self._rank.own.moved
 
     def send(self, batch: Tensor) -> Tensor:
         """As Devices.send: it is shared when all are ready."""
@@ -180,6 +182,10 @@ class Ranks:
         """As Devices.forget."""
         with self._all(order.BeginAnew()):
             self._rank.own.forget()
+
+    def cpu_s(self) -> float:
+        """As Devices.cpu_s."""
+        return sum(map(cpu_s, self._processes.pids))
 
     def close(self) -> None:
         """End the other ranks."""

@@ -273,14 +273,14 @@ class Replica:
         values, num_failed = pull.gap.values, int(pull.gap.failed.sum())
         reason = try_shift(pull.fragment, values, self.parameters, self._judged_loss)
         if not reason:
-            pull.fragment.slow = pull.fragment.slow + values
+            pull.fragment.slow = pull.fragment.at_rest(pull.fragment.here(pull.fragment.slow) + values)
             self.clock_steps = max(self.clock_steps, min(request.clock_steps, self.manifest.run.total_steps))
         return ask.Pulled(request.name, not reason, reason, num_failed)
 
     # ------------------------------------------------------------------ checkpoints
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return every tensor of the replica by name; live ones, of which the next step changes all but REPLACED."""
+        """Return every tensor of the replica by name; live ones, those that another rank's optimizer keeps excepted."""
         tensors = {f"fast/{name}": parameter.detach() for name, parameter in self.parameters.items()}
         for index, fragment in enumerate(self.outer.fragments):
             tensors[f"slow/{index}"] = fragment.slow
@@ -289,6 +289,11 @@ class Replica:
         for name, value in self.inner.devices.state().items():
             tensors[f"{INNER}{name}"] = value
         return tensors
+
+    def changes(self, name: str) -> bool:
+        """Tell whether the next step changes one of `tensors` where it lies."""
+        kept = name.removeprefix(INNER)
+        return not name.startswith(REPLACED) and (kept == name or kept.split("/", 1)[1] in self.inner.devices.moved)
 
     def state(self) -> dict[str, Any]:
         """Return all else that a checkpoint must hold, JSON-able."""

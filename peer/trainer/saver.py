@@ -24,7 +24,7 @@ from peer.machine.events import CheckpointFailed, CheckpointRejected, Checkpoint
 from peer.machine.home import Home
 from peer.model.checkpoint import CheckpointContents, Loaded, save
 from peer.model.computing import is_out_of_memory
-from peer.trainer.replica import REPLACED, Replica
+from peer.trainer.replica import Replica
 from protocol.errors import BadSettings, GossamerError
 
 T = TypeVar("T")
@@ -91,7 +91,7 @@ class Saver:
         if self._is_busy():
             return
         started_s, tensors = self._now_s(), replica.tensors()
-        moving = {name: tensor.detach() for name, tensor in tensors.items() if not name.startswith(REPLACED)}
+        moving = {name: tensor.detach() for name, tensor in tensors.items() if replica.changes(name)}
         lacking = {name: tensor for name, tensor in moving.items() if not _fits(self._copies.get(name), tensor)}
         if lacking:
             self._readying = _beside(lambda: _places(lacking))

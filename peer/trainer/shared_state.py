@@ -17,7 +17,7 @@ from torch import Tensor
 
 from optim.fragments import add, scatter
 from peer.link.payload_folder import PayloadFolder
-from peer.trainer.meeting import FragmentState
+from peer.trainer.fragment_state import FragmentState
 
 MOST_GROWTH: Final = 100.0  # of a fragment's values over our own; those of the demo grow threefold in a whole run
 MOST_MOMENTUM: Final = 1.0  # as large as the weights: the longest honest outer step is a third of that
@@ -28,7 +28,7 @@ PULL_TOLERANCE: Final = 1.05  # likewise for one fragment: the others have not c
 
 @dataclass(frozen=True, slots=True)
 class FragmentWeights:
-    """A fragment's part of a state: new tensors, f32[numel], on the fragment's device."""
+    """A fragment's part of a state: new tensors, f32[numel], on the device where the fragment's rest."""
 
     fragment: FragmentState
     slow: Tensor

@@ -108,7 +108,8 @@ class Stopwatch:
         passed_s = max(1e-9, self._now_s() - self._told_s)
         self._told_s = self._now_s()
         so_far = replica.own_steps, replica.clock_steps, replica.tokens
-        blocked_s, training_cpu_s = sum(self.blocked_s.values()), time.process_time() - self._start_cpu_s - coding_cpu_s
+        blocked_s, cpu_s = sum(self.blocked_s.values()), time.process_time() + replica.inner.devices.cpu_s()
+        training_cpu_s = cpu_s - self._start_cpu_s - coding_cpu_s
         spent_s = self.train_s, blocked_s, training_cpu_s, coding_cpu_s, self.blocked_s["checkpoints"], self.evaluation_s
         if self._steps:
             loss = sum(step.loss for step in self._steps) / len(self._steps)
@@ -143,7 +144,7 @@ class Trainer:
         self._node = CodingThread(link, replica.outer, self._open_now)
         self._saver = saver
         self._now_s = now_s
-        self._device = replica.outer.fragments[0].slow.device
+        self._device = replica.inner.device
         self._watch = Stopwatch(child.emit, now_s, queued_s)
         self._pace = Pace(replica, child.emit)
         self._session = 0  # of the link, at the last boundary
@@ -291,7 +292,7 @@ class Trainer:
     def _settle(self) -> None:
         """Wait for what a GPU still does for the node, so that it counts as blocked and not as training."""
         if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+            torch.cuda.current_stream(self._device).synchronize()
 
     # ------------------------------------------------------------------ training
 

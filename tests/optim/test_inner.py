@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
 
-from optim.inner import OPTIMIZERS, InnerSettings, Muon, build_optimizer, learning_rate, orthogonalized, set_learning_rate
+from optim.inner import OPTIMIZERS, InnerSettings, Muon, build_optimizer, learning_rate, orthogonalized, set_learning_rate, shared_out
 
 SETTINGS = InnerSettings(total_steps=1000, learning_rate=1e-3, final_fraction=0.1, warmup_steps=100, rewarm_steps=20)
 MUON_SETTINGS = InnerSettings(total_steps=100, learning_rate=1e-2, beta1=0.9, beta2=0.95, weight_decay=0.1)
@@ -210,6 +211,20 @@ def test_the_learning_rate_reaches_both_parts() -> None:
     set_learning_rate(optimizer, 0.0)
     train(model, optimizer, 3)
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_what_several_optimizers_have_to_do_is_shared_out_evenly(name: str) -> None:
+    shapes = {"embed.weight": (512, 64), "norm.weight": (64,)}
+    shapes |= {f"layers.{number}.{kind}.weight": (64, 64) for number in range(6) for kind in "qkv"}
+    shares = shared_out(name, shapes, 3)
+    assert sorted(key for share in shares for key in share) == sorted(shapes)
+    values = [sum(math.prod(shapes[key]) for key in share) for share in shares]
+    if name == "muon":  # six matrices each, whoever has the embedding
+        assert [sum("layers" in key for key in share) for share in shares] == [6, 6, 6]
+    else:
+        assert max(values) <= 1.1 * sum(values) / 3
+    assert shared_out(name, shapes, 1) == [list(shapes)]
 
 
 def test_closures_are_refused() -> None:

@@ -61,7 +61,7 @@ from peer.doctor.room_checks import memory
 from peer.trainer.need import run_need
 from tests.peer.doctor.cases import case
 import transformers, psutil
-most = psutil.Process().memory_info().vms + 300_000_000
+most = psutil.Process().memory_info().vms + 380_000_000
 resource.setrlimit(resource.RLIMIT_AS, (most, most))
 found = dict(examine(case(Path("/nonexistent")), [memory]))["memory"]
 print(json.dumps([found.level.value, found.found, found.way_out]))

@@ -51,6 +51,8 @@ def test_a_setting_like_no_other_leads_to_a_page_that_exists() -> None:
     ("name", "value"),
     [
         ("devices", "gpu"),
+        ("devices", "cpu:0"),
+        ("devices", "0,1,0"),
         ("port", 70000),
         ("threads", -1),
         ("checkpoint_interval_s", 0),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,20 @@ import torch
 from torch import Tensor
 
 from peer.model.computing import next_token_loss
-from peer.model.model import build_model, check_fit, choose_device, layout_digest, model_config, need_layout, parameter_shapes
+from peer.model.model import (
+    build_model,
+    check_fit,
+    choose_device,
+    choose_devices,
+    layout_digest,
+    model_config,
+    need_layout,
+    parameter_shapes,
+    unset_model,
+)
 from protocol.errors import BadManifest, BadSettings
 from protocol.run.sections import ModelSection
+from tests.peer.small import small_manifest
 from tests.peer.trained_homes import LLAMA
 
 GPT2 = {"n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 256, "n_positions": 64}
@@ -138,6 +150,31 @@ def test_a_device_comes_with_its_reason() -> None:
     assert device.type in reason.lower() or device.type == "cpu"
     with pytest.raises(BadSettings, match="cuda:999"):
         choose_device("cuda:999")
+
+
+def test_several_devices_come_by_number_or_as_so_many_processes() -> None:
+    assert choose_devices("cpu:1") == ((torch.device("cpu"),), "as asked")
+    assert choose_devices("cpu")[0] == (torch.device("cpu"),)
+    with pytest.raises(BadSettings, match="no device cuda:998"):
+        choose_devices("998,999")
+    with pytest.raises(BadSettings, match="too few for --devices cpu:99") as caught:
+        choose_devices("cpu:99")
+    assert caught.value.hint == f"use --devices cpu:{os.cpu_count()}"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA GPU here")
+def test_all_devices_of_a_machine_without_any() -> None:
+    with pytest.raises(BadSettings, match="no CUDA GPU for --devices all"):
+        choose_devices("all")
+
+
+def test_a_model_without_its_weights_is_laid_out_alike() -> None:
+    section = small_manifest().model
+    unset, built = unset_model(section, torch.device("cpu")), build_model(section, 0)
+    assert [(name, p.shape) for name, p in unset.named_parameters()] == [(name, p.shape) for name, p in built.named_parameters()]
+    assert unset.training
+    for one, other in zip(unset.buffers(), built.buffers(), strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_nothing_is_printed(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from optim.codecs import codec
 from optim.fragment_codec import FragmentCodec
 from optim.fragments import Fragment, Piece
 from optim.noloco import NoLoCo, token_weight
-from peer.trainer.meeting import MAX_TOKEN_RATIO, FragmentState, MeetingSide, Since, bounded_weight
+from peer.trainer.fragment_state import FragmentState, Since
+from peer.trainer.meeting import MAX_TOKEN_RATIO, MeetingSide, bounded_weight
 
 RULE = NoLoCo()
 TOKENS = st.integers(0, 2**53)
@@ -37,9 +38,9 @@ def test_who_has_learnt_nothing_yet_does_not_count(tokens: int) -> None:
     assert (bounded_weight(0, tokens), bounded_weight(tokens, 0)) == (0.0, 1.0)
 
 
-def state(fast: float, codec_name: str = "fp32") -> FragmentState:
+def state(fast: float, codec_name: str = "fp32", place: str = "cpu") -> FragmentState:
     """A fragment whose slow weights are 1 and whose fast weights are not."""
-    parameters = {"matrix": torch.ones(5000), "norm": torch.ones(7)}
+    parameters = {"matrix": torch.ones(5000, device=place), "norm": torch.ones(7, device=place)}
     made = FragmentState(FragmentCodec(Fragment(0, "all", (Piece("matrix", 5000), Piece("norm", 7)), 5000), codec(codec_name)), parameters)
     for tensor in parameters.values():
         tensor.fill_(fast)
@@ -87,3 +88,21 @@ def test_a_solo_step_takes_the_tokens_along() -> None:
     assert alone.since == Since()
     assert torch.allclose(alone.slow, torch.full((5007,), 1.07))
     assert torch.allclose(alone.fast(), alone.slow)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
+def test_beside_a_gpu_slow_weights_rest_on_the_host_and_meetings_come_to_the_same() -> None:
+    places = {name: (state(1.1, place=name), state(1.3, place=name)) for name in ("cpu", "cuda")}
+    for states in places.values():
+        sides = [MeetingSide(each) for each in states]
+        sketches = [side.prepare(RULE, 0.5, 7) for side in sides]
+        payloads = sides[0].encode(sketches[1]), sides[1].encode(sketches[0])
+        for side, payload in zip(sides, reversed(payloads), strict=True):
+            assert side.judge(payload) == ""
+            side.merge(side.step(side.failed_blocks))
+        states[0].step_alone(RULE)
+    for here, there in zip(places["cpu"], places["cuda"], strict=True):
+        assert there.slow.is_pinned() and there.momentum.is_pinned()
+        torch.testing.assert_close(there.slow, here.slow)
+        torch.testing.assert_close(there.fast().cpu(), here.fast())

@@ -13,6 +13,7 @@ from optim.inner import num_state_values
 from peer.machine.config import LocalSettings
 from peer.machine.home import Home
 from peer.machine.room import Room
+from peer.model.computing import Computing
 from peer.trainer.need import PROGRAMS, Need, Rooms, need_memory, need_to_fit, rooms, run_need, within
 from protocol.errors import BadSettings
 from tests.peer.small import small_manifest, small_replica
@@ -86,6 +87,18 @@ def test_a_device_with_memory_of_its_own_takes_the_tensors() -> None:
     assert not on_cpu.device
     assert sum(on_gpu.memory.values()) < sum(on_cpu.memory.values())
     assert on_gpu.device["for the optimizer"] == on_cpu.memory["for the optimizer"]
+
+
+def test_several_devices_share_the_optimizer_and_each_has_the_weights() -> None:
+    manifest = small_manifest(inner={"optimizer": "adamw", "batch_size": 8})
+    one, two = (run_need(manifest, "cuda", Computing(num_devices=count)) for count in (1, 2))
+    assert two.device["for weights and their gradients"] == one.device["for weights and their gradients"]
+    assert two.device["for the optimizer"] == pytest.approx(one.device["for the optimizer"] / 2, rel=0.05)
+    assert two.device["for what a batch leaves in the model"] < 0.6 * one.device["for what a batch leaves in the model"]
+    here, shared = (run_need(manifest, "cpu", Computing(num_devices=count)).memory for count in (1, 2))
+    assert shared["for weights and their gradients"] == 2 * here["for weights and their gradients"]
+    assert shared["for the optimizer"] == here["for the optimizer"]
+    assert shared[PROGRAMS] > here[PROGRAMS]
 
 
 def need() -> Need:

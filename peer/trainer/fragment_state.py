@@ -1,0 +1,135 @@
+"""One fragment of a replica between meetings: slow weights, momentum, what has happened since the last outer step, and where they rest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from optim.fragment_codec import FragmentCodec
+from optim.fragments import add, gather
+from optim.noloco import PairRule
+from peer.trainer.merge_gate import MergeGate
+
+SLAB_VALUES = 1 << 15  # 128 KiB: what one operation leaves in the processor's cache, the next one finds there
+DEVICE_SLAB_VALUES = 1 << 24  # on other devices: 64 MiB of what rests on the host at a time
+
+
+@dataclass(frozen=True, slots=True)
+class OuterStep:
+    """A fragment's next slow weights and momentum, and what to add to its fast weights."""
+
+    slow: Tensor  # f32[numel], at rest
+    momentum: Tensor  # f32[numel], at rest
+    shift: Tensor  # f32[numel], on the device
+
+
+@dataclass(frozen=True, slots=True)
+class Since:
+    """What has happened since a fragment's last outer step."""
+
+    tokens: int = 0  # trained
+    steps: int = 0  # inner steps
+    missed_steps: int = 0  # of the schedule clock, which ran on without inner steps of ours
+
+    def __sub__(self, earlier: Since) -> Since:
+        return Since(self.tokens - earlier.tokens, self.steps - earlier.steps, self.missed_steps - earlier.missed_steps)
+
+    def moved(self, length: float) -> float:
+        """Return how long a movement would be with the missed steps."""
+        return length * (1.0 + self.missed_steps / max(1, self.steps))
+
+
+class FragmentState:
+    """One fragment of a replica between meetings. `parameters` are the model's own tensors, by name, and are written to.
+
+    Slow weights and momentum are needed at meetings only: beside a GPU they rest in pinned memory of the host.
+    """
+
+    def __init__(self, codec: FragmentCodec, parameters: Mapping[str, Tensor], has_momentum: bool = True) -> None:
+        self.codec = codec
+        self.has_momentum = has_momentum
+        fast = gather(codec.fragment, parameters)
+        self.device = fast.device
+        self.slow = self.at_rest(fast)  # f32[numel]
+        nothing = self.slow.new_zeros(()).expand(self.slow.shape)  # one zero, seen as many: a run without momentum keeps none
+        self.momentum = self.at_rest(nothing.clone()) if has_momentum else nothing
+        self.gate = MergeGate()
+        self.since = Since()
+        self.meeting: int | None = None
+        self._parameters = parameters
+
+    @property
+    def tokens(self) -> int:
+        """Return the tokens trained since the last outer step."""
+        return self.since.tokens
+
+    def count(self, num_tokens: int) -> None:
+        """Count an inner step."""
+        since = self.since
+        self.since = Since(since.tokens + num_tokens, since.steps + 1, since.missed_steps)
+
+    def miss(self, num_steps: int) -> None:
+        """Hear that the schedule clock went on by so many steps that were not ours."""
+        self.since = replace(self.since, missed_steps=self.since.missed_steps + num_steps)
+
+    def replace(self, slow: Tensor, momentum: Tensor) -> None:
+        """Take over others' slow weights and momentum, and forget what led to our own; the fast weights are the caller's affair."""
+        self.slow, self.momentum = self.at_rest(slow), self.at_rest(momentum) if self.has_momentum else momentum
+        self.since, self.gate = Since(), MergeGate()
+
+    def at_rest(self, values: Tensor) -> Tensor:
+        """Return values where this state rests: beside a GPU a pinned copy on the host, else themselves."""
+        if self.device.type != "cuda":
+            return values
+        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        return host.copy_(values)  # waits for it
+
+    def here(self, values: Tensor) -> Tensor:
+        """Return values at rest, or a part of them, where meetings are computed."""
+        return values.to(self.device)
+
+    def fast(self) -> Tensor:
+        """Return the fast weights: a new f32[numel]."""
+        return gather(self.codec.fragment, self._parameters)
+
+    def step_alone(self, rule: PairRule) -> None:
+        """Take the outer step without a partner."""
+        fast = self.fast()
+        self.gate.step_alone(self.since.moved(length_of(fast - self.here(self.slow))))
+        self.merge(self.in_slabs(fast, lambda slow, momentum, part: rule.solo_step(slow, momentum, fast[part])), self.since)
+
+    def merge(self, step: OuterStep, since: Since) -> None:
+        """Make an outer step count that was computed from what had happened till then; all or nothing, for nothing is allocated."""
+        add(self.codec.fragment, step.shift, self._parameters)
+        self.slow, self.momentum = step.slow, step.momentum
+        self.since -= since
+
+    def in_slabs(self, snapshot: Tensor, step: Callable[[Tensor, Tensor, slice], tuple[Tensor, Tensor]]) -> OuterStep:
+        """Compute an outer step from a snapshot of the fast weights, slab by slab.
+
+        `step` takes a slab's slow weights and momentum, and which it is, and returns the next ones.
+        """
+        slow, shift = self._place(), torch.empty_like(snapshot)
+        momentum = self._place() if self.has_momentum else self.momentum
+        size = SLAB_VALUES if self.device.type == "cpu" else DEVICE_SLAB_VALUES
+        for start in range(0, slow.numel(), size):
+            part = slice(start, start + size)
+            new_slow, new_momentum = step(self.here(self.slow[part]), self.here(self.momentum[part]), part)
+            slow[part] = new_slow
+            if self.has_momentum:
+                momentum[part] = new_momentum
+            torch.sub(new_slow, snapshot[part], out=shift[part])
+        return OuterStep(slow, momentum, shift)
+
+    def _place(self) -> Tensor:
+        return torch.empty(self.slow.shape, dtype=self.slow.dtype, device=self.slow.device, pin_memory=self.device.type == "cuda")
+
+
+def length_of(values: Tensor) -> float:
+    """Return the Euclidean length; finite for all finite values."""
+    length = float(values.norm())
+    return length if math.isfinite(length) else float(values.double().norm())  # the square of a legal value can overflow f32
