@@ -28,7 +28,8 @@ AGAIN_S = (6.0, 300.0)  # until the same partner is asked again, likewise
 NUM_ANSWERS = 7  # the latest ones of different partners, which decide
 NUM_RELAYS = 2  # at which we have a place
 KNOWN_RELAYS = 32
-FIRST_S, LOST_S = 4.0, 8.0  # without a place at any relay, at first and later, before p2pd is started with others, or anew with the same
+FIRST_S, LOST_S = 4.0, 8.0  # without a place at any relay, at first and later, before p2pd is started with others, or anew with the same;
+MOST_S = 300.0  # twice as long each time that it got none: relays may be full, and whoever cannot be called can call all the same
 
 T = TypeVar("T")
 
@@ -43,6 +44,7 @@ class Reachability:
         """The address at which others have last called us, without our id; empty while nobody has."""
         self.through = tuple(through)
         """The relays, with their ids, at which p2pd shall have a place; none where it needs none, or none is known."""
+        self._patience_s = FIRST_S
         self._relays: OrderedDict[PeerId, str] = OrderedDict()
         self._answers: OrderedDict[PeerId, bool] = OrderedDict()
         self._seen_at: OrderedDict[PeerId, str] = OrderedDict()
@@ -62,22 +64,25 @@ class Reachability:
         `port`: where we listen. Raises Unreachable when p2pd has gone.
         """
         loop = asyncio.get_running_loop()
-        placed_s, patience_s = loop.time(), FIRST_S  # when we last had a place, or could have; and for how long we may have none
+        placed_s, had_place = loop.time(), False  # when we last had a place, or could have
         while True:
-            await asyncio.sleep(TICK_S[self._is_settled and patience_s == LOST_S])
+            await asyncio.sleep(TICK_S[self._is_settled and (self.is_open is True or had_place or self._patience_s > FIRST_S)])
             connected = await control.connected()
             await self._ask_some(control, connected, port)
             _, addresses = await control.identify()
             if self.is_open is not False or _places(addresses):
                 placed_s = loop.time()
             if _places(addresses):
-                patience_s = LOST_S
+                had_place, self._patience_s = True, FIRST_S
+            patience_s = LOST_S if had_place else self._patience_s
             if self.is_open and self.through:
                 self.through = ()
                 return "others can call this peer now, so that it needs no relay"
             if self.is_open is False and (not self.through or loop.time() - placed_s >= patience_s):
                 through = await self._choose_relays(control)
                 if through:
+                    if self.through and not had_place:
+                        self._patience_s = min(2 * patience_s, MOST_S)
                     self.through = through
                     return f"others reach this peer through {len(through)} relay{'s' if len(through) > 1 else ''} from now on"
 

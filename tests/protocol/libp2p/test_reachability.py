@@ -161,6 +161,20 @@ def test_without_another_it_waits_for_the_old_one(world: World) -> None:
     run(test)
 
 
+def test_where_relays_are_full_p2pd_is_started_anew_more_and_more_seldom(world: World) -> None:
+    async def test() -> None:
+        known, began_s, num_starts = Reachability((relay(0),)), asyncio.get_running_loop().time(), 0
+        while asyncio.get_running_loop().time() < began_s + 3600.0:
+            num_starts += bool(await within(3600.0, known.until_role_changes(world, 4001)))
+        assert 10 < num_starts < 20
+        world.own = (PLACE,)
+        assert await within(60, known.until_role_changes(world, 4001)) == "", "a place at last"
+        world.own = ()
+        assert await within(10, known.until_role_changes(world, 4001)), "the next one is waited for no longer than the first"
+
+    run(test)
+
+
 def test_who_can_be_called_again_needs_none(world: World) -> None:
     async def test() -> None:
         world.own = (PLACE,)
