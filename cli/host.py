@@ -12,7 +12,7 @@ import typer
 
 from cli import options
 from cli.invite import doors
-from cli.manifests import changed, read_manifest
+from cli.manifests import changed, pinned, read_manifest, with_pins
 from cli.screen import Screen
 from cli.session import given_settings, hold_session, save_every, settings
 from peer.machine.home import Home, write_whole
@@ -84,7 +84,7 @@ def host(
     base = read_manifest(manifest, own_text=data is not None)
     wanted = changed(base, steps=steps, seed=seed, codec=codec, method=method, inner_steps=inner_steps)
     is_given = manifest is not None or any(given is not None for given in (steps, seed, codec, method, inner_steps))
-    signed = run_to_host(folder, identity, wanted.with_host(identity.peer_id), must_match=is_given)
+    signed = run_to_host(folder, identity, wanted.with_host(identity.peer_id), config.model, must_match=is_given)
     if signed.manifest().model.weights and config.model is None and not any(folder.checkpoints.iterdir()):
         raise BadSettings(
             "this run starts from given weights, and its host is the first to have them", hint="name their folder with --model"
@@ -92,20 +92,21 @@ def host(
     hold_session(config, identity, signed, None, invite_line(folder, identity, signed, write_invite), metrics)
 
 
-def run_to_host(folder: Home, identity: Identity, wanted: Manifest, *, must_match: bool) -> SignedManifest:
-    """Return the run that the home holds, else `wanted`, signed. Raises BadSettings where the home holds one that cannot be hosted.
+def run_to_host(folder: Home, identity: Identity, wanted: Manifest, model: Path | None = None, *, must_match: bool) -> SignedManifest:
+    """Return the run that the home holds, else `wanted`, pinned and signed. Raises BadSettings where it holds one that cannot be hosted.
 
     With `must_match`, the operator has asked for `wanted` by name, so a home that holds another run is refused.
     """
     if not folder.manifest.exists():
-        return SignedManifest.sign(wanted, identity)
+        return SignedManifest.sign(pinned(wanted, model), identity)
     held = SignedManifest.from_bytes(folder.manifest.read_bytes())
     if held.host != identity.peer_id:
         raise BadSettings(
             f"{folder.path} holds a run that this peer has joined, not one that it hosts",
             hint="go on with `peer join`, or start a run in another folder with --home DIR",
         )
-    if must_match and wanted.run_id != held.run_id:
+    manifest = held.manifest()
+    if must_match and with_pins(wanted, manifest.model.layout, manifest.tokenizer.digest).run_id != held.run_id:
         raise BadSettings(
             f"{folder.path} already holds another run, {held.run_id.hex()[:12]}",
             hint="`peer host` without a manifest or changes goes on with it; --home DIR gives a new run its own folder",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 from protocol.errors import BadManifest
@@ -45,3 +48,26 @@ def changed(
         if value is not None:
             values.setdefault(section, {})[key] = value
     return Manifest.checked(values)
+
+
+def with_pins(manifest: Manifest, layout: str | None, tokenizer: str | None) -> Manifest:
+    """Return the manifest with these digests where it has none of its own."""
+    values = manifest.model_dump()
+    values["model"]["layout"] = manifest.model.layout or layout
+    values["tokenizer"]["digest"] = manifest.tokenizer.digest or tokenizer
+    return Manifest.checked(values)
+
+
+def pinned(manifest: Manifest, folder: Path | None) -> Manifest:
+    """Return the manifest with the digests of its model's layout and of its tokenizer, where that is not just bytes.
+
+    `folder` may hold the tokenizer. Found in a process of its own: torch and transformers take much memory. Raises BadManifest.
+    """
+    if manifest.tokenizer.name == "bytes" or (manifest.model.layout and manifest.tokenizer.digest):
+        return manifest
+    program = [sys.executable, "-P", "-m", "peer.model.pins", *([str(folder)] if folder else [])]
+    said = subprocess.run(program, input=manifest.to_toml(), capture_output=True, text=True, check=True).stdout  # noqa: S603
+    found = json.loads(said)
+    if "error" in found:
+        raise BadManifest(found["error"], hint=found["hint"])
+    return with_pins(manifest, found["layout"], found["tokenizer"])

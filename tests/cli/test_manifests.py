@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from cli.manifests import changed, default_manifest, read_manifest
+from cli.manifests import changed, default_manifest, pinned, read_manifest, with_pins
+from peer.model.model import layout_digest, parameter_shapes
+from peer.text.tokenizer import byte_tokenizer, load_tokenizer
 from protocol.errors import BadManifest
 from protocol.run.manifest import Manifest
+from protocol.run.sections import DEMO_LLAMA
 
 
 def test_no_file_means_the_default_run() -> None:
@@ -37,3 +40,16 @@ def test_a_file_that_is_no_manifest_is_refused_with_a_hint(content: bytes, tmp_p
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadManifest, match="run.toml: No such file"):
         read_manifest(tmp_path / "run.toml")
+
+
+def test_a_host_pins_the_layout_and_the_tokenizer_unless_it_is_bytes(tmp_path: Path) -> None:
+    bytes_only = Manifest()
+    assert pinned(bytes_only, None) is bytes_only
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"eos_token": "the end"})
+    tokenizer.save_pretrained(tmp_path)
+    wanted = Manifest.checked({"tokenizer": {"name": str(tmp_path)}, "model": {"config": DEMO_LLAMA | {"vocab_size": 300}}})
+    found = pinned(wanted, None)
+    assert found.tokenizer.digest == load_tokenizer(found.tokenizer).digest
+    assert found.model.layout == layout_digest(parameter_shapes(found.model))
+    assert with_pins(wanted, found.model.layout, found.tokenizer.digest) == found == pinned(found, None)
