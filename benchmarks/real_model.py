@@ -1,12 +1,12 @@
 """A model of 125 million parameters from manifest to export, with two peers of this machine: what each stage takes.
 
-    python -m benchmarks.real_model [--steps N] [--line RATE] [--folder DIR] [--json]
+    python -m benchmarks.real_model [--steps N] [--width N] [--gap STEPS] [--line RATE] [--folder DIR] [--json]
 
 The commands of docs/guide/train-a-real-model.md, one after the other, on the CPU: real processes, a run that one peer hosts and another
 joins when it is under way, both on lines of `--line`, to the end of the run; then `peer eval` and `peer export`. Batches are tiny (two
 sequences of 128 bytes), for a CPU trains a thousand times slower than a GPU; what is measured is the machinery, not how well it learns.
-`join` is counted from the start of `peer join`, `state` from the first asking until the state is ours; `held` is the most memory of all
-processes of a peer, what several share counted once. Expect twenty minutes on two cores.
+`state` is counted from the first asking until the state is ours, `join` from there to the first meeting that counts; `held` is the most
+memory of all processes of a peer, what several share counted once. Expect twenty minutes on two cores that nobody else uses.
 """
 
 from __future__ import annotations
@@ -26,26 +26,33 @@ from typing import Any, Final
 from peer.machine.events import CheckpointSaved, Event, FragmentPulled, MeetingDone, StateCloned, read_events
 from peer.machine.home import Home
 from peer.machine.room import held_bytes
+from peer.trainer.need import run_need
 from protocol.run.manifest import Manifest
 
 PEER: Final = (sys.executable, "-m", "cli.main")
-MODEL: Final = {
-    "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12, "num_key_value_heads": 12,
-    "vocab_size": 50_304, "max_position_embeddings": 1024, "tie_word_embeddings": True,
-}  # fmt: skip
 LOOK_S: Final = 2.0
 LATE_S: Final = 3600.0
-HOST_STEPS: Final = 12  # of the host alone, so that the other has a state to fetch
+WIDTH: Final = 768  # of the guide's model
 
 
-def manifest(steps: int) -> Manifest:
-    """Return the guide's run with small batches; clocks may be 40 steps apart, so that a newcomer at step 12 fetches a state."""
+def host_steps(gap_steps: int) -> int:
+    """Return after how many steps of the host alone another joins, so that it has a state to fetch."""
+    return gap_steps // 10 + 8
+
+
+def manifest(steps: int, width: int, gap_steps: int) -> Manifest:
+    """Return the guide's run with small batches; clocks may be so far apart."""
+    heads = width // 64
+    model = {
+        "hidden_size": width, "intermediate_size": width * 8 // 3, "num_hidden_layers": 12, "num_attention_heads": heads,
+        "num_key_value_heads": heads, "vocab_size": 50_304, "max_position_embeddings": 1024, "tie_word_embeddings": True,
+    }  # fmt: skip
     return Manifest.checked(
         {
             "run": {"name": "real", "total_steps": steps},
-            "model": {"config": MODEL},
+            "model": {"config": model},
             "inner": {"optimizer": "adamw", "learning_rate": 3e-4, "batch_size": 2, "sequence_length": 128},
-            "outer": {"max_clock_gap_steps": 40, "deadline_s": 120.0},
+            "outer": {"max_clock_gap_steps": gap_steps, "deadline_s": 120.0},
         }
     )
 
@@ -100,14 +107,14 @@ def until(shells: Sequence[Shell], is_so: Any) -> None:
 
 
 @contextlib.contextmanager
-def both(folder: Path, line: str, steps: int) -> Iterator[tuple[Shell, Shell]]:
+def both(folder: Path, line: str, job: Manifest) -> Iterator[tuple[Shell, Shell]]:
     """Have one peer host the run and another join it under way."""
     file, invite = folder / "real.toml", folder / "invite"
-    file.write_text(manifest(steps).to_toml())
+    file.write_text(job.to_toml())
     limits = ("--threads", "1", "--listen", "127.0.0.1", "--max-upload", line, "--max-download", line)
     shells = [Shell(folder / "host", "host", str(file), "--write-invite", str(invite), *limits)]
     try:
-        until(shells, lambda found: found[0].get("step", 0) >= HOST_STEPS)
+        until(shells, lambda found: found[0].get("step", 0) >= host_steps(job.outer.max_clock_gap_steps))
         shells.append(Shell(folder / "joiner", "join", "--invite-file", str(invite), *limits))
         yield shells[0], shells[1]
     finally:
@@ -120,22 +127,26 @@ def first(events: Sequence[Event], *kinds: type[Event]) -> float:
     return next((event.ts for event in events if isinstance(event, kinds)), float("nan"))
 
 
-def figures(host: Shell, joiner: Shell, last: dict[str, Any]) -> dict[str, float]:
+def figures(host: Shell, joiner: Shell, last: dict[str, Any], job: Manifest) -> dict[str, float]:
     """Return what the two peers' events and the joiner's last status say."""
     told = joiner.events()
     counted = [event for event in told if isinstance(event, MeetingDone) and event.outcome == "completed"]
     saved = [event for shell in (host, joiner) for event in shell.events() if isinstance(event, CheckpointSaved)]
     states = [event for event in told if isinstance(event, StateCloned)]
+    started_s = states[0].ts - states[0].seconds
+    need = run_need(job, "cpu")
     return {
-        "join, s": counted[0].ts - joiner.began_s,
+        "parameters": need.num_params,
+        "join, s": counted[0].ts - started_s,
         "state, s": states[0].seconds,
         "state, MB": states[0].num_bytes / 1e6,
+        "all pulled after, s": max(event.ts for event in told if isinstance(event, FragmentPulled)) - started_s,
         "fragments pulled": sum(isinstance(event, FragmentPulled) for event in told),
         "meetings that counted": len(counted),
         "a meeting, s": statistics.median(event.seconds for event in counted),
         "a meeting at most, s": max(event.seconds for event in counted),
         "a meeting at most, MB": max(event.bytes_sent for event in counted) / 1e6,
-        "an inner step, s": (last["train_seconds"] - last["blocked_seconds"]) / max(1, last["step"] - HOST_STEPS),
+        "an inner step, s": (last["train_seconds"] - last["blocked_seconds"]) / max(1, last["own_steps"]),
         "blocked, %": 100 * last["blocked_seconds"] / last["train_seconds"],
         "a checkpoint, MB": saved[-1].num_bytes / 1e6,
         "a checkpoint, written in s": statistics.median(event.seconds for event in saved),
@@ -145,9 +156,9 @@ def figures(host: Shell, joiner: Shell, last: dict[str, Any]) -> dict[str, float
     }
 
 
-def measure(folder: Path, line: str, steps: int) -> dict[str, float]:
+def measure(folder: Path, line: str, job: Manifest) -> dict[str, float]:
     """Go through all of it."""
-    with both(folder, line, steps) as (host, joiner):
+    with both(folder, line, job) as (host, joiner):
         last: dict[str, Any] = {}
 
         def are_done(found: list[dict[str, Any]]) -> bool:
@@ -155,7 +166,7 @@ def measure(folder: Path, line: str, steps: int) -> dict[str, float]:
             return host.has_ended and joiner.has_ended
 
         until((host, joiner), are_done)
-        found = figures(host, joiner, last)
+        found = figures(host, joiner, last, job)
     began_s = time.monotonic()
     evaluated = json.loads(run("eval", "--home", str(joiner.home.path), "--json"))
     found |= {"held-out loss": evaluated["loss"], "eval, s": time.monotonic() - began_s}
@@ -169,12 +180,14 @@ def main() -> None:
     """Print the figures, or JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--width", type=int, default=WIDTH, help="768: 124 million parameters; 256: 22 million")
+    parser.add_argument("--gap", type=int, default=40, help="how many steps clocks may be apart; a tenth and eight later the other joins")
     parser.add_argument("--line", default="20 Mbit/s")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="real-", dir=Path.cwd()) as place:
-        found = measure(given.folder or Path(place), given.line, given.steps)
+        found = measure(given.folder or Path(place), given.line, manifest(given.steps, given.width, given.gap))
     if given.json:
         print(json.dumps(found))
         return

@@ -65,11 +65,12 @@ def held_out_loss(
     num_batches: int,
     follow: Follow = lambda done, num_batches, loss: None,
     computing: Computing = Computing(),  # noqa: B008 - frozen
+    max_rows: int | None = None,  # of each batch
 ) -> float:
     """Return the mean loss over held-out batches, in nats per token. The model keeps its mode, and no generator is drawn from."""
     device, losses = next(model.parameters()).device, list[float]()
     with evaluating(model):
-        for batch in corpus.held_out_batches(num_batches):
+        for batch in (whole[:max_rows] for whole in corpus.held_out_batches(num_batches)):
             parts = torch.split(batch.to(device), computing.micro_batch or len(batch))
             losses.append(math.fsum(float(next_token_loss(model, part, computing.dtype)) * len(part) for part in parts) / len(batch))
             follow(len(losses), num_batches, math.fsum(losses) / len(losses))

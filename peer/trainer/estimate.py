@@ -26,7 +26,7 @@ PULL_SHARE: Final = 4  # of the gap that may be between two clocks: a state that
 class Estimate:
     """What a peer can expect."""
 
-    join_s: float  # from the first byte of a state until it meets with weight: the state, and pulls where it came too slowly
+    join_s: float  # from the first byte of a state until it meets about every fragment: the state, and pulls where it came too slowly
     meeting_s: float  # for the payload of the largest fragment, both ways at once
     interval_steps: int  # the shortest mean countdown that the line carries, and that pays
     interval_s: float
@@ -41,7 +41,7 @@ def estimate(plan: ModelPlan, gap_steps: int, bytes_per_s: float, step_s: float)
     interval_steps = afforded_steps(plan.round_bytes, bytes_per_s, step_s)
     round_s = MEETING_INTERVAL * interval_steps * step_s
     return Estimate(
-        join_s=state_s + (plan.round_bytes / bytes_per_s if is_old else 0.0),
+        join_s=state_s + (plan.round_bytes / bytes_per_s + len(plan.fragments) * step_s if is_old else 0.0),  # a pull ends at a boundary
         meeting_s=max(fragment.slow_bytes for fragment in plan.fragments) / bytes_per_s,
         interval_steps=interval_steps,
         interval_s=interval_steps * step_s,

@@ -39,7 +39,8 @@ from protocol.run.manifest import Manifest
 REPLACED: Final = ("slow/", "momentum/")  # in the names of `Replica.tensors`: what an outer step replaces and nothing changes
 LATE_SHARE: Final = 10  # of the gap that may be between two clocks: a tenth without an outer step is too much for who joins
 INNER: Final = "inner/"  # likewise: what the optimizer keeps
-JUDGE_BATCHES: Final = 4  # of held-out text, by which weights of others are compared with our own
+JUDGE_BATCHES: Final = 4  # of held-out text, by which weights of others are compared with our own...
+JUDGE_TOKENS: Final = 8192  # ...of so many tokens together at most: the trainer stands still meanwhile, for each fragment that is pulled
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +253,8 @@ class Replica:
         return ask.Adopted(request.name, True, "")
 
     def _judged_loss(self) -> float:
-        return held_out_loss(self.model, self.corpus, JUDGE_BATCHES, computing=self.inner.computing)
+        rows = max(1, JUDGE_TOKENS // (JUDGE_BATCHES * self.manifest.inner.sequence_length))
+        return held_out_loss(self.model, self.corpus, JUDGE_BATCHES, computing=self.inner.computing, max_rows=rows)
 
     def _bring_up(self) -> None:
         """Who joins gets slow weights: what has waited long for a partner is far behind what it has learnt."""

@@ -42,6 +42,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         read_manifest(tmp_path / "run.toml")
 
 
+@pytest.mark.timeout(240)  # a process that loads torch and transformers
 def test_a_host_pins_the_layout_and_the_tokenizer_unless_it_is_bytes(tmp_path: Path) -> None:
     bytes_only = Manifest()
     assert pinned(bytes_only, None) is bytes_only
