@@ -54,7 +54,8 @@ class Rank:
         self._shares = shares = shared_out(manifest.inner.optimizer, shapes, count)
         self.own = own = OneDevice(manifest, model, shares[number])
         self._number = number
-        self._places = {name: place for place, name in enumerate(shapes)}
+        self._num_parameters = len(shapes)
+        self._places = [place for place, name in enumerate(shapes) if name in own.moved]
         self._weights = tuple(_flat([own.parameters[name] for name in share]) for share in shares)
         own.gradients = tuple(torch.zeros_like(flat) for flat in self._weights)
         for share, weights, gradients in zip(shares, self._weights, own.gradients, strict=True):
@@ -87,9 +88,9 @@ class Rank:
 
     def clip(self, most: float) -> Tensor:
         """As Devices.clip."""
-        lengths = torch.zeros(len(self._places))
-        for name, parameter in self.own.moved.items():
-            lengths[self._places[name]] = torch.linalg.vector_norm(_gradient(parameter))
+        lengths = torch.zeros(self._num_parameters)
+        own = [torch.linalg.vector_norm(_gradient(parameter)) for parameter in self.own.moved.values()]
+        lengths[self._places] = torch.stack(own).cpu()
         dist.all_reduce(lengths)
         length: Tensor = torch.linalg.vector_norm(lengths)
         torch.nn.utils.clip_grads_with_norm_(self.own.moved.values(), most, length)
