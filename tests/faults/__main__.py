@@ -2,7 +2,8 @@
 
     python -m tests.faults [R1 R5 ...] [--share 0.1] [--trial 1234]
 
-Every trial follows from its number alone; one that is violated prints the line that plays it again. All of them take hours of one core.
+Every trial follows from its number alone; one that is violated prints the line that plays it again. All of them take an hour of one core,
+R4 is of real processes.
 """
 
 from __future__ import annotations
