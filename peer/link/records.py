@@ -254,7 +254,7 @@ class Pulled(LinkRecord):
     name: str
     accepted: bool
     reason: str  # why not, empty when accepted
-    num_failed: int  # blocks that could not be decoded and stay where they were
+    failed_share: float  # of the blocks: these could not be decoded and stay where they were
 
 
 class Adopted(LinkRecord):

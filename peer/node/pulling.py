@@ -26,6 +26,7 @@ from protocol.messages.messages import Contents
 from protocol.messages.terms import RunTerms
 
 TRIES = 2  # for blocks that could not be decoded; and of two whose weights are no better than ours none is asked for more
+FEW_FAILED = 0.05  # of a fragment's blocks: of thousands some always fail, and a meeting, which takes such alone too, beats a second pull
 
 
 class Pulling:
@@ -72,7 +73,7 @@ class Pulling:
         except (GossamerError, LinkLost, OSError):
             return False
         self._num_tries[fragment] += 1
-        if (pulled.accepted and not pulled.num_failed) or self._num_tries[fragment] >= TRIES:
+        if is_enough(pulled, self._num_tries[fragment]):
             self._num_tries[fragment] = 0
             self._standing.stale.discard(fragment)
         return True
@@ -100,3 +101,8 @@ class Pulling:
         finally:
             for file in (File.OWN_SKETCH, File.PARTNER_PAYLOAD):
                 self._files.remove(payload_name(name, file))
+
+
+def is_enough(pulled: ask.Pulled, num_tries: int) -> bool:
+    """Tell whether a fragment may be met about after so many pulls, of which this was the last."""
+    return (pulled.accepted and pulled.failed_share <= FEW_FAILED) or num_tries >= TRIES

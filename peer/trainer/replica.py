@@ -267,17 +267,17 @@ class Replica:
         try:
             pull = self.outer.pulls.gap(request.name)
         except (ValueError, torch.OutOfMemoryError) as error:
-            return ask.Pulled(request.name, False, str(error), 0)
+            return ask.Pulled(request.name, False, str(error), 0.0)
         finally:
             self.outer.pulls.close(request.name)
         if pull.gap is None or pull.fragment.meeting is not None:
-            return ask.Pulled(request.name, False, "the fragment is in a meeting", 0)
-        values, num_failed = pull.gap.values, int(pull.gap.failed.sum())
+            return ask.Pulled(request.name, False, "the fragment is in a meeting", 0.0)
+        values, failed_share = pull.gap.values, float(pull.gap.failed.float().mean())
         reason = try_shift(pull.fragment, values, self.parameters, self._judged_loss)
         if not reason:
             pull.fragment.slow = pull.fragment.at_rest(pull.fragment.here(pull.fragment.slow) + values)
             self.clock_steps = max(self.clock_steps, min(request.clock_steps, self.manifest.run.total_steps))
-        return ask.Pulled(request.name, not reason, reason, num_failed)
+        return ask.Pulled(request.name, not reason, reason, failed_share)
 
     # ------------------------------------------------------------------ checkpoints
 

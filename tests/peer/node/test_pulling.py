@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from peer.link import records as ask
 from peer.machine.events import FragmentPulled
 from peer.node import pieces as files
+from peer.node.pulling import is_enough
 from protocol.memory.conversation import Link as Wire
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play
@@ -55,6 +57,21 @@ def test_a_joiner_on_a_line_of_any_rate_meets_with_what_it_has(tmp_path: Path, m
         assert distance(joiner, elders[0]) < 5 * distance(*elders)
 
     play(Swarm(tmp_path, manifest=manifest()), story)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("accepted", "failed_share", "num_tries", "enough"),
+    [
+        (True, 0.0, 1, True),
+        (True, 0.002, 1, True),
+        (True, 0.5, 1, False),
+        (True, 0.5, 2, True),
+        (False, 0.0, 1, False),
+        (False, 0.0, 2, True),
+    ],
+)
+def test_some_blocks_that_failed_are_left_to_meetings(accepted: bool, failed_share: float, num_tries: int, enough: bool) -> None:
+    assert is_enough(ask.Pulled("pull-1", accepted, "", failed_share), num_tries) is enough
 
 
 @pytest.mark.parametrize("codec", ["modulo4", "fp32"])
