@@ -56,13 +56,17 @@ class Upkeep:
             self._hearsay.news.clear()
             await self._make_round()
             await asyncio.sleep(AGAIN_S)
-            if num_quick < QUICK_ROUNDS and (self._hearsay.news.is_set() or not self._book.announced(loop_s())):
+            if num_quick < QUICK_ROUNDS and self._is_in_doubt():
                 num_quick += 1
                 continue
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._rng.uniform(*EVERY_S) - AGAIN_S):
                     await (self._hearsay.news.wait() if num_quick < QUICK_ROUNDS else asyncio.sleep(EVERY_S[1]))
             num_quick = 0
+
+    def _is_in_doubt(self) -> bool:
+        """Tell whether the next round should follow soon: somebody has turned up, nobody is there, or those heard tell different times."""
+        return self._hearsay.news.is_set() or not self._hearsay.time.is_settled or not self._book.announced(loop_s())
 
     async def _make_round(self) -> None:
         """Call all of a round at once."""

@@ -75,6 +75,13 @@ class SwarmTime:
         return statistics.median_low([0.0, *voices])
 
     @property
+    def is_settled(self) -> bool:
+        """Whether most of the clocks that were heard, and ours, tell the time that holds: another voice would hardly move it."""
+        ahead_s = self.ahead_s
+        clocks_s = [0.0, *(voice.ahead_s for peers in self._networks() for voice in peers)]
+        return 2 * sum(abs(clock_s - ahead_s) <= CLOCK_SKEW_S for clock_s in clocks_s) > len(clocks_s)
+
+    @property
     def warning(self) -> str:
         """What the operator should know of this machine's clock; empty where it is right, or nobody can say."""
         ahead_s, num = self.ahead_s, len(self._networks())

@@ -14,7 +14,7 @@ SOME = {
     "R3": range(24, 34),  # a sketch that was changed among them
     "R5": (101, 102),
     "R6": (2,),
-    "R8": (1, 3),
+    "R8": (3, 92),  # every clock wrong, each by another time
     "R9": range(12),
     "R15": (0,),
 }

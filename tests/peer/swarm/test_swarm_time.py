@@ -54,6 +54,21 @@ def test_the_median_of_all_networks_and_our_own_clock_holds(voices: list[tuple[s
     assert ahead_after(*voices) == ahead_s
 
 
+@pytest.mark.parametrize(
+    ("ahead_s", "is_settled"),
+    [((), True), ((1.0,), True), ((HOUR_S,), False), ((HOUR_S, HOUR_S), True), ((-60.0, 60.0, HOUR_S), False), ((0.0, 1.0, HOUR_S), True)],
+    ids=str,
+)
+def test_the_time_is_settled_where_most_clocks_tell_it(ahead_s: tuple[float, ...], is_settled: bool) -> None:
+    async def main() -> bool:
+        clock = SwarmTime(at())
+        for number, voice_s in enumerate(ahead_s, 1):
+            clock.heard(str(number), somebody(number).peer_id, at(voice_s)())
+        return clock.is_settled
+
+    assert run(main()) == is_settled
+
+
 def test_a_newcomer_believes_a_door_where_not_both_can_be_right() -> None:
     assert ahead_after(("a", 1, HOUR_S), is_door=True) == HOUR_S
     assert ahead_after(("a", 1, CLOCK_SKEW_S), is_door=True) == 0.0
