@@ -14,6 +14,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Collection, Iterable
+from functools import lru_cache
 from typing import Final, Literal
 
 import base58
@@ -41,6 +42,8 @@ _PEER_CODE: Final = b"\xa5\x03"
 _CIRCUIT_CODE: Final = b"\xa2\x02"
 _MULTIHASHES: Final = {b"\x00\x24": 38, b"\x12\x20": 34}  # how the id of a libp2p host begins, and its length: Ed25519 and all other keys
 _ENDS_IN_PEER: Final = re.compile(r"/p2p/[^/]+\Z")
+_REMEMBERED: Final = 1024
+"""Addresses that were read last: those of the peers in a book are asked about several times a second."""
 _LABEL: Final = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _HOST_NAME: Final = re.compile(rf"{_LABEL}(?:\.{_LABEL})*", re.IGNORECASE | re.ASCII)  # without ASCII, [a-z] matches U+017F
 
@@ -112,6 +115,7 @@ def by_peer(addresses: Iterable[str]) -> dict[PeerId, tuple[str, ...]]:
     return peers
 
 
+@lru_cache(_REMEMBERED)
 def is_public(address: str) -> bool:
     """Tell whether an address, or the relay that it leads through, may be dialled from anywhere; of a name one cannot know, so it may."""
     if address.startswith(NEAR):
@@ -122,6 +126,7 @@ def is_public(address: str) -> bool:
         return True
 
 
+@lru_cache(_REMEMBERED)
 def network_of(address: str) -> str:
     """Name the network that an address, or the relay it leads through, lies in: /16 of IPv4, /32 of IPv6; a name is its own network."""
     host = host_of(address)
@@ -137,6 +142,7 @@ def with_peer(text: str, peer_id: PeerId) -> str:
     return text if _ENDS_IN_PEER.search(text) else f"{text}/p2p/{peer_id}"
 
 
+@lru_cache(_REMEMBERED)
 def _read(text: str) -> re.Match[str]:
     if len(text) > limits.ADDRESS_CHARS:
         raise ValueError(f"an address of {len(text)} characters; at most {limits.ADDRESS_CHARS} are read")

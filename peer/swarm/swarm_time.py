@@ -25,6 +25,7 @@ PEERS = 8  # of one network
 LATELY_S = 900.0
 SET_S = 2.0  # by so much our clock goes on its own way against the machine's uptime before it counts as set
 SAY_S = 10.0  # an error that is worth a word
+HELD_S = 1.0  # what was reckoned holds so long where nothing new is heard: each record in a full book asks
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class SwarmTime:
         self.local_s = local_s
         self._voices: OrderedDict[str, OrderedDict[PeerId, Voice]] = OrderedDict()
         self._since_s: float | None = None  # Unix time at the loop's zero, by our clock
+        self._reckoned_s: tuple[float, float] | None = None  # what `ahead_s` is, and until which loop time
 
     def now_s(self) -> float:
         """Return what time it is."""
@@ -52,6 +54,7 @@ class SwarmTime:
         """Take in what time it is just now at a peer in a network."""
         voice = Voice(unix_s - self.local_s(), loop_s(), is_door)
         self._forget_if_set()
+        self._reckoned_s = None
         peers = self._voices.pop(network, OrderedDict())
         peers.pop(peer, None)
         peers[peer] = voice
@@ -65,6 +68,11 @@ class SwarmTime:
     def ahead_s(self) -> float:
         """By how much this machine's clock is behind: what is to be added to it."""
         self._forget_if_set()
+        if self._reckoned_s is None or loop_s() >= self._reckoned_s[1]:
+            self._reckoned_s = self._reckon(), loop_s() + HELD_S
+        return self._reckoned_s[0]
+
+    def _reckon(self) -> float:
         networks = self._networks()
         voices = [statistics.median_low(voice.ahead_s for voice in peers) for peers in networks]
         if len(networks) == 1:
@@ -101,4 +109,5 @@ class SwarmTime:
         since_s = self.local_s() - loop_s()
         if self._since_s is not None and abs(since_s - self._since_s) > SET_S:
             self._voices.clear()
+            self._reckoned_s = None
         self._since_s = since_s
