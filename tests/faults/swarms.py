@@ -32,7 +32,7 @@ from tests.swarm.world import Swarm, play
 
 HEALED_S = 60.0
 CLOCKS_S = 300.0
-LARGE = 100  # trials with 30 peers and a cut of five minutes; all others are smaller
+LARGE = 100  # trials with 30 peers, the real directory and a cut of five minutes; all others are smaller, and without a directory
 QUIET = tiny_manifest(run={"total_steps": 100_000})
 
 
@@ -51,7 +51,7 @@ def _residents(story: Callable[[MemoryNetwork], Awaitable[list[Resident]]], seed
 def cut(number: int) -> float:
     """Cut a swarm in two or three groups, for good or again and again; return how long it takes until each sees all again."""
     if number < LARGE:
-        healed = cut_and_heal(30, 300.0, number)
+        healed = cut_and_heal(30, 300.0, number, directory=True)
         assert healed.bytes_per_s < 10_000
         assert healed.healed_s <= 2 * HEALED_S, f"healed after {healed.healed_s} s"
         return healed.healed_s

@@ -31,9 +31,9 @@ def now_s() -> float:
     return asyncio.get_running_loop().time()
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_two_halves_are_one_again_within_a_minute_of_a_long_cut(seed: int) -> None:
-    healed = cut_and_heal(10, RECORD_LIFETIME_S + 30.0, seed)
+@pytest.mark.parametrize(("seed", "directory"), [(0, False), (1, False), (2, True)])
+def test_two_halves_are_one_again_within_a_minute_of_a_long_cut(seed: int, directory: bool) -> None:
+    healed = cut_and_heal(10, RECORD_LIFETIME_S + 30.0, seed, directory=directory)
     assert healed.healed_s <= 60.0 and healed.bytes_per_s < 10_000
 
 
