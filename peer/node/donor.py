@@ -289,9 +289,10 @@ class FetchServer:
             await self.hatch.answer(self._answer_newcomer(stream, request))
             return
         if request.kind is ContentsKind.REVOCATIONS:
-            held = memoryview(self.terms.revocations.to_bytes())
-            part = held[request.offset : request.offset + request.num_bytes]
-            await self._send(stream, request, len(held), part, 0, self.terms.revocations.digest())
+            shown = self.terms.revocations.shown_to(request.sender, request.credential)
+            data = memoryview(shown.to_bytes())
+            part = data[request.offset : request.offset + request.num_bytes]
+            await self._send(stream, request, len(data), part, 0, shown.digest())
             return
         if request.kind is ContentsKind.CREDENTIAL:
             renewed = self._renewed(request)

@@ -2,7 +2,8 @@
 
 Every ROUND_S we ask somebody which revocations he holds; where his set has another name than ours, we take it, check each signature and
 keep what is new in the home. `peer revoke` writes there too, so the file is read again. Who is revoked is called no more; when it calls it
-is found in the terms that every Hello, request and record is held against.
+is found in the terms that every Hello, request and record is held against. It is shown the issuer's word on it, and ends by that alone: to
+go on would be work for nobody, and that others say "no member" is worth no more than a warning.
 
 An issuer that is asked by a member in force signs it a credential with a later end (peer/node/donor.py). So an invite's end says until when
 newcomers may use it; who has come stays until he is revoked, or no issuer was there for a month.
@@ -21,7 +22,7 @@ from peer.machine.home import Home, write_whole
 from peer.node.fetching import FetchClient
 from peer.swarm.address_book import AddressBook, KnownPeer, loop_s
 from peer.swarm.membership import Membership
-from protocol.errors import BadMessage, GossamerError, PeerMisbehaved, RefusalCode, Refused
+from protocol.errors import BadMessage, GossamerError, PeerMisbehaved, RefusalCode, Refused, RunRefusesUs
 from protocol.identity import PeerId
 from protocol.messages.messages import ContentsKind
 from protocol.messages.revocations import need_credential, read_revocations
@@ -53,11 +54,12 @@ class Vouching:
     num_unwanted: int = 0  # answers in a row that we are no member
 
     async def run(self) -> None:
-        """See to it until cancelled."""
+        """See to it until cancelled. Raises RunRefusesUs once an issuer's word that we are revoked is here."""
         while True:
             self.read_file()
             self._pass_over_revoked()
             await self._ask_for_revocations()
+            self._end_if_revoked()
             await self._renew()
             self._warn()
             await asyncio.sleep(self.rng.uniform(0.5, 1.5) * ROUND_S)
@@ -136,20 +138,25 @@ class Vouching:
         return credential.not_after_s - self.now_s() if credential else float("inf")
 
     def _warn(self) -> None:
-        words = membership_warning(self._left_s(), self._is_revoked())
+        words = membership_warning(self._left_s(), is_unwanted=self.num_unwanted >= UNWANTED)
         if words != self.warned:
             self.warned = words
             self.emit(Warned(TOPIC, words))
 
-    def _is_revoked(self) -> bool:
-        """Tell whether we know that we are revoked, or hear from all that we ask that we are no member."""
-        return self.num_unwanted >= UNWANTED or self.terms.revocations.cover(self.client.identity.peer_id, self._credential)
+    def _end_if_revoked(self) -> None:
+        if self.terms.access == "invite" and self.terms.revocations.cover(self.client.identity.peer_id, self._credential):
+            raise RunRefusesUs(
+                "the peer that wrote this peer's invite has revoked it: no other peer of the run meets this one any more",
+                hint="what it has trained is kept (`peer export`); ask the host why, and for a new invite, then `peer join` with that",
+            )
 
 
-def membership_warning(left_s: float, is_revoked: bool) -> str:
+def membership_warning(left_s: float, *, is_unwanted: bool) -> str:
     """Return what the operator should know of this peer's membership; empty where all is well."""
-    if is_revoked:
-        return "this peer's invite was revoked, or counts no more: others do not meet it; ask the host why, and for a new invite"
+    if is_unwanted:
+        return (
+            "others say that this peer is no member and do not meet it: its invite may have been revoked; ask the host, and for a new one"
+        )
     if left_s <= 0:
         return "this peer's membership has ended: others meet it no more; ask the host for a new invite, then `peer join` with it"
     if left_s < WARN_S:
@@ -162,10 +169,10 @@ def membership_warning(left_s: float, is_revoked: bool) -> str:
 
 
 def latest_credential(home: Home, from_invite: Credential | None, run_id: bytes, me: PeerId) -> Credential | None:
-    """Return the credential to show: the renewed one in the home, where it is ours and lasts longer than the invite's."""
+    """Return the credential to show: the renewed one in the home, where it is ours, by this invite, and lasts longer than the invite's."""
     with contextlib.suppress(OSError, PeerMisbehaved):
         kept = need_credential(home.credential.read_bytes())
         kept.check(run_id, me)
-        if from_invite is None or kept.not_after_s > from_invite.not_after_s:
-            return kept
+        if from_invite is None or (kept.bearer == from_invite.bearer and kept.not_after_s > from_invite.not_after_s):
+            return kept  # of another invite it may have been revoked, which is why there is a new one
     return from_invite

@@ -50,10 +50,22 @@ class Revocations:
 
     def cover(self, peer: PeerId, credential: Credential | None) -> bool:
         """Tell whether a peer's credential counts no more: its issuer has revoked the peer, or the invite by which it came."""
-        if credential is None:
-            return False
-        names = (peer, credential.bearer)
-        return any((credential.issuer, name) in self._by_name for name in names if name is not None)
+        return bool(self._about(peer, credential))
+
+    def shown_to(self, peer: PeerId, credential: Credential | None) -> Revocations:
+        """Return those that cover a peer, where any do; a member may see all."""
+        about = self._about(peer, credential)
+        if not about:
+            return self
+        shown = Revocations()
+        for revocation in about:
+            shown.add(revocation)
+        return shown
+
+    def _about(self, peer: PeerId, credential: Credential | None) -> list[Revocation]:
+        names = (peer, credential.bearer) if credential else ()
+        found = [self._by_name.get((credential.issuer, name)) for name in names if credential and name]
+        return [revocation for revocation in found if revocation]
 
     def to_bytes(self) -> bytes:
         """Return all of them in one order, so that equal sets are equal bytes."""

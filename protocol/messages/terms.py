@@ -7,12 +7,12 @@ the partner in either case is `messages.refusal_of`. Pure functions: the time co
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 from protocol.errors import BadMessage, BadSignature, RefusalCode, Refused
 from protocol.identity import PeerId
-from protocol.messages.messages import FetchRequest, Hello, RunPhase
+from protocol.messages.messages import ContentsKind, FetchRequest, Hello, RunPhase
 from protocol.messages.records import MemberRecord
 from protocol.messages.revocations import Revocation, Revocations
 from protocol.run.invite import Credential
@@ -107,9 +107,13 @@ def check_hello(
 
 
 def check_fetch(request: FetchRequest, terms: RunTerms, me: PeerId, partner: PeerId, now_s: float) -> None:
-    """Raise Refused, BadMessage or BadSignature unless `partner` may have what it asks `me` for."""
+    """Raise Refused, BadMessage or BadSignature unless `partner` may have what it asks `me` for.
+
+    Who is revoked may ask for the issuer's word on that: by nobody else's does it end.
+    """
     _check_opening(request, terms, me, partner)
-    check_member(partner, request.credential, terms, now_s)
+    is_about_itself = request.kind is ContentsKind.REVOCATIONS
+    check_member(partner, request.credential, replace(terms, revocations=Revocations()) if is_about_itself else terms, now_s)
 
 
 def check_revocation(revocation: Revocation, terms: RunTerms) -> None:

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from peer.machine.home import Home
+from peer.node import donor
 from peer.node import vouching as module
 from peer.node.donor import MEMBER_S, FetchServer
 from peer.node.mirror import Mirror
 from peer.node.vouching import DAY_S, Vouching, latest_credential, membership_warning
-from protocol.errors import BadMessage, BadSignature, Refused
-from protocol.identity import Identity
+from protocol.errors import BadMessage, BadSignature, RefusalCode, Refused, RunRefusesUs
+from protocol.identity import Identity, PeerId
 from protocol.messages.messages import ContentsKind
 from protocol.messages.revocations import Revocation, Revocations, read_revocations
 from protocol.messages.terms import check_member
@@ -64,6 +65,38 @@ def test_a_revoked_invite_ends_the_membership_of_all_who_came_by_it(tmp_path: Pa
     play(Swarm(tmp_path, manifest=INVITES), story)
 
 
+def test_a_guest_that_trains_ends_by_the_issuers_word_and_by_nobody_elses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ROUND_S", 1.0)
+
+    async def story(swarm: Swarm) -> None:
+        a, b, guest = (swarm.add() for _ in range(3))
+        for peer, invite in ((a, 0), (b, 0), (guest, 1)):
+            swarm.terms = replace(swarm.terms, revocations=Revocations())
+            peer.join_with(credential_of(swarm, peer.identity, invite)).start()
+        await swarm.until(lambda: guest.outcomes()["completed"] >= 1)
+        watch = vouching_of(guest, Home(tmp_path / "guest"))
+        running = asyncio.create_task(watch.run())
+        known = [vouching_of(peer, Home(tmp_path / peer.peer_id.short())) for peer in (a, b)]
+        monkeypatch.setattr(donor, "check_fetch", refuse_members)
+        await swarm.until(lambda: "others say" in watch.warned, within_s=60.0)
+        assert not running.done()
+        monkeypatch.undo()
+        monkeypatch.setattr(module, "ROUND_S", 1.0)
+        await swarm.until(lambda: not watch.warned, within_s=60.0)
+        for one in known:
+            one.take(_one(swarm, guest.peer_id, Identity(b"o" * 32).peer_id))
+        await swarm.until(running.done, within_s=60.0)
+        failure = running.exception()
+        assert isinstance(failure, RunRefusesUs) and "peer export" in failure.hint
+        assert [one.revoked for one in watch.terms.revocations] == [guest.peer_id], "what is about others is not for it"
+
+    play(Swarm(tmp_path, manifest=INVITES), story)
+
+
+def refuse_members(*_: object) -> None:
+    raise Refused(RefusalCode.NOT_INVITED, "I say so")
+
+
 def test_revocations_are_heard_of_from_others_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ROUND_S", 1.0)
 
@@ -83,9 +116,10 @@ def test_revocations_are_heard_of_from_others_and_kept(tmp_path: Path, monkeypat
     play(Swarm(tmp_path, manifest=INVITES), story)
 
 
-def _one(swarm: Swarm) -> bytes:
+def _one(swarm: Swarm, *names: PeerId) -> bytes:
     held = Revocations()
-    held.add(revocation(swarm, HOST.peer_id))
+    for name in names or (HOST.peer_id,):
+        held.add(revocation(swarm, name))
     return held.to_bytes()
 
 
@@ -130,16 +164,20 @@ def test_a_credential_is_renewed_by_who_signed_it_and_is_of_no_use_to_others(tmp
             check_member(Identity(b"x" * 32).peer_id, renewed, swarm.terms, swarm.network.now_s())
         assert latest_credential(home, short, swarm.terms.run_id, member.peer_id) == renewed
         assert latest_credential(home, short, swarm.terms.run_id, HOST.peer_id) == short
+        other = replace(credential_of(swarm, member.identity, 5), not_after_s=short.not_after_s, signature=b"").signed(
+            HOST, swarm.terms.run_id
+        )
+        assert latest_credential(home, other, swarm.terms.run_id, member.peer_id) == other, "who joins by a new invite shows that"
 
     play(Swarm(tmp_path, manifest=INVITES), story)
 
 
 def test_the_operator_is_told_days_before(tmp_path: Path) -> None:
-    assert membership_warning(20 * DAY_S, False) == membership_warning(float("inf"), False) == ""
-    assert "ends in 3 days" in membership_warning(3 * DAY_S, False)
-    assert "ends in 1 day," in membership_warning(3600.0, False)
-    assert "has ended" in membership_warning(-1.0, False)
-    assert "revoked" in membership_warning(20 * DAY_S, True)
+    assert membership_warning(20 * DAY_S, is_unwanted=False) == membership_warning(float("inf"), is_unwanted=False) == ""
+    assert "ends in 3 days" in membership_warning(3 * DAY_S, is_unwanted=False)
+    assert "ends in 1 day," in membership_warning(3600.0, is_unwanted=False)
+    assert "has ended" in membership_warning(-1.0, is_unwanted=False)
+    assert "revoked" in membership_warning(20 * DAY_S, is_unwanted=True)
 
 
 def test_a_damaged_credential_in_the_home_is_like_none(tmp_path: Path) -> None:

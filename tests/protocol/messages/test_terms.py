@@ -8,7 +8,8 @@ import pytest
 
 from protocol.errors import BadMessage, BadSignature, PeerMisbehaved, RefusalCode, Refused
 from protocol.identity import Identity, PeerId
-from protocol.messages.messages import Hello, RunPhase, refusal_of
+from protocol.messages.messages import ContentsKind, Hello, RunPhase, refusal_of
+from protocol.messages.revocations import Revocation, Revocations
 from protocol.messages.terms import (
     FragmentTerms,
     ModelPlan,
@@ -233,6 +234,23 @@ def test_each_fault_of_a_request_has_its_code(change: dict[str, Any], code: Refu
     check_fetch(FETCH, TERMS, BOB.peer_id, ALICE.peer_id, NOW_S)
     request = replace(FETCH, **change).signed(ALICE)
     assert code_of(lambda: check_fetch(request, TERMS, BOB.peer_id, ALICE.peer_id, NOW_S)) is code
+
+
+def test_who_is_revoked_may_ask_for_that_alone() -> None:
+    assert CREDENTIAL.bearer is not None
+    held = Revocations()
+    for name in (CREDENTIAL.bearer, BOB.peer_id):
+        held.add(Revocation(TERMS.run_id, ISSUER.peer_id, name, 1_700_000_000).signed(ISSUER))
+    terms = replace(TERMS, revocations=held)
+    for kind in ContentsKind:
+        request = replace(FETCH, kind=kind).signed(ALICE)
+        if kind is ContentsKind.REVOCATIONS:
+            check_fetch(request, terms, BOB.peer_id, ALICE.peer_id, NOW_S)
+        else:
+            with pytest.raises(Refused, match="a revoked invite"):
+                check_fetch(request, terms, BOB.peer_id, ALICE.peer_id, NOW_S)
+    assert [one.revoked for one in held.shown_to(ALICE.peer_id, CREDENTIAL)] == [CREDENTIAL.bearer]
+    assert held.shown_to(MALLORY.peer_id, None) is held
 
 
 def test_a_record_needs_a_member() -> None:
