@@ -27,7 +27,8 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of a Newton-Schulz step
 NUM_ITERATIONS = 5
 UPDATE_SIZE = 0.2
 MOMENTUM = 0.95
-STACK_VALUES = 1 << 26  # orthogonalized at once on a GPU: some 0.5 GB with what lies between; on a CPU one matrix fills the cores
+# Values orthogonalized at once: on a GPU some 0.5 GB with what lies between; on a CPU matrices of which a call costs more than its work.
+STACK_VALUES, STACK_VALUES_CPU = 1 << 26, 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +149,7 @@ def _alike(parameters: list[Tensor]) -> Iterator[list[Tensor]]:
         low, high = sorted(parameter.shape)
         shapes.setdefault((parameter.device, low, high), []).append(parameter)
     for (device, low, high), alike in shapes.items():
-        count = 1 if device.type == "cpu" else max(1, STACK_VALUES // (low * high))
+        count = max(1, (STACK_VALUES_CPU if device.type == "cpu" else STACK_VALUES) // (low * high))
         yield from (alike[first : first + count] for first in range(0, len(alike), count))
 
 
