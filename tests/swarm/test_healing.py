@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from peer.swarm.address_book import FORGET_S
 from protocol.limits import RECORD_LIFETIME_S
 from protocol.memory import virtual_time
 from protocol.memory.conversation import Link
 from protocol.memory.network import MemoryNetwork
 from tests.swarm.healing import Resident, cut_and_heal, until_all_see_all
+
+NIGHT_S = FORGET_S + RECORD_LIFETIME_S + 10.0  # by then nobody tries those who have gone, and nothing that was announced is in force
 
 
 def play(story: Callable[[MemoryNetwork], Awaitable[list[Resident]]]) -> None:
@@ -83,7 +86,7 @@ def test_all_doors_are_dead_and_a_restarted_peer_is_back_by_its_book(tmp_path: P
         saved = tmp_path / "peers.json"
         saved.write_bytes(members[0].book.to_bytes(now_s()))
         members[0].stop()
-        await asyncio.sleep(3600.0)
+        await asyncio.sleep(NIGHT_S)
         again = Resident(network, 3, invited, saved=saved).start()
         await until_all_see_all([again, *members[1:]], 60.0)
         return [again, *members[1:]]
@@ -99,7 +102,7 @@ def test_everybody_moves_overnight_and_one_seed_that_stayed_is_enough(tmp_path: 
         for resident in before:
             (tmp_path / str(resident.peer_id)).write_bytes(resident.book.to_bytes(now_s()))
             resident.stop()
-        await asyncio.sleep(3600.0)
+        await asyncio.sleep(NIGHT_S)
         after = []
         for number, resident in enumerate(before, 2):
             place, saved = f"/ip4/198.51.100.{number}/tcp/4001", tmp_path / str(resident.peer_id)

@@ -201,14 +201,14 @@ def test_two_callers_that_go_silent_do_not_keep_a_peer_from_the_others(tmp_path:
             await asyncio.sleep(0.05)
 
     async def story(swarm: Swarm) -> None:
-        victim, other = swarm.start(2)
+        victim, other = swarm.start(2, step_s=0.5)
         await swarm.until(lambda: victim.outcomes()["completed"] >= 3)
         tasks = [asyncio.create_task(pester(swarm, victim, caller, number)) for number, caller in enumerate(callers)]
         await asyncio.sleep(150.0)  # their rests have grown
         count, solos = victim.outcomes()["completed"], len(victim.trainer.solo)
         failed = victim.outcomes()["failed"]
         await asyncio.sleep(120.0)
-        assert victim.outcomes()["completed"] > count + 60, "its fragments are taken"
+        assert victim.outcomes()["completed"] > count + 30, "its fragments are taken"
         assert victim.outcomes()["failed"] - failed <= 8 and len(victim.trainer.solo) - solos <= 6
         assert victim.partners()[str(other.peer_id)]
         for task in tasks:

@@ -24,10 +24,11 @@ from tests.peer.small import small_manifest
 TEXT = "".join(f"line {n} of a text that repeats itself, more or less; " for n in range(3000))
 
 
-@pytest.fixture
-def venue(tmp_path: Path) -> Venue:
-    (tmp_path / "text.txt").write_text(TEXT)
-    return Venue(tmp_path / "cache", tmp_path / "text.txt", "cpu", num_eval_batches=2, num_curve_batches=1)
+@pytest.fixture(scope="module")
+def venue(tmp_path_factory: pytest.TempPathFactory) -> Venue:
+    folder = tmp_path_factory.mktemp("venue")
+    (folder / "text.txt").write_text(TEXT)
+    return Venue(folder / "cache", folder / "text.txt", "cpu", num_eval_batches=2, num_curve_batches=1)
 
 
 def run(venue: Venue, seen: list[Headway] | None = None, **choices: Any) -> Result:
@@ -36,9 +37,15 @@ def run(venue: Venue, seen: list[Headway] | None = None, **choices: Any) -> Resu
     return simulate(made, venue, (seen if seen is not None else []).append)
 
 
-def test_a_simulation_tells_what_it_did(venue: Venue) -> None:
+@pytest.fixture(scope="module")
+def usual(venue: Venue) -> tuple[Result, list[Headway]]:
+    """A simulation and what was seen of it."""
     seen: list[Headway] = []
-    result = run(venue, seen)
+    return run(venue, seen), seen
+
+
+def test_a_simulation_tells_what_it_did(usual: tuple[Result, list[Headway]]) -> None:
+    result, seen = usual
     assert (result.method, result.codec, result.peers, result.steps) == ("noloco", "modulo4", 3, 30)
     assert result.tokens == 3 * 30 * 32 == seen[-1].num_tokens == seen[-1].total_tokens
     assert len(result.eval_loss) == 3
@@ -51,8 +58,8 @@ def test_a_simulation_tells_what_it_did(venue: Venue) -> None:
     assert 0.0 < result.train_seconds <= result.wall_seconds
 
 
-def test_the_curve_goes_from_start_to_end(venue: Venue) -> None:
-    curve = run(venue).curve
+def test_the_curve_goes_from_start_to_end(usual: tuple[Result, list[Headway]]) -> None:
+    curve = usual[0].curve
     assert len(curve) == NUM_POINTS
     assert curve[-1].tokens == 3 * 30 * 32
     assert [point.tokens for point in curve] == sorted({point.tokens for point in curve})
@@ -83,7 +90,7 @@ def test_measurements_are_no_training_time(venue: Venue, monkeypatch: pytest.Mon
     monkeypatch.setattr(training, "time", clock)
     monkeypatch.setattr(training, "held_out_losses", measured)
     monkeypatch.setattr(training, "weight_std", lambda _: measured()[0])
-    result = run(venue)
+    result = run(venue, peers=2, steps=NUM_POINTS)
     assert result.wall_seconds > NUM_POINTS * 2000.0
     assert 0.0 < result.train_seconds < 1000.0
 
@@ -101,25 +108,25 @@ class Clock:
 
 def test_equal_seeds_give_equal_results(venue: Venue) -> None:
     torch.manual_seed(5)
-    first = run(venue, drop_out=0.2)
+    first = run(venue, drop_out=0.2, steps=12)
     drawn = torch.rand(1)
-    second = run(venue, drop_out=0.2)
+    second = run(venue, drop_out=0.2, steps=12)
     assert (first.eval_loss, first.weight_std, first.meetings) == (second.eval_loss, second.weight_std, second.meetings)
     torch.manual_seed(5)
     assert torch.equal(torch.rand(1), drawn)  # the generator is left as it was
-    assert run(venue, drop_out=0.2, seed=1).eval_loss != first.eval_loss
+    assert run(venue, drop_out=0.2, steps=12, seed=1).eval_loss != first.eval_loss
 
 
 def test_one_set_of_weights_stands_for_all_peers(venue: Venue) -> None:
-    result = run(venue, method="ddp", codec="fp32")
+    result = run(venue, method="ddp", codec="fp32", steps=6)
     assert result.eval_loss == (result.eval_loss_averaged,) * 3
     assert result.weight_std == result.output_distance == 0.0
     assert result.bits_per_param == 32.0
-    assert result.meetings == 30
+    assert result.meetings == 6
 
 
 def test_lone_peers_send_nothing(venue: Venue) -> None:
-    result = run(venue, method="local")
+    result = run(venue, method="local", steps=6)
     assert (result.meetings, result.bits_per_param, result.sent_bytes) == (0, 0.0, 0.0)
 
 
