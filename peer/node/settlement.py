@@ -9,7 +9,8 @@ Who is done stays until all within reach have the same result, LINGER_S at most,
 trains when half of the others have come to the end takes their result, and is done too.
 
 Keys cost nothing, so who says what counts: first those with whom our meetings have counted, then a few strangers of each invite or network,
-until these have cost us TRIES answers that came to nothing. So many keys hold up an ending by seconds, and no longer.
+until these have cost us TRIES answers that came to nothing. So many keys hold up an ending by seconds, and no longer. One whom we have
+met has PATIENCE times as long for a result as meetings of as many bytes usually take, and what has come of it is kept for its next try.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from peer.swarm.address_book import KnownPeer, loop_s
 from peer.swarm.heads import Heads
 from peer.swarm.standing import Standing
 from protocol.errors import GossamerError, PeerMisbehaved
+from protocol.limits import SLOWEST_BYTES_PER_S
 from protocol.messages.messages import ContentsKind
 from protocol.messages.terms import RunTerms
 
@@ -46,6 +48,8 @@ ANSWER_S = 3.0  # for them
 PAUSE_S = 0.3  # between two rounds of asking
 HEARD_S = 9.0  # for one that has a result and does not answer any more
 RANK_S = 2.0  # before the next one in the order of ids writes its weights down
+RANKS = 16  # at most: who comes after them all has waited long enough
+PATIENCE = 4.0
 LINGER_S = 10.0  # for others to fetch
 DONORS = 4  # at once
 TRIES = 3  # answers of strangers that share an invite or a network, or of one whom we have met, that came to nothing
@@ -86,6 +90,8 @@ class Settlement:
         self._rng = rng
         self._emit = emit
         self._strangers_s = STRANGERS_S + terms.state_bytes / STRANGERS_BYTES_PER_S
+        self._needed_s = STRANGERS_S + terms.state_bytes / SLOWEST_BYTES_PER_S  # the longest that one whom we have met may fetch
+        self._state_meetings = len(terms.fragments) * terms.state_bytes / max(1, sum(sizes.slow_bytes for sizes in terms.fragments))
         self._refused: set[bytes] = set()  # results that are worse than our own weights
         self._in_vain = Counter[object]()  # answers that came to nothing, by who answers for them
         self._names = itertools.count()
@@ -98,7 +104,7 @@ class Settlement:
         while self._donor.result is None:
             async with self._settling:  # what is being taken already is not asked for twice: a donor hears a partner on one stream
                 found = await self.find() if self._donor.result is None else {}
-                is_our_turn = not found and loop_s() - max(began_s, self._heard_s) >= RANK_S * self._rank()
+                is_our_turn = not found and loop_s() - max(began_s, self._heard_s) >= RANK_S * min(RANKS, self._rank())
                 if self._donor.result is None and is_our_turn:
                     await self._write_down()
             if self._donor.result is None:
@@ -139,12 +145,17 @@ class Settlement:
             if result is not None and name >= result.name:
                 return False
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._strangers_s if is_strangers[name] else None):
+                async with asyncio.timeout(self._strangers_s if is_strangers[name] else self._known_s):
                     is_taken = await self._take(name, found)
         if not is_taken:
             for entry in found[name]:
                 self._in_vain.update(self._heads.answerable(entry))
         return is_taken
+
+    @property
+    def _known_s(self) -> float:
+        """How long a result may take that one has whom we have met."""
+        return STRANGERS_S + PATIENCE * self._state_meetings * self._meetings.usual_s
 
     async def _take(self, name: bytes, found: Found) -> bool:
         began_s = loop_s()
@@ -256,10 +267,10 @@ class Settlement:
             await asyncio.sleep(PAUSE_S)
 
     def _is_needed(self, since_s: float) -> bool:
-        """Tell whether somebody still fetches from us, whom we have met or who has not been at it for too long."""
+        """Tell whether somebody still fetches from us who has not been at it for too long; whom we have met has more time."""
         known = {entry.peer_id for entry in self._book.live(loop_s()) if entry.meetings}
         fetching = self._donor.fetching
-        return bool(fetching & known) or (bool(fetching) and loop_s() < since_s + self._strangers_s)
+        return bool(fetching) and loop_s() < since_s + (self._needed_s if fetching & known else self._strangers_s)
 
     async def _all_have(self, name: bytes) -> bool:
         """Tell whether every peer within reach answers with this result, or is gone."""

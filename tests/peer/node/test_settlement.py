@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from peer.node import pieces as files
+from peer.node import settlement
 from peer.node.pieces import Pieces
 from peer.node.run_result import RunResult
 from protocol.errors import BadContents, RefusalCode, Refused
@@ -24,12 +25,15 @@ from tests.swarm.world import Swarm, play
 PIECE = files.PIECE_BYTES
 
 
-def a_liar(swarm: Swarm) -> None:
-    """Bring up one that has a result for everybody: sound numbers, and no model."""
+def a_liar(swarm: Swarm, pause_s: float = 0.0) -> None:
+    """Bring up one that has a result for everybody: sound numbers, no model. If it waits before each piece, its name is the smallest."""
     num_bytes = swarm.terms.state_bytes
     draws = torch.randn(num_bytes // 4, generator=torch.Generator().manual_seed(1)) * 0.3
     data = torch.cat((draws, torch.zeros(num_bytes // 4))).bfloat16().view(torch.int16).numpy().tobytes()
     result = RunResult.of(memoryview(data))
+    while pause_s and result.name[0]:
+        data = (int.from_bytes(data[:2], "little") + 1).to_bytes(2, "little") + data[2:]
+        result = RunResult.of(memoryview(data))
     answers = {
         ContentsKind.RESULT: memoryview(data),
         ContentsKind.RESULT_HASHES: memoryview(result.hashes),
@@ -44,6 +48,8 @@ def a_liar(swarm: Swarm) -> None:
         while isinstance(request := await stream.receive(), FetchRequest) and request.kind in answers:
             whole = answers[request.kind]
             part = bytes(whole[request.offset : request.offset + request.num_bytes])
+            if part and request.kind is ContentsKind.RESULT:
+                await asyncio.sleep(pause_s)
             header = Contents(request.kind, len(whole), hashlib.sha256(part).digest(), 0, result.name)
             await stream.send(header.signed(MALLORY, *request.asked))
             if part:
@@ -75,6 +81,23 @@ def test_a_result_that_predicts_worse_is_left_and_the_others_settle_on_their_own
         await swarm.until(lambda: all(peer.is_done for peer in peers), within_s=90.0)
         assert torch.equal(peers[0].fast, peers[1].fast) and torch.equal(peers[0].fast, peers[2].fast)
         assert any("kept our own weights" in said.reason for peer in peers for said in peer.said)
+
+    play(Swarm(tmp_path, manifest=tiny_manifest(run={"total_steps": 60})), story)
+
+
+def test_one_that_has_met_us_and_gives_its_result_drop_by_drop_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "PIECE_BYTES", 500)
+    monkeypatch.setattr(settlement, "STRANGERS_S", 5.0)
+
+    async def story(swarm: Swarm) -> None:
+        peers = swarm.start(3)
+        a_liar(swarm, pause_s=15.0)
+        await asyncio.sleep(5.0)
+        for peer in peers:
+            peer.book.met(MALLORY.peer_id, asyncio.get_running_loop().time(), 40, finished=True)
+        await swarm.until(lambda: all(peer.standing.finished for peer in peers))
+        await swarm.until(lambda: all(peer.is_done for peer in peers), within_s=120.0)  # to the end it would give for sixteen minutes
+        assert len({peer.node.donor.result.name for peer in peers if peer.node.donor.result}) == 1
 
     play(Swarm(tmp_path, manifest=tiny_manifest(run={"total_steps": 60})), story)
 
