@@ -19,7 +19,7 @@ from peer.machine.schedule import ALWAYS, Schedule
 from peer.machine.units import UNLIMITED, rate_bytes_per_s, rate_text, size_bytes
 from protocol.errors import BadSettings
 from protocol.limits import LEAST_BYTES_PER_S
-from protocol.run.manifest import toml_value
+from protocol.run.toml import toml_value
 
 NODE, TRAINER = "node", "trainer"  # the processes of a peer, beside its supervisor
 STARTED_WITH = {  # settings that a child is started with: it is started again when one changes

@@ -11,14 +11,12 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-import re
 import tomllib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Self, get_args
 
 from google.protobuf.message import DecodeError
-from pydantic import BaseModel, PrivateAttr, ValidationError
+from pydantic import PrivateAttr, ValidationError
 from pydantic_core import ErrorDetails
 
 from protocol import limits
@@ -26,6 +24,7 @@ from protocol.errors import BadContents, BadManifest, BadMessage, PeerMisbehaved
 from protocol.identity import Identity, PeerId, signable
 from protocol.run import sections
 from protocol.run.sections import Section
+from protocol.run.toml import write_toml
 from protocol.wire import peer_pb2
 
 _HINT = "`peer init` writes a manifest with a comment for every key"
@@ -254,48 +253,3 @@ def _unknown_key(loc: tuple[int | str, ...]) -> str:
 def _shown(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
-
-
-def write_toml(title: str, model: BaseModel) -> str:
-    """Write a model whose fields are tables as TOML; the comments are the descriptions of their fields.
-
-    A field that is None becomes a comment; a field that is itself a table comes last in its section, under its own heading.
-    """
-    return "\n".join([f"# {title}", *(line for name in type(model).model_fields for line in _table(name, getattr(model, name)))]) + "\n"
-
-
-def _table(name: str, section: BaseModel) -> Iterator[str]:
-    yield from ("", f"[{name}]")
-    tables = []
-    for key, field in type(section).model_fields.items():
-        value = getattr(section, key)
-        if isinstance(value, dict):
-            tables.append((key, field.description, value))
-            continue
-        yield f"# {field.description}"
-        yield f"# {key} =" if value is None else f"{key} = {toml_value(value)}"
-    for key, description, table in tables:
-        if table:
-            yield from ("", f"# {description}", f"[{name}.{key}]")
-            yield from (f"{_key(item)} = {toml_value(value)}" for item, value in table.items())
-
-
-def _key(text: str) -> str:
-    return text if _BARE_KEY.fullmatch(text) else toml_value(text)
-
-
-def toml_value(value: Any) -> str:
-    """Write a value as TOML does. Raises TypeError for one that TOML has no form for."""
-    match value:
-        case [BaseModel(), *_]:
-            return "[\n" + "".join(f"    {toml_value(item.model_dump(exclude_none=True))},\n" for item in value) + "]"
-        case list() | tuple():
-            return f"[{', '.join(map(toml_value, value))}]"
-        case dict():
-            return f"{{{', '.join(f'{_key(key)} = {toml_value(item)}' for key, item in value.items())}}}"
-        case bool() | int() | float() | str():  # JSON's forms are TOML's, but for DEL
-            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    raise TypeError(f"TOML has no {type(value).__name__}")
