@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from cli.local_swarm import LocalPeer, LocalSwarm, local_swarm
+from peer.machine.home import Home
 from peer.supervisor.supervisor import ChildFailed
 from protocol.errors import ExitCode
 
@@ -84,6 +87,30 @@ def test_a_signal_to_the_demo_stops_the_children_too(number: signal.Signals, tmp
         swarm.start("peer-1", ["host"])
         signal.raise_signal(number)
     assert signal.getsignal(number) is signal.SIG_DFL
+
+
+DEMO = """
+import sys
+from pathlib import Path
+from cli.local_swarm import local_swarm
+with local_swarm(Path(sys.argv[1])) as swarm:
+    swarm.start("peer-1", ["logs", "--follow"])
+    print("started", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_killed_demo_takes_its_peers_with_it(tmp_path: Path) -> None:
+    """Here by a verb that runs on and loads little; on its SIGTERM a whole peer leaves: tests/peer/supervisor/test_supervisor_real.py."""
+    home = Home(tmp_path / "peer-1")
+    home.create()
+    home.log.touch()
+    demo = subprocess.Popen([sys.executable, "-c", DEMO, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with demo:
+        assert demo.stdout and demo.stdout.readline() == b"started\n"
+        [peer] = psutil.Process(demo.pid).children()
+        demo.kill()
+    assert not psutil.wait_procs([peer], timeout=30)[1]
 
 
 def test_a_demo_under_nohup_goes_on_when_its_terminal_is_closed(tmp_path: Path) -> None:
