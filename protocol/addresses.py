@@ -79,6 +79,7 @@ def route(address: str) -> Route:
     return "relayed" if CIRCUIT in address else "direct" if is_public(address) else "local"
 
 
+@lru_cache(_REMEMBERED)
 def is_loopback(address: str) -> bool:
     """Tell whether an address is of use on its own machine alone."""
     try:

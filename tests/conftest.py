@@ -29,7 +29,20 @@ KEPT_THREADS = ("tqdm_monitor", "ThreadPoolExecutor-hf", "pydantic")
 PEERS, DAEMONS = "peers", "daemons"
 GROUPS = {"e2e": PEERS, "peer/supervisor/test_supervisor_real.py": PEERS, "peer/supervisor": DAEMONS, "protocol/libp2p": DAEMONS}
 GROUPS |= {"peer/doctor/test_visit.py": DAEMONS}
-FIRST = (PEERS, DAEMONS, "swarm", "benchmarks", "peer/trainer", "peer/simulator", "cli")  # what takes longest must not come last
+# What takes longest must not come last.
+FIRST = (
+    PEERS,
+    DAEMONS,
+    "swarm",
+    "benchmarks",
+    "peer/trainer",
+    "peer/simulator",
+    "cli",
+    "test_imports",
+    "peer/model",
+    "peer/doctor",
+    "protocol",
+)
 
 
 def group_of(test: str) -> str:

@@ -25,7 +25,7 @@ from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Habits, Peer, Swarm
 
 FRAGMENT = 1
-FIRST_STEPS = 5
+FIRST_STEPS = 2
 QUICK_S = 2.0
 LATE_S = DOUBT_S + 3.0  # a return after nobody asks any more
 SETTLED_S = DOUBT_S + 7.0  # by then every deadline has passed
