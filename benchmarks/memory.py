@@ -3,10 +3,10 @@
     python -m benchmarks.memory [--check MILLIONS] [--json]
 
 The models of `benchmarks.gpu`, both optimizers, a GPU, the first of eight, a CPU and two processes on it, bytes per parameter; `passing` is
-what four meetings at once, or another's weights that are tried on, take for a while where the weights are. What does not grow with the
-parameters is left out (programs, CUDA itself, and what a batch leaves in the model). `--check` makes a peer's replica of so many million
-parameters on this CPU, has it step, meet with its largest fragment and save, and prints the most memory that the process held beside what
-is counted.
+what four meetings at once beside fragments that are pulled, or another's weights that are tried on, take for a while where the weights are.
+What does not grow with the parameters is left out (programs, CUDA itself, and what a batch leaves in the model). `--check` makes a peer's
+replica of so many million parameters on this CPU, has it step, meet with its largest fragment and save, and prints the most memory that the
+process held beside what is counted.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from peer.machine.config import PeerConfig
 from peer.machine.home import Home
 from peer.model.computing import Computing
 from peer.trainer.meeting import MeetingSide
-from peer.trainer.need import PROGRAMS, Need, run_need
+from peer.trainer.need import PROGRAMS, PULLED, Need, run_need
 from peer.trainer.saver import Saver
 from protocol.run.manifest import Manifest
 
 FIXED = {PROGRAMS, "for CUDA itself", "for what a batch leaves in the model", "for payloads"}  # the last stand in a column of their own
-PASSING = {"for meetings under way", "for another's weights that are tried on"}
+PASSING = {"for meetings under way", PULLED, "for another's weights that are tried on"}
 PLACES = ("device", "memory", "payloads", "disk")
 
 

@@ -109,6 +109,7 @@ def until(shells: Sequence[Shell], is_so: Any) -> None:
 @contextlib.contextmanager
 def both(folder: Path, line: str, job: Manifest) -> Iterator[tuple[Shell, Shell]]:
     """Have one peer host the run and another join it under way."""
+    folder.mkdir(parents=True, exist_ok=True)
     file, invite = folder / "real.toml", folder / "invite"
     file.write_text(job.to_toml())
     limits = ("--threads", "1", "--listen", "127.0.0.1", "--max-upload", line, "--max-download", line)

@@ -124,10 +124,20 @@ class CodeSlow(LinkRecord):
     seed: int
 
 
-class Pull(LinkRecord):
-    """Move a fragment by the gap to what came, and take over the clock behind that if it is ahead. Answered by Pulled."""
+class DecodeSlow(LinkRecord):
+    """Decode what came, beside the inner steps, and keep it for Pull. Answered by Written."""
 
     name: str  # as in SketchSlow
+
+
+class Pull(LinkRecord):
+    """Move fragments by what was decoded, and take over the clock behind that if it is ahead. Answered by Pulled.
+
+    All together if that predicts no worse, else what each donor gave by itself.
+    """
+
+    name: str
+    donors: tuple[tuple[str, ...], ...]  # the names of the pulls, as in SketchSlow, by who gave
     clock_steps: int
 
 
@@ -249,12 +259,11 @@ class Written(LinkRecord):
 
 
 class Pulled(LinkRecord):
-    """Whether a fragment is where the other's was."""
+    """Which fragments are where others' were."""
 
     name: str
-    accepted: bool
-    reason: str  # why not, empty when accepted
-    failed_share: float  # of the blocks: these could not be decoded and stay where they were
+    moved: dict[str, float]  # by the name of the pull: the share of the blocks that could not be decoded and stay where they were
+    reason: str  # why the others are not, if there are any
 
 
 class Adopted(LinkRecord):
@@ -293,7 +302,7 @@ class Progress(LinkRecord):
 
 
 CodingRequest = Prepare | Encode | Check  # these need no step boundary
-WritingRequest = CopyState | SketchSlow | CodeSlow  # nor do these
+WritingRequest = CopyState | SketchSlow | CodeSlow | DecodeSlow  # nor do these
 MeetingRequest = CodingRequest | Open | Apply
 AnsweredRequest = MeetingRequest | WritingRequest | BringUp | Settle | Adopt | Pull
 ToldRequest = Drop | Solo | Defer | StepBack | NodeReport | Start | FinishDone

@@ -105,7 +105,7 @@ class StateDonor:
 
     @contextlib.contextmanager
     def serving(self, stream: Stream) -> Iterator[None]:
-        """Note that a partner asks on this stream: an earlier one of its is a broken one that we have not noticed yet, and ends."""
+        """Note that a partner fetches on this stream: an earlier one of its is a broken one that we have not noticed yet, and ends."""
         streams = self._customers.streams
         if (earlier := streams.pop(stream.partner, None)) is not None:
             earlier.hang_up()
@@ -278,7 +278,7 @@ class FetchServer:
                     continue
                 if self.donor is None:
                     raise Refused(RefusalCode.NOT_READY, "I have no weights")
-                if last_s is None:
+                if last_s is None and request.kind is not ContentsKind.SLOW:  # who pulls asks on two streams at once
                     serving.enter_context(self.donor.serving(stream))
                 await self._give(self.donor, stream, request, last_s or 0.0)
                 last_s = loop_s() - began_s

@@ -95,7 +95,7 @@ class StandInTrainer(NodeEnd):
                 self._payloads.write(name, bytes(PLAN.state_bytes))
                 return ask.Written(name, "")
             case ask.Pull(name):
-                return ask.Pulled(name, False, "nothing is trained here", 0.0)
+                return ask.Pulled(name, {}, "nothing is trained here")
         return ask.Written(request.name, "nothing is trained here")
 
     def tell(self, request: ask.ToldRequest) -> None:

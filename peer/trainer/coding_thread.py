@@ -104,14 +104,11 @@ class CodingThread:
                     reply = self._outer.code(request)
                 self._link.send(reply, self._link.session)
                 return True
-            case ask.CopyState() | ask.SketchSlow() | ask.CodeSlow():
+            case ask.CopyState() | ask.SketchSlow() | ask.CodeSlow() | ask.DecodeSlow():
                 with self._beside_training():
                     written = self._outer.write(request)
                 self._link.send(written, self._link.session)
                 return True
-            case ask.Pull():
-                with self._beside_training(), contextlib.suppress(ValueError, torch.OutOfMemoryError):  # likewise
-                    self._outer.pulls.gap(request.name)
             case ask.Apply():
                 with (
                     self._beside_training(request.meeting),

@@ -6,6 +6,7 @@ time, a peer spends on meetings is found out while it trains (peer/trainer/inter
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,7 +20,7 @@ from protocol.messages.terms import ModelPlan
 from protocol.run.manifest import Manifest
 
 DAY_S: Final = 86_400.0
-PULL_SHARE: Final = 4  # of the gap that may be between two clocks: a state that is a fourth of it old is pulled (docs/concepts/joining.md)
+PULL_SHARE: Final = 4  # of the gap that may be between two clocks: a state that is a fourth of it old is pulled, in rounds as long as that
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +37,12 @@ class Estimate:
 
 def estimate(plan: ModelPlan, gap_steps: int, bytes_per_s: float, step_s: float) -> Estimate:
     """Estimate for a line that carries so much each way, inner steps of so long, and clocks that may be `gap_steps` apart."""
-    state_s = plan.state_bytes / bytes_per_s
-    is_old = state_s > gap_steps * step_s / PULL_SHARE
+    state_s, pulls_s = plan.state_bytes / bytes_per_s, plan.round_bytes / bytes_per_s
+    old_s = gap_steps * step_s / PULL_SHARE
     interval_steps = afforded_steps(plan.round_bytes, bytes_per_s, step_s)
     round_s = MEETING_INTERVAL * interval_steps * step_s
     return Estimate(
-        join_s=state_s + (plan.round_bytes / bytes_per_s + len(plan.fragments) * step_s if is_old else 0.0),  # a pull ends at a boundary
+        join_s=state_s + (pulls_s + math.ceil(pulls_s / old_s) * step_s if state_s > old_s else 0.0),  # a round ends at a boundary
         meeting_s=max(fragment.slow_bytes for fragment in plan.fragments) / bytes_per_s,
         interval_steps=interval_steps,
         interval_s=interval_steps * step_s,

@@ -33,6 +33,7 @@ CHECKPOINTS: Final = 3  # two that are kept, one that is being written (peer/mod
 PROGRAMS: Final = "for the programs"
 TRIED_ON: Final = "for another's weights that are tried on"  # peer/trainer/shared_state.py
 BROUGHT: Final = "for the model while it is made, or another's that is tried on"  # on its way to a device that has memory of its own
+PULLED: Final = "for fragments that are pulled, until all have come"  # peer/trainer/pulling.py
 COPY: Final = "for the copy that a checkpoint is written from"  # peer/trainer/saver.py
 
 Parts = Mapping[str, int]
@@ -128,6 +129,7 @@ def _passing(manifest: Manifest, computing: Computing, weights: int, fragments: 
             computing.recompute,
         ),
         "for meetings under way": (MEETING_VALUES + (manifest.outer.alpha > 0.0)) * fragments,
+        **({} if has_own_memory else {PULLED: weights}),  # beside a GPU they rest on the host, where another model was brought before
     }
     tried_on = {TRIED_ON: weights if has_own_memory else 2 * weights}  # our own, to go back to; another's slow ones rest with ours
     return max(step, tried_on, key=lambda parts: sum(parts.values()))

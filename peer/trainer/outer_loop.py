@@ -157,7 +157,7 @@ class OuterLoop:
         return unknown(request.meeting) if meeting is None else meeting.code(request)
 
     def write(self, request: ask.WritingRequest) -> ask.Written:
-        """Write what others fetch; may be called from a second thread."""
+        """Write what others fetch, or read what was pulled; may be called from a second thread."""
         try:
             match request:
                 case ask.CopyState():
@@ -166,6 +166,8 @@ class OuterLoop:
                     self.pulls.sketch(request)
                 case ask.CodeSlow():
                     self.pulls.code(request)
+                case ask.DecodeSlow():
+                    self.pulls.decode(request)
         except (OSError, ValueError, torch.OutOfMemoryError) as error:
             return ask.Written(request.name, getattr(error, "strerror", None) or str(error))
         return ask.Written(request.name, "")
@@ -202,7 +204,7 @@ class OuterLoop:
         """Forget every meeting: none can be decided any more."""
         for number in list(self._meetings):
             self.drop(number)
-        self.pulls.close_all()
+        self.pulls.forget()
 
     def solo(self, fragment: int, phase: RunPhase) -> bool:
         """Take the outer step of a fragment alone; False (and nothing done) while it is in a meeting."""

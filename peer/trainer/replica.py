@@ -31,7 +31,7 @@ from peer.text.corpus import Corpus
 from peer.trainer.device import Devices
 from peer.trainer.inner_loop import InnerLoop
 from peer.trainer.outer_loop import OuterLoop
-from peer.trainer.shared_state import RESULT_TOLERANCE, TOLERANCE, read_state, settle, try_on, try_shift
+from peer.trainer.shared_state import RESULT_TOLERANCE, TOLERANCE, read_state, settle, try_on, try_shifts
 from protocol.messages.messages import RunPhase
 from protocol.messages.terms import ModelPlan
 from protocol.run.manifest import Manifest
@@ -143,7 +143,7 @@ class Replica:
     def handle(self, request: ask.Request) -> ask.Reply | None:
         """Carry out a request of the node; call at a step boundary. Start and FinishDone are the trainer's own affair."""
         match request:
-            case ask.CopyState() | ask.SketchSlow() | ask.CodeSlow():
+            case ask.CopyState() | ask.SketchSlow() | ask.CodeSlow() | ask.DecodeSlow():
                 return self.outer.write(request)
             case ask.Pull():
                 return self._pull(request)
@@ -263,21 +263,15 @@ class Replica:
                 self._solo(fragment, "somebody joins with these weights")
 
     def _pull(self, request: ask.Pull) -> ask.Pulled:
-        """Move a fragment to where another's was, what it has learnt since its last outer step on top; not where that predicts worse."""
-        try:
-            pull = self.outer.pulls.gap(request.name)
-        except (ValueError, torch.OutOfMemoryError) as error:
-            return ask.Pulled(request.name, False, str(error), 0.0)
-        finally:
-            self.outer.pulls.close(request.name)
-        if pull.gap is None or pull.fragment.meeting is not None:
-            return ask.Pulled(request.name, False, "the fragment is in a meeting", 0.0)
-        values, failed_share = pull.gap.values, float(pull.gap.failed.float().mean())
-        reason = try_shift(pull.fragment, values, self.parameters, self._judged_loss)
-        if not reason:
-            pull.fragment.slow = pull.fragment.at_rest(pull.fragment.here(pull.fragment.slow) + values)
+        """Move fragments to where others' were, what they have learnt since their last outer step on top; not where that predicts worse."""
+        donors = [[shift for shift in self.outer.pulls.take(names) if shift.fragment.meeting is None] for names in request.donors]
+        moved, reason = try_shifts(list(filter(None, donors)), self.parameters, self._judged_loss)
+        for shift in moved:
+            fragment = shift.fragment
+            fragment.slow = fragment.at_rest(fragment.here(fragment.slow) + fragment.here(shift.values))
+        if moved:
             self.clock_steps = max(self.clock_steps, min(request.clock_steps, self.manifest.run.total_steps))
-        return ask.Pulled(request.name, not reason, reason, failed_share)
+        return ask.Pulled(request.name, {shift.name: shift.failed_share for shift in moved}, reason)
 
     # ------------------------------------------------------------------ checkpoints
 

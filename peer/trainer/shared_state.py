@@ -23,7 +23,7 @@ MOST_GROWTH: Final = 100.0  # of a fragment's values over our own; those of the 
 MOST_MOMENTUM: Final = 1.0  # as large as the weights: the longest honest outer step is a third of that
 TOLERANCE: Final = 1.01  # times the loss of our own weights: a few batches are no exact measure
 RESULT_TOLERANCE: Final = 1.05  # likewise of a run's result: those who came to the end first may lack a little, and there shall be one
-PULL_TOLERANCE: Final = 1.05  # likewise for one fragment: the others have not come up to it yet
+PULL_TOLERANCE: Final = 1.05  # likewise for fragments that are pulled: the others have not come up to them yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,16 @@ class FragmentWeights:
     fragment: FragmentState
     slow: Tensor
     momentum: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentShift:
+    """What was pulled of a fragment, and waits for the others of its round."""
+
+    name: str  # of the pull
+    fragment: FragmentState
+    values: Tensor  # f32[numel] at rest: from where we were to where another's is
+    failed_share: float  # of the blocks
 
 
 def write_state(fragments: Sequence[FragmentState], has_momentum: bool, payloads: PayloadFolder, name: str) -> None:
@@ -113,16 +123,34 @@ def try_on(
         for part in parts:
             scatter(part.fragment.codec.fragment, part.slow, parameters)
 
-    return _try(put, parameters, loss, tolerance)
+    return _try(put, parameters, loss(), loss, tolerance)
 
 
-def try_shift(fragment: FragmentState, values: Tensor, parameters: Mapping[str, Tensor], loss: Callable[[], float]) -> str:
-    """Move a fragment's fast weights by so much; return as `try_on`."""
-    return _try(lambda: add(fragment.codec.fragment, values, parameters), parameters, loss, PULL_TOLERANCE)
+def try_shifts(
+    donors: Sequence[Sequence[FragmentShift]], parameters: Mapping[str, Tensor], loss: Callable[[], float]
+) -> tuple[list[FragmentShift], str]:
+    """Move the fast weights by what donors gave: by all of it, else by all of some donors; return what counts, and why not the rest.
+
+    What counts is together no worse than what was there, within the tolerance. The loss is measured twice where everybody is honest.
+    """
+    own, moved = loss(), list[FragmentShift]()
+
+    def shift(shifts: Sequence[FragmentShift]) -> str:
+        def add_all() -> None:
+            for part in shifts:
+                add(part.fragment.codec.fragment, part.fragment.here(part.values), parameters)
+
+        reason = _try(add_all, parameters, own, loss, PULL_TOLERANCE)
+        moved.extend(() if reason else shifts)
+        return reason
+
+    reason = shift([part for shifts in donors for part in shifts])
+    if reason and len(donors) > 1:
+        reason = next(filter(None, [shift(shifts) for shifts in donors]), reason)
+    return moved, reason
 
 
-def _try(change: Callable[[], None], parameters: Mapping[str, Tensor], loss: Callable[[], float], tolerance: float) -> str:
-    own = loss()
+def _try(change: Callable[[], None], parameters: Mapping[str, Tensor], own: float, loss: Callable[[], float], tolerance: float) -> str:
     before = [parameter.detach().clone() for parameter in parameters.values()]
     change()
     theirs = loss()

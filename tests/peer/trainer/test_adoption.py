@@ -9,7 +9,16 @@ import torch
 from torch import Tensor
 
 from peer.trainer.replica import Replica
-from peer.trainer.shared_state import MOST_GROWTH, MOST_MOMENTUM, TOLERANCE, read_state, try_on
+from peer.trainer.shared_state import (
+    MOST_GROWTH,
+    MOST_MOMENTUM,
+    PULL_TOLERANCE,
+    TOLERANCE,
+    FragmentShift,
+    read_state,
+    try_on,
+    try_shifts,
+)
 from tests.peer.small import fingerprint, small_manifest, small_replica
 
 MANIFEST = small_manifest()
@@ -89,3 +98,28 @@ def test_weights_that_predict_worse_are_taken_off_again(tmp_path: Path, losses: 
     values *= 2.0
     parts = read_state(as_bytes(values), replica.outer.fragments, True)
     assert (try_on(parts, replica.parameters, lambda: next(measured)) == "") == is_taken == (fingerprint(replica) != before)
+
+
+@pytest.mark.parametrize(
+    ("losses", "taken"),
+    [
+        ((3.0, 2.9), "abc"),
+        ((3.0, 9.0, 9.0, 2.9), "c"),
+        ((3.0, float("nan"), 2.9, float("nan")), "ab"),
+        ((3.0, 9.0, 3.0 * PULL_TOLERANCE, 3.0 * PULL_TOLERANCE + 0.01), "ab"),  # tolerances do not add up
+        ((3.0, 9.0, 9.0, 9.0), ""),
+    ],
+)
+def test_what_was_pulled_counts_together_or_donor_by_donor(tmp_path: Path, losses: tuple[float, ...], taken: str) -> None:
+    replica, _ = own(tmp_path)
+    measured = iter(losses)
+    shifts = {
+        name: FragmentShift(name, fragment, torch.full_like(fragment.slow, 0.25), 0.0)
+        for name, fragment in zip("abc", replica.outer.fragments, strict=True)
+    }
+    before = {name: shift.fragment.fast() for name, shift in shifts.items()}
+    moved, reason = try_shifts([[shifts["a"], shifts["b"]], [shifts["c"]]], replica.parameters, lambda: next(measured))
+    assert "".join(shift.name for shift in moved) == taken and bool(reason) == (taken != "abc")
+    assert next(measured, None) is None, "where all are honest two looks at the text are enough"
+    for name, shift in shifts.items():
+        assert torch.equal(shift.fragment.fast(), before[name] + 0.25 if name in taken else before[name])

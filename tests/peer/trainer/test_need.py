@@ -25,6 +25,8 @@ import sys, tempfile, time
 from pathlib import Path
 import psutil, torch
 torch.set_num_threads(1)
+from peer.link import records as ask
+from peer.link.records import File, payload_name
 from peer.model.computing import Computing
 from peer.trainer.need import PROGRAMS, run_need
 from peer.machine.config import PeerConfig
@@ -53,6 +55,17 @@ for _ in range(2):
         side.merge(side.step(side.failed_blocks))
     saver.begin(replica)
     saver.finish()
+files, names = replica.payloads, [f"pull-{number}" for number in range(len(replica.outer.fragments))]
+for number, name in enumerate(names):
+    for request, made, taken in (
+        (ask.SketchSlow(name, number, 1), File.OWN_SKETCH, File.PARTNER_SKETCH),
+        (ask.CodeSlow(name, number, 1), File.OWN_PAYLOAD, File.PARTNER_PAYLOAD),
+    ):
+        replica.outer.write(request)
+        files.write(payload_name(name, taken), files.read(payload_name(name, made)))
+    assert not replica.outer.write(ask.DecodeSlow(name)).reason
+replica.inner_step()
+assert len(replica.handle(ask.Pull("pull", (tuple(names),), 0)).moved) == len(names)
 counted = sum(need.memory.values()) - need.memory[PROGRAMS] - need.memory["for payloads"]
 print((peak() - before) / counted)
 """
