@@ -65,12 +65,13 @@ def held_out_loss(
     num_batches: int,
     follow: Follow = lambda done, num_batches, loss: None,
     computing: Computing = Computing(),  # noqa: B008 - frozen
-    max_rows: int | None = None,  # of each batch
+    most_tokens: int | None = None,  # of all batches together: of large ones the first sequences, one of each at least
 ) -> float:
     """Return the mean loss over held-out batches, in nats per token. The model keeps its mode, and no generator is drawn from."""
     device, losses = next(model.parameters()).device, list[float]()
     with evaluating(model):
-        for batch in (whole[:max_rows] for whole in corpus.held_out_batches(num_batches)):
+        for whole in corpus.held_out_batches(num_batches):
+            batch = whole if most_tokens is None else whole[: max(1, most_tokens // (num_batches * (whole.shape[1] - 1)))]
             parts = torch.split(batch.to(device), computing.micro_batch or len(batch))
             losses.append(math.fsum(float(next_token_loss(model, part, computing.dtype)) * len(part) for part in parts) / len(batch))
             follow(len(losses), num_batches, math.fsum(losses) / len(losses))

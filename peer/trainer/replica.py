@@ -253,8 +253,7 @@ class Replica:
         return ask.Adopted(request.name, True, "")
 
     def _judged_loss(self) -> float:
-        rows = max(1, JUDGE_TOKENS // (JUDGE_BATCHES * self.manifest.inner.sequence_length))
-        return held_out_loss(self.model, self.corpus, JUDGE_BATCHES, computing=self.inner.computing, max_rows=rows)
+        return held_out_loss(self.model, self.corpus, JUDGE_BATCHES, computing=self.inner.computing, most_tokens=JUDGE_TOKENS)
 
     def _bring_up(self) -> None:
         """Who joins gets slow weights: what has waited long for a partner is far behind what it has learnt."""

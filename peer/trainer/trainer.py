@@ -30,7 +30,8 @@ TELL_S = 1.0  # between two words to the supervisor
 IDLE_S = 0.05  # how long a trainer that has nothing to train waits for the node at a time
 LONELY_FINISH_S = 60.0  # without a node for so long, the last averaging is given up
 EVAL_INTERVAL_STEPS = 100  # inner steps between two measurements of the held-out loss
-NUM_EVAL_BATCHES = 8  # behind each: enough to follow a run by; figures that are reported rest on evaluation.NUM_BATCHES
+NUM_EVAL_BATCHES = 8  # behind each: enough to follow a run by; figures that are reported rest on evaluation.NUM_BATCHES...
+MOST_EVAL_TOKENS = 32_768  # ...of so many tokens together at most: partners wait meanwhile, and eight large batches take three steps' time
 MAX_BAD_BATCHES = 10  # in a row, before the run itself must be at fault
 NO_NODE = "no node to find a partner"
 
@@ -355,7 +356,8 @@ class Trainer:
 
     def _evaluate(self) -> None:
         with self._watch.evaluating():
-            loss = held_out_loss(self._replica.model, self._replica.corpus, NUM_EVAL_BATCHES, computing=self._replica.inner.computing)
+            replica, most = self._replica, MOST_EVAL_TOKENS
+            loss = held_out_loss(replica.model, replica.corpus, NUM_EVAL_BATCHES, computing=replica.inner.computing, most_tokens=most)
         self._child.emit(EvalDone(self._replica.own_steps, loss, NUM_EVAL_BATCHES))
         self._probes_next = True
 

@@ -55,6 +55,13 @@ def test_the_loss_is_the_mean_over_batches() -> None:
     assert math.isclose(loss, float(expected), rel_tol=1e-6)
 
 
+@pytest.mark.parametrize(("most_tokens", "rows"), [(1, 1), (64, 1), (128, 2), (1000, 2)])
+def test_of_large_batches_only_the_first_sequences_are_measured(most_tokens: int, rows: int) -> None:
+    model = build_model(MANIFEST.model, 0)
+    first = Fixed(batch(0)[:rows], batch(1)[:rows])
+    assert held_out_loss(model, Fixed(batch(0), batch(1)), 2, most_tokens=most_tokens) == held_out_loss(model, first, 2)
+
+
 def test_measuring_changes_nothing() -> None:
     manifest = Manifest.checked(
         {"model": {"architecture": "gpt2", "config": {"n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 256, "n_positions": 64}}}
