@@ -34,10 +34,17 @@ class Batch:
 class CodingThread:
     """Serve the link until closed. `take`, `wait` and `close` belong to the trainer's own thread and return at once but `wait`."""
 
-    def __init__(self, link: TrainerEnd, outer: OuterLoop, open_now: Callable[[ask.Open], ask.Reply | None]) -> None:
+    def __init__(
+        self,
+        link: TrainerEnd,
+        outer: OuterLoop,
+        open_now: Callable[[ask.Open], ask.Reply | None],
+        hear: Callable[[ask.NodeReport], None],
+    ) -> None:
         self._link = link
         self._outer = outer
         self._open_now = open_now  # None: not now
+        self._hear = hear  # at once: it comes every other second, and what waits for a boundary makes calls wait for it too
         self._session = 0
         self._batches: deque[Batch] = deque()
         self._has_news = threading.Event()
@@ -97,6 +104,9 @@ class CodingThread:
         `is_first`: nothing that came with it waits for the boundary.
         """
         match request:
+            case ask.NodeReport():
+                self._hear(request)
+                return True
             case ask.Open():
                 return is_first and self._opened(request)
             case ask.Prepare() | ask.Encode() | ask.Check():

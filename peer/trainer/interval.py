@@ -144,7 +144,7 @@ class Pace:
         emit(IntervalSet(replica.countdown.inner_steps, reason))
 
     def hear(self, report: NodeReport) -> None:
-        """Take in what the node says of the line and of itself."""
+        """Take in what the node says of the line and of itself. From any thread."""
         if report.cpu_s < self._report.cpu_s:  # another one, which began to count anew
             self._earlier_nodes_s += self._report.cpu_s
         self._report = report

@@ -142,7 +142,7 @@ class Trainer:
         self._is_alone = child.settings.config.alone
         self._replica = replica
         self._link = link
-        self._node = CodingThread(link, replica.outer, self._open_now)
+        self._node = CodingThread(link, replica.outer, self._open_now, lambda report: self._pace.hear(report))
         self._saver = saver
         self._now_s = now_s
         self._device = replica.inner.device
@@ -245,8 +245,6 @@ class Trainer:
                 self._begin()
             case ask.Open() if self._pace.is_too_soon(request):
                 self._link.send(_too_soon(request), self._session)
-            case ask.NodeReport():
-                self._pace.hear(request)
             case ask.FinishDone():
                 if self._replica.phase is RunPhase.FINISH:
                     self.state = State.OVER

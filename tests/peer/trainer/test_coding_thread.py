@@ -48,7 +48,8 @@ class Trainer:
         self.payloads = PayloadFolder(runtime / "payloads")
         self.replica = small_replica(runtime / "payloads", small_manifest(codec={"name": codec}))
         self.link = TrainerEnd(runtime)
-        self.thread = CodingThread(self.link, self.replica.outer, self.replica.open_beside_step)
+        self.reports = list[ask.NodeReport]()
+        self.thread = CodingThread(self.link, self.replica.outer, self.replica.open_beside_step, self.reports.append)
         self.thread.start()
         self.runtime = runtime
         self.node = self.come()
@@ -158,19 +159,19 @@ def test_what_needs_a_boundary_waits_for_one_in_its_order(trainer: Trainer) -> N
 
 def test_a_call_in_the_middle_of_a_step_is_answered_there_with_the_weights_before_it(trainer: Trainer, tmp_path: Path) -> None:
     replica, twin, replies = trainer.replica, small_replica(tmp_path, trainer.replica.manifest), list[ask.Answer]()
-    prepare = ask.Prepare(1, 100, 0, 7, RunPhase.TRAIN)
+    prepare, report = ask.Prepare(1, 100, 0, 7, RunPhase.TRAIN), ask.NodeReport(1e6, 0.5)
     assert twin.handle(ask.Open(1, 0)) == ask.Opened(1, 0, 0, RunPhase.TRAIN)
     expected = twin.handle(prepare)
 
     def call(*_: object) -> None:
-        trainer.ask(ask.Open(1, 0))
+        trainer.ask(report, ask.Open(1, 0))  # it comes every other second: a long step has always heard one
         replies.append(trainer.reply())
 
     hook = replica.model.register_forward_hook(call)
     replica.inner_step()
     hook.remove()
     assert replies == [ask.Opened(1, 0, 0, RunPhase.TRAIN)], "no token of the step that is under way counts"
-    assert replica.own_steps == 1 and not trainer.thread.take()
+    assert replica.own_steps == 1 and trainer.reports == [report] and not trainer.thread.take()
     trainer.ask(prepare)
     assert trainer.reply() == expected, "the hash of what is sent"
 
