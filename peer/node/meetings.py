@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, suppress
 from peer.machine.events import MeetingDone
 from peer.meeting.driver import Driver, OwnSide, Resolver
 from peer.meeting.hello import Greeting
-from peer.meeting.machine import Meeting
+from peer.meeting.machine import GREETING_SHARE, Meeting
 from peer.meeting.words import Finish, MeetingOutcome, MeetingState
 from peer.swarm.address_book import REST_FAILED_S, AddressBook, KnownPeer, loop_s
 from peer.swarm.hearsay import Hearsay
@@ -30,6 +30,7 @@ from protocol.streams.transport import Purpose, Stream, Transport
 CONNECT_S = 15.0
 SAY_S = 2.0  # for a refusal to leave
 FIRST_USUAL_S = 0.3
+LINE_UP_S = 2.0  # that a caller waits for the end of another's meeting at most: meanwhile its own fragment can meet nobody
 MAX_INBOUND = 2  # at once; of one partner: 1
 MAX_OUTBOUND = 2
 _NOT_YET = frozenset({RefusalCode.WRONG_PHASE, RefusalCode.NOT_READY})
@@ -66,6 +67,7 @@ class Meetings:
         self._num_outbound = 0
         self.usual_s = FIRST_USUAL_S  # how long meetings that counted have lasted lately
         self.inbound: set[PeerId] = set()
+        self._next: set[int] = set()  # fragments on which a caller waits for the end of a meeting
 
     # ------------------------------------------------------------------ ending
 
@@ -190,14 +192,34 @@ class Meetings:
             raise Refused(code)
 
     async def _make_room(self, fragment: int, partner: PeerId) -> None:
-        """Two peers that called each other at once: the call of the smaller id stands. Anybody else finds us busy."""
+        """Wait until a fragment is free for a partner's call. Raises Refused.
+
+        Two peers that called each other at once: the call of the smaller id stands. While we wait for another's answer ourselves, we are
+        busy: so nobody waits for who waits, and all waiting ends.
+        """
         while self._standing.may_meet and (active := self.active.get(fragment)) is not None:
-            early = active.meeting.state in (MeetingState.OPENING, MeetingState.GREETING) and active.meeting.initiates
-            if not early or active.meeting.partner != partner or partner > self._membership.identity.peer_id:
-                raise Refused(RefusalCode.BUSY, "in another meeting on this fragment")
-            active.stop("our partner called at the same moment; its call stands", RefusalCode.BUSY)
-            await active.over.wait()
+            meeting = active.meeting
+            if not meeting.initiates or meeting.state not in (MeetingState.OPENING, MeetingState.GREETING):
+                await self._line_up(fragment, active)
+            elif meeting.partner == partner and partner < self._membership.identity.peer_id:
+                active.stop("our partner called at the same moment; its call stands", RefusalCode.BUSY)
+                await active.over.wait()
+            else:
+                raise Refused(RefusalCode.BUSY, "calling another on this fragment")
         self._need_open()
+
+    async def _line_up(self, fragment: int, active: Driver) -> None:
+        """Let one caller wait for the end of the meeting on its fragment: that is better than to call again at some other time."""
+        if fragment in self._next:
+            raise Refused(RefusalCode.BUSY, "in a meeting on this fragment, and another one is next")
+        self._next.add(fragment)
+        try:
+            async with asyncio.timeout(min(LINE_UP_S, GREETING_SHARE * self._membership.deadline_s / 2)):
+                await active.over.wait()
+        except TimeoutError:
+            raise Refused(RefusalCode.BUSY, "in a long meeting on this fragment") from None
+        finally:
+            self._next.discard(fragment)
 
     async def _outcome(self, resolve: Resolve, partner: PeerId) -> Outcome:
         """Say what we decided. What is not decided yet is decided by the question: its asker cannot hear of a decision that comes later."""

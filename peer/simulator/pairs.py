@@ -105,6 +105,7 @@ class Pair:
         side = self.sides[number]
         assert self.failed_blocks is not None
         side.merge(side.step(self.failed_blocks))
+        side.state.move()
         member.hear_clock(next(steps for peer, steps in self.clock_steps.items() if peer != number))
         self.applied.add(number)
 

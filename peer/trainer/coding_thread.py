@@ -1,8 +1,8 @@
 """The trainer's second thread: it reads the link, and codes messages beside the inner steps.
 
 What a meeting computes between its snapshot and its merge needs no step boundary (meeting.py), so it is done here as soon as the
-node asks; all else is kept for the trainer's next boundary, in its order. An inner step spends its time in torch, which lets other Python
-threads run meanwhile.
+node asks; snapshot and merge too, while a gradient is computed; all else is kept for the trainer's next boundary, in its order. An inner
+step spends its time in torch, which lets other Python threads run meanwhile.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class CodingThread:
         self,
         link: TrainerEnd,
         outer: OuterLoop,
-        open_now: Callable[[ask.Open], ask.Reply | None],
+        answer_now: Callable[[ask.Open | ask.Apply], ask.Reply | None],
         hear: Callable[[ask.NodeReport], None],
     ) -> None:
         self._link = link
         self._outer = outer
-        self._open_now = open_now  # None: not now
+        self._answer_now = answer_now  # None: not now
         self._hear = hear  # at once: it comes every other second, and what waits for a boundary makes calls wait for it too
         self._session = 0
         self._batches: deque[Batch] = deque()
@@ -108,7 +108,7 @@ class CodingThread:
                 self._hear(request)
                 return True
             case ask.Open():
-                return is_first and self._opened(request)
+                return is_first and self._answered(request)
             case ask.Prepare() | ask.Encode() | ask.Check():
                 with self._beside_training(request.meeting):
                     reply = self._outer.code(request)
@@ -125,13 +125,14 @@ class CodingThread:
                     contextlib.suppress(ValueError, torch.OutOfMemoryError),
                 ):  # found again at the boundary
                     self._outer.step_ahead(request)
+                return is_first and self._answered(request)
         return False
 
-    def _opened(self, request: ask.Open) -> bool:
-        """Open a meeting in the middle of an inner step, unless what came before still waits: a Drop, the news of another node."""
+    def _answered(self, request: ask.Open | ask.Apply) -> bool:
+        """Open or apply a meeting in the middle of an inner step, unless what came before still waits: a Drop, news of another node."""
         if self._stream is not None or self._batches or self._link.session != self._session:
             return False  # a GPU may still be changing the weights of a step that is over for us
-        reply = self._open_now(request)
+        reply = self._answer_now(request)
         if reply is not None:
             self._link.send(reply, self._session)
         return reply is not None

@@ -61,6 +61,7 @@ class FragmentState:
         self.since = Since()
         self.meeting: int | None = None
         self._parameters = parameters
+        self._owed: Tensor | None = None  # to the model's fast weights
 
     @property
     def tokens(self) -> int:
@@ -93,20 +94,31 @@ class FragmentState:
         return values.to(self.device)
 
     def fast(self) -> Tensor:
-        """Return the fast weights: a new f32[numel]."""
-        return gather(self.codec.fragment, self._parameters)
+        """Return the fast weights, with what the model is still to be moved by: a new f32[numel]."""
+        fast = gather(self.codec.fragment, self._parameters)
+        return fast if self._owed is None else fast.add_(self._owed)
 
     def step_alone(self, rule: PairRule) -> None:
         """Take the outer step without a partner."""
         fast = self.fast()
         self.gate.step_alone(self.since.moved(length_of(fast - self.here(self.slow))))
         self.merge(self.in_slabs(fast, lambda slow, momentum, part: rule.solo_step(slow, momentum, fast[part])), self.since)
+        self.move()
 
     def merge(self, step: OuterStep, since: Since) -> None:
-        """Make an outer step count that was computed from what had happened till then; all or nothing, for nothing is allocated."""
-        add(self.codec.fragment, step.shift, self._parameters)
+        """Make an outer step count that was computed from what had happened till then; all or nothing, for nothing is allocated.
+
+        Takes its tensors. The model itself is moved by `move`.
+        """
+        self._owed = step.shift if self._owed is None else self._owed.add_(step.shift)
         self.slow, self.momentum = step.slow, step.momentum
         self.since -= since
+
+    def move(self) -> None:
+        """Move the model's fast weights by the outer steps that count: not while a gradient is computed at them."""
+        if self._owed is not None:
+            add(self.codec.fragment, self._owed, self._parameters)
+            self._owed = None
 
     def in_slabs(self, snapshot: Tensor, step: Callable[[Tensor, Tensor, slice], tuple[Tensor, Tensor]]) -> OuterStep:
         """Compute an outer step from a snapshot of the fast weights, slab by slab.

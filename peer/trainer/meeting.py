@@ -3,7 +3,8 @@
 The only place where a meeting is computed. Real peers (outer_loop.py) add the link's requests, files and a lock; simulated ones
 (peer/simulator/pairs.py) hand one side's tensors straight to the other. Between the snapshot and the merge everything here reads the
 fragment and writes only to the meeting: slow weights and momentum stand still while a meeting is open, and the fast weights are in the
-snapshot. So all of that may run on a second thread, beside the inner steps; snapshot and merge need a step boundary.
+snapshot. So all of that may run on a second thread, beside the inner steps. Snapshot and merge need weights that stand still, as they do
+while a gradient is computed; the model's own weights are moved at a step boundary.
 """
 
 from __future__ import annotations
@@ -102,7 +103,10 @@ class MeetingSide:
         return state.in_slabs(self.snapshot, step)
 
     def merge(self, step: OuterStep) -> None:
-        """Make the meeting count: merge its step into the fragment, and let the gate learn from it. Inner steps made meanwhile are kept."""
+        """Make the meeting count: merge its step into the fragment, and let the gate learn from it. Inner steps made meanwhile are kept.
+
+        The model's own weights are moved by `FragmentState.move`.
+        """
         accepted = self._need_accepted()
         self.state.merge(step, self.since)
         self.state.gate.accept(accepted.gap_length, accepted.own)

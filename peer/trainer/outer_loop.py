@@ -144,6 +144,12 @@ class OuterLoop:
 
     def answer(self, request: ask.MeetingRequest, clock_steps: int, phase: RunPhase) -> ask.Reply:
         """Carry out one step of a meeting, at a step boundary. What cannot be is answered by Unavailable and changes nothing."""
+        reply = self.answer_beside_step(request, clock_steps, phase)
+        self.move()
+        return reply
+
+    def answer_beside_step(self, request: ask.MeetingRequest, clock_steps: int, phase: RunPhase) -> ask.Reply:
+        """As `answer`, while a gradient is computed: the model is moved by the `move` after it."""
         if not isinstance(request, ask.Open | ask.Apply):
             return self.code(request)
         try:
@@ -206,6 +212,11 @@ class OuterLoop:
             self.drop(number)
         self.pulls.forget()
 
+    def move(self) -> None:
+        """Move the model by what counts: at a step boundary."""
+        for fragment in self.fragments:
+            fragment.move()
+
     def solo(self, fragment: int, phase: RunPhase) -> bool:
         """Take the outer step of a fragment alone; False (and nothing done) while it is in a meeting."""
         state = self.fragments[fragment]
@@ -229,7 +240,7 @@ class OuterLoop:
         return ask.Opened(request.meeting, state.tokens, clock_steps, phase)
 
     def _apply(self, request: ask.Apply) -> ask.Reply:
-        """Take the outer step of a meeting that counts, once per meeting id."""
+        """Take the outer step of a meeting that counts, once per meeting id; the model follows at the next `move`."""
         if request.meeting_id in self.applied:
             self.drop(request.meeting)
             return ask.Applied(request.meeting)

@@ -107,11 +107,14 @@ class Replica:
         Raises FloatingPointError, with no weight changed, when the loss or a gradient is not finite; and as InnerLoop.gradient.
         """
         rate = learning_rate(self.clock_steps, self.steps_since_join(), self._settings)
-        with self._weights_at_rest():
-            loss, norm, num_tokens = self.inner.gradient(self.own_steps, step_seed(self._seed, self.own_steps))
-        if not bool(torch.isfinite(norm + loss)):
-            raise FloatingPointError(f"inner step {self.own_steps}: loss {float(loss)}, gradient norm {float(norm)}")
-        self.inner.step(rate)
+        try:
+            with self._weights_at_rest():
+                loss, norm, num_tokens = self.inner.gradient(self.own_steps, step_seed(self._seed, self.own_steps))
+            if not bool(torch.isfinite(norm + loss)):
+                raise FloatingPointError(f"inner step {self.own_steps}: loss {float(loss)}, gradient norm {float(norm)}")
+            self.inner.step(rate)
+        finally:
+            self.outer.move()  # by what was decided meanwhile
         self.own_steps += 1
         self.clock_steps += 1
         self.tokens += num_tokens
@@ -120,19 +123,22 @@ class Replica:
 
     @contextlib.contextmanager
     def _weights_at_rest(self) -> Iterator[None]:
-        """Let a second thread open meetings inside."""
+        """Let a second thread open and apply meetings inside."""
         self._changing.release()
         try:
             yield
         finally:
             self._changing.acquire()
 
-    def open_beside_step(self, request: ask.Open) -> ask.Reply | None:
-        """Open a meeting while a gradient is computed; None at any other time: then the next step boundary is near. For a second thread."""
+    def answer_beside_step(self, request: ask.Open | ask.Apply) -> ask.Reply | None:
+        """Open or apply a meeting while a gradient is computed, which moves the model only after its step. For a second thread.
+
+        None at any other time: then the next step boundary is near.
+        """
         if not self._changing.acquire(blocking=False):
             return None
         try:
-            return self.outer.answer(request, self.clock_steps, self.phase)
+            return self.outer.answer_beside_step(request, self.clock_steps, self.phase)
         finally:
             self._changing.release()
 

@@ -142,7 +142,7 @@ class Trainer:
         self._is_alone = child.settings.config.alone
         self._replica = replica
         self._link = link
-        self._node = CodingThread(link, replica.outer, self._open_now, lambda report: self._pace.hear(report))
+        self._node = CodingThread(link, replica.outer, self._answer_now, lambda report: self._pace.hear(report))
         self._saver = saver
         self._now_s = now_s
         self._device = replica.inner.device
@@ -272,9 +272,13 @@ class Trainer:
             self._probes_next = False
         return reply
 
-    def _open_now(self, request: ask.Open) -> ask.Reply | None:
-        """Answer a call in the middle of an inner step; None when it must wait for the boundary. Called by the coding thread."""
-        return _too_soon(request) if self._pace.is_too_soon(request) else self._replica.open_beside_step(request)
+    def _answer_now(self, request: ask.Open | ask.Apply) -> ask.Reply | None:
+        """Open or apply a meeting in the middle of an inner step; None when it must wait for the boundary. Called by the coding thread."""
+        if isinstance(request, ask.Open) and self._pace.is_too_soon(request):
+            return _too_soon(request)
+        if isinstance(request, ask.Apply) and self._probes_next:  # what it does to the outputs is measured at the boundary
+            return None
+        return self._replica.answer_beside_step(request)
 
     def _announce(self, due: list[int]) -> None:
         for fragment in due:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from pathlib import Path
 
 from peer.meeting.line import Way
-from peer.meeting.words import MeetingOutcome
-from peer.node.meetings import MAX_OUTBOUND
+from peer.meeting.words import Finish, MeetingOutcome
+from peer.node.meetings import LINE_UP_S, MAX_OUTBOUND
 from protocol.errors import RefusalCode
+from protocol.identity import PeerId
 from protocol.limits import LEAST_BYTES_PER_S
+from protocol.memory.conversation import Link as Wire
 from protocol.messages.messages import RunPhase
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play
@@ -30,7 +33,7 @@ async def acquainted(swarm: Swarm, num_peers: int) -> list[Peer]:
     return peers
 
 
-def everybody_but(peers: list[Peer], *wanted: Peer) -> set[object]:
+def everybody_but(peers: list[Peer], *wanted: Peer) -> set[PeerId]:
     return {peer.peer_id for peer in peers if peer not in wanted}
 
 
@@ -45,18 +48,40 @@ def test_two_that_call_each_other_at_once_meet_once(tmp_path: Path) -> None:
     play(Swarm(tmp_path, manifest=QUIET), story)
 
 
-def test_a_fragment_in_a_meeting_is_busy_for_others_and_another_fragment_is_not(tmp_path: Path) -> None:
+async def call(caller: Peer, called: Peer, fragment: int = 0) -> Finish:
+    finish = await caller.node.meetings.try_next(fragment, everybody_but(caller.swarm.peers, called))
+    assert finish is not None
+    return finish
+
+
+def test_one_caller_waits_for_the_end_of_a_meeting_and_others_find_it_busy_on_this_fragment(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
-        peers = a, b, c = await acquainted(swarm, 3)
-        first = asyncio.create_task(a.node.meetings.try_next(0, {c.peer_id}))
-        await swarm.until(lambda: b.node.meetings.active)
-        same, other = await asyncio.gather(c.node.meetings.try_next(0, {a.peer_id}), c.node.meetings.try_next(1, {b.peer_id}))
-        assert same is not None and same.refusal is RefusalCode.BUSY
-        assert other is not None and other.outcome is MeetingOutcome.COMPLETED
-        finish = await first
-        assert finish is not None and finish.outcome is MeetingOutcome.COMPLETED
+        peers = called, first, second, third = await acquainted(swarm, 4)
+        one = asyncio.create_task(call(first, called))
+        await swarm.until(lambda: called.node.meetings.active)
+        two = asyncio.create_task(call(second, called))
+        await asyncio.sleep(0.2)
+        assert (await call(third, called)).refusal is RefusalCode.BUSY
+        other = asyncio.create_task(call(third, first, 1))
+        assert not one.done(), "the first meeting was over before the others called"
+        assert [(await finish).outcome for finish in (one, two, other)] == [MeetingOutcome.COMPLETED] * 3
+        assert called.outcomes() == Counter(completed=2)
         assert all(not peer.node.meetings.active for peer in peers)
-        assert b.peer_id in {entry.peer_id for entry in c.book.live(0.0)}, "being busy is no fault"
+        assert called.peer_id in {entry.peer_id for entry in third.book.live(0.0)}, "being busy is no fault"
+
+    play(Swarm(tmp_path, manifest=QUIET, wire=Wire(latency_s=0.1)), story)
+
+
+def test_who_waits_for_a_meeting_that_does_not_end_is_sent_away(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        called, first, second = await acquainted(swarm, 3)
+        one = asyncio.create_task(call(first, called))
+        await swarm.until(lambda: called.node.meetings.active)
+        swarm.network.partition([first.peer_id], [called.peer_id, second.peer_id])
+        started_s = asyncio.get_running_loop().time()
+        assert (await call(second, called)).refusal is RefusalCode.BUSY
+        assert asyncio.get_running_loop().time() - started_s < LINE_UP_S + 0.5
+        assert (await one).outcome is MeetingOutcome.FAILED
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 

@@ -18,6 +18,7 @@ from peer.link.payload_folder import PayloadFolder
 from peer.link.records import File, payload_name
 from peer.link.socket import SOCKET_NAME, TrainerEnd
 from peer.trainer.coding_thread import Batch, CodingThread
+from peer.trainer.replica import Replica
 from protocol.messages.messages import RunPhase
 from tests.peer.exchange import Side, Terms, exchange, meet, replica_side
 from tests.peer.small import small_manifest, small_replica
@@ -49,7 +50,7 @@ class Trainer:
         self.replica = small_replica(runtime / "payloads", small_manifest(codec={"name": codec}))
         self.link = TrainerEnd(runtime)
         self.reports = list[ask.NodeReport]()
-        self.thread = CodingThread(self.link, self.replica.outer, self.replica.open_beside_step, self.reports.append)
+        self.thread = CodingThread(self.link, self.replica.outer, self.replica.answer_beside_step, self.reports.append)
         self.thread.start()
         self.runtime = runtime
         self.node = self.come()
@@ -188,6 +189,41 @@ def test_a_call_in_the_middle_of_a_step_waits_behind_what_came_before_it(trainer
     trainer.replica.inner_step()
     hook.remove()
     assert trainer.kept(2) == [ask.Drop(7), ask.Open(2, 1)]
+
+
+def test_a_meeting_decided_in_the_middle_of_a_step_counts_there_and_moves_the_model_behind_it(trainer: Trainer, tmp_path: Path) -> None:
+    def met(replica: Replica, folder: Path) -> Replica:
+        partner = small_replica(folder / "partner", replica.manifest, b"you")
+        for one in (replica, partner):
+            one.inner_step()
+        exchange((replica_side(replica, folder / "payloads"), replica_side(partner, folder / "partner")), Terms())
+        replica.handle(ask.Check(1))
+        return replica
+
+    replica, replies = trainer.replica, list[ask.Answer]()
+    later, sooner = (met(small_replica(tmp_path / name / "payloads", replica.manifest), tmp_path / name) for name in ("later", "sooner"))
+    met(replica, trainer.runtime)
+
+    def decide(*_: object) -> None:
+        trainer.ask(ask.Apply(1, NAME, ""))
+        replies.append(trainer.reply())
+        trainer.ask(ask.Open(2, 0))
+        replies.append(trainer.reply())
+
+    hook = replica.model.register_forward_hook(decide)
+    replica.inner_step()
+    hook.remove()
+    assert isinstance(replies[1], ask.Opened) and replies[0] == ask.Applied(1) and not trainer.thread.take()
+
+    later.inner_step()
+    later.handle(ask.Apply(1, NAME, ""))
+    for name, tensor in later.tensors().items():
+        assert torch.equal(tensor, replica.tensors()[name]), f"{name}: the gradient was not that of the weights before"
+    sooner.handle(ask.Apply(1, NAME, ""))
+    sooner.handle(ask.Open(2, 0))
+    prepare = ask.Prepare(2, 100, 0, 7, RunPhase.TRAIN)
+    trainer.ask(prepare)
+    assert trainer.reply() == sooner.handle(prepare), "the next meeting's snapshot is not that of the meeting before"
 
 
 def test_an_impossible_apply_is_answered_at_the_boundary(trainer: Trainer, tmp_path: Path) -> None:

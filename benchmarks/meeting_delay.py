@@ -1,0 +1,185 @@
+"""What meetings cost in loss that last: real nodes and trainers of the demo's model in virtual time, on a machine that is never crowded.
+
+    python -m benchmarks.meeting_delay [--peers 4] [--steps 300] [--intervals 5] [--rates 20] [--step-seconds 0.19] [--fragment-mb 8]
+
+A line each of that rate and 2 ms of latency; the coding thread answers after 20 ms, in the middle of an inner step where it may. Only the
+passing of time is made up. Held-out loss of the peers' average, on 64 batches. About six minutes of one core for a row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from peer.machine.events import Event
+from peer.model.evaluation import held_out_loss
+from peer.model.model import build_model
+from peer.model.plan import fragment_codecs, model_plan
+from peer.text.batches import Draw
+from peer.text.corpus import load_corpus
+from peer.text.tokenizer import load_tokenizer
+from peer.trainer import trainer as real
+from peer.trainer.inner_loop import InnerLoop
+from peer.trainer.replica import Replica
+from protocol.memory.conversation import Link
+from protocol.messages.terms import RunTerms
+from protocol.run.manifest import Manifest
+from tests.swarm.trainer import Trainer
+from tests.swarm.world import Habits, Peer, Swarm, play
+
+CODING_S = 0.02
+LATENCY_S = 0.002
+SPEEDS = (1.0, 1.03, 0.97, 1.01)  # no two peers are in step
+EVAL_BATCHES = 64
+START_S = 30.0  # of virtual time, before the first step
+
+
+class BegunInnerLoop(InnerLoop):
+    """An inner loop whose gradient is computed when its step begins, and handed out when it ends."""
+
+    _begun: tuple[Tensor, Tensor, int] | None = None
+
+    def begin(self, step: int, seed: int) -> None:
+        """Compute the gradient at the weights of this moment."""
+        self._begun = super().gradient(step, seed)
+
+    def gradient(self, step: int, seed: int) -> tuple[Tensor, Tensor, int]:
+        """Hand it out."""
+        if self._begun is None:
+            self.begin(step, seed)
+        begun, self._begun = self._begun, None
+        assert begun is not None
+        return begun
+
+
+class PacedTrainer(Trainer):
+    """A trainer whose inner steps last: meanwhile its coding thread answers."""
+
+    replica: Any
+
+    def connect(self, link: Any) -> None:
+        """Have what the coding thread says reach the node a little later, whatever the trainer does."""
+        super().connect(link)
+        end, put = self._end, self._end.put
+
+        def put_and_answer(item: Any) -> None:
+            put(item)
+            if not isinstance(item, int):
+                asyncio.get_running_loop().call_later(CODING_S, self._deliver)
+
+        end.put = put_and_answer  # type: ignore[method-assign]
+
+    async def run(self) -> None:
+        """Make steps: the gradient at the weights of its beginning, the optimizer's step at its end."""
+        try:
+            self._end.serve(self._real.start)
+            while self._real.state is not real.State.OVER:
+                if self._real._is_training:
+                    replica = self.replica
+                    replica.inner.begin(replica.own_steps, 0)
+                    with replica._weights_at_rest():
+                        await asyncio.sleep(self._step_s)
+                else:
+                    await asyncio.sleep(CODING_S)
+                self._real.tick()
+                self._deliver()
+            self._real.end()
+            self._deliver()
+        finally:
+            self._end.wake()
+            self._real.close()
+
+
+class DemoPeer(Peer):
+    """A peer that trains the demo's model."""
+
+    def _new_trainer(self) -> Trainer:
+        return PacedTrainer(self._new_replica, self.habits.step_s, False)
+
+    def _new_replica(self, emit: Callable[[Event], None]) -> Any:
+        manifest = self.swarm.manifest
+        draw = Draw(manifest.run.seed, self.peer_id.raw, manifest.inner.batch_size, manifest.inner.sequence_length)
+        corpus = load_corpus(manifest.data, load_tokenizer(manifest.tokenizer), draw, None, self.swarm.folder / "cache")
+        seed = int.from_bytes(self.peer_id.raw[-6:], "little")
+        replica = Replica(manifest, build_model(manifest.model, manifest.run.seed), corpus, self.payloads, seed, emit)
+        replica.inner = BegunInnerLoop(manifest, replica.model, corpus, replica.inner.computing, emit)
+        return replica
+
+
+class DemoSwarm(Swarm):
+    """Peers of the demo's model on lines of one rate."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        shapes = {name: tuple(p.shape) for name, p in build_model(self.manifest.model, 0).named_parameters()}
+        self.terms = RunTerms.from_manifest(self.manifest, model_plan(fragment_codecs(self.manifest, shapes), self.manifest.outer.alpha))
+
+
+def run(folder: Path, interval: int | str, rate_mbit: float, given: argparse.Namespace) -> str:
+    """Train a swarm to its end; return a row of the table."""
+    manifest = Manifest.checked(
+        {
+            "run": {"total_steps": given.steps, "access": "open", "seed": given.seed},
+            "outer": {"inner_steps": interval},
+            "fragments": {"max_fragment_mb": given.fragment_mb},
+        }
+    )
+    swarm = DemoSwarm(folder, given.seed, manifest, Link(LATENCY_S, 0.0, rate_mbit / 8e-6))
+    losses: list[float] = []
+
+    async def story(swarm: Swarm) -> None:
+        for number in range(given.peers):
+            peer = DemoPeer(swarm, number + 1, Habits(step_s=given.step_seconds * SPEEDS[number % len(SPEEDS)]))
+            swarm.peers.append(peer)
+            peer.start()
+        within_s = START_S + 2 * given.steps * given.step_seconds
+        await swarm.until(lambda: min(peer.clock for peer in swarm.peers) >= given.steps, within_s)
+        losses.append(_loss_of_average(swarm))
+
+    play(swarm, story)
+    done = [meeting for peer in swarm.peers for meeting in peer.meetings]
+    met = [meeting for meeting in done if meeting.outcome == "completed"]
+    sent = sum(meeting.bytes_sent for meeting in done) / len(swarm.peers)
+    return (
+        f"{interval!s:>8} {rate_mbit:>8g} {len(met) / len(swarm.peers):>9.0f} {statistics.median(one.seconds for one in met):>8.2f} "
+        f"{(len(done) - len(met)) / len(swarm.peers):>8.0f} {1e-6 * sent:>6.1f} {losses[0]:>8.4f}"
+    )
+
+
+def _loss_of_average(swarm: Swarm) -> float:
+    replicas = [peer.trainer.replica for peer in swarm.peers]
+    model = build_model(swarm.manifest.model, 0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(torch.stack([replica.parameters[name] for replica in replicas]).mean(0))
+    return held_out_loss(model, replicas[0].corpus, EVAL_BATCHES)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peers", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--intervals", default="5")
+    parser.add_argument("--rates", default="20")
+    parser.add_argument("--step-seconds", type=float, default=0.19)
+    parser.add_argument("--fragment-mb", type=float, default=8.0)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    print(f"{'interval':>8} {'Mbit/s':>8} {'meetings':>9} {'s each':>8} {'in vain':>8} {'MB':>6} {'loss':>8}  (per peer)")
+    for interval in given.intervals.split(","):
+        for rate in given.rates.split(","):
+            with tempfile.TemporaryDirectory(prefix="meeting-delay-") as folder:
+                print(run(Path(folder), int(interval) if interval.isdecimal() else interval, float(rate), given), flush=True)
+
+
+if __name__ == "__main__":
+    main()
