@@ -55,7 +55,7 @@ class Victim:
     def memory_mb(self) -> float:
         """Return what it and its p2pd hold."""
         children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
-        return sum(_resident_mb(int(pid)) for pid in (self.pid, *children))
+        return sum(map(_resident_mb, (self.pid, *map(int, children))))
 
 
 def _resident_mb(pid: int) -> float:

@@ -161,8 +161,8 @@ def train(trouble: Trouble, seed: int, intervene: Callable[[Fraction, Gossip], N
             return trouble.apart(now, one, other) or trouble.paused(now, one) or trouble.paused(now, other)
 
         table = Gossip(population, pair_rule("noloco", made), Parted(matcher(made, len(population.layout.codecs)), cannot_meet))
-        for peer in table.peers:
-            for fragment in peer.fragments:
+        for member in table.peers:
+            for fragment in member.fragments:
                 fragment.gate = WatchedGate()
         for now, arrived in made.steps_at_own_rates():
             here = [peer for peer in arrived if not trouble.paused(now, peer)]

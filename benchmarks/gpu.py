@@ -184,7 +184,7 @@ def decodes_alike(device: torch.device, num_values: int) -> bool:
 
 async def meetings(name: str, device: torch.device, seconds: float, folder: Path) -> dict[str, Any]:
     """Have two real peers on the one device meet over shaped lines."""
-    first, second = (BenchedPeer(folder / one, 0, device=str(device), max_upload=LINE) for one in ("first", "second"))
+    first, second = (BenchedPeer(folder / one, 0, devices=str(device), max_upload=LINE) for one in ("first", "second"))
     signed = first.found(SIZES[name].manifest("muon"))
     async with running(first):
         await first.invite(second, signed)

@@ -50,14 +50,14 @@ class Noisy(Dense):
         """Pack the message."""
         return NoisyEncoded(self.pack(message), message.numel(), seed)
 
-    def gap(self, own: Encoded, partner_payload: Tensor) -> Gap:
+    def gap(self, own: Encoded, partner_payload: Tensor, room: int = 0) -> Gap:
         """Return the gap with its noise, which changes its sign with the gap."""
-        exact = super().gap(own, partner_payload)
-        if not isinstance(own, NoisyEncoded) or not exact.values.numel():
-            return exact
-        noise = torch.randn(exact.values.shape, generator=torch.Generator().manual_seed(own.seed))
-        sign = math.copysign(1.0, float(exact.values[0]))
-        return Gap(exact.values + noise * (sign * self._share * float(exact.values.norm() / noise.norm())), exact.failed)
+        exact = super().gap(own, partner_payload, room)
+        values = exact.values[: own.num_values]
+        if isinstance(own, NoisyEncoded) and values.numel():
+            noise = torch.randn(values.shape, generator=torch.Generator().manual_seed(own.seed))
+            values += noise * (math.copysign(1.0, float(values[0])) * self._share * float(values.norm() / noise.norm()))
+        return exact
 
 
 def run(codec: str, given: argparse.Namespace, seed: int) -> Result:

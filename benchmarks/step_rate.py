@@ -56,13 +56,13 @@ class Window:
 class BenchedPeer:
     """One peer in a temporary home, and how fast it steps."""
 
-    def __init__(self, folder: Path, threads: int, device: str = "cpu", max_upload: str = UNLIMITED) -> None:
+    def __init__(self, folder: Path, threads: int, devices: str = "cpu", max_upload: str = UNLIMITED) -> None:
         self.home = Home(folder)
         self.home.create()
         self.identity = Identity.load_or_create(self.home.identity)
         self.seen: list[tuple[float, int]] = []  # when, own steps
         self.programs = dict(PROGRAMS)
-        config = PeerConfig(home=folder, threads=threads, device=device, max_upload=max_upload, listen="127.0.0.1")
+        config = PeerConfig(home=folder, threads=threads, devices=devices, max_upload=max_upload, listen="127.0.0.1")
         self.supervisor = Supervisor(config, str(self.identity.peer_id), self._watch, self.programs)
 
     @property

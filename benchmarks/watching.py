@@ -93,7 +93,8 @@ def status(home: Path) -> dict[str, Any]:
 
 def window(home: Path, process: psutil.Popen, seconds: float, is_watched: bool) -> Window:
     """Count steps for so long, with or without being looked at."""
-    with watched(home) if is_watched else contextlib.nullcontext([]) as lookers:
+    looked_at: contextlib.AbstractContextManager[list[psutil.Process]] = watched(home) if is_watched else contextlib.nullcontext([])
+    with looked_at as lookers:
         time.sleep(SETTLE_S)
         before, supervisor_s, page_s, started_s = steps(home), own_cpu_s(process), sum(map(own_cpu_s, lookers)), time.monotonic()
         time.sleep(seconds)

@@ -53,6 +53,7 @@ for _ in range(2):
         sketch = side.prepare(replica.outer._rule, 0.5, 1)
         side.judge(side.encode(sketch))
         side.merge(side.step(side.failed_blocks))
+        side.state.move()
     saver.begin(replica)
     saver.finish()
 files, names = replica.payloads, [f"pull-{number}" for number in range(len(replica.outer.fragments))]
