@@ -40,33 +40,35 @@ manifest = small_manifest(model={"config": config}, inner=inner, codec={"name": 
 need = run_need(manifest, "cpu", Computing())
 def peak():
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
-small_replica(Path(tempfile.mkdtemp()), small_manifest()).inner_step()  # all that is loaded on the way
-before = psutil.Process().memory_info().rss
-replica = small_replica(Path(tempfile.mkdtemp()), manifest)
-home = Home(Path(tempfile.mkdtemp()))
-home.create()
-saver = Saver(home, PeerConfig(home=home.path), lambda event: None, time.monotonic)
-for _ in range(2):
+def train(manifest):
+    replica = small_replica(Path(tempfile.mkdtemp()), manifest)
+    home = Home(Path(tempfile.mkdtemp()))
+    home.create()
+    saver = Saver(home, PeerConfig(home=home.path), lambda event: None, time.monotonic)
+    for _ in range(2):
+        replica.inner_step()
+        for fragment in replica.outer.fragments:
+            side = MeetingSide(fragment)
+            sketch = side.prepare(replica.outer._rule, 0.5, 1)
+            side.judge(side.encode(sketch))
+            side.merge(side.step(side.failed_blocks))
+            side.state.move()
+        saver.begin(replica)
+        saver.finish()
+    files, names = replica.payloads, [f"pull-{number}" for number in range(len(replica.outer.fragments))]
+    for number, name in enumerate(names):
+        for request, made, taken in (
+            (ask.SketchSlow(name, number, 1), File.OWN_SKETCH, File.PARTNER_SKETCH),
+            (ask.CodeSlow(name, number, 1), File.OWN_PAYLOAD, File.PARTNER_PAYLOAD),
+        ):
+            replica.outer.write(request)
+            files.write(payload_name(name, taken), files.read(payload_name(name, made)))
+        assert not replica.outer.write(ask.DecodeSlow(name)).reason
     replica.inner_step()
-    for fragment in replica.outer.fragments:
-        side = MeetingSide(fragment)
-        sketch = side.prepare(replica.outer._rule, 0.5, 1)
-        side.judge(side.encode(sketch))
-        side.merge(side.step(side.failed_blocks))
-        side.state.move()
-    saver.begin(replica)
-    saver.finish()
-files, names = replica.payloads, [f"pull-{number}" for number in range(len(replica.outer.fragments))]
-for number, name in enumerate(names):
-    for request, made, taken in (
-        (ask.SketchSlow(name, number, 1), File.OWN_SKETCH, File.PARTNER_SKETCH),
-        (ask.CodeSlow(name, number, 1), File.OWN_PAYLOAD, File.PARTNER_PAYLOAD),
-    ):
-        replica.outer.write(request)
-        files.write(payload_name(name, taken), files.read(payload_name(name, made)))
-    assert not replica.outer.write(ask.DecodeSlow(name)).reason
-replica.inner_step()
-assert len(replica.handle(ask.Pull("pull", (tuple(names),), 0)).moved) == len(names)
+    assert len(replica.handle(ask.Pull("pull", (tuple(names),), 0)).moved) == len(names)
+train(small_manifest(codec={"name": "modulo4"}))  # all that is loaded on the way, code of libraries too, is there before it counts
+before = psutil.Process().memory_info().rss
+train(manifest)
 counted = sum(need.memory.values()) - need.memory[PROGRAMS] - need.memory["for payloads"]
 print((peak() - before) / counted)
 """
