@@ -116,7 +116,7 @@ class Replica:
         finally:
             self.outer.move()  # by what was decided meanwhile
         self.own_steps += 1
-        self.clock_steps += 1
+        self.clock_steps = min(self.clock_steps + 1, self.manifest.run.total_steps)  # a partner's may have ended the schedule meanwhile
         self.tokens += num_tokens
         self.outer.count(num_tokens)
         return InnerStep(float(loss), rate, num_tokens)

@@ -226,6 +226,26 @@ def test_a_meeting_decided_in_the_middle_of_a_step_counts_there_and_moves_the_mo
     assert trainer.reply() == sooner.handle(prepare), "the next meeting's snapshot is not that of the meeting before"
 
 
+def test_a_partners_clock_that_ends_the_schedule_in_the_middle_of_a_step_ends_it_there(trainer: Trainer, tmp_path: Path) -> None:
+    replica, total_steps = trainer.replica, trainer.replica.manifest.run.total_steps
+    partner = small_replica(tmp_path, replica.manifest, b"you")
+    replica.clock_steps, replica.own_steps, partner.clock_steps = total_steps - 1, total_steps - 1, total_steps
+    for one in (replica, partner):
+        one.outer.count(100)
+    exchange((replica_side(replica, trainer.runtime / "payloads"), replica_side(partner, tmp_path)), Terms())
+    replica.handle(ask.Check(1))
+
+    def decide(*_: object) -> None:
+        trainer.ask(ask.Apply(1, NAME, ""))
+        assert trainer.reply() == ask.Applied(1)
+        assert replica.clock_steps == total_steps
+
+    hook = replica.model.register_forward_hook(decide)
+    replica.inner_step()
+    hook.remove()
+    assert replica.clock_steps == total_steps and replica.phase is RunPhase.FINISH
+
+
 def test_an_impossible_apply_is_answered_at_the_boundary(trainer: Trainer, tmp_path: Path) -> None:
     partner = replica_side(small_replica(tmp_path, trainer.replica.manifest, b"you"), tmp_path)
     exchange((replica_side(trainer.replica, trainer.runtime / "payloads"), partner), Terms())
