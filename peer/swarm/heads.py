@@ -49,6 +49,8 @@ class Heads:
 
     def half_say(self, now_s: float, says: Callable[[KnownPeer], bool], own: bool | None = None) -> bool:
         """Tell whether half of the heads say so, we among them where we have a say; never where nobody else does."""
+        if not any(says(entry) for entry in self.book.live(now_s)):  # to put 256 together takes far longer than to ask each
+            return False
         heads = [[says(entry) for entry in head] for head in self._heads(now_s)]
         shares = [float(said) for said in heads[0]] if len(heads) == 1 else [sum(head) / len(head) for head in heads]
         said = sum(shares) + bool(own)

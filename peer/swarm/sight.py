@@ -59,9 +59,9 @@ class Sight:
 
     def _version_warning(self, now_s: float) -> str:
         """Return what to do where half of the others, by heads, run a newer release; empty elsewhere."""
-        newer = [entry.record.release for entry in self._hearsay.book.live(now_s) if entry.record and _runs_newer(entry)]
-        if not newer or not self._heads.half_say(now_s, _runs_newer):  # to group heads takes far longer than to look at each
+        if not self._heads.half_say(now_s, _runs_newer):
             return ""
+        newer = [entry.record.release for entry in self._hearsay.book.live(now_s) if entry.record and _runs_newer(entry)]
         theirs = version_text(statistics.median_low(newer))
         return (
             f"many others run Gossamer {theirs}, this is {VERSION}: peers of an old version may be left out one day; update it when you can"
