@@ -167,18 +167,10 @@ class Meetings:
                 raise BadMessage(f"a meeting begins with a Hello, not with a {type(first).__name__}")
 
     async def _answer_hello(self, stream: Stream, hello: Hello) -> None:
-        membership, standing, partner = self._membership, self._standing, stream.partner
-        check_hello(hello, membership.terms, membership.identity.peer_id, partner, self._hearsay.time.now_s())
-        self._book.saw(partner, loop_s(), hello.clock_steps, finished=hello.phase is RunPhase.FINISH)
-        self._need_open()
-        if hello.fragment in standing.stale:
-            raise Refused(RefusalCode.NOT_READY, "I have no young weights of this fragment yet")
-        check_clock(hello.clock_steps, standing.clock_steps, membership.terms)
-        if hello.phase is RunPhase.FINISH and standing.phase is RunPhase.TRAIN:
-            raise Refused(RefusalCode.WRONG_PHASE, "still training")
-        if not self._book.is_welcome(partner, loop_s()):
-            raise Refused(RefusalCode.BUSY, "resting after a meeting with you that came to nothing")
-        await self._make_room(hello.fragment, partner)
+        partner = stream.partner
+        self._need_fit(hello, partner)
+        if await self._made_room(hello.fragment, partner):
+            self._need_fit(hello, partner)  # much may have happened meanwhile
         if len(self.inbound) >= MAX_INBOUND or partner in self.inbound or self._is_full:
             raise Refused(RefusalCode.BUSY, "in as many meetings as I allow")
         self.inbound.add(partner)
@@ -187,18 +179,30 @@ class Meetings:
         finally:
             self.inbound.discard(partner)
 
-    def _need_open(self) -> None:
-        if (code := self._standing.refusal) is not None:
+    def _need_fit(self, hello: Hello, partner: PeerId) -> None:
+        """Raise Refused, or PeerMisbehaved, unless we may meet a partner that says this."""
+        membership, standing = self._membership, self._standing
+        check_hello(hello, membership.terms, membership.identity.peer_id, partner, self._hearsay.time.now_s())
+        self._book.saw(partner, loop_s(), hello.clock_steps, finished=hello.phase is RunPhase.FINISH)
+        if (code := standing.refusal) is not None:
             raise Refused(code)
+        if hello.fragment in standing.stale:
+            raise Refused(RefusalCode.NOT_READY, "I have no young weights of this fragment yet")
+        check_clock(hello.clock_steps, standing.clock_steps, membership.terms)
+        if hello.phase is RunPhase.FINISH and standing.phase is RunPhase.TRAIN:
+            raise Refused(RefusalCode.WRONG_PHASE, "still training")
+        if not self._book.is_welcome(partner, loop_s()):
+            raise Refused(RefusalCode.BUSY, "resting after a meeting with you that came to nothing")
 
-    async def _make_room(self, fragment: int, partner: PeerId) -> None:
-        """Wait until a fragment is free for a partner's call. Raises Refused.
+    async def _made_room(self, fragment: int, partner: PeerId) -> bool:
+        """Wait until a fragment is free for a partner's call; return whether that took any time. Raises Refused.
 
         Two peers that called each other at once: the call of the smaller id stands. While we wait for another's answer ourselves, we are
         busy: so nobody waits for who waits, and all waiting ends.
         """
+        has_waited = False
         while self._standing.may_meet and (active := self.active.get(fragment)) is not None:
-            meeting = active.meeting
+            meeting, has_waited = active.meeting, True
             if not meeting.initiates or meeting.state not in (MeetingState.OPENING, MeetingState.GREETING):
                 await self._line_up(fragment, active)
             elif meeting.partner == partner and partner < self._membership.identity.peer_id:
@@ -206,7 +210,7 @@ class Meetings:
                 await active.over.wait()
             else:
                 raise Refused(RefusalCode.BUSY, "calling another on this fragment")
-        self._need_open()
+        return has_waited
 
     async def _line_up(self, fragment: int, active: Driver) -> None:
         """Let one caller wait for the end of the meeting on its fragment: that is better than to call again at some other time."""
