@@ -26,7 +26,6 @@ from peer.model.plan import fragment_codecs, model_plan
 from peer.text.batches import Draw
 from peer.text.corpus import load_corpus
 from peer.text.tokenizer import load_tokenizer
-from peer.trainer import trainer as real
 from peer.trainer.inner_loop import InnerLoop
 from peer.trainer.replica import Replica
 from protocol.memory.conversation import Link
@@ -77,25 +76,14 @@ class PacedTrainer(Trainer):
 
         end.put = put_and_answer  # type: ignore[method-assign]
 
-    async def run(self) -> None:
-        """Make steps: the gradient at the weights of its beginning, the optimizer's step at its end."""
-        try:
-            self._end.serve(self._real.start)
-            while self._real.state is not real.State.OVER:
-                if self._real._is_training:
-                    replica = self.replica
-                    replica.inner.begin(replica.own_steps, 0)
-                    with replica._weights_at_rest():
-                        await asyncio.sleep(self._step_s)
-                else:
-                    await asyncio.sleep(CODING_S)
-                self._real.tick()
-                self._deliver()
-            self._real.end()
-            self._deliver()
-        finally:
-            self._end.wake()
-            self._real.close()
+    async def _pass_step(self) -> None:
+        """Begin the gradient of the next step, and let it last: the optimizer's step comes at its end."""
+        if not self._real._is_training:
+            await asyncio.sleep(CODING_S)
+            return
+        self.replica.inner.begin(self.replica.own_steps, 0)
+        with self.replica._weights_at_rest():
+            await super()._pass_step()
 
 
 class DemoPeer(Peer):

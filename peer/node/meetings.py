@@ -169,7 +169,8 @@ class Meetings:
     async def _answer_hello(self, stream: Stream, hello: Hello) -> None:
         partner = stream.partner
         self._need_fit(hello, partner)
-        if await self._made_room(hello.fragment, partner):
+        while (active := self.active.get(hello.fragment)) is not None:
+            await self._wait_behind(active, partner)
             self._need_fit(hello, partner)  # much may have happened meanwhile
         if len(self.inbound) >= MAX_INBOUND or partner in self.inbound or self._is_full:
             raise Refused(RefusalCode.BUSY, "in as many meetings as I allow")
@@ -194,26 +195,24 @@ class Meetings:
         if not self._book.is_welcome(partner, loop_s()):
             raise Refused(RefusalCode.BUSY, "resting after a meeting with you that came to nothing")
 
-    async def _made_room(self, fragment: int, partner: PeerId) -> bool:
-        """Wait until a fragment is free for a partner's call; return whether that took any time. Raises Refused.
+    async def _wait_behind(self, active: Driver, partner: PeerId) -> None:
+        """Wait for the end of the meeting on the fragment that a partner calls about. Raises Refused.
 
         Two peers that called each other at once: the call of the smaller id stands. While we wait for another's answer ourselves, we are
         busy: so nobody waits for who waits, and all waiting ends.
         """
-        has_waited = False
-        while self._standing.may_meet and (active := self.active.get(fragment)) is not None:
-            meeting, has_waited = active.meeting, True
-            if not meeting.initiates or meeting.state not in (MeetingState.OPENING, MeetingState.GREETING):
-                await self._line_up(fragment, active)
-            elif meeting.partner == partner and partner < self._membership.identity.peer_id:
-                active.stop("our partner called at the same moment; its call stands", RefusalCode.BUSY)
-                await active.over.wait()
-            else:
-                raise Refused(RefusalCode.BUSY, "calling another on this fragment")
-        return has_waited
+        meeting = active.meeting
+        if not meeting.initiates or meeting.state not in (MeetingState.OPENING, MeetingState.GREETING):
+            await self._line_up(active)
+        elif meeting.partner == partner and partner < self._membership.identity.peer_id:
+            active.stop("our partner called at the same moment; its call stands", RefusalCode.BUSY)
+            await active.over.wait()
+        else:
+            raise Refused(RefusalCode.BUSY, "calling another on this fragment")
 
-    async def _line_up(self, fragment: int, active: Driver) -> None:
+    async def _line_up(self, active: Driver) -> None:
         """Let one caller wait for the end of the meeting on its fragment: that is better than to call again at some other time."""
+        fragment = active.meeting.fragment
         if fragment in self._next:
             raise Refused(RefusalCode.BUSY, "in a meeting on this fragment, and another one is next")
         self._next.add(fragment)

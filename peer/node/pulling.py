@@ -120,7 +120,7 @@ class Pulling:
     async def _pull(self, source: Source, donor: PeerId, work: Round) -> None:
         """Pull the next fragment; it is left where that comes to nothing. Raises GossamerError, LinkLost, OSError."""
         began_s, asked_steps, nonce = loop_s(), self._standing.clock_steps, secrets.token_bytes(NONCE_BYTES)
-        fragment, name, is_here = work.left.popleft(), f"pull-{next(self._names)}", False
+        fragment, name = work.left.popleft(), f"pull-{next(self._names)}"
         answer = payload_name(name, File.PARTNER_PAYLOAD)
         try:
             await self._written(ask.SketchSlow(name, fragment, pull_seed(self._terms.run_id, nonce)))
@@ -130,10 +130,10 @@ class Pulling:
             header = await source.take_slow(size, work.check, lambda data: self._files.append(answer, data))
             await self._written(ask.DecodeSlow(name))
             work.arrived.append(Arrived(name, donor, fragment, header, asked_steps, loop_s() - began_s))
-            is_here = True
+        except BaseException:
+            work.left.append(fragment)
+            raise
         finally:
-            if not is_here:
-                work.left.append(fragment)
             for file in (File.OWN_SKETCH, File.PARTNER_PAYLOAD):
                 self._files.remove(payload_name(name, file))
 

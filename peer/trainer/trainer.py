@@ -142,12 +142,12 @@ class Trainer:
         self._is_alone = child.settings.config.alone
         self._replica = replica
         self._link = link
-        self._node = CodingThread(link, replica.outer, self._answer_now, lambda report: self._pace.hear(report))
+        self._pace = Pace(replica, child.emit)
+        self._node = CodingThread(link, replica.outer, self._answer_now, self._pace.hear)
         self._saver = saver
         self._now_s = now_s
         self._device = replica.inner.device
         self._watch = Stopwatch(child.emit, now_s, queued_s)
-        self._pace = Pace(replica, child.emit)
         self._session = 0  # of the link, at the last boundary
         self._node_changed_s = now_s()
         self._bad_batches = 0  # in a row, up to the last one

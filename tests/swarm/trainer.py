@@ -186,12 +186,16 @@ class Trainer:
             while self._real.state is not real.State.OVER:
                 _ = self._real.answer_node() if self.frozen else self._real.tick()
                 self._deliver()
-                await asyncio.sleep(self._step_s)
+                await self._pass_step()
             self._real.end()
             self._deliver()
         finally:
             self._end.wake()
             self._real.close()
+
+    async def _pass_step(self) -> None:
+        """Let the time of an inner step pass."""
+        await asyncio.sleep(self._step_s)
 
     def save(self) -> Checkpoint:
         tensors = {name: tensor.clone() for name, tensor in self.replica.tensors().items()}

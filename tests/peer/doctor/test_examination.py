@@ -23,7 +23,7 @@ def quite_lost(case: Case) -> Finding:
 
 
 def unreadable(case: Case) -> Finding:
-    raise PermissionError(13, "Permission denied", "/root/x")
+    raise PermissionError(13, "Permission denied", "/srv/x")
 
 
 def buggy(case: Case) -> Finding:
@@ -35,7 +35,7 @@ def test_each_says_its_own_in_order(tmp_path: Path) -> None:
     assert [name for name, _ in found] == ["quite lost", "fine", "unreadable", "buggy"]
     assert found[0][1] == fail("nobody is there", "look elsewhere", ExitCode.SWARM_UNREACHABLE)
     assert found[1][1] == ok("fine")
-    assert "/root/x: Permission denied" in found[2][1].found
+    assert "/srv/x: Permission denied" in found[2][1].found
     assert found[3][1].exit_code is ExitCode.OUR_FAULT
 
 

@@ -50,7 +50,7 @@ def test_a_joiner_on_a_line_of_any_rate_meets_with_what_it_has(tmp_path: Path, m
         await swarm.until(lambda: joiner.partners(), within_s=300.0)
         met_s = asyncio.get_running_loop().time() - began_s
         assert met_s < 1.5 * 1.3 * swarm.terms.state_bytes / bytes_per_s + 5.0
-        await swarm.until(lambda: len({done.fragment for done in joiner.meetings if done.outcome == "completed"}) == 3, within_s=600.0)
+        await swarm.until(lambda: len({done.fragment for done in joiner.meetings if done.outcome == "completed"}) == 3, within_s=300.0)
         assert not joiner.standing.stale and len(joiner.clones) == 1
         assert bool(pulled) == (gaps > 0.25)
         assert distance(joiner, elders[0]) < 5 * distance(*elders)
