@@ -14,6 +14,8 @@ STEPS ?= 600
 WORKERS ?= $(shell nproc)
 PYTEST := pytest -n $(WORKERS) --maxprocesses 8 --dist loadscope --no-loadscope-reorder
 
+unexport PYTHONDONTWRITEBYTECODE # a test run starts hundreds of processes: each would compile our sources anew
+
 .PHONY: help faults lab demo image swarm test coverage check format proto pictures clean install
 
 help:

@@ -13,7 +13,7 @@ import time
 import torch
 
 from peer.machine.child import Child, run_child
-from peer.trainer.__main__ import build
+from peer.trainer.process import build
 from peer.trainer.replica import InnerStep, Replica
 from peer.trainer.trainer import Trainer
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import logging
 import os
 import select
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -133,6 +134,21 @@ def run_child(work: Callable[[Child], None]) -> int:
         if not isinstance(first, GossamerError):
             traceback.print_exc()
         return child.end(first)
+
+
+@contextlib.contextmanager
+def loading() -> Iterator[None]:
+    """Import a whole program inside, which takes seconds.
+
+    Nothing that is loaded is garbage: the collector would take a quarter of that time to find out, again and again. It never looks at it
+    later either.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def signal_at_parents_death(number: signal.Signals) -> None:

@@ -1,18 +1,19 @@
-"""`python -m peer.node`: the node process."""
+"""`python -m peer.node`: the node process; see process.py."""
 
 from __future__ import annotations
 
 import logging
 import sys
 
-import uvloop
-
-from peer.machine.child import Child, run_child
-from peer.node.process import run_node
+from peer.machine.child import Child, loading, run_child
 
 
 def run(child: Child) -> None:
-    """Run the node process."""
+    """Load the program and run it."""
+    with loading():
+        import uvloop
+
+        from peer.node.process import run_node
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s", stream=sys.stderr)
     uvloop.run(run_node(child))
 

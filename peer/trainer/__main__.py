@@ -1,166 +1,21 @@
-"""`python -m peer.trainer`: the trainer process, put together from the home folder and the checkpoint in it."""
+"""`python -m peer.trainer`: the trainer process; see process.py."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
-import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-import torch
-from torch.utils._triton import has_triton
-from transformers import PreTrainedModel
-
-from peer.link.payload_folder import PayloadFolder
-from peer.link.records import Writer
-from peer.link.socket import TrainerEnd
-from peer.machine.child import Child, run_child
-from peer.machine.config import PeerConfig
-from peer.machine.events import Event, ModelBuilt, ProcessSays, ProgressMade, RunKnown
-from peer.machine.home import Home
-from peer.machine.processor_queue import queued_clock
-from peer.machine.room import held_bytes
-from peer.machine.units import size_bytes
-from peer.model.checkpoint import load_latest
-from peer.model.computing import Computing, compute_dtype
-from peer.model.evaluation import mask_as_run
-from peer.model.model import build_model, check_fit, choose_devices
-from peer.model.plan import need_abilities
-from peer.model.throughput import flops_per_token, peak_flops
-from peer.text.batches import Draw
-from peer.text.corpus import load_corpus
-from peer.text.tokenizer import BYTES, load_tokenizer
-from peer.trainer.device import keep_within
-from peer.trainer.need import fitting, rooms, within
-from peer.trainer.replica import Replica
-from peer.trainer.saver import Saver
-from peer.trainer.trainer import Trainer
-from protocol.identity import PeerId
-from protocol.run.manifest import Manifest, SignedManifest
-
-if TYPE_CHECKING:
-    from peer.trainer.ranks import RankProcesses  # which loads what only several devices need
-
-TELL_S = 1.0  # between two words on how far a long work is
+from peer.machine.child import Child, loading, run_child
 
 
-def peer_seed(run_seed: int, peer_id: PeerId) -> int:
-    """Derive this peer's own seed, for its countdown, from the run's."""
-    return int.from_bytes(hashlib.sha256(run_seed.to_bytes(8, "little") + peer_id.raw).digest()[:6], "little")
-
-
-class WorkProgress:
-    """Tells how far a long work is, about once a second: to tokenize a large text, or to read a large checkpoint, takes minutes."""
-
-    def __init__(self, emit: Callable[[Event], None], work: str, now_s: Callable[[], float] = time.monotonic) -> None:
-        self._emit = emit
-        self._work = work
-        self._now_s = now_s
-        self._began_s = self._told_s = now_s()
-
-    def __call__(self, done_bytes: int, total_bytes: int) -> None:
-        """Take in how many bytes of how many are done."""
-        now_s = self._now_s()
-        if now_s - self._told_s < TELL_S:
-            return
-        self._told_s = now_s
-        share = min(1.0, done_bytes / max(1, total_bytes))
-        left_s = (now_s - self._began_s) * (1 - share) / max(share, 1e-9)
-        words = f"{self._work}: {100 * share:.0f} % of {total_bytes / 1e6:.0f} MB, {left_s:.0f} s left"
-        self._emit(ProcessSays("starting", words))
-        self._emit(ProgressMade(self._work, share))
-
-
-def build_replica(child: Child, home: Home, manifest: Manifest) -> Replica:
-    """Build the model with its initial weights, and its text.
-
-    Raises OperatorError for what cannot be, or does not fit: before anything is fetched or made.
-    """
-    need_abilities(manifest)
-    settings, inner, run_seed = child.settings, manifest.inner, manifest.run.seed
-    peer_id = PeerId.from_text(settings.peer_id)
-    devices, _ = choose_devices(settings.config.devices)
-    device = devices[0]
-    there = within(rooms(devices, home, settings.runtime, held_bytes(os.getppid())), settings.config)
-    wanted = wanted_computing(settings.config, compute_dtype(inner.precision, device), devices)
-    computing = fitting(manifest, device.type, there, wanted)
-    processes = start_ranks(child, home, devices) if len(devices) > 1 else None
-    keep_within(device, size_bytes(settings.config.gpu_memory))
-    tokenizer = load_tokenizer(manifest.tokenizer, settings.config.model, home.tokenizer)
-    if settings.config.model is not None and tokenizer.name != BYTES:
-        tokenizer.save(home.tokenizer)  # for `peer eval` and `peer export`, and the next start
-    model = initial_model(manifest, settings.config.model)
-    check_fit(model.config, tokenizer.vocab_size, inner.sequence_length)
-    mask_as_run(model, manifest)
-    draw = Draw(run_seed, peer_id.raw, inner.batch_size, inner.sequence_length)
-    corpus = load_corpus(manifest.data, tokenizer, draw, settings.config.data, home.cache, WorkProgress(child.emit, "tokenizing the text"))
-    payloads = PayloadFolder(settings.runtime / "payloads")
-    payloads.clear(Writer.TRAINER)
-    model = model.to(device)
-    ranks = processes.joined(manifest, model) if processes is not None else None
-    return Replica(manifest, model, corpus, payloads, peer_seed(run_seed, peer_id), child.emit, computing, ranks)
-
-
-def initial_model(manifest: Manifest, folder: Path | None) -> PreTrainedModel:
-    """Build the model with the weights that the run starts from, where this peer has them; else others' come later. Raises BadManifest."""
-    if manifest.model.weights is None or folder is None:
-        return build_model(manifest.model, manifest.run.seed)
-    from peer.model.start import load_start
-
-    return load_start(manifest.model, folder)
-
-
-def start_ranks(child: Child, home: Home, devices: Sequence[torch.device]) -> RankProcesses:
-    """Start a process for each device but the first; when one falls while the trainer cannot see it, the trainer ends."""
-    from peer.trainer.ranks import RankProcesses, threads_each
-
-    config = child.settings.config
-    processes = RankProcesses(home.manifest, devices, child.settings.runtime / "ranks", lambda error: os._exit(child.end(error)), config)
-    if (threads := threads_each(config, devices)) != 0:
-        torch.set_num_threads(threads)
-    return processes
-
-
-def wanted_computing(config: PeerConfig, dtype: torch.dtype, devices: Sequence[torch.device]) -> Computing:
-    """Return how the operator wants the peer to compute; compiled, unless they say otherwise, where a GPU gains by it."""
-    compiles = devices[0].type == "cuda" and has_triton() if config.compile is None else config.compile
-    return Computing(dtype, config.micro_batch, config.recompute, compiles, len(devices))
-
-
-def reason_for(computing: Computing, config: PeerConfig, manifest: Manifest) -> str:
-    """Say why a peer begins to compute as it does."""
-    if computing.micro_batch == config.micro_batch:
-        return "as the settings say"
-    return "the whole batch fits" if computing.micro_batch == computing.rows(manifest.inner.batch_size) else "what fits, by the count"
-
-
-def build(child: Child) -> Trainer:
-    """Put the trainer together, from its checkpoint where there is one, and tell what it trains."""
-    config = child.settings.config
-    home = Home(config.home)
-    if config.threads:
-        torch.set_num_threads(config.threads)
-    manifest = SignedManifest.from_bytes(home.manifest.read_bytes()).manifest()
-    child.emit(RunKnown(manifest.run_id.hex(), manifest.run.total_steps))
-    replica = build_replica(child, home, manifest)
-    num_params = sum(parameter.numel() for parameter in replica.parameters.values())
-    shapes = {name: tuple(parameter.shape) for name, parameter in replica.parameters.items()}
-    flops = flops_per_token(replica.model.config, shapes, manifest.inner.sequence_length)
-    computing = replica.inner.computing
-    peak = peak_flops(replica.inner.device, computing.dtype) * computing.num_devices
-    child.emit(ModelBuilt(num_params, 8 * replica.plan.round_bytes / num_params, flops, peak))
-    replica.inner.tell(reason_for(computing, config, manifest))
-    saver = Saver(home, config, child.emit, time.monotonic)
-    loaded = load_latest(home.checkpoints, manifest.run_id, WorkProgress(child.emit, "reading the checkpoint"))
-    if loaded is not None:
-        saver.restore(replica, loaded)
-    return Trainer(child, replica, TrainerEnd(child.settings.runtime), saver, time.monotonic, queued_clock())
+def run(child: Child) -> None:
+    """Load the program and run it."""
+    with loading():
+        from peer.trainer.process import run_trainer
+    run_trainer(child)
 
 
 if __name__ == "__main__":
-    exit_code = run_child(lambda child: build(child).run())
+    exit_code = run_child(run)
     sys.stderr.flush()
     os._exit(exit_code)  # all is saved and closed; taking torch down would cost another second or two

@@ -8,6 +8,7 @@ import sys
 import threading
 from queue import SimpleQueue
 
+from peer.machine.child import loading
 from protocol.errors import ExitCode
 
 
@@ -24,8 +25,8 @@ def main() -> int:
         signal.signal(number, lambda *_: None)  # the supervisor decides
     lines: SimpleQueue[bytes] = SimpleQueue()
     threading.Thread(target=listen, args=(lines,), name="orders", daemon=True).start()
-    from peer.trainer.rank_service import serve  # seconds to import
-
+    with loading():
+        from peer.trainer.rank_service import serve
     try:
         serve(lines.get)
     except RuntimeError as error:  # this device, or another rank is gone: the first one says so, or is gone itself

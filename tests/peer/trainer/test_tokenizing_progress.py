@@ -6,7 +6,7 @@ from peer.machine.events import Event, ProcessSays, ProgressMade
 from peer.text.documents import read_texts, text_files
 from peer.text.token_cache import on_disk
 from peer.text.tokenizer import load_tokenizer
-from peer.trainer.__main__ import WorkProgress
+from peer.trainer.process import WorkProgress
 from protocol.run.sections import TokenizerSection
 
 
