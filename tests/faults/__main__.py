@@ -3,7 +3,7 @@
     python -m tests.faults [R1 R5 ...] [--share 0.1] [--trial 1234]
 
 Every trial follows from its number alone; one that is violated prints the line that plays it again. All of them take an hour of one core,
-R4 is of real processes.
+R1k and R4 are of real processes.
 """
 
 from __future__ import annotations

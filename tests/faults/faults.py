@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from tests.faults import daemons, disks, meetings, swarms
+from tests.faults import daemons, disks, meetings, processes, swarms
 from tests.faults.suite import Fault
 
 FAULTS = (
     Fault("R1", "a peer, its node or its trainer is killed in a meeting", 2400, meetings.killed),
+    Fault("R1k", "20 processes of real peers killed at any time", 10, processes.killed, "seconds until back at work"),
     Fault("R2", "a partner dies, hangs, or hangs up in a meeting", 1000, meetings.gone, "seconds past the deadline"),
     Fault("R3", "a frame is changed, doubled, swapped or lost", 5000, meetings.tampered),
     Fault("R4", "a peer's p2pd is killed, or hangs; real processes", 50, daemons.p2pd, "seconds until it answers again"),

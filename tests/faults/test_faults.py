@@ -8,7 +8,7 @@ from tests.faults.faults import FAULTS
 
 PLAY = {fault.name: fault.play for fault in FAULTS}
 SOME = {
-    # of R7 and R13 one takes long, R4 is of real processes; R9k and R14 kill copies of this process, which a test's is not made for
+    # of R7 and R13 one takes long, R1k and R4 are of real processes; R9k, R14 kill copies of this process, which a test's is not made for
     "R1": range(3),
     "R2": range(5),
     "R3": range(24, 34),  # a sketch that was changed among them

@@ -1,0 +1,174 @@
+"""Real peers on this machine, of whose processes one is killed at any moment, again and again; each time their disks are looked at."""
+
+from __future__ import annotations
+
+import json
+import random
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from cli.local_swarm import LocalSwarm, local_swarm
+from peer.machine.events import MeetingDone, StepDone, from_line
+from peer.machine.home import Home
+from tests.peer.waiting import wait_until
+
+KILLS = 20  # of one trial
+JOINERS = 2
+BACK_S = 120.0  # most that coming back may take: the machine is busy, and a process loads torch first
+PROGRAMS = {"trainer": "peer.trainer", "node": "peer.node"}
+PARTS = ("trainer", "node", "peer")
+MOST = 2  # of one child in a peer's life: its supervisor gives up after the third
+LOCAL = ("--listen", "127.0.0.1", "--threads", "1", "--devices", "cpu", "--checkpoint-every", "2")
+MANIFEST = """
+[run]
+total_steps = 1000000
+[outer]
+inner_steps = 8
+deadline_s = 5.0
+"""
+
+
+class Victim:
+    """One peer, over all its lives."""
+
+    def __init__(self, swarm: LocalSwarm, name: str, verb: str, *arguments: str) -> None:
+        self.peer = swarm.start(name, [verb, *arguments, *LOCAL])
+        self._swarm, self._again = swarm, [verb, *LOCAL]
+        self._home = Home(self.peer.home)
+        self._killed: Counter[str] = Counter()  # in this life
+        self._decided: set[str] = set()
+        self._heard_bytes = 0  # of its events
+        self.steps: list[StepDone] = []
+        self._num_completed = 0
+
+    def processes(self) -> dict[str, psutil.Process]:
+        """Return those that are there, by what they are."""
+        with suppress(psutil.Error, OSError, ValueError):  # it is just coming or going
+            supervisor = psutil.Process(json.loads(self._home.running.read_text())["pid"])
+            return {"peer": supervisor} | dict(_children(supervisor))
+        return {}
+
+    def hear(self) -> int:
+        """Take in what it has said since the last time; return how often it has told of steps."""
+        with suppress(FileNotFoundError), self._home.events.open("rb") as lines:
+            lines.seek(self._heard_bytes)
+            for line in lines:
+                if line.endswith(b"\n"):
+                    self._heard_bytes += len(line)
+                    event = from_line(line)
+                    self.steps += [event] if isinstance(event, StepDone) else []
+                    self._num_completed += isinstance(event, MeetingDone) and event.outcome == "completed"
+        return len(self.steps)
+
+    def decided(self) -> set[str]:
+        """Return the meetings that count by its journal."""
+        with suppress(FileNotFoundError):
+            return {
+                json.loads(line)["meeting"] for line in self._home.journal.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")
+            }
+        return set()
+
+    def saved(self) -> dict[str, Any]:
+        """Return what its newest checkpoint says."""
+        newest = max(self._home.checkpoints.glob("step-*"), key=lambda path: int(path.name[5:13]))
+        _, _, body = (newest / "header.json").read_bytes().partition(b"\n")
+        state: dict[str, Any] = json.loads(body)["state"]
+        return state
+
+    def is_at_work(self) -> bool:
+        """Whether it has trained, met and saved."""
+        return bool(self.hear() and self.decided() and [*self._home.checkpoints.glob("step-*")])
+
+    def kill(self, draws: random.Random) -> str:
+        """Kill a process of it; return what it was once there is another in its place. The whole peer is started again."""
+        what = draws.choice([part for part in PARTS if self._killed[part] < MOST])
+        family = self.processes()
+        family[what].kill()
+        self._killed[what] += 1
+        if what == "peer":
+            assert not psutil.wait_procs([*family.values()], timeout=10)[1], "something of a killed peer lives on"
+            self.peer.kill()
+            self._swarm.peers.remove(self.peer)
+            self.peer, self._killed = self._swarm.start(self.peer.name, self._again), Counter()
+        wait_until(lambda: self.processes().get(what) not in (None, family[what]), f"another {what}", BACK_S)
+        return what
+
+    def give_way(self) -> None:
+        """Have its trainer, which would take all that there is, leave the processors to those that start."""
+        with suppress(KeyError, psutil.Error):
+            self.processes()["trainer"].nice(19)
+
+    def look(self) -> None:
+        """Check what its disk says: nothing that was decided is forgotten, nothing counts that was not, and nothing twice."""
+        decided, applied = self.decided(), self.saved()["outer"]["applied"]
+        assert decided >= self._decided, "a decision is lost"
+        assert len(set(applied)) == len(applied), "applied twice"
+        assert decided | self.decided() >= set(applied), "applied, and not decided"
+        self.hear()
+        assert self._num_completed <= len(self.decided()), "a meeting counted twice"
+        self._decided = decided
+
+
+def _children(supervisor: psutil.Process) -> Iterator[tuple[str, psutil.Process]]:
+    for child in supervisor.children():
+        command = child.cmdline()
+        yield from ((name, child) for name, program in PROGRAMS.items() if program in command)
+
+
+def killed(number: int) -> float:
+    """Kill -9 a trainer, a node or a whole peer at any time, twenty times; return how long it took at most until one was back at work."""
+    draws = random.Random(number)
+    with tempfile.TemporaryDirectory(prefix="kills-") as name:
+        with local_swarm(Path(name)) as swarm:
+            victims = _start(swarm, Path(name))
+            worst_s = max(_one_kill(victims, draws) for _ in range(KILLS))
+            left = [process for victim in victims for process in psutil.Process(victim.processes()["peer"].pid).children(recursive=True)]
+            for victim in victims:
+                victim.peer.ask_to_stop()
+            for victim in victims:
+                wait_until(lambda victim=victim: not victim.peer.refresh(), "clean end", BACK_S)  # type: ignore[misc]
+                victim.look()
+            assert not psutil.wait_procs(left, timeout=10)[1], "a process is left"
+        counts = Counter(meeting for victim in victims for meeting in victim.decided())
+        assert max(counts.values()) <= 2, "a meeting of three"
+    return worst_s
+
+
+def _start(swarm: LocalSwarm, folder: Path) -> list[Victim]:
+    manifest = folder / "run.toml"
+    manifest.write_text(MANIFEST)
+    host = Victim(swarm, "host", "host", str(manifest))
+    invite = host.peer.invite()
+    victims = [host, *(Victim(swarm, f"joiner-{number}", "join", invite) for number in range(JOINERS))]
+    for victim in victims:
+        wait_until(victim.is_at_work, f"work of {victim.peer.name}", BACK_S)
+    return victims
+
+
+def _one_kill(victims: list[Victim], draws: random.Random) -> float:
+    """Kill once, and wait until the peer is back at work; return how long that took."""
+    victim = draws.choice(victims)
+    time.sleep(draws.uniform(0.0, 2.0))
+    began_s, saved, at_death, others = time.monotonic(), victim.saved(), victim.hear(), [other for other in victims if other is not victim]
+    for one in victims:
+        one.give_way()
+    what = victim.kill(draws)
+    back, decided = victim.hear(), victim.decided()
+    going_on = {other: other.hear() for other in others}
+    wait_until(lambda: victim.hear() > back, f"step after the death of a {what}", BACK_S)
+    wait_until(lambda: victim.decided() - decided, f"meeting after the death of a {what}", BACK_S)
+    took_s = time.monotonic() - began_s
+    for step in victim.steps[at_death:]:
+        assert step.step >= saved["own_steps"] and step.clock_steps >= saved["clock_steps"], f"behind its checkpoint: {what}"
+    for other in others:
+        wait_until(lambda other=other: other.hear() > going_on[other], "step of another", BACK_S)  # type: ignore[misc]
+    for one in victims:
+        one.look()
+    return took_s
