@@ -5,10 +5,12 @@
 First the anchor: whole members of the real directory (see directory.py) in virtual time, two minutes after the last has come: how many
 calls a walk takes, and what a call weighs. Then the model, of a swarm that has been there for long: each member knows eight at random of
 those whose places differ from its own in the same first bit, or all where there are fewer, and holds the records of the eight nearest.
-The walk, the sizes of answers and the times between two walks are the directory's own.
+The walk, the sizes of answers and the times between two walks are the directory's own; of the model's members none begins a walk with a
+record that it need not be told again, which is the dearest case.
 
-Printed: calls of a look and of a walk home; the share of both that end at the very nearest; kB that a peer sends and receives in a second
-where all can be called; and what each of those carries who can be called where these are one in ten, for all others' calls end there.
+Printed: calls of a look and of a walk home, and the records told on it, for others are named by their gists; the share of both that end at
+the very nearest; kB that a peer sends and receives in a second where all can be called; and what each of those carries who can be called
+where these are one in ten, for all others' calls end there.
 """
 
 from __future__ import annotations
@@ -26,27 +28,29 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.directory import PULSE_S, Member
-from peer.swarm.presence import ANNOUNCE_S, LOOK_S
+from peer.swarm.presence import LOOK_S
 from protocol.identity import Identity, PeerId
-from protocol.libp2p.directory import HOME_S, MIX_S, MIXED, MOST_CALLS, NUM_HOLDERS, NUM_LOOKED_AT
+from protocol.libp2p.directory import HOME_S, LEAVE_S, MIX_S, MIXED, MOST_CALLS, NUM_HOLDERS, NUM_LOOKED_AT
 from protocol.libp2p.kademlia import NAMED, NAMED_TOO
 from protocol.libp2p.neighbours import BUCKET, nearest, place_of
+from protocol.libp2p.record_store import split_answer
 from protocol.libp2p.walk import Walk
 from protocol.memory import virtual_time
 from protocol.memory.conversation import FRAMING_BYTES, Link
 from protocol.memory.network import MemoryNetwork
+from protocol.messages.records import GIST_BYTES
 
 PREFIX = Identity(bytes(32)).peer_id.raw[:-32]
 PLACE_BITS = 160
 SETTLED_S = 120.0
 ONE_IN = 10
 Ask = Callable[[Any], Coroutine[Any, Any, Any]]
-HEAD = "members      of  calls of a look  of a walk home  at the nearest  kB/s, all can be called  one in ten"
+HEAD = "members      of  calls of a look  records  of a walk home  records  at the nearest  kB/s, all can be called  one in ten"
 
 
 @dataclass
 class Weights:
-    """Bytes of calls, both ways, by their kind."""
+    """Bytes of calls, both ways, by their kind; those of records that an answer tells stand apart."""
 
     num_bytes: Counter[str] = field(default_factory=Counter)
     calls: Counter[str] = field(default_factory=Counter)
@@ -63,48 +67,60 @@ class Weights:
     def _weighed(self, kind: str, handler: Any) -> Any:
         async def answer(request: Any, context: Any) -> Any:
             response = await handler(request, context)
-            self.calls[kind] += 1
-            self.num_bytes[kind] += request.ByteSize() + response.ByteSize() + 2 * FRAMING_BYTES
+            records = _records_in(response) if kind == "find" else []
+            self.calls += Counter({kind: 1, "record": len(records)})
+            self.num_bytes[kind] += request.ByteSize() + response.ByteSize() + 2 * FRAMING_BYTES - sum(map(len, records))
+            self.num_bytes["record"] += sum(map(len, records))
             return response
 
         return answer
 
 
+def _records_in(response: Any) -> list[bytes]:
+    return [told for told in split_answer(response.results[0].value) if len(told) > GIST_BYTES]
+
+
 @dataclass
 class Walks:
-    """What walks took."""
+    """What walks took: calls, and records told, of each."""
 
-    looks: list[int] = field(default_factory=list)  # calls of each
-    homes: list[int] = field(default_factory=list)
+    looks: list[tuple[int, int]] = field(default_factory=list)
+    homes: list[tuple[int, int]] = field(default_factory=list)
     at_nearest: list[bool] = field(default_factory=list)
 
     async def both(
         self, ask_towards: Callable[[int], Ask], first: list[Any], me: PeerId, place: int, truly: Callable[[int, int], Any]
     ) -> None:
         """Take one look at a place and one walk home; `truly` names the peers that are nearest."""
-        for calls, towards, num in ((self.looks, place, NUM_LOOKED_AT), (self.homes, place_of(me), NUM_HOLDERS)):
-            asked, ask = list[Any](), ask_towards(towards)
+        for took, towards, num in ((self.looks, place, NUM_LOOKED_AT), (self.homes, place_of(me), NUM_HOLDERS)):
+            asked, told, ask = list[Any](), set[PeerId](), ask_towards(towards)
 
-            async def counted(held: Any, ask: Ask = ask, asked: list[Any] = asked) -> Any:
+            async def counted(held: Any, ask: Ask = ask, asked: list[Any] = asked, told: set[PeerId] = told) -> Any:
                 asked.append(held)
                 named = await ask(held)
-                return named and [one for one in named if one.peer != me]  # nobody is told of itself
+                named = named and [one for one in named if one.peer != me]  # nobody is told of itself
+                told.update(one.peer for one in named or ())
+                return named
 
             found = await Walk(towards, counted).run(first, num, MOST_CALLS)
-            calls.append(len(asked))
+            took.append((len(asked), len(told)))
             wanted = [peer for peer in truly(towards, num + 1) if peer != me][:num]
             self.at_nearest.append([held.peer for held in found] == wanted)
 
     def row(self, members: int, of: str, weights: Weights) -> str:
         """Return a line of the table."""
-        looks, homes = fmean(self.looks), fmean(self.homes)
-        finds = looks / LOOK_S[2] + homes / HOME_S[1]
+        (looks, told), (homes, told_home) = (map(fmean, zip(*taken, strict=True)) for taken in (self.looks, self.homes))
+        walks = _weight(looks, told, weights) / LOOK_S[2] + _weight(homes, told_home, weights) / HOME_S[1]
         pings = 1 / PULSE_S + MIXED / MIX_S  # at the most
-        own = finds * weights.of("find") + NUM_HOLDERS / ANNOUNCE_S * weights.of("store") + pings * weights.of("ping")
+        own = walks + NUM_HOLDERS / LEAVE_S * weights.of("store") + pings * weights.of("ping")
         return (
-            f"{members:>7} {of:>7} {looks:>16.1f} {homes:>15.1f} {fmean(self.at_nearest):>15.0%} {2 * own / 1e3:>24.2f}"
-            f" {(1 + ONE_IN) * own / 1e3:>11.2f}\n"
+            f"{members:>7} {of:>7} {looks:>16.1f} {told:>8.1f} {homes:>15.1f} {told_home:>8.1f} {fmean(self.at_nearest):>15.0%}"
+            f" {2 * own / 1e3:>24.2f} {(1 + ONE_IN) * own / 1e3:>11.2f}\n"
         )
+
+
+def _weight(calls: float, told: float, weights: Weights) -> float:
+    return calls * weights.of("find") + told * weights.of("record")
 
 
 async def real(num_members: int, num_walks: int, weights: Weights) -> Walks:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 from typing import Any, Self
 
@@ -25,7 +25,7 @@ from protocol.libp2p.budgets import Budgets
 from protocol.libp2p.dialling import Dialling
 from protocol.libp2p.hivemind_imports import DHTProtocol, P2PContext, P2PDaemonError, P2PHandlerError, PeerID, dht_pb2
 from protocol.libp2p.neighbours import Held, Holdings, Neighbours, nearest
-from protocol.libp2p.record_store import RecordShelf, join_records, split_answer
+from protocol.libp2p.record_store import RecordShelf, join_records, split_answer, told
 from protocol.messages.records import MemberRecord
 
 log = logging.getLogger(__name__)
@@ -33,13 +33,14 @@ log = logging.getLogger(__name__)
 KEY_BYTES = 20
 NAMED = 8  # neighbours in an answer
 NAMED_TOO = 4  # others who have left their records here
+KNOWN = 16  # records that an asker says it has, so that they are named by their gist
 CALL_S = 3.0
 CALL_BYTES = 400  # what an answer costs beside its records
 CONNECTIONS_S = 1.0  # for which the list of open connections is taken as true
 
 
 class RecordProtocol(DHTProtocol):  # type: ignore[misc]
-    """One node's RPCs. `card` returns this peer's own record, to show to others: empty while it has none."""
+    """One node's RPCs. `card` returns this peer's own record, to show to others: None while it has none."""
 
     _rpc_handlers = None  # not to share the parent's
     _stub_type = None
@@ -48,7 +49,7 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
     _ends_at_s: float
 
     @classmethod
-    async def open(cls, p2p: Any, shelf: RecordShelf, lines: Dialling, card: Callable[[], bytes]) -> Self:
+    async def open(cls, p2p: Any, shelf: RecordShelf, lines: Dialling, card: Callable[[], Held | None]) -> Self:
         """Serve from now on."""
         self: Self = cls(_initialized_with_create=True)
         me, clock = PeerId(p2p.peer_id.to_bytes()), asyncio.get_running_loop().time
@@ -68,7 +69,7 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
     async def rpc_ping(self, request: dht_pb2.PingRequest, context: P2PContext) -> dht_pb2.PingResponse:
         """Say that we are here; to a member, who we are."""
         caller, _ = await self._hear(request.peer, context, CALL_BYTES)
-        return dht_pb2.PingResponse(peer=self._node_info if caller else None, dht_time=self.shelf.now())
+        return dht_pb2.PingResponse(peer=self._node_info() if caller else None, dht_time=self.shelf.now())
 
     async def rpc_store(self, request: dht_pb2.StoreRequest, context: P2PContext) -> dht_pb2.StoreResponse:
         """Hold the caller's own record."""
@@ -80,11 +81,12 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
         caller, end = await self._hear(request.peer, context, CALL_BYTES)
         if caller is None:
             raise BadMessage("only members of the run are told who is there")
-        if len(request.keys) != 1 or len(request.keys[0]) != KEY_BYTES:
-            raise BadMessage("one place at a time, of 20 bytes")
-        value = join_records(self._near(int.from_bytes(request.keys[0], "big"), caller.peer))
+        place, *known = request.keys or [b""]
+        if len(place) != KEY_BYTES or len(known) > KNOWN:
+            raise BadMessage(f"one place at a time, of {KEY_BYTES} bytes, and {KNOWN} gists at most")
+        value = join_records(self._near(int.from_bytes(place, "big"), caller.peer), known)
         self._budgets.spend(caller.peer, _purse(caller.peer, end), len(value))
-        return dht_pb2.FindResponse(results=[dht_pb2.FindResult(type=dht_pb2.FOUND_REGULAR, value=value)], peer=self._node_info)
+        return dht_pb2.FindResponse(results=[dht_pb2.FindResult(type=dht_pb2.FOUND_REGULAR, value=value)], peer=self._node_info(known))
 
     def _near(self, place: int, caller: PeerId) -> list[Held]:
         known = [held for held in self.neighbours.all() if held.peer != caller and self.shelf.is_in_force(held)]
@@ -97,7 +99,7 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
         caller = PeerId(context.remote_id.to_bytes())  # only Ed25519 peers are ours
         end = await self._end_of(caller)
         self._budgets.spend(caller, _purse(caller, end), num_bytes)
-        return self._shown(caller, info.node_id, end), end
+        return self._shown(caller, self.shelf.read(info.node_id), end), end
 
     async def _end_of(self, peer: PeerId) -> str:
         """Return the multiaddr at the other end of the connection to a peer; empty where it is not known."""
@@ -109,27 +111,30 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
                 self._ends = {}
         return self._ends.get(peer, "")
 
-    @property
-    def _node_info(self) -> Any:
-        return dht_pb2.NodeInfo(node_id=self._card())
+    def _node_info(self, known: Collection[bytes] = ()) -> Any:
+        """Show who we are, to one that has what is `known`."""
+        card = self._card()
+        return dht_pb2.NodeInfo(node_id=told(card, known) if card is not None else b"")
 
     # ---- what we ask ----
 
     async def call_ping(self, peer: PeerId, addresses: Sequence[str] = ()) -> Held | None:
         """Return the record that a peer shows us; None when it does not answer, or shows none of a member."""
-        response = await self._call(peer, addresses, "rpc_ping", dht_pb2.PingRequest(peer=self._node_info))
-        return None if response is None else self._shown(peer, response.peer.node_id, await self._end_of(peer))
+        response = await self._call(peer, addresses, "rpc_ping", dht_pb2.PingRequest(peer=self._node_info()))
+        return None if response is None else self._shown(peer, self.shelf.read(response.peer.node_id), await self._end_of(peer))
 
     async def call_find(self, held: Held, place: int) -> list[Held] | None:
         """Ask a member whom it knows near a place. None: no answer."""
-        request = dht_pb2.FindRequest(keys=[place.to_bytes(KEY_BYTES, "big")], peer=self._node_info)
+        known = {one.record.gist: one for one in (held, *self.shelf.lasting(place, KNOWN - 1)) if self.shelf.is_lasting(one)}
+        request = dht_pb2.FindRequest(keys=[place.to_bytes(KEY_BYTES, "big"), *known], peer=self._node_info())
         response = await self._call(held.peer, held.record.addresses, "rpc_find", request)
         if response is None or len(response.results) != 1:
             return None
-        self._shown(held.peer, response.peer.node_id, await self._end_of(held.peer))
+        shown = response.peer.node_id
+        self._shown(held.peer, known.get(shown) or self.shelf.read(shown), await self._end_of(held.peer))
         named = []
         for data in islice(split_answer(response.results[0].value), NAMED + NAMED_TOO):
-            if (one := self.shelf.read(data)) is not None:
+            if (one := known.get(data) or self.shelf.read(data)) is not None:
                 named.append(one)
             await asyncio.sleep(0)  # signatures take 0.3 ms to check
         return [one for one in named if can_be_called(one.record)]
@@ -140,9 +145,8 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
         response = await self._call(held.peer, held.record.addresses, "rpc_store", request)
         return response is not None and list(response.store_ok) == [True]
 
-    def _shown(self, peer: PeerId, data: bytes, end: str) -> Held | None:
+    def _shown(self, peer: PeerId, held: Held | None, end: str) -> Held | None:
         """Return the record that a peer shows of itself, a neighbour from now on if it can be called; None where it shows no member's."""
-        held = self.shelf.read(data) if data else None
         if held is None or held.peer != peer:
             return None
         if can_be_called(held.record, end):

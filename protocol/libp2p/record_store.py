@@ -9,15 +9,17 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from protocol.addresses import network_of
 from protocol.errors import BadMessage, BadSignature
 from protocol.identity import PeerId
-from protocol.libp2p.neighbours import Held
+from protocol.libp2p.neighbours import Held, nearest
+from protocol.limits import RECORD_LIFETIME_S
 from protocol.messages.records import MemberRecord
 
 RECORDS_IN_VIEW = 256
+LASTING_S = RECORD_LIFETIME_S / 2  # a record that is in force for so long yet need not be told again
 
 _LENGTH_BYTES = 2
 
@@ -58,6 +60,14 @@ class RecordShelf:
         held = self._view.get(peer)
         return held.record if held is not None else None
 
+    def lasting(self, place: int, most: int) -> list[Held]:
+        """Return records that need not be told again, the nearest to a place first."""
+        return nearest((held for held in self._view.values() if self.is_lasting(held)), place, most)
+
+    def is_lasting(self, held: Held) -> bool:
+        """Whether a record will be in force for a good while."""
+        return held.record.expires_s >= self.now() + LASTING_S
+
     def is_in_force(self, held: Held) -> bool:
         """Whether a record that was checked before has not expired."""
         return held.record.expires_s > self.now()
@@ -90,13 +100,18 @@ def _network(record: MemberRecord) -> str:
     return network_of(record.addresses[0]) if record.addresses else ""
 
 
-def join_records(records: list[Held]) -> bytes:
-    """Return an answer: each record after its length (u16, little-endian)."""
-    return b"".join(len(held.data).to_bytes(_LENGTH_BYTES, "little") + held.data for held in records)
+def told(held: Held, known: Collection[bytes]) -> bytes:
+    """Return what is told of a record to one that has what is `known`: its gist, or all of it."""
+    return held.record.gist if held.record.gist in known else held.data
+
+
+def join_records(records: list[Held], known: Collection[bytes] = ()) -> bytes:
+    """Return an answer to one that has what is `known`: what is told of each record, after its length (u16, little-endian)."""
+    return b"".join(len(data).to_bytes(_LENGTH_BYTES, "little") + data for data in (told(held, known) for held in records))
 
 
 def split_answer(answer: bytes) -> Iterator[bytes]:
-    """Yield the records of an answer, up to the first that is cut off."""
+    """Yield the records and gists of an answer, up to the first that is cut off."""
     start = 0
     while start + _LENGTH_BYTES <= len(answer):
         end = start + _LENGTH_BYTES + int.from_bytes(answer[start : start + _LENGTH_BYTES], "little")

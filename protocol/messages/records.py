@@ -6,6 +6,7 @@ is there, which only a connection gives.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ from protocol.limits import Bounded
 from protocol.messages.frames import need_signed, read_alone, write_alone
 from protocol.run.invite import Credential
 from protocol.wire import peer_pb2
+
+GIST_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,12 @@ class MemberRecord(Signed):
         if self.expires_s > now_s + limits.RECORD_LIFETIME_S + limits.CLOCK_SKEW_S:
             raise BadMessage(f"a record that expires only in {self.expires_s - now_s:.0f} s")
         self.verify(self.peer_id)
+
+    @property
+    def gist(self) -> bytes:
+        """Return a hash of whose word it is and of what in it matters to others: where, whether it has come to the end, or is paused."""
+        words = (str(self.peer_id), str(int(self.finished)), str(int(self.paused)), *self.addresses)
+        return hashlib.sha256("\n".join(words).encode()).digest()[:GIST_BYTES]
 
     def supersedes(self, other: MemberRecord) -> bool:
         """Whether this is a later word of the same peer, and so replaces `other`."""

@@ -6,24 +6,32 @@ import asyncio
 import random
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from protocol.errors import TransportError
-from protocol.libp2p.directory import NUM_HOLDERS
+from protocol.libp2p.directory import LEAVE_S, NUM_HOLDERS
 from protocol.libp2p.kademlia import NAMED, NAMED_TOO
 from protocol.libp2p.neighbours import place_of
+from protocol.limits import RECORD_LIFETIME_S
 from protocol.memory import virtual_time
 from protocol.memory.conversation import Link
 from protocol.memory.network import MemoryNetwork
+from protocol.messages.records import MemberRecord
 from tests.protocol.memory.members import Seat, now_s
 
 LINK = Link(latency_s=0.025, jitter_s=0.05)
 LOOK_BYTES = 40_000  # of all calls of one look, both ways
+KNOWN_LOOK_BYTES = 8_000  # likewise, where it brings nobody new
 
 
-async def announce(seat: Seat, number: int) -> None:
-    made = seat.membership.bare_record(seat.addresses, now_s() + number)
+async def announce(seat: Seat, number: int, **words: Any) -> MemberRecord:
+    """Announce a member by a record that lasts, unless these words say otherwise; return it."""
+    bare = seat.membership.bare_record(seat.addresses, now_s() + number)
+    made = replace(bare, **{"expires_s": int(now_s()) + RECORD_LIFETIME_S, "signature": b""} | words).signed(seat.identity)
     await seat.directory.announce(made)
+    return made
 
 
 async def swarm(network: MemoryNetwork, num: int, reachable: float = 1.0, liars: int = 0) -> list[Seat]:
@@ -89,15 +97,49 @@ def test_a_newcomer_knows_twenty_in_three_looks_where_one_in_ten_can_be_called()
 def test_a_look_costs_the_same_in_a_swarm_twice_as_large() -> None:
     async def costs(num: int) -> float:
         network = MemoryNetwork(1, LINK)
-        seats = await swarm(network, num)
-        before = sum(seat.life.line.num_sent for seat in seats)
-        for seat in seats[::2]:
-            await seat.directory.members()
-        return (sum(seat.life.line.num_sent for seat in seats) - before) / len(seats[::2])
+        await swarm(network, num)
+        newcomers = [Seat(network, number) for number in range(num, num + 10)]
+        for newcomer in newcomers:
+            await newcomer.open()
+            await newcomer.directory.members()
+        return sum(newcomer.num_bytes for newcomer in newcomers) / len(newcomers)
 
     small, large = virtual_time.run(costs(25)), virtual_time.run(costs(50))
     assert large < LOOK_BYTES and large < 1.6 * small
     assert small > (NAMED + NAMED_TOO) * 300, "an answer is still worth its question"
+
+
+def test_a_look_among_those_whom_one_knows_costs_little() -> None:
+    async def story(network: MemoryNetwork) -> None:
+        one = (await swarm(network, 25))[3]
+        looks = [len(await one.directory.members()) for _ in range(20)]
+        before = one.num_bytes
+        assert len(await one.directory.members()) == looks[-1] == 25
+        assert one.num_bytes - before < KNOWN_LOOK_BYTES
+
+    play(story)
+
+
+def test_holders_are_brought_a_record_again_when_it_says_something_new_or_a_minute_is_over() -> None:
+    async def story(network: MemoryNetwork) -> None:
+        one, holder = Seat(network, 0), Seat(network, 1)
+        for seat in (one, holder):
+            await seat.open()
+
+        def is_held(record: MemberRecord) -> bool:
+            return record in [held.record for held in holder.directory._protocol.holdings.all()]
+
+        brought_s = []
+        for number in range(120):
+            if is_held(await announce(one, number)):
+                brought_s.append(now_s())
+            await asyncio.sleep(5.0)
+        gaps_s = [later_s - earlier_s for earlier_s, later_s in pairwise(brought_s)]
+        assert min(gaps_s) >= LEAVE_S and max(gaps_s) <= LEAVE_S + 10.0, gaps_s
+        for number, news in enumerate(({"finished": True}, {"addresses": ("/ip4/9.9.9.9/tcp/1",)}, {"expires_s": int(now_s()) + 9}), 120):
+            assert is_held(await announce(one, number, **news))
+
+    play(story)
 
 
 def test_when_all_neighbours_have_gone_a_newcomer_that_is_there_is_found_again() -> None:

@@ -14,7 +14,7 @@ from protocol.errors import BadMessage
 from protocol.identity import Identity, PeerId
 from protocol.libp2p.budgets import PER_PEER, Overload
 from protocol.libp2p.hivemind_imports import P2PDaemonError, P2PHandlerError, PeerID, dht_pb2
-from protocol.libp2p.kademlia import KEY_BYTES, NAMED, NAMED_TOO, RecordProtocol, can_be_called
+from protocol.libp2p.kademlia import KEY_BYTES, KNOWN, NAMED, NAMED_TOO, RecordProtocol, can_be_called
 from protocol.libp2p.neighbours import Held, place_of
 from protocol.libp2p.record_store import RecordShelf, join_records, split_answer
 from protocol.memory import virtual_time
@@ -48,8 +48,12 @@ def card(identity: Identity, addresses: tuple[str, ...] = HOME) -> Any:
     return dht_pb2.NodeInfo(node_id=record(identity, addresses=addresses).to_bytes())
 
 
-def find(place: int, peer: Any) -> Any:
-    return dht_pb2.FindRequest(keys=[place.to_bytes(KEY_BYTES, "big")], peer=peer)
+def held_of(made: MemberRecord) -> Held:
+    return Held(made, made.to_bytes())
+
+
+def find(place: int, peer: Any, *known: bytes) -> Any:
+    return dht_pb2.FindRequest(keys=[place.to_bytes(KEY_BYTES, "big"), *known], peer=peer)
 
 
 def named_in(response: Any) -> list[MemberRecord]:
@@ -65,7 +69,7 @@ def play(test: Callable[[RecordProtocol], Coroutine[Any, Any, None]]) -> None:
     async def main() -> None:
         p2p: Any = SimpleNamespace(peer_id=PeerID(ME.peer_id.raw), add_protobuf_handler=add_protobuf_handler)
         shelf = RecordShelf(RUN_ID, lambda made: made.peer_id != STRANGER.peer_id, lambda: NOW_S)
-        await test(await RecordProtocol.open(p2p, shelf, Lines(), lambda: record(ME).to_bytes()))
+        await test(await RecordProtocol.open(p2p, shelf, Lines(), lambda: held_of(record(ME))))
 
     virtual_time.run(main())
 
@@ -110,9 +114,23 @@ def test_a_member_is_told_who_we_are_and_remembered() -> None:
 
 def test_a_find_asks_for_one_place() -> None:
     async def test(one: RecordProtocol) -> None:
-        for keys in ([], [bytes(KEY_BYTES)] * 2, [b""], [bytes(200_000)]):
+        for keys in ([], [b""], [bytes(200_000)], [bytes(KEY_BYTES)] * (KNOWN + 2)):
             with pytest.raises(BadMessage):
                 await one.rpc_find(dht_pb2.FindRequest(keys=keys, peer=card(CALLER)), from_peer(CALLER))
+
+    play(test)
+
+
+def test_what_the_asker_says_it_has_is_named_by_its_gist() -> None:
+    async def test(one: RecordProtocol) -> None:
+        known, moved, new = seeded(5), seeded(6), seeded(7)
+        for author in (known, moved, new):
+            one.neighbours.heard(held_of(record(author, 2, addresses=HOME)), "")
+        has = [record(known, 1, addresses=HOME).gist, record(moved, 1, addresses=("/ip4/198.51.100.7/tcp/4001",)).gist, record(ME).gist]
+        answer = await one.rpc_find(find(7, card(CALLER), *has), from_peer(CALLER))
+        told = set(split_answer(answer.results[0].value))
+        assert told == {record(known, 2, addresses=HOME).gist, *(record(who, 2, addresses=HOME).to_bytes() for who in (moved, new))}
+        assert answer.peer.node_id == record(ME).gist
 
     play(test)
 
@@ -144,7 +162,7 @@ def test_a_flood_costs_its_budget_and_leaves_others_theirs() -> None:
     async def test(one: RecordProtocol) -> None:
         for number in range(100, 120):
             one.shelf.read(record(seeded(number), addresses=HOME).to_bytes())
-            one.neighbours.heard(Held(made := record(seeded(number), addresses=HOME), made.to_bytes()), str(number))
+            one.neighbours.heard(held_of(record(seeded(number), addresses=HOME)), str(number))
         sent, refused = 0, 0
         for _ in range(1000):
             try:
@@ -170,29 +188,54 @@ def test_neighbours_on_the_local_network_do_not_share_a_purse() -> None:
     play(test)
 
 
-def answered(one: RecordProtocol, response: object) -> None:
-    """Have a node get this answer, or exception, whomever it asks."""
+def answered(one: RecordProtocol, response: object) -> list[Any]:
+    """Have a node get this answer, or exception, whomever it asks; return its requests, as they come."""
+    requests: list[Any] = []
 
     async def answer(request: object) -> object:
+        requests.append(request)
         if isinstance(response, Exception):
             raise response
         return response
 
     one.get_stub = lambda peer: SimpleNamespace(rpc_find=answer, rpc_ping=answer)
+    return requests
 
 
 def whom() -> Held:
-    made = record(CALLER, addresses=HOME)
-    return Held(made, made.to_bytes())
+    return held_of(record(CALLER, addresses=HOME))
 
 
 def test_records_of_an_answer_are_seen_and_junk_is_not() -> None:
     async def test(one: RecordProtocol) -> None:
         good, foreign = record(seeded(7), addresses=HOME), record(STRANGER, addresses=HOME)
-        value = join_records([Held(made, made.to_bytes()) for made in (good, foreign)]) + b"\x04\x00junk" + b"\xff\xff"
+        value = join_records([held_of(made) for made in (good, foreign)]) + b"\x04\x00junk" + b"\xff\xff"
         answered(one, dht_pb2.FindResponse(results=[dht_pb2.FindResult(value=value)]))
-        assert await one.call_find(whom(), 0) == [Held(good, good.to_bytes())]
+        assert await one.call_find(whom(), 0) == [held_of(good)]
         assert one.shelf.records() == [good]
+
+    play(test)
+
+
+def test_only_what_lasts_is_said_to_be_known_and_only_that_is_found_by_its_gist() -> None:
+    async def test(one: RecordProtocol) -> None:
+        lasting, ending, other = (record(seeded(7), 1, 300, HOME), record(seeded(8), 1, 100, HOME), record(seeded(9), 1, 300, HOME))
+        for made in (lasting, ending):
+            assert one.shelf.read(made.to_bytes())
+        value = b"".join(b"\x08\x00" + made.gist for made in (lasting, ending, other))
+        asked = answered(one, dht_pb2.FindResponse(results=[dht_pb2.FindResult(value=value)]))
+        assert await one.call_find(whom(), 0) == [held_of(lasting)]
+        assert [*asked[0].keys[1:]] == [lasting.gist]
+
+    play(test)
+
+
+def test_who_is_asked_again_and_answers_with_its_gist_is_a_neighbour() -> None:
+    async def test(one: RecordProtocol) -> None:
+        there = held_of(record(CALLER, 1, 300, HOME))
+        answered(one, dht_pb2.FindResponse(results=[dht_pb2.FindResult()], peer=dht_pb2.NodeInfo(node_id=there.record.gist)))
+        assert await one.call_find(there, 0) == []
+        assert one.neighbours.all() == [there]
 
     play(test)
 
@@ -200,7 +243,7 @@ def test_records_of_an_answer_are_seen_and_junk_is_not() -> None:
 def test_no_more_of_an_answer_is_read_than_was_asked_for() -> None:
     async def test(one: RecordProtocol) -> None:
         made = [record(seeded(number), addresses=HOME) for number in range(100, 200)]
-        value = join_records([Held(each, each.to_bytes()) for each in made])
+        value = join_records([held_of(each) for each in made])
         answered(one, dht_pb2.FindResponse(results=[dht_pb2.FindResult(value=value)]))
         assert len(await one.call_find(whom(), 0) or []) == NAMED + NAMED_TOO
 

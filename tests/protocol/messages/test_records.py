@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import random
 from dataclasses import fields, replace
 from typing import Any
@@ -84,6 +85,13 @@ def test_only_a_later_record_of_the_same_peer_replaces() -> None:
     assert not RECORD.supersedes(later)
     assert not RECORD.supersedes(RECORD)
     assert not replace(later, peer_id=BOB.peer_id).supersedes(RECORD)
+
+
+def test_the_gist_is_what_matters_to_others_and_the_same_in_every_build() -> None:
+    later = replace(RECORD, clock_steps=121, sequence=8, expires_s=RECORD.expires_s + 20, tokens=9, signature=b"").signed(ALICE)
+    assert later.gist == RECORD.gist == hashlib.sha256(f"{ALICE.peer_id}\n0\n0\n/ip4/203.0.113.5/tcp/4001".encode()).digest()[:8]
+    news = ({"finished": True}, {"paused": True}, {"addresses": ()}, {"peer_id": BOB.peer_id})
+    assert len({RECORD.gist, *(replace(RECORD, **one).gist for one in news)}) == 5  # type: ignore[arg-type]
 
 
 def test_what_is_announced_always_fits() -> None:
