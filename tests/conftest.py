@@ -10,6 +10,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+gc.disable()  # until all tests are collected: nothing that is imported is garbage
 
 GRACE_S = 5.0
 
@@ -58,6 +61,11 @@ def turn_of(test: str) -> int:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: turn_of(item.nodeid))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -112,13 +120,24 @@ def _new_threads(before: set[threading.Thread]) -> list[threading.Thread]:
     return [thread for thread in new if thread.is_alive()]
 
 
-def _children() -> set[psutil.Process]:
-    return set(psutil.Process().children())
+def _children() -> set[int]:
+    """This process's children, by pid. psutil would look at every process of the machine, twice a test."""
+    tasks = Path("/proc/self/task")
+    if not tasks.is_dir():
+        return {child.pid for child in psutil.Process().children()}
+    children = set()
+    for task in tasks.iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+            children |= set(map(int, (task / "children").read_text().split()))
+    return children
 
 
-def _new_children(before: set[psutil.Process]) -> list[psutil.Process]:
-    new = _children() - before
-    return psutil.wait_procs(new, timeout=GRACE_S)[1] if new else []
+def _new_children(before: set[int]) -> list[psutil.Process]:
+    new = []
+    for pid in _children() - before:
+        with suppress(psutil.NoSuchProcess):
+            new.append(psutil.Process(pid))
+    return psutil.wait_procs(new, timeout=GRACE_S)[1]
 
 
 def _sockets() -> set[str]:
