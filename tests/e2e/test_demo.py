@@ -19,11 +19,11 @@ DEMO = [sys.executable, "-m", "cli.main", "demo", "--peers", "2"]
 @pytest.mark.timeout(180)
 def test_a_short_demo_prints_one_object_with_every_figure(tmp_path: Path) -> None:
     done = subprocess.run(
-        [*DEMO, "--steps", "40", "--seed", "1", "--json", "--home", str(tmp_path)], capture_output=True, text=True, timeout=170
+        [*DEMO, "--steps", "20", "--seed", "1", "--json", "--home", str(tmp_path)], capture_output=True, text=True, timeout=170
     )
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
-    assert (figures["peers"], figures["steps"]) == (2, 40)
+    assert (figures["peers"], figures["steps"]) == (2, 20)
     assert len(figures["eval_loss"]) == len(figures["blocked_seconds"]) == len(figures["train_seconds"]) == 2
     assert figures["meetings"]["completed"] > 0
     assert figures["bytes_sent"] > 0
