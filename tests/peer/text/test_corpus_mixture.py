@@ -10,6 +10,7 @@ import pyarrow.parquet
 import pytest
 import torch
 
+from peer.text import streaming
 from peer.text.batches import Draw
 from peer.text.corpus import BLOCK, MixedCorpus, dealt, load_corpus
 from peer.text.tokenizer import load_tokenizer
@@ -24,6 +25,11 @@ LETTERS = "abc"
 
 def draw(peer: bytes = b"a") -> Draw:
     return Draw(run_seed=0, peer=peer, batch_size=4, sequence_length=16)
+
+
+@pytest.fixture(autouse=True)
+def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "MIN_BUFFER_TOKENS", 0)
 
 
 @pytest.fixture(scope="module")
