@@ -9,7 +9,6 @@ passing of time is made up. Held-out loss of the peers' average, on 64 batches. 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import statistics
 import tempfile
 from collections.abc import Callable
@@ -31,10 +30,10 @@ from peer.trainer.replica import Replica
 from protocol.memory.conversation import Link
 from protocol.messages.terms import RunTerms
 from protocol.run.manifest import Manifest
+from tests.swarm.paced import PacedTrainer
 from tests.swarm.trainer import Trainer
 from tests.swarm.world import Habits, Peer, Swarm, play
 
-CODING_S = 0.02
 LATENCY_S = 0.002
 SPEEDS = (1.0, 1.03, 0.97, 1.01)  # no two peers are in step
 EVAL_BATCHES = 64
@@ -59,38 +58,19 @@ class BegunInnerLoop(InnerLoop):
         return begun
 
 
-class PacedTrainer(Trainer):
-    """A trainer whose inner steps last: meanwhile its coding thread answers."""
+class DemoTrainer(PacedTrainer):
+    """A trainer that computes each gradient at the weights of its beginning."""
 
-    replica: Any
-
-    def connect(self, link: Any) -> None:
-        """Have what the coding thread says reach the node a little later, whatever the trainer does."""
-        super().connect(link)
-        end, put = self._end, self._end.put
-
-        def put_and_answer(item: Any) -> None:
-            put(item)
-            if not isinstance(item, int):
-                asyncio.get_running_loop().call_later(CODING_S, self._deliver)
-
-        end.put = put_and_answer  # type: ignore[method-assign]
-
-    async def _pass_step(self) -> None:
-        """Begin the gradient of the next step, and let it last: the optimizer's step comes at its end."""
-        if not self._real._is_training:
-            await asyncio.sleep(CODING_S)
-            return
+    def begin_step(self) -> None:
+        """Compute it."""
         self.replica.inner.begin(self.replica.own_steps, 0)
-        with self.replica._weights_at_rest():
-            await super()._pass_step()
 
 
 class DemoPeer(Peer):
     """A peer that trains the demo's model."""
 
     def _new_trainer(self) -> Trainer:
-        return PacedTrainer(self._new_replica, self.habits.step_s, False)
+        return DemoTrainer(self._new_replica, self.habits.step_s, False)
 
     def _new_replica(self, emit: Callable[[Event], None]) -> Any:
         manifest = self.swarm.manifest

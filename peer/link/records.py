@@ -305,6 +305,7 @@ CodingRequest = Prepare | Encode | Check  # these need no step boundary
 WritingRequest = CopyState | SketchSlow | CodeSlow | DecodeSlow  # nor do these
 MeetingRequest = CodingRequest | Open | Apply
 AnsweredRequest = MeetingRequest | WritingRequest | BringUp | Settle | Adopt | Pull
+BesideRequest = MeetingRequest | Drop | Solo | Defer  # these need weights that stand still at most
 ToldRequest = Drop | Solo | Defer | StepBack | NodeReport | Start | FinishDone
 Request = AnsweredRequest | ToldRequest
 Reply = Opened | Unavailable | SketchReady | PayloadReady | Checked | Applied | Written | Adopted | Pulled

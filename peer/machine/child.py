@@ -16,6 +16,7 @@ import os
 import select
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -66,19 +67,24 @@ class Child:
         os.dup2(2, 1)
         os.set_blocking(self._events, False)
         self._unsent = b""
+        self._emitting = threading.Lock()
         self._num_lost = 0
         self._heard = b""  # the beginning of a line
         self._stopping = False
 
     def emit(self, event: Event) -> None:
-        """Send an event, or drop it when the supervisor has stopped reading; how many were lost is told as soon as it reads again."""
-        self._send()
-        if len(self._unsent) >= _UNSENT_BYTES:
-            self._num_lost += 1
-            return
-        self._tell_lost()
-        self._unsent += to_line(event)
-        self._send()
+        """Send an event, or drop it when the supervisor has stopped reading; how many were lost is told as soon as it reads again.
+
+        From any thread.
+        """
+        with self._emitting:
+            self._send()
+            if len(self._unsent) >= _UNSENT_BYTES:
+                self._num_lost += 1
+                return
+            self._tell_lost()
+            self._unsent += to_line(event)
+            self._send()
 
     def _tell_lost(self) -> None:
         if self._num_lost:

@@ -47,12 +47,16 @@ class OwnSide:
 
 
 @dataclass(frozen=True, slots=True)
-class Resolver:
-    """Asks partners what they decided, on new streams, in one run."""
+class Caller:
+    """Opens streams to partners in one run: for a meeting, or to ask what they decided."""
 
     transport: Transport
     book: AddressBook
     run_id: bytes
+
+    async def connect(self, partner: PeerId) -> Stream:
+        """Open a stream. Raises TransportError."""
+        return await self.transport.connect(partner, self.book.addresses(partner), Purpose.MEET)
 
     async def ask(self, partner: PeerId, meeting_id: bytes) -> Outcome:
         """Ask again and again until the partner answers. Bounded by the caller's cancellation."""
@@ -64,7 +68,7 @@ class Resolver:
                 await asyncio.sleep(PAUSE_S)
 
     async def _ask_once(self, partner: PeerId, question: Resolve) -> Outcome:
-        stream = await self.transport.connect(partner, self.book.addresses(partner), Purpose.MEET)
+        stream = await self.connect(partner)
         try:
             await stream.send(question)
             answer = await stream.receive()
@@ -76,20 +80,21 @@ class Resolver:
 
 
 class Driver:
-    """Run one meeting over one stream. Make one per meeting, call `run` once."""
+    """Run one meeting. Make one per meeting, call `run` once. `stream` is the caller's; None where we call."""
 
-    def __init__(self, meeting: Meeting, stream: Stream, own: OwnSide, resolver: Resolver) -> None:
+    def __init__(self, meeting: Meeting, stream: Stream | None, own: OwnSide, caller: Caller) -> None:
         self.meeting = meeting
+        self.stream = stream  # also the one to a partner that was called, once it is there
         self.written = asyncio.Event()  # the disk has taken the decision, or has refused it
         self.over = asyncio.Event()  # `run` has ended
         self.round_trip_s = math.nan  # from our Commit to the partner's Committed: there, its disk, and back
         self._committed_s = math.nan
-        self._stream = stream
         self._own = own
-        self._resolver = resolver
+        self._caller = caller
         self._events: asyncio.Queue[on.Event | BaseException] = asyncio.Queue()
         self._outgoing: asyncio.Queue[Message | Part | None] = asyncio.Queue()
         self._frames_ahead = asyncio.Semaphore(FRAMES_AHEAD)
+        self._writing: asyncio.Task[None] | None = None
         self._exchange: Exchange | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -99,18 +104,19 @@ class Driver:
         self._events.put_nowait(on.Stopped(reason, code))
 
     async def run(self) -> on.Finish:
-        """Run the meeting to its end, close the stream, and return how it ended.
+        """Run the meeting to its end, close the stream, if there is one, and return how it ended.
 
         Cancel-safe: a meeting that was not yet decided is dropped on this side, a decided one is applied; the stream is closed. Raises
         what is our own bug.
         """
         try:
-            writer = self._spawn(self._write())
-            self._spawn(self._read())
+            if self.stream is not None:
+                self._talk(self.stream)
             self._events.put_nowait(on.Started())
             finish = await self._until_finish()
             self._outgoing.put_nowait(None)
-            await asyncio.wait([writer], timeout=FLUSH_S)
+            if self._writing is not None:
+                await asyncio.wait([self._writing], timeout=FLUSH_S)
             return finish
         finally:
             self._let_go()
@@ -139,6 +145,8 @@ class Driver:
 
     async def _carry_out(self, command: on.Command) -> None:
         match command:
+            case on.Connect():
+                self._spawn(self._connect())
             case on.Send(message):
                 if isinstance(message, Commit):
                     self._committed_s = loop_s()
@@ -198,34 +206,47 @@ class Driver:
             self._events.put_nowait(on.TrainerGone())
 
     async def _ask_again(self, meeting_id: bytes) -> None:
-        self._events.put_nowait(on.Resolved(await self._resolver.ask(self._stream.partner, meeting_id)))
+        self._events.put_nowait(on.Resolved(await self._caller.ask(self.meeting.partner, meeting_id)))
 
-    async def _read(self) -> None:
+    async def _connect(self) -> None:
+        try:
+            self.stream = await self._caller.connect(self.meeting.partner)
+        except TransportError:
+            self._events.put_nowait(on.PartnerGone())
+        else:
+            self._events.put_nowait(on.Connected())
+            self._talk(self.stream)
+
+    def _talk(self, stream: Stream) -> None:
+        self._spawn(self._read(stream))
+        self._writing = self._spawn(self._write(stream))
+
+    async def _read(self, stream: Stream) -> None:
         try:
             while True:
                 await self._frames_ahead.acquire()
-                self._events.put_nowait(on.PartnerSent(await self._stream.receive()))
+                self._events.put_nowait(on.PartnerSent(await stream.receive()))
         except (TransportError, Refused):  # the latter: a message of a kind that we do not know
             self._events.put_nowait(on.PartnerGone())
         except PeerMisbehaved as error:
             self._events.put_nowait(on.PartnerBroke(error))
 
-    async def _write(self) -> None:
+    async def _write(self, stream: Stream) -> None:
         try:
             while (item := await self._outgoing.get()) is not None:
                 if isinstance(item, Part):
-                    await self._write_part(item)
+                    await self._write_part(stream, item)
                 else:
-                    await self._stream.send(item)
+                    await stream.send(item)
         except TransportError:
             return  # the reader notices too, and tells the machine
 
-    async def _write_part(self, part: Part) -> None:
+    async def _write_part(self, stream: Stream, part: Part) -> None:
         data = self._own.payloads.read(payload_name(self.meeting.number, _OWN_FILES[part]))
         for offset in range(0, len(data), CHUNK_BYTES):
             if self.meeting.finish is not None:
                 return  # what follows is a Refusal
-            await self._stream.send(Chunk(part, offset, bytes(data[offset : offset + CHUNK_BYTES])))
+            await stream.send(Chunk(part, offset, bytes(data[offset : offset + CHUNK_BYTES])))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -257,7 +278,8 @@ class Driver:
         try:
             await asyncio.gather(*tasks, return_exceptions=True)
         finally:
-            await self._stream.close()
+            if self.stream is not None:
+                await self.stream.close()
             self.over.set()
 
 

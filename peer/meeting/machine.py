@@ -4,10 +4,14 @@ Theory of operation. Both sides run the same machine; they differ in who greets 
 below, and each has one thing it waits for from its own trainer or from its partner. The partner may be ahead: its frames are taken in as
 they come, in the only legal order (`PartnerSide`), and `_advance` acts as soon as both halves of a state are there.
 
-    OPENING -> GREETING -> PREPARING -> SKETCHING -> ENCODING -> COMMITTING -> EXCHANGING -> CHECKING -> JUDGING -> RECORDING -> APPLYING
-               (initiator)              (only where the codec has a sketch)                                |           ^            |
-                                                                                        (responder) IN_DOUBT ----------+   CONFIRMING
-                                                                                                                          (initiator)
+    OPENING -> CONNECTING -> GREETING -> PREPARING -> SKETCHING -> ENCODING -> COMMITTING -> EXCHANGING -> CHECKING -> JUDGING -> ...
+               (both on the initiator's side)         (only where the codec has a sketch)
+
+    ... JUDGING -> RECORDING -> APPLYING -> CONFIRMING (initiator)
+           |           ^
+           +- IN_DOUBT-+ (responder)
+
+Who calls asks its own trainer first, however long that takes, and connects when it can speak: a partner that is called hangs up on silence.
 The initiator decides: once it has the responder's verdict and its own, the decision is journaled, applied and told (`DecidedMeeting`).
 Before that point every failure drops the meeting on both sides. A responder that loses the stream between its verdict and the decision is
 IN_DOUBT and asks again (`Resolve`); what cannot be learnt in time did not happen. After that point nothing that the partner does, or does
@@ -28,7 +32,7 @@ from peer.link import records as ask
 from peer.meeting import words as on
 from peer.meeting.hello import Greeting, Pairing, pairing
 from peer.meeting.line import transfer_s
-from peer.meeting.words import DECIDED, TRAINERS_TURN, Command, Finish, MeetingOutcome, MeetingState
+from peer.meeting.words import DECIDED, TRAINERS_TURN, UNHEARD, Command, Finish, MeetingOutcome, MeetingState
 from protocol.errors import BadContents, BadMessage, PeerMisbehaved, RefusalCode, Refused
 from protocol.identity import PeerId
 from protocol.limits import CHUNK_BYTES, REFUSAL_DETAIL_CHARS
@@ -49,6 +53,7 @@ from protocol.messages.messages import (
 )
 from protocol.messages.terms import FragmentTerms
 
+CONNECT_S = 15.0
 GREETING_SHARE = 1 / 3  # of the deadline: a partner that says nothing at all leaves time for another
 DOUBT_S = 20.0  # how long a responder asks for a decision that it did not see
 STORY_EVENTS = 64
@@ -90,6 +95,11 @@ class Meeting:
     def initiates(self) -> bool:
         """Whether this side greets first and decides."""
         return self._greeting.partner_hello is None
+
+    @property
+    def is_unheard(self) -> bool:
+        """Whether the partner does not know of it yet."""
+        return self.initiates and self.state in UNHEARD
 
     @property
     def fragment(self) -> int:
@@ -143,6 +153,9 @@ class Meeting:
                 return [on.Allow(self._deadline_s), on.Tell(ask.Open(self.number, self.fragment))]
             case on.TrainerAnswered(reply):
                 return self._on_trainer(reply)
+            case on.Connected() if self.state is MeetingState.CONNECTING and self._own_hello is not None:
+                self._state = MeetingState.GREETING
+                return [on.Send(self._own_hello), on.Allow(GREETING_SHARE * self._deadline_s)]
             case on.TrainerGone():
                 return self._end(MeetingOutcome.ABANDONED, "the trainer went away", RefusalCode.NOT_READY, "trainer restarting")
             case on.PartnerSent(message):
@@ -156,7 +169,8 @@ class Meeting:
             case on.DeadlinePassed():
                 return self._on_deadline()
             case on.Stopped(reason, code):
-                return [] if self._awaits_decision else self._end(MeetingOutcome.ABANDONED, reason, code, reason)
+                ended = MeetingOutcome.BUSY if code is RefusalCode.BUSY else MeetingOutcome.ABANDONED
+                return [] if self._awaits_decision else self._end(ended, reason, code, reason)
         raise InvalidTransition(f"{event} in {self.state.name}")
 
     @property
@@ -196,8 +210,8 @@ class Meeting:
         partner = self._greeting.partner_hello
         if partner is not None:
             return [on.Send(own), *self._pair(partner, pairing(partner, own))]
-        self._state = MeetingState.GREETING
-        return [on.Send(own), on.Allow(GREETING_SHARE * self._deadline_s)]
+        self._state = MeetingState.CONNECTING
+        return [on.Connect(), on.Allow(CONNECT_S)]
 
     # ------------------------------------------------------------------ partner
 
@@ -240,7 +254,7 @@ class Meeting:
     def _on_partner_gone(self) -> list[Command]:
         if self._awaits_decision:
             return self._doubt()
-        return self._end(MeetingOutcome.FAILED, "the partner's stream ended")
+        return self._end(MeetingOutcome.FAILED, "the partner cannot be reached" if self.is_unheard else "the partner's stream ended")
 
     # ------------------------------------------------------------------ both halves there?
 
@@ -294,9 +308,9 @@ class Meeting:
     def _end(
         self, outcome: MeetingOutcome, reason: str, say: RefusalCode | None = None, detail: str = "", *, refusal: RefusalCode | None = None
     ) -> list[Command]:
-        """End before the decision. `say` is what the partner is told, unless we initiate and it has not heard of us yet."""
+        """End before the decision. `say` is what the partner is told, if it has heard of us."""
         commands: list[Command] = [on.Forget(), Finish(outcome, reason, refusal)]
-        if say is None or (self.initiates and self.state is MeetingState.OPENING):
+        if say is None or self.is_unheard:
             return commands
         return [on.Send(Refusal(say, detail[:REFUSAL_DETAIL_CHARS])), *commands]
 

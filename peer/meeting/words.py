@@ -16,6 +16,7 @@ class MeetingState(Enum):
     """Where a side of a meeting stands."""
 
     OPENING = auto()  # own trainer snapshots the fragment
+    CONNECTING = auto()  # the partner is called (initiator only)
     GREETING = auto()  # own Hello is out (initiator only)
     PREPARING = auto()  # own trainer forms the message
     SKETCHING = auto()  # own sketch is out, the partner's is not complete
@@ -33,13 +34,14 @@ class MeetingState(Enum):
 
 DECIDED = frozenset({MeetingState.RECORDING, MeetingState.APPLYING, MeetingState.CONFIRMING})
 TRAINERS_TURN = frozenset({MeetingState.OPENING, MeetingState.PREPARING, MeetingState.ENCODING, MeetingState.CHECKING})
+UNHEARD = frozenset({MeetingState.OPENING, MeetingState.CONNECTING})  # on the initiator's side: the partner does not know of it
 
 # --------------------------------------------------------------------------- events
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The stream to the partner is there; begin."""
+    """Begin: the responder has its stream already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,11 @@ class TrainerAnswered:
     """Own trainer replied to the last Tell."""
 
     reply: Reply
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """The stream to the partner is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +113,7 @@ class Stopped:
 
 
 Event = (
-    Started | TrainerAnswered | PartnerSent | PartnerGone | PartnerBroke | Resolved | Journaled | NotJournaled | DeadlinePassed
+    Started | TrainerAnswered | Connected | PartnerSent | PartnerGone | PartnerBroke | Resolved | Journaled | NotJournaled | DeadlinePassed
     | TrainerGone | Stopped
 )  # fmt: skip
 
@@ -118,6 +125,11 @@ class Tell:
     """Ask own trainer; its reply comes back as TrainerAnswered, or TrainerGone does."""
 
     request: MeetingRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """Open a stream to the partner; Connected or PartnerGone comes back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,4 +202,4 @@ class Finish:
     refusal: RefusalCode | None = None  # the partner's code, when it refused
 
 
-Command = Tell | Send | SendPart | Store | WriteDown | AskAgain | Allow | Forget | Finish
+Command = Tell | Connect | Send | SendPart | Store | WriteDown | AskAgain | Allow | Forget | Finish

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 
 from peer.machine.events import MeetingDone
-from peer.meeting.driver import Driver, OwnSide, Resolver
+from peer.meeting.driver import Caller, Driver, OwnSide
 from peer.meeting.hello import Greeting
 from peer.meeting.machine import GREETING_SHARE, Meeting
 from peer.meeting.words import Finish, MeetingOutcome, MeetingState
@@ -25,9 +25,8 @@ from protocol.errors import BadMessage, RefusalCode, Refused, TransportError
 from protocol.identity import PeerId
 from protocol.messages.messages import Decision, Hello, Outcome, Refusal, Resolve, RunPhase
 from protocol.messages.terms import check_clock, check_hello
-from protocol.streams.transport import Purpose, Stream, Transport
+from protocol.streams.transport import Stream, Transport
 
-CONNECT_S = 15.0
 SAY_S = 2.0  # for a refusal to leave
 FIRST_USUAL_S = 0.3
 LINE_UP_S = 2.0  # that a caller waits for the end of another's meeting at most: meanwhile its own fragment can meet nobody
@@ -54,13 +53,12 @@ class Meetings:
     ) -> None:
         self._membership = membership
         self._standing = standing
-        self._transport = transport
         self._hearsay = hearsay
         self._book = hearsay.book
         self._own = own
         self._rng = rng
         self._on_done = on_done
-        self._resolver = Resolver(transport, hearsay.book, membership.terms.run_id)
+        self._caller = Caller(transport, hearsay.book, membership.terms.run_id)
         self._numbers = itertools.count(rng.getrandbits(48))  # another node's of the same trainer, before us, had others
         self.active: dict[int, Driver] = {}  # by fragment
         self._completed: Counter[int] = Counter()
@@ -117,8 +115,8 @@ class Meetings:
         return active is not None
 
     async def try_next(self, fragment: int, tried: set[PeerId]) -> Finish | None:
-        """Choose a partner that is not in `tried`, add it there, and meet it; None when that did not come to a meeting."""
-        if self._num_outbound >= MAX_OUTBOUND or self._is_full or fragment in self._standing.stale:
+        """Choose a partner that is not in `tried`, add it there, and meet it; None when there is nobody to call, or no call may begin."""
+        if not self._may_call(fragment):
             return None
         partner = self._choose(tried)
         if partner is None:
@@ -127,9 +125,13 @@ class Meetings:
         tried.add(partner.peer_id)
         self._num_outbound += 1
         try:
-            return await self._initiate(partner, fragment)
+            return await self._run_meeting(partner.peer_id, None, fragment, None)
         finally:
             self._num_outbound -= 1
+
+    def _may_call(self, fragment: int) -> bool:
+        is_free = fragment not in self.active and fragment not in self._standing.stale
+        return is_free and self._standing.may_meet and self._num_outbound < MAX_OUTBOUND and not self._is_full
 
     @property
     def _is_full(self) -> bool:
@@ -139,18 +141,6 @@ class Meetings:
     def _choose(self, tried: Collection[PeerId]) -> KnownPeer | None:
         called = {active.meeting.partner for active in self.active.values() if active.meeting.initiates}
         return self._book.choose(loop_s(), self._rng, exclude={*tried, *called})
-
-    async def _initiate(self, partner: KnownPeer, fragment: int) -> Finish | None:
-        try:
-            async with asyncio.timeout(CONNECT_S):
-                stream = await self._transport.connect(partner.peer_id, partner.addresses, Purpose.MEET)
-        except (TransportError, TimeoutError):
-            self._book.failed(partner.peer_id, loop_s())
-            return None
-        if fragment in self.active or not self._standing.may_meet:  # somebody called us meanwhile, or we leave
-            await stream.close()
-            return None
-        return await self._run_meeting(stream, fragment, None)
 
     # ------------------------------------------------------------------ answering
 
@@ -176,7 +166,7 @@ class Meetings:
             raise Refused(RefusalCode.BUSY, "in as many meetings as I allow")
         self.inbound.add(partner)
         try:
-            await self._run_meeting(stream, hello.fragment, hello)
+            await self._run_meeting(partner, stream, hello.fragment, hello)
         finally:
             self.inbound.discard(partner)
 
@@ -198,15 +188,16 @@ class Meetings:
     async def _wait_behind(self, active: Driver, partner: PeerId) -> None:
         """Wait for the end of the meeting on the fragment that a partner calls about. Raises Refused.
 
-        Two peers that called each other at once: the call of the smaller id stands. While we wait for another's answer ourselves, we are
-        busy: so nobody waits for who waits, and all waiting ends.
+        A call of ours of which nobody has heard yet gives way. Two peers that called each other at once: the call of the smaller id stands.
+        While we wait for another's answer ourselves, we are busy: so nobody waits for who waits, and all waiting ends.
         """
         meeting = active.meeting
-        if not meeting.initiates or meeting.state not in (MeetingState.OPENING, MeetingState.GREETING):
-            await self._line_up(active)
-        elif meeting.partner == partner and partner < self._membership.identity.peer_id:
-            active.stop("our partner called at the same moment; its call stands", RefusalCode.BUSY)
+        is_greeting = meeting.initiates and meeting.state is MeetingState.GREETING
+        if meeting.is_unheard or (is_greeting and meeting.partner == partner and partner < self._membership.identity.peer_id):
+            active.stop("somebody called at the same moment; that call stands", RefusalCode.BUSY)
             await active.over.wait()
+        elif not is_greeting:
+            await self._line_up(active)
         else:
             raise Refused(RefusalCode.BUSY, "calling another on this fragment")
 
@@ -243,18 +234,19 @@ class Meetings:
 
     # ------------------------------------------------------------------ both
 
-    async def _run_meeting(self, stream: Stream, fragment: int, hello: Hello | None) -> Finish:
+    async def _run_meeting(self, partner: PeerId, stream: Stream | None, fragment: int, hello: Hello | None) -> Finish:
+        """Meet who has called with a Hello, or call; who cannot be called rests, and what nobody has heard of is no meeting."""
         greeting = Greeting(
             membership=self._membership,
-            partner=stream.partner,
+            partner=partner,
             fragment=fragment,
             nonce=self._rng.randbytes(16),
             now_s=self._hearsay.time.now_s(),
             partner_hello=hello,
-            records=self._hearsay.records_for(stream.partner),
+            records=self._hearsay.records_for(partner),
         )
         meeting = Meeting(next(self._numbers), greeting)
-        driver = self.active[fragment] = Driver(meeting, stream, self._own, self._resolver)
+        driver = self.active[fragment] = Driver(meeting, stream, self._own, self._caller)
         started_s = loop_s()
         try:
             finish = await driver.run()
@@ -263,9 +255,13 @@ class Meetings:
                 self.usual_s += 0.2 * (loop_s() - started_s - self.usual_s)
         finally:
             del self.active[fragment]
+        if driver.stream is None:
+            if finish.outcome is MeetingOutcome.FAILED:
+                self._book.failed(partner, loop_s())
+            return finish
         self._hearsay.take_all(meeting.partner_hello.records if meeting.partner_hello else ())
-        learn_from(self._book, meeting, finish, stream, loop_s())
-        self._on_done(meeting, meeting_done(meeting, finish, stream, loop_s() - started_s, driver.round_trip_s))
+        learn_from(self._book, meeting, finish, loop_s())
+        self._on_done(meeting, meeting_done(meeting, finish, driver.stream, loop_s() - started_s, driver.round_trip_s))
         return finish
 
 
@@ -276,9 +272,9 @@ async def say(stream: Stream, message: Refusal | Outcome) -> None:
             await stream.send(message)
 
 
-def learn_from(book: AddressBook, meeting: Meeting, finish: Finish, stream: Stream, now_s: float) -> None:
+def learn_from(book: AddressBook, meeting: Meeting, finish: Finish, now_s: float) -> None:
     """Note in the book how a partner behaved. Own troubles (ABANDONED) and a busy partner say nothing about it."""
-    partner, hello = stream.partner, meeting.partner_hello
+    partner, hello = meeting.partner, meeting.partner_hello
     match finish:
         case Finish(outcome=MeetingOutcome.COMPLETED) if hello is not None:
             book.met(partner, now_s, hello.clock_steps, finished=hello.phase is RunPhase.FINISH)

@@ -60,6 +60,7 @@ class PairPeer:
     def solo_step(self, fragment: int, rule: PairRule) -> None:
         """Take the outer step of a fragment without a partner."""
         self.fragments[fragment].step_alone(rule)
+        self.fragments[fragment].move()
 
     def hear_clock(self, partner_clock_steps: int) -> None:
         """Follow a partner's schedule clock."""

@@ -1,8 +1,8 @@
 """The trainer's second thread: it reads the link, and codes messages beside the inner steps.
 
 What a meeting computes between its snapshot and its merge needs no step boundary (meeting.py), so it is done here as soon as the
-node asks; snapshot and merge too, while a gradient is computed; all else is kept for the trainer's next boundary, in its order. An inner
-step spends its time in torch, which lets other Python threads run meanwhile.
+node asks; snapshot, merge and end too, while the weights are only read; all else is kept for the trainer's next boundary, in its order. An
+inner step spends its time in torch, which lets other Python threads run meanwhile.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class CodingThread:
         self,
         link: TrainerEnd,
         outer: OuterLoop,
-        answer_now: Callable[[ask.Open | ask.Apply], ask.Reply | None],
+        answer_now: Callable[[ask.BesideRequest], tuple[ask.Reply, ...] | None],
         hear: Callable[[ask.NodeReport], None],
     ) -> None:
         self._link = link
@@ -107,7 +107,7 @@ class CodingThread:
             case ask.NodeReport():
                 self._hear(request)
                 return True
-            case ask.Open():
+            case ask.Open() | ask.Drop() | ask.Solo() | ask.Defer():
                 return is_first and self._answered(request)
             case ask.Prepare() | ask.Encode() | ask.Check():
                 with self._beside_training(request.meeting):
@@ -128,14 +128,14 @@ class CodingThread:
                 return is_first and self._answered(request)
         return False
 
-    def _answered(self, request: ask.Open | ask.Apply) -> bool:
-        """Open or apply a meeting in the middle of an inner step, unless what came before still waits: a Drop, news of another node."""
+    def _answered(self, request: ask.BesideRequest) -> bool:
+        """Carry out a request in the middle of an inner step, unless what came before still waits: an Adopt, news of another node."""
         if self._stream is not None or self._batches or self._link.session != self._session:
             return False  # a GPU may still be changing the weights of a step that is over for us
-        reply = self._answer_now(request)
-        if reply is not None:
+        replies = self._answer_now(request)
+        for reply in replies or ():
             self._link.send(reply, self._session)
-        return reply is not None
+        return replies is not None
 
     @contextlib.contextmanager
     def _beside_training(self, meeting: int | None = None) -> Iterator[None]:

@@ -99,11 +99,10 @@ class FragmentState:
         return fast if self._owed is None else fast.add_(self._owed)
 
     def step_alone(self, rule: PairRule) -> None:
-        """Take the outer step without a partner."""
+        """Take the outer step without a partner. The model itself is moved by `move`."""
         fast = self.fast()
         self.gate.step_alone(self.since.moved(length_of(fast - self.here(self.slow))))
         self.merge(self.in_slabs(fast, lambda slow, momentum, part: rule.solo_step(slow, momentum, fast[part])), self.since)
-        self.move()
 
     def merge(self, step: OuterStep, since: Since) -> None:
         """Make an outer step count that was computed from what had happened till then; all or nothing, for nothing is allocated.

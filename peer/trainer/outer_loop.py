@@ -143,13 +143,10 @@ class OuterLoop:
     # ------------------------------------------------------------------ meetings
 
     def answer(self, request: ask.MeetingRequest, clock_steps: int, phase: RunPhase) -> ask.Reply:
-        """Carry out one step of a meeting, at a step boundary. What cannot be is answered by Unavailable and changes nothing."""
-        reply = self.answer_beside_step(request, clock_steps, phase)
-        self.move()
-        return reply
+        """Carry out one step of a meeting, while the weights stand still; the model follows at the next `move`.
 
-    def answer_beside_step(self, request: ask.MeetingRequest, clock_steps: int, phase: RunPhase) -> ask.Reply:
-        """As `answer`, while a gradient is computed: the model is moved by the `move` after it."""
+        What cannot be is answered by Unavailable and changes nothing.
+        """
         if not isinstance(request, ask.Open | ask.Apply):
             return self.code(request)
         try:
@@ -218,7 +215,7 @@ class OuterLoop:
             fragment.move()
 
     def solo(self, fragment: int, phase: RunPhase) -> bool:
-        """Take the outer step of a fragment alone; False (and nothing done) while it is in a meeting."""
+        """Take the outer step of a fragment alone, the model at the next `move`; False (and nothing done) while it is in a meeting."""
         state = self.fragments[fragment]
         if state.meeting is not None:
             return False

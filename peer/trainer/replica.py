@@ -108,7 +108,7 @@ class Replica:
         """
         rate = learning_rate(self.clock_steps, self.steps_since_join(), self._settings)
         try:
-            with self._weights_at_rest():
+            with self._beside():
                 loss, norm, num_tokens = self.inner.gradient(self.own_steps, step_seed(self._seed, self.own_steps))
             if not bool(torch.isfinite(norm + loss)):
                 raise FloatingPointError(f"inner step {self.own_steps}: loss {float(loss)}, gradient norm {float(norm)}")
@@ -122,23 +122,33 @@ class Replica:
         return InnerStep(float(loss), rate, num_tokens)
 
     @contextlib.contextmanager
-    def _weights_at_rest(self) -> Iterator[None]:
-        """Let a second thread open and apply meetings inside."""
+    def _beside(self) -> Iterator[None]:
+        """Let a second thread answer the node inside; what it decides moves the model later."""
         self._changing.release()
         try:
             yield
         finally:
             self._changing.acquire()
 
-    def answer_beside_step(self, request: ask.Open | ask.Apply) -> ask.Reply | None:
-        """Open or apply a meeting while a gradient is computed, which moves the model only after its step. For a second thread.
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Let a second thread answer the node while the weights of a step boundary are read inside."""
+        try:
+            with self._beside():
+                yield
+        finally:
+            self.outer.move()
+
+    def answer_beside(self, request: ask.BesideRequest) -> tuple[ask.Reply, ...] | None:
+        """Carry out a request while the weights are only read, and return its replies, none or one. For a second thread.
 
         None at any other time: then the next step boundary is near.
         """
         if not self._changing.acquire(blocking=False):
             return None
         try:
-            return self.outer.answer_beside_step(request, self.clock_steps, self.phase)
+            reply = self._carry_out_beside(request)
+            return () if reply is None else (reply,)
         finally:
             self._changing.release()
 
@@ -148,6 +158,11 @@ class Replica:
 
     def handle(self, request: ask.Request) -> ask.Reply | None:
         """Carry out a request of the node; call at a step boundary. Start and FinishDone are the trainer's own affair."""
+        reply = self._carry_out(request)
+        self.outer.move()
+        return reply
+
+    def _carry_out(self, request: ask.Request) -> ask.Reply | None:
         match request:
             case ask.CopyState() | ask.SketchSlow() | ask.CodeSlow() | ask.DecodeSlow():
                 return self.outer.write(request)
@@ -164,13 +179,22 @@ class Replica:
                 return self._adopt(request)
             case ask.StepBack(clock_steps):
                 self.clock_steps = min(self.clock_steps, clock_steps)
+            case ask.NodeReport() | ask.Start() | ask.FinishDone():
+                return None
+            case _:
+                return self._carry_out_beside(request)
+        return None
+
+    def _carry_out_beside(self, request: ask.BesideRequest) -> ask.Reply | None:
+        match request:
             case ask.Drop(meeting):
                 self._drop(meeting)
             case ask.Solo(fragment):
                 self._solo_if_due(fragment)
-            case ask.Defer(fragment) if fragment in self.countdown.due():
-                self.countdown.reset(fragment)
-            case ask.Open() | ask.Prepare() | ask.Encode() | ask.Check() | ask.Apply():
+            case ask.Defer(fragment):
+                if fragment in self.countdown.due():
+                    self.countdown.reset(fragment)
+            case _:
                 return self.outer.answer(request, self.clock_steps, self.phase)
         return None
 
@@ -185,12 +209,14 @@ class Replica:
             self.countdown.reset(fragment)
         else:
             self._solo(fragment, reason)
+            self.outer.move()
 
     def end_alone(self) -> None:
         """Take the last averaging's step alone, whatever is open: slow weights become the fast ones."""
         self.lose_node()
         for fragment in range(len(self.outer.fragments)):
             self.outer.solo(fragment, RunPhase.FINISH)
+        self.outer.move()
 
     def _solo(self, fragment: int, reason: str) -> None:
         if self.outer.solo(fragment, self.phase):

@@ -96,15 +96,14 @@ class Saver:
         if lacking:
             self._readying = _beside(lambda: _places(lacking))
             return
-        for name, tensor in moving.items():
-            self._copies[name].copy_(tensor, non_blocking=True)
-        if any(tensor.is_cuda for tensor in moving.values()):
-            torch.cuda.synchronize()
+        state = copy.deepcopy(replica.state())  # of the same moment as `tensors`: what counts meanwhile replaces tensors, and changes none
+        with replica.reading():
+            for name, tensor in moving.items():
+                self._copies[name].copy_(tensor, non_blocking=True)
+            if any(tensor.is_cuda for tensor in moving.values()):
+                torch.cuda.synchronize()
         contents = CheckpointContents(
-            replica.manifest.run_id,
-            replica.own_steps,
-            {name: self._copies.get(name, tensor) for name, tensor in tensors.items()},
-            copy.deepcopy(replica.state()),
+            replica.manifest.run_id, replica.own_steps, {name: self._copies.get(name, tensor) for name, tensor in tensors.items()}, state
         )
         self._is_wanted, self._saved_s, self._saved_step = False, self._now_s(), replica.own_steps
         self._write = Write(replica.own_steps, self._saved_s - started_s, _beside(lambda: self._written(contents)))

@@ -272,13 +272,13 @@ class Trainer:
             self._probes_next = False
         return reply
 
-    def _answer_now(self, request: ask.Open | ask.Apply) -> ask.Reply | None:
-        """Open or apply a meeting in the middle of an inner step; None when it must wait for the boundary. Called by the coding thread."""
+    def _answer_now(self, request: ask.BesideRequest) -> tuple[ask.Reply, ...] | None:
+        """Answer in the middle of an inner step; None when it must wait for the boundary. Called by the coding thread."""
         if isinstance(request, ask.Open) and self._pace.is_too_soon(request):
-            return _too_soon(request)
+            return (_too_soon(request),)
         if isinstance(request, ask.Apply) and self._probes_next:  # what it does to the outputs is measured at the boundary
             return None
-        return self._replica.answer_beside_step(request)
+        return self._replica.answer_beside(request)
 
     def _announce(self, due: list[int]) -> None:
         for fragment in due:
@@ -357,7 +357,7 @@ class Trainer:
             self._pace.update(self._watch.train_s, self._watch.blocked_s["meetings"], self._node.cpu_s)
 
     def _evaluate(self) -> None:
-        with self._watch.evaluating():
+        with self._watch.evaluating(), self._replica.reading():
             replica, most = self._replica, MOST_EVAL_TOKENS
             loss = held_out_loss(replica.model, replica.corpus, NUM_EVAL_BATCHES, computing=replica.inner.computing, most_tokens=most)
         self._child.emit(EvalDone(self._replica.own_steps, loss, NUM_EVAL_BATCHES))

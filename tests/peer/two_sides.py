@@ -118,6 +118,8 @@ class Seat:
             case on.Tell(request):
                 told = on.TrainerAnswered(self.trainer.reply(request)) if self.trainer_is_there else on.TrainerGone()
                 self.waiting.append(told)
+            case on.Connect():
+                self.waiting.append(on.Connected())
             case on.Send(message):
                 self._send(message)
             case on.SendPart(part):
@@ -207,7 +209,7 @@ class Table:
 def alone(state: MeetingState, fragment: int = SKETCHED, *, initiates: bool = True) -> Seat:
     """Return one side of a meeting in this state, cut off from its partner: the test is the partner now."""
     table = Table(fragment)
-    if initiates and state in (MeetingState.OPENING, MeetingState.GREETING):
+    if initiates and state in (MeetingState.OPENING, MeetingState.CONNECTING, MeetingState.GREETING):
         while table.initiator.state is not state:
             table.initiator.feed(table.initiator.waiting.popleft())
         return table.initiator

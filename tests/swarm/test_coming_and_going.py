@@ -263,7 +263,7 @@ def test_the_trainer_restarts_at_the_end_and_still_hears_that_it_is_over(tmp_pat
 
 
 LEAVING = [  # where the meeting is then, at which rate, and how it ends
-    (MeetingState.OPENING, 1e6, "abandoned"),
+    (MeetingState.OPENING, 1e6, None),  # of a call that nobody has heard of nothing is told
     (MeetingState.EXCHANGING, 2e3, "abandoned"),
     (MeetingState.GREETING, 200.0, "abandoned"),
     (MeetingState.APPLYING, 1e6, "completed"),
@@ -271,14 +271,16 @@ LEAVING = [  # where the meeting is then, at which rate, and how it ends
 
 
 @pytest.mark.parametrize(("state", "bytes_per_s", "outcome"), LEAVING)
-def test_leaving_finishes_or_drops_within_the_grace_time(tmp_path: Path, state: MeetingState, bytes_per_s: float, outcome: str) -> None:
+def test_leaving_finishes_or_drops_within_the_grace_time(
+    tmp_path: Path, state: MeetingState, bytes_per_s: float, outcome: str | None
+) -> None:
     async def story(swarm: Swarm) -> None:
         a, b, c = swarm.start(3)
         await swarm.until(lambda: any(active.meeting.state is state for active in a.node.meetings.active.values()), within_s=60.0)
         began_s, num_before = now(), len(a.meetings)
         await a.leave(3.0)
         assert now() - began_s < 3.0 + 1.5
-        assert outcome in [done.outcome for done in a.meetings[num_before:]]
+        assert outcome is None or outcome in [done.outcome for done in a.meetings[num_before:]]
         for peer in (b, c):
             peer.trainer.frozen = True
         await asyncio.sleep(35.0)

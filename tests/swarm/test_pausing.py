@@ -19,6 +19,10 @@ def calls_with(peer: Peer, other: Peer) -> int:
     return sum(done.partner == str(other.peer_id) for done in peer.meetings)
 
 
+def is_calling(peer: Peer, other: Peer) -> bool:
+    return any(active.meeting.partner == other.peer_id for active in peer.node.meetings.active.values())
+
+
 async def pause(peer: Peer) -> None:
     """As the supervisor does: the node rests, its meetings end, the trainer saves and goes."""
     peer.standing.rest()
@@ -34,6 +38,7 @@ def test_the_others_go_on_without_it_and_call_it_again_when_it_is_back(tmp_path:
         await pause(third)
         assert set(third.outcomes()) <= {"completed", "busy"}, "no meeting was broken off"
         await swarm.until(lambda: third.peer_id not in {entry.peer_id for peer in (first, second) for entry in peer.book.live(now())})
+        await swarm.until(lambda: not any(is_calling(peer, third) for peer in (first, second)))  # who was chosen before
         called = [calls_with(peer, third) for peer in (first, second)]
         before, clock = completed(first), third.clock
         await swarm.until(lambda: completed(first) >= before + 5)

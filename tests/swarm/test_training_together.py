@@ -77,6 +77,7 @@ def test_meetings_keep_the_mean_of_the_slow_weights_and_shrink_their_spread(tmp_
         for peer in peers:
             for other in peers:
                 peer.book.hint(other.peer_id, "/ip4/192.0.2.1/tcp/4001", 0.0)
+        await swarm.until(lambda: all(peer.standing.may_meet for peer in peers))
         for _ in range(7):
             for peer in peers:
                 for fragment in range(3):

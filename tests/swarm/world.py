@@ -44,6 +44,7 @@ from protocol.run.manifest import Manifest, SignedManifest
 from protocol.streams.transport import Purpose, Stream, Transport
 from tests.peer.small import fingerprint
 from tests.protocol.scripted import ScriptedNetwork
+from tests.swarm.paced import PacedTrainer
 from tests.swarm.tiny import CountedReplica, tiny_manifest, tiny_replica, tiny_terms
 from tests.swarm.trainer import Checkpoint, Link, Trainer
 
@@ -55,6 +56,9 @@ class Habits:
     """What is special about one peer."""
 
     step_s: float = 0.25
+    optimizer_s: float | None = (
+        None  # steps last: so long after the gradient's `step_s`. None: they take no time, and `step_s` lies between
+    )
     told_to_start: bool = False  # waits to be told, as joiners do
     is_founder: bool = True
     has_start: bool = True
@@ -248,7 +252,11 @@ class Peer:
     def _new_trainer(self) -> Trainer:
         self.payloads.clear(Writer.TRAINER)
         told_to_start = self.checkpoint is None and self.habits.told_to_start
-        return Trainer(self._new_replica, self.habits.step_s, told_to_start)
+        if self.habits.optimizer_s is None:
+            return Trainer(self._new_replica, self.habits.step_s, told_to_start)
+        paced = PacedTrainer(self._new_replica, self.habits.step_s, told_to_start)
+        paced.optimizer_s = self.habits.optimizer_s
+        return paced
 
     def _new_replica(self, emit: Callable[[Event], None]) -> CountedReplica:
         replica = tiny_replica(self.swarm.manifest, self.payloads, self.peer_id.raw, emit)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from peer.link.payload_folder import PayloadFolder
-from peer.meeting.driver import FRAMES_AHEAD, Driver, OwnSide, Resolver
+from peer.meeting.driver import FRAMES_AHEAD, Caller, Driver, OwnSide
 from peer.meeting.hello import Greeting
 from peer.meeting.journal import Journal
 from peer.meeting.machine import Meeting
@@ -119,8 +119,8 @@ def test_a_fast_partner_waits_until_its_frames_are_met(tmp_path: Path) -> None:
         await stream.send(Chunk(Part.PAYLOAD, 0, b"go"))
         greeting = Greeting(membership(me), partner.peer_id, 0, b"n" * 16, 0.0)
         own = OwnSide(Link(lambda _: None), PayloadFolder(tmp_path / "payloads"), Journal(tmp_path / "journal"))
-        driver = Driver(Meeting(1, greeting), stream, own, Resolver(transport, AddressBook(me.peer_id), b"r" * 32))
-        reader = driver._spawn(driver._read())  # without the machine: it is as slow as can be
+        driver = Driver(Meeting(1, greeting), stream, own, Caller(transport, AddressBook(me.peer_id), b"r" * 32))
+        reader = driver._spawn(driver._read(stream))  # without the machine: it is as slow as can be
         await asyncio.sleep(60.0)
         assert FRAMES_AHEAD <= num_sent < FRAMES_AHEAD + 16
         assert driver._events.qsize() == FRAMES_AHEAD

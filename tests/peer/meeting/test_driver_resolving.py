@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from peer.meeting.driver import PAUSE_S, TRY_S, Resolver
+from peer.meeting.driver import PAUSE_S, TRY_S, Caller
 from peer.swarm.address_book import AddressBook
 from protocol.memory.network import MemoryNetwork
 from protocol.memory.virtual_time import run
@@ -48,7 +48,7 @@ def asked(partner: Partner, prepare: Callable[[MemoryNetwork], None] = lambda ne
         mine = network.transport(A, nobody)
         network.transport(B, partner.serve)
         prepare(network)
-        outcome = await Resolver(mine, AddressBook(A), RUN_ID).ask(B, MEETING_ID)
+        outcome = await Caller(mine, AddressBook(A), RUN_ID).ask(B, MEETING_ID)
         took_s = asyncio.get_running_loop().time()
         await asyncio.sleep(1.0)
         assert partner.num_open == 0  # no stream is left behind
@@ -98,7 +98,7 @@ def test_a_partner_that_is_down_is_asked_when_it_is_back() -> None:
 def test_it_asks_until_it_is_cancelled_and_no_longer() -> None:
     async def main() -> None:
         network = MemoryNetwork()
-        resolver = Resolver(network.transport(A, nobody), AddressBook(A), RUN_ID)
+        resolver = Caller(network.transport(A, nobody), AddressBook(A), RUN_ID)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(300.0):
                 await resolver.ask(B, MEETING_ID)

@@ -18,7 +18,8 @@ from tests.peer.meeting.test_machine_misbehaved import partners_hello
 from tests.peer.two_sides import SEEDS, Seat, alone
 
 INITIATOR = [state for state in MeetingState if state not in (MeetingState.IN_DOUBT, MeetingState.OVER)]
-RESPONDER = [state for state in MeetingState if state not in (MeetingState.GREETING, MeetingState.CONFIRMING, MeetingState.OVER)]
+CALLING = (MeetingState.CONNECTING, MeetingState.GREETING)
+RESPONDER = [state for state in MeetingState if state not in (*CALLING, MeetingState.CONFIRMING, MeetingState.OVER)]
 SEATS = [(True, state) for state in INITIATOR] + [(False, state) for state in RESPONDER]
 
 IGNORED = "ignored"
@@ -86,6 +87,8 @@ def expected_event(kind: type, initiates: bool, state: MeetingState) -> Reaction
     awaits_decision = state is MeetingState.IN_DOUBT or (state is MeetingState.JUDGING and not initiates)
     if kind is on.Started:
         return GOES_ON if state is MeetingState.OPENING else IMPOSSIBLE
+    if kind is on.Connected:
+        return GOES_ON if state is MeetingState.CONNECTING else IMPOSSIBLE
     if kind in (on.Journaled, on.NotJournaled):
         if state is not MeetingState.RECORDING:
             return IMPOSSIBLE
@@ -110,6 +113,7 @@ def expected_event(kind: type, initiates: bool, state: MeetingState) -> Reaction
 
 EVENTS: dict[type, Callable[[Seat], on.Event]] = {
     on.Started: lambda seat: on.Started(),
+    on.Connected: lambda seat: on.Connected(),
     on.PartnerGone: lambda seat: on.PartnerGone(),
     on.PartnerBroke: lambda seat: on.PartnerBroke(BadMessage("garbage")),
     on.Resolved: lambda seat: on.Resolved(Outcome(seat.meeting.pairing.meeting_id or bytes(16), Decision.DROPPED)),

@@ -26,7 +26,7 @@ class StubStream:
 
 def after(over: MeetingOutcome, refusal: RefusalCode | None = None) -> AddressBook:
     book = book_of(PARTNER)
-    learn_from(book, MEETING, Finish(over, "", refusal), StubStream(), 0.0)  # type: ignore[arg-type]
+    learn_from(book, MEETING, Finish(over, "", refusal), 0.0)
     return book
 
 

@@ -96,7 +96,7 @@ def test_one_that_has_met_us_and_gives_its_result_drop_by_drop_is_given_up(tmp_p
         for peer in peers:
             peer.book.met(MALLORY.peer_id, asyncio.get_running_loop().time(), 40, finished=True)
         await swarm.until(lambda: all(peer.standing.finished for peer in peers))
-        await swarm.until(lambda: all(peer.is_done for peer in peers), within_s=120.0)  # to the end it would give for sixteen minutes
+        await swarm.until(lambda: all(peer.is_done for peer in peers), within_s=240.0)  # to the end it would give for sixteen minutes
         assert len({peer.node.donor.result.name for peer in peers if peer.node.donor.result}) == 1
 
     play(Swarm(tmp_path, manifest=tiny_manifest(run={"total_steps": 60})), story)

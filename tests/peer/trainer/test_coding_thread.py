@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from optim.fragment_codec import FragmentCodec, FragmentEncoded
+from optim.fragments import gather
 from peer.link import records as ask
 from peer.link.payload_folder import PayloadFolder
 from peer.link.records import File, payload_name
@@ -50,7 +51,7 @@ class Trainer:
         self.replica = small_replica(runtime / "payloads", small_manifest(codec={"name": codec}))
         self.link = TrainerEnd(runtime)
         self.reports = list[ask.NodeReport]()
-        self.thread = CodingThread(self.link, self.replica.outer, self.replica.answer_beside_step, self.reports.append)
+        self.thread = CodingThread(self.link, self.replica.outer, self.replica.answer_beside, self.reports.append)
         self.thread.start()
         self.runtime = runtime
         self.node = self.come()
@@ -189,6 +190,46 @@ def test_a_call_in_the_middle_of_a_step_waits_behind_what_came_before_it(trainer
     trainer.replica.inner_step()
     hook.remove()
     assert trainer.kept(2) == [ask.Drop(7), ask.Open(2, 1)]
+
+
+def test_what_comes_to_nothing_in_the_middle_of_a_step_ends_there_and_keeps_no_call_waiting(trainer: Trainer, tmp_path: Path) -> None:
+    replica, twin, replies = trainer.replica, small_replica(tmp_path, trainer.replica.manifest), list[ask.Answer]()
+    for one in (replica, twin):
+        while not (due := one.countdown.tick()):
+            pass
+        one.inner_step()
+    twin.handle(ask.Solo(due[0]))
+
+    def call(*_: object) -> None:
+        trainer.ask(ask.Open(1, due[0]))
+        replies.append(trainer.reply())
+        trainer.ask(ask.Drop(1), ask.Solo(due[0]))
+        trainer.ask(ask.Open(2, due[0]))
+        replies.append(trainer.reply())
+
+    hook = replica.model.register_forward_hook(call)
+    replica.inner_step()
+    hook.remove()
+    tokens = replica.tokens // 2  # of a step
+    assert replies == [ask.Opened(1, tokens, 1, RunPhase.TRAIN), ask.Opened(2, 0, 1, RunPhase.TRAIN)] and not trainer.thread.take()
+    state = replica.outer.fragments[due[0]]
+    assert state.since.steps == 1 and due[0] not in replica.countdown.due()
+    assert torch.equal(state.slow, twin.outer.fragments[due[0]].slow), "the step alone is not that of the weights before"
+
+
+def test_the_node_is_answered_while_weights_are_read_and_what_it_decides_moves_them_afterwards(tmp_path: Path) -> None:
+    replica, partner = small_replica(tmp_path / "me", small_manifest()), small_replica(tmp_path / "you", small_manifest(), b"you")
+    for one in (replica, partner):
+        one.inner_step()
+    assert replica.answer_beside(ask.Open(9, 1)) is None, "the trainer's own thread may be changing them"
+    exchange((replica_side(replica, tmp_path / "me"), replica_side(partner, tmp_path / "you")), Terms())
+    replica.handle(ask.Check(1))
+    before = replica.outer.fragments[0].fast()
+    with replica.reading():
+        assert replica.answer_beside(ask.Open(9, 1)) == (ask.Opened(9, replica.tokens, 1, RunPhase.TRAIN),)
+        assert replica.answer_beside(ask.Apply(1, NAME, "")) == (ask.Applied(1),)
+        assert torch.equal(gather(replica.outer.fragments[0].codec.fragment, replica.parameters), before)
+    assert not torch.equal(gather(replica.outer.fragments[0].codec.fragment, replica.parameters), before)
 
 
 def test_a_meeting_decided_in_the_middle_of_a_step_counts_there_and_moves_the_model_behind_it(trainer: Trainer, tmp_path: Path) -> None:

@@ -45,7 +45,18 @@ class Peer:
         codecs = tuple(FragmentCodec(fragment, codec(codec_name)) for fragment in FRAGMENTS)
         self.loop = OuterLoop(codecs, self.parameters, RULE, self.payloads, lambda *step: self.steps.append(step))
         self.clock_steps = 0
-        self.side = Side(lambda request: self.loop.answer(request, self.clock_steps, RunPhase.TRAIN), self.payloads)
+        self.side = Side(self.answer, self.payloads)
+
+    def answer(self, request: ask.MeetingRequest) -> ask.Reply:
+        """Answer at a step boundary."""
+        reply = self.loop.answer(request, self.clock_steps, RunPhase.TRAIN)
+        self.loop.move()
+        return reply
+
+    def solo(self, phase: RunPhase = RunPhase.TRAIN) -> bool:
+        is_taken = self.loop.solo(0, phase)
+        self.loop.move()
+        return is_taken
 
     def move(self, draws: torch.Generator, size: float = 0.01) -> None:
         """Take some inner steps."""
@@ -76,7 +87,7 @@ def pair(folder: Path, codec_name: str = "fp32") -> tuple[Peer, Peer]:
     draws = torch.Generator().manual_seed(6)
     for peer, tokens in zip(peers, (300, 100), strict=True):
         peer.move(draws)
-        peer.loop.solo(0, RunPhase.TRAIN)
+        peer.solo()
         peer.move(draws)
         peer.loop.count(tokens)
         peer.steps.clear()
@@ -150,7 +161,7 @@ def test_the_last_averaging_ends_on_the_mean_of_the_fast_weights(tmp_path: Path)
 def test_the_last_averaging_alone_keeps_the_fast_weights(tmp_path: Path) -> None:
     peer = pair(tmp_path)[0]
     fast = peer.fast()
-    assert peer.loop.solo(0, RunPhase.FINISH)
+    assert peer.solo(RunPhase.FINISH)
     assert torch.allclose(peer.fast(), fast, atol=1e-7)
     assert torch.allclose(peer.loop.fragments[0].slow, fast, atol=1e-7)
 
@@ -158,7 +169,7 @@ def test_the_last_averaging_alone_keeps_the_fast_weights(tmp_path: Path) -> None
 def test_a_solo_step_is_the_oracles(tmp_path: Path) -> None:
     peer = pair(tmp_path)[0]
     wanted = [reference.solo(replica, RULE.alpha, RULE.beta) for replica in peer.oracle()]
-    assert peer.loop.solo(0, RunPhase.TRAIN)
+    assert peer.solo()
     assert_at(peer, wanted, 2e-7)
     assert peer.loop.fragments[0].tokens == 0
     assert peer.loop.fragments[1].tokens == 300

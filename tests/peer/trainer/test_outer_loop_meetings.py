@@ -54,7 +54,7 @@ def test_a_fragment_is_in_one_meeting_at_a_time(tmp_path: Path) -> None:
     assert isinstance(peer.side.answer(ask.Open(1, 1)), ask.Unavailable)  # the number is taken
     assert isinstance(peer.side.answer(ask.Open(3, 1)), ask.Opened)
     before = peer.state()
-    assert not peer.loop.solo(0, RunPhase.TRAIN)
+    assert not peer.solo()
     assert same(before, peer.state())
 
 

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import contextlib
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from peer.link import records as ask
 from peer.machine.config import PeerConfig
 from peer.machine.events import CheckpointFailed, CheckpointRejected, CheckpointSaved, Event
 from peer.machine.home import Home
@@ -13,6 +16,7 @@ from peer.model.checkpoint import load_latest
 from peer.trainer.replica import Replica
 from peer.trainer.saver import Saver
 from protocol.errors import BadSettings
+from tests.peer.exchange import Terms, exchange, replica_side
 from tests.peer.small import LLAMA, fingerprint, small_manifest, small_replica
 
 MANIFEST = small_manifest()
@@ -95,6 +99,30 @@ def test_beside_the_inner_steps_is_saved_what_was_there_at_the_boundary(tmp_path
     (event,) = kept.events
     assert isinstance(event, CheckpointSaved)
     assert event.step == 3
+
+
+def test_a_meeting_that_counts_while_the_weights_are_copied_is_in_the_next_one(tmp_path: Path) -> None:
+    kept, partner = Kept(tmp_path), small_replica(tmp_path / "partner", MANIFEST, b"you")
+    kept.step(3)
+    partner.inner_step()
+    kept.saver.begin(kept.replica)
+    kept.saver.finish()
+    exchange((replica_side(kept.replica, tmp_path / "payloads"), replica_side(partner, tmp_path / "partner")), Terms())
+    kept.replica.handle(ask.Check(1))
+    before, reading = fingerprint(kept.replica), kept.replica.reading
+
+    @contextlib.contextmanager
+    def while_the_node_asks() -> Iterator[None]:
+        with reading():
+            assert kept.replica.answer_beside(ask.Apply(1, "ab" * 16, "")) == (ask.Applied(1),)
+            yield
+
+    kept.replica.reading = while_the_node_asks  # type: ignore[method-assign]
+    kept.saver.begin(kept.replica)
+    kept.saver.finish()
+    fresh = small_replica(tmp_path / "fresh", MANIFEST)
+    kept.restore(fresh)
+    assert fingerprint(fresh) == before != fingerprint(kept.replica)
 
 
 def test_a_second_one_waits_for_the_first(tmp_path: Path) -> None:
