@@ -1,12 +1,13 @@
 """All figures of a borrowed GPU in one command, at most nine minutes: one JSON line, and a table that people read.
 
-    python -m benchmarks.gpu [--device cuda] [--sizes 125M,350M,1.2B] [--seconds S] [--without tests,meetings] [--out FILE]
+    python -m benchmarks.gpu [--device cuda] [--sizes 125M,350M,1.2B] [--seconds S] [--quality] [--without tests,meetings] [--out FILE]
 
 `speed`: tokens per second and MFU of our inner loop with each optimizer, beside a plain loop of torch (autocast, the whole model compiled,
 fused AdamW, the same batch); the aim is 90 % of it with AdamW, and an MFU of 40 % from 350 M on. `codec`: GB of f32 a second beside a copy
 on the same device; the aim is 25 %. `decode`: whether this device and the CPU decode the same payload bit for bit. `meetings`: two real
 peers on this one device meet over lines of 100 Mbit/s; the share of the time for which their trainers are blocked, checkpoints included;
-the aim is 1 %. `tests`: those that are marked for CUDA. On a CPU it runs as well, at sizes that a CPU can carry (`--sizes tiny`).
+the aim is 1 %. `tests`: those that are marked for CUDA. `quality`, with `--quality`: what meeting in pairs costs in loss
+(benchmarks/quality.py), in the time that the rest leaves. On a CPU it runs as well, at sizes that a CPU can carry (`--sizes tiny`).
 """
 
 from __future__ import annotations
@@ -29,8 +30,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.codecs import copies, measure
+from benchmarks.quality import lines as quality_lines
+from benchmarks.quality import quality
 from benchmarks.step_rate import BenchedPeer, running
 from optim.codecs import codec
+from optim.codecs.hadamard import keep_products_exact
 from peer.model.computing import Computing, compute_dtype, computing_in
 from peer.model.model import build_model
 from peer.model.throughput import flops_per_token, peak_flops
@@ -41,6 +45,7 @@ from peer.trainer.inner_loop import InnerLoop
 from protocol.run.manifest import Manifest
 
 WARM_UP_STEPS: Final = 3
+MINUTES: Final = 9.0
 LINE: Final = "100 Mbit/s"
 VOCABULARY: Final = 32_000
 
@@ -79,6 +84,7 @@ class Size:
 
 SIZES: Final[Mapping[str, Size]] = {
     "tiny": Size(64, 2, 2, 32, 256),
+    "100M": Size(768, 14, 16, 512, 256),  # of bytes: the text is there on every machine
     "125M": Size(768, 14, 32, 1024),
     "350M": Size(1024, 26, 16, 1024),
     "1.2B": Size(2048, 23, 8, 1024),
@@ -206,10 +212,11 @@ def marked_tests() -> dict[str, Any]:
 
 def figures(given: argparse.Namespace) -> dict[str, Any]:
     """Measure everything that was asked for."""
-    device = torch.device(given.device)
+    began_s, device = time.monotonic(), torch.device(given.device)
+    keep_products_exact()
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     found: dict[str, Any] = {"device": name, "torch": torch.__version__, "speed": {}}
-    for size in given.sizes.split(","):
+    for size in given.sizes.split(",") if "speed" not in given.without else ():
         found["speed"][size] = speed(size, device, given.seconds)
     num_values = 1 << (26 if device.type == "cuda" else 20)
     found["codec"] = codec_speed(device, num_values)
@@ -219,6 +226,9 @@ def figures(given: argparse.Namespace) -> dict[str, Any]:
             found["meetings"] = asyncio.run(meetings(given.sizes.split(",")[0], device, 6 * given.seconds, Path(folder)))
     if "tests" not in given.without:
         found["tests"] = marked_tests()
+    if given.quality:
+        manifest, until_s = SIZES[given.quality].manifest("muon"), began_s + 60.0 * given.minutes
+        found["quality"] = quality(manifest, given.device, until_s)
     return found
 
 
@@ -237,6 +247,8 @@ def table(found: Mapping[str, Any]) -> str:
         lines.append(f"{found['meetings']['completed']} meetings over {LINE}; blocked {shares} of the time")
     if "tests" in found:
         lines.append(f"tests marked for CUDA: {found['tests']['words']}")
+    if "quality" in found:
+        lines += quality_lines(found["quality"]) if found["quality"] else ["quality: no time was left for it"]
     return "\n".join(lines)
 
 
@@ -247,7 +259,9 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--device", default="cuda" if has_gpu else "cpu")
     parser.add_argument("--sizes", default="125M,350M,1.2B" if has_gpu else "tiny")
     parser.add_argument("--seconds", type=float, default=10.0, help="each speed is measured for so long")
-    parser.add_argument("--without", default="", help="parts to leave out: tests, meetings")
+    parser.add_argument("--without", default="", help="parts to leave out: tests, meetings, speed")
+    parser.add_argument("--quality", nargs="?", const="100M" if has_gpu else "tiny", help="also what pairs cost in loss, at this size")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="for all of it")
     parser.add_argument("--out", type=Path, help="also write the JSON here")
     return parser
 

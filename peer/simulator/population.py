@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 
 from optim.fragment_codec import FragmentCodec
 from optim.inner import build_optimizer, learning_rate, set_learning_rate
-from peer.model.computing import next_token_loss
+from peer.model.computing import compute_dtype, next_token_loss
 from peer.model.evaluation import mask_as_run
 from peer.model.model import build_model, check_fit, model_config, parameter_shapes
 from peer.model.plan import follow_clock, fragment_codecs
@@ -99,6 +99,7 @@ class SimulatedReplica:
         self.parameters: dict[str, Tensor] = dict(model.named_parameters())
         self.weights = torch.empty(layout.numel, device=model.device)
         self._batches = batches
+        self._dtype = compute_dtype(scenario.manifest.inner.precision, model.device)
         self._settings = scenario.inner(rate)
         self._manifest = scenario.manifest
         layout.place(self.parameters, self.weights)
@@ -111,7 +112,7 @@ class SimulatedReplica:
 
     def add_gradient(self, batches: Batches, step: int) -> None:
         """Add the gradient of a batch to the parameters' gradients."""
-        loss = next_token_loss(self.model, batches.batch(step).to(self.weights.device))
+        loss = next_token_loss(self.model, batches.batch(step).to(self.weights.device), self._dtype)
         loss.backward()  # type: ignore[no-untyped-call]
         self.losses.append(float(loss.detach()))
 
