@@ -190,8 +190,10 @@ def train(request: SimulationRequest, venue: Venue, num_threads: int) -> list[Ro
     """Train one swarm, or one for each combination of swept values. Raises BadSettings, BadManifest, Diverged."""
     import torch
 
+    from optim.codecs.hadamard import keep_products_exact
     from peer.simulator.training import Headway, run
 
+    keep_products_exact()
     if num_threads:
         torch.set_num_threads(num_threads)
     with meter(sys.stderr) as show:

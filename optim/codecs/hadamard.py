@@ -11,9 +11,8 @@ blocks, as in the randomized Hadamard quantizers (e.g. arXiv 1611.00429).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -21,6 +20,7 @@ from torch import Tensor
 BLOCK_VALUES = 1024
 SIDE = 32
 STRIDE = 16
+_PRODUCTS: Final = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined] # set at import, unseen by mypy
 
 
 @cache
@@ -46,30 +46,17 @@ def leading(rows: Tensor, count: int) -> Tensor:
     return rows.view(-1, SIDE, SIDE).sum(1) @ side_matrix(rows.device)[:, :count]
 
 
-@contextmanager
-def exact_products() -> Iterator[None]:
-    """Keep f32 products in f32 inside: no TF32 or bf16, whatever the process allows elsewhere. Changes process-wide settings meanwhile."""
-    details = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined] # set at import, unseen by mypy
-    before, overall = [detail.fp32_precision for detail in details], _overall_precision()
-    try:
-        if overall:  # torch refuses a mix of its two ways to say this, so a process that uses the old one is answered in it
-            torch.set_float32_matmul_precision("highest")
-        for detail in details:
-            detail.fp32_precision = "ieee"
-        yield
-    finally:
-        if overall:
-            torch.set_float32_matmul_precision(overall)
-        for detail, value in zip(details, before, strict=True):
-            detail.fp32_precision = value
+def keep_products_exact() -> None:
+    """Keep the f32 products of this process in f32 from now on: no TF32 or bf16, even where its surroundings ask for them."""
+    torch.set_float32_matmul_precision("highest")
+    for products in _PRODUCTS:
+        products.fp32_precision = "ieee"
 
 
-def _overall_precision() -> str:
-    """Return the precision that was set for all products at once; empty when it was set for some kinds only."""
-    try:
-        return torch.get_float32_matmul_precision()
-    except RuntimeError:
-        return ""
+def need_exact_products() -> None:
+    """Raise RuntimeError where this process may compute f32 products in fewer bits: a rotation would lose what partners compare."""
+    if any(products.fp32_precision not in ("ieee", "none") for products in _PRODUCTS):
+        raise RuntimeError("this process allows f32 products in TF32 or bf16; the codec needs keep_products_exact() before")
 
 
 def sign_pool(seed: int, num_blocks: int, device: torch.device) -> Tensor:

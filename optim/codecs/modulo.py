@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from optim.codecs import checks, planes, sketches
-from optim.codecs.hadamard import BLOCK_VALUES, SIDE, dither_pool, exact_products, leading, sign_pool, transform, window
+from optim.codecs.hadamard import BLOCK_VALUES, SIDE, dither_pool, leading, need_exact_products, sign_pool, transform, window
 from optim.codecs.interface import Encoded, Gap, aligned, require_bounded, require_payload, require_vector
 from optim.codecs.packings import blocks, num_blocks
 
@@ -69,9 +69,9 @@ class Modulo:
         count = self.num_blocks(message.numel())
         signs = sign_pool(seed, count, message.device)
         values = torch.empty((count, sketches.VALUES), dtype=torch.float32, device=message.device)
-        with exact_products():
-            for part, rows in _slabs(message):
-                values[part] = leading(rows * window(signs, part), sketches.VALUES).div_(SIDE)
+        need_exact_products()
+        for part, rows in _slabs(message):
+            values[part] = leading(rows * window(signs, part), sketches.VALUES).div_(SIDE)
         require_bounded(values, "message")
         return sketches.to_bytes(values)
 
@@ -87,9 +87,9 @@ class Modulo:
         sums = torch.empty(count, dtype=torch.int32, device=device)
         encoded = ModuloEncoded(payload, message.numel(), sums, steps, sign_pool(seed, count, device))
         dither, scratch = dither_pool(seed, count, device), _scratch(count, device)
-        with exact_products():
-            for part, rows in _slabs(message):
-                self._encode_slab(encoded, part, rows, dither, scratch[:, : len(rows)])
+        need_exact_products()
+        for part, rows in _slabs(message):
+            self._encode_slab(encoded, part, rows, dither, scratch[:, : len(rows)])
         payload[count * self._row_bytes :].view(torch.int16).copy_(checks.transmitted(sums, self.bits))
         return encoded
 
@@ -102,8 +102,8 @@ class Modulo:
             raise TypeError("The gap of a modulo codec needs what its own encode returned.")
         require_payload(partner_payload, self.payload_bytes(own.num_values), self.name)
         payload = aligned(partner_payload.to(own.payload.device), 4)
-        with exact_products():
-            return _Decoding(self, own, payload, room).gap()
+        need_exact_products()
+        return _Decoding(self, own, payload, room).gap()
 
     def codes(self, payload: Tensor) -> Tensor:
         """Return a payload's packed codes, uint8[blocks, bytes]: a view."""

@@ -13,6 +13,7 @@ import torch
 from torch.utils._triton import has_triton
 from transformers import PreTrainedModel
 
+from optim.codecs.hadamard import keep_products_exact
 from peer.link.payload_folder import PayloadFolder
 from peer.link.records import Writer
 from peer.link.socket import TrainerEnd
@@ -145,6 +146,7 @@ def build(child: Child) -> Trainer:
     """Put the trainer together, from its checkpoint where there is one, and tell what it trains."""
     config = child.settings.config
     home = Home(config.home)
+    keep_products_exact()
     if config.threads:
         torch.set_num_threads(config.threads)
     manifest = SignedManifest.from_bytes(home.manifest.read_bytes()).manifest()

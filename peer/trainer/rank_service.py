@@ -7,6 +7,7 @@ from typing import NoReturn
 
 import torch
 
+from optim.codecs.hadamard import keep_products_exact
 from peer.machine.units import size_bytes
 from peer.model.computing import Computing, compute_dtype
 from peer.model.evaluation import mask_as_run
@@ -38,6 +39,7 @@ def carry_out(rank: Rank, said: Order, dtype: torch.dtype) -> None:
 
 def build(settings: RankSettings, manifest: Manifest, device: torch.device) -> Rank:
     """Make the model, with any weights, and meet the other ranks."""
+    keep_products_exact()
     if settings.threads:
         torch.set_num_threads(settings.threads)
     keep_within(device, size_bytes(settings.gpu_memory))

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from optim.codecs.hadamard import dither_pool, exact_products, leading, sign_pool, transform, window
+from optim.codecs import codec
+from optim.codecs.hadamard import dither_pool, keep_products_exact, leading, sign_pool, transform, window
 
 CPU = torch.device("cpu")
 
@@ -65,32 +66,29 @@ def test_shared_randomness_is_the_same_in_every_release() -> None:
     assert dither_pool(1, 1, CPU)[:3].tolist() == pytest.approx([-0.4225693, 0.207695, -0.3504562], abs=1e-7)
 
 
-@pytest.fixture
-def matmul_settings() -> Iterator[None]:
-    """Give the process-wide settings back as they were."""
+@pytest.fixture(params=["all at once", "by kind"])
+def fast_products(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Allow the process products of fewer bits, in one of torch's two ways to say so."""
     details = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
     before = [detail.fp32_precision for detail in details]
+    if request.param == "by kind":
+        details[0].fp32_precision, details[1].fp32_precision = "tf32", "bf16"
+    else:
+        torch.set_float32_matmul_precision("medium")
     yield
     torch.set_float32_matmul_precision("highest")
     for detail, value in zip(details, before, strict=True):
         detail.fp32_precision = value
 
 
-@pytest.mark.parametrize("by_kind", [False, True])
-@pytest.mark.usefixtures("matmul_settings")
-def test_products_are_exact_even_where_the_process_allows_fast_ones(by_kind: bool) -> None:
-    details = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
-    if by_kind:
-        details[0].fp32_precision, details[1].fp32_precision = "tf32", "bf16"
-    else:
-        torch.set_float32_matmul_precision("medium")
-    before = [detail.fp32_precision for detail in details]
+@pytest.mark.usefixtures("fast_products")
+def test_a_process_that_allows_fast_products_is_refused_until_it_keeps_them_exact() -> None:
+    message, coder = torch.randn(3000), codec("modulo4")
+    with pytest.raises(RuntimeError, match="keep_products_exact"):
+        coder.sketch(message, 1)
+    keep_products_exact()
+    sketch = coder.sketch(message, 1)
+    coder.encode(message, 1, sketch, sketch)
     rows = torch.randint(-8, 8, (64, 1024)).float()
-    with exact_products():
-        assert [detail.fp32_precision for detail in details] == ["ieee", "ieee"]
-        once = transform(rows.clone(), torch.empty_like(rows))
-    assert [detail.fp32_precision for detail in details] == before
-    with exact_products():
-        assert torch.equal(transform(once.clone(), torch.empty_like(once)) / 1024, rows)
-    if not by_kind:
-        assert torch.get_float32_matmul_precision() == "medium"
+    once = transform(rows.clone(), torch.empty_like(rows))
+    assert torch.equal(transform(once, torch.empty_like(once)) / 1024, rows)
