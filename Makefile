@@ -24,7 +24,7 @@ help:
 	@echo "make swarm   train a swarm of containers on this machine, and compare it with one peer alone (STEPS=)"
 	@echo "make test    run the tests on all cores (WORKERS=)"
 	@echo "make coverage  run them and print which lines and branches of the code they ran"
-	@echo "make faults  the whole fault suite, one core for an hour; FAULTS='R1 R5' for some of it"
+	@echo "make faults  the whole fault suite, one core for two hours; FAULTS='R1 R5' for some of it"
 	@echo "make lab     peers behind routers of four kinds meet, in network namespaces (as root)"
 	@echo "make check   formatting, lint, types, and whether the generated wire code is fresh"
 	@echo "make format  format the sources"

@@ -2,8 +2,8 @@
 
     python -m tests.faults [R1 R5 ...] [--share 0.1] [--trial 1234]
 
-Every trial follows from its number alone; one that is violated prints the line that plays it again. All of them take an hour of one core,
-R1k and R4 are of real processes.
+Every trial follows from its number alone; one that is violated prints the line that plays it again. R1k and R4 are of real processes:
+when their kills fall differs from time to time. All take two hours of one core, of which R1k's 200 kills are half.
 """
 
 from __future__ import annotations
