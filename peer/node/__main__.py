@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 
 from peer.machine.child import Child, loading, run_child
@@ -14,7 +13,6 @@ def run(child: Child) -> None:
         import uvloop
 
         from peer.node.process import run_node
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s", stream=sys.stderr)
     uvloop.run(run_node(child))
 
 

@@ -102,7 +102,9 @@ def _network(record: MemberRecord) -> str:
 
 def told(held: Held, known: Collection[bytes]) -> bytes:
     """Return what is told of a record to one that has what is `known`: its gist, or all of it."""
-    return held.record.gist if held.record.gist in known else held.data
+    if known and (gist := held.record.gist) in known:
+        return gist
+    return held.data
 
 
 def join_records(records: list[Held], known: Collection[bytes] = ()) -> bytes:

@@ -56,9 +56,7 @@ class Habits:
     """What is special about one peer."""
 
     step_s: float = 0.25
-    optimizer_s: float | None = (
-        None  # steps last: so long after the gradient's `step_s`. None: they take no time, and `step_s` lies between
-    )
+    optimizer_s: float | None = None  # that a step lasts after its gradient's `step_s`; None: it takes no time, and `step_s` lies between
     told_to_start: bool = False  # waits to be told, as joiners do
     is_founder: bool = True
     has_start: bool = True
