@@ -25,7 +25,7 @@ AGAIN_S = 5.0  # likewise, while somebody turns up who was lost, or nobody is th
 QUICK_ROUNDS = 6  # in a row at most: who makes people up must not keep us busy
 CALL_S = 10.0
 LOST, SEEN, CONNECTED = 2, 1, 1  # called in a round, at random
-CROWD = 32  # in a larger swarm each calls its doors more seldom, so that all together call them about as often
+CROWD = 32  # a larger swarm's peers each call their doors more seldom, so that all together call them about as often, however many they are
 
 
 T = TypeVar("T")
@@ -79,7 +79,7 @@ class Upkeep:
         for entry in self._book.known(loop_s()):
             (seen if entry.record is not None and self._hearsay.is_in_force(entry.record) else lost).append(entry)
         chosen = {entry.peer_id: entry.addresses for entry in (*self._some(lost, LOST), *self._some(seen, SEEN))}
-        if self._doors and self._rng.random() * len(seen) < CROWD:
+        if self._doors and self._rng.random() * len(seen) < CROWD * self._hearsay.familiar:
             door = self._rng.choice(list(self._doors))
             chosen[door] = (*self._book.addresses(door), *self._doors[door])
         with contextlib.suppress(TransportError):  # the network below is being restarted
@@ -104,4 +104,4 @@ class Upkeep:
             self._book.answered(peer, loop_s())
         else:
             self._book.answered(peer, loop_s())
-            self._hearsay.take_all(introduction.members)
+            self._hearsay.introduce(introduction.members, peer)

@@ -21,6 +21,7 @@ from protocol.messages.records import MemberRecord
 from protocol.messages.terms import RunTerms, check_record
 
 LAST_WORD_S = 5.0  # a record that ends so soon is a farewell (see Presence.leave), or nobody renews it; it is not passed on
+FAMILIARITY = 0.02  # how fast we learn how much of the swarm we know: from some fifty members named to us
 
 
 class Hearsay:
@@ -32,6 +33,7 @@ class Hearsay:
         self.time = time
         self.own: MemberRecord | None = None
         self.news = asyncio.Event()  # set when somebody turns up of whom nothing was known any more
+        self.familiar = 1.0  # the share of those named to us whom we knew: that of the swarm that is in our book
         self._rng = rng
 
     def take(self, record: MemberRecord) -> None:
@@ -53,6 +55,20 @@ class Hearsay:
             with suppress(GossamerError, ValueError):
                 self.take(MemberRecord.from_bytes(one))
 
+    def introduce(self, members: Iterable[bytes], by: PeerId) -> None:
+        """Take in members whom one of them has named at random, and learn from it how much of the swarm we know.
+
+        A book ends at 256 and says nothing of a larger swarm, but it is a random part of it. Somebody who names made-up members
+        needs an invite for each, and has us think the swarm larger than it is.
+        """
+        for raw in members:
+            with suppress(GossamerError, ValueError):
+                record = MemberRecord.from_bytes(raw)
+                was_known = self._is_there(record.peer_id)
+                self.take(record)
+                if record.peer_id != by and self._is_there(record.peer_id):
+                    self.familiar += FAMILIARITY * (was_known - self.familiar)
+
     def records_for(self, partner: PeerId, most: int = PASSED_RECORDS) -> tuple[bytes, ...]:
         """Choose records for a partner: our own, and at random those of others whom we have not failed to reach."""
         known = [entry.record for entry in self.book.announced(loop_s()) if entry.peer_id != partner and not entry.failures]
@@ -64,6 +80,10 @@ class Hearsay:
         """Name members to one that asks for them, in no more than `most_bytes`."""
         members = self.records_for(asker, min(INTRODUCED, most_bytes // (RECORD_BYTES + 3)))
         return Introduction(members, int(1000 * self.time.local_s())).to_bytes()
+
+    def _is_there(self, peer_id: PeerId) -> bool:
+        record = self.book.record_of(peer_id)
+        return record is not None and self.is_in_force(record)
 
     def is_in_force(self, record: MemberRecord) -> bool:
         """Tell whether a record holds for a while yet."""

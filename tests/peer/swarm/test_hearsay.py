@@ -136,6 +136,38 @@ def passed_on(prepare: Callable[[Hearsay], None], most: int, times: int = 20) ->
     return run(main(), start_s=1000.0)
 
 
+def size_of(swarm: list[Identity], times: int = 120) -> float:
+    """Return how large a swarm looks to Bob, whom others tell of sixteen at random again and again."""
+
+    async def main() -> float:
+        hearsay, draws = (
+            Hearsay(replace(TERMS, access="open"), AddressBook(BOB.peer_id), SwarmTime(lambda: NOW_S), random.Random(0)),
+            random.Random(1),
+        )
+        records = [record_of(identity).to_bytes() for identity in swarm]
+        for _ in range(times):
+            hearsay.introduce(draws.sample(records, 16), ALICE.peer_id)
+        return len(hearsay.book.announced(loop_s())) / hearsay.familiar
+
+    return run(main(), start_s=1000.0)
+
+
+def test_a_swarm_larger_than_the_book_is_known_to_be_larger() -> None:
+    assert 38 <= size_of(PEERS) <= 42
+    assert 700 <= size_of([Identity(number.to_bytes(32, "big")) for number in range(1, 1001)]) <= 1400
+
+
+def test_neither_noise_nor_who_names_itself_changes_how_large_the_swarm_looks() -> None:
+    async def main() -> None:
+        hearsay = Hearsay(replace(TERMS, access="open"), AddressBook(BOB.peer_id), SwarmTime(lambda: NOW_S), random.Random(0))
+        forged = [replace(record_of(identity), signature=bytes(64)).to_bytes() for identity in PEERS]
+        hearsay.introduce([b"noise", *forged, record_of(ALICE).to_bytes()], ALICE.peer_id)
+        assert hearsay.familiar == 1.0
+        assert [entry.peer_id for entry in hearsay.book.announced(loop_s())] == [ALICE.peer_id]
+
+    run(main(), start_s=1000.0)
+
+
 def record_of(identity: Identity, expires_s: int = NOW_S + 300) -> MemberRecord:
     return replace(RECORD, peer_id=identity.peer_id, credential=None, expires_s=expires_s, signature=b"").signed(identity)
 
