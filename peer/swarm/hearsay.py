@@ -74,7 +74,7 @@ class Hearsay:
         known = [entry.record for entry in self.book.announced(loop_s()) if entry.peer_id != partner and not entry.failures]
         others = [record for record in known if record is not None and self.is_in_force(record)]
         own = [self.own] if self.own is not None and self.is_in_force(self.own) else []
-        return tuple(record.to_bytes() for record in own + self._rng.sample(others, min(most - len(own), len(others))))
+        return tuple(record.to_bytes() for record in (own + self._rng.sample(others, min(most, len(others))))[:most])
 
     def introduction(self, asker: PeerId, most_bytes: int) -> bytes:
         """Name members to one that asks for them, in no more than `most_bytes`."""

@@ -201,6 +201,8 @@ def test_an_introduction_is_as_small_as_it_was_asked_to_be() -> None:
         whole = Introduction.from_bytes(hearsay.introduction(ALICE.peer_id, INTRODUCTION_BYTES))
         assert len(whole.members) == INTRODUCED and whole.unix_ms == 1000 * NOW_S
         assert 0 < len(hearsay.introduction(ALICE.peer_id, 3000)) <= 3000
+        hearsay.own = record_of(BOB)
         assert Introduction.from_bytes(hearsay.introduction(ALICE.peer_id, 0)).members == ()
+        assert Introduction.from_bytes(hearsay.introduction(ALICE.peer_id, 1100)).members == (hearsay.own.to_bytes(),)
 
     run(main(), start_s=1000.0)
