@@ -130,9 +130,10 @@ class CodingThread:
 
     def _answered(self, request: ask.BesideRequest) -> bool:
         """Carry out a request in the middle of an inner step, unless what came before still waits: an Adopt, news of another node."""
-        if self._stream is not None or self._batches or self._link.session != self._session:
-            return False  # a GPU may still be changing the weights of a step that is over for us
-        replies = self._answer_now(request)
+        if self._batches or self._link.session != self._session:
+            return False
+        with torch.cuda.stream(self._stream):  # of no effect without one
+            replies = self._answer_now(request)
         for reply in replies or ():
             self._link.send(reply, self._session)
         return replies is not None

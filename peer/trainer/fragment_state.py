@@ -116,6 +116,8 @@ class FragmentState:
     def move(self) -> None:
         """Move the model's fast weights by the outer steps that count: not while a gradient is computed at them."""
         if self._owed is not None:
+            if self._owed.is_cuda:  # a second thread's stream may have made it: its memory may serve that one again after this one only
+                self._owed.record_stream(torch.cuda.current_stream(self._owed.device))
             add(self.codec.fragment, self._owed, self._parameters)
             self._owed = None
 
@@ -130,10 +132,10 @@ class FragmentState:
         for start in range(0, slow.numel(), size):
             part = slice(start, start + size)
             new_slow, new_momentum = step(self.here(self.slow[part]), self.here(self.momentum[part]), part)
-            slow[part] = new_slow
+            torch.sub(new_slow, snapshot[part], out=shift[part])
             if self.has_momentum:
                 momentum[part] = new_momentum
-            torch.sub(new_slow, snapshot[part], out=shift[part])
+            slow[part] = new_slow  # at last: from a GPU it is waited for, and with it for all that reads the snapshot
         return OuterStep(slow, momentum, shift)
 
     def _place(self) -> Tensor:
@@ -144,3 +146,12 @@ def length_of(values: Tensor) -> float:
     """Return the Euclidean length; finite for all finite values."""
     length = float(values.norm())
     return length if math.isfinite(length) else float(values.double().norm())  # the square of a legal value can overflow f32
+
+
+def mark(device: torch.device) -> torch.cuda.Event | None:
+    """Return a mark after what was last started on a GPU, so that others need not wait for more than that; None elsewhere."""
+    if device.type != "cuda":
+        return None
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    return event

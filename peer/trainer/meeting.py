@@ -18,7 +18,7 @@ from torch import Tensor
 from optim.codecs import Gap
 from optim.fragment_codec import FragmentEncoded
 from optim.noloco import PairRule, token_weight
-from peer.trainer.fragment_state import FragmentState, OuterStep, length_of
+from peer.trainer.fragment_state import FragmentState, OuterStep, length_of, mark
 from peer.trainer.merge_gate import Lengths
 
 MAX_TOKEN_RATIO = 16  # more than the speeds of peers that train together differ by
@@ -49,7 +49,7 @@ class MeetingSide:
     def __init__(self, state: FragmentState) -> None:
         self.state = state
         self.snapshot = state.fast()  # f32[numel]
-        self.taken = _marked(self.snapshot)
+        self.taken = mark(self.snapshot.device)
         self.since = state.since  # behind the snapshot
         self._message: Tensor | None = None
         self._encoded: FragmentEncoded | None = None
@@ -134,12 +134,3 @@ def bounded_weight(own_tokens: int, partner_tokens: int) -> float:
         return token_weight(own_tokens, partner_tokens)
     own, partner = max(own_tokens, partner_tokens // MAX_TOKEN_RATIO), max(partner_tokens, own_tokens // MAX_TOKEN_RATIO)
     return token_weight(own, partner)
-
-
-def _marked(tensor: Tensor) -> torch.cuda.Event | None:
-    """Return a mark after what was last started on a GPU for a tensor, so that others need not wait for more than that."""
-    if not tensor.is_cuda:
-        return None
-    mark = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    mark.record(torch.cuda.current_stream(tensor.device))
-    return mark

@@ -245,8 +245,6 @@ class OuterLoop:
         step = None if meeting is None else meeting.step(request.failed_blocks)
         if meeting is None or step is None:
             return unknown(request.meeting)
-        if step.shift.is_cuda:  # made on the coding thread's stream: its memory may serve that stream again only after this one is through
-            step.shift.record_stream(torch.cuda.current_stream(step.shift.device))
         meeting.side.merge(step)
         self.applied[request.meeting_id] = None
         while len(self.applied) > JOURNALED:

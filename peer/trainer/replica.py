@@ -29,6 +29,7 @@ from peer.model.evaluation import held_out_loss
 from peer.model.plan import follow_clock, fragment_codecs, inner_settings, model_plan
 from peer.text.corpus import Corpus
 from peer.trainer.device import Devices
+from peer.trainer.fragment_state import mark
 from peer.trainer.inner_loop import InnerLoop
 from peer.trainer.outer_loop import OuterLoop
 from peer.trainer.shared_state import RESULT_TOLERANCE, TOLERANCE, read_state, settle, try_on, try_shifts
@@ -82,6 +83,7 @@ class Replica:
         self._emit = emit
         self._changing = threading.Lock()  # held by the trainer's thread whenever weights or meetings may change
         self._changing.acquire()
+        self._still: torch.cuda.Event | None = None  # when the weights that are only read now stand still: a GPU may be behind
         self._solo_later: set[int] = set()  # fragments to go solo when their meeting has come to nothing
         self._settings = inner_settings(manifest)
         self.inner = InnerLoop(manifest, model, corpus, computing, emit, devices)
@@ -110,7 +112,8 @@ class Replica:
         try:
             with self._beside():
                 loss, norm, num_tokens = self.inner.gradient(self.own_steps, step_seed(self._seed, self.own_steps))
-            if not bool(torch.isfinite(norm + loss)):
+                is_finite = bool(torch.isfinite(norm + loss))  # waits for a GPU
+            if not is_finite:
                 raise FloatingPointError(f"inner step {self.own_steps}: loss {float(loss)}, gradient norm {float(norm)}")
             self.inner.step(rate)
         finally:
@@ -124,6 +127,7 @@ class Replica:
     @contextlib.contextmanager
     def _beside(self) -> Iterator[None]:
         """Let a second thread answer the node inside; what it decides moves the model later."""
+        self._still = mark(self.inner.device)
         self._changing.release()
         try:
             yield
@@ -142,12 +146,17 @@ class Replica:
     def answer_beside(self, request: ask.BesideRequest) -> tuple[ask.Reply, ...] | None:
         """Carry out a request while the weights are only read, and return its replies, none or one. For a second thread.
 
-        None at any other time: then the next step boundary is near.
+        None at any other time: then the next step boundary is near. On a GPU the thread's current stream computes, and is waited for.
         """
         if not self._changing.acquire(blocking=False):
             return None
         try:
+            stream = None if self._still is None else torch.cuda.current_stream(self.inner.device)
+            if stream is not None and self._still is not None:
+                stream.wait_event(self._still)
             reply = self._carry_out_beside(request)
+            if stream is not None:
+                stream.synchronize()
             return () if reply is None else (reply,)
         finally:
             self._changing.release()

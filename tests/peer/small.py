@@ -59,9 +59,11 @@ def unheard(event: Event) -> None:
     """Where nobody asks what happens."""
 
 
-def small_replica(folder: Path, manifest: Manifest, peer: bytes = b"me", emit: Callable[[Event], None] = unheard) -> Replica:
+def small_replica(
+    folder: Path, manifest: Manifest, peer: bytes = b"me", emit: Callable[[Event], None] = unheard, device: str = "cpu"
+) -> Replica:
     """A replica at its start, as the trainer process builds it; its payloads lie in `folder`."""
-    model = build_model(manifest.model, manifest.run.seed)
+    model = build_model(manifest.model, manifest.run.seed).to(device)
     return Replica(manifest, model, small_corpus(manifest, peer), PayloadFolder(folder), int.from_bytes(peer, "little"), emit)
 
 

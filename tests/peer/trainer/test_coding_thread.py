@@ -357,3 +357,23 @@ def test_closing_ends_the_thread_and_frees_the_socket(trainer: Trainer) -> None:
     assert all(thread.name != "coding" for thread in threading.enumerate())
     assert not (trainer.runtime / SOCKET_NAME).exists()
     assert trainer.node.recv(1) == b""
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
+def test_beside_a_gpu_that_is_behind_its_host_a_meeting_begins_with_the_weights_behind_the_step(tmp_path: Path) -> None:
+    def sketch(name: str, is_behind: bool) -> ask.Reply | None:
+        replica = small_replica(tmp_path / name, small_manifest(codec={"name": "modulo4"}), device="cuda")
+        square = torch.ones((8192, 8192), device="cuda")
+        for _ in range(20 if is_behind else 0):  # a tenth of a second and more
+            square = (square @ square).clamp_(max=1.0)
+        with torch.no_grad():
+            for parameter in replica.parameters.values():
+                parameter.add_(square[0, 0])
+        with replica.reading(), torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
+            assert isinstance((replica.answer_beside(ask.Open(1, 0)) or ())[0], ask.Opened)
+        torch.cuda.synchronize()
+        return replica.handle(ask.Prepare(1, 100, 0, 7, RunPhase.TRAIN))
+
+    behind = sketch("behind", is_behind=True)
+    assert isinstance(behind, ask.SketchReady) and behind == sketch("waited", is_behind=False)
