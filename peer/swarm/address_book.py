@@ -94,6 +94,11 @@ class AddressBook:
 
     # ------------------------------------------------------------------ what is learnt
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the swarm may be larger than the book: whoever comes in pushes somebody out."""
+        return len(self._entries) >= MAX_ENTRIES
+
     def is_news(self, record: MemberRecord) -> bool:
         """Tell whether a record is worth checking: another peer's, and later than the one that is held."""
         entry = self._entries.get(record.peer_id)

@@ -32,7 +32,7 @@ class Hearsay:
         self.book = book
         self.time = time
         self.own: MemberRecord | None = None
-        self.news = asyncio.Event()  # set when somebody turns up of whom nothing was known any more
+        self.news = asyncio.Event()  # set when somebody turns up of whom nothing was known any more; of strangers a full book is never done
         self.familiar = 1.0  # the share of those named to us whom we knew: that of the swarm that is in our book
         self._rng = rng
 
@@ -43,10 +43,11 @@ class Hearsay:
         with suppress(GossamerError, ValueError):  # the latter is a gap in our checks: no stranger is to end us through it
             check_record(record, self.terms, self.time.now_s())
             before = self.book.record_of(record.peer_id)
+            is_back = not self.book.is_full if before is None else not self.is_in_force(before)
             self.book.learn(record, loop_s())
             if not self.is_in_force(record):
                 self.book.leaves(record.peer_id, loop_s())
-            elif before is None or not self.is_in_force(before):
+            elif is_back:
                 self.news.set()
 
     def take_all(self, raw: Iterable[bytes]) -> None:

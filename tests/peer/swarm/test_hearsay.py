@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from peer.swarm.address_book import AddressBook, KnownPeer, loop_s
+from peer.swarm.address_book import MAX_ENTRIES, AddressBook, KnownPeer, loop_s
 from peer.swarm.hearsay import LAST_WORD_S, Hearsay
 from peer.swarm.swarm_time import SwarmTime
 from protocol.identity import Identity, PeerId
@@ -134,6 +134,26 @@ def passed_on(prepare: Callable[[Hearsay], None], most: int, times: int = 20) ->
         return [{MemberRecord.from_bytes(raw).peer_id for raw in records} for records in told]
 
     return run(main(), start_s=1000.0)
+
+
+def test_a_stranger_is_news_until_the_book_is_full_and_who_was_lost_always_is() -> None:
+    async def main() -> None:
+        hearsay = Hearsay(replace(TERMS, access="open"), AddressBook(BOB.peer_id), SwarmTime(lambda: NOW_S), random.Random(0))
+        swarm = [Identity(number.to_bytes(32, "big")) for number in range(1, MAX_ENTRIES + 2)]
+        hearsay.book.learn(record_of(swarm[0], NOW_S - 1), loop_s())
+        for identity in swarm[1:-1]:
+            hearsay.news.clear()
+            hearsay.take(record_of(identity))
+            assert hearsay.news.is_set()
+        hearsay.news.clear()
+        hearsay.take(record_of(swarm[-1]))
+        assert not hearsay.news.is_set() and hearsay.book.record_of(swarm[-1].peer_id) is not None
+        if hearsay.book.record_of(swarm[0].peer_id) is None:
+            hearsay.book.learn(record_of(swarm[0], NOW_S - 1), loop_s())
+        hearsay.take(replace(record_of(swarm[0]), sequence=RECORD.sequence + 1, signature=b"").signed(swarm[0]))
+        assert hearsay.news.is_set()
+
+    run(main(), start_s=1000.0)
 
 
 def size_of(swarm: list[Identity], times: int = 120) -> float:
