@@ -5,41 +5,21 @@ Within budgets, and no answer is larger than what it answers. Whether others can
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 
 from peer.swarm.address_book import loop_s
 from protocol.addresses import network_of, route
+from protocol.budgets import Allowance, Budgets
 from protocol.errors import RefusalCode, Refused
 from protocol.identity import PeerId
 from protocol.limits import ADDRESS_CHARS
 from protocol.messages.sighting import Sighting
 
-ECHO_BYTES = 2 << 20  # of one partner, in ECHO_REST_S
-ALL_ECHO_BYTES = 32 << 20  # of all, in ECHO_REST_S
-ECHO_REST_S = 600.0
-INTRODUCTIONS = 120  # to one partner, in ECHO_REST_S: who keeps up asks four times as seldom (see upkeep.py)
-NETWORK_INTRODUCTIONS = 600  # to all of one network, or through one relay's: keys cost nothing
-ALL_INTRODUCTIONS = 3000
-REMEMBERED = 4096
-
-
-class Budget:
-    """So much for each key, and so much for all, in a time; for the latest REMEMBERED keys."""
-
-    def __init__(self, of_one: int, of_all: int, rest_s: float) -> None:
-        self._of_one, self._of_all, self._rest_s = of_one, of_all, rest_s
-        self._since_s = -rest_s
-        self._taken: dict[Hashable, int] = {}
-
-    def take(self, key: Hashable, amount: int, now_s: float) -> bool:
-        """Take from the budget; False, and nothing taken, where it is used up."""
-        if now_s - self._since_s >= self._rest_s:
-            self._since_s, self._taken = now_s, {}
-        is_left = self._taken.get(key, 0) + amount <= self._of_one and sum(self._taken.values()) + amount <= self._of_all
-        if is_left and (key in self._taken or len(self._taken) < REMEMBERED):
-            self._taken[key] = self._taken.get(key, 0) + amount
-            return True
-        return False
+ECHOES_TO_ALL = Allowance(32 << 20, 600.0)  # bytes
+ECHOES_TO_ONE = Allowance(2 << 20, 600.0)
+INTRODUCTIONS_TO_ALL = Allowance(3000, 600.0)
+INTRODUCTIONS_TO_ONE = Allowance(120, 600.0)  # who keeps up asks four times as seldom (see upkeep.py)
+INTRODUCTIONS_TO_NETWORK = Allowance(600, 600.0)  # or through one relay: keys cost nothing
 
 
 class Mirror:
@@ -47,9 +27,8 @@ class Mirror:
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
-        self._echoes = Budget(ECHO_BYTES, ALL_ECHO_BYTES, ECHO_REST_S)
-        self._introductions = Budget(INTRODUCTIONS, ALL_INTRODUCTIONS, ECHO_REST_S)
-        self._of_networks = Budget(NETWORK_INTRODUCTIONS, ALL_INTRODUCTIONS, ECHO_REST_S)
+        self._echoes = Budgets(loop_s, ECHOES_TO_ALL, ECHOES_TO_ONE)
+        self._introductions = Budgets(loop_s, INTRODUCTIONS_TO_ALL, INTRODUCTIONS_TO_ONE, INTRODUCTIONS_TO_NETWORK)
 
     def sighting(self, observed: str) -> bytes:
         """Say from where somebody comes, as its connection shows, and what time it is here."""
@@ -57,11 +36,10 @@ class Mirror:
 
     def allow_echo(self, partner: PeerId, num_bytes: int) -> None:
         """Count an echo. Raises Refused where there have been enough of them lately."""
-        if not self._echoes.take(partner, num_bytes, loop_s()):
+        if not self._echoes.take(num_bytes, partner):
             raise Refused(RefusalCode.BUSY, "I have echoed enough lately")
 
     def may_introduce(self, partner: PeerId, observed: str) -> bool:
         """Count an answer about who is there; False where there have been enough of them lately, to it or to its network."""
         is_near = not observed or route(observed) == "local"
-        network = partner if is_near else network_of(observed)
-        return self._introductions.take(partner, 1, loop_s()) and self._of_networks.take(network, 1, loop_s())
+        return self._introductions.take(1, partner, partner if is_near else network_of(observed))

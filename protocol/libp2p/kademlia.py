@@ -19,9 +19,9 @@ from typing import Any, Self
 from google.protobuf.message import DecodeError
 
 from protocol.addresses import network_of, route
-from protocol.errors import BadMessage, TransportError, Unreachable
+from protocol.budgets import Allowance, Budgets
+from protocol.errors import BadMessage, GossamerError, TransportError, Unreachable
 from protocol.identity import PeerId
-from protocol.libp2p.budgets import Budgets
 from protocol.libp2p.dialling import Dialling
 from protocol.libp2p.hivemind_imports import DHTProtocol, P2PContext, P2PDaemonError, P2PHandlerError, PeerID, dht_pb2
 from protocol.libp2p.neighbours import Held, Holdings, Neighbours, nearest
@@ -36,7 +36,14 @@ NAMED_TOO = 4  # others who have left their records here
 KNOWN = 16  # records that an asker says it has, so that they are named by their gist
 CALL_S = 3.0
 CALL_BYTES = 400  # what an answer costs beside its records
+IN_ALL = Allowance(1e6, 7.8125)  # bytes that we answer with: 128 kB/s
+PER_PEER = Allowance(64e3, 8.0)  # a look takes three answers of 8 kB of three peers, every 20 s at most
+PER_NETWORK = Allowance(256e3, 8.0)
 CONNECTIONS_S = 1.0  # for which the list of open connections is taken as true
+
+
+class Overload(GossamerError):
+    """A caller asks for more than it, its network, or everybody together gets."""
 
 
 class RecordProtocol(DHTProtocol):  # type: ignore[misc]
@@ -58,7 +65,7 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
         self.holdings = Holdings(me)
         self._lines = lines
         self._card = card
-        self._budgets = Budgets(clock)
+        self._budgets = Budgets(clock, IN_ALL, PER_PEER, PER_NETWORK)
         self._clock = clock
         self._ends, self._ends_at_s = {}, -CONNECTIONS_S
         await self.add_p2p_handlers(p2p)
@@ -85,7 +92,7 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
         if len(place) != KEY_BYTES or len(known) > KNOWN:
             raise BadMessage(f"one place at a time, of {KEY_BYTES} bytes, and {KNOWN} gists at most")
         value = join_records(self._near(int.from_bytes(place, "big"), caller.peer), known)
-        self._budgets.spend(caller.peer, _purse(caller.peer, end), len(value))
+        self._charge(caller.peer, end, len(value))
         return dht_pb2.FindResponse(results=[dht_pb2.FindResult(type=dht_pb2.FOUND_REGULAR, value=value)], peer=self._node_info(known))
 
     def _near(self, place: int, caller: PeerId) -> list[Held]:
@@ -98,8 +105,14 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
         """Take the cost of an answer from the caller's budget; return its record, if it shows a member's, and where it calls from."""
         caller = PeerId(context.remote_id.to_bytes())  # only Ed25519 peers are ours
         end = await self._end_of(caller)
-        self._budgets.spend(caller, _purse(caller, end), num_bytes)
+        self._charge(caller, end, num_bytes)
         return self._shown(caller, self.shelf.read(info.node_id), end), end
+
+    def _charge(self, caller: PeerId, end: str, num_bytes: int) -> None:
+        """Raise Overload where the budgets of a caller that calls from `end` do not have so much. On a local network each is one."""
+        network = str(caller) if end and route(end) == "local" else network_of(end)
+        if not self._budgets.take(num_bytes, caller, network):
+            raise Overload("this peer, its network, or all together have been answered enough lately")
 
     async def _end_of(self, peer: PeerId) -> str:
         """Return the multiaddr at the other end of the connection to a peer; empty where it is not known."""
@@ -166,11 +179,6 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
             log.debug("%s at %s: %r", method, peer, error)
             self.neighbours.lost(peer)
         return None
-
-
-def _purse(caller: PeerId, end: str) -> str:
-    """Name the network that pays for an answer; on this machine and the local network each caller is one, for there are not many."""
-    return str(caller) if end and route(end) == "local" else network_of(end)
 
 
 def can_be_called(record: MemberRecord, end: str = "") -> bool:

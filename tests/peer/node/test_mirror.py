@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 
 import pytest
 
-from peer.node.mirror import ALL_ECHO_BYTES, ECHO_BYTES, INTRODUCTIONS, NETWORK_INTRODUCTIONS, REMEMBERED, Budget, Mirror
+from peer.node.mirror import ECHOES_TO_ALL, ECHOES_TO_ONE, INTRODUCTIONS_TO_NETWORK, INTRODUCTIONS_TO_ONE, Mirror
 from protocol.errors import RefusalCode, Refused
 from protocol.identity import Identity
 from protocol.limits import CHUNK_BYTES
+from protocol.memory import virtual_time
 from protocol.messages.frames import to_frame
 from protocol.messages.messages import Chunk, Contents, ContentsKind, Part
 from protocol.messages.sighting import Sighting
@@ -27,8 +27,8 @@ def test_an_asker_hears_from_where_it_comes_and_what_time_it_is() -> None:
 
 def test_echoes_are_counted_per_partner_and_in_all() -> None:
     async def test() -> None:
-        mirror, num_allowed = Mirror(time.time), ECHO_BYTES // CHUNK_BYTES
-        for number in range(ALL_ECHO_BYTES // ECHO_BYTES):
+        mirror, num_allowed = Mirror(time.time), int(ECHOES_TO_ONE.most) // CHUNK_BYTES
+        for number in range(int(ECHOES_TO_ALL.most / ECHOES_TO_ONE.most)):
             partner = Identity(number.to_bytes(32, "little")).peer_id
             for _ in range(num_allowed):
                 mirror.allow_echo(partner, CHUNK_BYTES)
@@ -38,27 +38,21 @@ def test_echoes_are_counted_per_partner_and_in_all() -> None:
         with pytest.raises(Refused):
             mirror.allow_echo(BOB.peer_id, 1)
 
-    asyncio.run(test())
+    virtual_time.run(test())
 
 
 def test_introductions_are_counted_per_partner_and_per_network() -> None:
     async def test() -> None:
         mirror, places = Mirror(time.time), [f"/ip4/5.5.0.{number}/tcp/4001" for number in range(250)]
         keys = [Identity(number.to_bytes(32, "little")).peer_id for number in range(250)]
-        assert sum(mirror.may_introduce(keys[0], places[0]) for _ in range(2 * INTRODUCTIONS)) == INTRODUCTIONS
+        of_one, of_network = INTRODUCTIONS_TO_ONE.most, INTRODUCTIONS_TO_NETWORK.most
+        assert sum(mirror.may_introduce(keys[0], places[0]) for _ in range(2 * int(of_one))) == of_one
         told = sum(mirror.may_introduce(key, place) for key, place in zip(keys, places, strict=True) for _ in range(4))
-        assert told == NETWORK_INTRODUCTIONS - INTRODUCTIONS, "two hundred keys of one network"
+        assert told == of_network - of_one, "two hundred keys of one network"
         assert mirror.may_introduce(BOB.peer_id, "/ip4/5.6.0.1/tcp/4001"), "another network is told all the same"
         assert mirror.may_introduce(keys[9], HERE), "on a local network each is one"
 
-    asyncio.run(test())
-
-
-def test_a_budget_is_whole_again_after_its_time_and_bounded_in_memory() -> None:
-    budget = Budget(2, 10**9, 60.0)
-    assert [budget.take("a", 1, 0.0), budget.take("a", 2, 1.0), budget.take("a", 1, 2.0)] == [True, False, True]
-    assert not budget.take("a", 1, 59.0) and budget.take("a", 1, 61.0)
-    assert sum(budget.take(key, 1, 62.0) for key in range(2 * REMEMBERED)) == REMEMBERED - 1
+    virtual_time.run(test())
 
 
 def test_an_answer_is_never_larger_than_what_was_asked() -> None:

@@ -1,0 +1,60 @@
+"""What others may ask of us is bounded for each peer, each network and all together, and comes back with time."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol import budgets as module
+from protocol.budgets import Allowance, Budgets
+
+IN_ALL, PER_NETWORK, PER_PEER = Allowance(1000, 8.0), Allowance(256, 8.0), Allowance(64, 8.0)
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def budgets(clock: Clock | None = None) -> Budgets:
+    return Budgets(clock or Clock(), IN_ALL, PER_PEER, PER_NETWORK)
+
+
+def taken(of: Budgets, peers: range, network: str) -> int:
+    """Take by one peer after the other, as often as each may; return how often that was."""
+    return sum(of.take(1, peer, network) for peer in peers for _ in range(int(PER_PEER.most) + 1))
+
+
+def test_a_peer_gets_what_is_saved_and_then_its_rate() -> None:
+    clock = Clock()
+    one = budgets(clock)
+    assert taken(one, range(1), "a") == PER_PEER.most
+    clock.now_s = 1.0
+    assert taken(one, range(1), "a") == PER_PEER.most / PER_PEER.again_s
+    clock.now_s = 1000.0
+    assert taken(one, range(1), "a") == PER_PEER.most
+
+
+def test_a_thousand_keys_of_one_network_get_what_the_network_gets() -> None:
+    one = budgets()
+    assert taken(one, range(1000), "a") == PER_NETWORK.most
+    assert one.take(1, 2000, "b")
+
+
+def test_all_together_get_no_more_than_is_there_for_all() -> None:
+    one = budgets()
+    assert sum(taken(one, range(100 * number, 100 * number + 100), str(number)) for number in range(10)) == IN_ALL.most
+
+
+def test_who_is_refused_pays_nothing() -> None:
+    one = budgets()
+    assert not one.take(PER_PEER.most + 1, 1, "a")
+    assert taken(one, range(1, 2), "a") == PER_PEER.most
+
+
+def test_a_flood_of_keys_is_not_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REMEMBERED", 10)
+    one = budgets()
+    assert sum(one.take(1, number, "a") for number in range(1000)) == PER_NETWORK.most, "the network's is the one that is asked for"
+    assert len(one._purses) == 10
