@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pytest
 
 from cli.local_swarm import LocalPeer, LocalSwarm, local_swarm
 from tests.cli.shell import Shell
+from tests.peer.family import everybody, family, gone
 from tests.peer.waiting import wait_until
 
 LOCAL = ("--listen", "127.0.0.1", "--threads", "1", "--devices", "cpu")
@@ -41,12 +40,6 @@ def steps(peer: LocalPeer) -> int:
     return int(peer.status["own_steps"]) if peer.status else 0
 
 
-def family(peer: LocalPeer) -> list[psutil.Process]:
-    """All processes of a peer."""
-    supervisor = psutil.Process(json.loads((peer.home / "running.json").read_text())["pid"])
-    return [supervisor, *supervisor.children(recursive=True)]
-
-
 def state(peer: LocalPeer) -> str:
     peer.refresh()
     return str(peer.status.get("state", ""))
@@ -57,18 +50,10 @@ def reason(peer: LocalPeer) -> str:
     return str(peer.status.get("reason", ""))
 
 
-def trainers(peer: LocalPeer) -> list[psutil.Process]:
-    found = []
-    for process in family(peer):
-        with suppress(psutil.Error):  # it has just ended
-            found += [process] if "peer.trainer" in process.cmdline() else []
-    return found
-
-
 def give_way(*peers: LocalPeer) -> None:
     """Let the trainers of these peers leave the processors to those that start: they would take all that there is."""
-    for process in (process for peer in peers for process in trainers(peer)):
-        process.nice(10)
+    for peer in peers:
+        family(peer.home)["trainer"].nice(10)
 
 
 def trained_checkpoint(peer: LocalPeer) -> int:
@@ -89,9 +74,9 @@ def test_a_swarm_outlives_its_host_and_takes_it_back(swarm: LocalSwarm, tmp_path
     give_way(second, third)
 
     saved = wait_until(lambda: trained_checkpoint(first), "checkpoint of the host", 60)
-    killed = family(first)
-    killed[0].kill()
-    assert not psutil.wait_procs(killed[1:], timeout=10)[1], "something of the killed host lives on"
+    killed, *orphans = everybody(first.home)
+    killed.kill()
+    assert gone(orphans, 10), "something of the killed host lives on"
     first.kill()
     swarm.peers.remove(first)
 
@@ -103,7 +88,11 @@ def test_a_swarm_outlives_its_host_and_takes_it_back(swarm: LocalSwarm, tmp_path
 
     shell = Shell(third.home, capsys)
     assert shell("config", "only-idle", "true").code == 0
-    wait_until(lambda: reason(third).startswith("others use the machine") and not trainers(third), "third paused, its memory free", 60)
+    wait_until(
+        lambda: reason(third).startswith("others use the machine") and "trainer" not in family(third.home),
+        "third paused, its memory free",
+        60,
+    )
     assert shell("pause", "2h").code == 0
     assert state(third) == "paused" and reason(third).startswith("you asked for it, until")
     paused_at, before = steps(third), completed(second)

@@ -7,7 +7,6 @@ import random
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,12 @@ import psutil
 from cli.local_swarm import LocalSwarm, local_swarm
 from peer.machine.events import MeetingDone, StepDone, from_line
 from peer.machine.home import Home
+from tests.peer.family import everybody, family, gone
 from tests.peer.waiting import wait_until
 
 KILLS = 20  # of one trial
 JOINERS = 2
 BACK_S = 120.0  # most that coming back may take: the machine is busy, and a process loads torch first
-PROGRAMS = {"trainer": "peer.trainer", "node": "peer.node"}
 PARTS = ("trainer", "node", "peer")
 MOST = 2  # of one child in a peer's life: its supervisor gives up after the third
 LOCAL = ("--listen", "127.0.0.1", "--threads", "1", "--devices", "cpu", "--checkpoint-every", "2")
@@ -47,13 +46,6 @@ class Victim:
         self._heard_bytes = 0  # of its events
         self.steps: list[StepDone] = []
         self._num_completed = 0
-
-    def processes(self) -> dict[str, psutil.Process]:
-        """Return those that are there, by what they are."""
-        with suppress(psutil.Error, OSError, ValueError):  # it is just coming or going
-            supervisor = psutil.Process(json.loads(self._home.running.read_text())["pid"])
-            return {"peer": supervisor} | dict(_children(supervisor))
-        return {}
 
     def hear(self) -> int:
         """Take in what it has said since the last time; return how often it has told of steps."""
@@ -89,21 +81,21 @@ class Victim:
     def kill(self, draws: random.Random) -> str:
         """Kill a process of it; return what it was once there is another in its place. The whole peer is started again."""
         what = draws.choice([part for part in PARTS if self._killed[part] < MOST])
-        family = self.processes()
-        family[what].kill()
+        before = family(self.peer.home)
+        before[what].kill()
         self._killed[what] += 1
         if what == "peer":
-            assert not psutil.wait_procs([*family.values()], timeout=10)[1], "something of a killed peer lives on"
+            assert gone([*before.values()], 10), "something of a killed peer lives on"
             self.peer.kill()
             self._swarm.peers.remove(self.peer)
             self.peer, self._killed = self._swarm.start(self.peer.name, self._again), Counter()
-        wait_until(lambda: self.processes().get(what) not in (None, family[what]), f"another {what}", BACK_S)
+        wait_until(lambda: family(self.peer.home).get(what) not in (None, before[what]), f"another {what}", BACK_S)
         return what
 
     def give_way(self) -> None:
         """Have its trainer, which would take all that there is, leave the processors to those that start."""
         with suppress(KeyError, psutil.Error):
-            self.processes()["trainer"].nice(19)
+            family(self.peer.home)["trainer"].nice(19)
 
     def look(self) -> None:
         """Check what its disk says: nothing that was decided is forgotten, nothing counts that was not, and nothing twice."""
@@ -116,12 +108,6 @@ class Victim:
         self._decided = decided
 
 
-def _children(supervisor: psutil.Process) -> Iterator[tuple[str, psutil.Process]]:
-    for child in supervisor.children():
-        command = child.cmdline()
-        yield from ((name, child) for name, program in PROGRAMS.items() if program in command)
-
-
 def killed(number: int) -> float:
     """Kill -9 a trainer, a node or a whole peer at any time, twenty times; return how long it took at most until one was back at work."""
     draws = random.Random(number)
@@ -129,13 +115,13 @@ def killed(number: int) -> float:
         with local_swarm(Path(name)) as swarm:
             victims = _start(swarm, Path(name))
             worst_s = max(_one_kill(victims, draws) for _ in range(KILLS))
-            left = [process for victim in victims for process in psutil.Process(victim.processes()["peer"].pid).children(recursive=True)]
+            left = [process for victim in victims for process in everybody(victim.peer.home)]
             for victim in victims:
                 victim.peer.ask_to_stop()
             for victim in victims:
                 wait_until(lambda victim=victim: not victim.peer.refresh(), "clean end", BACK_S)  # type: ignore[misc]
                 victim.look()
-            assert not psutil.wait_procs(left, timeout=10)[1], "a process is left"
+            assert gone(left, 10), "a process is left"
         counts = Counter(meeting for victim in victims for meeting in victim.decided())
         assert max(counts.values()) <= 2, "a meeting of three"
     return worst_s

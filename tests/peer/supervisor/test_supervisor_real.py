@@ -22,6 +22,7 @@ from peer.machine.home import Home
 from protocol.errors import BadSettings
 from protocol.identity import Identity
 from protocol.run.manifest import Manifest, SignedManifest
+from tests.peer.family import everybody, family, gone
 from tests.peer.small import small_manifest
 from tests.peer.waiting import wait_until
 
@@ -74,17 +75,11 @@ class Peer:
         return wait_until(look, f"{steps} steps", REAL_S)
 
     def children(self) -> dict[str, psutil.Process]:
-        """The processes of this peer by what they are: trainer, node."""
-        assert self.process is not None
-        found = {}
-        for child in psutil.Process(self.process.pid).children():
-            for name, program in (("trainer", "peer.trainer"), ("node", "peer.node")):
-                if program in child.cmdline():
-                    found[name] = child
-        return found
+        """Its trainer, and its node where there is one."""
+        return {name: process for name, process in family(self.home.path).items() if name != "peer"}
 
-    def family(self) -> dict[str, psutil.Process]:
-        """Likewise, and the rank beside the trainer."""
+    def ranks(self) -> dict[str, psutil.Process]:
+        """Its trainer, and the rank beside it."""
         children = self.children()
         return children | {"rank": children["trainer"].children()[0]}
 
@@ -113,10 +108,6 @@ def peer(folder: Path, **run: Any) -> Iterator[Peer]:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(one.process.pid, signal.SIGKILL)
             one.process.wait()
-
-
-def gone(processes: list[psutil.Process], seconds: float) -> bool:
-    return not psutil.wait_procs(processes, timeout=seconds)[1]
 
 
 def test_alone_it_trains_to_its_end(tmp_path: Path) -> None:
@@ -167,13 +158,13 @@ def test_a_trainer_of_two_ranks_goes_on_from_its_checkpoint_and_a_killed_supervi
         started = one.start(checkpoint_interval_steps=5, devices="cpu:2")
         assert one.trained(10)["computing"]["devices"] == 2
         for killed, reason in (("trainer", "killed by SIGKILL"), ("rank", "rank 1 of the trainer, on cpu, was killed by signal 9")):
-            steps, processes = one.status()["own_steps"], one.family()
+            steps, processes = one.status()["own_steps"], one.ranks()
             processes[killed].kill()
             wait_until(lambda reason=reason: f"starting: the trainer ended ({reason})" in str(one.said()), "restart", REAL_S)
             assert gone([processes["trainer"], processes["rank"]], 5.0)
             assert one.trained(steps + 1)["own_steps"] > steps
         assert one.num(TrainerRestarted) == 2
-        children = list(one.family().values())
+        children = list(one.ranks().values())
         started.kill()
         assert gone(children, 5.0)
         assert one.wait() == -signal.SIGKILL
@@ -194,7 +185,7 @@ def test_two_interrupts_do_not_wait(tmp_path: Path) -> None:
         started = one.start()
         one.trained(3)
         runtime, children = one.runtime(), list(one.children().values())
-        children[0].suspend()  # a trainer that cannot save now
+        one.children()["trainer"].suspend()  # a trainer that cannot save now
         started.send_signal(signal.SIGINT)
         wait_until(lambda: any(line.startswith("leaving: Ctrl-C") for line in one.said()), "leaving", REAL_S)
         asked_s = time.monotonic()
@@ -228,7 +219,7 @@ def test_a_killed_node_costs_no_step_and_comes_back(tmp_path: Path) -> None:
         one.trained(steps + 20)
         assert one.children()["trainer"].pid == trainer.pid
         wait_until(lambda: one.status().get("reason") == "no other peer in sight", "node", REAL_S)
-        everybody = psutil.Process(started.pid).children(recursive=True)
+        _, *children = everybody(one.home.path)
         started.terminate()
         assert one.wait(12.0) == 0
-        assert gone(everybody, 0.0)
+        assert gone(children, 0.0)
