@@ -71,12 +71,9 @@ def report_text(folder: Home) -> str:
     """Return what somebody who wants to help asks for: versions, the last status, the last lines."""
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
     machine = f"Gossamer {VERSION}, Python {platform.python_version()}, {platform.system()} {platform.machine()}, {versions}"
-    try:
-        status = json.loads(folder.status.read_text())
-        status.pop("addresses")
-        state = [sentence(status, time.time()), json.dumps(status)]
-    except (OSError, ValueError, KeyError):
-        state = ["no status was written yet"]
+    status = folder.last_status()
+    status.pop("addresses", None)
+    state = [sentence(status, time.time()), json.dumps(status)] if status else ["no status was written yet"]
     return "\n".join([machine, *state, "", *map(str, deque(at_least(Log(folder).lines(), "info"), maxlen=REPORT_LINES))])
 
 

@@ -53,10 +53,8 @@ def need_health(folder: Home) -> None:
 
 def last_word(folder: Home) -> str:
     """Return how the peer that ran there last ended, as far as it could write it down."""
-    try:
-        return f"; its last word: {sentence(json.loads(folder.status.read_text()), time.time())}"
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
+    status = folder.last_status()
+    return f"; its last word: {sentence(status, time.time())}" if status else ""
 
 
 def description(answer: Status, now_s: float) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,7 +53,9 @@ def shown(home: Path) -> dict[str, Any]:
         status, partners, history = (ask(home, {"verb": verb}, wait_s=ANSWER_S) for verb in ("status", "peers", "history"))
         runs, words = True, ""
     except BadSettings as silent:
-        status, partners, history = last_status(home), {"peers": []}, {}
+        status, partners, history = Home(home).last_status(), {"peers": []}, {}
+        if not status.keys() >= Status().to_json().keys():  # of an earlier release, or none
+            status = {}
         runs, words = False, str(silent)
     now_s = time.time()
     return {
@@ -69,15 +70,6 @@ def shown(home: Path) -> dict[str, Any]:
         "history": history,
         "limits": limits(home),
     }
-
-
-def last_status(home: Path) -> dict[str, Any]:
-    """Return the last status that a peer has left in its home; nothing where there is none."""
-    try:
-        status: dict[str, Any] = json.loads(Home(home).status.read_text())
-        return status if status.keys() >= Status().to_json().keys() else {}
-    except (OSError, ValueError, AttributeError):
-        return {}
 
 
 def limits(home: Path) -> list[dict[str, str]]:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import socket
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from protocol.errors import BadSettings
 from protocol.private_folder import need_private
@@ -91,6 +92,13 @@ class Home:
         finally:
             os.close(descriptor)
         return ""
+
+    def last_status(self) -> dict[str, Any]:
+        """Return what the peer last wrote down of itself, as `peer status --json` shows it; empty where there is nothing to be read."""
+        with contextlib.suppress(OSError, ValueError):
+            status = json.loads(self.status.read_text())
+            return status if isinstance(status, dict) else {}
+        return {}
 
     def _take(self, descriptor: int) -> None:
         try:

@@ -62,7 +62,7 @@ class Housekeeping:
 def earlier(home: Home) -> dict[str, float]:
     """Return what all earlier starts of the peer came to; nothing where its record is not there, or cannot be read."""
     try:
-        lifetime = json.loads(home.status.read_text())["lifetime"]
+        lifetime = home.last_status()["lifetime"]
         return {name: float(lifetime[name]) for name in ("joined", *OVER_ALL_STARTS)}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return {}
