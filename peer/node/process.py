@@ -49,8 +49,6 @@ from protocol.identity import Identity
 from protocol.libp2p.node import Libp2pNode
 from protocol.libp2p.p2pd import DaemonSettings
 from protocol.libp2p.record_store import RecordShelf
-from protocol.messages.revocations import Revocations
-from protocol.messages.terms import RunTerms
 from protocol.run.invite import Credential, Invite
 from protocol.run.manifest import Manifest, SignedManifest
 from protocol.streams.throttle import Throttle
@@ -75,7 +73,6 @@ class NodeProcess:
         self._invite = Invite.from_text(self._home.invite.read_text()) if self._home.invite.exists() else None
         self._held = SignedManifest.from_bytes(self._home.manifest.read_bytes()) if self._home.manifest.exists() else None
         self._credential = self._latest_credential()
-        self._revocations = Revocations()
         self._book = AddressBook(self._identity.peer_id)
         self._time = SwarmTime()
         self._named: list[bytes] = []  # records of members, from who let us in
@@ -168,12 +165,12 @@ class NodeProcess:
     async def _take_part(self, network: Libp2pNode, shelf: RecordShelf, signed: SignedManifest) -> None:
         manifest = signed.manifest()
         self._child.emit(RunKnown(signed.run_id.hex(), manifest.run.total_steps))
-        terms = RunTerms.from_manifest(manifest, revocations=self._revocations)
+        membership = Membership.of(self._identity, manifest, self._credential)
+        terms = membership.terms
         hearsay = Hearsay(terms, self._book, self._time, random.SystemRandom())
         hearsay.take_all(self._named)
         server = FetchServer(self._identity, terms, signed.to_bytes(), self._time.now_s, Mirror(time.time), hearsay)
         self._door.open(server)
-        membership = Membership.of(self._identity, manifest, self._credential, revocations=self._revocations)
         network.bare_record = lambda: membership.bare_record(network.addresses, self._time.now_s())
         doors = self._invite.bootstraps if self._invite else ()
         client = self._client(network, signed.run_id)
@@ -184,7 +181,7 @@ class NodeProcess:
         async with asyncio.TaskGroup() as tasks:
             aside = [tasks.create_task(work) for work in (self._save_ways(network), upkeep.run(), vouching.run())]
             if self._config.trains:
-                await self._meet(network, manifest, hearsay, server, vouching)
+                await self._meet(network, manifest, membership, hearsay, server, vouching)
             else:
                 await self._unless_stopped(self._show_the_way(network, shelf, hearsay))
             for task in aside:
@@ -192,22 +189,22 @@ class NodeProcess:
 
     # ------------------------------------------------------------------ with a trainer
 
-    async def _meet(self, network: Libp2pNode, manifest: Manifest, hearsay: Hearsay, server: FetchServer, vouching: Vouching) -> None:
+    async def _meet(
+        self, network: Libp2pNode, manifest: Manifest, membership: Membership, hearsay: Hearsay, server: FetchServer, vouching: Vouching
+    ) -> None:
         """Be there for others; meet them as soon as the trainer has said what the model is."""
         standing, emit, enough = self._standing, self._child.emit, self._config.wait_for_peers
-        membership = Membership.of(self._identity, manifest, self._credential)
         presence = Presence(membership, network, lambda: network.addresses, hearsay, standing, emit, enough)
         payloads = PayloadFolder(self._child.settings.runtime / "payloads")
         payloads.clear(Writer.NODE)
         link = NodeEnd(self._child.settings.runtime)
         async with asyncio.TaskGroup() as tasks:
-            vouching.shown_by.append(membership)
             present = tasks.create_task(presence.run())
             try:
                 plan = await self._unless_stopped(link.connect())
                 if plan is not None:
                     own = OwnSide(link, payloads, Journal(self._home.journal), self._line)
-                    membership = Membership.of(self._identity, manifest, vouching.client.credential, plan, self._revocations)
+                    membership.terms = membership.terms.with_plan(plan)
                     limited = self._throttle.over(network)
                     node = self._node = Node(
                         membership, standing, presence, hearsay, limited, own, self._home.downloads, random.SystemRandom(), emit,
@@ -215,7 +212,7 @@ class NodeProcess:
                         has_start=manifest.model.weights is None or self._child.settings.config.model is not None,
                         wait_for_peers=enough,
                     )  # fmt: skip
-                    vouching.shown_by += [membership, node.client]
+                    vouching.shown_by.append(node.client)
                     self._door.open(replace(server, terms=membership.terms, donor=node.donor), node.meetings)
                     await self._run_node(node, network, own)
             finally:

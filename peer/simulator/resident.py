@@ -39,7 +39,6 @@ from protocol.libp2p.record_store import RecordShelf
 from protocol.memory.calls import MemoryP2P
 from protocol.memory.conversation import Link
 from protocol.memory.network import MemoryNetwork
-from protocol.messages.terms import RunTerms
 from protocol.run.invite import Invite
 from protocol.run.manifest import Manifest, SignedManifest
 from protocol.streams.transport import Purpose, Stream
@@ -122,14 +121,14 @@ class Resident:
         rng = random.Random(f"{self.peer_id}/{self.counts.num_lives}")
         self.book, standing = AddressBook(self.peer_id), Standing()
         self.book.load(self._folder / "peers.json", loop_s())
-        terms = RunTerms.from_manifest(manifest, PLAN)
+        credential = None if self.identity is run.host else run.invite.credential_for(self.peer_id)
+        self._membership = membership = Membership.of(self.identity, manifest, credential, PLAN)
+        terms = membership.terms
         self.hearsay = hearsay = Hearsay(terms, self.book, SwarmTime(self._local_s), rng)
         self._door = Door(self.book, "still joining")
         if self.peer_id in network.hidden:
             self._move_to(rng.sample(self._open_peers(), min(NUM_RELAYS, len(self._open_peers()))))
         life = network.transport(self.peer_id, self._answer, self._link, is_banned=self._door.is_banned)
-        credential = None if self.identity is run.host else run.invite.credential_for(self.peer_id)
-        self._membership = membership = Membership.of(self.identity, manifest, credential, PLAN)
         p2p: Any = MemoryP2P(network, life)
         shelf = RecordShelf(run.signed.run_id, self._door.is_member, hearsay.time.now_s, rng)
         self.directory = DhtDirectory(p2p, shelf, p2p, lambda: membership.bare_record(self.addresses, hearsay.time.now_s()))

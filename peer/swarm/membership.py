@@ -8,7 +8,6 @@ from typing import Self
 
 from protocol.identity import Identity
 from protocol.messages.records import MemberRecord, announceable
-from protocol.messages.revocations import Revocations
 from protocol.messages.terms import ModelPlan, RunTerms
 from protocol.run.invite import Credential
 from protocol.run.manifest import Manifest
@@ -18,7 +17,10 @@ BARE_RECORD_S = 90
 
 @dataclass(slots=True)
 class Membership:
-    """Who we are in this run, by whose word, and on what terms. The credential is renewed while we run."""
+    """Who we are in this run, by whose word, and on what terms.
+
+    While we run the credential is renewed, and the terms get the model's sizes.
+    """
 
     identity: Identity
     terms: RunTerms
@@ -28,16 +30,9 @@ class Membership:
     defer: bool  # without a partner: wait on instead of a solo step
 
     @classmethod
-    def of(
-        cls,
-        identity: Identity,
-        manifest: Manifest,
-        credential: Credential | None,
-        plan: ModelPlan | None = None,
-        revocations: Revocations | None = None,
-    ) -> Self:
+    def of(cls, identity: Identity, manifest: Manifest, credential: Credential | None, plan: ModelPlan | None = None) -> Self:
         """Take the terms from the manifest; without the model's plan they suit no meeting."""
-        terms, outer = RunTerms.from_manifest(manifest, plan, revocations), manifest.outer
+        terms, outer = RunTerms.from_manifest(manifest, plan), manifest.outer
         return cls(identity, terms, credential, manifest.run.total_steps, outer.deadline_s, outer.no_partner == "defer")
 
     def bare_record(self, addresses: Iterable[str], now_s: float) -> MemberRecord:

@@ -64,7 +64,7 @@ class RunTerms:
     revocations: Revocations = field(default_factory=Revocations, compare=False)  # one for all terms of a peer; it grows
 
     @classmethod
-    def from_manifest(cls, manifest: Manifest, plan: ModelPlan | None = None, revocations: Revocations | None = None) -> Self:
+    def from_manifest(cls, manifest: Manifest, plan: ModelPlan | None = None) -> Self:
         """Join what the manifest says with its model's sizes; terms without these say who may take part, and suit no meeting."""
         run, plan = manifest.run, plan or ModelPlan(0, (), 0)
         return cls(
@@ -77,8 +77,11 @@ class RunTerms:
             issuers=frozenset(map(PeerId.from_text, run.issuers)),
             members=frozenset(map(PeerId.from_text, run.members)),
             max_clock_gap_steps=manifest.outer.max_clock_gap_steps,
-            revocations=revocations or Revocations(),
         )
+
+    def with_plan(self, plan: ModelPlan) -> Self:
+        """Add the model's sizes, once they are known; the revocations stay the same ones."""
+        return replace(self, codec_id=plan.codec_id, fragments=plan.fragments, state_bytes=plan.state_bytes)
 
 
 def check_hello(

@@ -212,7 +212,7 @@ def test_a_revoked_guest_is_told_so_at_once_and_others_of_the_run_get_in() -> No
     async def story(network: MemoryNetwork) -> None:
         held = Revocations()
         held.add(Revocation(SIGNED.run_id, HOST.peer_id, NEWCOMER.peer_id, int(time.time())).signed(HOST))
-        serve(network, HOST, terms=RunTerms.from_manifest(MANIFEST, revocations=held))
+        serve(network, HOST, terms=replace(TERMS, revocations=held))
         with pytest.raises(RunRefusesUs, match="a revoked invite") as caught:
             await find_run(asker(network), [at(HOST)], SwarmTime(), lambda _: None)
         assert caught.value.hint and now_s() < 1.0
