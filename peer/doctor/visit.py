@@ -175,7 +175,7 @@ async def _call(control: Control, client: FetchClient, partner: PeerId, addresse
 async def _ask(client: FetchClient, partner: PeerId, call: Call) -> Call:
     async with client.source(partner, ()) as source:
         await source.ask(ContentsKind.MANIFEST, 0, MANIFEST_BYTES)
-        _, data = await source.take(lambda header: None)
+        _, data = await source.take()
         signed = SignedManifest.from_bytes(data, expect=client.run_id)
         asked_s, asked_unix_s = time.monotonic(), time.time()
         sighting = await source.sighting()

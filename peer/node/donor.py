@@ -64,14 +64,6 @@ class Given:
     num_bytes: int = 0
 
 
-@dataclass(slots=True)
-class Customers:
-    """Who asks for our state, on which stream, and how much each has had."""
-
-    streams: dict[PeerId, Stream] = field(default_factory=dict)
-    given: dict[PeerId, Given] = field(default_factory=dict)
-
-
 class StateDonor:
     """Gives our state to members, within bounds: it counts what it gives, so there is one for all streams of a node.
 
@@ -97,7 +89,8 @@ class StateDonor:
         self._coding = asyncio.Lock()
         self._gap_steps = terms.max_clock_gap_steps
         self._until_quiet = until_quiet
-        self._customers = Customers()
+        self._streams: dict[PeerId, Stream] = {}  # on which each asks for it
+        self._given: dict[PeerId, Given] = {}
         self._copy: IdleCopy | None = None
         self._copying: asyncio.Task[None] | None = None
         self._idle: asyncio.TimerHandle | None = None
@@ -106,15 +99,14 @@ class StateDonor:
     @contextlib.contextmanager
     def serving(self, stream: Stream) -> Iterator[None]:
         """Note that a partner fetches on this stream: an earlier one of its is a broken one that we have not noticed yet, and ends."""
-        streams = self._customers.streams
-        if (earlier := streams.pop(stream.partner, None)) is not None:
+        if (earlier := self._streams.pop(stream.partner, None)) is not None:
             earlier.hang_up()
-        streams[stream.partner] = stream
+        self._streams[stream.partner] = stream
         try:
             yield
         finally:
-            if streams.get(stream.partner) is stream:
-                del streams[stream.partner]
+            if self._streams.get(stream.partner) is stream:
+                del self._streams[stream.partner]
 
     async def piece(self, partner: PeerId, request: FetchRequest) -> tuple[memoryview, int]:
         """Return the part of our state that is asked for, and the clock behind it. Raises Refused."""
@@ -186,13 +178,12 @@ class StateDonor:
 
     def _count(self, partner: PeerId, num_bytes: int) -> None:
         now_s, clock_steps = loop_s(), self._standing.clock_steps
-        recent = {
+        self._given = {
             peer: had
-            for peer, had in self._customers.given.items()
+            for peer, had in self._given.items()
             if now_s - had.since_s < REST_S and clock_steps - had.clock_steps <= self._gap_steps
         }
-        given = recent.setdefault(partner, Given(now_s, clock_steps))
-        self._customers.given = recent
+        given = self._given.setdefault(partner, Given(now_s, clock_steps))
         if given.num_bytes + num_bytes > MOST_GIVEN * self._state_bytes:
             raise Refused(RefusalCode.BUSY, f"you have had my state {MOST_GIVEN} times lately")
         given.num_bytes += num_bytes

@@ -76,7 +76,7 @@ class DonorSamples:
             async with asyncio.timeout(SAMPLE_S), self._client.source(donor.peer_id, donor.addresses) as source:
                 for offset, num_bytes in self._spans:
                     await source.ask(ContentsKind.STATE, offset, num_bytes)
-                parts = [(await source.take(lambda header: None))[1] for _ in self._spans]
+                parts = [(await source.take())[1] for _ in self._spans]
         except (GossamerError, TimeoutError):
             return None
         halves = np.frombuffer(b"".join(parts), dtype="<u2").astype(np.uint32) << 16  # bf16 is the upper half of a float

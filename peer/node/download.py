@@ -178,7 +178,7 @@ class Download:
 
     async def _hear(self, source: Source, asked: deque[int], holding: Holding) -> None:
         """Hear what a donor has, and let those who have all give the rest first. Raises NothingNew when it has had nothing for a while."""
-        _, bits = await source.take(lambda header: None, PIECE_S)
+        _, bits = await source.take(within_s=PIECE_S)
         asked.popleft()
         held = from_bits(bits, self.pieces.num_pieces)
         holding.told_s, holding.has_all = loop_s(), len(held) == self.pieces.num_pieces

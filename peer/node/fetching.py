@@ -63,7 +63,7 @@ class FetchClient:
         """
         async with self.source(donor, addresses) as source:
             await source.ask(kind, 0, 0)
-            header, _ = await source.take(lambda header: None)
+            header, _ = await source.take()
             return header
 
     async def document(self, donor: PeerId, addresses: tuple[str, ...], kind: ContentsKind, known: bytes) -> bytes:
@@ -109,7 +109,7 @@ class Source:
     async def sighting(self) -> Sighting:
         """Ask what the other sees of us. Raises as `take`."""
         await self.ask(ContentsKind.SIGHTING, 0, SIGHTING_BYTES)
-        _, data = await self.take(lambda header: None)
+        _, data = await self.take()
         return Sighting.from_bytes(data)
 
     async def take_manifest(self) -> bytes:
@@ -121,7 +121,7 @@ class Source:
         """Ask who is there, and pass records on; `time` hears what it is there. The records are unchecked. Raises as `take`."""
         asked_s = asyncio.get_running_loop().time()
         await self._ask(ContentsKind.INTRODUCTION, secrets.token_bytes(NONCE_BYTES), 0, INTRODUCTION_BYTES, 0, records)
-        _, data = await self.take(lambda header: None)
+        _, data = await self.take()
         introduction = Introduction.from_bytes(data)
         took_s = asyncio.get_running_loop().time() - asked_s
         there_s = introduction.unix_ms / 1000 + took_s / 2
@@ -159,7 +159,7 @@ class Source:
         self._asked.append(request)
         await self._stream.send(request)
 
-    async def take(self, check: Callable[[Contents], None], within_s: float = FRAME_S) -> tuple[Contents, bytes]:
+    async def take(self, check: Callable[[Contents], None] = lambda header: None, within_s: float = FRAME_S) -> tuple[Contents, bytes]:
         """Return the answer to the first request that has none: its verified header, and the bytes.
 
         `check` raises for a header whose bytes are not wanted. A donor that says nothing for `within_s` has fallen silent. Raises

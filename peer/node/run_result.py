@@ -63,7 +63,7 @@ async def fetch_hashes(source: Source, name: bytes, num_bytes: int) -> bytes:
     total_bytes, hashes = HASH_BYTES * -(-num_bytes // files.PIECE_BYTES), b""
     while len(hashes) < total_bytes:
         await source.ask(ContentsKind.RESULT_HASHES, len(hashes), min(CHUNK_BYTES, total_bytes - len(hashes)))
-        header, data = await source.take(lambda header: None)
+        header, data = await source.take()
         if header.total_bytes != total_bytes or not data:
             raise BadMessage(f"hashes of {header.total_bytes} bytes; those of this model's result have {total_bytes}")
         hashes += data

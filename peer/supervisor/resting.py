@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from peer.machine.config import PeerConfig
 from peer.machine.home import Home
@@ -16,15 +15,14 @@ from peer.supervisor.surroundings import Lookout
 class Resting:
     """Asked about once a second. `asked` is what the operator wants, or what only he can end."""
 
-    def __init__(self, home: Home, now_s: Callable[[], float] = time.time) -> None:
+    def __init__(self, home: Home) -> None:
         self.asked: Rest | None = None
-        self.month = MonthlyTraffic(home.traffic, now_s())
-        self._now_s = now_s
+        self.month = MonthlyTraffic(home.traffic, time.time())
         self._lookout = Lookout(home.path)
 
     def wanted(self, config: PeerConfig) -> Rest | None:
         """Return the rest that is wanted now, if one is."""
-        now_s = self._now_s()
+        now_s = time.time()
         if self.asked is not None and self.asked.until_s is not None and now_s >= self.asked.until_s:
             self.asked = None
         used_up = self.month.rest(config.monthly_traffic, size_bytes(config.monthly_traffic), now_s)
@@ -36,9 +34,9 @@ class Resting:
 
     def count_traffic(self, total_bytes: int) -> int:
         """Take in what the node has carried since it began; returns the bytes of this month."""
-        self.month.count(total_bytes, self._now_s())
+        self.month.count(total_bytes, time.time())
         return self.month.num_bytes
 
     def save(self) -> None:
         """Write down what must outlive this process."""
-        self.month.save(self._now_s())
+        self.month.save(time.time())

@@ -23,7 +23,7 @@ from protocol.libp2p.dial_back import DialBack
 from protocol.libp2p.dialling import Dialling
 from protocol.libp2p.directory import DhtDirectory
 from protocol.libp2p.hivemind_imports import P2PDaemonError
-from protocol.libp2p.p2pd import Control, Daemon, DaemonSettings
+from protocol.libp2p.p2pd import Daemon, DaemonSettings
 from protocol.libp2p.reachability import Reachability
 from protocol.libp2p.record_store import RecordShelf
 from protocol.libp2p.relay_trial import carries
@@ -53,9 +53,7 @@ class _Unit:
     daemon: Daemon
     directory: DhtDirectory
     p2p: AttachedP2P
-    control: Control
     tunnel: TunnelTransport
-    settings: DaemonSettings
     stack: AsyncExitStack
 
 
@@ -152,7 +150,7 @@ class Libp2pNode:
 
     async def connected(self) -> dict[PeerId, str]:
         """Return the peers to which a connection is open, each with the address at its other end. Raises Unreachable while p2pd is down."""
-        return await self._up().control.connected()
+        return await self._up().daemon.control.connected()
 
     async def routes(self) -> dict[PeerId, Route]:
         """Return how those are reached to whom a connection is open. Raises Unreachable while p2pd is down."""
@@ -188,7 +186,7 @@ class Libp2pNode:
                 dial_back = DialBack(self._settings.folder / "reach.sock", lambda: self.relays_at)
                 await dial_back.open(daemon.control)
                 stack.push_async_callback(dial_back.close)
-                return _Unit(daemon, directory, p2p, daemon.control, tunnel, daemon.settings, stack.pop_all())
+                return _Unit(daemon, directory, p2p, tunnel, stack.pop_all())
         except (OSError, EOFError, P2PDaemonError) as error:  # OSError: the time-out too
             raise TransportError(f"p2pd ended or hung while it was set up: {error!r}", hint="see the log") from error
 
@@ -248,11 +246,11 @@ class Libp2pNode:
 
     async def _role(self, unit: _Unit) -> str:
         """Try whether we relay, and watch how others reach us; return why p2pd must be started in another role."""
-        if unit.settings.relays and not await self._is_good_relay(unit):
+        if unit.daemon.settings.relays and not await self._is_good_relay(unit):
             return "it did not relay as it should"
         try:
-            if not self._settings.announce and not unit.settings.is_local:  # what the operator announces is believed
-                return await self._reachability.until_role_changes(unit.control, unit.daemon.port)
+            if not self._settings.announce and not unit.daemon.settings.is_local:  # what the operator announces is believed
+                return await self._reachability.until_role_changes(unit.daemon.control, unit.daemon.port)
         except Unreachable as error:
             log.debug("p2pd's role: %s", error)
         return await asyncio.Future()  # the pulse sees it too
@@ -276,7 +274,7 @@ class Libp2pNode:
         await self._introduce(unit)
         while True:
             try:
-                _, named = await unit.control.identify()
+                _, named = await unit.daemon.control.identify()
                 self._addresses = without_sightings(named, unit.daemon.addresses)
                 await self._stay_connected(unit)
                 await unit.directory.tend()
@@ -301,7 +299,7 @@ class Libp2pNode:
         if not unit.directory.num_neighbours:
             await _dial(unit, [*self._bootstraps(), *self._acquaintances()])
         if not unit.directory.num_neighbours:
-            await unit.directory.join(await unit.control.connected())
+            await unit.directory.join(await unit.daemon.control.connected())
 
     def _acquaintances(self) -> list[str]:
         records = self._shelf.records()
@@ -329,7 +327,7 @@ async def _dial(unit: _Unit, addresses: Iterable[str]) -> None:
         try:
             partner = read_address(address)
             if partner is not None and partner != unit.daemon.peer_id:
-                await unit.control.connect(partner, [address])
+                await unit.daemon.control.connect(partner, [address])
                 return partner
         except (ValueError, Unreachable) as error:
             log.info("bootstrap %s: %s", address, error)

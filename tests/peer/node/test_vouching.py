@@ -194,7 +194,7 @@ def test_a_small_document_does_not_end_the_stream_on_which_weights_come(tmp_path
         async with client.source(donor.peer_id, ()) as source:
             for _ in range(2):
                 await source.ask(ContentsKind.STATE, 0, 100)
-                assert len((await source.take(lambda header: None))[1]) == 100
+                assert len((await source.take())[1]) == 100
                 assert await client.document(donor.peer_id, (), ContentsKind.REVOCATIONS, b"") == b""
 
     play(Swarm(tmp_path), story)
