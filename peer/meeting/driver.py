@@ -26,6 +26,7 @@ from protocol.identity import PeerId
 from protocol.limits import CHUNK_BYTES
 from protocol.messages.messages import Chunk, Commit, Committed, Message, Outcome, Part, Resolve
 from protocol.streams.transport import Purpose, Stream, Transport
+from protocol.tasks import cancel
 
 FRAMES_AHEAD = 16  # frames taken from a partner before the machine has met them: 4 MiB at most
 TRY_S = 5.0  # for one question about a decision and its answer
@@ -272,11 +273,8 @@ class Driver:
         self._own.payloads.remove_meeting(self.meeting.number)
 
     async def _clean_up(self) -> None:
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
         try:
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel(*self._tasks)
         finally:
             if self.stream is not None:
                 await self.stream.close()

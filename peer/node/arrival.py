@@ -20,6 +20,7 @@ from protocol.limits import MANIFEST_BYTES
 from protocol.messages.messages import ContentsKind
 from protocol.messages.records import MemberRecord
 from protocol.run.manifest import SignedManifest
+from protocol.tasks import cancel
 
 PATIENCE_S = 60.0  # for the first door that answers
 PAUSE_S = 1.0
@@ -100,9 +101,7 @@ async def _knock(client: FetchClient, doors: Doors, say: Callable[[str], None]) 
                 if (signed := task.result()) is not None:
                     return signed
     finally:
-        for task in asking:
-            task.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
+        await cancel(*asking)
 
 
 async def _ask(client: FetchClient, peer: PeerId, doors: Doors) -> SignedManifest | None:

@@ -22,6 +22,7 @@ from peer.swarm.address_book import AddressBook, KnownPeer, loop_s
 from protocol.errors import GossamerError, PeerMisbehaved
 from protocol.identity import PeerId
 from protocol.messages.messages import Contents, ContentsKind
+from protocol.tasks import cancel
 
 PIECE_S = 20.0  # for a donor to deliver the next piece; slower than that, it is worth less than any other
 UNDER_WAY_S = 1.0  # of what a donor delivers
@@ -137,8 +138,7 @@ class Download:
                 else:
                     await self._change()
         finally:
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
+            await cancel(asking)
             self._free |= dict.fromkeys(piece for piece in asked if piece != HELD)
             self._has_changed()
 

@@ -10,6 +10,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from protocol.errors import RefusalCode, Refused
+from protocol.tasks import cancel
 
 PLACES = 8
 MOST_S = 5.0  # 64 KiB at the slowest legal rate take 2 s
@@ -36,5 +37,4 @@ class Hatch:
             task.result()
         finally:
             self._answering.pop(task, None)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await cancel(task)

@@ -32,6 +32,7 @@ from peer.swarm.presence import Presence
 from peer.swarm.standing import PeerState, Standing
 from protocol.messages.messages import RunPhase
 from protocol.streams.transport import Transport
+from protocol.tasks import work_until
 
 CLOSE_S = 5.0  # for the last meetings of a run to end
 
@@ -101,17 +102,7 @@ class Node:
         standing = self._standing
         while True:
             await standing.until(lambda: standing.state is not PeerState.PAUSED)
-            works = [
-                asyncio.create_task(work) for work in (self.catch_up.run(), standing.until(lambda: standing.state is PeerState.PAUSED))
-            ]
-            try:
-                await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
-                if works[0].done():
-                    works[0].result()
-            finally:
-                for work in works:
-                    work.cancel()
-                await asyncio.gather(*works, return_exceptions=True)
+            await work_until(self.catch_up.run(), standing.until(lambda: standing.state is PeerState.PAUSED))
 
     def on_notice(self, notice: ask.Notice) -> None:
         """Take in what the trainer says unasked."""

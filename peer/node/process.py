@@ -12,9 +12,7 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Coroutine
 from dataclasses import replace
-from typing import Any, TypeVar
 
 from peer.link import records as ask
 from peer.link.payload_folder import PayloadFolder
@@ -52,13 +50,12 @@ from protocol.libp2p.record_store import RecordShelf
 from protocol.run.invite import Credential, Invite
 from protocol.run.manifest import Manifest, SignedManifest
 from protocol.streams.throttle import Throttle
+from protocol.tasks import cancel, work_until
 
 SAVE_WAYS_S = 2.0  # a peer that is killed early must still find its way back
 LOOK_S = 1.0  # between two looks at who has announced itself, where nobody trains
 LEAVE_S = 3.0
 TELL_LINE_S = 2.0
-
-T = TypeVar("T")
 
 
 class NodeProcess:
@@ -106,8 +103,7 @@ class NodeProcess:
         try:
             await self._find_run()
         finally:
-            resting.cancel()
-            await asyncio.gather(resting, return_exceptions=True)
+            await cancel(resting)
 
     async def _tell_rest(self) -> None:
         """Whenever we are told to rest, say when the last meeting has ended: the trainer may go then."""
@@ -128,12 +124,11 @@ class NodeProcess:
         async with Libp2pNode(self._daemon_settings(), shelf, answer, self._ways_in, self._door.is_banned) as network:
             counting = asyncio.create_task(self._tell_traffic(network))
             try:
-                signed = self._held or await self._unless_stopped(self._arrive(network))
+                signed = self._held or await work_until(self._arrive(network), self._stopped.wait())
                 if signed is not None:
                     await self._take_part(network, shelf, signed)
             finally:
-                counting.cancel()
-                await asyncio.gather(counting, return_exceptions=True)
+                await cancel(counting)
 
     async def _tell_traffic(self, network: Libp2pNode) -> None:
         """Tell the supervisor what passes, and have the streams pay for what passes beside them."""
@@ -183,7 +178,7 @@ class NodeProcess:
             if self._config.trains:
                 await self._meet(network, manifest, membership, hearsay, server, vouching)
             else:
-                await self._unless_stopped(self._show_the_way(network, shelf, hearsay))
+                await work_until(self._show_the_way(network, shelf, hearsay), self._stopped.wait())
             for task in aside:
                 task.cancel()
 
@@ -201,7 +196,7 @@ class NodeProcess:
         async with asyncio.TaskGroup() as tasks:
             present = tasks.create_task(presence.run())
             try:
-                plan = await self._unless_stopped(link.connect())
+                plan = await work_until(link.connect(), self._stopped.wait())
                 if plan is not None:
                     own = OwnSide(link, payloads, Journal(self._home.journal), self._line)
                     membership.terms = membership.terms.with_plan(plan)
@@ -307,17 +302,6 @@ class NodeProcess:
                 if network.through != through:
                     through = network.through
                     write_whole(self._home.relays, "".join(f"{relay}\n" for relay in through).encode())
-
-    async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """Return what work comes to; None, and it is cancelled, when the supervisor says stop before."""
-        tasks = [asyncio.create_task(work), asyncio.create_task(self._stopped.wait())]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            return tasks[0].result() if tasks[0].done() else None
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def run_node(child: Child) -> None:

@@ -23,6 +23,7 @@ from protocol.memory import virtual_time
 from protocol.memory.conversation import Link
 from protocol.memory.network import EPOCH_S, MemoryNetwork
 from protocol.run.manifest import Manifest
+from protocol.tasks import cancel
 
 ARRIVAL_S = 60.0  # in which all but the host come
 SETTLE_S = 60.0  # from the last arrival to the cut, and from the healing to the end
@@ -207,9 +208,7 @@ class SwarmStory:
 
     async def _end(self) -> None:
         result = self._result
-        for task in self._aside:
-            task.cancel()
-        await asyncio.gather(*self._aside, return_exceptions=True)
+        await cancel(*self._aside)
         result.virtual_s, result.know_enough_s, result.healed_s = loop_s(), Spread.of(self._know_enough_s), Spread.of(self._healed_s)
         unknowing = self._scene.peers - 1 - len(self._know_enough_s)
         if unknowing:

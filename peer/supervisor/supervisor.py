@@ -61,6 +61,7 @@ from protocol.errors import BadSettings, ExitCode, GossamerError
 from protocol.identity import Identity
 from protocol.run.invite import Invite
 from protocol.run.manifest import SignedManifest
+from protocol.tasks import cancel, work_until
 
 PROGRAMS = {NODE: "peer.node", TRAINER: "peer.trainer"}  # python -m
 RESTART_PAUSE_S = (1.0, 30.0)  # first and longest pause before a child is started again
@@ -187,10 +188,8 @@ class Supervisor:
         is_leaving = not work[0].done() and self._condition.ending is None
         if work[0].done() and self._condition.ending is None:
             self._ends_as("done", "the run is over")
-        for task in (*work, looking):
-            task.cancel()  # no more restarts
         self._resting.save()
-        await asyncio.gather(*work, looking, return_exceptions=True)
+        await cancel(*work, looking)  # no more restarts
         exits = {}
         for name, last_work in LAST_WORK.items():
             if name not in self._children:
@@ -302,16 +301,8 @@ class Supervisor:
 
     async def _until_sent_away(self, name: str, child: ChildProcess) -> ChildExit | None:
         """Wait for the end of a child. None: it was sent away, and has ended its work."""
-        living = asyncio.create_task(child.wait())
-        sending = asyncio.create_task(self._until_to_go(name))
-        try:
-            await asyncio.wait((living, sending), return_when=asyncio.FIRST_COMPLETED)
-            if living.done():
-                return living.result()
-        finally:
-            for task in (living, sending):
-                task.cancel()
-            await asyncio.gather(living, sending, return_exceptions=True)
+        if (exit := await work_until(child.wait(), self._until_to_go(name))) is not None:
+            return exit
         await child.stop(LAST_SAVE_S)
         self._awake.discard(name)
         self._away.add(name)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any, Self
 
 from protocol.libp2p.hivemind_imports import P2P, Client, Multiaddr, P2PDaemonError
 from protocol.libp2p.p2pd import MESSAGE_BYTES
+from protocol.tasks import cancel
 
 
 class AttachedP2P(P2P):  # type: ignore[misc]
@@ -45,9 +45,7 @@ class AttachedP2P(P2P):  # type: ignore[misc]
                 waiting.set_exception(P2PDaemonError("closed"))
         tasks = [control._read_task, control._write_task, *control._handler_tasks.values()]
         self._terminate()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel(*tasks)
 
 
 class _WaitingCalls(dict[Any, Any]):

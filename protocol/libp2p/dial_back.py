@@ -23,6 +23,7 @@ from protocol.errors import BadMessage, Unreachable
 from protocol.identity import PeerId
 from protocol.libp2p.p2pd import BUFFER_BYTES, Control, stream_opener
 from protocol.libp2p.splice import Pair, drop
+from protocol.tasks import cancel
 
 PROTOCOL = "/gossamer/reach/1"
 TRY_S = 2.0  # a packet that was lost is sent again after one
@@ -95,9 +96,7 @@ class DialBack:
         """End every try."""
         self._listening.close()
         self._listener.unlink(missing_ok=True)
-        for task in self._tries:
-            task.cancel()
-        await asyncio.gather(*self._tries, return_exceptions=True)
+        await cancel(*self._tries)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._tries) >= TRIES_AT_ONCE:

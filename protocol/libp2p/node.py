@@ -33,6 +33,7 @@ from protocol.messages.records import MemberRecord
 from protocol.nearby import seal
 from protocol.streams.admission import Admission
 from protocol.streams.transport import Purpose, Stream, StreamHandler
+from protocol.tasks import cancel
 
 log = logging.getLogger(__name__)
 
@@ -129,8 +130,7 @@ class Libp2pNode:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._supervisor.cancel()
-        await asyncio.gather(self._supervisor, return_exceptions=True)
+        await cancel(self._supervisor)
         await self._tear_down()
 
     async def connect(self, partner: PeerId, addresses: Sequence[str], purpose: Purpose) -> Stream:
@@ -240,9 +240,7 @@ class Libp2pNode:
             done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
             return done.pop().result()
         finally:
-            for watch in watches:
-                watch.cancel()
-            await asyncio.gather(*watches, return_exceptions=True)
+            await cancel(*watches)
 
     async def _role(self, unit: _Unit) -> str:
         """Try whether we relay, and watch how others reach us; return why p2pd must be started in another role."""

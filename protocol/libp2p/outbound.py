@@ -23,6 +23,7 @@ from protocol.libp2p.p2pd import BUFFER_BYTES, Control
 from protocol.libp2p.splice import CarriedBytes, Pair, drop, splice, while_moving
 from protocol.streams.admission import LINGER_MOST_S, LINGER_S
 from protocol.streams.transport import Purpose, Stream
+from protocol.tasks import cancel
 
 PROTOCOL = "/gossamer/peer/1"
 ACCEPT_S = 30.0  # the answer may wait behind a window or two of others on a slow line
@@ -78,8 +79,7 @@ class Connection:
         if self._splice is None:
             drop(self._remote[1])
             return
-        self._splice.cancel()
-        await asyncio.gather(self._splice, return_exceptions=True)
+        await cancel(self._splice)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Take the channel's connection, the only one there will be."""
@@ -130,9 +130,7 @@ class Outbound:
         if self._closing:
             with suppress(TimeoutError):
                 await while_moving(asyncio.wait(self._closing), lambda: self._carried.both, CLOSE_S, CLOSE_MOST_S)
-        for task in self._closing:
-            task.cancel()
-        await asyncio.gather(*self._closing, return_exceptions=True)
+        await cancel(*self._closing)
         for connection in list(self._kept):
             self._put_away(connection)
         await asyncio.gather(*self._closing, return_exceptions=True)
@@ -188,8 +186,7 @@ class Outbound:
             with suppress(TimeoutError, *BROKEN):
                 await while_moving(end(), lambda: connection.carried.both, LINGER_S, LINGER_MOST_S)
         finally:
-            pump.cancel()
-            await asyncio.gather(pump, return_exceptions=True)
+            await cancel(pump)
             if connection.is_up and await ended_well(rpc):
                 self._keep(connection)
             else:

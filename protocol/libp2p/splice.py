@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from protocol.tasks import cancel
+
 Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 READ_BYTES = 256 * 1024
@@ -51,11 +53,9 @@ async def splice(local: Pair, remote: Pair, *counts: CarriedBytes) -> None:
         await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         await asyncio.gather(_close(local[1]), _close(remote[1]))
     finally:
-        for way in ways:
-            way.cancel()
         for _, writer in (local, remote):
             drop(writer)
-        await asyncio.gather(*ways, return_exceptions=True)  # a broken connection ends the splice like a closed one
+        await cancel(*ways)  # a broken connection ends the splice like a closed one
 
 
 def drop(writer: asyncio.StreamWriter) -> None:
@@ -92,5 +92,4 @@ async def while_moving(work: Awaitable[object], measure: Callable[[], int], quie
                 raise TimeoutError
         task.result()
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await cancel(task)

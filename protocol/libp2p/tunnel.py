@@ -38,6 +38,7 @@ from protocol.libp2p.p2pd import BUFFER_BYTES, Control, stream_opener
 from protocol.libp2p.splice import CarriedBytes, Pair, drop, splice
 from protocol.streams.admission import Admission, Visit, handle
 from protocol.streams.transport import Purpose, Stream, StreamHandler
+from protocol.tasks import cancel
 
 log = logging.getLogger(__name__)
 
@@ -81,9 +82,7 @@ class Inbound:
             await asyncio.wait(self._handlers, timeout=HANDLERS_END_S)
         self._listener.unlink(missing_ok=True)
         tasks = [*self._handlers, *self._connections]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel(*tasks)
 
     # ---- connections ----
 
@@ -153,8 +152,7 @@ class Inbound:
                 await closed.wait()
         finally:
             stream.end("the connection to the partner broke")
-            pump.cancel()
-            await asyncio.gather(pump, return_exceptions=True)
+            await cancel(pump)
 
 
 def _spawn(coroutine: Any, tasks: dict[asyncio.Task[None], None], name: str) -> asyncio.Task[None]:

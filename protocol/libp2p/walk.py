@@ -14,6 +14,7 @@ from typing import Any
 
 from protocol.identity import PeerId
 from protocol.libp2p.neighbours import Held, place_of
+from protocol.tasks import cancel
 
 AT_ONCE = 3
 SLOW_S = 1.0  # a call that takes longer does not keep the next one waiting
@@ -44,9 +45,7 @@ class Walk:
                 async with asyncio.timeout(WALK_S):
                     await self._walk(num_nearest, most_calls)
         finally:
-            for task in self._asking:
-                task.cancel()
-            await asyncio.gather(*self._asking, return_exceptions=True)
+            await cancel(*self._asking)
         return self._sorted(self._answered)[:num_nearest]
 
     async def _walk(self, num_nearest: int, most_calls: int) -> None:

@@ -16,6 +16,7 @@ from protocol.identity import PeerId
 from protocol.memory.conversation import Conversation, Link, MemoryLine
 from protocol.streams.admission import Admission, StreamCaps, Visit, handle
 from protocol.streams.transport import Purpose, Stream, StreamHandler
+from protocol.tasks import cancel
 
 DIAL_S = 5.0  # until nobody has answered
 EPOCH_S = 1_700_000_000.0  # Unix time at loop time 0, so that records have dates
@@ -75,9 +76,7 @@ class MemoryNetwork:
 
     async def close(self) -> None:
         """Cancel every handler that still runs."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel(*self._tasks)
 
     # ---- what may happen ----
 
