@@ -1,7 +1,7 @@
 """Every cap on what a peer accepts, in one place, each with its reason.
 
 A cap that protects memory is checked before anything is parsed or allocated; the message types check the rest. Sizes that the
-manifest implies (payloads, state) are not here: see `terms.py`.
+manifest implies (payloads, state) are not here: see `protocol/messages/terms.py`.
 """
 
 from __future__ import annotations

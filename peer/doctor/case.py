@@ -103,6 +103,12 @@ class Case:
         signed = self.held() or (self.visit().manifest if self.is_about_a_run else None)
         return signed.manifest() if signed else Manifest()
 
+    def free_port(self) -> int:
+        """Return the port that a peer would listen on, 0 for any. Raises BadSettings where it could not."""
+        port = usual_port(self.home, self.listen) if self.port is None else self.port
+        need_port(self.listen, port)
+        return port
+
     def _visit(self) -> CallRound:
         try:
             invite, held, own = self.invite(), self.held(), self.identity()
@@ -114,8 +120,6 @@ class Case:
         if self.home.holder():
             return Place(self.listen, 0, kept_port(self.home))
         try:
-            port = usual_port(self.home, self.listen) if self.port is None else self.port
-            need_port(self.listen, port)
-            return Place(self.listen, port)
+            return Place(self.listen, self.free_port())
         except BadSettings:  # which another check reports
             return Place(DEFAULT_HOST, 0)

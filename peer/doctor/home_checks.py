@@ -12,7 +12,6 @@ from peer.doctor.case import Case
 from peer.doctor.finding import Finding, fail, ok, warn
 from peer.machine.config import saved_settings
 from peer.machine.home import ANOTHER_HOME
-from peer.machine.port import need_port, usual_port
 
 SOON_S = 3 * 24 * 3600  # an invite that ends so soon is worth a word
 
@@ -71,8 +70,7 @@ def port(case: Case) -> Finding:
     """Check that a peer could listen where it wants to."""
     if case.home.holder() and case.port is None:
         return ok("the peer that runs from this home listens already")
-    wanted = usual_port(case.home, case.listen) if case.port is None else case.port
-    need_port(case.listen, wanted)
+    wanted = case.free_port()
     return ok(f"{case.listen} port {wanted} is free" if wanted else f"{case.listen}, any free port")
 
 

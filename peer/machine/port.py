@@ -17,10 +17,10 @@ _TCP = re.compile(r"/tcp/(\d+)")
 
 def usual_port(home: Home, listen: str) -> int:
     """Return the port of last time if it is free now, else 0: any free one."""
+    port = kept_port(home)
     try:
-        port = int((home.port).read_text())
         _try(listen, port)
-    except (OSError, ValueError, OverflowError):
+    except (OSError, OverflowError):
         return 0
     return port
 

@@ -1,6 +1,6 @@
 """The gRPC service `gossamer.v1.Peer` as streams of messages, whatever carries its HTTP/2 connection.
 
-Frames pass as bytes through generic handlers: they are made and read in `frames.py`, and gRPC only delimits them. Here are the
+Frames pass as bytes through generic handlers: `protocol/messages/frames.py` makes and reads them, and gRPC only delimits them. Here are the
 caps and clocks of HTTP/2 (size, metadata, keep-alive, no compression); who the partner is, is told by what carries the connection.
 
 A rule of grpc.aio holds this file together: after an RPC's coroutine has ended, touching its context may crash the process. So

@@ -38,7 +38,7 @@ class MemberRecord(Signed):
     credential: Credential | None = None  # so that others can check its membership
     paused: bool = False  # it is there, but meets nobody and gives nothing for now
     tokens: int = 0  # trained by the peer since it joined
-    release: int = 0  # of the software it runs, as `release.NUMBER`; 0 where it does not say
+    release: int = 0  # of the software it runs, as one number (peer/swarm/sight.py); 0 where it does not say
     signature: bytes = b""  # the peer's, over every other field
 
     def __post_init__(self) -> None:

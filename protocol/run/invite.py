@@ -8,7 +8,7 @@ text from a forged one. "gossamer1" cannot be part of the rest, for base32 has n
 A credential is shown to strangers and lies in the directory, so it must be worth nothing to whoever copies it. It names its peer
 (`subject`), and then anybody may see the invite; or it names a key (`bearer`) whose secret never leaves the invite, which is as
 secret as the run is private: the invite's holder signs its own PeerId with that key. Bounded offline by anybody who knows the
-manifest's issuers; `terms.py` says which credential a run demands.
+manifest's issuers; `protocol/messages/terms.py` says which credential a run demands.
 """
 
 from __future__ import annotations

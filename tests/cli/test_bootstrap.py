@@ -1,4 +1,4 @@
-"""`peer bootstrap` where it must refuse; what a seed answers is tested beside peer/node/seed.py."""
+"""`peer bootstrap` where it must refuse; what it answers newcomers is tested with peer/node/door.py."""
 
 from __future__ import annotations
 
