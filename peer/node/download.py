@@ -22,7 +22,7 @@ from peer.swarm.address_book import AddressBook, KnownPeer, loop_s
 from protocol.errors import GossamerError, PeerMisbehaved
 from protocol.identity import PeerId
 from protocol.messages.messages import Contents, ContentsKind
-from protocol.tasks import cancel
+from protocol.tasks import Changes, cancel
 
 PIECE_S = 20.0  # for a donor to deliver the next piece; slower than that, it is worth less than any other
 UNDER_WAY_S = 1.0  # of what a donor delivers
@@ -87,7 +87,7 @@ class Download:
         self.pieces = pieces
         self.num_by: Counter[PeerId] = Counter()  # pieces that each has delivered
         self._free = dict.fromkeys(order)  # what nobody is asked for, those first that fewest have
-        self._changed = asyncio.Event()
+        self._changes = Changes()
         self._moved_s = loop_s()  # when a piece last came
 
     async def from_donors(self, donors: Iterable[KnownPeer], num_at_once: int) -> list[GossamerError]:
@@ -140,7 +140,7 @@ class Download:
         finally:
             await cancel(asking)
             self._free |= dict.fromkeys(piece for piece in asked if piece != HELD)
-            self._has_changed()
+            self._changes.tell()
 
     async def _ask(self, source: Source, asked: deque[int], flow: Flow, holding: Holding) -> None:
         try:
@@ -148,16 +148,16 @@ class Download:
                 news_s = math.inf if holding.has_all or HELD in asked else holding.told_s + NEWS_S - loop_s()
                 if news_s <= 0:
                     asked.append(HELD)
-                    self._has_changed()
+                    self._changes.tell()
                     await source.ask(ContentsKind.RESULT_PIECES, 0, -(-self.pieces.num_pieces // 8))
                 elif len(asked) < flow.window and (piece := self._next(holding)) is not None:
                     asked.append(piece)
-                    self._has_changed()
+                    self._changes.tell()
                     await source.ask(self._kind, self.pieces.offset(piece), self.pieces.size(piece))
                 else:
                     await self._change(news_s)
         finally:
-            self._has_changed()
+            self._changes.tell()
 
     def _next(self, holding: Holding) -> int | None:
         """Return a piece to ask this donor for, which nobody else is asked for then; None where it has none."""
@@ -173,7 +173,7 @@ class Download:
         self.num_by[donor] += 1
         self._moved_s = loop_s()
         flow.came(loop_s())
-        self._has_changed()
+        self._changes.tell()
         self._on_piece(donor)
 
     async def _hear(self, source: Source, asked: deque[int], holding: Holding) -> None:
@@ -190,13 +190,9 @@ class Download:
             holding.news_s = holding.told_s
         elif holding.told_s - holding.news_s > NO_NEWS_S:
             raise NothingNew("it has no piece that is missing here")
-        self._has_changed()
+        self._changes.tell()
 
     async def _change(self, most_s: float = math.inf) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None if most_s == math.inf else most_s):
-                await self._changed.wait()
-
-    def _has_changed(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+                await self._changes.wait()

@@ -61,7 +61,7 @@ from protocol.errors import BadSettings, ExitCode, GossamerError
 from protocol.identity import Identity
 from protocol.run.invite import Invite
 from protocol.run.manifest import SignedManifest
-from protocol.tasks import cancel, work_until
+from protocol.tasks import Changes, cancel, work_until
 
 PROGRAMS = {NODE: "peer.node", TRAINER: "peer.trainer"}  # python -m
 RESTART_PAUSE_S = (1.0, 30.0)  # first and longest pause before a child is started again
@@ -142,7 +142,7 @@ class Supervisor:
         self._awake: set[str] = set()  # children that have their settings
         self._away: set[str] = set()  # children that have ended, to be started again after the rest or with other settings
         self._is_quiet = False  # the node has said that no meeting is under way
-        self._changed = asyncio.Event()
+        self._changes = Changes()
 
     @property
     def has_trained(self) -> bool:
@@ -224,7 +224,7 @@ class Supervisor:
         """Start a child again whenever it dies, or was sent away. Returns when it ended as it should; raises ChildFailed."""
         failures = 0
         while True:
-            await self._until(lambda: self._may_run(name))
+            await self._changes.until(lambda: self._may_run(name))
             child = self._children[name] = ChildProcess(self._programs[name], self._home.log, partial(self._hear, name))
             await child.start()
             child.set_niceness(self._config.niceness)
@@ -240,7 +240,7 @@ class Supervisor:
                     self.leave("asked to leave, and finished")
                 continue
             self._awake.discard(name)
-            self._has_changed()
+            self._changes.tell()
             if exit.code == 0:
                 return
             if name == TRAINER and was_away and not self._condition.trains and exit.failure is not None and exit.failure.final:
@@ -285,7 +285,7 @@ class Supervisor:
             self._condition.rest = rest
             if (rest is None) != (before is None):
                 self._tell_node()
-            self._has_changed()
+            self._changes.tell()
             self._describe()
 
     def _tell_node(self) -> None:
@@ -307,19 +307,19 @@ class Supervisor:
         self._awake.discard(name)
         self._away.add(name)
         self._condition.words[name] = LastWord()
-        self._has_changed()
+        self._changes.tell()
         self._describe()
         return None
 
     async def _until_to_go(self, name: str) -> None:
         """Wait until a child is to go, and no meeting hinders it."""
-        await self._until(lambda: name in self._restarting or not self._may_run(name))
+        await self._changes.until(lambda: name in self._restarting or not self._may_run(name))
         node = self._children.get(NODE)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_MEETINGS_S):
-                await self._until(lambda: self._is_quiet or node is None or not node.is_running)
+                await self._changes.until(lambda: self._is_quiet or node is None or not node.is_running)
         if name == NODE:
-            await self._until(lambda: TRAINER not in self._awake or self._may_run(TRAINER))
+            await self._changes.until(lambda: TRAINER not in self._awake or self._may_run(TRAINER))
 
     def _come_back(self, name: str) -> None:
         """Note that a child has its settings, and runs."""
@@ -331,21 +331,12 @@ class Supervisor:
             self._restarting.discard(name)
             self._tell_node()
 
-    async def _until(self, condition: Callable[[], bool]) -> None:
-        """Wait until something holds that `_has_changed` tells of."""
-        while not condition():
-            await self._changed.wait()
-
-    def _has_changed(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
-
     # ------------------------------------------------------------------ what is told
 
     def _hear(self, name: str, event: Event) -> None:
         if name == NODE and isinstance(event, ProcessSays) and event.state == RESTING:
             self._is_quiet = True
-            self._has_changed()
+            self._changes.tell()
         elif isinstance(event, TrafficCounted):
             self._note(MonthCounted(self._resting.count_traffic(event.sent_bytes + event.received_bytes)))
         else:
@@ -445,7 +436,7 @@ class Supervisor:
         self._restarting |= {name for name in STARTED_WITH.get(key, ()) if name in self._children and name not in self._away}
         self._look_at_rest()
         self._tell_node()
-        self._has_changed()
+        self._changes.tell()
         return {"value": value}
 
     def leave(self, reason: str) -> None:

@@ -11,12 +11,12 @@ Only who is TRAINING meets; whoever asks otherwise gets the code of `refusal`.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from enum import Enum, auto
 
 from protocol.errors import RefusalCode
 from protocol.messages.messages import RunPhase
+from protocol.tasks import Changes
 
 
 class PeerState(Enum):
@@ -42,7 +42,7 @@ class Standing:
         self.has_settled = False  # on the run's result: it meets nobody any more
         self.stale: set[int] = set()  # fragments that are too old to be met about, or to be given
         self.finished = False  # the trainer has once been at the end of the schedule
-        self._changed = asyncio.Event()
+        self._changes = Changes()
 
     @property
     def refusal(self) -> RefusalCode | None:
@@ -63,8 +63,7 @@ class Standing:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait until something that depends on the standing alone holds."""
-        while not condition():
-            await self._changed.wait()
+        await self._changes.until(condition)
 
     def told(self, clock_steps: int, phase: RunPhase, has_begun: bool, tokens: int = 0) -> None:
         """Take in where the trainer stands."""
@@ -100,5 +99,4 @@ class Standing:
     def _enter(self, state: PeerState) -> None:
         if self.state is not PeerState.LEAVING:
             self.state = state
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        self._changes.tell()

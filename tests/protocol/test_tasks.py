@@ -1,4 +1,4 @@
-"""Tasks that are ended leave nothing behind, and of two the first decides."""
+"""Tasks that are ended leave nothing behind, of two the first decides, and each change wakes all who wait for it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from protocol.memory import virtual_time
-from protocol.tasks import cancel, work_until
+from protocol.tasks import Changes, cancel, work_until
 
 
 async def sleep(seconds: float, ended: list[float]) -> float:
@@ -51,5 +51,30 @@ def test_how_work_fails_is_told_and_how_the_other_fails_is_not() -> None:
         with pytest.raises(ValueError, match="it failed"):
             await work_until(fail(5), asyncio.sleep(60))
         assert await work_until(asyncio.sleep(60), fail(5)) is None
+
+    virtual_time.run(test())
+
+
+def test_each_change_wakes_all_who_wait_and_nobody_who_comes_later() -> None:
+    async def test() -> None:
+        changes, seen, woken = Changes(), list[int](), list[str]()
+
+        async def wait(name: str) -> None:
+            await changes.wait()
+            woken.append(name)
+
+        waiting = [asyncio.create_task(wait(name)) for name in "ab"]
+        waiting.append(asyncio.create_task(changes.until(lambda: len(seen) == 2)))
+        await asyncio.sleep(0)
+        seen.append(1)
+        changes.tell()
+        waiting.append(asyncio.create_task(wait("late")))
+        await asyncio.sleep(1)
+        assert woken == ["a", "b"] and not waiting[2].done()
+        seen.append(2)
+        changes.tell()
+        await asyncio.gather(*waiting)
+        assert woken == ["a", "b", "late"]
+        await changes.until(lambda: True)
 
     virtual_time.run(test())
