@@ -208,7 +208,10 @@ class CatchUp:
         return has_met and not self._voiced() & {*self._too_far, *self._gated}
 
     def _is_outcast(self, by: Collection[PeerId]) -> bool:
-        by = [partner for partner in by if partner in self._voiced()]
+        if len(by) < OUTCAST:
+            return False
+        voiced = self._voiced()
+        by = [partner for partner in by if partner in voiced]
         return len(by) >= OUTCAST and self._heads.half_name(loop_s(), set(by), MANY)
 
     def _voiced(self) -> set[PeerId]:
