@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+
+from protocol.newest import keep_newest
 
 REMEMBERED = 4096  # purses
 
@@ -29,7 +30,7 @@ class Budgets:
     def __init__(self, clock: Callable[[], float], in_all: Allowance, *each: Allowance) -> None:
         self._clock = clock
         self._allowances = (in_all, *each)
-        self._purses: OrderedDict[tuple[int, Hashable], _Purse] = OrderedDict()  # by number of the allowance, and key
+        self._purses: dict[tuple[int, Hashable], _Purse] = {}  # by number of the allowance, and key
 
     def take(self, amount: float, *keys: Hashable) -> bool:
         """Take so much from the purse of each key, one for each allowance, and of all; False, and none is taken, where one has less."""
@@ -42,10 +43,8 @@ class Budgets:
 
     def _filled(self, name: tuple[int, Hashable], allowance: Allowance) -> _Purse:
         now_s = self._clock()
-        purse = self._purses.pop(name, None) or _Purse(allowance.most, now_s)
+        purse = self._purses.get(name) or _Purse(allowance.most, now_s)
         purse.left = min(allowance.most, purse.left + (now_s - purse.at_s) / allowance.again_s * allowance.most)
         purse.at_s = now_s
-        self._purses[name] = purse
-        if len(self._purses) > REMEMBERED:
-            self._purses.popitem(last=False)
+        keep_newest(self._purses, name, purse, REMEMBERED)
         return purse

@@ -13,6 +13,7 @@ import os
 from pathlib import Path
 
 from peer.machine.home import sync_folder
+from protocol.newest import keep_newest
 
 KEPT = 4096  # meetings; the file holds at most twice as many
 
@@ -41,10 +42,8 @@ class Journal:
             if meeting_id in self._committed:
                 return
             await asyncio.to_thread(self._append, _line(meeting_id, failed_blocks))
-            self._committed[meeting_id] = failed_blocks
+            keep_newest(self._committed, meeting_id, failed_blocks, KEPT)
             self._num_lines += 1
-            while len(self._committed) > KEPT:
-                del self._committed[next(iter(self._committed))]
             if self._num_lines >= 2 * KEPT:
                 with contextlib.suppress(OSError):  # the long file does as well, and is shortened another time
                     await asyncio.to_thread(self._rewrite)

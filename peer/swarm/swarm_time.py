@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from peer.swarm.address_book import loop_s
 from protocol.identity import PeerId
 from protocol.limits import CLOCK_SKEW_S
+from protocol.newest import keep_newest
 
 NETWORKS = 64  # whose voices are kept
 PEERS = 8  # of one network
@@ -42,7 +42,7 @@ class SwarmTime:
 
     def __init__(self, local_s: Callable[[], float] = time.time) -> None:
         self.local_s = local_s
-        self._voices: OrderedDict[str, OrderedDict[PeerId, Voice]] = OrderedDict()
+        self._voices: dict[str, dict[PeerId, Voice]] = {}
         self._since_s: float | None = None  # Unix time at the loop's zero, by our clock
         self._reckoned_s: tuple[float, float] | None = None  # what `ahead_s` is, and until which loop time
 
@@ -55,14 +55,9 @@ class SwarmTime:
         voice = Voice(unix_s - self.local_s(), loop_s(), is_door)
         self._forget_if_set()
         self._reckoned_s = None
-        peers = self._voices.pop(network, OrderedDict())
-        peers.pop(peer, None)
-        peers[peer] = voice
-        self._voices[network] = peers
-        if len(peers) > PEERS:
-            peers.popitem(last=False)
-        if len(self._voices) > NETWORKS:
-            self._voices.popitem(last=False)
+        peers = self._voices.get(network, {})
+        keep_newest(peers, peer, voice, PEERS)
+        keep_newest(self._voices, network, peers, NETWORKS)
 
     @property
     def ahead_s(self) -> float:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -28,6 +27,7 @@ from peer.trainer.meeting import MeetingSide, bounded_weight
 from peer.trainer.pulling import Pulls
 from peer.trainer.shared_state import payload_tensor, write_state
 from protocol.messages.messages import RunPhase
+from protocol.newest import keep_newest
 
 JOURNALED = 256  # meetings remembered as applied; the node never asks for an older one again
 
@@ -123,7 +123,7 @@ class OuterLoop:
     ) -> None:
         self.has_momentum = rule.alpha > 0.0
         self.fragments = tuple(FragmentState(codec, parameters, self.has_momentum) for codec in codecs)
-        self.applied: OrderedDict[str, None] = OrderedDict()
+        self.applied: dict[str, None] = {}
         self._rule: PairRule = rule
         self.pulls = Pulls(self.fragments, payloads)
         self._payloads = payloads
@@ -246,9 +246,7 @@ class OuterLoop:
         if meeting is None or step is None:
             return unknown(request.meeting)
         meeting.side.merge(step)
-        self.applied[request.meeting_id] = None
-        while len(self.applied) > JOURNALED:
-            self.applied.popitem(last=False)
+        keep_newest(self.applied, request.meeting_id, None, JOURNALED)
         self.drop(request.meeting)
         self._on_outer_step(meeting.fragment, meeting.partner_clock_steps)
         return ask.Applied(request.meeting)
@@ -268,7 +266,7 @@ class OuterLoop:
         for fragment, since, gate in zip(self.fragments, state["since"], state["gate"], strict=True):
             fragment.since = Since(**since)
             fragment.gate.restore(gate)
-        self.applied = OrderedDict.fromkeys(state["applied"])
+        self.applied = dict.fromkeys(state["applied"])
 
 
 def unknown(meeting: int) -> ask.Unavailable:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from protocol.addresses import NEAR, host_of, is_loopback, route
@@ -16,6 +15,7 @@ from protocol.errors import Unreachable
 from protocol.identity import PeerId
 from protocol.libp2p.p2pd import Control
 from protocol.nearby import unseal
+from protocol.newest import keep_newest
 
 IN_VAIN = 8  # peers that were looked for at one host, and were not there
 LEFT_ALONE_S = 600.0
@@ -30,7 +30,7 @@ class Dialling:
         self._control = control
         self._own = own
         self._public_host = public_host
-        self._in_vain: OrderedDict[str, dict[PeerId, float]] = OrderedDict()  # by host: who was not there, and when
+        self._in_vain: dict[str, dict[PeerId, float]] = {}  # by host: who was not there, and when
 
     async def connected(self) -> dict[PeerId, str]:
         """Return the peers to which a connection is open, each with the multiaddr at its other end. Raises Unreachable."""
@@ -73,14 +73,9 @@ class Dialling:
         return sum(at_s >= since_s for at_s in self._in_vain.get(host, {}).values()) >= IN_VAIN
 
     def _note(self, host: str, partner: PeerId) -> None:
-        missed = self._in_vain.setdefault(host, {})
-        missed.pop(partner, None)
-        missed[partner] = asyncio.get_running_loop().time()
-        if len(missed) > IN_VAIN:
-            del missed[next(iter(missed))]
-        self._in_vain.move_to_end(host)
-        if len(self._in_vain) > HOSTS:
-            self._in_vain.popitem(last=False)
+        missed = self._in_vain.get(host, {})
+        keep_newest(missed, partner, asyncio.get_running_loop().time(), IN_VAIN)
+        keep_newest(self._in_vain, host, missed, HOSTS)
 
 
 def _block(host: str) -> str:

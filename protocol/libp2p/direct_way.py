@@ -8,7 +8,6 @@ while nothing of ours passes on it.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
@@ -17,6 +16,7 @@ from protocol.identity import PeerId
 from protocol.libp2p.dial_back import Reached, try_to_reach
 from protocol.libp2p.dialling import Dialling
 from protocol.libp2p.p2pd import Control
+from protocol.newest import keep_newest
 
 AGAIN_S = (30.0, 3600.0)  # between two tries with one partner: at first, and after more and more of them
 OBSERVERS = 4  # hosts that must have seen us before p2pd punches
@@ -30,7 +30,7 @@ class DirectWay:
         self._control = control
         self._dialling = dialling
         self._is_busy = is_busy
-        self._next_s: OrderedDict[PeerId, tuple[float, float]] = OrderedDict()  # when each is tried again, and the pause after that
+        self._next_s: dict[PeerId, tuple[float, float]] = {}  # when each is tried again, and the pause after that
 
     async def look(self, partner: PeerId, addresses: Sequence[str]) -> bool:
         """Tell whether the next connection to a partner may run without a relay; one that does not is ended for it. Raises Unreachable."""
@@ -38,11 +38,10 @@ class DirectWay:
         if route(ends.get(partner, "")) != "relayed":
             return True
         now_s = asyncio.get_running_loop().time()
-        next_s, pause_s = self._next_s.pop(partner, (now_s + AGAIN_S[0], AGAIN_S[0]))
+        next_s, pause_s = self._next_s.get(partner, (now_s + AGAIN_S[0], AGAIN_S[0]))
         is_due = now_s >= next_s and not self._is_busy(partner)
-        self._next_s[partner] = (now_s + pause_s, min(2 * pause_s, AGAIN_S[1])) if is_due else (next_s, pause_s)
-        if len(self._next_s) > REMEMBERED:
-            self._next_s.popitem(last=False)
+        later_s = (now_s + pause_s, min(2 * pause_s, AGAIN_S[1])) if is_due else (next_s, pause_s)
+        keep_newest(self._next_s, partner, later_s, REMEMBERED)
         if not is_due or not (await self._answers(partner, addresses) or _is_seen_by_enough(ends)) or self._is_busy(partner):
             return False
         await self._control.disconnect(partner)

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from typing import TypeVar
 
 from protocol.addresses import host_of, read_address, route
 from protocol.errors import BadMessage, Unreachable
 from protocol.identity import PeerId
 from protocol.libp2p.dial_back import Answer, Reached, ask
 from protocol.libp2p.p2pd import Control
+from protocol.newest import keep_newest
 
 ASKED_AT_ONCE = 3
 TICK_S = (1.0, 5.0)  # between two looks: while something is unsettled, and otherwise
@@ -30,8 +30,6 @@ NUM_RELAYS = 2  # at which we have a place
 KNOWN_RELAYS = 32
 FIRST_S, LOST_S = 4.0, 8.0  # without a place at any relay, at first and later, before p2pd is started with others, or anew with the same;
 MOST_S = 300.0  # twice as long each time that it got none: relays may be full, and whoever cannot be called can call all the same
-
-T = TypeVar("T")
 
 
 class Reachability:
@@ -45,10 +43,10 @@ class Reachability:
         self.through = tuple(through)
         """The relays, with their ids, at which p2pd shall have a place; none where it needs none, or none is known."""
         self._patience_s = FIRST_S
-        self._relays: OrderedDict[PeerId, str] = OrderedDict()
-        self._answers: OrderedDict[PeerId, bool] = OrderedDict()
-        self._seen_at: OrderedDict[PeerId, str] = OrderedDict()
-        self._asked_s: OrderedDict[PeerId, float] = OrderedDict()
+        self._relays: dict[PeerId, str] = {}
+        self._answers: dict[PeerId, bool] = {}
+        self._seen_at: dict[PeerId, str] = {}
+        self._asked_s: dict[PeerId, float] = {}
         for relay in through:
             self._know(relay)
 
@@ -99,7 +97,7 @@ class Reachability:
         due = [peer for peer in direct if now_s - self._asked_s.get(peer, -again_s) >= again_s]
         asked = random.sample(due, min(len(due), ASKED_AT_ONCE))
         for peer in asked:
-            _keep(self._asked_s, peer, now_s, KNOWN_RELAYS * 4)
+            keep_newest(self._asked_s, peer, now_s, KNOWN_RELAYS * 4)
         answers = await asyncio.gather(*(self._ask(control, peer, port) for peer in asked))
         for peer, answer in zip(asked, answers, strict=True):
             if answer is not None:
@@ -115,10 +113,10 @@ class Reachability:
         if answer.relay:
             self._know(answer.relay)
         if route(answer.seen_at) == "direct" and answer.seen_at:
-            _keep(self._seen_at, peer, host_of(answer.seen_at), NUM_ANSWERS)
+            keep_newest(self._seen_at, peer, host_of(answer.seen_at), NUM_ANSWERS)
         if answer.reached is Reached.NOT_TRIED:
             return
-        _keep(self._answers, peer, answer.reached is Reached.YES, NUM_ANSWERS)
+        keep_newest(self._answers, peer, answer.reached is Reached.YES, NUM_ANSWERS)
         if answer.reached is Reached.YES:
             self.open_at = answer.seen_at
         num_yes = sum(self._answers.values())
@@ -131,7 +129,7 @@ class Reachability:
         with suppress(ValueError):
             peer = read_address(relay)
             if peer is not None:
-                _keep(self._relays, peer, relay, KNOWN_RELAYS)
+                keep_newest(self._relays, peer, relay, KNOWN_RELAYS)
 
     # ---- relays ----
 
@@ -153,11 +151,3 @@ async def _answers(control: Control, peer: PeerId, relay: str) -> bool:
         await control.connect(peer, [relay])
         return True
     return False
-
-
-def _keep(kept: OrderedDict[PeerId, T], peer: PeerId, value: T, most: int) -> None:
-    """Put in a value as the newest; the oldest goes where there are more than `most`."""
-    kept[peer] = value
-    kept.move_to_end(peer)
-    if len(kept) > most:
-        kept.popitem(last=False)
