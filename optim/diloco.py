@@ -128,7 +128,7 @@ class StreamingSchedule:
         if not 0 <= self.overlap_steps < self.inner_steps:
             raise ValueError(f"overlap_steps must satisfy 0 <= overlap_steps < inner_steps, and is {self.overlap_steps}.")
 
-    def offset_steps(self, fragment_id: int) -> int:
+    def _offset_steps(self, fragment_id: int) -> int:
         """Return by how many inner steps the fragment is behind fragment 0."""
         return round(fragment_id * self.inner_steps / self.num_fragments)
 
@@ -136,7 +136,7 @@ class StreamingSchedule:
         """Return the fragments to send after inner step `step` (the first is 1)."""
         if step < self.inner_steps:
             return []
-        return [fragment for fragment in range(self.num_fragments) if (step - self.offset_steps(fragment)) % self.inner_steps == 0]
+        return [fragment for fragment in range(self.num_fragments) if (step - self._offset_steps(fragment)) % self.inner_steps == 0]
 
     def arriving(self, step: int) -> list[int]:
         """Return the fragments to take after inner step `step`: those sent `overlap_steps` before."""

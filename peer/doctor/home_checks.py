@@ -24,10 +24,10 @@ def home(case: Case) -> Finding:
         if not os.access(place, os.W_OK | os.X_OK):
             return fail(f"{path} is not there, and you may not make it in {place}", ANOTHER_HOME)
         return ok(f"{path} is not there yet; the first `peer join` makes it")
-    return home_facts(path, path.stat(), os.geteuid())
+    return _home_facts(path, path.stat(), os.geteuid())
 
 
-def home_facts(path: Path, found: os.stat_result, user: int) -> Finding:
+def _home_facts(path: Path, found: os.stat_result, user: int) -> Finding:
     """Judge a home by its owner and mode, for the user of that number."""
     mode = stat.S_IMODE(found.st_mode)
     if not stat.S_ISDIR(found.st_mode):

@@ -218,7 +218,7 @@ def with_setting(given: Mapping[str, Any], key: str, text: str | None) -> dict[s
     kept = {name: value for name, value in given.items() if name != key}
     if text is None:
         return kept
-    values = {**kept, key: read_value(key, text)}
+    values = {**kept, key: _read_value(key, text)}
     try:
         checked = LocalSettings.model_validate(values)
     except ValidationError as error:
@@ -226,7 +226,7 @@ def with_setting(given: Mapping[str, Any], key: str, text: str | None) -> dict[s
     return {**kept, key: checked.model_dump(mode="json")[key]}
 
 
-def read_value(key: str, text: str) -> object:
+def _read_value(key: str, text: str) -> object:
     """Read a setting's value as it stands in a command: a list by its commas."""
     if LocalSettings.model_fields[key].annotation == tuple[str, ...]:
         return tuple(item.strip() for item in text.split(",") if item.strip())

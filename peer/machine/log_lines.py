@@ -47,7 +47,7 @@ class LogLine:
         return f"{datetime.fromtimestamp(self.ts):%Y-%m-%d %H:%M:%S} {self.level:<7} {self.text}"
 
 
-def level_of(event: events.Event) -> str:
+def _level_of(event: events.Event) -> str:
     """Return how much an event matters."""
     if isinstance(event, _QUIET):
         return "debug"
@@ -56,11 +56,11 @@ def level_of(event: events.Event) -> str:
     return "warning" if isinstance(event, _TROUBLE) else "info"
 
 
-def from_event(event: events.Event) -> LogLine:
+def _from_event(event: events.Event) -> LogLine:
     """Return an event as a line: its name, then its fields; empty ones are left out."""
     values = ((field.name, getattr(event, field.name)) for field in fields(event) if field.name not in ("ts", "event"))
     shown = (f"{name}={_short(value)}" for name, value in values if value not in ("", (), [], {}) and value == value)
-    return LogLine(event.ts, level_of(event), " ".join((event.event, *shown)))
+    return LogLine(event.ts, _level_of(event), " ".join((event.event, *shown)))
 
 
 def _short(value: object) -> str:
@@ -93,7 +93,7 @@ class Log:
     def lines(self) -> Iterator[LogLine]:
         """Yield what has not been yielded yet, oldest first."""
         said = map(self._reader.line, self._stderr.lines())
-        happened = (from_event(event) for line in self._events.lines() if (event := events.from_line(line)))
+        happened = (_from_event(event) for line in self._events.lines() if (event := events.from_line(line)))
         return heapq.merge(said, happened, key=attrgetter("ts"))
 
 

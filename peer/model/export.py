@@ -92,7 +92,7 @@ def export_model(
         folder.mkdir(parents=True, exist_ok=True)
         unfinished = folder / f".writing-{os.getpid()}"
         try:
-            write_model(model, manifest, unfinished)
+            _write_model(model, manifest, unfinished)
             (unfinished / "README.md").write_text(card, encoding="utf-8")
             _replace(folder, unfinished, trained)
         finally:
@@ -121,7 +121,7 @@ def measure(model: PreTrainedModel, manifest: Manifest, home: Home, data: Path |
     return MeasuredLoss(loss, num_batches * manifest.inner.batch_size * manifest.inner.sequence_length)
 
 
-def write_model(model: PreTrainedModel, manifest: Manifest, folder: Path) -> None:
+def _write_model(model: PreTrainedModel, manifest: Manifest, folder: Path) -> None:
     """Write what AutoModelForCausalLM and AutoTokenizer load. Raises OSError when the disk refuses."""
     tokenizer = load_tokenizer(manifest.tokenizer)
     model.eval()

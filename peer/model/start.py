@@ -28,7 +28,7 @@ REWARM_SHARE: Final = 3  # of the peak rate of a new run: enough to move trained
 WARM_SHARE: Final = 100  # of the steps are warm-up
 
 
-def weights_digest(tensors: Mapping[str, Tensor]) -> str:
+def _weights_digest(tensors: Mapping[str, Tensor]) -> str:
     """Return the SHA-256 of weights: names, shapes and values in f32, whatever files and number format they were kept in."""
     digest = hashlib.sha256()
     for name, tensor in tensors.items():
@@ -44,7 +44,7 @@ def load_start(section: ModelSection, folder: Path) -> PreTrainedModel:
     """
     with transformers_says(str(folder)) as (_, auto_model):
         model = pretrained(auto_model, str(folder), config=model_config(section))
-    digest = weights_digest(state_tensors(model))
+    digest = _weights_digest(state_tensors(model))
     if digest != section.weights:
         raise BadManifest(
             f"the weights in {folder} are others than those that the run starts from: their digest is {digest}, the manifest's "
@@ -73,7 +73,7 @@ def started_from(folder: Path, total_steps: int, learning_rate: float) -> dict[s
             "architecture": config.model_type,
             "config": fields,
             "layout": layout_digest({name: tuple(tensor.shape) for name, tensor in tensors.items()}),
-            "weights": weights_digest(tensors),
+            "weights": _weights_digest(tensors),
         },
         "tokenizer": {"name": name, **({"digest": digest} if digest else {})},
         "inner": {"learning_rate": learning_rate / REWARM_SHARE, "warmup_steps": max(1, total_steps // WARM_SHARE)},

@@ -159,7 +159,7 @@ class Recorder:
             eval_loss=tuple(losses * scenario.num_peers)[: scenario.num_peers],
             eval_loss_averaged=averaged,
             weight_std=weight_std(population.replicas),
-            output_distance=distance_of_outputs(population.replicas, held_out),
+            output_distance=_distance_of_outputs(population.replicas, held_out),
             meetings=traffic.completed,
             bits_per_param=population.layout.bits_per_value if traffic.sent_bytes else 0.0,
             wall_seconds=time.monotonic() - started_s,
@@ -186,7 +186,7 @@ def _mean(values: list[float]) -> float:
 # ---------------------------------------------------------------------- what is measured of replicas
 
 
-def distance_of_outputs(replicas: Sequence[SimulatedReplica], held_out: Corpus) -> float:
+def _distance_of_outputs(replicas: Sequence[SimulatedReplica], held_out: Corpus) -> float:
     """Return the Jensen-Shannon distance of the replicas' outputs, nats per token, over the first windows of some held-out batches."""
     batches = held_out.held_out_batches(PROBE_BATCHES)
     return sum(output_distance([predictions(replica.model, batch[:1]) for replica in replicas]) for batch in batches) / len(batches)

@@ -121,7 +121,7 @@ def open_stream(section: DataSource, draw: Draw) -> DocumentStream:
             f"the data set {section.name} cannot be opened: {' '.join(str(error).split())}",
             hint="check the network, and [data] in the manifest",
         ) from error
-    need_column(f"the data set {section.name}", section.column, row)
+    _need_column(f"the data set {section.name}", section.column, row)
     return DocumentStream(dataset, section.column, draw)
 
 
@@ -134,7 +134,7 @@ def table_documents(file: Path, kind: str, column: str) -> Iterator[Document]:
     try:
         dataset = datasets.load_dataset(kind, data_files=str(file), split="train", streaming=True)
         row = next(iter(dataset), {column: ""})
-        need_column(str(file), column, row)
+        _need_column(str(file), column, row)
         yield from _documents(Unit(dataset.select_columns([column]).with_format("arrow"), 0, 1), 0)
     except GossamerError:
         raise
@@ -142,7 +142,7 @@ def table_documents(file: Path, kind: str, column: str) -> Iterator[Document]:
         raise BadSettings(f"{file} cannot be read: {' '.join(str(error).split())}", hint="take this file out, or mend it") from error
 
 
-def need_column(name: str, column: str, row: dict[str, Any]) -> None:
+def _need_column(name: str, column: str, row: dict[str, Any]) -> None:
     """Raise BadManifest, with the columns there are, where a row has neither text nor tokens in the column that the manifest names."""
     if _is_document(row.get(column)):
         return

@@ -138,7 +138,7 @@ class OneDevice:
         """As Devices.close: there is nothing."""
 
     def _accumulated(self, rows: Tensor, num_rows: int, seed: int, computing: Computing) -> Tensor:
-        seed_generators(self.device, seed)
+        _seed_generators(self.device, seed)
         losses = [torch.zeros((), device=self.device)]  # a device may have no rows
         for part in torch.split(rows, computing.micro_batch or num_rows) if len(rows) else ():
             loss = next_token_loss(self.model, part, computing.dtype) * (len(part) / num_rows)
@@ -169,7 +169,7 @@ def keep_within(device: torch.device, num_bytes: float) -> None:
         torch.cuda.set_per_process_memory_fraction(min(1.0, num_bytes / total), device)
 
 
-def seed_generators(device: torch.device, seed: int) -> None:
+def _seed_generators(device: torch.device, seed: int) -> None:
     """Seed the generators that an inner step draws from; torch.manual_seed writes down a stack trace for every backend that is absent."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":

@@ -68,7 +68,7 @@ class Limit:
     is_lines: bool = False
 
 
-def line_limit(round_bytes: int, bytes_per_s: float, step_s: float) -> Limit:
+def _line_limit(round_bytes: int, bytes_per_s: float, step_s: float) -> Limit:
     """Return what a line allows that carries so many bytes a second; `round_bytes` are sent one way when every fragment meets once."""
     steps = round_bytes / (MEETING_INTERVAL * LINE_SHARE * bytes_per_s * step_s)
     return Limit(steps, f"half of the line: {8e-6 * bytes_per_s:.3g} Mbit/s", is_lines=True)
@@ -76,7 +76,7 @@ def line_limit(round_bytes: int, bytes_per_s: float, step_s: float) -> Limit:
 
 def afforded_steps(round_bytes: int, bytes_per_s: float, step_s: float) -> int:
     """Return the interval where only the line, and what pays, set it."""
-    return min(LONGEST_STEPS, max(SHORTEST_STEPS, math.ceil(line_limit(round_bytes, bytes_per_s, step_s).steps)))
+    return min(LONGEST_STEPS, max(SHORTEST_STEPS, math.ceil(_line_limit(round_bytes, bytes_per_s, step_s).steps)))
 
 
 class Interval:
@@ -118,7 +118,7 @@ class Interval:
     def _limits(self, spent: Spent, bytes_per_s: float) -> list[Limit]:
         limits = [Limit(SHORTEST_STEPS, "closer together they would not pay")]
         if bytes_per_s:
-            limits.append(line_limit(self._round_bytes, bytes_per_s, spent.train_s / spent.own_steps))
+            limits.append(_line_limit(self._round_bytes, bytes_per_s, spent.train_s / spent.own_steps))
         blocked_share = spent.blocked_s / spent.train_s
         limits.append(Limit(self.steps * blocked_share / BLOCKED_SHARE, f"{BLOCKED_SHARE:.0%} of the time blocked"))
         if spent.training_cpu_s > 0:

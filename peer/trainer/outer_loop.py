@@ -50,7 +50,7 @@ class OpenMeeting:
         """Carry out one stage. What cannot be carried out is answered by Unavailable and changes nothing."""
         with self._working:
             if self._is_closed:
-                return unknown(self._number)
+                return _unknown(self._number)
             try:
                 match request:
                     case ask.Prepare():
@@ -157,7 +157,7 @@ class OuterLoop:
     def code(self, request: ask.CodingRequest) -> ask.Reply:
         """Carry out what needs no step boundary; may be called from a second thread. Unavailable as `answer`."""
         meeting = self._meetings.get(request.meeting)
-        return unknown(request.meeting) if meeting is None else meeting.code(request)
+        return _unknown(request.meeting) if meeting is None else meeting.code(request)
 
     def write(self, request: ask.WritingRequest) -> ask.Written:
         """Write what others fetch, or read what was pulled; may be called from a second thread."""
@@ -244,7 +244,7 @@ class OuterLoop:
         meeting = self._meetings.get(request.meeting)
         step = None if meeting is None else meeting.step(request.failed_blocks)
         if meeting is None or step is None:
-            return unknown(request.meeting)
+            return _unknown(request.meeting)
         meeting.side.merge(step)
         keep_newest(self.applied, request.meeting_id, None, JOURNALED)
         self.drop(request.meeting)
@@ -269,7 +269,7 @@ class OuterLoop:
         self.applied = dict.fromkeys(state["applied"])
 
 
-def unknown(meeting: int) -> ask.Unavailable:
+def _unknown(meeting: int) -> ask.Unavailable:
     """Answer a request of a meeting that is not open, or not any more."""
     return ask.Unavailable(meeting, "no such meeting here: the trainer or the link was restarted")
 

@@ -74,7 +74,7 @@ class WorkProgress:
         self._emit(ProgressMade(self._work, share))
 
 
-def build_replica(child: Child, home: Home, manifest: Manifest) -> Replica:
+def _build_replica(child: Child, home: Home, manifest: Manifest) -> Replica:
     """Build the model with its initial weights, and its text.
 
     Raises OperatorError for what cannot be, or does not fit: before anything is fetched or made.
@@ -85,14 +85,14 @@ def build_replica(child: Child, home: Home, manifest: Manifest) -> Replica:
     devices, _ = choose_devices(settings.config.devices)
     device = devices[0]
     there = within(rooms(devices, home, settings.runtime, held_bytes(os.getppid())), settings.config)
-    wanted = wanted_computing(settings.config, compute_dtype(inner.precision, device), devices)
+    wanted = _wanted_computing(settings.config, compute_dtype(inner.precision, device), devices)
     computing = fitting(manifest, device.type, there, wanted)
-    processes = start_ranks(child, home, devices) if len(devices) > 1 else None
+    processes = _start_ranks(child, home, devices) if len(devices) > 1 else None
     keep_within(device, size_bytes(settings.config.gpu_memory))
     tokenizer = load_tokenizer(manifest.tokenizer, settings.config.model, home.tokenizer)
     if settings.config.model is not None and tokenizer.name != BYTES:
         tokenizer.save(home.tokenizer)  # for `peer eval` and `peer export`, and the next start
-    model = initial_model(manifest, settings.config.model)
+    model = _initial_model(manifest, settings.config.model)
     check_fit(model.config, tokenizer.vocab_size, inner.sequence_length)
     mask_as_run(model, manifest)
     draw = Draw(run_seed, peer_id.raw, inner.batch_size, inner.sequence_length)
@@ -104,7 +104,7 @@ def build_replica(child: Child, home: Home, manifest: Manifest) -> Replica:
     return Replica(manifest, model, corpus, payloads, peer_seed(run_seed, peer_id), child.emit, computing, ranks)
 
 
-def initial_model(manifest: Manifest, folder: Path | None) -> PreTrainedModel:
+def _initial_model(manifest: Manifest, folder: Path | None) -> PreTrainedModel:
     """Build the model with the weights that the run starts from, where this peer has them; else others' come later. Raises BadManifest."""
     if manifest.model.weights is None or folder is None:
         return build_model(manifest.model, manifest.run.seed)
@@ -113,7 +113,7 @@ def initial_model(manifest: Manifest, folder: Path | None) -> PreTrainedModel:
     return load_start(manifest.model, folder)
 
 
-def start_ranks(child: Child, home: Home, devices: Sequence[torch.device]) -> RankProcesses:
+def _start_ranks(child: Child, home: Home, devices: Sequence[torch.device]) -> RankProcesses:
     """Start a process for each device but the first; when one falls while the trainer cannot see it, the trainer ends."""
     from peer.trainer.ranks import RankProcesses, threads_each
 
@@ -124,13 +124,13 @@ def start_ranks(child: Child, home: Home, devices: Sequence[torch.device]) -> Ra
     return processes
 
 
-def wanted_computing(config: PeerConfig, dtype: torch.dtype, devices: Sequence[torch.device]) -> Computing:
+def _wanted_computing(config: PeerConfig, dtype: torch.dtype, devices: Sequence[torch.device]) -> Computing:
     """Return how the operator wants the peer to compute; compiled, unless they say otherwise, where a GPU gains by it."""
     compiles = devices[0].type == "cuda" and has_triton() if config.compile is None else config.compile
     return Computing(dtype, config.micro_batch, config.recompute, compiles, len(devices))
 
 
-def reason_for(computing: Computing, config: PeerConfig, manifest: Manifest) -> str:
+def _reason_for(computing: Computing, config: PeerConfig, manifest: Manifest) -> str:
     """Say why a peer begins to compute as it does."""
     if computing.micro_batch == config.micro_batch:
         return "as the settings say"
@@ -151,14 +151,14 @@ def build(child: Child) -> Trainer:
         torch.set_num_threads(config.threads)
     manifest = SignedManifest.from_bytes(home.manifest.read_bytes()).manifest()
     child.emit(RunKnown(manifest.run_id.hex(), manifest.run.total_steps))
-    replica = build_replica(child, home, manifest)
+    replica = _build_replica(child, home, manifest)
     num_params = sum(parameter.numel() for parameter in replica.parameters.values())
     shapes = {name: tuple(parameter.shape) for name, parameter in replica.parameters.items()}
     flops = flops_per_token(replica.model.config, shapes, manifest.inner.sequence_length)
     computing = replica.inner.computing
     peak = peak_flops(replica.inner.device, computing.dtype) * computing.num_devices
     child.emit(ModelBuilt(num_params, 8 * replica.plan.round_bytes / num_params, flops, peak))
-    replica.inner.tell(reason_for(computing, config, manifest))
+    replica.inner.tell(_reason_for(computing, config, manifest))
     saver = Saver(home, config, child.emit, time.monotonic)
     loaded = load_latest(home.checkpoints, manifest.run_id, WorkProgress(child.emit, "reading the checkpoint"))
     if loaded is not None:

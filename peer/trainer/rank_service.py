@@ -19,7 +19,7 @@ from peer.trainer.rank import Rank, join
 from protocol.run.manifest import Manifest, SignedManifest
 
 
-def carry_out(rank: Rank, said: Order, dtype: torch.dtype) -> None:
+def _carry_out(rank: Rank, said: Order, dtype: torch.dtype) -> None:
     """Do what an order says, together with the other ranks."""
     match said:
         case order.Backward():
@@ -56,4 +56,4 @@ def serve(hear: Callable[[], bytes]) -> NoReturn:
     rank = build(settings, manifest, device)
     dtype = compute_dtype(manifest.inner.precision, device)
     while True:
-        carry_out(rank, ORDERS.read(hear()), dtype)
+        _carry_out(rank, ORDERS.read(hear()), dtype)

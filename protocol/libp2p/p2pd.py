@@ -241,8 +241,8 @@ class Daemon:
         return self.settings.port or next((port_of(address) for address in self.addresses if "/tcp/" in address), 0)
 
     async def __aenter__(self) -> Self:
-        prepare_folder(self.settings.folder)
-        check_port(self.settings.host, self.settings.port)
+        _prepare_folder(self.settings.folder)
+        _check_port(self.settings.host, self.settings.port)
         self.socket_path.unlink(missing_ok=True)
         command = [sys.executable, "-I", "-S", "-c", _LEASH, str(os.getpid()), str(MEMORY_BYTES)] if sys.platform == "linux" else []
         self._process = await asyncio.create_subprocess_exec(
@@ -364,7 +364,7 @@ def _role(settings: DaemonSettings) -> dict[str, str | int]:
     return {"relayService": 0}
 
 
-def prepare_folder(folder: Path) -> None:
+def _prepare_folder(folder: Path) -> None:
     """Make the folder, or check that it is ours alone. Raises BadSettings."""
     if len(os.fsencode(folder / LONGEST_SOCKET_NAME)) > SOCKET_PATH_CHARS:
         raise BadSettings(
@@ -374,7 +374,7 @@ def prepare_folder(folder: Path) -> None:
     need_private(folder, "the runtime folder")
 
 
-def check_port(host: str, port: int) -> None:
+def _check_port(host: str, port: int) -> None:
     """Raise BadSettings unless we can listen there.
 
     p2pd would not notice: it sets SO_REUSEPORT, with which two daemons of one user share a port and each gets half the callers.

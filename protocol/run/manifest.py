@@ -189,7 +189,7 @@ def _known_keys(given: dict[str, Any], section: type[Section]) -> dict[str, Any]
 
 
 def _known_part(annotation: object, value: Any) -> Any:
-    inner = section_of(annotation)
+    inner = _section_of(annotation)
     if inner is not None and isinstance(value, dict):
         return _known_keys(value, inner)
     if inner is not None and isinstance(value, list):
@@ -197,7 +197,7 @@ def _known_part(annotation: object, value: Any) -> Any:
     return value
 
 
-def section_of(annotation: object) -> type[Section] | None:
+def _section_of(annotation: object) -> type[Section] | None:
     """Return the section that a key holds one of, or several; None for a key with a plain value."""
     kinds = [annotation, *get_args(annotation)]
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), None)
@@ -241,7 +241,7 @@ def _unknown_key(loc: tuple[int | str, ...]) -> str:
     section: type[Section] = Manifest
     for part in loc[:-1]:
         if isinstance(part, str):  # else the number of one of several
-            inner = section_of(section.model_fields[part].annotation)
+            inner = _section_of(section.model_fields[part].annotation)
             assert inner is not None
             section = inner
     path, key, known = ".".join(str(part) for part in loc), str(loc[-1]), list(section.model_fields)

@@ -108,7 +108,7 @@ def test_a_busy_port_is_named(settings: DaemonSettings, reuse: bool) -> None:
 
 
 def test_a_port_that_is_taken_at_the_last_moment_is_named_too(settings: DaemonSettings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(daemon, "check_port", lambda host, port: None)
+    monkeypatch.setattr(daemon, "_check_port", lambda host, port: None)
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
