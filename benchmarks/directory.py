@@ -28,6 +28,7 @@ from protocol.memory.conversation import Link
 from protocol.memory.network import MemoryNetwork
 from protocol.messages.messages import RunPhase
 from protocol.messages.records import MemberRecord
+from protocol.tasks import cancel
 from tests.protocol.memory.members import HOST, HOST_ADDRESS, TERMS, Seat, now_s
 
 PULSE_S = 5.0
@@ -125,9 +126,7 @@ async def measure(members: int, liars: int, reachable: float, seconds: float) ->
         f"{sum(stored) / max(1, len(stored)):>9.1%} {sum(looked) / max(1, len(looked)):>9.1%} {known:>9}",
         flush=True,
     )
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await cancel(*tasks)
 
 
 def main() -> None:

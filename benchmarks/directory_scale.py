@@ -39,6 +39,7 @@ from protocol.memory import virtual_time
 from protocol.memory.conversation import FRAMING_BYTES, Link
 from protocol.memory.network import MemoryNetwork
 from protocol.messages.records import GIST_BYTES
+from protocol.tasks import cancel
 
 PREFIX = Identity(bytes(32)).peer_id.raw[:-32]
 PLACE_BITS = 160
@@ -147,9 +148,7 @@ async def real(num_members: int, num_walks: int, weights: Weights) -> Walks:
             lambda place, protocol=protocol: functools.partial(protocol.call_find, place=place),  # type: ignore[misc]
             protocol.neighbours.all(), member.peer_id, rng.getrandbits(PLACE_BITS), truly,
         )  # fmt: skip
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await cancel(*tasks)
     return walks
 
 

@@ -30,6 +30,7 @@ from protocol.libp2p.splice import CarriedBytes, Pair, drop
 from protocol.libp2p.tunnel import TunnelTransport
 from protocol.streams.admission import Admission
 from protocol.streams.transport import Purpose
+from protocol.tasks import cancel
 from tests.protocol.peers import chunk, echo, number_of
 
 RAW, IDLE, KEYS = 1000, 150, 3
@@ -149,9 +150,7 @@ async def measure(name: str, flood: Callable[[Victim, AsyncExitStack, Path], Awa
         while time.monotonic() < until_s:
             most_mb = max(most_mb, called.memory_mb())
             await asyncio.sleep(0.2)
-        for task in (calling, flooding):
-            task.cancel()
-        await asyncio.gather(calling, flooding, return_exceptions=True)
+        await cancel(calling, flooding)
         print(
             f"| {name} | {before_mb:.0f} | {most_mb - before_mb:+.0f} | {max(waited_s, default=seconds):.1f} | {len(waited_s)} |",
             flush=True,

@@ -16,6 +16,7 @@ from torch import Tensor
 from optim.fragments import scatter
 from peer.model.evaluation import held_out_loss
 from protocol.messages.messages import ContentsKind, RunPhase
+from protocol.tasks import cancel
 from tests.swarm.sybils import HOST, Sybils, credential_of
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play
@@ -81,8 +82,7 @@ def after(attack: Attack | None, seed: int = 0) -> After:
             met = [peer.outcomes()["completed"] - count for peer, count in zip(peers, before, strict=True)]
             found.append(look(peers, met, sybils))
             if work is not None:
-                work.cancel()
-                await asyncio.gather(work, return_exceptions=True)
+                await cancel(work)
 
         play(Swarm(Path(folder), seed, manifest=INVITES), story)
     return found[0]

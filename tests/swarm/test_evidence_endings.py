@@ -14,6 +14,7 @@ from peer.node.run_result import RunResult
 from protocol.identity import Identity, PeerId
 from protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Part
 from protocol.streams.transport import Stream
+from protocol.tasks import cancel
 from tests.swarm.sybils import HOST, Sybils, credential_of
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Swarm, play
@@ -76,7 +77,6 @@ def test_keys_at_the_end_keep_nobody_from_the_result(tmp_path: Path, lie: str, o
         await swarm.until(lambda: all(peer.is_done for peer in peers), within_s=WITHIN_S)
         assert len({peer.node.donor.result.name for peer in peers if peer.node.donor.result}) == 1
         assert all(torch.equal(peer.fast, peers[0].fast) for peer in peers)
-        work.cancel()
-        await asyncio.gather(work, return_exceptions=True)
+        await cancel(work)
 
     play(Swarm(tmp_path, manifest=INVITES), story)

@@ -15,6 +15,7 @@ from protocol.errors import PeerGone, RefusalCode, Unreachable
 from protocol.identity import Identity
 from protocol.messages.messages import Chunk, Commit, Decision, Hello, Outcome, Part, Refusal, Resolve
 from protocol.streams.transport import Purpose, Stream
+from protocol.tasks import cancel
 from tests.protocol.peers import Raw, send_raw
 from tests.swarm.mallory import MALLORY, hello_to, nobody, spoil_payload
 from tests.swarm.tiny import tiny_manifest
@@ -211,9 +212,7 @@ def test_two_callers_that_go_silent_do_not_keep_a_peer_from_the_others(tmp_path:
         assert victim.outcomes()["completed"] > count + 30, "its fragments are taken"
         assert victim.outcomes()["failed"] - failed <= 8 and len(victim.trainer.solo) - solos <= 6
         assert victim.partners()[str(other.peer_id)]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel(*tasks)
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 

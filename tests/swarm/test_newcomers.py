@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from protocol.tasks import cancel
 from tests.swarm.sybils import HOST, Sybils, credential_of
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Swarm, play
@@ -34,7 +35,6 @@ def test_a_newcomer_gets_the_weights_that_most_heads_give(tmp_path: Path, num_ke
         assert {*joiner.clones[0].donors} <= {str(elder.peer_id) for elder in elders}
         assert any("donors" in said.reason for said in joiner.said), "it says what it found"
         await swarm.until(lambda: joiner.outcomes()["completed"] >= 2)
-        work.cancel()
-        await asyncio.gather(work, return_exceptions=True)
+        await cancel(work)
 
     play(Swarm(tmp_path, manifest=INVITES), story)

@@ -11,6 +11,7 @@ import pytest
 from peer.node.hatch import MOST_S, PLACES, Hatch
 from protocol.errors import RefusalCode, Refused, TransportError
 from protocol.memory import virtual_time
+from protocol.tasks import cancel
 
 
 async def takes(seconds: float) -> None:
@@ -76,8 +77,7 @@ def test_an_answer_that_is_cancelled_leaves_nothing() -> None:
     async def test(hatch: Hatch) -> None:
         answer = start(hatch, 1.0)
         await asyncio.sleep(0.5)
-        answer.cancel()
-        await asyncio.gather(answer, return_exceptions=True)
+        await cancel(answer)
         assert not hatch._answering
 
     play(test)

@@ -15,6 +15,7 @@ from protocol.errors import GossamerError, RefusalCode
 from protocol.identity import Identity
 from protocol.messages.messages import Refusal, RunPhase
 from protocol.streams.transport import Purpose, Stream
+from protocol.tasks import cancel
 from tests.swarm.mallory import MALLORY, hello_to
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play
@@ -103,8 +104,7 @@ def test_one_caller_after_another_that_goes_silent_does_not_keep_a_fragment_from
         peer.node.on_notice(DUE)
         await asyncio.sleep(2 * swarm.manifest.outer.deadline_s + 5.0)
         assert told(peer, ask.Solo)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await cancel(task)
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 

@@ -20,6 +20,7 @@ from protocol.identity import Identity, PeerId
 from protocol.messages.messages import ContentsKind
 from protocol.messages.revocations import Revocation, Revocations, read_revocations
 from protocol.messages.terms import check_member
+from protocol.tasks import cancel
 from tests.swarm.sybils import HOST, credential_of
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play
@@ -110,8 +111,7 @@ def test_revocations_are_heard_of_from_others_and_kept(tmp_path: Path, monkeypat
         running = asyncio.create_task(vouching_of(hears, home).run())
         await swarm.until(home.revocations.exists, within_s=30.0)
         assert [found.revoked for found in read_revocations(home.revocations.read_bytes())] == [HOST.peer_id]
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        await cancel(running)
 
     play(Swarm(tmp_path, manifest=INVITES), story)
 

@@ -15,6 +15,7 @@ from protocol.memory.calls import MemoryP2P
 from protocol.memory.conversation import Link
 from protocol.memory.network import MemoryNetwork
 from protocol.messages.records import MemberRecord
+from protocol.tasks import cancel
 from tests.protocol.peers import nobody
 from tests.protocol.samples import NOW_S, RUN_ID
 
@@ -71,8 +72,6 @@ def test_one_connection_makes_two_directories_one() -> None:
         await here[3].p2p.connect(there[2].identity.peer_id, [there[2].address])
         await asyncio.sleep(2 * MIX_S + 3 * LOOK_S)
         assert all(island.known == mine | theirs for island in (*here, *there))
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel(*tasks)
 
     virtual_time.run(main())

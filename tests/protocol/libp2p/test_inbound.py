@@ -24,6 +24,7 @@ from protocol.libp2p.tunnel import Inbound
 from protocol.messages.frames import to_frame
 from protocol.streams.admission import Admission, StreamCaps
 from protocol.streams.transport import Purpose, Stream, StreamHandler
+from protocol.tasks import cancel
 from tests.protocol.peers import chunk, echo, seeded
 
 PARTNER, OTHER = seeded(1).peer_id, seeded(2).peer_id
@@ -79,9 +80,7 @@ class World:
             tasks.add(asyncio.create_task(carry(reader, writer)))
 
         async def end() -> None:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel(*tasks)
 
         self.num_callers += 1
         path = self.folder / f"caller-{self.num_callers}"

@@ -18,6 +18,7 @@ from protocol.libp2p.splice import CarriedBytes, drop
 from protocol.libp2p.tunnel import TunnelTransport
 from protocol.streams.admission import Admission
 from protocol.streams.transport import Purpose, Stream, StreamHandler
+from protocol.tasks import cancel
 from tests.protocol.peers import chunk, nobody, number_of
 
 CHUNK = 256 * 1024
@@ -59,9 +60,7 @@ class Line:
         drop(sink)
 
     async def _end(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel(*self._tasks)
 
 
 class World:

@@ -12,6 +12,7 @@ import pytest
 
 from protocol.libp2p.splice import CarriedBytes, Pair, drop, splice, while_moving
 from protocol.memory import virtual_time
+from protocol.tasks import cancel
 
 Test = Callable[[Pair, Pair, asyncio.Task[None], CarriedBytes], Coroutine[Any, Any, None]]
 
@@ -27,8 +28,7 @@ def play(test: Test) -> None:
         try:
             await test(one, other, task, carried)
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await cancel(task)
             for _, writer in (one, left, right, other):
                 drop(writer)
             await asyncio.sleep(0)

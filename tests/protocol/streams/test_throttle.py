@@ -13,6 +13,7 @@ from protocol.memory.network import MemoryNetwork
 from protocol.memory.virtual_time import run
 from protocol.streams.throttle import SAVED_S, Bucket, Throttle
 from protocol.streams.transport import Purpose, Stream
+from protocol.tasks import cancel
 from tests.protocol.peers import chunk
 
 RATE = 100_000.0
@@ -92,9 +93,7 @@ def test_who_gives_up_does_not_pay() -> None:
         await one.take(CHUNK_BYTES, is_patient=False)
         waiting = [asyncio.create_task(one.take(CHUNK_BYTES, is_patient=patient)) for patient in (False, True)]
         await asyncio.sleep(0.5)
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
+        await cancel(*waiting)
         assert one.num_bytes == CHUNK_BYTES
         before_s = now_s()
         await one.take(CHUNK_BYTES, is_patient=False)
