@@ -17,6 +17,7 @@ from peer.node.settlement import Settlement
 from peer.swarm.address_book import AddressBook, loop_s
 from peer.swarm.presence import RECORD_S
 from protocol.identity import PeerId
+from protocol.tasks import cancel
 
 ROUNDS = 2  # per fragment: with more, 4 and 8 peers come no nearer to their mean
 WAIT_S = 10.0  # for peers that are still training
@@ -40,15 +41,13 @@ class FinalAveraging:
 
     async def run(self) -> None:
         """Average until every fragment has had its rounds, the time is up, or somebody has a result; then settle."""
-        taking, averaging = work = [asyncio.create_task(step) for step in (self._settlement.take_first(), self._average())]
+        _, averaging = work = [asyncio.create_task(step) for step in (self._settlement.take_first(), self._average())]
         try:
             await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
             averaging.cancel()
             await self._settlement.run()  # what is being taken already goes on
         finally:
-            averaging.cancel()
-            taking.cancel()
-            await asyncio.gather(*work, return_exceptions=True)
+            await cancel(*work)
 
     async def _average(self) -> None:
         most_s = WAIT_S + ROUNDS * len(self._left) * self._meetings.usual_s
