@@ -1,4 +1,4 @@
-"""Codes of 3, 4, 6 or 8 bits packed into bytes, row by row, with no arithmetic across rows.
+"""Codes of 2, 3, 4, 6 or 8 bits packed into bytes, row by row, with no arithmetic across rows.
 
 A code is cut into planes of 8, 4, 2 or 1 bits (6 = 4 + 2, 3 = 2 + 1). In a plane, byte c of a row holds column c in its lowest bits,
 then column c + width, c + 2*width, ...: neighbours in a row never share a byte, so everything runs on contiguous runs of four bytes at
@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-PLANES = {8: (8,), 6: (4, 2), 4: (4,), 3: (2, 1)}
+PLANES = {8: (8,), 6: (4, 2), 4: (4,), 3: (2, 1), 2: (2,)}
 EVERY_BYTE = 0x01010101
 
 
