@@ -12,26 +12,28 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
 from protocol.addresses import host_of, read_address, route
-from protocol.budgets import Allowance, Budgets
 from protocol.errors import BadMessage, Unreachable
 from protocol.identity import PeerId
 from protocol.libp2p.p2pd import BUFFER_BYTES, Control, stream_opener
 from protocol.libp2p.splice import Pair, drop
+from protocol.newest import keep_newest
 from protocol.tasks import cancel
 
 PROTOCOL = "/gossamer/reach/1"
 TRY_S = 2.0  # a packet that was lost is sent again after one
 ASK_S = 5.0
-TRIES_AT_ONCE = 4
-IN_ALL = Allowance(30, 30.0)  # tries
-PER_NETWORK = Allowance(1, 3.0)
+AGAIN_S = 3.0  # between two tries in one network
 NETWORK_BITS = {4: 24, 6: 48}
+NETWORKS = 1024
+TRIES_AT_ONCE = 4
+TRIES, TRIES_S = 30, 30.0  # for all
 GREETING = b"\x13/multistream/1.0.0\n"  # with which a libp2p peer begins: a router that takes any connection is none
 LOWEST_PORT = 1024  # below are other services than ours
 
@@ -84,10 +86,11 @@ class DialBack:
         self._listener = listener
         self._relay = relay
         self._tries: set[asyncio.Task[None]] = set()
+        self._last_s: dict[Network, float] = {}  # loop time of the last try in each
+        self._all_s: deque[float] = deque(maxlen=TRIES)  # and of the last tries anywhere
 
     async def open(self, control: Control) -> None:
         """Answer from now on. Raises Unreachable when p2pd has gone."""
-        self._budgets = Budgets(asyncio.get_running_loop().time, IN_ALL, PER_NETWORK)
         self._listener.unlink(missing_ok=True)
         self._listening = await asyncio.start_unix_server(self._accept, self._listener, limit=BUFFER_BYTES)
         await control.receive_streams(PROTOCOL, self._listener)
@@ -123,7 +126,13 @@ class DialBack:
             drop(writer)
 
     def _may_try(self, seen_at: str, port: int) -> bool:
-        return route(seen_at) == "direct" and port >= LOWEST_PORT and self._budgets.take(1, _network(seen_at))
+        now_s, network = asyncio.get_running_loop().time(), _network(seen_at)
+        is_spent = len(self._all_s) == TRIES and now_s - self._all_s[0] < TRIES_S
+        if route(seen_at) != "direct" or port < LOWEST_PORT or is_spent or now_s - self._last_s.get(network, -AGAIN_S) < AGAIN_S:
+            return False
+        self._all_s.append(now_s)
+        keep_newest(self._last_s, network, now_s, NETWORKS)
+        return True
 
 
 def _network(address: str) -> Network:
