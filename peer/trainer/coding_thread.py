@@ -18,6 +18,7 @@ import torch
 
 from peer.link import records as ask
 from peer.link.socket import TrainerEnd
+from peer.trainer.fragment_state import behind
 from peer.trainer.outer_loop import OuterLoop
 
 WAIT_S = 0.1  # after so long the thread sees that it is to end
@@ -38,7 +39,7 @@ class CodingThread:
         self,
         link: TrainerEnd,
         outer: OuterLoop,
-        answer_now: Callable[[ask.BesideRequest], tuple[ask.Reply, ...] | None],
+        answer_now: Callable[[ask.BesideRequest, torch.cuda.Stream | None], tuple[ask.Reply, ...] | None],
         hear: Callable[[ask.NodeReport], None],
     ) -> None:
         self._link = link
@@ -132,8 +133,7 @@ class CodingThread:
         """Carry out a request in the middle of an inner step, unless what came before still waits: an Adopt, news of another node."""
         if self._batches or self._link.session != self._session:
             return False
-        with torch.cuda.stream(self._stream):  # of no effect without one
-            replies = self._answer_now(request)
+        replies = self._answer_now(request, self._stream)
         for reply in replies or ():
             self._link.send(reply, self._session)
         return replies is not None
@@ -141,12 +141,6 @@ class CodingThread:
     @contextlib.contextmanager
     def _beside_training(self, meeting: int | None = None) -> Iterator[None]:
         """Run what is inside on a GPU beside the inner steps, after a meeting's snapshot; finish it. Slow weights rest on the host."""
-        if self._stream is None:
-            yield
-            return
         taken = None if meeting is None else self._outer.snapshot_taken(meeting)
-        if taken is not None:
-            self._stream.wait_event(taken)
-        with torch.cuda.stream(self._stream):
+        with behind(taken, self._stream):
             yield
-        self._stream.synchronize()

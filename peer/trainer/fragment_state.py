@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -155,3 +156,16 @@ def mark(device: torch.device) -> torch.cuda.Event | None:
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(device))
     return event
+
+
+@contextlib.contextmanager
+def behind(passed: torch.cuda.Event | None, stream: torch.cuda.Stream | None) -> Iterator[None]:
+    """Run what is inside on a stream of a GPU, once a mark there has been passed, and finish it; without a stream there is no GPU."""
+    if stream is None:
+        yield
+        return
+    if passed is not None:
+        stream.wait_event(passed)
+    with torch.cuda.stream(stream):
+        yield
+    stream.synchronize()

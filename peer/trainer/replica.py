@@ -29,7 +29,7 @@ from peer.model.evaluation import held_out_loss
 from peer.model.plan import follow_clock, fragment_codecs, inner_settings, model_plan
 from peer.text.corpus import Corpus
 from peer.trainer.device import Devices
-from peer.trainer.fragment_state import mark
+from peer.trainer.fragment_state import behind, mark
 from peer.trainer.inner_loop import InnerLoop
 from peer.trainer.outer_loop import OuterLoop
 from peer.trainer.shared_state import RESULT_TOLERANCE, TOLERANCE, read_state, settle, try_on, try_shifts
@@ -143,20 +143,16 @@ class Replica:
         finally:
             self.outer.move()
 
-    def answer_beside(self, request: ask.BesideRequest) -> tuple[ask.Reply, ...] | None:
+    def answer_beside(self, request: ask.BesideRequest, stream: torch.cuda.Stream | None = None) -> tuple[ask.Reply, ...] | None:
         """Carry out a request while the weights are only read, and return its replies, none or one. For a second thread.
 
-        None at any other time: then the next step boundary is near. On a GPU the thread's current stream computes, and is waited for.
+        None at any other time: then the next step boundary is near. On a GPU its own `stream` computes, and is waited for.
         """
         if not self._changing.acquire(blocking=False):
             return None
         try:
-            stream = None if self._still is None else torch.cuda.current_stream(self.inner.device)
-            if stream is not None and self._still is not None:
-                stream.wait_event(self._still)
-            reply = self._carry_out_beside(request)
-            if stream is not None:
-                stream.synchronize()
+            with behind(self._still, stream):
+                reply = self._carry_out_beside(request)
             return () if reply is None else (reply,)
         finally:
             self._changing.release()

@@ -272,13 +272,13 @@ class Trainer:
             self._probes_next = False
         return reply
 
-    def _answer_now(self, request: ask.BesideRequest) -> tuple[ask.Reply, ...] | None:
+    def _answer_now(self, request: ask.BesideRequest, stream: torch.cuda.Stream | None) -> tuple[ask.Reply, ...] | None:
         """Answer in the middle of an inner step; None when it must wait for the boundary. Called by the coding thread."""
         if isinstance(request, ask.Open) and self._pace.is_too_soon(request):
             return (_too_soon(request),)
         if isinstance(request, ask.Apply) and self._probes_next:  # what it does to the outputs is measured at the boundary
             return None
-        return self._replica.answer_beside(request)
+        return self._replica.answer_beside(request, stream)
 
     def _announce(self, due: list[int]) -> None:
         for fragment in due:

@@ -370,8 +370,9 @@ def test_beside_a_gpu_that_is_behind_its_host_a_meeting_begins_with_the_weights_
         with torch.no_grad():
             for parameter in replica.parameters.values():
                 parameter.add_(square[0, 0])
-        with replica.reading(), torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
-            assert isinstance((replica.answer_beside(ask.Open(1, 0)) or ())[0], ask.Opened)
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        with replica.reading():
+            assert isinstance((replica.answer_beside(ask.Open(1, 0), stream) or ())[0], ask.Opened)
         torch.cuda.synchronize()
         return replica.handle(ask.Prepare(1, 100, 0, 7, RunPhase.TRAIN))
 
