@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import cast
 
 from protocol.tasks import cancel
 
 Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 READ_BYTES = 256 * 1024
+BULK_BYTES = (1024, 64 * 1024)  # a piece of this size is one of many, and not of a fast line's
+GATHER_S = 0.008  # for more of them to come in: each costs both sides of a socket a turn
 FLUSH_S = 2.0  # without a byte taken
 FLUSH_MOST_S = 60.0
 
@@ -47,6 +50,8 @@ async def splice(local: Pair, remote: Pair, *counts: CarriedBytes) -> None:
                 count.received += len(data)
             local[1].write(data)
             await local[1].drain()
+            if BULK_BYTES[0] <= len(data) < BULK_BYTES[1]:
+                await _gather(cast(asyncio.Transport, remote[1].transport))  # a socket's reads as well as it writes
 
     ways = [asyncio.create_task(out()), asyncio.create_task(back())]
     try:
@@ -56,6 +61,14 @@ async def splice(local: Pair, remote: Pair, *counts: CarriedBytes) -> None:
         for _, writer in (local, remote):
             drop(writer)
         await cancel(*ways)  # a broken connection ends the splice like a closed one
+
+
+async def _gather(transport: asyncio.Transport) -> None:
+    """Leave what comes in where it is for a moment. The transport reads on afterwards, unless it is closing."""
+    transport.pause_reading()
+    await asyncio.sleep(GATHER_S)
+    if not transport.is_closing():
+        transport.resume_reading()
 
 
 def drop(writer: asyncio.StreamWriter) -> None:

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
+import uvloop
 
 from protocol.libp2p.splice import CarriedBytes, Pair, drop, splice, while_moving
 from protocol.memory import virtual_time
@@ -17,7 +18,7 @@ from protocol.tasks import cancel
 Test = Callable[[Pair, Pair, asyncio.Task[None], CarriedBytes], Coroutine[Any, Any, None]]
 
 
-def play(test: Test) -> None:
+def play(test: Test, runner: Callable[[Coroutine[Any, Any, None]], None] = asyncio.run) -> None:
     """Run a test with the two outer ends of a splice."""
 
     async def main() -> None:
@@ -34,7 +35,31 @@ def play(test: Test) -> None:
             await asyncio.sleep(0)
         assert len(asyncio.all_tasks()) == 1
 
-    asyncio.run(main())
+    runner(main())
+
+
+@pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
+def test_what_dribbles_in_is_passed_on_in_fewer_pieces_and_whole(runner: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+    async def test(one: Pair, other: Pair, task: asyncio.Task[None], carried: CarriedBytes) -> None:
+        packets = [bytes([number]) * 1448 for number in range(200)]
+        pieces = []
+
+        async def dribble() -> None:
+            for packet in packets:
+                other[1].write(packet)
+                await asyncio.sleep(0)
+            other[1].close()
+
+        writing = asyncio.create_task(dribble())
+        while data := await one[0].read(1 << 20):
+            pieces.append(data)
+        await writing
+        await task
+        assert b"".join(pieces) == b"".join(packets)
+        assert len(pieces) < len(packets) / 2
+        assert carried.received == 1448 * len(packets)
+
+    play(test, runner)
 
 
 def test_bytes_cross_both_ways_and_are_counted() -> None:
