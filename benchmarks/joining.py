@@ -1,0 +1,134 @@
+"""How long it takes to join a run under way, by the line: from the first asking to the first meeting that counts.
+
+    python -m benchmarks.joining [--rates 2 5 20] [--alone 60]
+
+A host of the demo's model trains alone for so many steps, then one peer joins: real processes, each in a network namespace on a line of
+that rate both ways (benchmarks/side_by_side/network.py). As root, on a quiet machine of two cores; about three minutes a rate. `state` is
+counted from the first asking until the weights are ours, `met` until a meeting counts to which the joiner brings tokens of its own, `aim`
+is 1.5 times what 2.6 bytes a parameter take on the line, and 5 s; `host`: its steps a second meanwhile over those before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.side_by_side.job import Job
+from benchmarks.side_by_side.network import network
+from benchmarks.side_by_side.peers import ON_ONE_THREAD, RunningPeer, furnished, start_peer, wait_for_invite
+from benchmarks.side_by_side.processes import process_group
+from benchmarks.side_by_side.systems import GOSSAMER, SYSTEMS
+from peer.machine.events import Event, MeetingDone, StateCloned, StepDone, read_events
+from peer.model.model import build_model
+
+AIM_BYTES, AIM_TIMES, AIM_S = 2.6, 1.5, 5.0
+LATE_S = 600.0
+LOOK_S = 0.2
+STEPS = 100_000  # the run does not end meanwhile
+BEFORE_S = 10.0  # of the host's steps, to compare with
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """What one joining took."""
+
+    state_s: float
+    met_s: float
+    clones: int
+    refused: int  # meetings that a gate did
+    host_share: float
+
+
+def join(mbit_per_s: float, num_alone: int, folder: Path) -> Joined:
+    """Have a peer join a host on such lines. Raises TimeoutError when it does not come to a meeting, BadSettings for what cannot start."""
+    job = Job(num_peers=2, total_steps=STEPS)
+    manifest = folder / "manifest.toml"
+    manifest.write_text(job.manifest().manifest().to_toml())
+    with network(2, mbit_per_s) as lines, ExitStack() as stack:
+        groups = [stack.enter_context(process_group(str(line.number))) for line in lines]
+
+        def start(number: int, *words: str) -> RunningPeer:
+            home = furnished(job, lines[number], folder)
+            command = [SYSTEMS[GOSSAMER].python(), "-m", "cli.main", *words, *ON_ONE_THREAD, "--home", str(home.path)]
+            return start_peer(lines[number], groups[number], home, command, stdin=subprocess.DEVNULL)
+
+        host = start(0, "host", str(manifest))
+        invite = wait_for_invite(host)
+        until(lambda: num_steps(events_of(host)) >= num_alone)
+        joiner = start(1, "join", invite)
+        until(lambda: met_at(events_of(joiner)) is not None)
+        return told(events_of(host), events_of(joiner))
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    """Wait until something is so. Raises TimeoutError."""
+    late_s = time.monotonic() + LATE_S
+    while not is_so():
+        if time.monotonic() > late_s:
+            raise TimeoutError("nobody joined in time")
+        time.sleep(LOOK_S)
+
+
+def events_of(peer: RunningPeer) -> list[Event]:
+    """Return what a peer has told so far. Raises RuntimeError for one that has ended."""
+    if peer.process.poll() is not None:
+        raise RuntimeError(f"a peer ended: {peer.last_words()}")
+    return list(read_events(peer.home.events)) if peer.home.events.exists() else []
+
+
+def num_steps(events: Sequence[Event]) -> int:
+    """Return how many steps a peer has made."""
+    return max((event.step for event in events if isinstance(event, StepDone)), default=0)
+
+
+def met_at(events: Sequence[Event]) -> float | None:
+    """Return when a meeting first counted to which this peer brought tokens of its own; None as long as none did."""
+    began = next((event.ts for event in events if isinstance(event, StepDone)), None)
+    met = (event.ts for event in events if isinstance(event, MeetingDone) and event.outcome == "completed")
+    return None if began is None else next((ts for ts in met if ts > began), None)
+
+
+def told(host: Sequence[Event], joiner: Sequence[Event]) -> Joined:
+    """Sum up what both said."""
+    clones = [event for event in joiner if isinstance(event, StateCloned)]
+    asked, met = clones[0].ts - clones[0].seconds, met_at(joiner)
+    assert met is not None
+    refused = sum(isinstance(event, MeetingDone) and event.outcome == "gated" for event in itertools.chain(host, joiner))
+    return Joined(clones[0].seconds, met - asked, len(clones), refused, rate(host, asked, met) / rate(host, asked - BEFORE_S, asked))
+
+
+def rate(events: Sequence[Event], from_s: float, to_s: float) -> float:
+    """Return a peer's steps a second between two moments."""
+    steps = [event for event in events if isinstance(event, StepDone) and from_s <= event.ts <= to_s]
+    return (steps[-1].step - steps[0].step) / (steps[-1].ts - steps[0].ts)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rates", nargs="+", type=float, default=[2.0, 5.0, 20.0], metavar="MBIT")
+    parser.add_argument("--alone", type=int, default=60, metavar="STEPS")
+    given = parser.parse_args()
+    num_values = sum(parameter.numel() for parameter in build_model(Job().manifest().manifest().model, 0).parameters())
+    print(f"{'Mbit/s':>8} {'state s':>8} {'met s':>8} {'aim s':>8} {'clones':>7} {'gated':>6} {'host':>6}")
+    for mbit_per_s in given.rates:
+        folder = Path(tempfile.mkdtemp(prefix="joining-"))
+        try:
+            one = join(mbit_per_s, given.alone, folder)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        aim_s = AIM_TIMES * AIM_BYTES * num_values * 8 / (mbit_per_s * 1e6) + AIM_S
+        words = f"{mbit_per_s:>8g} {one.state_s:>8.1f} {one.met_s:>8.1f} {aim_s:>8.1f} {one.clones:>7} {one.refused:>6}"
+        print(f"{words} {100 * one.host_share:>5.0f}%", flush=True)
+
+
+if __name__ == "__main__":
+    main()
