@@ -3,7 +3,7 @@
     python -m benchmarks.joining [--rates 2 5 20] [--alone 60]
 
 A host of the demo's model trains alone for so many steps, then one peer joins: real processes, each in a network namespace on a line of
-that rate both ways (benchmarks/side_by_side/network.py). As root, on a quiet machine of two cores; about three minutes a rate. `state` is
+that rate both ways (benchmarks/side_by_side/network.py). As root, on a quiet machine of two cores; a minute or two a rate. `state` is
 counted from the first asking until the weights are ours, `met` until a meeting counts to which the joiner brings tokens of its own, `aim`
 is 1.5 times what 2.6 bytes a parameter take on the line, and 5 s; `host`: its steps a second meanwhile over those before.
 """
