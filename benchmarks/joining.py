@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import shutil
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +21,7 @@ from pathlib import Path
 
 from benchmarks.side_by_side.job import Job
 from benchmarks.side_by_side.network import network
-from benchmarks.side_by_side.peers import ON_ONE_THREAD, RunningPeer, furnished, start_peer, wait_for_invite
+from benchmarks.side_by_side.peers import RunningPeer, start_one, wait_for_invite
 from benchmarks.side_by_side.processes import process_group
 from benchmarks.side_by_side.systems import GOSSAMER, SYSTEMS
 from peer.machine.events import Event, MeetingDone, StateCloned, StepDone, read_events
@@ -56,37 +54,26 @@ def join(mbit_per_s: float, num_alone: int, folder: Path) -> Joined:
         groups = [stack.enter_context(process_group(str(line.number))) for line in lines]
 
         def start(number: int, *words: str) -> RunningPeer:
-            home = furnished(job, lines[number], folder)
-            command = [SYSTEMS[GOSSAMER].python(), "-m", "cli.main", *words, *ON_ONE_THREAD, "--home", str(home.path)]
-            return start_peer(lines[number], groups[number], home, command, stdin=subprocess.DEVNULL)
+            return start_one(SYSTEMS[GOSSAMER], job, lines[number], groups[number], folder, words)
 
         host = start(0, "host", str(manifest))
         invite = wait_for_invite(host)
-        until(lambda: num_steps(events_of(host)) >= num_alone)
+        until(host, lambda: host.said.own_steps >= num_alone)
         joiner = start(1, "join", invite)
-        until(lambda: met_at(events_of(joiner)) is not None)
-        return told(events_of(host), events_of(joiner))
+        until(joiner, lambda: met_at(list(read_events(joiner.home.events))) is not None)
+        return told(list(read_events(host.home.events)), list(read_events(joiner.home.events)))
 
 
-def until(is_so: Callable[[], bool]) -> None:
-    """Wait until something is so. Raises TimeoutError."""
+def until(peer: RunningPeer, is_so: Callable[[], bool]) -> None:
+    """Wait until something is so of a peer. Raises TimeoutError, RuntimeError for a peer that has ended."""
     late_s = time.monotonic() + LATE_S
     while not is_so():
+        peer.refresh()
+        if peer.said.is_over:
+            raise RuntimeError(f"a peer ended: {peer.said.reason}")
         if time.monotonic() > late_s:
             raise TimeoutError("nobody joined in time")
         time.sleep(LOOK_S)
-
-
-def events_of(peer: RunningPeer) -> list[Event]:
-    """Return what a peer has told so far. Raises RuntimeError for one that has ended."""
-    if peer.process.poll() is not None:
-        raise RuntimeError(f"a peer ended: {peer.last_words()}")
-    return list(read_events(peer.home.events)) if peer.home.events.exists() else []
-
-
-def num_steps(events: Sequence[Event]) -> int:
-    """Return how many steps a peer has made."""
-    return max((event.step for event in events if isinstance(event, StepDone)), default=0)
 
 
 def met_at(events: Sequence[Event]) -> float | None:
@@ -120,11 +107,8 @@ def main() -> None:
     num_values = sum(parameter.numel() for parameter in build_model(Job().manifest().manifest().model, 0).parameters())
     print(f"{'Mbit/s':>8} {'state s':>8} {'met s':>8} {'aim s':>8} {'clones':>7} {'gated':>6} {'host':>6}")
     for mbit_per_s in given.rates:
-        folder = Path(tempfile.mkdtemp(prefix="joining-"))
-        try:
-            one = join(mbit_per_s, given.alone, folder)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix="joining-", ignore_cleanup_errors=True) as folder:
+            one = join(mbit_per_s, given.alone, Path(folder))
         aim_s = AIM_TIMES * AIM_BYTES * num_values * 8 / (mbit_per_s * 1e6) + AIM_S
         words = f"{mbit_per_s:>8g} {one.state_s:>8.1f} {one.met_s:>8.1f} {aim_s:>8.1f} {one.clones:>7} {one.refused:>6}"
         print(f"{words} {100 * one.host_share:>5.0f}%", flush=True)

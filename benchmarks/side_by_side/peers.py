@@ -182,12 +182,17 @@ def start_gossamer(system: System, job: Job, lines: Sequence[Line], groups: Sequ
     manifest.write_text(job.manifest(job.gossamer_outer()).manifest().to_toml())
     words = ["host", str(manifest), "--wait-for-peers", str(len(lines) - 1)]
     for line, group in zip(lines, groups, strict=True):
-        home = furnished(job, line, folder)
-        command = [system.python(), "-m", "cli.main", *words, *ON_ONE_THREAD, "--home", str(home.path)]
-        peer = start_peer(line, group, home, command, stdin=subprocess.DEVNULL)
+        peer = start_one(system, job, line, group, folder, words)
         if line.number == 1:
             words = ["join", wait_for_invite(peer)]
         yield peer
+
+
+def start_one(system: System, job: Job, line: Line, group: ProcessGroup, folder: Path, words: Sequence[str]) -> RunningPeer:
+    """Start one of Gossamer's peers with a command of its own."""
+    home = furnished(job, line, folder)
+    command = [system.python(), "-m", "cli.main", *words, *ON_ONE_THREAD, "--home", str(home.path)]
+    return start_peer(line, group, home, command, stdin=subprocess.DEVNULL)
 
 
 def wait_for_invite(host: RunningPeer) -> str:

@@ -12,7 +12,7 @@ from protocol.tasks import cancel
 Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 READ_BYTES = 256 * 1024
-BULK_BYTES = (1024, 64 * 1024)  # a piece of this size is one of many, and not of a fast line's
+BULK_BYTES = range(1024, 64 * 1024)  # a piece of this size is one of many, and not of a fast line's
 GATHER_S = 0.008  # for more of them to come in: each costs both sides of a socket a turn
 FLUSH_S = 2.0  # without a byte taken
 FLUSH_MOST_S = 60.0
@@ -50,7 +50,7 @@ async def splice(local: Pair, remote: Pair, *counts: CarriedBytes) -> None:
                 count.received += len(data)
             local[1].write(data)
             await local[1].drain()
-            if BULK_BYTES[0] <= len(data) < BULK_BYTES[1]:
+            if len(data) in BULK_BYTES:
                 await _gather(cast(asyncio.Transport, remote[1].transport))  # a socket's reads as well as it writes
 
     ways = [asyncio.create_task(out()), asyncio.create_task(back())]
