@@ -88,6 +88,7 @@ class Driver:
         self.stream = stream  # also the one to a partner that was called, once it is there
         self.written = asyncio.Event()  # the disk has taken the decision, or has refused it
         self.over = asyncio.Event()  # `run` has ended
+        self.began_s = loop_s()
         self.round_trip_s = math.nan  # from our Commit to the partner's Committed: there, its disk, and back
         self._committed_s = math.nan
         self._own = own

@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, suppress
 from peer.machine.events import MeetingDone
 from peer.meeting.driver import Caller, Driver, OwnSide
 from peer.meeting.hello import Greeting
-from peer.meeting.machine import GREETING_SHARE, Meeting
+from peer.meeting.machine import SILENCE_SHARE, Meeting
 from peer.meeting.words import Finish, MeetingOutcome, MeetingState
 from peer.swarm.address_book import REST_FAILED_S, AddressBook, KnownPeer, loop_s
 from peer.swarm.hearsay import Hearsay
@@ -188,14 +188,19 @@ class Meetings:
     async def _wait_behind(self, active: Driver, partner: PeerId) -> None:
         """Wait for the end of the meeting on the fragment that a partner calls about. Raises Refused.
 
-        A call of ours of which nobody has heard yet gives way. Two peers that called each other at once: the call of the smaller id stands.
-        While we wait for another's answer ourselves, we are busy: so nobody waits for who waits, and all waiting ends.
+        A call of ours of which nobody has heard yet gives way, and one that nobody answers: who calls is there. Two peers that called each
+        other at once: the call of the smaller id stands. While we wait for another's answer ourselves, we are busy: so nobody waits for who
+        waits, and all waiting ends.
         """
         meeting = active.meeting
         is_greeting = meeting.initiates and meeting.state is MeetingState.GREETING
-        if meeting.is_unheard or (is_greeting and meeting.partner == partner and partner < self._membership.identity.peer_id):
-            active.stop("somebody called at the same moment; that call stands", RefusalCode.BUSY)
+        is_crossed = is_greeting and meeting.partner == partner and partner < self._membership.identity.peer_id
+        waited_s = loop_s() - active.began_s if is_greeting else 0.0
+        if meeting.is_unheard or is_crossed or waited_s > LINE_UP_S:
+            active.stop("somebody called meanwhile; that call stands", RefusalCode.BUSY)
             await active.over.wait()
+            if waited_s > LINE_UP_S and not is_crossed:
+                self._book.failed(meeting.partner, loop_s(), waited_s)
         elif not is_greeting:
             await self._line_up(active)
         else:
@@ -208,7 +213,7 @@ class Meetings:
             raise Refused(RefusalCode.BUSY, "in a meeting on this fragment, and another one is next")
         self._next.add(fragment)
         try:
-            async with asyncio.timeout(min(LINE_UP_S, GREETING_SHARE * self._membership.deadline_s / 2)):
+            async with asyncio.timeout(min(LINE_UP_S, SILENCE_SHARE * self._membership.deadline_s / 2)):
                 await active.over.wait()
         except TimeoutError:
             raise Refused(RefusalCode.BUSY, "in a long meeting on this fragment") from None
@@ -247,21 +252,21 @@ class Meetings:
         )
         meeting = Meeting(next(self._numbers), greeting)
         driver = self.active[fragment] = Driver(meeting, stream, self._own, self._caller)
-        started_s = loop_s()
         try:
             finish = await driver.run()
             if finish.outcome is MeetingOutcome.COMPLETED:
                 self._completed[fragment] += 1
-                self.usual_s += 0.2 * (loop_s() - started_s - self.usual_s)
+                self.usual_s += 0.2 * (loop_s() - driver.began_s - self.usual_s)
         finally:
             del self.active[fragment]
+        lasted_s = loop_s() - driver.began_s
         if driver.stream is None:
             if finish.outcome is MeetingOutcome.FAILED:
-                self._book.failed(partner, loop_s())
+                self._book.failed(partner, loop_s(), lasted_s)
             return finish
         self._hearsay.take_all(meeting.partner_hello.records if meeting.partner_hello else ())
-        learn_from(self._book, meeting, finish, loop_s())
-        self._on_done(meeting, meeting_done(meeting, finish, driver.stream, loop_s() - started_s, driver.round_trip_s))
+        learn_from(self._book, meeting, finish, loop_s(), lasted_s)
+        self._on_done(meeting, meeting_done(meeting, finish, driver.stream, lasted_s, driver.round_trip_s))
         return finish
 
 
@@ -272,7 +277,7 @@ async def say(stream: Stream, message: Refusal | Outcome) -> None:
             await stream.send(message)
 
 
-def learn_from(book: AddressBook, meeting: Meeting, finish: Finish, now_s: float) -> None:
+def learn_from(book: AddressBook, meeting: Meeting, finish: Finish, now_s: float, lasted_s: float) -> None:
     """Note in the book how a partner behaved. Own troubles (ABANDONED) and a busy partner say nothing about it."""
     partner, hello = meeting.partner, meeting.partner_hello
     match finish:
@@ -289,7 +294,7 @@ def learn_from(book: AddressBook, meeting: Meeting, finish: Finish, now_s: float
         case Finish(outcome=MeetingOutcome.REFUSED):
             book.refused(partner, now_s)
         case Finish(outcome=MeetingOutcome.FAILED):
-            book.broke_off(partner, now_s)
+            book.broke_off(partner, now_s, lasted_s)
 
 
 def meeting_done(meeting: Meeting, finish: Finish, stream: Stream, seconds: float, round_trip_s: float) -> MeetingDone:

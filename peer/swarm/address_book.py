@@ -30,6 +30,7 @@ MAX_BANS = 1024
 MAX_HINTS = 8  # addresses of one peer
 KEPT = 64  # good peers remembered on disk
 REST_S = 1.0  # after the first failure or refusal; doubles up to
+REST_PER_WAIT = 3.0  # times as long as it kept us waiting, where that is longer: who falls silent takes a quarter of our time at most
 REST_FAILED_S = 60.0  # for a peer that cannot be reached, breaks off, or sends what our gate rejects
 REST_REFUSED_S = 8.0  # for one that answers, but will not meet
 LUCK = (0.2, 0.02)  # how fast we learn whether strangers are worth a try, and how often one is tried at least
@@ -152,15 +153,15 @@ class AddressBook:
         entry.rests_until_s = entry.unwelcome_until_s = now_s
         self._last.append(peer_id)
 
-    def failed(self, peer_id: PeerId, now_s: float) -> None:
-        """Let a peer rest after a failure that may be the network's; longer each time."""
+    def failed(self, peer_id: PeerId, now_s: float, waited_s: float = 0.0) -> None:
+        """Let a peer rest after a failure that may be the network's; longer each time, and the longer we waited for nothing."""
         entry = self._entry(peer_id, now_s)
-        self._rest(entry, now_s)
+        self._rest(entry, now_s, waited_s)
         self._learn_luck(entry, met=False)
 
-    def broke_off(self, peer_id: PeerId, now_s: float) -> None:
+    def broke_off(self, peer_id: PeerId, now_s: float, waited_s: float = 0.0) -> None:
         """Let a peer rest after a meeting that it broke off or let run out, whoever had called: it must not keep others from us."""
-        self.failed(peer_id, now_s)
+        self.failed(peer_id, now_s, waited_s)
         entry = self._entry(peer_id, now_s)
         entry.unwelcome_until_s = entry.rests_until_s
 
@@ -255,8 +256,8 @@ class AddressBook:
         fresh = [entry for entry in ready if entry.peer_id not in avoided]
         return rng.choice(fresh or ready) if ready else None
 
-    def _rest(self, entry: KnownPeer, now_s: float) -> None:
-        entry.rests_until_s = now_s + min(REST_FAILED_S, REST_S * 2 ** min(entry.failures, 16))
+    def _rest(self, entry: KnownPeer, now_s: float, waited_s: float = 0.0) -> None:
+        entry.rests_until_s = now_s + min(REST_FAILED_S, max(REST_S * 2 ** min(entry.failures, 16), REST_PER_WAIT * waited_s))
         entry.failures += 1
 
     def _learn_luck(self, entry: KnownPeer, *, met: bool) -> None:

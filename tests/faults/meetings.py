@@ -14,7 +14,7 @@ import pytest
 
 from peer.meeting import driver
 from peer.meeting.driver import FLUSH_S
-from peer.meeting.machine import CONFIRM_S, DOUBT_S
+from peer.meeting.machine import CONFIRM_S, DOUBT_S, SILENCE_SHARE
 from protocol.memory import virtual_time
 from protocol.memory.conversation import Link as Wire
 from protocol.streams.transport import Inbox
@@ -84,7 +84,7 @@ def _swarm(folder: str, codec: str, seed: int, silence_s: float = 30.0) -> Swarm
 
 
 def gone(number: int) -> float:
-    """Have the partner vanish, hang or hang up at one of its messages; return by how long the other missed its deadline."""
+    """Have the partner vanish, hang or hang up at one of its messages; return by how long the other waited too long."""
     story, draws = number // STORY, random.Random(number)
     codec, bad = CODECS[story % 2], draws.randrange(2)
     num_sent, num_received = undisturbed_trial(codec, story).num_messages[bad]
@@ -99,7 +99,8 @@ def gone(number: int) -> float:
         pair = Pair(swarm)
         over_s = await pair.meet(lambda peers: swarm.network.condemn(peers[bad].peer_id, doom))
         good = 1 - bad
-        deadline_s = swarm.manifest.outer.deadline_s + FLUSH_S + (DOUBT_S if good else CONFIRM_S)
+        silence_s = SILENCE_SHARE * swarm.manifest.outer.deadline_s
+        deadline_s = silence_s + FLUSH_S + (DOUBT_S if good else CONFIRM_S)
         late_s = max(0.0, over_s[good] - deadline_s)
         assert late_s <= 1.0, f"{how}: the other was not through after {over_s[good]:.1f} s"
         pair.look(undisturbed_trial(codec, story).after, (good,))

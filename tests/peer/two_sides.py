@@ -35,11 +35,12 @@ TERMS = RunTerms(
     max_clock_gap_steps=200,
 )
 CHUNK_BYTES = 400
+DEADLINE_S = 30.0
 NOW_S = 1_800_000_000.0
 
 
 def membership(identity: Identity) -> Membership:
-    return Membership(identity, TERMS, None, total_steps=100_000, deadline_s=30.0, defer=False)
+    return Membership(identity, TERMS, None, total_steps=100_000, deadline_s=DEADLINE_S, defer=False)
 
 
 @dataclass

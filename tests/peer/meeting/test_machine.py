@@ -11,7 +11,7 @@ from peer.meeting import words as on
 from peer.meeting.words import MeetingOutcome, MeetingState
 from protocol.errors import RefusalCode
 from protocol.messages.messages import Chunk, Commit, Commitment, Committed, Decision, Outcome, Part, Refusal, RunPhase
-from tests.peer.two_sides import PLAIN, SKETCHED, TERMS, Seat, Table, Trainer, alone
+from tests.peer.two_sides import DEADLINE_S, PLAIN, SKETCHED, TERMS, Seat, Table, Trainer, alone
 
 
 @pytest.mark.parametrize("fragment", [PLAIN, SKETCHED])
@@ -135,6 +135,20 @@ def test_gate_drops_both(side: int) -> None:
 
 
 # --------------------------------------------------------------------------- doubt
+
+
+def last_allowed_s(seat: Seat) -> float:
+    return [command.seconds for command in seat.commands if isinstance(command, on.Allow)][-1]
+
+
+@pytest.mark.parametrize("state", [MeetingState.GREETING, MeetingState.SKETCHING, MeetingState.COMMITTING, MeetingState.EXCHANGING, MeetingState.JUDGING])
+def test_a_partner_that_falls_silent_holds_the_fragment_for_a_third_of_the_deadline(state: MeetingState) -> None:
+    assert DEADLINE_S / 3 <= last_allowed_s(alone(state)) < DEADLINE_S / 3 + 0.1  # the payload is of a thousand bytes
+
+
+@pytest.mark.parametrize("state", [MeetingState.PREPARING, MeetingState.ENCODING, MeetingState.CHECKING])
+def test_own_trainer_has_the_whole_deadline(state: MeetingState) -> None:
+    assert last_allowed_s(alone(state)) == DEADLINE_S
 
 
 def doubtful() -> Seat:
