@@ -1,11 +1,12 @@
 """How long it takes to join a run under way, by the line: from the first asking to the first meeting that counts.
 
-    python -m benchmarks.joining [--rates 2 5 20] [--alone 60]
+    python -m benchmarks.joining [--rates 2 5 20] [--alone 60] [--model 125M]
 
-A host of the demo's model trains alone for so many steps, then one peer joins: real processes, each in a network namespace on a line of
-that rate both ways (benchmarks/side_by_side/network.py). As root, on a quiet machine of two cores; a minute or two a rate. `state` is
-counted from the first asking until the weights are ours, `met` until a meeting counts to which the joiner brings tokens of its own, `aim`
-is 1.5 times what 2.6 bytes a parameter take on the line, and 5 s; `host`: its steps a second meanwhile over those before.
+A host of the demo's model, or of one of 125 million parameters (benchmarks/real_model.py), trains alone for so many steps, then one peer
+joins: real processes, each in a network namespace on a line of that rate both ways (benchmarks/side_by_side/network.py). As root, on a
+quiet machine of two cores; a minute or two a rate, the large model ten. `state` is counted from the first asking until the weights are
+ours, `met` until a meeting counts to which the joiner brings tokens of its own, `aim` is 1.5 times what 2.6 bytes a parameter take on the
+line, and 5 s; `host`: its steps a second meanwhile over those before.
 """
 
 from __future__ import annotations
@@ -18,20 +19,30 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
+import torch
+
+from benchmarks import real_model
 from benchmarks.side_by_side.job import Job
 from benchmarks.side_by_side.network import network
 from benchmarks.side_by_side.peers import RunningPeer, start_one, wait_for_invite
 from benchmarks.side_by_side.processes import process_group
 from benchmarks.side_by_side.systems import GOSSAMER, SYSTEMS
 from peer.machine.events import Event, MeetingDone, StateCloned, StepDone, read_events
-from peer.model.model import build_model
+from peer.model.model import parameter_shapes
+from protocol.run.manifest import Manifest
 
 AIM_BYTES, AIM_TIMES, AIM_S = 2.6, 1.5, 5.0
 LATE_S = 600.0
 LOOK_S = 0.2
 STEPS = 100_000  # the run does not end meanwhile
-BEFORE_S = 10.0  # of the host's steps, to compare with
+GAP_STEPS = 200  # of the large model's clocks at most
+BEFORE_S = 10.0  # of the host's steps at least, to compare with
+MODELS: Final[dict[str, Callable[[], Manifest]]] = {
+    "demo": lambda: Job().manifest().manifest(),
+    "125M": lambda: real_model.manifest(STEPS, real_model.WIDTH, GAP_STEPS),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +56,18 @@ class Joined:
     host_share: float
 
 
-def join(mbit_per_s: float, num_alone: int, folder: Path) -> Joined:
+def join(manifest: Manifest, mbit_per_s: float, num_alone: int, folder: Path) -> Joined:
     """Have a peer join a host on such lines. Raises TimeoutError when it does not come to a meeting, BadSettings for what cannot start."""
     job = Job(num_peers=2, total_steps=STEPS)
-    manifest = folder / "manifest.toml"
-    manifest.write_text(job.manifest().manifest().to_toml())
+    file = folder / "manifest.toml"
+    file.write_text(manifest.to_toml())
     with network(2, mbit_per_s) as lines, ExitStack() as stack:
         groups = [stack.enter_context(process_group(str(line.number))) for line in lines]
 
         def start(number: int, *words: str) -> RunningPeer:
             return start_one(SYSTEMS[GOSSAMER], job, lines[number], groups[number], folder, words)
 
-        host = start(0, "host", str(manifest))
+        host = start(0, "host", str(file))
         invite = wait_for_invite(host)
         until(host, lambda: host.said.own_steps >= num_alone)
         joiner = start(1, "join", invite)
@@ -88,8 +99,9 @@ def told(host: Sequence[Event], joiner: Sequence[Event]) -> Joined:
     clones = [event for event in joiner if isinstance(event, StateCloned)]
     asked, met = clones[0].ts - clones[0].seconds, met_at(joiner)
     assert met is not None
+    before_s = max(BEFORE_S, met - asked)
     refused = sum(isinstance(event, MeetingDone) and event.outcome == "gated" for event in itertools.chain(host, joiner))
-    return Joined(clones[0].seconds, met - asked, len(clones), refused, rate(host, asked, met) / rate(host, asked - BEFORE_S, asked))
+    return Joined(clones[0].seconds, met - asked, len(clones), refused, rate(host, asked, met) / rate(host, asked - before_s, asked))
 
 
 def rate(events: Sequence[Event], from_s: float, to_s: float) -> float:
@@ -103,12 +115,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rates", nargs="+", type=float, default=[2.0, 5.0, 20.0], metavar="MBIT")
     parser.add_argument("--alone", type=int, default=60, metavar="STEPS")
+    parser.add_argument("--model", choices=MODELS, default="demo")
     given = parser.parse_args()
-    num_values = sum(parameter.numel() for parameter in build_model(Job().manifest().manifest().model, 0).parameters())
+    manifest = MODELS[given.model]()
+    num_values = sum(torch.Size(shape).numel() for shape in parameter_shapes(manifest.model).values())
     print(f"{'Mbit/s':>8} {'state s':>8} {'met s':>8} {'aim s':>8} {'clones':>7} {'gated':>6} {'host':>6}")
     for mbit_per_s in given.rates:
         with tempfile.TemporaryDirectory(prefix="joining-", ignore_cleanup_errors=True) as folder:
-            one = join(mbit_per_s, given.alone, Path(folder))
+            one = join(manifest, mbit_per_s, given.alone, Path(folder))
         aim_s = AIM_TIMES * AIM_BYTES * num_values * 8 / (mbit_per_s * 1e6) + AIM_S
         words = f"{mbit_per_s:>8g} {one.state_s:>8.1f} {one.met_s:>8.1f} {aim_s:>8.1f} {one.clones:>7} {one.refused:>6}"
         print(f"{words} {100 * one.host_share:>5.0f}%", flush=True)

@@ -2,8 +2,8 @@
 
 Each fragment meets at gamma 1, alpha 0 (optim.noloco.FINISH) with whoever has reached the end too. A meeting takes the pair's difference
 away, so a round of meetings leaves about half of the variance; peers that meet as often as they can are near each other anyway, and a few
-rounds are all that can be measured. Rounds count anew whenever somebody else has reached the end. Nobody waits longer than WAIT_S for
-those who still train: they take the result. Who comes when there is a result takes it at once.
+rounds are all that can be measured. Rounds count anew whenever somebody else has reached the end. Who still trains and would come within
+WAIT_S at our own pace is waited for so long; all others take the result. Who comes when there is a result takes it at once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import contextlib
 from peer.node.meetings import Meetings
 from peer.node.partner_search import Searches
 from peer.node.settlement import Settlement
-from peer.swarm.address_book import AddressBook, loop_s
+from peer.swarm.address_book import AddressBook, KnownPeer, loop_s
 from peer.swarm.presence import RECORD_S
 from protocol.identity import PeerId
 from protocol.tasks import cancel
@@ -27,13 +27,22 @@ LOOK_S = 0.3  # between two looks at who has come, or whether there is a result
 class FinalAveraging:
     """Drive the last averaging: `run` it when the trainer has reached the end of the schedule."""
 
-    def __init__(self, searches: Searches, meetings: Meetings, book: AddressBook, settlement: Settlement, num_fragments: int) -> None:
+    def __init__(
+        self, searches: Searches, meetings: Meetings, book: AddressBook, settlement: Settlement, num_fragments: int, total_steps: int
+    ) -> None:
         self._searches = searches
         self._meetings = meetings
         self._book = book
         self._settlement = settlement
         self._company: set[PeerId] = set()  # who has reached the end
         self._left = dict.fromkeys(range(num_fragments), ROUNDS)
+        self._total_steps = total_steps
+        self._began: tuple[int, float] | None = None  # our own clock when we first heard it, and when that was
+
+    def trains(self, clock_steps: int) -> None:
+        """Hear our own clock, as soon as there is one: from that follows at what pace we have come."""
+        if self._began is None:
+            self._began = clock_steps, loop_s()
 
     def completed(self, fragment: int) -> None:
         """Note a completed meeting of the last averaging, whoever began it."""
@@ -75,4 +84,13 @@ class FinalAveraging:
         if not company <= self._company:
             self._company |= company
             self._left = dict.fromkeys(self._left, ROUNDS)
-        return any(entry.record is not None and not entry.finished and now_s - entry.seen_s < RECORD_S for entry in known)
+        there = (entry for entry in known if entry.record is not None and now_s - entry.seen_s < RECORD_S)
+        return any(not entry.finished and self._may_come(entry, now_s) for entry in there)
+
+    def _may_come(self, entry: KnownPeer, now_s: float) -> bool:
+        """Tell whether somebody who trains at our own pace would be here soon."""
+        if self._began is None or self._began[0] >= self._total_steps:
+            return True  # we were at the end when we were started
+        began_steps, began_s = self._began
+        steps_per_s = (self._total_steps - began_steps) / max(1e-3, now_s - began_s)
+        return self._total_steps - entry.clock_steps <= steps_per_s * (now_s - entry.seen_s + WAIT_S)

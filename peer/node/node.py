@@ -77,7 +77,7 @@ class Node:
             membership, standing, presence, heads, self.joining, pulling, settlement, link, emit,
             is_founder=is_founder, has_start=has_start, wait_for_peers=wait_for_peers,
         )  # fmt: skip
-        self._final_averaging = FinalAveraging(self.searches, self.meetings, book, settlement, len(terms.fragments))
+        self._final_averaging = FinalAveraging(self.searches, self.meetings, book, settlement, len(terms.fragments), membership.total_steps)
 
     async def run(self) -> None:
         """Run until cancelled, or until the run is over and the trainer has saved its result.
@@ -114,6 +114,8 @@ class Node:
 
     def _on_progress(self, progress: ask.Progress) -> None:
         self._standing.told(progress.clock_steps, progress.phase, progress.started, progress.tokens)
+        if progress.started:
+            self._final_averaging.trains(progress.clock_steps)
         if progress.done:
             self._trainer_done.set()
         elif self._is_over:

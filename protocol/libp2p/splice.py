@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import cast
 
@@ -34,7 +35,7 @@ class CarriedBytes:
 async def splice(local: Pair, remote: Pair, *counts: CarriedBytes) -> None:
     """Copy both ways until one side ends or breaks, write out what was read by then, and close both; all of `counts` count.
 
-    Cancelling drops both at once. A slow reader on either side stops the other side's writer (back-pressure).
+    Raises our own bugs. Cancelling drops both at once. A slow reader on either side stops the other side's writer (back-pressure).
     """
 
     async def out() -> None:
@@ -55,12 +56,15 @@ async def splice(local: Pair, remote: Pair, *counts: CarriedBytes) -> None:
 
     ways = [asyncio.create_task(out()), asyncio.create_task(back())]
     try:
-        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        over, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        for way in over:
+            with suppress(OSError):  # a broken connection ends the splice like a closed one
+                way.result()
         await asyncio.gather(_close(local[1]), _close(remote[1]))
     finally:
         for _, writer in (local, remote):
             drop(writer)
-        await cancel(*ways)  # a broken connection ends the splice like a closed one
+        await cancel(*ways)
 
 
 async def _gather(transport: asyncio.Transport) -> None:
