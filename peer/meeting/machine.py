@@ -275,7 +275,7 @@ class Meeting:
         return []
 
     def _listen(self, num_bytes: int) -> on.Allow:
-        """Allow the partner a silence, and the time that so many bytes of a payload may take; never less where our own trainer is at work."""
+        """Allow the partner a silence, our own trainer its deadline, and both the time that so many bytes of a payload may take."""
         share = 1.0 if self.state in TRAINERS_TURN else SILENCE_SHARE
         return on.Allow(share * self._deadline_s + transfer_s(min(num_bytes, self.payload_bytes)))
 

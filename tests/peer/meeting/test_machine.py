@@ -141,7 +141,9 @@ def last_allowed_s(seat: Seat) -> float:
     return [command.seconds for command in seat.commands if isinstance(command, on.Allow)][-1]
 
 
-@pytest.mark.parametrize("state", [MeetingState.GREETING, MeetingState.SKETCHING, MeetingState.COMMITTING, MeetingState.EXCHANGING, MeetingState.JUDGING])
+@pytest.mark.parametrize(
+    "state", [MeetingState.GREETING, MeetingState.SKETCHING, MeetingState.COMMITTING, MeetingState.EXCHANGING, MeetingState.JUDGING]
+)
 def test_a_partner_that_falls_silent_holds_the_fragment_for_a_third_of_the_deadline(state: MeetingState) -> None:
     assert DEADLINE_S / 3 <= last_allowed_s(alone(state)) < DEADLINE_S / 3 + 0.1  # the payload is of a thousand bytes
 
