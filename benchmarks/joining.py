@@ -4,9 +4,9 @@
 
 A host of the demo's model, or of one of 125 million parameters (benchmarks/real_model.py), trains alone for so many steps, then one peer
 joins: real processes, each in a network namespace on a line of that rate both ways (benchmarks/side_by_side/network.py). As root, on a
-quiet machine of two cores; a minute or two a rate, the large model ten. `state` is counted from the first asking until the weights are
-ours, `met` until a meeting counts to which the joiner brings tokens of its own, `aim` is 1.5 times what 2.6 bytes a parameter take on the
-line, and 5 s; `host`: its steps a second meanwhile over those before.
+quiet machine of two cores; a minute or two a rate, and three with the large model (`--rates 100 20 --alone 20`). `state` is counted from
+the first asking until the weights are ours, `met` until a meeting counts to which the joiner brings tokens of its own, `aim` is 1.5 times
+what 2.6 bytes a parameter take on the line, and 5 s; `host`: its steps a second meanwhile over those before.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from peer.model.model import parameter_shapes
 from protocol.run.manifest import Manifest
 
 AIM_BYTES, AIM_TIMES, AIM_S = 2.6, 1.5, 5.0
-LATE_S = 600.0
+LATE_S = 600.0  # beside twice the aim
 LOOK_S = 0.2
 STEPS = 100_000  # the run does not end meanwhile
 GAP_STEPS = 200  # of the large model's clocks at most
@@ -69,15 +69,21 @@ def join(manifest: Manifest, mbit_per_s: float, num_alone: int, folder: Path) ->
 
         host = start(0, "host", str(file))
         invite = wait_for_invite(host)
-        until(host, lambda: host.said.own_steps >= num_alone)
+        until(host, lambda: host.said.own_steps >= num_alone, LATE_S)
         joiner = start(1, "join", invite)
-        until(joiner, lambda: met_at(list(read_events(joiner.home.events))) is not None)
+        until(joiner, lambda: met_at(list(read_events(joiner.home.events))) is not None, LATE_S + 2 * aim_s(manifest, mbit_per_s))
         return told(list(read_events(host.home.events)), list(read_events(joiner.home.events)))
 
 
-def until(peer: RunningPeer, is_so: Callable[[], bool]) -> None:
+def aim_s(manifest: Manifest, mbit_per_s: float) -> float:
+    """Return what a joining should take at most on such a line."""
+    num_values = sum(torch.Size(shape).numel() for shape in parameter_shapes(manifest.model).values())
+    return AIM_TIMES * AIM_BYTES * num_values * 8 / (mbit_per_s * 1e6) + AIM_S
+
+
+def until(peer: RunningPeer, is_so: Callable[[], bool], within_s: float) -> None:
     """Wait until something is so of a peer. Raises TimeoutError, RuntimeError for a peer that has ended."""
-    late_s = time.monotonic() + LATE_S
+    late_s = time.monotonic() + within_s
     while not is_so():
         peer.refresh()
         if peer.said.is_over:
@@ -118,13 +124,13 @@ def main() -> None:
     parser.add_argument("--model", choices=MODELS, default="demo")
     given = parser.parse_args()
     manifest = MODELS[given.model]()
-    num_values = sum(torch.Size(shape).numel() for shape in parameter_shapes(manifest.model).values())
     print(f"{'Mbit/s':>8} {'state s':>8} {'met s':>8} {'aim s':>8} {'clones':>7} {'gated':>6} {'host':>6}")
     for mbit_per_s in given.rates:
         with tempfile.TemporaryDirectory(prefix="joining-", ignore_cleanup_errors=True) as folder:
             one = join(manifest, mbit_per_s, given.alone, Path(folder))
-        aim_s = AIM_TIMES * AIM_BYTES * num_values * 8 / (mbit_per_s * 1e6) + AIM_S
-        words = f"{mbit_per_s:>8g} {one.state_s:>8.1f} {one.met_s:>8.1f} {aim_s:>8.1f} {one.clones:>7} {one.refused:>6}"
+        words = (
+            f"{mbit_per_s:>8g} {one.state_s:>8.1f} {one.met_s:>8.1f} {aim_s(manifest, mbit_per_s):>8.1f} {one.clones:>7} {one.refused:>6}"
+        )
         print(f"{words} {100 * one.host_share:>5.0f}%", flush=True)
 
 

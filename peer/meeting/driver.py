@@ -88,7 +88,7 @@ class Driver:
         self.stream = stream  # also the one to a partner that was called, once it is there
         self.written = asyncio.Event()  # the disk has taken the decision, or has refused it
         self.over = asyncio.Event()  # `run` has ended
-        self.began_s = loop_s()
+        self._heard_s = loop_s()  # when the partner last said something, or it became its turn to
         self.round_trip_s = math.nan  # from our Commit to the partner's Committed: there, its disk, and back
         self._committed_s = math.nan
         self._own = own
@@ -100,6 +100,11 @@ class Driver:
         self._exchange: Exchange | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def silent_s(self) -> float:
+        """Return for how long the partner has said nothing."""
+        return loop_s() - self._heard_s
 
     def stop(self, reason: str, code: RefusalCode) -> None:
         """Ask the meeting to end and tell the partner `code`; one that may already count is left to end by itself."""
@@ -130,6 +135,7 @@ class Driver:
             if isinstance(event, BaseException):
                 raise event
             if isinstance(event, on.PartnerSent):
+                self._heard_s = loop_s()
                 if isinstance(event.message, Committed):
                     self.round_trip_s = loop_s() - self._committed_s
                 self._frames_ahead.release()
@@ -211,11 +217,13 @@ class Driver:
         self._events.put_nowait(on.Resolved(await self._caller.ask(self.meeting.partner, meeting_id)))
 
     async def _connect(self) -> None:
+        self._heard_s = loop_s()
         try:
             self.stream = await self._caller.connect(self.meeting.partner)
         except TransportError:
             self._events.put_nowait(on.PartnerGone())
         else:
+            self._heard_s = loop_s()
             self._events.put_nowait(on.Connected())
             self._talk(self.stream)
 

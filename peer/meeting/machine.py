@@ -196,7 +196,7 @@ class Meeting:
                 self._state = MeetingState.COMMITTING
                 committed = self._partner.digest_of_ours(bytes.fromhex(digest))
                 own = Commitment(self.pairing.meeting_id, committed).signed(self._greeting.membership.identity)
-                return [on.Send(own), self._listen(0), *self._advance()]
+                return [on.Send(own), self._listen(self._greeting.fragment_terms.sketch_bytes), *self._advance()]  # ours may be on its way
             case MeetingState.CHECKING, ask.Checked(accepted=False, reason=reason):
                 return self._end(MeetingOutcome.GATED, reason, RefusalCode.GATE, reason)
             case MeetingState.CHECKING, ask.Checked(failed_blocks=failed_blocks):

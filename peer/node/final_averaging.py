@@ -44,6 +44,10 @@ class FinalAveraging:
         if self._began is None:
             self._began = clock_steps, loop_s()
 
+    def rested(self) -> None:
+        """Forget it: we have paused meanwhile."""
+        self._began = None
+
     def completed(self, fragment: int) -> None:
         """Note a completed meeting of the last averaging, whoever began it."""
         self._left[fragment] -= 1
@@ -88,9 +92,10 @@ class FinalAveraging:
         return any(not entry.finished and self._may_come(entry, now_s) for entry in there)
 
     def _may_come(self, entry: KnownPeer, now_s: float) -> bool:
-        """Tell whether somebody who trains at our own pace would be here soon."""
+        """Tell whether somebody who trains at our own pace would be here soon; yes, where too little is known."""
         if self._began is None or self._began[0] >= self._total_steps:
             return True  # we were at the end when we were started
         began_steps, began_s = self._began
         steps_per_s = (self._total_steps - began_steps) / max(1e-3, now_s - began_s)
-        return self._total_steps - entry.clock_steps <= steps_per_s * (now_s - entry.seen_s + WAIT_S)
+        since_s = now_s - entry.told_s + self._meetings.usual_s  # a meeting's clock is that of its beginning
+        return self._total_steps - entry.clock_steps <= steps_per_s * (since_s + WAIT_S)

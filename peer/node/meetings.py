@@ -188,19 +188,14 @@ class Meetings:
     async def _wait_behind(self, active: Driver, partner: PeerId) -> None:
         """Wait for the end of the meeting on the fragment that a partner calls about. Raises Refused.
 
-        A call of ours of which nobody has heard yet gives way, and one that nobody answers: who calls is there. Two peers that called each
-        other at once: the call of the smaller id stands. While we wait for another's answer ourselves, we are busy: so nobody waits for who
-        waits, and all waiting ends.
+        A call of ours of which nobody has heard yet gives way. Two peers that called each other at once: the call of the smaller id stands.
+        While we wait for another's answer ourselves, we are busy: so nobody waits for who waits, and all waiting ends.
         """
         meeting = active.meeting
         is_greeting = meeting.initiates and meeting.state is MeetingState.GREETING
-        is_crossed = is_greeting and meeting.partner == partner and partner < self._membership.identity.peer_id
-        waited_s = loop_s() - active.began_s if is_greeting else 0.0
-        if meeting.is_unheard or is_crossed or waited_s > LINE_UP_S:
-            active.stop("somebody called meanwhile; that call stands", RefusalCode.BUSY)
+        if meeting.is_unheard or (is_greeting and meeting.partner == partner and partner < self._membership.identity.peer_id):
+            active.stop("somebody called at the same moment; that call stands", RefusalCode.BUSY)
             await active.over.wait()
-            if waited_s > LINE_UP_S and not is_crossed:
-                self._book.failed(meeting.partner, loop_s(), waited_s)
         elif not is_greeting:
             await self._line_up(active)
         else:
@@ -252,21 +247,21 @@ class Meetings:
         )
         meeting = Meeting(next(self._numbers), greeting)
         driver = self.active[fragment] = Driver(meeting, stream, self._own, self._caller)
+        started_s = loop_s()
         try:
             finish = await driver.run()
             if finish.outcome is MeetingOutcome.COMPLETED:
                 self._completed[fragment] += 1
-                self.usual_s += 0.2 * (loop_s() - driver.began_s - self.usual_s)
+                self.usual_s += 0.2 * (loop_s() - started_s - self.usual_s)
         finally:
             del self.active[fragment]
-        lasted_s = loop_s() - driver.began_s
         if driver.stream is None:
             if finish.outcome is MeetingOutcome.FAILED:
-                self._book.failed(partner, loop_s(), lasted_s)
+                self._book.failed(partner, loop_s(), driver.silent_s)
             return finish
         self._hearsay.take_all(meeting.partner_hello.records if meeting.partner_hello else ())
-        learn_from(self._book, meeting, finish, loop_s(), lasted_s)
-        self._on_done(meeting, meeting_done(meeting, finish, driver.stream, lasted_s, driver.round_trip_s))
+        learn_from(self._book, meeting, finish, loop_s(), driver.silent_s)
+        self._on_done(meeting, meeting_done(meeting, finish, driver.stream, loop_s() - started_s, driver.round_trip_s))
         return finish
 
 
@@ -277,8 +272,11 @@ async def say(stream: Stream, message: Refusal | Outcome) -> None:
             await stream.send(message)
 
 
-def learn_from(book: AddressBook, meeting: Meeting, finish: Finish, now_s: float, lasted_s: float) -> None:
-    """Note in the book how a partner behaved. Own troubles (ABANDONED) and a busy partner say nothing about it."""
+def learn_from(book: AddressBook, meeting: Meeting, finish: Finish, now_s: float, silent_s: float) -> None:
+    """Note in the book how a partner behaved, and how long it had been silent in the end.
+
+    Own troubles (ABANDONED) and a busy partner say nothing about it.
+    """
     partner, hello = meeting.partner, meeting.partner_hello
     match finish:
         case Finish(outcome=MeetingOutcome.COMPLETED) if hello is not None:
@@ -294,7 +292,7 @@ def learn_from(book: AddressBook, meeting: Meeting, finish: Finish, now_s: float
         case Finish(outcome=MeetingOutcome.REFUSED):
             book.refused(partner, now_s)
         case Finish(outcome=MeetingOutcome.FAILED):
-            book.broke_off(partner, now_s, lasted_s)
+            book.broke_off(partner, now_s, silent_s)
 
 
 def meeting_done(meeting: Meeting, finish: Finish, stream: Stream, seconds: float, round_trip_s: float) -> MeetingDone:

@@ -103,6 +103,7 @@ class Node:
         while True:
             await standing.until(lambda: standing.state is not PeerState.PAUSED)
             await work_until(self.catch_up.run(), standing.until(lambda: standing.state is PeerState.PAUSED))
+            self._final_averaging.rested()
 
     def on_notice(self, notice: ask.Notice) -> None:
         """Take in what the trainer says unasked."""

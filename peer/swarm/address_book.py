@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
 from collections import Counter, deque
 from collections.abc import Collection
@@ -29,8 +30,7 @@ MAX_ENTRIES = 256  # a random part of a larger swarm mixes as well as all of it
 MAX_BANS = 1024
 MAX_HINTS = 8  # addresses of one peer
 KEPT = 64  # good peers remembered on disk
-REST_S = 1.0  # after the first failure or refusal; doubles up to
-REST_PER_WAIT = 3.0  # times as long as it kept us waiting, where that is longer: who falls silent takes a quarter of our time at most
+REST_S = 1.0  # after the first failure or refusal, or as long as it kept us waiting; doubles up to
 REST_FAILED_S = 60.0  # for a peer that cannot be reached, breaks off, or sends what our gate rejects
 REST_REFUSED_S = 8.0  # for one that answers, but will not meet
 LUCK = (0.2, 0.02)  # how fast we learn whether strangers are worth a try, and how often one is tried at least
@@ -55,6 +55,7 @@ class KnownPeer:
     finished: bool = False  # it has said that it only averages
     paused: bool = False  # it has said that it rests: no use to call it, and its clock stands still
     seen_s: float = 0.0  # when it was last announced or met
+    told_s: float = -math.inf  # when it last told us its clock itself, in a meeting or calling for one
     failures: int = 0  # in a row: could not be reached, or broke off
     refusals: int = 0  # in a row: answered, but did not meet
     rests_until_s: float = 0.0
@@ -133,7 +134,7 @@ class AddressBook:
         if peer_id != self._me:
             entry = self._entry(peer_id, now_s)
             entry.seen_s = max(entry.seen_s, now_s)
-            entry.clock_steps = clock_steps
+            entry.clock_steps, entry.told_s = clock_steps, now_s
             entry.finished = entry.finished or finished
 
     def tells_clock(self, peer_id: PeerId, clock_steps: int) -> None:
@@ -147,7 +148,7 @@ class AddressBook:
         entry.finished = entry.finished or finished
         self._learn_luck(entry, met=True)
         entry.meetings += 1
-        entry.clock_steps = clock_steps
+        entry.clock_steps, entry.told_s = clock_steps, now_s
         entry.seen_s = now_s
         entry.failures = entry.refusals = 0
         entry.rests_until_s = entry.unwelcome_until_s = now_s
@@ -257,7 +258,8 @@ class AddressBook:
         return rng.choice(fresh or ready) if ready else None
 
     def _rest(self, entry: KnownPeer, now_s: float, waited_s: float = 0.0) -> None:
-        entry.rests_until_s = now_s + min(REST_FAILED_S, max(REST_S * 2 ** min(entry.failures, 16), REST_PER_WAIT * waited_s))
+        rest_s = min(REST_FAILED_S, max(REST_S * 2 ** min(entry.failures, 16), waited_s))
+        entry.rests_until_s = max(entry.rests_until_s, now_s + rest_s)
         entry.failures += 1
 
     def _learn_luck(self, entry: KnownPeer, *, met: bool) -> None:

@@ -39,14 +39,14 @@ async def splice(local: Pair, remote: Pair, *counts: CarriedBytes) -> None:
     """
 
     async def out() -> None:
-        while data := await local[0].read(READ_BYTES):
+        while (data := await local[0].read(READ_BYTES)) and not remote[1].is_closing():  # uvloop's do not take what asyncio's ignore
             for count in counts:
                 count.sent += len(data)
             remote[1].write(data)
             await remote[1].drain()
 
     async def back() -> None:
-        while data := await remote[0].read(READ_BYTES):
+        while (data := await remote[0].read(READ_BYTES)) and not local[1].is_closing():
             for count in counts:
                 count.received += len(data)
             local[1].write(data)
@@ -57,10 +57,10 @@ async def splice(local: Pair, remote: Pair, *counts: CarriedBytes) -> None:
     ways = [asyncio.create_task(out()), asyncio.create_task(back())]
     try:
         over, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.gather(_close(local[1]), _close(remote[1]))
         for way in over:
             with suppress(OSError):  # a broken connection ends the splice like a closed one
                 way.result()
-        await asyncio.gather(_close(local[1]), _close(remote[1]))
     finally:
         for _, writer in (local, remote):
             drop(writer)

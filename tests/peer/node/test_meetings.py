@@ -14,7 +14,6 @@ from protocol.identity import PeerId
 from protocol.limits import LEAST_BYTES_PER_S
 from protocol.memory.conversation import Link as Wire
 from protocol.messages.messages import RunPhase
-from tests.protocol.scripted import Doom
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play
 
@@ -85,22 +84,6 @@ def test_who_waits_for_a_meeting_that_does_not_end_is_sent_away(tmp_path: Path) 
         assert (await one).outcome is MeetingOutcome.FAILED
 
     play(Swarm(tmp_path, manifest=QUIET), story)
-
-
-def test_a_call_that_nobody_answers_gives_way_to_one_who_is_there_and_the_silent_one_rests(tmp_path: Path) -> None:
-    async def story(swarm: Swarm) -> None:
-        a, silent, other = await acquainted(swarm, 3)
-        swarm.network.condemn(silent.peer_id, Doom(received=1, how="cut"))
-        vain = asyncio.create_task(call(a, silent))
-        await asyncio.sleep(LINE_UP_S / 2)
-        assert (await call(other, a)).refusal is RefusalCode.BUSY
-        await asyncio.sleep(LINE_UP_S)
-        assert (await call(other, a)).outcome is MeetingOutcome.COMPLETED
-        assert (await vain).outcome is MeetingOutcome.BUSY
-        now_s = asyncio.get_running_loop().time()
-        assert {entry.peer_id for entry in a.book.live(now_s) if entry.rests_until_s > now_s + LINE_UP_S} == {silent.peer_id}
-
-    play(Swarm(tmp_path, manifest=QUIET, wire=Wire(silence_s=1e9)), story)
 
 
 def test_a_node_calls_only_so_many_at_once_and_nobody_twice(tmp_path: Path) -> None:
