@@ -30,7 +30,8 @@ MAX_ENTRIES = 256  # a random part of a larger swarm mixes as well as all of it
 MAX_BANS = 1024
 MAX_HINTS = 8  # addresses of one peer
 KEPT = 64  # good peers remembered on disk
-REST_S = 1.0  # after the first failure or refusal, or as long as it kept us waiting; doubles up to
+REST_S = 1.0  # after the first failure or refusal; doubles up to
+REST_PER_WAIT = 2.0  # times as long as it kept us waiting, where that is longer: so a silent one takes a third of our time
 REST_FAILED_S = 60.0  # for a peer that cannot be reached, breaks off, or sends what our gate rejects
 REST_REFUSED_S = 8.0  # for one that answers, but will not meet
 LUCK = (0.2, 0.02)  # how fast we learn whether strangers are worth a try, and how often one is tried at least
@@ -240,6 +241,11 @@ class AddressBook:
         """Return the live peers whose own record we hold."""
         return [entry for entry in self.live(now_s) if entry.record is not None]
 
+    def is_familiar(self, peer_id: PeerId) -> bool:
+        """Tell whether we have met somebody, and nothing has failed since: there is a way that works."""
+        entry = self._entries.get(peer_id)
+        return entry is not None and entry.meetings > 0 and not entry.failures
+
     def clock_of(self, peer_id: PeerId) -> int | None:
         """Return the clock that a peer has last signed, None when none is known."""
         entry = self._entries.get(peer_id)
@@ -258,7 +264,7 @@ class AddressBook:
         return rng.choice(fresh or ready) if ready else None
 
     def _rest(self, entry: KnownPeer, now_s: float, waited_s: float = 0.0) -> None:
-        rest_s = min(REST_FAILED_S, max(REST_S * 2 ** min(entry.failures, 16), waited_s))
+        rest_s = min(REST_FAILED_S, max(REST_S * 2 ** min(entry.failures, 16), REST_PER_WAIT * waited_s))
         entry.rests_until_s = max(entry.rests_until_s, now_s + rest_s)
         entry.failures += 1
 

@@ -6,12 +6,17 @@ import asyncio
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
+from peer.meeting.driver import AGAIN_S
 from peer.meeting.line import Way
+from peer.meeting.machine import CONNECT_S
 from peer.meeting.words import Finish, MeetingOutcome
 from peer.node.meetings import LINE_UP_S, MAX_OUTBOUND
 from protocol.errors import RefusalCode
 from protocol.identity import PeerId
 from protocol.limits import LEAST_BYTES_PER_S
+from protocol.memory import network
 from protocol.memory.conversation import Link as Wire
 from protocol.messages.messages import RunPhase
 from tests.swarm.tiny import tiny_manifest
@@ -82,6 +87,21 @@ def test_who_waits_for_a_meeting_that_does_not_end_is_sent_away(tmp_path: Path) 
         assert (await call(second, called)).refusal is RefusalCode.BUSY
         assert asyncio.get_running_loop().time() - started_s < LINE_UP_S + 0.5
         assert (await one).outcome is MeetingOutcome.FAILED
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def test_whom_we_have_met_must_be_reached_sooner_than_a_stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "DIAL_S", 1e3)  # a dead connection says nothing
+
+    async def story(swarm: Swarm) -> None:
+        a, familiar, stranger = await acquainted(swarm, 3)
+        assert (await call(a, familiar)).outcome is MeetingOutcome.COMPLETED
+        swarm.network.partition([a.peer_id])
+        for partner, within_s in ((familiar, AGAIN_S), (stranger, CONNECT_S)):
+            began_s = asyncio.get_running_loop().time()
+            assert (await call(a, partner)).outcome is MeetingOutcome.FAILED
+            assert within_s <= asyncio.get_running_loop().time() - began_s < within_s + 0.5
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 

@@ -108,8 +108,8 @@ def test_rest_doubles_up_to_its_bound_and_a_meeting_ends_it() -> None:
         assert book.soonest_s(0.0) == 0.0
 
 
-def test_who_kept_us_waiting_rests_as_long_up_to_the_bound_whatever_else_fails_meanwhile() -> None:
-    for waited_s, rest_s in ((0.1, REST_S), (10.0, 10.0), (1000.0, REST_FAILED_S)):
+def test_who_kept_us_waiting_rests_twice_as_long_up_to_the_bound_whatever_else_fails_meanwhile() -> None:
+    for waited_s, rest_s in ((0.1, REST_S), (10.0, 20.0), (1000.0, REST_FAILED_S)):
         for fail in (AddressBook.failed, AddressBook.broke_off):
             book = book_of(A)
             fail(book, A.peer_id, 5.0, waited_s)
