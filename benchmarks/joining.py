@@ -21,8 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import torch
-
 from benchmarks import real_model
 from benchmarks.side_by_side.job import Job
 from benchmarks.side_by_side.network import network
@@ -30,7 +28,7 @@ from benchmarks.side_by_side.peers import RunningPeer, start_one, wait_for_invit
 from benchmarks.side_by_side.processes import process_group
 from benchmarks.side_by_side.systems import GOSSAMER, SYSTEMS
 from peer.machine.events import Event, MeetingDone, StateCloned, StepDone, read_events
-from peer.model.model import parameter_shapes
+from peer.model.model import num_parameters
 from protocol.run.manifest import Manifest
 
 AIM_BYTES, AIM_TIMES, AIM_S = 2.6, 1.5, 5.0
@@ -71,14 +69,17 @@ def join(manifest: Manifest, mbit_per_s: float, num_alone: int, folder: Path) ->
         invite = wait_for_invite(host)
         until(host, lambda: host.said.own_steps >= num_alone, LATE_S)
         joiner = start(1, "join", invite)
-        until(joiner, lambda: met_at(list(read_events(joiner.home.events))) is not None, LATE_S + 2 * aim_s(manifest, mbit_per_s))
-        return told(list(read_events(host.home.events)), list(read_events(joiner.home.events)))
+        until(joiner, lambda: has_met(joiner), LATE_S + 2 * aim_s(manifest, mbit_per_s))
+        said = list(read_events(joiner.home.events))
+        met = met_at(said)
+        assert met is not None
+        until(host, lambda: host.said.reports[-1].ts >= met, LATE_S)  # a joining may be over between two reports
+        return told(list(read_events(host.home.events)), said, met)
 
 
 def aim_s(manifest: Manifest, mbit_per_s: float) -> float:
     """Return what a joining should take at most on such a line."""
-    num_values = sum(torch.Size(shape).numel() for shape in parameter_shapes(manifest.model).values())
-    return AIM_TIMES * AIM_BYTES * num_values * 8 / (mbit_per_s * 1e6) + AIM_S
+    return AIM_TIMES * AIM_BYTES * num_parameters(manifest.model) * 8 / (mbit_per_s * 1e6) + AIM_S
 
 
 def until(peer: RunningPeer, is_so: Callable[[], bool], within_s: float) -> None:
@@ -93,6 +94,11 @@ def until(peer: RunningPeer, is_so: Callable[[], bool], within_s: float) -> None
         time.sleep(LOOK_S)
 
 
+def has_met(peer: RunningPeer) -> bool:
+    """Tell whether a peer has come to such a meeting; its whole log is read only once there may be one."""
+    return peer.said.meetings["completed"] > 0 and met_at(list(read_events(peer.home.events))) is not None
+
+
 def met_at(events: Sequence[Event]) -> float | None:
     """Return when a meeting first counted to which this peer brought tokens of its own; None as long as none did."""
     began = next((event.ts for event in events if isinstance(event, StepDone)), None)
@@ -100,20 +106,21 @@ def met_at(events: Sequence[Event]) -> float | None:
     return None if began is None else next((ts for ts in met if ts > began), None)
 
 
-def told(host: Sequence[Event], joiner: Sequence[Event]) -> Joined:
-    """Sum up what both said."""
+def told(host: Sequence[Event], joiner: Sequence[Event], met: float) -> Joined:
+    """Sum up what both said; `met` is when the joiner's first meeting counted."""
     clones = [event for event in joiner if isinstance(event, StateCloned)]
-    asked, met = clones[0].ts - clones[0].seconds, met_at(joiner)
-    assert met is not None
+    asked = clones[0].ts - clones[0].seconds
     before_s = max(BEFORE_S, met - asked)
     refused = sum(isinstance(event, MeetingDone) and event.outcome == "gated" for event in itertools.chain(host, joiner))
     return Joined(clones[0].seconds, met - asked, len(clones), refused, rate(host, asked, met) / rate(host, asked - before_s, asked))
 
 
 def rate(events: Sequence[Event], from_s: float, to_s: float) -> float:
-    """Return a peer's steps a second between two moments."""
-    steps = [event for event in events if isinstance(event, StepDone) and from_s <= event.ts <= to_s]
-    return (steps[-1].step - steps[0].step) / (steps[-1].ts - steps[0].ts)
+    """Return a peer's steps a second from its last report before one moment to its first after another."""
+    steps = [event for event in events if isinstance(event, StepDone)]
+    first = next((event for event in reversed(steps) if event.ts <= from_s), steps[0])
+    last = next(event for event in steps if event.ts >= to_s)
+    return (last.step - first.step) / (last.ts - first.ts)
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from peer.meeting.journal import Journal
 from peer.meeting.line import Exchange, Line
 from peer.meeting.machine import Meeting
 from peer.swarm.address_book import AddressBook, loop_s
-from protocol.errors import BadMessage, PeerMisbehaved, RefusalCode, Refused, TransportError, Unreachable
+from protocol.errors import BadMessage, PeerMisbehaved, RefusalCode, Refused, TransportError
 from protocol.identity import PeerId
 from protocol.limits import CHUNK_BYTES
 from protocol.messages.messages import Chunk, Commit, Committed, Message, Outcome, Part, Resolve
@@ -29,7 +29,6 @@ from protocol.streams.transport import Purpose, Stream, Transport
 from protocol.tasks import cancel
 
 FRAMES_AHEAD = 16  # frames taken from a partner before the machine has met them: 4 MiB at most
-AGAIN_S = 5.0  # to reach somebody on a way that has worked: while all wait for one that is gone, nobody meets
 TRY_S = 5.0  # for one question about a decision and its answer
 PAUSE_S = 0.5  # between two questions
 FLUSH_S = 2.0  # time for the last frames to leave before the stream is closed
@@ -58,11 +57,7 @@ class Caller:
 
     async def connect(self, partner: PeerId) -> Stream:
         """Open a stream. Raises TransportError."""
-        try:
-            async with asyncio.timeout(AGAIN_S if self.book.is_familiar(partner) else None):
-                return await self.transport.connect(partner, self.book.addresses(partner), Purpose.MEET)
-        except TimeoutError:
-            raise Unreachable(f"{partner} does not answer any more") from None
+        return await self.transport.connect(partner, self.book.addresses(partner), Purpose.MEET)
 
     async def ask(self, partner: PeerId, meeting_id: bytes) -> Outcome:
         """Ask again and again until the partner answers. Bounded by the caller's cancellation."""

@@ -27,6 +27,7 @@ class Greeting:
     now_s: float  # Unix time, for the expiry of credentials
     partner_hello: Hello | None = None  # checked; None on the initiator's side
     records: tuple[bytes, ...] = ()  # signed records to pass on: our own, and other peers'
+    is_familiar: bool = False  # there is a way to the partner that has worked
 
     @property
     def fragment_terms(self) -> FragmentTerms:

@@ -54,6 +54,7 @@ from protocol.messages.messages import (
 from protocol.messages.terms import FragmentTerms
 
 CONNECT_S = 15.0
+AGAIN_S = 5.0  # where a way has worked: while all wait for one that is gone, nobody meets
 SILENCE_SHARE = 1 / 3  # of the deadline: so long a partner may say nothing, while its trainer works or bytes are on their way
 DOUBT_S = 20.0  # how long a responder asks for a decision that it did not see
 STORY_EVENTS = 64
@@ -150,12 +151,12 @@ class Meeting:
     def _on_event(self, event: on.Event) -> list[Command]:
         match event:
             case on.Started() if self.state is MeetingState.OPENING:
-                return [on.Allow(self._deadline_s), on.Tell(ask.Open(self.number, self.fragment))]
+                return [self._allow(), on.Tell(ask.Open(self.number, self.fragment))]
             case on.TrainerAnswered(reply):
                 return self._on_trainer(reply)
             case on.Connected() if self.state is MeetingState.CONNECTING and self._own_hello is not None:
                 self._state = MeetingState.GREETING
-                return [on.Send(self._own_hello), self._listen(0)]
+                return [on.Send(self._own_hello), self._allow()]
             case on.TrainerGone():
                 return self._end(MeetingOutcome.ABANDONED, "the trainer went away", RefusalCode.NOT_READY, "trainer restarting")
             case on.PartnerSent(message):
@@ -191,19 +192,19 @@ class Meeting:
             case MeetingState.PREPARING, ask.SketchReady(sha256=digest):
                 self._state = MeetingState.SKETCHING
                 self._partner.our_sketch = bytes.fromhex(digest)
-                return [on.SendPart(Part.SKETCH), self._listen(CHUNK_BYTES), *self._advance()]
+                return [on.SendPart(Part.SKETCH), self._allow(CHUNK_BYTES), *self._advance()]
             case ((MeetingState.PREPARING | MeetingState.ENCODING), ask.PayloadReady(sha256=digest)):
                 self._state = MeetingState.COMMITTING
                 committed = self._partner.digest_of_ours(bytes.fromhex(digest))
                 own = Commitment(self.pairing.meeting_id, committed).signed(self._greeting.membership.identity)
-                return [on.Send(own), self._listen(self._greeting.fragment_terms.sketch_bytes), *self._advance()]  # ours may be on its way
+                return [on.Send(own), self._allow(self._greeting.fragment_terms.sketch_bytes), *self._advance()]  # ours may be on its way
             case MeetingState.CHECKING, ask.Checked(accepted=False, reason=reason):
                 return self._end(MeetingOutcome.GATED, reason, RefusalCode.GATE, reason)
             case MeetingState.CHECKING, ask.Checked(failed_blocks=failed_blocks):
                 self._own_failed = bytes.fromhex(failed_blocks)
                 self._state = MeetingState.JUDGING
                 said: list[Command] = [] if self.initiates else [on.Send(Verdict(self.pairing.meeting_id, self._own_failed))]
-                return [*said, self._listen(self.payload_bytes), *self._advance()]  # ours may still be on its way
+                return [*said, self._allow(self.payload_bytes), *self._advance()]  # ours may still be on its way
         raise InvalidTransition(f"{reply} in {self.state.name}")
 
     def _greet(self, opened: ask.Opened) -> list[Command]:
@@ -212,7 +213,7 @@ class Meeting:
         if partner is not None:
             return [on.Send(own), *self._pair(partner, pairing(partner, own))]
         self._state = MeetingState.CONNECTING
-        return [on.Connect(), on.Allow(CONNECT_S)]
+        return [on.Connect(), on.Allow(AGAIN_S if self._greeting.is_familiar else CONNECT_S)]
 
     # ------------------------------------------------------------------ partner
 
@@ -226,7 +227,7 @@ class Meeting:
                 return self._on_hello(message)
             case Chunk():
                 partner.take_chunk(message)
-                more = [self._listen(CHUNK_BYTES)] if len(message.data) == CHUNK_BYTES else []  # a drop now and then buys no time
+                more = [self._allow(CHUNK_BYTES)] if len(message.data) == CHUNK_BYTES else []  # a drop now and then buys no time
                 return [on.Store(message.part, message.data), *more, *self._advance()]
             case Commitment():
                 partner.take_commitment(message, meeting_id)
@@ -250,7 +251,7 @@ class Meeting:
         self.pairing = pair
         self._state = MeetingState.PREPARING
         prepare = ask.Prepare(self.number, partner.tokens, partner.clock_steps, pair.seed, pair.phase)
-        return [on.Allow(self._deadline_s), on.Tell(prepare)]
+        return [self._allow(), on.Tell(prepare)]
 
     def _on_partner_gone(self) -> list[Command]:
         if self._awaits_decision:
@@ -263,19 +264,19 @@ class Meeting:
         partner = self._partner
         if self.state is MeetingState.SKETCHING and partner.has_sketch:
             self._state = MeetingState.ENCODING
-            return [on.Allow(self._deadline_s), on.Tell(ask.Encode(self.number))]
+            return [self._allow(), on.Tell(ask.Encode(self.number))]
         if self.state is MeetingState.COMMITTING and partner.commitment is not None:
             self._state = MeetingState.EXCHANGING
-            return [on.SendPart(Part.PAYLOAD), self._listen(CHUNK_BYTES), *self._advance()]
+            return [on.SendPart(Part.PAYLOAD), self._allow(CHUNK_BYTES), *self._advance()]
         if self.state is MeetingState.EXCHANGING and partner.has_payload:
             self._state = MeetingState.CHECKING
-            return [on.Allow(self._deadline_s), on.Tell(ask.Check(self.number))]
+            return [self._allow(), on.Tell(ask.Check(self.number))]
         if self.state is MeetingState.JUDGING and self.initiates and partner.verdict is not None:
             return self._decide(union(self._own_failed, partner.verdict.failed_blocks))
         return []
 
-    def _listen(self, num_bytes: int) -> on.Allow:
-        """Allow the partner a silence, our own trainer its deadline, and both the time that so many bytes of a payload may take."""
+    def _allow(self, num_bytes: int = 0) -> on.Allow:
+        """Allow our own trainer the deadline where it is its turn, else the partner a silence, and the time that so many bytes may take."""
         share = 1.0 if self.state in TRAINERS_TURN else SILENCE_SHARE
         return on.Allow(share * self._deadline_s + transfer_s(min(num_bytes, self.payload_bytes)))
 

@@ -72,6 +72,11 @@ def parameter_shapes(section: ModelSection) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in state_tensors(model).items()}
 
 
+def num_parameters(section: ModelSection) -> int:
+    """Count what `parameter_shapes` names. Raises BadManifest."""
+    return sum(torch.Size(shape).numel() for shape in parameter_shapes(section).values())
+
+
 def state_tensors(model: torch.nn.Module) -> dict[str, Tensor]:
     """Return what a model has learnt, by name, tied tensors once: its parameters, and those buffers of floats that are part of its state.
 

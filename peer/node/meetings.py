@@ -244,6 +244,7 @@ class Meetings:
             now_s=self._hearsay.time.now_s(),
             partner_hello=hello,
             records=self._hearsay.records_for(partner),
+            is_familiar=self._book.is_familiar(partner),
         )
         meeting = Meeting(next(self._numbers), greeting)
         driver = self.active[fragment] = Driver(meeting, stream, self._own, self._caller)

@@ -26,7 +26,7 @@ from optim.fragment_codec import FragmentCodec
 from optim.inner import build_optimizer, learning_rate, set_learning_rate
 from peer.model.computing import compute_dtype, next_token_loss
 from peer.model.evaluation import mask_as_run
-from peer.model.model import build_model, check_fit, model_config, parameter_shapes
+from peer.model.model import build_model, check_fit, model_config, num_parameters
 from peer.model.plan import follow_clock, fragment_codecs
 from peer.simulator.scenario import Scenario
 from peer.simulator.texts import Batches, Texts
@@ -210,7 +210,7 @@ class Size:
 
 def need_memory(scenario: Scenario, device: torch.device, size: Size) -> None:
     """Raise BadSettings, with an estimate, when the replicas will not fit into the device's free memory."""
-    num_values = sum(torch.Size(shape).numel() for shape in parameter_shapes(scenario.manifest.model).values())
+    num_values = num_parameters(scenario.manifest.model)
     activations, free = _activation_values(scenario), free_bytes(device)
 
     def needed(num_peers: int) -> int:

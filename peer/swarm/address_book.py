@@ -76,6 +76,11 @@ class KnownPeer:
         """Whether the peer has told its clock."""
         return self.record is not None or self.clock_steps > 0
 
+    @property
+    def is_familiar(self) -> bool:
+        """Whether we have met it, and nothing has failed since."""
+        return self.meetings > 0 and not self.failures
+
     def is_newer(self, record: MemberRecord) -> bool:
         """Tell whether this record says more than the one we hold."""
         return self.record is None or record.supersedes(self.record)
@@ -242,9 +247,9 @@ class AddressBook:
         return [entry for entry in self.live(now_s) if entry.record is not None]
 
     def is_familiar(self, peer_id: PeerId) -> bool:
-        """Tell whether we have met somebody, and nothing has failed since: there is a way that works."""
+        """Tell whether there is a way to somebody that has worked."""
         entry = self._entries.get(peer_id)
-        return entry is not None and entry.meetings > 0 and not entry.failures
+        return entry is not None and entry.is_familiar
 
     def clock_of(self, peer_id: PeerId) -> int | None:
         """Return the clock that a peer has last signed, None when none is known."""
@@ -254,7 +259,7 @@ class AddressBook:
     def choose(self, now_s: float, rng: random.Random, *, exclude: Collection[PeerId] = ()) -> KnownPeer | None:
         """Choose the next partner, or None when nobody can be asked now."""
         known = self.live(now_s)
-        familiar = [entry for entry in known if entry.meetings and not entry.failures]
+        familiar = [entry for entry in known if entry.is_familiar]
         if familiar and self._luck < 1.0 and rng.random() >= self._luck:
             known = familiar
         ready = [entry for entry in known if entry.rests_until_s <= now_s and entry.peer_id not in exclude]

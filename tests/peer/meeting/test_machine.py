@@ -134,7 +134,7 @@ def test_gate_drops_both(side: int) -> None:
     assert not any(seat.trainer.applied for seat in seats)
 
 
-# --------------------------------------------------------------------------- doubt
+# --------------------------------------------------------------------------- time
 
 
 def last_allowed_s(seat: Seat) -> float:
@@ -151,6 +151,9 @@ def test_a_partner_that_falls_silent_holds_the_fragment_for_a_third_of_the_deadl
 @pytest.mark.parametrize("state", [MeetingState.PREPARING, MeetingState.ENCODING, MeetingState.CHECKING])
 def test_own_trainer_has_the_whole_deadline(state: MeetingState) -> None:
     assert last_allowed_s(alone(state)) == DEADLINE_S
+
+
+# --------------------------------------------------------------------------- doubt
 
 
 def doubtful() -> Seat:

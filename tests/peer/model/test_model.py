@@ -18,6 +18,7 @@ from peer.model.model import (
     layout_digest,
     model_config,
     need_layout,
+    num_parameters,
     parameter_shapes,
     unset_model,
 )
@@ -70,6 +71,7 @@ def test_building_leaves_the_generator_alone() -> None:
 def test_shapes_are_those_of_the_model(model: ModelSection) -> None:
     built = {name: tuple(parameter.shape) for name, parameter in build_model(model, 0).named_parameters()}
     assert list(parameter_shapes(model).items()) == list(built.items())
+    assert num_parameters(model) == sum(torch.Size(shape).numel() for shape in built.values())
 
 
 def test_a_huge_model_has_shapes_at_once() -> None:

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from peer.meeting.driver import AGAIN_S
 from peer.meeting.line import Way
-from peer.meeting.machine import CONNECT_S
+from peer.meeting.machine import AGAIN_S, CONNECT_S
 from peer.meeting.words import Finish, MeetingOutcome
 from peer.node.meetings import LINE_UP_S, MAX_OUTBOUND
 from protocol.errors import RefusalCode
