@@ -6,6 +6,7 @@ Pure: the machine (peer/meeting/machine.py) says when.
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
 
 from peer.link.records import Opened
@@ -27,7 +28,7 @@ class Greeting:
     now_s: float  # Unix time, for the expiry of credentials
     partner_hello: Hello | None = None  # checked; None on the initiator's side
     records: tuple[bytes, ...] = ()  # signed records to pass on: our own, and other peers'
-    is_familiar: bool = False  # there is a way to the partner that has worked
+    patience_s: float = math.inf  # for how long the partner may say nothing, going by earlier meetings; never longer than the terms say
 
     @property
     def fragment_terms(self) -> FragmentTerms:

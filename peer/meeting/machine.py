@@ -54,9 +54,9 @@ from protocol.messages.messages import (
 from protocol.messages.terms import FragmentTerms
 
 CONNECT_S = 15.0
-AGAIN_S = 5.0  # where a way has worked: while all wait for one that is gone, nobody meets
 SILENCE_SHARE = 1 / 3  # of the deadline: so long a partner may say nothing, while its trainer works or bytes are on their way
-DOUBT_S = 20.0  # how long a responder asks for a decision that it did not see
+DOUBT_S = 20.0  # how long a responder asks for a decision that it did not see, at most
+DOUBT_PATIENCES = 2.0  # and no longer than this many times its patience with the partner: meanwhile it meets nobody
 STORY_EVENTS = 64
 CONFIRM_S = 5.0  # how long an initiator that has applied waits for the partner to say that it has recorded the decision
 NOT_CONFIRMED = "it counts here; whether the partner heard of it is not known"
@@ -213,7 +213,7 @@ class Meeting:
         if partner is not None:
             return [on.Send(own), *self._pair(partner, pairing(partner, own))]
         self._state = MeetingState.CONNECTING
-        return [on.Connect(), on.Allow(AGAIN_S if self._greeting.is_familiar else CONNECT_S)]
+        return [on.Connect(), on.Allow(min(CONNECT_S, self._greeting.patience_s))]
 
     # ------------------------------------------------------------------ partner
 
@@ -277,8 +277,10 @@ class Meeting:
 
     def _allow(self, num_bytes: int = 0) -> on.Allow:
         """Allow our own trainer the deadline where it is its turn, else the partner a silence, and the time that so many bytes may take."""
-        share = 1.0 if self.state in TRAINERS_TURN else SILENCE_SHARE
-        return on.Allow(share * self._deadline_s + transfer_s(min(num_bytes, self.payload_bytes)))
+        if self.state in TRAINERS_TURN:
+            return on.Allow(self._deadline_s)
+        silence_s = SILENCE_SHARE * self._deadline_s + transfer_s(min(num_bytes, self.payload_bytes))
+        return on.Allow(min(silence_s, self._greeting.patience_s))
 
     # ------------------------------------------------------------------ decision, doubt, end
 
@@ -291,7 +293,7 @@ class Meeting:
         if self.state is MeetingState.IN_DOUBT:
             return []
         self._state = MeetingState.IN_DOUBT
-        return [on.Allow(DOUBT_S), on.AskAgain(self.pairing.meeting_id)]
+        return [on.Allow(min(DOUBT_S, DOUBT_PATIENCES * self._greeting.patience_s)), on.AskAgain(self.pairing.meeting_id)]
 
     def _on_resolved(self, outcome: Outcome) -> list[Command]:
         if outcome.meeting_id != self.pairing.meeting_id:

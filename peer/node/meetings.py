@@ -244,16 +244,17 @@ class Meetings:
             now_s=self._hearsay.time.now_s(),
             partner_hello=hello,
             records=self._hearsay.records_for(partner),
-            is_familiar=self._book.is_familiar(partner),
+            patience_s=self._book.patience_s(partner),
         )
         meeting = Meeting(next(self._numbers), greeting)
         driver = self.active[fragment] = Driver(meeting, stream, self._own, self._caller)
         started_s = loop_s()
         try:
             finish = await driver.run()
+            took_s = loop_s() - started_s
             if finish.outcome is MeetingOutcome.COMPLETED:
                 self._completed[fragment] += 1
-                self.usual_s += 0.2 * (loop_s() - started_s - self.usual_s)
+                self.usual_s += 0.2 * (took_s - self.usual_s)
         finally:
             del self.active[fragment]
         if driver.stream is None:
@@ -261,8 +262,8 @@ class Meetings:
                 self._book.failed(partner, loop_s(), driver.silent_s)
             return finish
         self._hearsay.take_all(meeting.partner_hello.records if meeting.partner_hello else ())
-        learn_from(self._book, meeting, finish, loop_s(), driver.silent_s)
-        self._on_done(meeting, meeting_done(meeting, finish, driver.stream, loop_s() - started_s, driver.round_trip_s))
+        learn_from(self._book, meeting, finish, loop_s(), took_s, driver.silent_s)
+        self._on_done(meeting, meeting_done(meeting, finish, driver.stream, took_s, driver.round_trip_s))
         return finish
 
 
@@ -273,15 +274,15 @@ async def say(stream: Stream, message: Refusal | Outcome) -> None:
             await stream.send(message)
 
 
-def learn_from(book: AddressBook, meeting: Meeting, finish: Finish, now_s: float, silent_s: float) -> None:
-    """Note in the book how a partner behaved, and how long it had been silent in the end.
+def learn_from(book: AddressBook, meeting: Meeting, finish: Finish, now_s: float, took_s: float, silent_s: float) -> None:
+    """Note in the book how a partner behaved in a meeting that took so long, and how long it had been silent in the end.
 
     Own troubles (ABANDONED) and a busy partner say nothing about it.
     """
     partner, hello = meeting.partner, meeting.partner_hello
     match finish:
         case Finish(outcome=MeetingOutcome.COMPLETED) if hello is not None:
-            book.met(partner, now_s, hello.clock_steps, finished=hello.phase is RunPhase.FINISH)
+            book.met(partner, now_s, hello.clock_steps, took_s=took_s, finished=hello.phase is RunPhase.FINISH)
         case Finish(outcome=MeetingOutcome.MISBEHAVED):
             book.ban(partner, now_s)
         case Finish(refusal=RefusalCode.LEAVING):

@@ -38,6 +38,7 @@ LUCK = (0.2, 0.02)  # how fast we learn whether strangers are worth a try, and h
 BAN_S = 24 * 3600.0
 SILENCE_S = 40.0  # a peer that announces itself after so long was cut off, and is worth a try at once
 FORGET_S = 900.0  # a peer that nobody has announced for so long is not tried any more
+PATIENCE = (5.0, 5.0)  # times a usual meeting with somebody, and seconds: who is silent for longer than both is gone
 AVOIDED = 3  # partners met last that are passed over, where there are enough others
 
 
@@ -62,6 +63,7 @@ class KnownPeer:
     rests_until_s: float = 0.0
     unwelcome_until_s: float = 0.0  # its calls are not answered either
     meetings: int = 0  # completed with it
+    usual_s: float = 0.0  # how long they have taken lately, or the last one, if that was longer
     record: MemberRecord | None = None  # its latest word, to pass on
 
     @property
@@ -80,6 +82,12 @@ class KnownPeer:
     def is_familiar(self) -> bool:
         """Whether we have met it, and nothing has failed since."""
         return self.meetings > 0 and not self.failures
+
+    @property
+    def patience_s(self) -> float:
+        """How long it may say nothing, going by its meetings with us; for ever where these say nothing."""
+        times, least_s = PATIENCE
+        return max(least_s, times * self.usual_s) if self.is_familiar else math.inf
 
     def is_newer(self, record: MemberRecord) -> bool:
         """Tell whether this record says more than the one we hold."""
@@ -148,12 +156,13 @@ class AddressBook:
         if peer_id in self._entries:
             self._entries[peer_id].clock_steps = clock_steps
 
-    def met(self, peer_id: PeerId, now_s: float, clock_steps: int, *, finished: bool = False) -> None:
-        """Note a completed meeting, and how far the partner was: its clock, and whether it only averages."""
+    def met(self, peer_id: PeerId, now_s: float, clock_steps: int, *, took_s: float = 0.0, finished: bool = False) -> None:
+        """Note a completed meeting, how long it took, and how far the partner was: its clock, and whether it only averages."""
         entry = self._entry(peer_id, now_s)
         entry.finished = entry.finished or finished
         self._learn_luck(entry, met=True)
         entry.meetings += 1
+        entry.usual_s = max(took_s, entry.usual_s + 0.2 * (took_s - entry.usual_s))
         entry.clock_steps, entry.told_s = clock_steps, now_s
         entry.seen_s = now_s
         entry.failures = entry.refusals = 0
@@ -246,10 +255,10 @@ class AddressBook:
         """Return the live peers whose own record we hold."""
         return [entry for entry in self.live(now_s) if entry.record is not None]
 
-    def is_familiar(self, peer_id: PeerId) -> bool:
-        """Tell whether there is a way to somebody that has worked."""
+    def patience_s(self, peer_id: PeerId) -> float:
+        """Return how long somebody may say nothing, going by our meetings; for ever for whom we have not met, or not since a failure."""
         entry = self._entries.get(peer_id)
-        return entry is not None and entry.is_familiar
+        return math.inf if entry is None else entry.patience_s
 
     def clock_of(self, peer_id: PeerId) -> int | None:
         """Return the clock that a peer has last signed, None when none is known."""

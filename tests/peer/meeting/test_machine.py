@@ -8,6 +8,7 @@ import pytest
 
 from peer.link import records as ask
 from peer.meeting import words as on
+from peer.meeting.machine import DOUBT_PATIENCES, DOUBT_S
 from peer.meeting.words import MeetingOutcome, MeetingState
 from protocol.errors import RefusalCode
 from protocol.messages.messages import Chunk, Commit, Commitment, Committed, Decision, Outcome, Part, Refusal, RunPhase
@@ -148,9 +149,21 @@ def test_a_partner_that_falls_silent_holds_the_fragment_for_a_third_of_the_deadl
     assert DEADLINE_S / 3 <= last_allowed_s(alone(state)) < DEADLINE_S / 3 + 0.1  # the payload is of a thousand bytes
 
 
+@pytest.mark.parametrize("state", [MeetingState.GREETING, MeetingState.EXCHANGING, MeetingState.JUDGING])
+def test_a_partner_that_used_to_be_quick_has_less_time_and_a_slow_one_no_more(state: MeetingState) -> None:
+    assert last_allowed_s(alone(state, patience_s=1.0)) == 1.0
+    assert last_allowed_s(alone(state, patience_s=1e3)) == last_allowed_s(alone(state))
+
+
 @pytest.mark.parametrize("state", [MeetingState.PREPARING, MeetingState.ENCODING, MeetingState.CHECKING])
 def test_own_trainer_has_the_whole_deadline(state: MeetingState) -> None:
-    assert last_allowed_s(alone(state)) == DEADLINE_S
+    for patience_s in (1.0, 1e3):
+        assert last_allowed_s(alone(state, patience_s=patience_s)) == DEADLINE_S
+
+
+def test_a_doubt_is_as_long_as_two_silences() -> None:
+    for patience_s, doubt_s in ((1.0, DOUBT_PATIENCES), (1e3, DOUBT_S)):
+        assert last_allowed_s(alone(MeetingState.IN_DOUBT, initiates=False, patience_s=patience_s)) == doubt_s
 
 
 # --------------------------------------------------------------------------- doubt

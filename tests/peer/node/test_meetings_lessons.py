@@ -26,7 +26,7 @@ class StubStream:
 
 def after(over: MeetingOutcome, refusal: RefusalCode | None = None) -> AddressBook:
     book = book_of(PARTNER)
-    learn_from(book, MEETING, Finish(over, "", refusal), 0.0, 0.0)
+    learn_from(book, MEETING, Finish(over, "", refusal), 0.0, 1.0, 0.0)
     return book
 
 

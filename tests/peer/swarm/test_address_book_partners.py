@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections import Counter
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from peer.swarm import address_book as partners
-from peer.swarm.address_book import BAN_S, FORGET_S, REST_FAILED_S, REST_REFUSED_S, REST_S, SILENCE_S, AddressBook
+from peer.swarm.address_book import BAN_S, FORGET_S, PATIENCE, REST_FAILED_S, REST_REFUSED_S, REST_S, SILENCE_S, AddressBook
 from tests.peer.neighbours import ME, book_of, ids, moved, record, somebody
 
 A, B, C, D = (somebody(number) for number in range(1, 5))
@@ -117,6 +118,19 @@ def test_who_kept_us_waiting_rests_twice_as_long_up_to_the_bound_whatever_else_f
             if waited_s > REST_S:
                 book.lost(A.peer_id, 5.5)
                 assert book.soonest_s(5.5) == 5.0 + rest_s
+
+
+def test_patience_goes_by_the_usual_meeting_and_begins_anew_with_a_failure() -> None:
+    book, (times, least_s) = book_of(A), PATIENCE
+    assert book.patience_s(A.peer_id) == book.patience_s(B.peer_id) == math.inf
+    book.met(A.peer_id, 0.0, 1, took_s=0.1)
+    assert book.patience_s(A.peer_id) == least_s
+    book.met(A.peer_id, 0.0, 2, took_s=3.0)
+    assert book.patience_s(A.peer_id) == times * 3.0, "one long meeting is enough to be patient"
+    book.met(A.peer_id, 0.0, 3, took_s=2.0)
+    assert times * 2.0 < book.patience_s(A.peer_id) < times * 3.0
+    book.broke_off(A.peer_id, 0.0)
+    assert book.patience_s(A.peer_id) == math.inf
 
 
 def test_not_now_is_short_and_counts_as_nothing() -> None:
