@@ -3,20 +3,22 @@
     python -m benchmarks.joining [--rates 2 5 20] [--alone 60] [--model 125M]
 
 A host of the demo's model, or of one of 125 million parameters (benchmarks/real_model.py), trains alone for so many steps, then one peer
-joins: real processes, each in a network namespace on a line of that rate both ways (benchmarks/side_by_side/network.py). As root, on a
-quiet machine of two cores; a minute or two a rate, and three with the large model (`--rates 100 20 --alone 20`). `state` is counted from
-the first asking until the weights are ours, `met` until a meeting counts to which the joiner brings tokens of its own, `aim` is 1.5 times
-what 2.6 bytes a parameter take on the line, and 5 s; `host`: its steps a second meanwhile over those before.
+joins: real processes, each peer's on a core of their own, in a network namespace on a line of that rate both ways
+(benchmarks/side_by_side/network.py). As root, on a quiet machine of two cores; a minute or two a rate, and three with the large model
+(`--rates 100 20 --alone 20`). `state` is counted from the first asking until the weights are ours, `met` until a meeting counts to which
+the joiner brings tokens of its own, `aim` is 1.5 times what 2.6 bytes a parameter take on the line, and 5 s; `host`: its steps a second
+meanwhile over those before.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -63,7 +65,8 @@ def join(manifest: Manifest, mbit_per_s: float, num_alone: int, folder: Path) ->
         groups = [stack.enter_context(process_group(str(line.number))) for line in lines]
 
         def start(number: int, *words: str) -> RunningPeer:
-            return start_one(SYSTEMS[GOSSAMER], job, lines[number], groups[number], folder, words)
+            with core(number):
+                return start_one(SYSTEMS[GOSSAMER], job, lines[number], groups[number], folder, words)
 
         host = start(0, "host", str(file))
         invite = wait_for_invite(host)
@@ -75,6 +78,17 @@ def join(manifest: Manifest, mbit_per_s: float, num_alone: int, folder: Path) ->
         assert met is not None
         until(host, lambda: host.said.reports[-1].ts >= met, LATE_S)  # a joining may be over between two reports
         return told(list(read_events(host.home.events)), said, met)
+
+
+@contextmanager
+def core(number: int) -> Iterator[None]:
+    """Start what is started meanwhile on one core of this machine, another for each number: two peers are two machines."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[number % len(cores)]})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 def aim_s(manifest: Manifest, mbit_per_s: float) -> float:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from optim.fragments import add, scatter
 from peer.link.payload_folder import PayloadFolder
-from peer.trainer.fragment_state import FragmentState
+from peer.trainer.fragment_state import FragmentState, length_of
 
 MOST_GROWTH: Final = 100.0  # of a fragment's values over our own; those of the demo grow threefold in a whole run
 MOST_MOMENTUM: Final = 1.0  # as large as the weights: the longest honest outer step is a third of that
@@ -79,8 +79,6 @@ def read_state(data: memoryview, fragments: Sequence[FragmentState], has_momentu
     if len(data) != num_bytes:
         raise ValueError(f"the state has {len(data)} bytes, this model's has {num_bytes}")
     flat = torch.frombuffer(data, dtype=torch.bfloat16)
-    if not bool(torch.isfinite(flat).all()):
-        raise ValueError("the state holds values that are not finite")
     slow = list(_cut(flat, fragments))
     momentum = list(_cut(flat[num_values:], fragments)) if has_momentum else [fragment.momentum for fragment in fragments]
     parts = tuple(map(FragmentWeights, fragments, slow, momentum))
@@ -96,10 +94,13 @@ def _cut(flat: Tensor, fragments: Sequence[FragmentState]) -> Iterator[Tensor]:
 
 
 def _need_sane(parts: Sequence[FragmentWeights]) -> None:
-    whole = _size(*(part.fragment.slow for part in parts))  # for a fragment that begins with zeros
-    for part in parts:
-        own = max(whole, _size(part.fragment.slow))
+    numels, sizes = [part.slow.numel() for part in parts], [_size(part.fragment.slow) for part in parts]
+    whole = math.sqrt(sum(numel * size**2 for numel, size in zip(numels, sizes, strict=True)) / sum(numels))
+    for part, size in zip(parts, sizes, strict=True):
+        own = max(whole, size)  # a fragment may begin with zeros
         name, slow, momentum = part.fragment.codec.fragment.name, _size(part.slow), _size(part.momentum)
+        if not math.isfinite(slow + momentum):
+            raise ValueError("the state holds values that are not finite")
         if slow > MOST_GROWTH * own:
             raise ValueError(f"the weights of {name} are {slow:.3g} large, ours {own:.3g}")
         if momentum > MOST_MOMENTUM * max(own, slow):
@@ -162,7 +163,6 @@ def _try(change: Callable[[], None], parameters: Mapping[str, Tensor], own: floa
     return f"its loss on held-out text is {theirs:.4f}, that of our own weights {own:.4f}"
 
 
-def _size(*tensors: Tensor) -> float:
-    """Return the root mean square, in float64: the square of a legal value can overflow f32."""
-    squares = math.fsum(float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) ** 2 for tensor in tensors)
-    return math.sqrt(squares / sum(tensor.numel() for tensor in tensors))
+def _size(tensor: Tensor) -> float:
+    """Return the root mean square: not finite where a value is not."""
+    return length_of(tensor) / math.sqrt(tensor.numel())
