@@ -5,8 +5,8 @@ writes down its own at once, the next one if none is found RANK_S later, and so 
 else fetches them by pieces, from anybody who has some of them already (peer/node/run_result.py). Should two results have been written down,
 all take the one whose name is smaller. It is judged like any state: whose own weights predict better keeps them.
 
-Who is done stays until all within reach have the same result, LINGER_S at most, or longer while somebody still fetches. A peer that still
-trains when half of the others have come to the end takes their result, and is done too.
+Who is done stays until all within reach have the same result, or all its pieces, LINGER_S at most, or longer while somebody still fetches.
+A peer that still trains when half of the others have come to the end takes their result, and is done too.
 
 Keys cost nothing, so who says what counts: first those with whom our meetings have counted, then a few strangers of each invite or network,
 until these have cost us TRIES answers that came to nothing. So many keys hold up an ending by seconds, and no longer. One whom we have
@@ -33,7 +33,7 @@ from peer.node.donor import StateDonor
 from peer.node.download import Download
 from peer.node.fetching import FetchClient
 from peer.node.meetings import Meetings
-from peer.node.pieces import Pieces
+from peer.node.pieces import Pieces, from_bits
 from peer.node.run_result import RunResult, fetch_hashes
 from peer.swarm.address_book import KnownPeer, loop_s
 from peer.swarm.heads import Heads
@@ -273,13 +273,26 @@ class Settlement:
         return bool(fetching) and loop_s() < since_s + (self._needed_s if fetching & known else self._strangers_s)
 
     async def _all_have(self, name: bytes) -> bool:
-        """Tell whether every peer within reach answers with this result, or is gone."""
+        """Tell whether every peer within reach answers with this result, needs nothing more of it, or is gone."""
         near = self._speakers()
         for start in range(0, len(near), ASKED):
-            names = await asyncio.gather(*(self._name_at(entry) for entry in near[start : start + ASKED]))
-            if any(theirs not in (name, None) for theirs in names):
+            if not all(await asyncio.gather(*(self._has(entry, name) for entry in near[start : start + ASKED]))):
                 return False
         return True
+
+    async def _has(self, entry: KnownPeer, name: bytes) -> bool:
+        theirs = await self._name_at(entry)
+        return theirs in (name, None) or (not theirs and await self._has_come(entry, name))
+
+    async def _has_come(self, entry: KnownPeer, name: bytes) -> bool:
+        """Tell whether all pieces of this result are there already: a slow peer may judge it for long, and needs nobody for that."""
+        num_pieces = -(-self._state_bytes // files.PIECE_BYTES)
+        with contextlib.suppress(GossamerError, TimeoutError):
+            async with asyncio.timeout(ANSWER_S), self._client.source(entry.peer_id, entry.addresses) as source:
+                await source.ask(ContentsKind.RESULT_PIECES, 0, -(-num_pieces // 8))
+                header, bits = await source.take()
+                return header.name == name and len(from_bits(bits, num_pieces)) == num_pieces
+        return False
 
     async def _name_at(self, entry: KnownPeer) -> bytes | None:
         """Return the name of a peer's result, empty where it has none; None where it does not answer."""

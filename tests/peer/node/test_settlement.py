@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from peer.link import records as ask
 from peer.node import pieces as files
 from peer.node import settlement
 from peer.node.pieces import Pieces
@@ -120,6 +121,25 @@ def test_peers_that_fetch_the_result_give_each_other_what_they_have(tmp_path: Pa
     play(swarm, story)
     one_transfer_s = swarm.terms.state_bytes / line.bytes_per_s
     assert took_s[0] < 7.0 * one_transfer_s, "seven copies over one upload take more than that"
+
+
+def test_nobody_stays_for_one_that_has_all_of_the_result_and_is_slow_to_judge_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(swarm: Swarm) -> None:
+        *quick, slow = sorted(swarm.start(3), key=lambda peer: peer.peer_id)  # the last one does not write it down
+        at_once = slow.link.request
+
+        async def later(request: ask.AnsweredRequest) -> ask.Reply:
+            if isinstance(request, ask.Adopt):
+                await asyncio.sleep(settlement.LINGER_S / 2)
+            return await at_once(request)
+
+        monkeypatch.setattr(slow.link, "request", later)
+        await swarm.until(lambda: all(peer.is_done for peer in quick), within_s=90.0)
+        assert slow.node.donor.coming and not slow.node.donor.result
+        await swarm.until(lambda: slow.is_done, within_s=90.0)
+        assert torch.equal(slow.fast, quick[0].fast)
+
+    play(Swarm(tmp_path, manifest=tiny_manifest(run={"total_steps": 60})), story)
 
 
 def test_a_piece_that_is_not_in_the_result_is_told_from_one_that_is() -> None:
