@@ -69,6 +69,11 @@ class Greeting:
         check_hello(answer, self.membership.terms, own.sender, self.partner, self.now_s, own_hello=own)
 
 
+def has_ended(hello: Hello, membership: Membership) -> bool:
+    """Tell whether a Hello is of a peer that has come to the end of the run, whatever the meeting is for."""
+    return hello.phase is RunPhase.FINISH or hello.clock_steps >= membership.total_steps
+
+
 @dataclass(frozen=True, slots=True)
 class Pairing:
     """What two Hellos fix for both sides."""

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 
 from peer.link import records as ask
 from peer.meeting import words as on
-from peer.meeting.hello import Greeting, Pairing, pairing
+from peer.meeting.hello import Greeting, Pairing, has_ended, pairing
 from peer.meeting.line import transfer_s
 from peer.meeting.words import DECIDED, TRAINERS_TURN, UNHEARD, Command, Finish, MeetingOutcome, MeetingState
 from protocol.errors import BadContents, BadMessage, PeerMisbehaved, RefusalCode, Refused
@@ -116,6 +116,14 @@ class Meeting:
     def partner_hello(self) -> Hello | None:
         """The partner's verified Hello, once it is here."""
         return self._partner.hello or self._greeting.partner_hello
+
+    @property
+    def partner_has_ended(self) -> bool:
+        """Whether the partner has come to the end of the run, by its Hello, or because it refuses to meet one that has not."""
+        told_so = self.initiates and self.finish is not None and self.finish.refusal is RefusalCode.WRONG_PHASE
+        if told_so and self._own_hello is not None and not has_ended(self._own_hello, self._greeting.membership):
+            return True
+        return self.partner_hello is not None and has_ended(self.partner_hello, self._greeting.membership)
 
     @property
     def is_decided(self) -> bool:

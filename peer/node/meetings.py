@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, suppress
 
 from peer.machine.events import MeetingDone
 from peer.meeting.driver import Caller, Driver, OwnSide
-from peer.meeting.hello import Greeting
+from peer.meeting.hello import Greeting, has_ended
 from peer.meeting.machine import SILENCE_SHARE, Meeting
 from peer.meeting.words import Finish, MeetingOutcome, MeetingState
 from peer.swarm.address_book import REST_FAILED_S, AddressBook, KnownPeer, loop_s
@@ -174,7 +174,9 @@ class Meetings:
         """Raise Refused, or PeerMisbehaved, unless we may meet a partner that says this."""
         membership, standing = self._membership, self._standing
         check_hello(hello, membership.terms, membership.identity.peer_id, partner, self._hearsay.time.now_s())
-        self._book.saw(partner, loop_s(), hello.clock_steps, finished=hello.phase is RunPhase.FINISH)
+        self._book.saw(partner, loop_s(), hello.clock_steps, finished=has_ended(hello, membership))
+        if standing.has_settled and not has_ended(hello, membership):
+            raise Refused(RefusalCode.WRONG_PHASE, "the run has ended here")
         if (code := standing.refusal) is not None:
             raise Refused(code)
         if hello.fragment in standing.stale:
@@ -282,13 +284,13 @@ def learn_from(book: AddressBook, meeting: Meeting, finish: Finish, now_s: float
     partner, hello = meeting.partner, meeting.partner_hello
     match finish:
         case Finish(outcome=MeetingOutcome.COMPLETED) if hello is not None:
-            book.met(partner, now_s, hello.clock_steps, took_s=took_s, finished=hello.phase is RunPhase.FINISH)
+            book.met(partner, now_s, hello.clock_steps, took_s=took_s, finished=meeting.partner_has_ended)
         case Finish(outcome=MeetingOutcome.MISBEHAVED):
             book.ban(partner, now_s)
         case Finish(refusal=RefusalCode.LEAVING):
             book.leaves(partner, now_s)
         case Finish(refusal=code) if code in _NOT_YET:
-            book.not_now(partner, now_s)
+            book.not_now(partner, now_s, finished=meeting.partner_has_ended)
         case Finish(outcome=MeetingOutcome.GATED):
             book.refused(partner, now_s, REST_FAILED_S)
         case Finish(outcome=MeetingOutcome.REFUSED):

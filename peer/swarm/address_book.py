@@ -189,9 +189,10 @@ class AddressBook:
         entry.refusals += 1
         self._learn_luck(entry, met=False)
 
-    def not_now(self, peer_id: PeerId, now_s: float) -> None:
-        """Let a peer rest a moment that said it cannot meet yet."""
+    def not_now(self, peer_id: PeerId, now_s: float, *, finished: bool = False) -> None:
+        """Let a peer rest a moment that said it cannot meet yet, or does not any more."""
         entry = self._entry(peer_id, now_s)
+        entry.finished = entry.finished or finished
         entry.rests_until_s = max(entry.rests_until_s, now_s + REST_S)
 
     def forget_refusals(self, now_s: float) -> None:

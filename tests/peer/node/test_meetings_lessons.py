@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import pytest
 
-from peer.meeting.words import Finish, MeetingOutcome
+from peer.meeting import words as on
+from peer.meeting.words import Finish, MeetingOutcome, MeetingState
 from peer.node.meetings import learn_from, meeting_done
 from peer.swarm.address_book import AddressBook
 from protocol.errors import RefusalCode
 from protocol.identity import PeerId
+from protocol.messages.messages import Refusal
 from tests.peer.neighbours import book_of
-from tests.peer.two_sides import PLAIN, Table
+from tests.peer.two_sides import PLAIN, Table, alone
 
+NOT_READY, WRONG_PHASE = RefusalCode.NOT_READY, RefusalCode.WRONG_PHASE
 TABLE = Table(PLAIN)
 MEETING = TABLE.run()[0].meeting
 PARTNER = TABLE.identities[1]
@@ -52,10 +55,20 @@ def test_a_partner_that_leaves_is_forgotten() -> None:
     assert not after(MeetingOutcome.REFUSED, RefusalCode.LEAVING).live(0.0)
 
 
-@pytest.mark.parametrize("code", [RefusalCode.NOT_READY, RefusalCode.WRONG_PHASE])
+@pytest.mark.parametrize("code", [NOT_READY, WRONG_PHASE])
 def test_a_partner_that_is_not_ready_rests_without_a_mark(code: RefusalCode) -> None:
     entry = after(MeetingOutcome.REFUSED, code).live(0.0)[0]
     assert entry.rests_until_s > 0.0 and not entry.failures and not entry.refusals
+
+
+def test_who_refuses_to_meet_one_that_trains_for_the_phase_has_come_to_the_end() -> None:
+    greeted, answered = MeetingState.GREETING, MeetingState.PREPARING
+    for state, code, has_ended in ((greeted, WRONG_PHASE, True), (greeted, NOT_READY, False), (answered, WRONG_PHASE, False)):
+        book, meeting = book_of(PARTNER), alone(state, PLAIN, initiates=state is greeted).meeting
+        meeting.handle(on.PartnerSent(Refusal(code)))
+        assert meeting.finish is not None and meeting.partner_has_ended == has_ended
+        learn_from(book, meeting, meeting.finish, 0.0, 1.0, 0.0)
+        assert book.live(0.0)[0].finished == has_ended
 
 
 @pytest.mark.parametrize(
