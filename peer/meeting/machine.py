@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 
 from peer.link import records as ask
 from peer.meeting import words as on
-from peer.meeting.hello import Greeting, Pairing, has_ended, pairing
+from peer.meeting.hello import Greeting, Pairing, pairing
 from peer.meeting.line import transfer_s
 from peer.meeting.words import DECIDED, TRAINERS_TURN, UNHEARD, Command, Finish, MeetingOutcome, MeetingState
 from protocol.errors import BadContents, BadMessage, PeerMisbehaved, RefusalCode, Refused
@@ -72,11 +72,11 @@ class Meeting:
     def __init__(self, number: int, greeting: Greeting) -> None:
         self.number = number
         self.finish: Finish | None = None
+        self.own_hello: Hello | None = None  # once it is signed
         self.pairing = Pairing(b"", 0, RunPhase.TRAIN)  # until both Hellos are there
-        self._greeting = greeting
+        self.greeting = greeting
         self._deadline_s = greeting.membership.deadline_s
         self._partner = PartnerSide(greeting.fragment_terms)
-        self._own_hello: Hello | None = None
         self._own_failed = b""  # bitmap
         self._state = MeetingState.OPENING
         self._decided: DecidedMeeting | None = None  # once it is decided
@@ -90,12 +90,12 @@ class Meeting:
     @property
     def payload_bytes(self) -> int:
         """The size of each side's payload."""
-        return self._greeting.fragment_terms.payload_bytes
+        return self.greeting.fragment_terms.payload_bytes
 
     @property
     def initiates(self) -> bool:
         """Whether this side greets first and decides."""
-        return self._greeting.partner_hello is None
+        return self.greeting.partner_hello is None
 
     @property
     def is_unheard(self) -> bool:
@@ -105,25 +105,17 @@ class Meeting:
     @property
     def fragment(self) -> int:
         """The fragment that is exchanged."""
-        return self._greeting.fragment
+        return self.greeting.fragment
 
     @property
     def partner(self) -> PeerId:
         """The other side."""
-        return self._greeting.partner
+        return self.greeting.partner
 
     @property
     def partner_hello(self) -> Hello | None:
         """The partner's verified Hello, once it is here."""
-        return self._partner.hello or self._greeting.partner_hello
-
-    @property
-    def partner_has_ended(self) -> bool:
-        """Whether the partner has come to the end of the run, by its Hello, or because it refuses to meet one that has not."""
-        told_so = self.initiates and self.finish is not None and self.finish.refusal is RefusalCode.WRONG_PHASE
-        if told_so and self._own_hello is not None and not has_ended(self._own_hello, self._greeting.membership):
-            return True
-        return self.partner_hello is not None and has_ended(self.partner_hello, self._greeting.membership)
+        return self._partner.hello or self.greeting.partner_hello
 
     @property
     def is_decided(self) -> bool:
@@ -162,9 +154,9 @@ class Meeting:
                 return [self._allow(), on.Tell(ask.Open(self.number, self.fragment))]
             case on.TrainerAnswered(reply):
                 return self._on_trainer(reply)
-            case on.Connected() if self.state is MeetingState.CONNECTING and self._own_hello is not None:
+            case on.Connected() if self.state is MeetingState.CONNECTING and self.own_hello is not None:
                 self._state = MeetingState.GREETING
-                return [on.Send(self._own_hello), self._allow()]
+                return [on.Send(self.own_hello), self._allow()]
             case on.TrainerGone():
                 return self._end(MeetingOutcome.ABANDONED, "the trainer went away", RefusalCode.NOT_READY, "trainer restarting")
             case on.PartnerSent(message):
@@ -204,8 +196,8 @@ class Meeting:
             case ((MeetingState.PREPARING | MeetingState.ENCODING), ask.PayloadReady(sha256=digest)):
                 self._state = MeetingState.COMMITTING
                 committed = self._partner.digest_of_ours(bytes.fromhex(digest))
-                own = Commitment(self.pairing.meeting_id, committed).signed(self._greeting.membership.identity)
-                return [on.Send(own), self._allow(self._greeting.fragment_terms.sketch_bytes), *self._advance()]  # ours may be on its way
+                own = Commitment(self.pairing.meeting_id, committed).signed(self.greeting.membership.identity)
+                return [on.Send(own), self._allow(self.greeting.fragment_terms.sketch_bytes), *self._advance()]  # ours may be on its way
             case MeetingState.CHECKING, ask.Checked(accepted=False, reason=reason):
                 return self._end(MeetingOutcome.GATED, reason, RefusalCode.GATE, reason)
             case MeetingState.CHECKING, ask.Checked(failed_blocks=failed_blocks):
@@ -216,12 +208,12 @@ class Meeting:
         raise InvalidTransition(f"{reply} in {self.state.name}")
 
     def _greet(self, opened: ask.Opened) -> list[Command]:
-        self._own_hello = own = self._greeting.hello(opened)
-        partner = self._greeting.partner_hello
+        self.own_hello = own = self.greeting.hello(opened)
+        partner = self.greeting.partner_hello
         if partner is not None:
             return [on.Send(own), *self._pair(partner, pairing(partner, own))]
         self._state = MeetingState.CONNECTING
-        return [on.Connect(), on.Allow(min(CONNECT_S, self._greeting.patience_s))]
+        return [on.Connect(), on.Allow(min(CONNECT_S, self.greeting.patience_s))]
 
     # ------------------------------------------------------------------ partner
 
@@ -248,10 +240,10 @@ class Meeting:
         raise BadMessage(f"a {type(message).__name__} out of turn")
 
     def _on_hello(self, hello: Hello) -> list[Command]:
-        own = self._own_hello
+        own = self.own_hello
         if self.state is not MeetingState.GREETING or own is None:
             raise BadMessage("a second Hello")
-        self._greeting.check_answer(hello, own)
+        self.greeting.check_answer(hello, own)
         return self._pair(hello, pairing(own, hello))
 
     def _pair(self, partner: Hello, pair: Pairing) -> list[Command]:
@@ -288,7 +280,7 @@ class Meeting:
         if self.state in TRAINERS_TURN:
             return on.Allow(self._deadline_s)
         silence_s = SILENCE_SHARE * self._deadline_s + transfer_s(min(num_bytes, self.payload_bytes))
-        return on.Allow(min(silence_s, self._greeting.patience_s))
+        return on.Allow(min(silence_s, self.greeting.patience_s))
 
     # ------------------------------------------------------------------ decision, doubt, end
 
@@ -301,7 +293,7 @@ class Meeting:
         if self.state is MeetingState.IN_DOUBT:
             return []
         self._state = MeetingState.IN_DOUBT
-        return [on.Allow(min(DOUBT_S, DOUBT_PATIENCES * self._greeting.patience_s)), on.AskAgain(self.pairing.meeting_id)]
+        return [on.Allow(min(DOUBT_S, DOUBT_PATIENCES * self.greeting.patience_s)), on.AskAgain(self.pairing.meeting_id)]
 
     def _on_resolved(self, outcome: Outcome) -> list[Command]:
         if outcome.meeting_id != self.pairing.meeting_id:

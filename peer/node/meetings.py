@@ -284,19 +284,26 @@ def learn_from(book: AddressBook, meeting: Meeting, finish: Finish, now_s: float
     partner, hello = meeting.partner, meeting.partner_hello
     match finish:
         case Finish(outcome=MeetingOutcome.COMPLETED) if hello is not None:
-            book.met(partner, now_s, hello.clock_steps, took_s=took_s, finished=meeting.partner_has_ended)
+            book.met(partner, now_s, hello.clock_steps, took_s=took_s, finished=partner_has_ended(meeting, finish))
         case Finish(outcome=MeetingOutcome.MISBEHAVED):
             book.ban(partner, now_s)
         case Finish(refusal=RefusalCode.LEAVING):
             book.leaves(partner, now_s)
         case Finish(refusal=code) if code in _NOT_YET:
-            book.not_now(partner, now_s, finished=meeting.partner_has_ended)
+            book.not_now(partner, now_s, finished=partner_has_ended(meeting, finish))
         case Finish(outcome=MeetingOutcome.GATED):
             book.refused(partner, now_s, REST_FAILED_S)
         case Finish(outcome=MeetingOutcome.REFUSED):
             book.refused(partner, now_s)
         case Finish(outcome=MeetingOutcome.FAILED):
             book.broke_off(partner, now_s, silent_s)
+
+
+def partner_has_ended(meeting: Meeting, finish: Finish) -> bool:
+    """Tell whether a partner has come to the end of the run: by its Hello, or because it refuses to meet one that has not."""
+    membership, own, theirs = meeting.greeting.membership, meeting.own_hello, meeting.partner_hello
+    refuses = meeting.initiates and finish.refusal is RefusalCode.WRONG_PHASE and own is not None and not has_ended(own, membership)
+    return refuses or (theirs is not None and has_ended(theirs, membership))
 
 
 def meeting_done(meeting: Meeting, finish: Finish, stream: Stream, seconds: float, round_trip_s: float) -> MeetingDone:
