@@ -31,6 +31,7 @@ from benchmarks.side_by_side.processes import process_group
 from benchmarks.side_by_side.systems import GOSSAMER, SYSTEMS
 from peer.machine.events import Event, MeetingDone, StateCloned, StepDone, read_events
 from peer.model.model import num_parameters
+from protocol.errors import BadSettings
 from protocol.run.manifest import Manifest
 
 AIM_BYTES, AIM_TIMES, AIM_S = 2.6, 1.5, 5.0
@@ -84,7 +85,9 @@ def join(manifest: Manifest, mbit_per_s: float, num_alone: int, folder: Path) ->
 def core(number: int) -> Iterator[None]:
     """Start what is started meanwhile on one core of this machine, another for each number: two peers are two machines."""
     cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[number % len(cores)]})
+    if number >= len(cores):
+        raise BadSettings(f"this needs a core for each peer, and has {len(cores)}", hint="run it on a machine with two")
+    os.sched_setaffinity(0, {cores[number]})
     try:
         yield
     finally:
@@ -130,11 +133,15 @@ def told(host: Sequence[Event], joiner: Sequence[Event], met: float) -> Joined:
 
 
 def rate(events: Sequence[Event], from_s: float, to_s: float) -> float:
-    """Return a peer's steps a second from its last report before one moment to its first after another."""
-    steps = [event for event in events if isinstance(event, StepDone)]
-    first = next((event for event in reversed(steps) if event.ts <= from_s), steps[0])
-    last = next(event for event in steps if event.ts >= to_s)
-    return (last.step - first.step) / (last.ts - first.ts)
+    """Return a peer's steps a second between two moments, each between two of its reports, about a second apart."""
+    reports = [(event.ts, event.step) for event in events if isinstance(event, StepDone)]
+
+    def steps(at_s: float) -> float:
+        (before_s, before), (after_s, after) = next(pair for pair in itertools.pairwise(reports) if pair[1][0] >= at_s)
+        return before + (after - before) * (max(at_s, before_s) - before_s) / (after_s - before_s)
+
+    from_s = max(from_s, reports[0][0])
+    return (steps(to_s) - steps(from_s)) / (to_s - from_s)
 
 
 def main() -> None:

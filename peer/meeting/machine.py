@@ -25,6 +25,7 @@ Ideas from h11 (events, table, whose fault) and dask's worker state machine (com
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -54,9 +55,10 @@ from protocol.messages.messages import (
 from protocol.messages.terms import FragmentTerms
 
 CONNECT_S = 15.0
+AGAIN_S = 5.0  # where a way has worked: while all wait for one that is gone, nobody meets
 SILENCE_SHARE = 1 / 3  # of the deadline: so long a partner may say nothing, while its trainer works or bytes are on their way
 DOUBT_S = 20.0  # how long a responder asks for a decision that it did not see, at most
-DOUBT_PATIENCES = 2.0  # and no longer than this many times its patience with the partner: meanwhile it meets nobody
+DOUBT_PATIENCES = 2.0  # times its patience with a partner that has fallen silent, where that is less: whose stream ended may be restarting
 STORY_EVENTS = 64
 CONFIRM_S = 5.0  # how long an initiator that has applied waits for the partner to say that it has recorded the decision
 NOT_CONFIRMED = "it counts here; whether the partner heard of it is not known"
@@ -213,7 +215,7 @@ class Meeting:
         if partner is not None:
             return [on.Send(own), *self._pair(partner, pairing(partner, own))]
         self._state = MeetingState.CONNECTING
-        return [on.Connect(), on.Allow(min(CONNECT_S, self.greeting.patience_s))]
+        return [on.Connect(), on.Allow(CONNECT_S if self.greeting.patience_s == math.inf else AGAIN_S)]
 
     # ------------------------------------------------------------------ partner
 
@@ -255,7 +257,7 @@ class Meeting:
 
     def _on_partner_gone(self) -> list[Command]:
         if self._awaits_decision:
-            return self._doubt()
+            return self._doubt(DOUBT_S)
         return self._end(MeetingOutcome.FAILED, "the partner cannot be reached" if self.is_unheard else "the partner's stream ended")
 
     # ------------------------------------------------------------------ both halves there?
@@ -289,11 +291,11 @@ class Meeting:
         self._decided = DecidedMeeting(self.number, Commit(self.pairing.meeting_id, failed_blocks), self.initiates)
         return self._decided.begin()
 
-    def _doubt(self) -> list[Command]:
+    def _doubt(self, most_s: float) -> list[Command]:
         if self.state is MeetingState.IN_DOUBT:
             return []
         self._state = MeetingState.IN_DOUBT
-        return [on.Allow(min(DOUBT_S, DOUBT_PATIENCES * self.greeting.patience_s)), on.AskAgain(self.pairing.meeting_id)]
+        return [on.Allow(min(DOUBT_S, most_s)), on.AskAgain(self.pairing.meeting_id)]
 
     def _on_resolved(self, outcome: Outcome) -> list[Command]:
         if outcome.meeting_id != self.pairing.meeting_id:
@@ -306,7 +308,7 @@ class Meeting:
         if self.state is MeetingState.IN_DOUBT:
             return self._end(MeetingOutcome.FAILED, "the stream broke before the decision, and the partner cannot be asked")
         if self._awaits_decision:
-            return self._doubt()
+            return self._doubt(DOUBT_PATIENCES * self.greeting.patience_s)
         outcome = MeetingOutcome.ABANDONED if self.state in TRAINERS_TURN else MeetingOutcome.FAILED
         return self._end(outcome, f"the deadline passed while {self.state.name.lower()}", RefusalCode.TOO_SLOW)
 

@@ -175,10 +175,9 @@ class Meetings:
         membership, standing = self._membership, self._standing
         check_hello(hello, membership.terms, membership.identity.peer_id, partner, self._hearsay.time.now_s())
         self._book.saw(partner, loop_s(), hello.clock_steps, finished=has_ended(hello, membership))
-        if standing.has_settled and not has_ended(hello, membership):
-            raise Refused(RefusalCode.WRONG_PHASE, "the run has ended here")
         if (code := standing.refusal) is not None:
-            raise Refused(code)
+            is_over = code is RefusalCode.NOT_READY and standing.has_settled and not has_ended(hello, membership)
+            raise Refused(RefusalCode.WRONG_PHASE, "the run has ended here") if is_over else Refused(code)
         if hello.fragment in standing.stale:
             raise Refused(RefusalCode.NOT_READY, "I have no young weights of this fragment yet")
         check_clock(hello.clock_steps, standing.clock_steps, membership.terms)

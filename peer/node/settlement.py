@@ -31,7 +31,7 @@ from peer.machine.events import Event, ProcessSays, ResultTaken
 from peer.node import pieces as files
 from peer.node.donor import StateDonor
 from peer.node.download import Download
-from peer.node.fetching import FetchClient
+from peer.node.fetching import FetchClient, Source
 from peer.node.meetings import Meetings
 from peer.node.pieces import Pieces, from_bits
 from peer.node.run_result import RunResult, fetch_hashes
@@ -171,7 +171,7 @@ class Settlement:
                     return False
                 adopted = await self._adopt(pieces.path)
                 data = mapped(pieces.path)
-        except (OSError, LinkLost):
+        except OSError:
             return False
         finally:
             self._donor.coming = None  # what has come stays on the disk, and is gone on with
@@ -229,22 +229,31 @@ class Settlement:
         name = f"clone-result-{next(self._names)}"
         try:
             async with self._meetings.set_aside():
-                self._standing.has_settled = True
                 written = await self._link.request(ask.Settle(name))
-            data = self._payloads.read(name)
+                data = self._payloads.read(name)
+                is_whole = isinstance(written, ask.Written) and not written.reason and len(data) == self._state_bytes
+                self._standing.has_settled = is_whole
         except LinkLost:
             return
         finally:
             self._payloads.remove(name)
-        if isinstance(written, ask.Written) and not written.reason and len(data) == self._state_bytes:
+        if is_whole:
             self._settled(await asyncio.to_thread(RunResult.of, data), (), 0.0)
 
     async def _adopt(self, path: Path) -> ask.Adopted:
         async with self._meetings.set_aside():
-            adopted = await self._link.request(ask.Adopt(str(path), 0, is_result=True))
-            assert isinstance(adopted, ask.Adopted)
+            adopted = await self._judged(path)
             self._standing.has_settled = self._standing.has_settled or adopted.accepted
         return adopted
+
+    async def _judged(self, path: Path) -> ask.Adopted:
+        """Have the trainer judge what is here, and its successor where it dies over it: others may have gone."""
+        while True:
+            with contextlib.suppress(LinkLost):
+                adopted = await self._link.request(ask.Adopt(str(path), 0, is_result=True))
+                assert isinstance(adopted, ask.Adopted)
+                return adopted
+            await asyncio.sleep(PAUSE_S)
 
     def _settled(self, result: RunResult, donors: tuple[str, ...], seconds: float) -> None:
         files.remove(self._file)
@@ -262,8 +271,10 @@ class Settlement:
             found = await self.find()
             if found and min(found) < result.name:
                 await self.take(found)
-            elif await self._all_have(result.name):
-                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(began_s + LINGER_S):
+                    if await self._all_have(result.name):
+                        return
             await asyncio.sleep(PAUSE_S)
 
     def _is_needed(self, since_s: float) -> bool:
@@ -276,33 +287,33 @@ class Settlement:
         """Tell whether every peer within reach answers with this result, needs nothing more of it, or is gone."""
         near = self._speakers()
         for start in range(0, len(near), ASKED):
-            if not all(await asyncio.gather(*(self._has(entry, name) for entry in near[start : start + ASKED]))):
+            names = await asyncio.gather(*(self._name_at(entry, or_coming=True) for entry in near[start : start + ASKED]))
+            if any(theirs not in (name, None) for theirs in names):
                 return False
         return True
 
-    async def _has(self, entry: KnownPeer, name: bytes) -> bool:
-        theirs = await self._name_at(entry)
-        return theirs in (name, None) or (not theirs and await self._has_come(entry, name))
+    async def _name_at(self, entry: KnownPeer, *, or_coming: bool = False) -> bytes | None:
+        """Return the name of a peer's result, empty where it has none; None where it does not answer.
 
-    async def _has_come(self, entry: KnownPeer, name: bytes) -> bool:
-        """Tell whether all pieces of this result are there already: a slow peer may judge it for long, and needs nobody for that."""
-        num_pieces = -(-self._state_bytes // files.PIECE_BYTES)
-        with contextlib.suppress(GossamerError, TimeoutError):
-            async with asyncio.timeout(ANSWER_S), self._client.source(entry.peer_id, entry.addresses) as source:
-                await source.ask(ContentsKind.RESULT_PIECES, 0, -(-num_pieces // 8))
-                header, bits = await source.take()
-                return header.name == name and len(from_bits(bits, num_pieces)) == num_pieces
-        return False
-
-    async def _name_at(self, entry: KnownPeer) -> bytes | None:
-        """Return the name of a peer's result, empty where it has none; None where it does not answer."""
+        `or_coming`: or of the one of which it has all pieces; a slow peer may judge them for long, and needs nobody for that.
+        """
+        name: bytes | None = None
         with contextlib.suppress(GossamerError, TimeoutError):
             try:
-                async with asyncio.timeout(ANSWER_S):
-                    header = await self._client.header(entry.peer_id, entry.addresses, ContentsKind.RESULT)
-                if self._standing.finished and header.clock_steps >= self._standing.clock_steps:
-                    self._book.saw(entry.peer_id, loop_s(), header.clock_steps, finished=True)
-                return header.name
+                async with asyncio.timeout(ANSWER_S), self._client.source(entry.peer_id, entry.addresses) as source:
+                    await source.ask(ContentsKind.RESULT, 0, 0)
+                    header, _ = await source.take()
+                    if self._standing.finished and header.clock_steps >= self._standing.clock_steps:
+                        self._book.saw(entry.peer_id, loop_s(), header.clock_steps, finished=True)
+                    name = header.name
+                    if or_coming and not name:
+                        name = await self._whole_coming(source)
             except PeerMisbehaved:
                 self._book.ban(entry.peer_id, loop_s())
-        return None
+        return name
+
+    async def _whole_coming(self, source: Source) -> bytes:
+        num_pieces = -(-self._state_bytes // files.PIECE_BYTES)
+        await source.ask(ContentsKind.RESULT_PIECES, 0, -(-num_pieces // 8))
+        header, bits = await source.take()
+        return header.name if len(from_bits(bits, num_pieces)) == num_pieces else b""

@@ -21,7 +21,7 @@ from protocol.errors import PeerMisbehaved, Refused, TransportError
 from protocol.identity import PeerId
 
 EVERY_S = (20.0, 40.0)  # between two rounds
-AGAIN_S = 5.0  # likewise, while somebody turns up who was lost, or nobody is there
+AGAIN_S = 5.0  # likewise, at first, and while somebody turns up who was lost, or nobody is there
 QUICK_ROUNDS = 6  # in a row at most: who makes people up must not keep us busy
 CALL_S = 10.0
 LOST, SEEN, CONNECTED = 2, 1, 1  # called in a round, at random
@@ -51,6 +51,9 @@ class Upkeep:
 
     async def run(self) -> None:
         """Make rounds until cancelled."""
+        for _ in range(QUICK_ROUNDS):  # who sees all at once, by its book, is not seen by all yet: it tells them
+            await self._make_round()
+            await asyncio.sleep(AGAIN_S)
         num_quick = 0
         while True:
             self._hearsay.news.clear()

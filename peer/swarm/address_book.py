@@ -54,7 +54,7 @@ class KnownPeer:
     peer_id: PeerId
     addresses: tuple[str, ...] = ()
     clock_steps: int = 0
-    finished: bool = False  # it has said that it only averages
+    finished: bool = False  # it has said that it has come to the end of the run
     paused: bool = False  # it has said that it rests: no use to call it, and its clock stands still
     seen_s: float = 0.0  # when it was last announced or met
     told_s: float = -math.inf  # when it last told us its clock itself, in a meeting or calling for one
@@ -85,7 +85,7 @@ class KnownPeer:
 
     @property
     def patience_s(self) -> float:
-        """How long it may say nothing, going by its meetings with us; for ever where these say nothing."""
+        """How long it may say nothing, going by its meetings with us and what has come of waiting; for ever where these say nothing."""
         times, least_s = PATIENCE
         return max(least_s, times * self.usual_s) if self.is_familiar else math.inf
 
@@ -157,7 +157,7 @@ class AddressBook:
             self._entries[peer_id].clock_steps = clock_steps
 
     def met(self, peer_id: PeerId, now_s: float, clock_steps: int, *, took_s: float = 0.0, finished: bool = False) -> None:
-        """Note a completed meeting, how long it took, and how far the partner was: its clock, and whether it only averages."""
+        """Note a completed meeting, how long it took, and how far the partner was: its clock, and whether it has come to the end."""
         entry = self._entry(peer_id, now_s)
         entry.finished = entry.finished or finished
         self._learn_luck(entry, met=True)
@@ -282,6 +282,7 @@ class AddressBook:
         rest_s = min(REST_FAILED_S, max(REST_S * 2 ** min(entry.failures, 16), REST_PER_WAIT * waited_s))
         entry.rests_until_s = max(entry.rests_until_s, now_s + rest_s)
         entry.failures += 1
+        entry.usual_s = max(entry.usual_s, waited_s)  # it may be there, and slow: the next time it has longer, whatever it says till then
 
     def _learn_luck(self, entry: KnownPeer, *, met: bool) -> None:
         """Note how a call to a stranger went: a hundred keys that only refuse are not to use up our searches."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import math
 
 import pytest
 
 from peer.link import records as ask
 from peer.meeting import words as on
-from peer.meeting.machine import DOUBT_PATIENCES, DOUBT_S
+from peer.meeting.machine import AGAIN_S, CONNECT_S, DOUBT_PATIENCES, DOUBT_S
 from peer.meeting.words import MeetingOutcome, MeetingState
 from protocol.errors import RefusalCode
 from protocol.messages.messages import Chunk, Commit, Commitment, Committed, Decision, Outcome, Part, Refusal, RunPhase
@@ -161,9 +162,17 @@ def test_own_trainer_has_the_whole_deadline(state: MeetingState) -> None:
         assert last_allowed_s(alone(state, patience_s=patience_s)) == DEADLINE_S
 
 
-def test_a_doubt_is_as_long_as_two_silences() -> None:
-    for patience_s, doubt_s in ((1.0, DOUBT_PATIENCES), (1e3, DOUBT_S)):
-        assert last_allowed_s(alone(MeetingState.IN_DOUBT, initiates=False, patience_s=patience_s)) == doubt_s
+def test_a_quick_partner_that_fell_silent_is_asked_for_the_decision_for_two_silences_and_one_that_may_be_restarting_longer() -> None:
+    for patience_s, doubt_s in ((1.0, DOUBT_PATIENCES), (1e3, DOUBT_S), (math.inf, DOUBT_S)):
+        seat = alone(MeetingState.JUDGING, initiates=False, patience_s=patience_s)
+        seat.feed(on.DeadlinePassed())
+        assert seat.state is MeetingState.IN_DOUBT and last_allowed_s(seat) == doubt_s
+        assert last_allowed_s(alone(MeetingState.IN_DOUBT, initiates=False, patience_s=patience_s)) == DOUBT_S
+
+
+def test_a_way_that_has_worked_must_work_soon_however_long_meetings_take() -> None:
+    for patience_s, connect_s in ((5.0, AGAIN_S), (65.0, AGAIN_S), (math.inf, CONNECT_S)):
+        assert last_allowed_s(alone(MeetingState.CONNECTING, patience_s=patience_s)) == connect_s
 
 
 # --------------------------------------------------------------------------- doubt

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from peer.meeting import words as on
@@ -8,7 +10,7 @@ from peer.node.meetings import learn_from, meeting_done
 from peer.swarm.address_book import AddressBook
 from protocol.errors import RefusalCode
 from protocol.identity import PeerId
-from protocol.messages.messages import Refusal
+from protocol.messages.messages import Refusal, RunPhase
 from tests.peer.neighbours import book_of
 from tests.peer.two_sides import PLAIN, Table, alone
 
@@ -62,9 +64,16 @@ def test_a_partner_that_is_not_ready_rests_without_a_mark(code: RefusalCode) -> 
 
 
 def test_who_refuses_to_meet_one_that_trains_for_the_phase_has_come_to_the_end() -> None:
-    greeted, answered = MeetingState.GREETING, MeetingState.PREPARING
-    for state, code, has_ended in ((greeted, WRONG_PHASE, True), (greeted, NOT_READY, False), (answered, WRONG_PHASE, False)):
+    greeted, answered, phase = MeetingState.GREETING, MeetingState.PREPARING, RunPhase.FINISH
+    for state, ours, code, has_ended in (
+        (greeted, {}, WRONG_PHASE, True),
+        (greeted, {}, NOT_READY, False),
+        (answered, {}, WRONG_PHASE, False),
+        (greeted, {"phase": phase}, WRONG_PHASE, False),
+        (greeted, {"clock_steps": 10**9}, WRONG_PHASE, False),
+    ):
         book, meeting = book_of(PARTNER), alone(state, PLAIN, initiates=state is greeted).meeting
+        meeting.own_hello = meeting.own_hello and replace(meeting.own_hello, **ours)
         meeting.handle(on.PartnerSent(Refusal(code)))
         assert meeting.finish is not None
         learn_from(book, meeting, meeting.finish, 0.0, 1.0, 0.0)

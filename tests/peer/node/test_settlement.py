@@ -13,7 +13,7 @@ import torch
 from peer.link import records as ask
 from peer.node import pieces as files
 from peer.node import settlement
-from peer.node.pieces import Pieces
+from peer.node.pieces import Pieces, to_bits
 from peer.node.run_result import RunResult
 from protocol.errors import BadContents, RefusalCode, Refused
 from protocol.memory.conversation import Link as Wire
@@ -138,6 +138,52 @@ def test_nobody_stays_for_one_that_has_all_of_the_result_and_is_slow_to_judge_it
         assert slow.node.donor.coming and not slow.node.donor.result
         await swarm.until(lambda: slow.is_done, within_s=90.0)
         assert torch.equal(slow.fast, quick[0].fast)
+
+    play(Swarm(tmp_path, manifest=tiny_manifest(run={"total_steps": 60})), story)
+
+
+@pytest.mark.parametrize(("has", "waits"), [("all of it", False), ("some of it", True), ("all of another", True)])
+def test_one_that_lacks_pieces_of_the_result_is_waited_for(has: str, waits: bool, tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        peers = swarm.start(2)
+        num_pieces = -(-swarm.terms.state_bytes // PIECE)
+
+        async def judges(purpose: Purpose, stream: Stream) -> None:
+            if purpose is Purpose.MEET:
+                await stream.receive()
+                await stream.send(Refusal(RefusalCode.BUSY))
+            while purpose is Purpose.FETCH and isinstance(request := await stream.receive(), FetchRequest):
+                results = [peer.node.donor.result for peer in peers if peer.node.donor.result]
+                name = bytes(32) if has == "all of another" or not results else results[0].name
+                bits = to_bits(range(num_pieces - (has == "some of it")), num_pieces)
+                data = bits if request.kind is ContentsKind.RESULT_PIECES else b""
+                header = Contents(request.kind, len(data), hashlib.sha256(data).digest(), 0, name if data else b"")
+                await stream.send(header.signed(MALLORY, *request.asked))
+                if data:
+                    await stream.send(Chunk(Part.CONTENTS, 0, data))
+
+        swarm.network.transport(MALLORY.peer_id, judges)
+        await asyncio.sleep(5.0)
+        for peer in peers:
+            peer.book.met(MALLORY.peer_id, asyncio.get_running_loop().time(), 10)
+        await swarm.until(lambda: all(peer.node.donor.result for peer in peers), within_s=90.0)
+        began_s = asyncio.get_running_loop().time()
+        await swarm.until(lambda: all(peer.is_done for peer in peers), within_s=90.0)
+        assert (asyncio.get_running_loop().time() - began_s > settlement.LINGER_S / 2) == waits
+
+    play(Swarm(tmp_path, manifest=tiny_manifest(run={"total_steps": 60})), story)
+
+
+def test_a_trainer_that_dies_over_the_result_leaves_it_to_the_next_one(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        *others, last = sorted(swarm.start(3), key=lambda peer: peer.peer_id)
+        await swarm.until(lambda: last.node.donor.coming is not None and last.node.donor.coming.held() == b"\x01", within_s=90.0)
+        last.kill_trainer()
+        await swarm.until(lambda: all(peer.is_done for peer in others), within_s=90.0)
+        assert not last.node.donor.result
+        last.restart_trainer()
+        await swarm.until(lambda: last.is_done, within_s=90.0)
+        assert torch.equal(last.fast, others[0].fast)
 
     play(Swarm(tmp_path, manifest=tiny_manifest(run={"total_steps": 60})), story)
 

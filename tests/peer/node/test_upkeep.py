@@ -62,6 +62,14 @@ def rounds(calls: list[tuple[float, PeerId]]) -> list[float]:
     return [at_s for before_s, at_s in zip([-1.0, *times], times, strict=False) if at_s - before_s > 1.0]
 
 
+def test_one_that_has_just_come_tells_others_though_it_sees_them_all() -> None:
+    async def look(network: MemoryNetwork, resident: Resident) -> None:
+        await asyncio.sleep(AGAIN_S / 2)
+        assert len(resident.book.announced(asyncio.get_running_loop().time())) == 1
+
+    assert len(rounds(calls_of(look, (QUICK_ROUNDS - 1) * AGAIN_S))) == QUICK_ROUNDS - 1
+
+
 def test_a_settled_peer_makes_two_rounds_a_minute() -> None:
     async def settle(network: MemoryNetwork, resident: Resident) -> None:
         await asyncio.sleep(100.0)
@@ -107,7 +115,7 @@ def test_in_a_crowd_a_door_is_called_more_seldom() -> None:
 
 def test_whom_we_have_banned_is_not_called() -> None:
     async def ban(network: MemoryNetwork, resident: Resident) -> None:
-        await asyncio.sleep(10.0)
+        await asyncio.sleep(10.0 + AGAIN_S / 2)
         for peer in list(network.peers):
             resident.book.ban(peer, asyncio.get_running_loop().time())
 

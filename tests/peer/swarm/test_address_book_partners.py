@@ -129,8 +129,11 @@ def test_patience_goes_by_the_usual_meeting_and_begins_anew_with_a_failure() -> 
     assert book.patience_s(A.peer_id) == times * 3.0, "one long meeting is enough to be patient"
     book.met(A.peer_id, 0.0, 3, took_s=2.0)
     assert times * 2.0 < book.patience_s(A.peer_id) < times * 3.0
-    book.broke_off(A.peer_id, 0.0)
-    assert book.patience_s(A.peer_id) == math.inf
+    for forget in (lambda: book.refused(A.peer_id, 0.0), lambda: book.answered(A.peer_id, 0.0)):
+        book.broke_off(A.peer_id, 0.0, 20.0)
+        assert book.patience_s(A.peer_id) == math.inf
+        forget()
+        assert book.patience_s(A.peer_id) == times * 20.0, "what we waited for in vain is not forgotten with the failure"
 
 
 def test_not_now_is_short_and_counts_as_nothing() -> None:
