@@ -38,7 +38,7 @@ LUCK = (0.2, 0.02)  # how fast we learn whether strangers are worth a try, and h
 BAN_S = 24 * 3600.0
 SILENCE_S = 40.0  # a peer that announces itself after so long was cut off, and is worth a try at once
 FORGET_S = 900.0  # a peer that nobody has announced for so long is not tried any more
-PATIENCE = (5.0, 5.0)  # times a usual meeting with somebody, and seconds: who is silent for longer than both is gone
+PATIENCE = (3.0, 5.0)  # times a usual meeting with somebody, and seconds: who is silent for longer than both is gone
 AVOIDED = 3  # partners met last that are passed over, where there are enough others
 
 
