@@ -271,10 +271,8 @@ class Settlement:
             found = await self.find()
             if found and min(found) < result.name:
                 await self.take(found)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(began_s + LINGER_S):
-                    if await self._all_have(result.name):
-                        return
+            elif await self._all_have(result.name, began_s + LINGER_S):
+                return
             await asyncio.sleep(PAUSE_S)
 
     def _is_needed(self, since_s: float) -> bool:
@@ -283,14 +281,17 @@ class Settlement:
         fetching = self._donor.fetching
         return bool(fetching) and loop_s() < since_s + (self._needed_s if fetching & known else self._strangers_s)
 
-    async def _all_have(self, name: bytes) -> bool:
-        """Tell whether every peer within reach answers with this result, needs nothing more of it, or is gone."""
+    async def _all_have(self, name: bytes, until_s: float) -> bool:
+        """Tell whether every peer within reach answers with this result, needs nothing more of it, or is gone; no if that takes too long."""
         near = self._speakers()
-        for start in range(0, len(near), ASKED):
-            names = await asyncio.gather(*(self._name_at(entry, or_coming=True) for entry in near[start : start + ASKED]))
-            if any(theirs not in (name, None) for theirs in names):
-                return False
-        return True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(until_s):
+                for start in range(0, len(near), ASKED):
+                    names = await asyncio.gather(*(self._name_at(entry, or_coming=True) for entry in near[start : start + ASKED]))
+                    if any(theirs not in (name, None) for theirs in names):
+                        return False
+                return True
+        return False
 
     async def _name_at(self, entry: KnownPeer, *, or_coming: bool = False) -> bytes | None:
         """Return the name of a peer's result, empty where it has none; None where it does not answer.
