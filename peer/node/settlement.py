@@ -282,7 +282,7 @@ class Settlement:
         return bool(fetching) and loop_s() < since_s + (self._needed_s if fetching & known else self._strangers_s)
 
     async def _all_have(self, name: bytes, until_s: float) -> bool:
-        """Tell whether each peer within reach answers with this result, needs nothing more of it, or is gone; no, if that takes too long."""
+        """Tell whether each peer within reach answers with this result, needs nothing more of it, or is gone; not if that takes long."""
         near = self._speakers()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(until_s):
