@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from benchmarks import real_model
 from benchmarks.side_by_side.job import Job
 from benchmarks.side_by_side.network import network
@@ -134,14 +136,10 @@ def told(host: Sequence[Event], joiner: Sequence[Event], met: float) -> Joined:
 
 def rate(events: Sequence[Event], from_s: float, to_s: float) -> float:
     """Return a peer's steps a second between two moments, each between two of its reports, about a second apart."""
-    reports = [(event.ts, event.step) for event in events if isinstance(event, StepDone)]
-
-    def steps(at_s: float) -> float:
-        (before_s, before), (after_s, after) = next(pair for pair in itertools.pairwise(reports) if pair[1][0] >= at_s)
-        return before + (after - before) * (max(at_s, before_s) - before_s) / (after_s - before_s)
-
-    from_s = max(from_s, reports[0][0])
-    return (steps(to_s) - steps(from_s)) / (to_s - from_s)
+    reports = [event for event in events if isinstance(event, StepDone)]
+    from_s = max(from_s, reports[0].ts)
+    before, after = np.interp((from_s, to_s), [report.ts for report in reports], [report.step for report in reports])
+    return float(after - before) / (to_s - from_s)
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from peer.node.fetching import FetchClient, Source
-from peer.node.pieces import Pieces, from_bits
+from peer.node.pieces import Pieces, bits_bytes, from_bits
 from peer.swarm.address_book import AddressBook, KnownPeer, loop_s
 from protocol.errors import GossamerError, PeerMisbehaved
 from protocol.identity import PeerId
@@ -149,7 +149,7 @@ class Download:
                 if news_s <= 0:
                     asked.append(HELD)
                     self._changes.tell()
-                    await source.ask(ContentsKind.RESULT_PIECES, 0, -(-self.pieces.num_pieces // 8))
+                    await source.ask(ContentsKind.RESULT_PIECES, 0, bits_bytes(self.pieces.num_pieces))
                 elif len(asked) < flow.window and (piece := self._next(holding)) is not None:
                     asked.append(piece)
                     self._changes.tell()

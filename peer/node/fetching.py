@@ -62,18 +62,13 @@ class FetchClient:
         Raises TransportError, PeerMisbehaved or Refused.
         """
         async with self.source(donor, addresses) as source:
-            await source.ask(kind, 0, 0)
-            header, _ = await source.take()
-            return header
+            return await source.header(kind)
 
     async def document(self, donor: PeerId, addresses: tuple[str, ...], kind: ContentsKind, known: bytes) -> bytes:
         """Fetch a content of one chunk at most; nothing where its name is the `known` one. Raises as `header`."""
         async with self.source(donor, addresses) as source:
-            if known:
-                await source.ask(kind, 0, 0)
-                header, _ = await source.take(_is_small)
-                if header.name == known:
-                    return b""
+            if known and (await source.header(kind, _is_small)).name == known:
+                return b""
             await source.ask(kind, 0, CHUNK_BYTES)
             _, data = await source.take(_is_small)
             return data
@@ -100,6 +95,12 @@ class Source:
     async def ask(self, kind: ContentsKind, offset: int, num_bytes: int) -> None:
         """Ask for these bytes of a content. Raises TransportError."""
         await self._ask(kind, secrets.token_bytes(NONCE_BYTES), offset, num_bytes, 0)
+
+    async def header(self, kind: ContentsKind, check: Callable[[Contents], None] = lambda header: None) -> Contents:
+        """Ask for the header of a content alone, and return it. Raises as `take`."""
+        await self.ask(kind, 0, 0)
+        header, _ = await self.take(check)
+        return header
 
     async def ask_slow(self, fragment: int, nonce: bytes, sketch: memoryview) -> None:
         """Ask for a fragment's slow weights, coded against our sketch of ours, whose seed follows from the nonce. Raises TransportError."""

@@ -51,7 +51,7 @@ class Pieces:
     @property
     def num_pieces(self) -> int:
         """Return how many pieces make up the whole."""
-        return -(-self.num_bytes // PIECE_BYTES)
+        return count(self.num_bytes)
 
     @property
     def is_whole(self) -> bool:
@@ -99,9 +99,19 @@ class Pieces:
         self.clocks.update(entry for entry in _ENTRY.iter_unpack(content[_HEAD.size : whole]) if entry[0] < self.num_pieces)
 
 
+def count(num_bytes: int) -> int:
+    """Return how many pieces make up a content of so many bytes."""
+    return -(-num_bytes // PIECE_BYTES)
+
+
+def bits_bytes(num_pieces: int) -> int:
+    """Return how many bytes `to_bits` writes."""
+    return -(-num_pieces // 8)
+
+
 def to_bits(pieces: Iterable[int], num_pieces: int) -> bytes:
     """Write which pieces of so many are meant: a bit each, the lowest first."""
-    bits = bytearray(-(-num_pieces // 8))
+    bits = bytearray(bits_bytes(num_pieces))
     for piece in pieces:
         bits[piece // 8] |= 1 << piece % 8
     return bytes(bits)

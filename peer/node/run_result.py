@@ -60,7 +60,7 @@ class RunResult:
 
 async def fetch_hashes(source: Source, name: bytes, num_bytes: int) -> bytes:
     """Ask a donor for the hashes of a result of so many bytes. Raises as `Source.take`, BadContents for those of another one."""
-    total_bytes, hashes = HASH_BYTES * -(-num_bytes // files.PIECE_BYTES), b""
+    total_bytes, hashes = HASH_BYTES * files.count(num_bytes), b""
     while len(hashes) < total_bytes:
         await source.ask(ContentsKind.RESULT_HASHES, len(hashes), min(CHUNK_BYTES, total_bytes - len(hashes)))
         header, data = await source.take()
@@ -70,3 +70,11 @@ async def fetch_hashes(source: Source, name: bytes, num_bytes: int) -> bytes:
     if hashlib.sha256(hashes).digest() != name:
         raise BadContents("hashes of another result than it names")
     return hashes
+
+
+async def whole_coming(source: Source, num_bytes: int) -> bytes:
+    """Return the name of the result that a peer judges, of which it has all pieces; empty where it lacks some. Raises as `Source.take`."""
+    num_pieces = files.count(num_bytes)
+    await source.ask(ContentsKind.RESULT_PIECES, 0, files.bits_bytes(num_pieces))
+    header, bits = await source.take()
+    return header.name if len(files.from_bits(bits, num_pieces)) == num_pieces else b""

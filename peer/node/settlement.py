@@ -31,10 +31,10 @@ from peer.machine.events import Event, ProcessSays, ResultTaken
 from peer.node import pieces as files
 from peer.node.donor import StateDonor
 from peer.node.download import Download
-from peer.node.fetching import FetchClient, Source
+from peer.node.fetching import FetchClient
 from peer.node.meetings import Meetings
-from peer.node.pieces import Pieces, from_bits
-from peer.node.run_result import RunResult, fetch_hashes
+from peer.node.pieces import Pieces
+from peer.node.run_result import RunResult, fetch_hashes, whole_coming
 from peer.swarm.address_book import KnownPeer, loop_s
 from peer.swarm.heads import Heads
 from peer.swarm.standing import Standing
@@ -302,19 +302,12 @@ class Settlement:
         with contextlib.suppress(GossamerError, TimeoutError):
             try:
                 async with asyncio.timeout(ANSWER_S), self._client.source(entry.peer_id, entry.addresses) as source:
-                    await source.ask(ContentsKind.RESULT, 0, 0)
-                    header, _ = await source.take()
+                    header = await source.header(ContentsKind.RESULT)
                     if self._standing.finished and header.clock_steps >= self._standing.clock_steps:
                         self._book.saw(entry.peer_id, loop_s(), header.clock_steps, finished=True)
                     name = header.name
                     if or_coming and not name:
-                        name = await self._whole_coming(source)
+                        name = await whole_coming(source, self._state_bytes)
             except PeerMisbehaved:
                 self._book.ban(entry.peer_id, loop_s())
         return name
-
-    async def _whole_coming(self, source: Source) -> bytes:
-        num_pieces = -(-self._state_bytes // files.PIECE_BYTES)
-        await source.ask(ContentsKind.RESULT_PIECES, 0, -(-num_pieces // 8))
-        header, bits = await source.take()
-        return header.name if len(from_bits(bits, num_pieces)) == num_pieces else b""

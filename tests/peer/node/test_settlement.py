@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from peer.link import records as ask
 from peer.node import pieces as files
 from peer.node import settlement
+from peer.node.donor import OF_RESULT
 from peer.node.pieces import Pieces, to_bits
 from peer.node.run_result import RunResult
 from protocol.errors import BadContents, RefusalCode, Refused
@@ -41,17 +43,23 @@ def a_liar(swarm: Swarm, pause_s: float = 0.0) -> None:
         ContentsKind.RESULT_PIECES: memoryview(result.held()),
     }
 
+    bring_up(swarm, lambda kind: (answers[kind], result.name), pause_s)
+
+
+def bring_up(swarm: Swarm, answer: Callable[[ContentsKind], tuple[memoryview, bytes]], pause_s: float = 0.0) -> None:
+    """Bring up one that meets nobody and gives these contents, each with its name; it waits before each piece of a result."""
+
     async def gives(purpose: Purpose, stream: Stream) -> None:
         if purpose is Purpose.MEET:
             await stream.receive()
             await stream.send(Refusal(RefusalCode.BUSY))
             return
-        while isinstance(request := await stream.receive(), FetchRequest) and request.kind in answers:
-            whole = answers[request.kind]
+        while isinstance(request := await stream.receive(), FetchRequest) and request.kind in OF_RESULT:
+            whole, name = answer(request.kind)
             part = bytes(whole[request.offset : request.offset + request.num_bytes])
             if part and request.kind is ContentsKind.RESULT:
                 await asyncio.sleep(pause_s)
-            header = Contents(request.kind, len(whole), hashlib.sha256(part).digest(), 0, result.name)
+            header = Contents(request.kind, len(whole), hashlib.sha256(part).digest(), 0, name)
             await stream.send(header.signed(MALLORY, *request.asked))
             if part:
                 await stream.send(Chunk(Part.CONTENTS, request.offset, part))
@@ -146,23 +154,16 @@ def test_nobody_stays_for_one_that_has_all_of_the_result_and_is_slow_to_judge_it
 def test_one_that_lacks_pieces_of_the_result_is_waited_for(has: str, waits: bool, tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         peers = swarm.start(2)
-        num_pieces = -(-swarm.terms.state_bytes // PIECE)
+        num_pieces = files.count(swarm.terms.state_bytes)
 
-        async def judges(purpose: Purpose, stream: Stream) -> None:
-            if purpose is Purpose.MEET:
-                await stream.receive()
-                await stream.send(Refusal(RefusalCode.BUSY))
-            while purpose is Purpose.FETCH and isinstance(request := await stream.receive(), FetchRequest):
-                results = [peer.node.donor.result for peer in peers if peer.node.donor.result]
-                name = bytes(32) if has == "all of another" or not results else results[0].name
-                bits = to_bits(range(num_pieces - (has == "some of it")), num_pieces)
-                data = bits if request.kind is ContentsKind.RESULT_PIECES else b""
-                header = Contents(request.kind, len(data), hashlib.sha256(data).digest(), 0, name if data else b"")
-                await stream.send(header.signed(MALLORY, *request.asked))
-                if data:
-                    await stream.send(Chunk(Part.CONTENTS, 0, data))
+        def judging(kind: ContentsKind) -> tuple[memoryview, bytes]:
+            if kind is not ContentsKind.RESULT_PIECES:
+                return memoryview(b""), b""
+            results = [peer.node.donor.result for peer in peers if peer.node.donor.result]
+            name = bytes(32) if has == "all of another" or not results else results[0].name
+            return memoryview(to_bits(range(num_pieces - (has == "some of it")), num_pieces)), name
 
-        swarm.network.transport(MALLORY.peer_id, judges)
+        bring_up(swarm, judging)
         await asyncio.sleep(5.0)
         for peer in peers:
             peer.book.met(MALLORY.peer_id, asyncio.get_running_loop().time(), 10)
