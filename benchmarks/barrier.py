@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from peer.simulator.network import group_slowdown, pair_slowdown
+from gossamer.peer.simulator.network import group_slowdown, pair_slowdown
 
 THEIRS: Final = (  # peers, inner steps, ratio
     (16, 100, 1.07),

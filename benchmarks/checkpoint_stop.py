@@ -21,17 +21,17 @@ from pathlib import Path
 
 import torch
 
-from peer.link.payload_folder import PayloadFolder
-from peer.machine.config import PeerConfig
-from peer.machine.events import CheckpointSaved, Event
-from peer.machine.home import Home
-from peer.model.model import build_model
-from peer.text.batches import Draw
-from peer.text.corpus import load_corpus
-from peer.text.tokenizer import load_tokenizer
-from peer.trainer.replica import Replica
-from peer.trainer.saver import LONGEST_S, STOP_SHARE, WRITE_SHARE, Saver
-from protocol.run.manifest import Manifest
+from gossamer.peer.link.payload_folder import PayloadFolder
+from gossamer.peer.machine.config import PeerConfig
+from gossamer.peer.machine.events import CheckpointSaved, Event
+from gossamer.peer.machine.home import Home
+from gossamer.peer.model.model import build_model
+from gossamer.peer.text.batches import Draw
+from gossamer.peer.text.corpus import load_corpus
+from gossamer.peer.text.tokenizer import load_tokenizer
+from gossamer.peer.trainer.replica import Replica
+from gossamer.peer.trainer.saver import LONGEST_S, STOP_SHARE, WRITE_SHARE, Saver
+from gossamer.protocol.run.manifest import Manifest
 
 INTERVAL_S = 60.0
 

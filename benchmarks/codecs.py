@@ -15,8 +15,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from optim.codecs import CODECS, Codec, Packing, codec
-from optim.codecs.packings import blocks, code_bytes, num_blocks, pack_codes, read_scales, unpack_codes
+from gossamer.optim.codecs import CODECS, Codec, Packing, codec
+from gossamer.optim.codecs.packings import blocks, code_bytes, num_blocks, pack_codes, read_scales, unpack_codes
 
 
 class PlainInt4(Packing):

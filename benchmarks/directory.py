@@ -16,20 +16,20 @@ import asyncio
 import random
 from dataclasses import dataclass, field
 
-from peer.swarm.address_book import AddressBook
-from peer.swarm.hearsay import Hearsay
-from peer.swarm.presence import Presence
-from peer.swarm.standing import Standing
-from peer.swarm.swarm_time import SwarmTime
-from protocol.errors import GossamerError
-from protocol.libp2p.directory import NUM_HOLDERS
-from protocol.libp2p.neighbours import place_of
-from protocol.memory import virtual_time
-from protocol.memory.conversation import Link
-from protocol.memory.network import MemoryNetwork
-from protocol.messages.messages import RunPhase
-from protocol.messages.records import MemberRecord
-from protocol.tasks import cancel
+from gossamer.peer.swarm.address_book import AddressBook
+from gossamer.peer.swarm.hearsay import Hearsay
+from gossamer.peer.swarm.presence import Presence
+from gossamer.peer.swarm.standing import Standing
+from gossamer.peer.swarm.swarm_time import SwarmTime
+from gossamer.protocol.errors import GossamerError
+from gossamer.protocol.libp2p.directory import NUM_HOLDERS
+from gossamer.protocol.libp2p.neighbours import place_of
+from gossamer.protocol.memory import virtual_time
+from gossamer.protocol.memory.conversation import Link
+from gossamer.protocol.memory.network import MemoryNetwork
+from gossamer.protocol.messages.messages import RunPhase
+from gossamer.protocol.messages.records import MemberRecord
+from gossamer.protocol.tasks import cancel
 from tests.protocol.memory.members import HOST, HOST_ADDRESS, TERMS, Seat, now_s
 
 PULSE_S = 5.0

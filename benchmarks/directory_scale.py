@@ -28,18 +28,18 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.directory import PULSE_S, Member
-from peer.swarm.presence import LOOK_S
-from protocol.identity import Identity, PeerId
-from protocol.libp2p.directory import HOME_S, LEAVE_S, MIX_S, MIXED, MOST_CALLS, NUM_HOLDERS, NUM_LOOKED_AT
-from protocol.libp2p.kademlia import NAMED, NAMED_TOO
-from protocol.libp2p.neighbours import BUCKET, nearest, place_of
-from protocol.libp2p.record_store import split_answer
-from protocol.libp2p.walk import Walk
-from protocol.memory import virtual_time
-from protocol.memory.conversation import FRAMING_BYTES, Link
-from protocol.memory.network import MemoryNetwork
-from protocol.messages.records import GIST_BYTES
-from protocol.tasks import cancel
+from gossamer.peer.swarm.presence import LOOK_S
+from gossamer.protocol.identity import Identity, PeerId
+from gossamer.protocol.libp2p.directory import HOME_S, LEAVE_S, MIX_S, MIXED, MOST_CALLS, NUM_HOLDERS, NUM_LOOKED_AT
+from gossamer.protocol.libp2p.kademlia import NAMED, NAMED_TOO
+from gossamer.protocol.libp2p.neighbours import BUCKET, nearest, place_of
+from gossamer.protocol.libp2p.record_store import split_answer
+from gossamer.protocol.libp2p.walk import Walk
+from gossamer.protocol.memory import virtual_time
+from gossamer.protocol.memory.conversation import FRAMING_BYTES, Link
+from gossamer.protocol.memory.network import MemoryNetwork
+from gossamer.protocol.messages.records import GIST_BYTES
+from gossamer.protocol.tasks import cancel
 
 PREFIX = Identity(bytes(32)).peer_id.raw[:-32]
 PLACE_BITS = 160

@@ -16,9 +16,9 @@ import json
 from dataclasses import asdict
 from typing import Any, Final
 
-from cli.figures import bytes_text, duration_text
-from peer.trainer.estimate import estimate, needs, places
-from protocol.run.manifest import Manifest
+from gossamer.cli.figures import bytes_text, duration_text
+from gossamer.peer.trainer.estimate import estimate, needs, places
+from gossamer.protocol.run.manifest import Manifest
 
 LINES_MBIT: Final = (5, 20, 100, 1000)
 # hidden size, intermediate size, layers, heads, heads of keys and values, vocabulary, one matrix for embedding and head

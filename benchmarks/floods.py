@@ -22,15 +22,15 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from protocol.errors import GossamerError
-from protocol.identity import Identity, PeerId
-from protocol.libp2p import outbound
-from protocol.libp2p.p2pd import Daemon, DaemonSettings
-from protocol.libp2p.splice import CarriedBytes, Pair, drop
-from protocol.libp2p.tunnel import TunnelTransport
-from protocol.streams.admission import Admission
-from protocol.streams.transport import Purpose
-from protocol.tasks import cancel
+from gossamer.protocol.errors import GossamerError
+from gossamer.protocol.identity import Identity, PeerId
+from gossamer.protocol.libp2p import outbound
+from gossamer.protocol.libp2p.p2pd import Daemon, DaemonSettings
+from gossamer.protocol.libp2p.splice import CarriedBytes, Pair, drop
+from gossamer.protocol.libp2p.tunnel import TunnelTransport
+from gossamer.protocol.streams.admission import Admission
+from gossamer.protocol.streams.transport import Purpose
+from gossamer.protocol.tasks import cancel
 from tests.protocol.peers import chunk, echo, number_of
 
 RAW, IDLE, KEYS = 1000, 150, 3

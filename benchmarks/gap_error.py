@@ -16,17 +16,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from optim.codecs import CODECS, Codec
-from optim.codecs.modulo import Modulo
-from optim.fragment_codec import FragmentCodec
-from optim.fragments import Fragment, gather, scatter
-from peer.link.payload_folder import PayloadFolder
-from peer.model.model import build_model
-from peer.text.batches import Draw
-from peer.text.corpus import load_corpus
-from peer.text.tokenizer import load_tokenizer
-from peer.trainer.replica import Replica
-from protocol.run.manifest import Manifest
+from gossamer.optim.codecs import CODECS, Codec
+from gossamer.optim.codecs.modulo import Modulo
+from gossamer.optim.fragment_codec import FragmentCodec
+from gossamer.optim.fragments import Fragment, gather, scatter
+from gossamer.peer.link.payload_folder import PayloadFolder
+from gossamer.peer.model.model import build_model
+from gossamer.peer.text.batches import Draw
+from gossamer.peer.text.corpus import load_corpus
+from gossamer.peer.text.tokenizer import load_tokenizer
+from gossamer.peer.trainer.replica import Replica
+from gossamer.protocol.run.manifest import Manifest
 
 KAPPAS = (3.5, 4.0, 4.5, 5.0, 5.5, 6.0)
 SEED = 7

@@ -23,19 +23,19 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from optim.fragments import scatter
-from peer.simulator.choices import scenario, setting
-from peer.simulator.matching import Floor, Matcher, matcher
-from peer.simulator.methods import method, pair_rule
-from peer.simulator.pairs import Gossip, PairPeer
-from peer.simulator.population import Population, populate
-from peer.simulator.scenario import Scenario
-from peer.simulator.texts import load_texts
-from peer.simulator.training import held_out_losses
-from peer.text.tokenizer import load_tokenizer
-from peer.trainer.fragment_state import FragmentState, Since
-from peer.trainer.merge_gate import Lengths, MergeGate
-from protocol.run.manifest import Manifest
+from gossamer.optim.fragments import scatter
+from gossamer.peer.simulator.choices import scenario, setting
+from gossamer.peer.simulator.matching import Floor, Matcher, matcher
+from gossamer.peer.simulator.methods import method, pair_rule
+from gossamer.peer.simulator.pairs import Gossip, PairPeer
+from gossamer.peer.simulator.population import Population, populate
+from gossamer.peer.simulator.scenario import Scenario
+from gossamer.peer.simulator.texts import load_texts
+from gossamer.peer.simulator.training import held_out_losses
+from gossamer.peer.text.tokenizer import load_tokenizer
+from gossamer.peer.trainer.fragment_state import FragmentState, Since
+from gossamer.peer.trainer.merge_gate import Lengths, MergeGate
+from gossamer.protocol.run.manifest import Manifest
 
 BASE = "method=noloco codec=modulo4 batch_size=2 sequence_length=64"
 MODEL = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3}  # the demo's, smaller

@@ -33,16 +33,16 @@ from benchmarks.codecs import copies, measure
 from benchmarks.quality import lines as quality_lines
 from benchmarks.quality import quality
 from benchmarks.step_rate import BenchedPeer, running
-from optim.codecs import codec
-from optim.codecs.hadamard import keep_products_exact
-from peer.model.computing import Computing, compute_dtype, computing_in
-from peer.model.model import build_model
-from peer.model.throughput import flops_per_token, peak_flops
-from peer.text.batches import Draw
-from peer.text.corpus import ResidentCorpus
-from peer.text.token_cache import Tokens
-from peer.trainer.inner_loop import InnerLoop
-from protocol.run.manifest import Manifest
+from gossamer.optim.codecs import codec
+from gossamer.optim.codecs.hadamard import keep_products_exact
+from gossamer.peer.model.computing import Computing, compute_dtype, computing_in
+from gossamer.peer.model.model import build_model
+from gossamer.peer.model.throughput import flops_per_token, peak_flops
+from gossamer.peer.text.batches import Draw
+from gossamer.peer.text.corpus import ResidentCorpus
+from gossamer.peer.text.token_cache import Tokens
+from gossamer.peer.trainer.inner_loop import InnerLoop
+from gossamer.protocol.run.manifest import Manifest
 
 WARM_UP_STEPS: Final = 3
 MINUTES: Final = 9.0

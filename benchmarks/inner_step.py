@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from optim.inner import orthogonalized
-from peer.model.computing import blocks
-from peer.model.model import build_model
-from protocol.run.manifest import Manifest
+from gossamer.optim.inner import orthogonalized
+from gossamer.peer.model.computing import blocks
+from gossamer.peer.model.model import build_model
+from gossamer.protocol.run.manifest import Manifest
 
 
 def one_at_a_time(matrices: list[Tensor]) -> None:

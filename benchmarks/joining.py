@@ -31,10 +31,10 @@ from benchmarks.side_by_side.network import network
 from benchmarks.side_by_side.peers import RunningPeer, start_one, wait_for_invite
 from benchmarks.side_by_side.processes import process_group
 from benchmarks.side_by_side.systems import GOSSAMER, SYSTEMS
-from peer.machine.events import Event, MeetingDone, StateCloned, StepDone, read_events
-from peer.model.model import num_parameters
-from protocol.errors import BadSettings
-from protocol.run.manifest import Manifest
+from gossamer.peer.machine.events import Event, MeetingDone, StateCloned, StepDone, read_events
+from gossamer.peer.model.model import num_parameters
+from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.run.manifest import Manifest
 
 AIM_BYTES, AIM_TIMES, AIM_S = 2.6, 1.5, 5.0
 LATE_S = 600.0  # beside twice the aim

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from peer.simulator.network import Links, swap_seconds, tree_seconds
+from gossamer.peer.simulator.network import Links, swap_seconds, tree_seconds
 
 SIZES: Final = (4, 16, 64, 256, 1024)
 THEIRS: Final = {

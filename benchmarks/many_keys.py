@@ -13,7 +13,7 @@ import argparse
 import statistics
 from collections.abc import Sequence
 
-from protocol.messages.messages import RunPhase
+from gossamer.protocol.messages.messages import RunPhase
 from tests.swarm.test_evidence import TOTAL_STEPS, After, Attack, after, mean_weights, random_weights
 
 ATTACKS = {

@@ -17,23 +17,36 @@ import sys
 import tempfile
 from pathlib import Path
 
-from peer.machine.events import MeetingDone, read_events
-from peer.machine.home import Home
-from peer.model.model import parameter_shapes
-from peer.model.plan import fragment_codecs
-from protocol.identity import Identity
-from protocol.libp2p.node import Libp2pNode
-from protocol.libp2p.p2pd import DaemonSettings
-from protocol.libp2p.record_store import RecordShelf
-from protocol.limits import CHUNK_BYTES
-from protocol.messages.messages import Chunk, Part
-from protocol.run.manifest import SignedManifest
-from protocol.streams.transport import Purpose, Stream
+from gossamer.peer.machine.events import MeetingDone, read_events
+from gossamer.peer.machine.home import Home
+from gossamer.peer.model.model import parameter_shapes
+from gossamer.peer.model.plan import fragment_codecs
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.libp2p.node import Libp2pNode
+from gossamer.protocol.libp2p.p2pd import DaemonSettings
+from gossamer.protocol.libp2p.record_store import RecordShelf
+from gossamer.protocol.limits import CHUNK_BYTES
+from gossamer.protocol.messages.messages import Chunk, Part
+from gossamer.protocol.run.manifest import SignedManifest
+from gossamer.protocol.streams.transport import Purpose, Stream
 
 
 def meetings(folder: Path, codec: str, steps: int) -> dict[int, tuple[int, list[int]]]:
     """Run the demo; return for each fragment the codec's bytes and those of each completed meeting, one way."""
-    command = [sys.executable, "-m", "cli.main", "demo", "--peers", "2", "--codec", codec, "--steps", str(steps), "--home", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "gossamer.cli.main",
+        "demo",
+        "--peers",
+        "2",
+        "--codec",
+        codec,
+        "--steps",
+        str(steps),
+        "--home",
+        str(folder),
+    ]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     home = Home(folder / "peer-1")
     manifest = SignedManifest.from_bytes(home.manifest.read_bytes()).manifest()

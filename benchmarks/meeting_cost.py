@@ -27,11 +27,11 @@ import torch
 
 from benchmarks.step_rate import BenchedPeer, running
 from benchmarks.stepless_trainer import FLAG, MOVE, NUM_TOKENS
-from optim.fragment_codec import FragmentCodec
-from peer.machine.config import NODE, TRAINER
-from peer.model.model import build_model
-from peer.model.plan import fragment_codecs
-from protocol.run.manifest import Manifest
+from gossamer.optim.fragment_codec import FragmentCodec
+from gossamer.peer.machine.config import NODE, TRAINER
+from gossamer.peer.model.model import build_model
+from gossamer.peer.model.plan import fragment_codecs
+from gossamer.protocol.run.manifest import Manifest
 
 CALM_S = 8.0
 STEPS = 100_000_000

@@ -18,18 +18,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from peer.machine.events import Event
-from peer.model.evaluation import held_out_loss
-from peer.model.model import build_model
-from peer.model.plan import fragment_codecs, model_plan
-from peer.text.batches import Draw
-from peer.text.corpus import load_corpus
-from peer.text.tokenizer import load_tokenizer
-from peer.trainer.inner_loop import InnerLoop
-from peer.trainer.replica import Replica
-from protocol.memory.conversation import Link
-from protocol.messages.terms import RunTerms
-from protocol.run.manifest import Manifest
+from gossamer.peer.machine.events import Event
+from gossamer.peer.model.evaluation import held_out_loss
+from gossamer.peer.model.model import build_model
+from gossamer.peer.model.plan import fragment_codecs, model_plan
+from gossamer.peer.text.batches import Draw
+from gossamer.peer.text.corpus import load_corpus
+from gossamer.peer.text.tokenizer import load_tokenizer
+from gossamer.peer.trainer.inner_loop import InnerLoop
+from gossamer.peer.trainer.replica import Replica
+from gossamer.protocol.memory.conversation import Link
+from gossamer.protocol.messages.terms import RunTerms
+from gossamer.protocol.run.manifest import Manifest
 from tests.swarm.paced import PacedTrainer
 from tests.swarm.trainer import Trainer
 from tests.swarm.world import Habits, Peer, Swarm, play

@@ -22,14 +22,14 @@ import psutil
 
 from benchmarks.checkpoint_stop import build, manifest
 from benchmarks.gpu import SIZES
-from optim.noloco import NoLoCo
-from peer.machine.config import PeerConfig
-from peer.machine.home import Home
-from peer.model.computing import Computing
-from peer.trainer.meeting import MeetingSide
-from peer.trainer.need import PROGRAMS, PULLED, Need, run_need
-from peer.trainer.saver import Saver
-from protocol.run.manifest import Manifest
+from gossamer.optim.noloco import NoLoCo
+from gossamer.peer.machine.config import PeerConfig
+from gossamer.peer.machine.home import Home
+from gossamer.peer.model.computing import Computing
+from gossamer.peer.trainer.meeting import MeetingSide
+from gossamer.peer.trainer.need import PROGRAMS, PULLED, Need, run_need
+from gossamer.peer.trainer.saver import Saver
+from gossamer.protocol.run.manifest import Manifest
 
 FIXED = {PROGRAMS, "for CUDA itself", "for what a batch leaves in the model", "for payloads"}  # the last stand in a column of their own
 PASSING = {"for meetings under way", PULLED, "for another's weights that are tried on"}

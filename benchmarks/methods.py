@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from benchmarks.runs import Outcome, Run, mean_and_error, parser, run_all
-from optim.fragments import MEETING_INTERVAL
+from gossamer.optim.fragments import MEETING_INTERVAL
 
 TUNING: Run = {"codec": "fp32", "inner_steps": "10", "seed": "3"}
 PLAIN: Run = {"alpha": "0", "beta": "1", "gamma": "1"}

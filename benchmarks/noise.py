@@ -23,13 +23,13 @@ from torch import Tensor
 
 from benchmarks.gate import MODEL
 from benchmarks.runs import mean_and_error
-from optim.codecs import CODECS, Encoded, Gap
-from optim.codecs.modulo import Modulo
-from optim.codecs.packings import Dense
-from peer.simulator.choices import scenario, setting
-from peer.simulator.results import Result
-from peer.simulator.training import Venue, simulate
-from protocol.run.manifest import Manifest
+from gossamer.optim.codecs import CODECS, Encoded, Gap
+from gossamer.optim.codecs.modulo import Modulo
+from gossamer.optim.codecs.packings import Dense
+from gossamer.peer.simulator.choices import scenario, setting
+from gossamer.peer.simulator.results import Result
+from gossamer.peer.simulator.training import Venue, simulate
+from gossamer.protocol.run.manifest import Manifest
 
 BASE = "method=noloco peers=4 delay=1 batch_size=2 sequence_length=64"
 NOISY = "noisy"

@@ -21,9 +21,9 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 
-from peer.text.batches import Draw
-from peer.text.document_stream import Bookmark, DocumentStream, open_stream
-from protocol.run.sections import DataSection
+from gossamer.peer.text.batches import Draw
+from gossamer.peer.text.document_stream import Bookmark, DocumentStream, open_stream
+from gossamer.protocol.run.sections import DataSection
 
 SEEDS = 20
 FIRST_DOCUMENTS = 10_000  # before

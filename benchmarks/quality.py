@@ -15,10 +15,10 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Final
 
-from peer.simulator.choices import scenario
-from peer.simulator.results import Result
-from peer.simulator.training import Venue, simulate
-from protocol.run.manifest import Manifest
+from gossamer.peer.simulator.choices import scenario
+from gossamer.peer.simulator.results import Result
+from gossamer.peer.simulator.training import Venue, simulate
+from gossamer.protocol.run.manifest import Manifest
 
 NUM_PEERS: Final = 8
 METHODS: Final[Mapping[str, Mapping[str, Any]]] = {

@@ -27,20 +27,20 @@ import torch
 import torch.multiprocessing as mp
 
 from benchmarks.checkpoint_stop import manifest
-from peer.link.payload_folder import PayloadFolder
-from peer.machine.child import cpu_s
-from peer.machine.config import LocalSettings
-from peer.model.computing import Computing, next_token_loss
-from peer.model.model import build_model
-from peer.model.plan import inner_settings
-from peer.text.batches import Draw
-from peer.text.corpus import Corpus, load_corpus
-from peer.text.tokenizer import load_tokenizer
-from peer.trainer.rank import join
-from peer.trainer.ranks import RankFell, RankProcesses, threads_each
-from peer.trainer.replica import Replica
-from protocol.identity import Identity
-from protocol.run.manifest import Manifest, SignedManifest
+from gossamer.peer.link.payload_folder import PayloadFolder
+from gossamer.peer.machine.child import cpu_s
+from gossamer.peer.machine.config import LocalSettings
+from gossamer.peer.model.computing import Computing, next_token_loss
+from gossamer.peer.model.model import build_model
+from gossamer.peer.model.plan import inner_settings
+from gossamer.peer.text.batches import Draw
+from gossamer.peer.text.corpus import Corpus, load_corpus
+from gossamer.peer.text.tokenizer import load_tokenizer
+from gossamer.peer.trainer.rank import join
+from gossamer.peer.trainer.ranks import RankFell, RankProcesses, threads_each
+from gossamer.peer.trainer.replica import Replica
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.run.manifest import Manifest, SignedManifest
 
 COUNT = 2
 CPUS = (torch.device("cpu"),) * COUNT

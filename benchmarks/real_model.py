@@ -23,13 +23,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from peer.machine.events import CheckpointSaved, Event, FragmentPulled, MeetingDone, StateCloned, read_events
-from peer.machine.home import Home
-from peer.machine.room import held_bytes
-from peer.trainer.need import run_need
-from protocol.run.manifest import Manifest
+from gossamer.peer.machine.events import CheckpointSaved, Event, FragmentPulled, MeetingDone, StateCloned, read_events
+from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.room import held_bytes
+from gossamer.peer.trainer.need import run_need
+from gossamer.protocol.run.manifest import Manifest
 
-PEER: Final = (sys.executable, "-m", "cli.main")
+PEER: Final = (sys.executable, "-m", "gossamer.cli.main")
 LOOK_S: Final = 2.0
 LATE_S: Final = 3600.0
 WIDTH: Final = 768  # of the guide's model

@@ -26,11 +26,11 @@ from pathlib import Path
 
 import torch
 
-from peer.simulator.choices import scenario, setting
-from peer.simulator.population import Diverged
-from peer.simulator.scenario import Scenario
-from peer.simulator.training import Venue, simulate
-from protocol.run.manifest import Manifest
+from gossamer.peer.simulator.choices import scenario, setting
+from gossamer.peer.simulator.population import Diverged
+from gossamer.peer.simulator.scenario import Scenario
+from gossamer.peer.simulator.training import Venue, simulate
+from gossamer.protocol.run.manifest import Manifest
 
 EVAL_BATCHES = 128
 Run = Mapping[str, str]

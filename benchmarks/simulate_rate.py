@@ -16,9 +16,9 @@ from pathlib import Path
 
 import torch
 
-from peer.simulator.choices import scenario
-from peer.simulator.training import Venue, simulate
-from protocol.run.manifest import Manifest
+from gossamer.peer.simulator.choices import scenario
+from gossamer.peer.simulator.training import Venue, simulate
+from gossamer.protocol.run.manifest import Manifest
 
 
 def rates(venue: Venue, **choices: object) -> tuple[float, float]:

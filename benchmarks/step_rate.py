@@ -29,15 +29,15 @@ from typing import Any
 
 import psutil
 
-from peer.machine.config import NODE, TRAINER, PeerConfig
-from peer.machine.home import Home
-from peer.machine.runtime_folder import runtime_folder
-from peer.machine.status import Status
-from peer.machine.units import UNLIMITED
-from peer.supervisor.supervisor import PROGRAMS, Supervisor
-from protocol.identity import Identity
-from protocol.run.invite import Invite
-from protocol.run.manifest import Manifest, SignedManifest
+from gossamer.peer.machine.config import NODE, TRAINER, PeerConfig
+from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.runtime_folder import runtime_folder
+from gossamer.peer.machine.status import Status
+from gossamer.peer.machine.units import UNLIMITED
+from gossamer.peer.supervisor.supervisor import PROGRAMS, Supervisor
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.run.invite import Invite
+from gossamer.protocol.run.manifest import Manifest, SignedManifest
 
 MODES = ("nothing", "killed", "crashing", "dead")
 CALM_S = 10.0  # after a node was started

@@ -12,10 +12,10 @@ import time
 
 import torch
 
-from peer.machine.child import Child, run_child
-from peer.trainer.process import build
-from peer.trainer.replica import InnerStep, Replica
-from peer.trainer.trainer import Trainer
+from gossamer.peer.machine.child import Child, run_child
+from gossamer.peer.trainer.process import build
+from gossamer.peer.trainer.replica import InnerStep, Replica
+from gossamer.peer.trainer.trainer import Trainer
 
 STEP_S = 0.004
 NUM_TOKENS = 512

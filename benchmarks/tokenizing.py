@@ -27,16 +27,16 @@ from typing import Any, Final
 
 import torch
 
-from peer.model.computing import Computing
-from peer.model.model import build_model
-from peer.text.batches import Draw
-from peer.text.corpus import ResidentCorpus
-from peer.text.documents import standard_library
-from peer.text.streaming import DOCUMENTS
-from peer.text.token_cache import in_memory
-from peer.text.tokenizer import Tokenizer, load_tokenizer
-from peer.trainer.inner_loop import InnerLoop
-from protocol.run.manifest import Manifest
+from gossamer.peer.model.computing import Computing
+from gossamer.peer.model.model import build_model
+from gossamer.peer.text.batches import Draw
+from gossamer.peer.text.corpus import ResidentCorpus
+from gossamer.peer.text.documents import standard_library
+from gossamer.peer.text.streaming import DOCUMENTS
+from gossamer.peer.text.token_cache import in_memory
+from gossamer.peer.text.tokenizer import Tokenizer, load_tokenizer
+from gossamer.peer.trainer.inner_loop import InnerLoop
+from gossamer.protocol.run.manifest import Manifest
 
 VOCABULARY: Final = 8192
 DOCUMENT_END: Final = "<|end|>"

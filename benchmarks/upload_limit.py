@@ -21,11 +21,11 @@ from pathlib import Path
 
 import psutil
 
-from cli.local_swarm import LocalPeer, local_swarm
-from peer.machine.control_socket import ask
-from peer.machine.events import MeetingDone, read_events
-from peer.machine.home import Home
-from peer.machine.units import rate_bytes_per_s
+from gossamer.cli.local_swarm import LocalPeer, local_swarm
+from gossamer.peer.machine.control_socket import ask
+from gossamer.peer.machine.events import MeetingDone, read_events
+from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.units import rate_bytes_per_s
 
 OPTIONS = ("--listen", "127.0.0.1", "--port", "0", "--devices", "cpu", "--threads", "1")
 SETTLE_S = 15.0  # after a change, for what was under way and for the interval

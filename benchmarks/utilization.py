@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from peer.simulator.network import GRID, Sending, Workload, compute_utilization, data_parallel, diloco, streaming
+from gossamer.peer.simulator.network import GRID, Sending, Workload, compute_utilization, data_parallel, diloco, streaming
 
 PAPER_BITS: Final = 13.4
 TARGETS: Final = (0.5, 0.8, 0.9, 0.95, 0.99)

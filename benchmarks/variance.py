@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from optim.noloco import NoLoCo
+from gossamer.optim.noloco import NoLoCo
 
 FINITE = ((4, 0.43), (8, 0.81), (16, 1.05), (32, 1.18), (64, 1.24))
 LARGE = ((0.0, 1.00, 0.49), (0.3, 0.91, 0.77), (0.5, 0.75, 1.31), (0.5, 0.70, 1.312), (0.7, 0.51, 3.20), (0.9, 0.19, 25.8))

@@ -26,8 +26,8 @@ from typing import Any
 
 import psutil
 
-from peer.machine.control_socket import ask
-from protocol.errors import BadSettings
+from gossamer.peer.machine.control_socket import ask
+from gossamer.protocol.errors import BadSettings
 
 START_S = 180.0
 SETTLE_S = 4.0  # after something was opened or closed
@@ -70,7 +70,7 @@ def main() -> None:
 def peer(home: Path) -> Iterator[psutil.Popen]:
     """Run a peer that trains alone, on one thread, while inside."""
     options = ["--listen", "127.0.0.1", "--port", "0", "--threads", "1", "--devices", "cpu", "--steps", "1000000"]
-    command = [sys.executable, "-m", "cli.main", "host", *options, "--metrics", str(METRICS), "--home", str(home)]
+    command = [sys.executable, "-m", "gossamer.cli.main", "host", *options, "--metrics", str(METRICS), "--home", str(home)]
     with psutil.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             deadline_s = time.monotonic() + START_S
@@ -115,7 +115,7 @@ def steps(home: Path) -> float:
 @contextlib.contextmanager
 def watched(home: Path) -> Iterator[list[psutil.Process]]:
     """Have a page open that reads its stream, and a Prometheus that scrapes, while inside. Gives the process of the page."""
-    command = [sys.executable, "-m", "cli.main", "dashboard", str(home)]
+    command = [sys.executable, "-m", "gossamer.cli.main", "dashboard", str(home)]
     with psutil.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as page:
         try:
             url = page.stdout.readline().decode().strip()

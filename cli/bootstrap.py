@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import typer
 
-from cli.join import InviteFile, InviteText, KeepTrying, given_invite, need_run, read_invite
-from cli.options import DEFAULT_HOME, Announce, HomeFolder, Listen, MaxDownload, MaxUpload, Metrics, MonthlyTraffic, Port, Relay
-from cli.screen import Screen
-from cli.session import given_settings, hold_session, settings
-from peer.machine.home import Home
-from peer.machine.status import Status
+from gossamer.cli.join import InviteFile, InviteText, KeepTrying, given_invite, need_run, read_invite
+from gossamer.cli.options import DEFAULT_HOME, Announce, HomeFolder, Listen, MaxDownload, MaxUpload, Metrics, MonthlyTraffic, Port, Relay
+from gossamer.cli.screen import Screen
+from gossamer.cli.session import given_settings, hold_session, settings
+from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.status import Status
 
 
 def bootstrap(

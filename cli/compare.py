@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.comparison import Comparison, measured_names, total_meetings
-from cli.figures import Status
-from cli.options import Data, Json
-from peer.machine.events import read_events
-from peer.machine.home import Home
-from protocol.errors import BadSettings
+from gossamer.cli.comparison import Comparison, measured_names, total_meetings
+from gossamer.cli.figures import Status
+from gossamer.cli.options import Data, Json
+from gossamer.peer.machine.events import read_events
+from gossamer.peer.machine.home import Home
+from gossamer.protocol.errors import BadSettings
 
 if TYPE_CHECKING:
-    from peer.model.evaluation import SwarmLosses
+    from gossamer.peer.model.evaluation import SwarmLosses
 
 ALONE = "alone"
 
@@ -49,7 +49,7 @@ def last_session(home: Path) -> tuple[Status, float, float]:
 
     Raises BadSettings where none has trained.
     """
-    from peer.machine import status  # folds events: only where there are some
+    from gossamer.peer.machine import status  # folds events: only where there are some
 
     events = list(read_events(Home(home).events))
     last = status.of_events(events)
@@ -84,8 +84,8 @@ def comparison(
 
 
 def _measure(members: Sequence[Path], lone: Path, data: Path | None, *, is_drawn: bool) -> SwarmLosses:
-    from cli.screen import meter  # rich
-    from peer.model.evaluation import compare_homes  # torch: slow to import, and needed only now
+    from gossamer.cli.screen import meter  # rich
+    from gossamer.peer.model.evaluation import compare_homes  # torch: slow to import, and needed only now
 
     names = measured_names(len(members))
     with meter(sys.stderr, "held-out loss", num_lines=1) if is_drawn else nullcontext(lambda *progress: None) as show:

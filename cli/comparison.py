@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cli.figures import MEETING_KINDS, Status, bar_text, bytes_text, loss_text, meetings_text, share_text
+from gossamer.cli.figures import MEETING_KINDS, Status, bar_text, bytes_text, loss_text, meetings_text, share_text
 
 
 def measured_names(num_peers: int) -> list[str]:

@@ -9,11 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.options import DEFAULT_HOME, HomeFolder, Json
-from peer.machine.config import LocalSettings, no_such_setting, save_settings, saved_settings, with_setting
-from peer.machine.control_socket import NobodyRuns, ask
-from peer.machine.home import Home
-from protocol.errors import BadSettings
+from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
+from gossamer.peer.machine.config import LocalSettings, no_such_setting, save_settings, saved_settings, with_setting
+from gossamer.peer.machine.control_socket import NobodyRuns, ask
+from gossamer.peer.machine.home import Home
+from gossamer.protocol.errors import BadSettings
 
 Key = Annotated[str | None, typer.Argument(metavar="[KEY]", help="Show this setting alone.")]
 Value = Annotated[str | None, typer.Argument(metavar="[VALUE]", help="Change the setting to this.")]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from peer.machine.events import EvalDone, StepDone, read_events
-from peer.machine.home import Home
-from protocol.errors import BadSettings
+from gossamer.peer.machine.events import EvalDone, StepDone, read_events
+from gossamer.peer.machine.home import Home
+from gossamer.protocol.errors import BadSettings
 
 SMOOTH = 0.85  # of the mean so far that stays when a loss comes in: one second's losses are of few batches
 

@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from cli.options import DEFAULT_HOME, HomeFolder
-from protocol.errors import BadSettings
+from gossamer.cli.options import DEFAULT_HOME, HomeFolder
+from gossamer.protocol.errors import BadSettings
 
 HERE = "127.0.0.1"
 GRACE_S = 1  # for open pages, when it is stopped
@@ -30,7 +30,7 @@ def dashboard(homes: Homes = None, home: HomeFolder = DEFAULT_HOME, port: PagePo
     """
     import uvicorn  # with starlette: only for who wants a page
 
-    from cli.page.server import application
+    from gossamer.cli.page.server import application
 
     with listening(port) as listener:
         port = listener.getsockname()[1]

@@ -15,19 +15,19 @@ from typing import Annotated
 
 import typer
 
-from cli.compare import ALONE, comparison
-from cli.comparison import Comparison, measured_names
-from cli.curves import draw_curves
-from cli.figures import Status
-from cli.local_swarm import POLL_S, LocalPeer, LocalSwarm, local_swarm
-from cli.manifests import changed, default_manifest
-from cli.options import Codec, Data, InnerSteps, Json, Method, Seed
-from cli.screen import Screen, screen
-from peer.machine.home import Home
-from peer.simulator.results import need_plot
-from peer.supervisor.supervisor import ChildFailed
-from protocol.errors import ExitCode
-from protocol.run.manifest import Manifest
+from gossamer.cli.compare import ALONE, comparison
+from gossamer.cli.comparison import Comparison, measured_names
+from gossamer.cli.curves import draw_curves
+from gossamer.cli.figures import Status
+from gossamer.cli.local_swarm import POLL_S, LocalPeer, LocalSwarm, local_swarm
+from gossamer.cli.manifests import changed, default_manifest
+from gossamer.cli.options import Codec, Data, InnerSteps, Json, Method, Seed
+from gossamer.cli.screen import Screen, screen
+from gossamer.peer.machine.home import Home
+from gossamer.peer.simulator.results import need_plot
+from gossamer.peer.supervisor.supervisor import ChildFailed
+from gossamer.protocol.errors import ExitCode
+from gossamer.protocol.run.manifest import Manifest
 
 NUM_STEPS = 600
 FIRST_SHARE = 0.05  # of the steps, after which the demo says how long it will take

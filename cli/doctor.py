@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.options import DEFAULT_HOME, Devices, HomeFolder, Json, Listen, Port
-from peer.machine.config import peer_config, saved_settings
-from peer.machine.home import Home
-from protocol.errors import BadSettings
+from gossamer.cli.options import DEFAULT_HOME, Devices, HomeFolder, Json, Listen, Port
+from gossamer.peer.machine.config import peer_config, saved_settings
+from gossamer.peer.machine.home import Home
+from gossamer.protocol.errors import BadSettings
 
 if TYPE_CHECKING:
-    from peer.doctor.finding import Finding
+    from gossamer.peer.doctor.finding import Finding
 
 InviteText = Annotated[
     str | None,
@@ -36,8 +36,8 @@ def doctor(
 
     Takes less than 30 seconds, and changes nothing.
     """
-    from peer.doctor.case import Case  # slow to import, and needed only now
-    from peer.doctor.examination import examine, exit_code
+    from gossamer.peer.doctor.case import Case  # slow to import, and needed only now
+    from gossamer.peer.doctor.examination import examine, exit_code
 
     found, folder, saved = [], Home(home), {}
     with suppress(BadSettings):  # a check says it

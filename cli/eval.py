@@ -8,8 +8,8 @@ from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
 
-from cli.options import DEFAULT_HOME, Data, HomeFolder, Json
-from peer.machine.home import Home
+from gossamer.cli.options import DEFAULT_HOME, Data, HomeFolder, Json
+from gossamer.peer.machine.home import Home
 
 
 def evaluate(home: HomeFolder = DEFAULT_HOME, data: Data = None, as_json: Json = False) -> None:
@@ -17,8 +17,8 @@ def evaluate(home: HomeFolder = DEFAULT_HOME, data: Data = None, as_json: Json =
 
     The text for it was never trained on.
     """
-    from cli.screen import meter, show_reading  # rich
-    from peer.model.evaluation import evaluate_home  # torch: slow to import, and needed only now
+    from gossamer.cli.screen import meter, show_reading  # rich
+    from gossamer.peer.model.evaluation import evaluate_home  # torch: slow to import, and needed only now
 
     with meter(sys.stderr, "held-out loss", num_lines=1, unit="batches") if not as_json else nullcontext(lambda *progress: None) as show:
         found = evaluate_home(

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from cli.options import DEFAULT_HOME, HomeFolder
-from peer.machine.home import Home
+from gossamer.cli.options import DEFAULT_HOME, HomeFolder
+from gossamer.peer.machine.home import Home
 
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to write it: a new folder, an empty one, or an earlier export.")]
 Slow = Annotated[
@@ -39,8 +39,8 @@ def export(
     It holds the newest checkpoint, in a form that transformers loads, and a card that says where it comes from and how well it
     predicts held-out text.
     """
-    from cli.screen import meter, show_reading  # rich
-    from peer.model.export import export_model  # torch: slow to import, and needed only now
+    from gossamer.cli.screen import meter, show_reading  # rich
+    from gossamer.peer.model.export import export_model  # torch: slow to import, and needed only now
 
     with meter(sys.stderr, "held-out loss", num_lines=1, unit="batches") as show:
         held_out = export_model(

@@ -15,8 +15,8 @@ from textual.app import App, ComposeResult
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.widgets import Footer, Header, ProgressBar, Sparkline, Static
 
-from cli.figures import loss_text
-from cli.page.peers import shown
+from gossamer.cli.figures import loss_text
+from gossamer.cli.page.peers import shown
 
 LOOK_S = 1.0
 CHARTS = {"loss": "loss", "tokens_per_second": "tokens a second", "meetings": "meetings a second", "sent": "bytes sent a second"}

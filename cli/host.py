@@ -10,17 +10,17 @@ from typing import Annotated
 
 import typer
 
-from cli import options
-from cli.invite import doors
-from cli.manifests import changed, pinned, read_manifest, with_pins
-from cli.screen import Screen
-from cli.session import given_settings, hold_session, save_every, settings
-from peer.machine.home import Home, write_whole
-from peer.machine.status import Status
-from protocol.errors import BadSettings
-from protocol.identity import Identity
-from protocol.run.invite import Invite
-from protocol.run.manifest import Manifest, SignedManifest
+from gossamer.cli import options
+from gossamer.cli.invite import doors
+from gossamer.cli.manifests import changed, pinned, read_manifest, with_pins
+from gossamer.cli.screen import Screen
+from gossamer.cli.session import given_settings, hold_session, save_every, settings
+from gossamer.peer.machine.home import Home, write_whole
+from gossamer.peer.machine.status import Status
+from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.run.invite import Invite
+from gossamer.protocol.run.manifest import Manifest, SignedManifest
 
 INVITE_LIFETIME_S = 30 * 24 * 3600
 

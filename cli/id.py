@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import sys
 
-from cli.options import DEFAULT_HOME, HomeFolder, Json
-from peer.machine.home import Home
-from protocol.identity import Identity
+from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
+from gossamer.peer.machine.home import Home
+from gossamer.protocol.identity import Identity
 
 
 def identity(home: HomeFolder = DEFAULT_HOME, as_json: Json = False) -> None:

@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
-from cli.manifests import changed
-from cli.options import DEFAULT_HOME, Codec, HomeFolder, InnerSteps, Method, Seed, Steps
-from peer.machine.home import Home
-from protocol.errors import BadSettings
-from protocol.identity import Identity
-from protocol.run.manifest import Manifest
+from gossamer.cli.manifests import changed
+from gossamer.cli.options import DEFAULT_HOME, Codec, HomeFolder, InnerSteps, Method, Seed, Steps
+from gossamer.peer.machine.home import Home
+from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.run.manifest import Manifest
 
 ManifestFile = Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it.")]
 From = Annotated[
@@ -40,7 +40,7 @@ def init(
     Every key is explained in it. This peer is the one that can invite others.
     With --from, training goes on from a model that is there: its weights, tokenizer and layout are pinned by their digests.
     """
-    from peer.model.plan import need_abilities  # torch: slow to import, and needed only now
+    from gossamer.peer.model.plan import need_abilities  # torch: slow to import, and needed only now
 
     folder = Home(home)
     folder.create()
@@ -60,7 +60,7 @@ def init(
 
 def going_on(start: Path, steps: int | None) -> Manifest:
     """Return the manifest of a run that goes on from the model in a folder. Raises BadManifest."""
-    from peer.model.start import started_from  # transformers: slow to import
+    from gossamer.peer.model.start import started_from  # transformers: slow to import
 
     plain = Manifest()
     return Manifest.checked(started_from(start, steps or plain.run.total_steps, plain.inner.learning_rate))

@@ -10,16 +10,16 @@ from typing import Annotated
 
 import typer
 
-from cli.options import DEFAULT_HOME, HomeFolder, Json
-from peer.machine.control_socket import ask
-from peer.machine.home import Home
-from peer.swarm.address_book import AddressBook
-from protocol.addresses import NEAR, is_public, with_peer
-from protocol.errors import BadSettings
-from protocol.identity import Identity, PeerId
-from protocol.limits import INVITE_BOOTSTRAPS
-from protocol.run.invite import Invite
-from protocol.run.manifest import SignedManifest
+from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
+from gossamer.peer.machine.control_socket import ask
+from gossamer.peer.machine.home import Home
+from gossamer.peer.swarm.address_book import AddressBook
+from gossamer.protocol.addresses import NEAR, is_public, with_peer
+from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.identity import Identity, PeerId
+from gossamer.protocol.limits import INVITE_BOOTSTRAPS
+from gossamer.protocol.run.invite import Invite
+from gossamer.protocol.run.manifest import SignedManifest
 
 OWN_ADDRESSES = 3  # that come before those of other peers: on the internet, through a relay or two
 SECONDS = {"m": 60, "h": 3600, "d": 24 * 3600}

@@ -9,13 +9,13 @@ from typing import Annotated
 
 import typer
 
-from cli import options
-from cli.session import given_settings, hold_session, save_every, settings
-from peer.machine.home import Home
-from protocol.errors import BadInvite, BadSettings
-from protocol.identity import Identity
-from protocol.run.invite import Invite
-from protocol.run.manifest import SignedManifest
+from gossamer.cli import options
+from gossamer.cli.session import given_settings, hold_session, save_every, settings
+from gossamer.peer.machine.home import Home
+from gossamer.protocol.errors import BadInvite, BadSettings
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.run.invite import Invite
+from gossamer.protocol.run.manifest import SignedManifest
 
 InviteText = Annotated[
     str | None,

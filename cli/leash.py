@@ -23,7 +23,7 @@ def follow_parent() -> None:
     parent = os.environ.pop(VARIABLE, "")
     if not parent or sys.platform != "linux":
         return
-    from peer.machine.child import signal_at_parents_death  # slow to import, and no verb of a person's needs it
+    from gossamer.peer.machine.child import signal_at_parents_death  # slow to import, and no verb of a person's needs it
 
     signal_at_parents_death(signal.SIGTERM)
     if str(os.getppid()) != parent:

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from cli.options import DEFAULT_HOME, HomeFolder
-from peer.machine.control_socket import ask
-from peer.machine.home import Home
+from gossamer.cli.options import DEFAULT_HOME, HomeFolder
+from gossamer.peer.machine.control_socket import ask
+from gossamer.peer.machine.home import Home
 
 Finish = Annotated[
     bool, typer.Option("--finish", help="Take the time that it needs: let the meeting under way come to its end, then save, then leave.")

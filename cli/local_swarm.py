@@ -16,10 +16,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from cli.leash import leashed
-from peer.machine.control_socket import ask
-from peer.supervisor.supervisor import ChildFailed
-from protocol.errors import BadSettings, ExitCode
+from gossamer.cli.leash import leashed
+from gossamer.peer.machine.control_socket import ask
+from gossamer.peer.supervisor.supervisor import ChildFailed
+from gossamer.protocol.errors import BadSettings, ExitCode
 
 STOP_S = 15.0  # a peer promises to be gone 10 s after SIGTERM
 INVITE_S = 180.0  # of patience with a busy machine: a peer imports torch and hivemind first
@@ -37,7 +37,7 @@ class LocalPeer:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._output = home / "stdout.txt"
         self._log = home / "stderr.txt"
-        command = [sys.executable, "-m", "cli.main", *arguments, "--home", str(home)]
+        command = [sys.executable, "-m", "gossamer.cli.main", *arguments, "--home", str(home)]
         with self._output.open("wb") as output, self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=log, start_new_session=True, env=os.environ | leashed()

@@ -14,12 +14,12 @@ from typing import Annotated
 
 import typer
 
-from cli.figures import sentence
-from cli.options import DEFAULT_HOME, HomeFolder
-from peer.machine.home import Home
-from peer.machine.log_lines import LEVELS, Log, LogLine, at_least
-from peer.machine.status import VERSION
-from protocol.errors import BadSettings
+from gossamer.cli.figures import sentence
+from gossamer.cli.options import DEFAULT_HOME, HomeFolder
+from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.log_lines import LEVELS, Log, LogLine, at_least
+from gossamer.peer.machine.status import VERSION
+from gossamer.protocol.errors import BadSettings
 
 FOLLOW_EVERY_S = 0.5
 REPORT_LINES = 100

@@ -14,8 +14,8 @@ from typing import Annotated
 
 import typer
 
-from cli.leash import follow_parent
-from protocol.errors import ExitCode, GossamerError
+from gossamer.cli.leash import follow_parent
+from gossamer.protocol.errors import ExitCode, GossamerError
 
 VERBS = (
     "demo", "init", "host", "join", "invite", "revoke", "bootstrap", "status", "peers", "logs", "watch", "dashboard", "config", "pause",
@@ -35,13 +35,13 @@ def command_line(verbs: Iterable[str] = VERBS) -> typer.Typer:
     )
     app.callback(invoke_without_command=True)(peer)
     for verb in verbs:
-        app.command(verb)(getattr(importlib.import_module(f"cli.{verb}"), FUNCTIONS.get(verb, verb)))
+        app.command(verb)(getattr(importlib.import_module(f"gossamer.cli.{verb}"), FUNCTIONS.get(verb, verb)))
     return app
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from peer.machine.status import VERSION  # with the events that a status is folded from: not for every verb
+        from gossamer.peer.machine.status import VERSION  # with the events that a status is folded from: not for every verb
 
         print(VERSION)
         raise typer.Exit

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from protocol.errors import BadManifest
-from protocol.run.manifest import Manifest
+from gossamer.protocol.errors import BadManifest
+from gossamer.protocol.run.manifest import Manifest
 
 
 def default_manifest(*, own_text: bool) -> Manifest:
@@ -65,7 +65,7 @@ def pinned(manifest: Manifest, folder: Path | None) -> Manifest:
     """
     if manifest.tokenizer.name == "bytes" or (manifest.model.layout and manifest.tokenizer.digest):
         return manifest
-    program = [sys.executable, "-P", "-m", "peer.model.pins", *([str(folder)] if folder else [])]
+    program = [sys.executable, "-P", "-m", "gossamer.peer.model.pins", *([str(folder)] if folder else [])]
     said = subprocess.run(program, input=manifest.to_toml(), capture_output=True, text=True, check=True).stdout  # noqa: S603
     found = json.loads(said)
     if "error" in found:

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from cli.options import DEFAULT_HOME, HomeFolder
-from peer.machine.control_socket import ask
-from peer.machine.home import Home
-from peer.machine.units import duration_s
-from protocol.errors import BadSettings
+from gossamer.cli.options import DEFAULT_HOME, HomeFolder
+from gossamer.peer.machine.control_socket import ask
+from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.units import duration_s
+from gossamer.protocol.errors import BadSettings
 
 Length = Annotated[str | None, typer.Argument(metavar="[TIME]", help="For how long, like 30m, 2h or 1d. Default: until `peer resume`.")]
 

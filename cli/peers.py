@@ -7,10 +7,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cli.figures import age_text, bytes_text
-from cli.options import DEFAULT_HOME, HomeFolder, Json
-from peer.machine.control_socket import ask
-from peer.machine.home import Home
+from gossamer.cli.figures import age_text, bytes_text
+from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
+from gossamer.peer.machine.control_socket import ask
+from gossamer.peer.machine.home import Home
 
 COLUMNS = ("peer", "route", "round trip", "meetings", "refused", "failed", "up", "down", "last seen")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from cli.options import DEFAULT_HOME, HomeFolder
-from peer.machine.control_socket import ask
-from peer.machine.home import Home
+from gossamer.cli.options import DEFAULT_HOME, HomeFolder
+from gossamer.peer.machine.control_socket import ask
+from gossamer.peer.machine.home import Home
 
 
 def resume(home: HomeFolder = DEFAULT_HOME) -> None:

@@ -9,13 +9,13 @@ from typing import Annotated
 
 import typer
 
-from cli.options import DEFAULT_HOME, HomeFolder, Json
-from peer.machine.home import Home, write_whole
-from protocol.errors import BadSettings, PeerMisbehaved
-from protocol.identity import Identity, PeerId
-from protocol.messages.revocations import Revocation, Revocations, read_revocations
-from protocol.run.invite import PREFIX, Invite
-from protocol.run.manifest import SignedManifest
+from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
+from gossamer.peer.machine.home import Home, write_whole
+from gossamer.protocol.errors import BadSettings, PeerMisbehaved
+from gossamer.protocol.identity import Identity, PeerId
+from gossamer.protocol.messages.revocations import Revocation, Revocations, read_revocations
+from gossamer.protocol.run.invite import PREFIX, Invite
+from gossamer.protocol.run.manifest import SignedManifest
 
 What = Annotated[
     str, typer.Argument(metavar="INVITE|PEERID", help="An invite that this peer wrote, for all who came by it; or the id of one member.")

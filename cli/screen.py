@@ -16,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from cli.figures import BAR_CELLS, COLUMNS, LEGEND, Status, cells, line, share_text
+from gossamer.cli.figures import BAR_CELLS, COLUMNS, LEGEND, Status, cells, line, share_text
 
 SHOW_EVERY_STEPS_SHARE = 0.1  # a plain line at least each tenth of the run
 SHOW_EVERY_S = 15.0  # and at least this often

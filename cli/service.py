@@ -12,13 +12,13 @@ from typing import Annotated
 
 import typer
 
-from cli.figures import sentence
-from cli.join import InviteText, need_run, read_invite
-from cli.options import DEFAULT_HOME, HomeFolder, Json
-from peer.machine.control_socket import ask
-from peer.machine.home import Home, write_whole
-from peer.machine.systemd import lingers, systemctl, unit_file, unit_text
-from protocol.errors import BadSettings
+from gossamer.cli.figures import sentence
+from gossamer.cli.join import InviteText, need_run, read_invite
+from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
+from gossamer.peer.machine.control_socket import ask
+from gossamer.peer.machine.home import Home, write_whole
+from gossamer.peer.machine.systemd import lingers, systemctl, unit_file, unit_text
+from gossamer.protocol.errors import BadSettings
 
 
 class Action(StrEnum):
@@ -90,8 +90,8 @@ def remove(folder: Home) -> None:
 
 def show(folder: Home, *, as_json: bool) -> None:
     """Print what systemd says of the service, and what the peer says, or said last. Raises BadSettings where none is installed."""
-    from peer.machine.events import read_events  # pydantic: only where there are some
-    from peer.machine.status import of_events
+    from gossamer.peer.machine.events import read_events  # pydantic: only where there are some
+    from gossamer.peer.machine.status import of_events
 
     file = need_unit(folder)
     said = of_events(read_events(folder.events)).to_json()

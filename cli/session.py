@@ -11,17 +11,17 @@ from pathlib import Path
 
 import typer
 
-from cli.figures import loss_text
-from cli.screen import Screen, screen
-from peer.machine.config import LocalSettings, PeerConfig, peer_config, saved_settings
-from peer.machine.home import Home
-from peer.machine.port import keep_port, need_port, usual_port
-from peer.machine.room import held_bytes, memory_room, need_program_memory
-from peer.machine.status import Status
-from peer.supervisor.supervisor import run_peer
-from protocol.identity import Identity
-from protocol.run.invite import Invite
-from protocol.run.manifest import SignedManifest
+from gossamer.cli.figures import loss_text
+from gossamer.cli.screen import Screen, screen
+from gossamer.peer.machine.config import LocalSettings, PeerConfig, peer_config, saved_settings
+from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.port import keep_port, need_port, usual_port
+from gossamer.peer.machine.room import held_bytes, memory_room, need_program_memory
+from gossamer.peer.machine.status import Status
+from gossamer.peer.supervisor.supervisor import run_peer
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.run.invite import Invite
+from gossamer.protocol.run.manifest import SignedManifest
 
 Also = Callable[[Status, Screen], None]
 
@@ -92,7 +92,7 @@ def showing_metrics(text: str | None, status: Callable[[], Status]) -> Iterator[
     if text is None:
         yield
         return
-    from peer.machine.metrics import place, serving_metrics  # prometheus_client: only for who wants it
+    from gossamer.peer.machine.metrics import place, serving_metrics  # prometheus_client: only for who wants it
 
     with serving_metrics(*place(text), status):
         yield

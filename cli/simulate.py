@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.manifests import read_manifest
-from cli.options import DEFAULT_HOME, Codec, Data, Device, HomeFolder, InnerSteps, Json, Seed, Steps, Threads
-from cli.screen import meter
-from cli.simulation_report import network_text, rows_text, swarm_text
-from peer.machine.home import Home
-from peer.simulator.results import Row, need_plot, plot_rows
-from protocol.errors import BadSettings
+from gossamer.cli.manifests import read_manifest
+from gossamer.cli.options import DEFAULT_HOME, Codec, Data, Device, HomeFolder, InnerSteps, Json, Seed, Steps, Threads
+from gossamer.cli.screen import meter
+from gossamer.cli.simulation_report import network_text, rows_text, swarm_text
+from gossamer.peer.machine.home import Home
+from gossamer.peer.simulator.results import Row, need_plot, plot_rows
+from gossamer.protocol.errors import BadSettings
 
 if TYPE_CHECKING:
-    from peer.simulator.choices import SimulationRequest
-    from peer.simulator.training import Venue
+    from gossamer.peer.simulator.choices import SimulationRequest
+    from gossamer.peer.simulator.training import Venue
 
 NUM_STEPS = 300
 CURVE_BATCHES = 4  # held-out batches at each point of a curve that is drawn
@@ -163,7 +163,7 @@ def simulate(
     texts = {"speeds": speeds, "delay": delay, "drop_out": drop_out, "skew": skew}
     base = read_manifest(manifest, own_text=data is not None)
 
-    from peer.simulator.choices import SimulationRequest  # slow to import, like all that needs torch
+    from gossamer.peer.simulator.choices import SimulationRequest  # slow to import, like all that needs torch
 
     request = SimulationRequest(
         base,
@@ -176,7 +176,7 @@ def simulate(
         print(network_answer(request, links, workload, is_of_a_run=manifest is not None, as_json=as_json))
         return
 
-    from peer.simulator.training import Venue
+    from gossamer.peer.simulator.training import Venue
 
     if plot:
         need_plot(plot)
@@ -190,8 +190,8 @@ def train(request: SimulationRequest, venue: Venue, num_threads: int) -> list[Ro
     """Train one swarm, or one for each combination of swept values. Raises BadSettings, BadManifest, Diverged."""
     import torch
 
-    from optim.codecs.hadamard import keep_products_exact
-    from peer.simulator.training import Headway, run
+    from gossamer.optim.codecs.hadamard import keep_products_exact
+    from gossamer.peer.simulator.training import Headway, run
 
     keep_products_exact()
     if num_threads:
@@ -211,10 +211,10 @@ def network_answer(
 
     `is_of_a_run`: the model is that of the request's manifest, and what a peer of it can expect is told too.
     """
-    from peer.model.model import model_config
-    from peer.simulator.network import Links, Network, Workload, report
-    from peer.trainer.estimate import estimate, needs, places
-    from peer.trainer.interval import afforded_steps
+    from gossamer.peer.model.model import model_config
+    from gossamer.peer.simulator.network import Links, Network, Workload, report
+    from gossamer.peer.trainer.estimate import estimate, needs, places
+    from gossamer.peer.trainer.interval import afforded_steps
 
     [(_, made)] = request.scenarios()
     for name in (text.partition("=")[0] for text in request.settings):
@@ -239,7 +239,7 @@ def swarm_answer(manifest: Path | None, peers: int, given: dict[str, Any], *, as
     least, most = SWARM_PEERS
     if not least <= peers <= most:
         raise BadSettings(f"--peers must lie between {least} and {most} with --swarm", hint="for larger swarms see --network")
-    from peer.simulator.swarm import SwarmScene, simulate_swarm
+    from gossamer.peer.simulator.swarm import SwarmScene, simulate_swarm
 
     tenths = 0
 

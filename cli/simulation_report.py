@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cli.figures import bytes_text, duration_text, loss_text, share_text
-from peer.simulator.results import Result, Row, value_text
+from gossamer.cli.figures import bytes_text, duration_text, loss_text, share_text
+from gossamer.peer.simulator.results import Result, Row, value_text
 
 if TYPE_CHECKING:
-    from peer.simulator.swarm import Spread, SwarmResult
+    from gossamer.peer.simulator.swarm import Spread, SwarmResult
 
 COLUMNS = ("mean loss", "average", "spread", "bits", "sent", "meetings", "seconds")
 

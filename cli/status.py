@@ -9,11 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.figures import Status, age_text, bytes_text, loss_text, meetings_text, sentence, share_text
-from cli.options import DEFAULT_HOME, HomeFolder, Json
-from peer.machine.control_socket import NobodyRuns, ask
-from peer.machine.home import Home
-from protocol.errors import BadSettings, GossamerError
+from gossamer.cli.figures import Status, age_text, bytes_text, loss_text, meetings_text, sentence, share_text
+from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
+from gossamer.peer.machine.control_socket import NobodyRuns, ask
+from gossamer.peer.machine.home import Home
+from gossamer.protocol.errors import BadSettings, GossamerError
 
 FLAT = 0.0005  # nats in 100 steps: less is no change
 

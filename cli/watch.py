@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cli.options import DEFAULT_HOME, HomeFolder
+from gossamer.cli.options import DEFAULT_HOME, HomeFolder
 
 Homes = Annotated[
     list[Path] | None,
@@ -17,6 +17,6 @@ Homes = Annotated[
 
 def watch(homes: Homes = None, home: HomeFolder = DEFAULT_HOME) -> None:
     """Show the peers of this machine over the whole terminal: state, charts, partners. Press q to end it."""
-    from cli.full_screen import FullScreen  # textual: slow to import, and needed only now
+    from gossamer.cli.full_screen import FullScreen  # textual: slow to import, and needed only now
 
     FullScreen(homes or [home]).run()

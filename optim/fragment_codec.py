@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from optim.codecs import Codec, Encoded, Gap, codec
-from optim.fragments import Fragment
+from gossamer.optim.codecs import Codec, Encoded, Gap, codec
+from gossamer.optim.fragments import Fragment
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from optim.noloco import NoLoCo, own_step, require_step
+from gossamer.optim.noloco import NoLoCo, own_step, require_step
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from optim.fragments import BLOCK_NAME
-from optim.names import look_up
+from gossamer.optim.fragments import BLOCK_NAME
+from gossamer.optim.names import look_up
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of a Newton-Schulz step
 NUM_ITERATIONS = 5

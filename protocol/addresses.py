@@ -19,9 +19,9 @@ from typing import Final, Literal
 
 import base58
 
-from protocol import limits
-from protocol.errors import GossamerError
-from protocol.identity import PeerId
+from gossamer.protocol import limits
+from gossamer.protocol.errors import GossamerError
+from gossamer.protocol.identity import PeerId
 
 _ADDRESS: Final = re.compile(
     r"/(?P<kind>ip4|ip6|dns|dns4|dns6)/(?P<host>[^/]+)/tcp/(?P<port>[1-9][0-9]{0,4})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
-from protocol.newest import keep_newest
+from gossamer.protocol.newest import keep_newest
 
 REMEMBERED = 4096  # purses
 

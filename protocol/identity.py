@@ -18,8 +18,8 @@ import base58
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from protocol.errors import BadMessage, BadSettings, BadSignature
-from protocol.limits import SEED_BYTES, Bounded, field_names
+from gossamer.protocol.errors import BadMessage, BadSettings, BadSignature
+from gossamer.protocol.limits import SEED_BYTES, Bounded, field_names
 
 PEER_ID_BYTES = 38
 NUM_REMEMBERED = 1024  # names and good signatures

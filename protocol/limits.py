@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any, Final
 
-from protocol.errors import BadMessage
+from gossamer.protocol.errors import BadMessage
 
 PROTOCOL_VERSION: Final = 1
 """What runs that begin here speak; a change that an older peer cannot read raises it."""

@@ -17,8 +17,8 @@ import base58
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
-from protocol.addresses import NEAR, host_of, port_of
-from protocol.identity import PeerId
+from gossamer.protocol.addresses import NEAR, host_of, port_of
+from gossamer.protocol.identity import PeerId
 
 SEALED = 3  # addresses at most
 _BYTES = {4: 4, 6: 16}

@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from protocol.errors import BadSettings
+from gossamer.protocol.errors import BadSettings
 
 
 def need_private(folder: Path, what: str) -> None:

@@ -11,16 +11,16 @@ from typing import Any, get_args
 import pytest
 import typer
 
-from cli.config import text_of
-from cli.main import VERBS, command_line
-from peer.machine.config import LocalSettings
-from peer.machine.events import Event
-from peer.machine.home import Home
-from peer.machine.status import Status
-from peer.meeting.words import MeetingOutcome
-from protocol.errors import ExitCode
-from protocol.run.manifest import Manifest
-from protocol.wire import peer_pb2
+from gossamer.cli.config import text_of
+from gossamer.cli.main import VERBS, command_line
+from gossamer.peer.machine.config import LocalSettings
+from gossamer.peer.machine.events import Event
+from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.status import Status
+from gossamer.peer.meeting.words import MeetingOutcome
+from gossamer.protocol.errors import ExitCode
+from gossamer.protocol.run.manifest import Manifest
+from gossamer.protocol.wire import peer_pb2
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "docs" / "reference"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("cli", "optim", "peer", "protocol")
+PACKAGES = ("cli", "optim", "peer", "protocol")  # each is also gossamer.NAME, by a link in gossamer/
 PROTOCOL_ROOT = {"protocol", "protocol.wire"}  # errors, identity, addresses, limits: anybody's
 PROTOCOL = {*PROTOCOL_ROOT, "protocol.run", "protocol.messages", "protocol.streams", "protocol.libp2p"}
 EVERYTHING = {
@@ -83,12 +83,14 @@ def imported(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative imports hide the package border"
             names.update([node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)])
+    assert not {name.split(".")[0] for name in names} & set(PACKAGES), f"{path}: our packages are imported as gossamer.NAME"
     return names
 
 
 def modules_of_ours(names: set[str]) -> set[Path]:
     """The files of ours among these dotted names."""
-    return {file for name in names if (file := ROOT.joinpath(*name.split(".")).with_suffix(".py")).is_file()}
+    ours = [name.removeprefix("gossamer.").split(".") for name in names if name.startswith("gossamer.")]
+    return {file for parts in ours if (file := ROOT.joinpath(*parts).with_suffix(".py")).is_file()}
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=label)
@@ -126,43 +128,43 @@ def test_heavy_packages_stay_in_their_layer(path: Path) -> None:
 
 LOADED = {
     # module that is a process, or stands for one: what must not be loaded with it
-    "peer.node.__main__, peer.node.process": (
-        "peer.trainer",
-        "peer.supervisor",
-        "peer.simulator",
-        "peer.text",
-        "peer.model",
-        "optim",
+    "gossamer.peer.node.__main__, gossamer.peer.node.process": (
+        "gossamer.peer.trainer",
+        "gossamer.peer.supervisor",
+        "gossamer.peer.simulator",
+        "gossamer.peer.text",
+        "gossamer.peer.model",
+        "gossamer.optim",
         "torch",
         "scipy",
         "transformers",
         "datasets",
     ),
-    "peer.trainer.__main__, peer.trainer.process": (
-        "peer.node",
-        "peer.supervisor",
-        "peer.meeting",
-        "peer.swarm",
-        "peer.simulator",
-        "protocol.libp2p",
+    "gossamer.peer.trainer.__main__, gossamer.peer.trainer.process": (
+        "gossamer.peer.node",
+        "gossamer.peer.supervisor",
+        "gossamer.peer.meeting",
+        "gossamer.peer.swarm",
+        "gossamer.peer.simulator",
+        "gossamer.protocol.libp2p",
         "hivemind",
         "grpc",
     ),
-    "peer.supervisor.supervisor": (
-        "peer.node",
-        "peer.trainer",
-        "peer.meeting",
-        "peer.link",
+    "gossamer.peer.supervisor.supervisor": (
+        "gossamer.peer.node",
+        "gossamer.peer.trainer",
+        "gossamer.peer.meeting",
+        "gossamer.peer.link",
         "torch",
         "numpy",
         "transformers",
         "hivemind",
         "grpc",
     ),
-    "cli.status": ("asyncio", "pydantic", "rich", "peer.supervisor", "peer.swarm", "numpy"),
-    "cli.host, cli.join, cli.bootstrap, cli.demo, cli.doctor, cli.export, cli.simulate": (
-        "peer.node",
-        "peer.trainer",
+    "gossamer.cli.status": ("asyncio", "pydantic", "rich", "gossamer.peer.supervisor", "gossamer.peer.swarm", "numpy"),
+    ", ".join(f"gossamer.cli.{verb}" for verb in ("host", "join", "bootstrap", "demo", "doctor", "export", "simulate")): (
+        "gossamer.peer.node",
+        "gossamer.peer.trainer",
         "torch",
         "numpy",
         "transformers",

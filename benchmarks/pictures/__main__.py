@@ -51,7 +51,7 @@ def playing(folder: Path) -> Iterator[None]:
 
 def pictures(window: Browser, home: Path, folder: Path, names: Collection[str]) -> list[str]:
     """Make those of a peer's pictures that are wanted; return what the console said."""
-    command, environment = [sys.executable, "-m", "cli.main", "dashboard", str(home)], os.environ | {"HOME": str(home.parent)}
+    command, environment = [sys.executable, "-m", "gossamer.cli.main", "dashboard", str(home)], os.environ | {"HOME": str(home.parent)}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as page:
         try:
             assert page.stdout is not None

@@ -12,13 +12,13 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from peer.machine import events
-from peer.machine.config import LocalSettings, PeerConfig
-from peer.machine.control_socket import serving
-from peer.machine.home import Home
-from peer.machine.runtime_folder import runtime_folder
-from peer.machine.states import ALONE, changed
-from peer.machine.status import Status, of_events
+from gossamer.peer.machine import events
+from gossamer.peer.machine.config import LocalSettings, PeerConfig
+from gossamer.peer.machine.control_socket import serving
+from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.runtime_folder import runtime_folder
+from gossamer.peer.machine.states import ALONE, changed
+from gossamer.peer.machine.status import Status, of_events
 
 PARTNERS = ("12D3KooWa7pQ3dVxT2", "12D3KooWa7pQ9kMnRb", "12D3KooWa7pQzW4hLc", "12D3KooWa7pQ5sJyGe")
 ROUTES = ("local", "direct", "direct", "relayed")

@@ -30,7 +30,7 @@ from benchmarks.side_by_side.processes import left_behind
 from benchmarks.side_by_side.report import table
 from benchmarks.side_by_side.results import FAULTS, Run, Setting, keep, kept
 from benchmarks.side_by_side.systems import FLOOR, GOSSAMER, SYSTEMS
-from protocol.errors import BadSettings, GossamerError
+from gossamer.protocol.errors import BadSettings, GossamerError
 
 TABLES = {"faultless": "none", "killed": "kill", "slow": "slow", "cut": "cut"}
 RATES = (0.0, 100.0, 20.0, 5.0, 2.0)  # Mbit/s; 0: no limit

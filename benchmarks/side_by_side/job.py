@@ -13,12 +13,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from peer.machine.home import Home, write_whole
-from peer.text.batches import Draw
-from peer.text.corpus import Corpus, load_corpus
-from peer.text.tokenizer import load_tokenizer
-from protocol.identity import Identity
-from protocol.run.manifest import Manifest, SignedManifest
+from gossamer.peer.machine.home import Home, write_whole
+from gossamer.peer.text.batches import Draw
+from gossamer.peer.text.corpus import Corpus, load_corpus
+from gossamer.peer.text.tokenizer import load_tokenizer
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.run.manifest import Manifest, SignedManifest
 
 
 @dataclass(frozen=True, slots=True)

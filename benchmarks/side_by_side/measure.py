@@ -24,11 +24,11 @@ from benchmarks.side_by_side.network import network
 from benchmarks.side_by_side.peers import RunningPeer, running
 from benchmarks.side_by_side.results import Point, Run, Setting
 from benchmarks.side_by_side.systems import ROOT, SYSTEMS
-from peer.machine.home import Home
-from peer.model.evaluation import NUM_BATCHES, held_out_loss, open_corpus
-from peer.model.model import build_model
-from peer.model.weights import fast_weights, load_trained, mean_weights, set_weights
-from protocol.errors import BadSettings
+from gossamer.peer.machine.home import Home
+from gossamer.peer.model.evaluation import NUM_BATCHES, held_out_loss, open_corpus
+from gossamer.peer.model.model import build_model
+from gossamer.peer.model.weights import fast_weights, load_trained, mean_weights, set_weights
+from gossamer.protocol.errors import BadSettings
 
 LOOK_S = 0.1
 CURVE_S, CURVE_GROWTH = 2.0, 1.04  # a point of the curve is so much later than the one before: both are drawn on logarithmic axes

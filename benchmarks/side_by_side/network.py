@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from protocol.errors import BadSettings
+from gossamer.protocol.errors import BadSettings
 
 PREFIX = "sbs"  # of every name that we give to the kernel, so that `clean` finds what a killed run has left
 HUB = f"{PREFIX}-hub"  # the namespace of the bridge

@@ -15,9 +15,9 @@ from benchmarks.side_by_side.job import Job, Seat
 from benchmarks.side_by_side.network import Line
 from benchmarks.side_by_side.processes import ProcessGroup, process_group
 from benchmarks.side_by_side.systems import ROOT, System
-from peer.machine.events import MeetingDone, SoloStep, StateChanged, StateCloned, StepDone, from_line
-from peer.machine.home import Home
-from protocol.errors import BadSettings
+from gossamer.peer.machine.events import MeetingDone, SoloStep, StateChanged, StateCloned, StepDone, from_line
+from gossamer.peer.machine.home import Home
+from gossamer.protocol.errors import BadSettings
 
 READY_S = 240.0  # from start to readiness, at most
 LEAVE_S = 15.0
@@ -191,7 +191,7 @@ def start_gossamer(system: System, job: Job, lines: Sequence[Line], groups: Sequ
 def start_one(system: System, job: Job, line: Line, group: ProcessGroup, folder: Path, words: Sequence[str]) -> RunningPeer:
     """Start one of Gossamer's peers with a command of its own."""
     home = furnished(job, line, folder)
-    command = [system.python(), "-m", "cli.main", *words, *ON_ONE_THREAD, "--home", str(home.path)]
+    command = [system.python(), "-m", "gossamer.cli.main", *words, *ON_ONE_THREAD, "--home", str(home.path)]
     return start_peer(line, group, home, command, stdin=subprocess.DEVNULL)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.side_by_side.network import PREFIX
-from protocol.errors import BadSettings
+from gossamer.protocol.errors import BadSettings
 
 PERIOD_US = 100_000
 STOP_S = 20.0  # between asking and killing

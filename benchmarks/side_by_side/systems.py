@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.side_by_side.training import Rival, Training
-from protocol.errors import BadSettings
+from gossamer.protocol.errors import BadSettings
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = Path(".venv/side_by_side")  # below ROOT

@@ -15,17 +15,17 @@ from typing import Any, Protocol
 import torch
 
 from benchmarks.side_by_side.job import Seat
-from optim.inner import build_optimizer, learning_rate, set_learning_rate
-from peer.machine.events import EvalDone, Event, EventLog, StateChanged, StepDone
-from peer.machine.home import Home, write_whole
-from peer.machine.processor_queue import queued_clock
-from peer.model.checkpoint import CheckpointContents, save
-from peer.model.computing import next_token_loss
-from peer.model.evaluation import held_out_loss
-from peer.model.model import build_model
-from peer.model.plan import inner_settings
-from peer.model.weights import FAST
-from peer.trainer.trainer import EVAL_INTERVAL_STEPS, NUM_EVAL_BATCHES, TELL_S
+from gossamer.optim.inner import build_optimizer, learning_rate, set_learning_rate
+from gossamer.peer.machine.events import EvalDone, Event, EventLog, StateChanged, StepDone
+from gossamer.peer.machine.home import Home, write_whole
+from gossamer.peer.machine.processor_queue import queued_clock
+from gossamer.peer.model.checkpoint import CheckpointContents, save
+from gossamer.peer.model.computing import next_token_loss
+from gossamer.peer.model.evaluation import held_out_loss
+from gossamer.peer.model.model import build_model
+from gossamer.peer.model.plan import inner_settings
+from gossamer.peer.model.weights import FAST
+from gossamer.peer.trainer.trainer import EVAL_INTERVAL_STEPS, NUM_EVAL_BATCHES, TELL_S
 
 
 class Rival(Protocol):

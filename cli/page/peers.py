@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cli.config import settings_in_force
-from cli.figures import sentence
-from cli.peers import COLUMNS, partner_cells
-from cli.status import rows
-from peer.machine.config import LIMITS, LocalSettings
-from peer.machine.control_socket import ask
-from peer.machine.home import Home
-from peer.machine.status import Status
-from protocol.errors import BadSettings
+from gossamer.cli.config import settings_in_force
+from gossamer.cli.figures import sentence
+from gossamer.cli.peers import COLUMNS, partner_cells
+from gossamer.cli.status import rows
+from gossamer.peer.machine.config import LIMITS, LocalSettings
+from gossamer.peer.machine.control_socket import ask
+from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.status import Status
+from gossamer.protocol.errors import BadSettings
 
 LOOK_S = 0.9  # what was asked so lately is not asked again
 ANSWER_S = 3.0  # a peer that takes longer is shown as one that does not answer

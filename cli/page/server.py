@@ -16,8 +16,8 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from cli.page.peers import Peers
-from peer.machine.config import LIMITS
+from gossamer.cli.page.peers import Peers
+from gossamer.peer.machine.config import LIMITS
 
 TELL_S = 1.0
 YEAR_S = 365 * 24 * 3600
@@ -79,7 +79,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 def _page(token: str) -> Endpoint:
     async def page(request: Request) -> Response:
-        return HTMLResponse((files("cli.page") / "page.html").read_text().replace("TOKEN", token), headers=HEADERS)
+        return HTMLResponse((files("gossamer.cli.page") / "page.html").read_text().replace("TOKEN", token), headers=HEADERS)
 
     return page
 
@@ -89,7 +89,7 @@ async def _asset(request: Request) -> Response:
     name = request.path_params["name"]
     if name not in KINDS:
         return PlainTextResponse("there is no such page\n", 404, HEADERS)
-    folder = files("plotly") / "package_data" if name.startswith("plotly") else files("cli.page")
+    folder = files("plotly") / "package_data" if name.startswith("plotly") else files("gossamer.cli.page")
     caching = {"Cache-Control": f"private, max-age={YEAR_S}"} if name.startswith("plotly") else {}
     return Response((folder / name).read_bytes(), headers=HEADERS | caching, media_type=KINDS[name])
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from optim.codecs.interface import Codec, Encoded, Gap, Packing
-from optim.codecs.modulo import Modulo
-from optim.codecs.packings import BLOCKWISE, DENSE
-from optim.codecs.topk import TopK, TopK12
-from optim.names import look_up
+from gossamer.optim.codecs.interface import Codec, Encoded, Gap, Packing
+from gossamer.optim.codecs.modulo import Modulo
+from gossamer.optim.codecs.packings import BLOCKWISE, DENSE
+from gossamer.optim.codecs.topk import TopK, TopK12
+from gossamer.optim.names import look_up
 
 PACKINGS: dict[str, Packing] = {packing.name: packing for packing in (*DENSE, *BLOCKWISE, TopK(), TopK12())}
 # Half-widths of the windows in gap scales: docs/log.md has the table they were chosen from.

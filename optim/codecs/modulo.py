@@ -20,10 +20,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from optim.codecs import checks, planes, sketches
-from optim.codecs.hadamard import BLOCK_VALUES, SIDE, dither_pool, leading, need_exact_products, sign_pool, transform, window
-from optim.codecs.interface import Encoded, Gap, aligned, require_bounded, require_payload, require_vector
-from optim.codecs.packings import blocks, num_blocks
+from gossamer.optim.codecs import checks, planes, sketches
+from gossamer.optim.codecs.hadamard import BLOCK_VALUES, SIDE, dither_pool, leading, need_exact_products, sign_pool, transform, window
+from gossamer.optim.codecs.interface import Encoded, Gap, aligned, require_bounded, require_payload, require_vector
+from gossamer.optim.codecs.packings import blocks, num_blocks
 
 ROUNDING = 12582912.0  # 1.5 * 2^23: adding it to |x| < 2^22 in f32 rounds x and leaves the integer in the low bits
 CPU_SLAB_BLOCKS = 128  # blocks per thread that go through the chain of operations together: two buffers of 512 KiB stay in its cache

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from optim.codecs.interface import MAX_MAGNITUDE, Packing, aligned, require_bounded
+from gossamer.optim.codecs.interface import MAX_MAGNITUDE, Packing, aligned, require_bounded
 
 INT8_BLOCK_VALUES = 256
 LARGEST_CODE = 127

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from optim.codecs.interface import aligned, require_payload
+from gossamer.optim.codecs.interface import aligned, require_payload
 
 VALUES = 8
 BYTES = 2 * VALUES

@@ -14,8 +14,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from optim.codecs.interface import MAX_MAGNITUDE, Packing, aligned
-from optim.codecs.packings import blocks, num_blocks, pack_codes, root_mean_square, unpack_codes
+from gossamer.optim.codecs.interface import MAX_MAGNITUDE, Packing, aligned
+from gossamer.optim.codecs.packings import blocks, num_blocks, pack_codes, root_mean_square, unpack_codes
 
 CHUNK_VALUES = 4096
 KEPT = 64

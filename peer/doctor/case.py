@@ -6,17 +6,17 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from peer.doctor.visit import CallRound, Place, visit
-from peer.machine.home import Home
-from peer.machine.port import kept_port, need_port, usual_port
-from protocol.errors import BadSettings, GossamerError
-from protocol.identity import Identity
-from protocol.run.invite import Invite
-from protocol.run.manifest import Manifest, SignedManifest
+from gossamer.peer.doctor.visit import CallRound, Place, visit
+from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.port import kept_port, need_port, usual_port
+from gossamer.protocol.errors import BadSettings, GossamerError
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.run.invite import Invite
+from gossamer.protocol.run.manifest import Manifest, SignedManifest
 
 if TYPE_CHECKING:
-    from peer.machine.room import Room
-    from peer.trainer.need import Need
+    from gossamer.peer.machine.room import Room
+    from gossamer.peer.trainer.need import Need
 
 DEFAULT_HOST = "0.0.0.0"  # noqa: S104 - as a peer listens
 
@@ -80,9 +80,9 @@ class Case:
         return Identity.load_or_create(self.home.identity) if self.home.identity.exists() else None
 
     def _need(self) -> Need:
-        from peer.model.computing import Computing  # torch: seconds to import
-        from peer.model.model import choose_devices
-        from peer.trainer.need import run_need
+        from gossamer.peer.model.computing import Computing  # torch: seconds to import
+        from gossamer.peer.model.model import choose_devices
+        from gossamer.peer.trainer.need import run_need
 
         try:
             devices, _ = choose_devices(self.devices)
@@ -93,8 +93,8 @@ class Case:
 
     def device_room(self) -> Room:
         """Return what the fullest of the devices has left. Raises BadSettings where one is absent."""
-        from peer.model.model import choose_devices
-        from peer.trainer.need import device_room
+        from gossamer.peer.model.model import choose_devices
+        from gossamer.peer.trainer.need import device_room
 
         return device_room(choose_devices(self.devices)[0])
 

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 
-from peer.doctor import home_checks, line_checks, machine_checks, room_checks, swarm_checks
-from peer.doctor.case import Case
-from peer.doctor.finding import Finding, Level, fail, failed_by, warn
-from protocol.errors import ExitCode, GossamerError
+from gossamer.peer.doctor import home_checks, line_checks, machine_checks, room_checks, swarm_checks
+from gossamer.peer.doctor.case import Case
+from gossamer.peer.doctor.finding import Finding, Level, fail, failed_by, warn
+from gossamer.protocol.errors import ExitCode, GossamerError
 
 LIMIT_S = 20.0  # for all of them together; Python's own start and end come on top, and the command shall end within 30 s
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from protocol.errors import ExitCode, GossamerError
+from gossamer.protocol.errors import ExitCode, GossamerError
 
 
 class Level(Enum):

@@ -8,10 +8,10 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from peer.doctor.case import Case
-from peer.doctor.finding import Finding, fail, ok, warn
-from peer.machine.config import saved_settings
-from peer.machine.home import ANOTHER_HOME
+from gossamer.peer.doctor.case import Case
+from gossamer.peer.doctor.finding import Finding, fail, ok, warn
+from gossamer.peer.machine.config import saved_settings
+from gossamer.peer.machine.home import ANOTHER_HOME
 
 SOON_S = 3 * 24 * 3600  # an invite that ends so soon is worth a word
 

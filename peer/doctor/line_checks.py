@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from peer.doctor.case import Case
-from peer.doctor.finding import Finding, fail, ok, warn
-from peer.doctor.router import Router, ask_router
-from peer.doctor.visit import Call, CallRound
-from peer.meeting.line import transfer_s
-from protocol.limits import CLOCK_SKEW_S
+from gossamer.peer.doctor.case import Case
+from gossamer.peer.doctor.finding import Finding, fail, ok, warn
+from gossamer.peer.doctor.router import Router, ask_router
+from gossamer.peer.doctor.visit import Call, CallRound
+from gossamer.peer.meeting.line import transfer_s
+from gossamer.protocol.limits import CLOCK_SKEW_S
 
 if TYPE_CHECKING:
-    from protocol.messages.terms import ModelPlan
+    from gossamer.protocol.messages.terms import ModelPlan
 
 NOBODY = "nobody could be asked"
 CLOCK_WARN_S = 5.0
@@ -105,8 +105,8 @@ def line(case: Case) -> Finding:
 
 def line_facts(rates: tuple[float, float], plan: ModelPlan, gap_steps: int) -> Finding:
     """Judge the rates up and down, in bytes a second, for a run with this plan, whose clocks may be so far apart."""
-    from peer.trainer.estimate import estimate  # torch: slow to import
-    from peer.trainer.interval import LONGEST_STEPS
+    from gossamer.peer.trainer.estimate import estimate  # torch: slow to import
+    from gossamer.peer.trainer.interval import LONGEST_STEPS
 
     up, down = rates
     largest = max(fragment.slow_bytes for fragment in plan.fragments)

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from peer.doctor.case import Case
-from peer.doctor.finding import Finding, fail, ok, warn
+from gossamer.peer.doctor.case import Case
+from gossamer.peer.doctor.finding import Finding, fail, ok, warn
 
 PACKAGE = "gossamer-peer"
 DEVICE_S = 17.0  # for torch to come up and to compute
@@ -54,7 +54,7 @@ def _installed(name: str) -> str | None:
 
 def device(case: Case) -> Finding:
     """Have torch compute something whose result is known, in a process of its own: a driver may hang or crash."""
-    command = [sys.executable, "-m", "peer.doctor.matmul", case.devices]
+    command = [sys.executable, "-m", "gossamer.peer.doctor.matmul", case.devices]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=DEVICE_S, check=False)
     except subprocess.TimeoutExpired as late:

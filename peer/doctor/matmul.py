@@ -1,4 +1,4 @@
-"""`python -m peer.doctor.matmul DEVICES`: multiply two matrices of whole numbers on each device, and compare with the exact product."""
+"""`python -m gossamer.peer.doctor.matmul DEVICES`: multiply two integer matrices on each device and check the product."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import time
 
 import torch
 
-from peer.doctor.machine_checks import UP
-from peer.model.model import choose_devices
-from protocol.errors import ExitCode, GossamerError
+from gossamer.peer.doctor.machine_checks import UP
+from gossamer.peer.model.model import choose_devices
+from gossamer.protocol.errors import ExitCode, GossamerError
 
 SIZE = 256
 LARGEST = 8  # products and sums of so small whole numbers are exact in any float

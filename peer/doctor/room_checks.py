@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from peer.doctor.case import Case
-from peer.doctor.finding import Finding, fail, ok, warn
-from peer.machine.room import Room, container_size, disk_room, free_files, held_bytes, home_room, megabytes, memory_room, summed
-from peer.machine.runtime_folder import MEMORY_FOLDER, PAYLOAD_BYTES, place_for
+from gossamer.peer.doctor.case import Case
+from gossamer.peer.doctor.finding import Finding, fail, ok, warn
+from gossamer.peer.machine.room import Room, container_size, disk_room, free_files, held_bytes, home_room, megabytes, memory_room, summed
+from gossamer.peer.machine.runtime_folder import MEMORY_FOLDER, PAYLOAD_BYTES, place_for
 
 if TYPE_CHECKING:
-    from peer.trainer.need import Need
+    from gossamer.peer.trainer.need import Need
 
 TIGHT_SHARE = 0.8  # of what there is: what else runs on this machine needs some, too
 FILES = 1000  # more than a home ever holds
@@ -26,7 +26,7 @@ def memory(case: Case) -> Finding:
 
 def memory_facts(need: Need, room: Room) -> Finding:
     """Judge the memory that there is."""
-    from peer.trainer.need import need_memory  # torch: slow to import
+    from gossamer.peer.trainer.need import need_memory  # torch: slow to import
 
     need_memory(need, room)
     return _compared(need.memory, room, "close other programs, or raise the limit")
@@ -40,7 +40,7 @@ def device_memory(case: Case) -> Finding:
 
 def device_memory_facts(need: Need, room: Room) -> Finding:
     """Judge the memory of the device."""
-    from peer.trainer.need import need_device_memory
+    from gossamer.peer.trainer.need import need_device_memory
 
     need_device_memory(need, room)
     return _compared(need.device, room, "end other programs that use it: `nvidia-smi` names them")
@@ -53,7 +53,7 @@ def disk(case: Case) -> Finding:
 
 def disk_facts(need: Need, room: Room, files: int | None) -> Finding:
     """Judge the space, and the number of files, that the disk has left."""
-    from peer.trainer.need import need_disk
+    from gossamer.peer.trainer.need import need_disk
 
     need_disk(need, room)
     if files is not None and files < FILES:
@@ -72,7 +72,7 @@ def shared_memory(case: Case) -> Finding:
 
 def shared_memory_facts(need: Need, place: Path, room: Room, in_memory: Room) -> Finding:
     """Judge the place where payloads would lie, and the folder in memory where they should."""
-    from peer.trainer.need import need_payload_room
+    from gossamer.peer.trainer.need import need_payload_room
 
     need_payload_room(need, room)
     if place != MEMORY_FOLDER:

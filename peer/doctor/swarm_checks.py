@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from peer.doctor.case import Case
-from peer.doctor.finding import Finding, fail, failed_by, ok, warn
-from peer.doctor.visit import Call, CallRound
-from peer.node.fetching import as_final
-from protocol.errors import ExitCode
+from gossamer.peer.doctor.case import Case
+from gossamer.peer.doctor.finding import Finding, fail, failed_by, ok, warn
+from gossamer.peer.doctor.visit import Call, CallRound
+from gossamer.peer.node.fetching import as_final
+from gossamer.protocol.errors import ExitCode
 
 NOBODY = "no invite and no run in the home, so nobody was asked"
 

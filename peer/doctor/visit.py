@@ -15,21 +15,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from peer.machine.home import Home, write_whole
-from peer.machine.runtime_folder import runtime_folder
-from peer.node.fetching import FetchClient, in_their_version
-from peer.swarm.address_book import AddressBook
-from protocol.addresses import by_peer
-from protocol.errors import GossamerError, PeerMisbehaved, RefusalCode, Refused, TransportError
-from protocol.identity import Identity, PeerId
-from protocol.limits import INVITE_BOOTSTRAPS, MANIFEST_BYTES, SEED_BYTES
-from protocol.messages.messages import ContentsKind
-from protocol.run.invite import Credential, Invite
-from protocol.run.manifest import SignedManifest
-from protocol.streams.transport import Purpose, Stream
+from gossamer.peer.machine.home import Home, write_whole
+from gossamer.peer.machine.runtime_folder import runtime_folder
+from gossamer.peer.node.fetching import FetchClient, in_their_version
+from gossamer.peer.swarm.address_book import AddressBook
+from gossamer.protocol.addresses import by_peer
+from gossamer.protocol.errors import GossamerError, PeerMisbehaved, RefusalCode, Refused, TransportError
+from gossamer.protocol.identity import Identity, PeerId
+from gossamer.protocol.limits import INVITE_BOOTSTRAPS, MANIFEST_BYTES, SEED_BYTES
+from gossamer.protocol.messages.messages import ContentsKind
+from gossamer.protocol.run.invite import Credential, Invite
+from gossamer.protocol.run.manifest import SignedManifest
+from gossamer.protocol.streams.transport import Purpose, Stream
 
 if TYPE_CHECKING:
-    from protocol.libp2p.p2pd import Control
+    from gossamer.protocol.libp2p.p2pd import Control
 
 VISIT_S = 17.0  # for all
 CALL_S = 10.0  # for one
@@ -132,10 +132,10 @@ async def _call_all(
     loop = asyncio.get_running_loop()
     ends_s = loop.time() + VISIT_S
     async with asyncio.timeout_at(ends_s), AsyncExitStack() as stack:
-        from protocol.libp2p.p2pd import Daemon, DaemonSettings  # hivemind: seconds to import, which count
-        from protocol.libp2p.splice import CarriedBytes
-        from protocol.libp2p.tunnel import TunnelTransport
-        from protocol.streams.admission import Admission
+        from gossamer.protocol.libp2p.p2pd import Daemon, DaemonSettings  # hivemind: seconds to import, which count
+        from gossamer.protocol.libp2p.splice import CarriedBytes
+        from gossamer.protocol.libp2p.tunnel import TunnelTransport
+        from gossamer.protocol.streams.admission import Admission
 
         key = folder / "key"
         write_whole(key, identity.to_bytes(), private=True)
@@ -185,7 +185,7 @@ async def _ask(client: FetchClient, partner: PeerId, call: Call) -> Call:
 
 
 async def _is_open(control: Control, partner: PeerId, port: int) -> bool | None:
-    from protocol.libp2p.dial_back import Reached, ask
+    from gossamer.protocol.libp2p.dial_back import Reached, ask
 
     try:
         reached = (await ask(control, partner, port)).reached

@@ -13,8 +13,8 @@ from typing import Annotated, Generic, Literal, TypeVar, dataclass_transform
 
 from pydantic import ConfigDict, Discriminator, TypeAdapter, ValidationError
 
-from protocol.messages.messages import RunPhase
-from protocol.messages.terms import ModelPlan
+from gossamer.protocol.messages.messages import RunPhase
+from gossamer.protocol.messages.terms import ModelPlan
 
 Said = TypeVar("Said")
 

@@ -17,8 +17,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from peer.link import records as ask
-from protocol.messages.terms import ModelPlan
+from gossamer.peer.link import records as ask
+from gossamer.protocol.messages.terms import ModelPlan
 
 SOCKET_NAME = "trainer.sock"
 RECONNECT_S = 0.2

@@ -24,10 +24,10 @@ from pathlib import Path
 import psutil
 from pydantic import BaseModel, ConfigDict
 
-from peer.machine.config import PeerConfig
-from peer.machine.events import Event, EventsLost, ProcessFailed, to_line
-from peer.machine.log_lines import FORMAT
-from protocol.errors import ExitCode, GossamerError, OperatorError
+from gossamer.peer.machine.config import PeerConfig
+from gossamer.peer.machine.events import Event, EventsLost, ProcessFailed, to_line
+from gossamer.peer.machine.log_lines import FORMAT
+from gossamer.protocol.errors import ExitCode, GossamerError, OperatorError
 
 _PR_SET_PDEATHSIG = 1
 _UNSENT_BYTES = 1 << 16  # of events, kept while the supervisor does not read; newer ones are dropped beyond

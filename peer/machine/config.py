@@ -14,12 +14,12 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from peer.machine.home import Home, write_whole
-from peer.machine.schedule import ALWAYS, Schedule
-from peer.machine.units import UNLIMITED, rate_bytes_per_s, rate_text, size_bytes
-from protocol.errors import BadSettings
-from protocol.limits import LEAST_BYTES_PER_S
-from protocol.run.toml import toml_value
+from gossamer.peer.machine.home import Home, write_whole
+from gossamer.peer.machine.schedule import ALWAYS, Schedule
+from gossamer.peer.machine.units import UNLIMITED, rate_bytes_per_s, rate_text, size_bytes
+from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.limits import LEAST_BYTES_PER_S
+from gossamer.protocol.run.toml import toml_value
 
 NODE, TRAINER = "node", "trainer"  # the processes of a peer, beside its supervisor
 STARTED_WITH = {  # settings that a child is started with: it is started again when one changes

@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-from peer.machine.home import Home, write_whole
-from protocol.errors import BadSettings
+from gossamer.peer.machine.home import Home, write_whole
+from gossamer.protocol.errors import BadSettings
 
 SOCKET_NAME = "control.sock"
 ANSWER_S = 10.0

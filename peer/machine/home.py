@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from protocol.errors import BadSettings
-from protocol.private_folder import need_private
+from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.private_folder import need_private
 
 ANOTHER_HOME: Final = "choose another folder with --home DIR or GOSSAMER_HOME"
 

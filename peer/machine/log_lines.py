@@ -17,8 +17,8 @@ from datetime import datetime
 from operator import attrgetter
 from pathlib import Path
 
-from peer.machine import events
-from peer.machine.home import Home
+from gossamer.peer.machine import events
+from gossamer.peer.machine.home import Home
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"  # of what the processes log; read back below
 LEVELS = ("debug", "info", "warning", "error")

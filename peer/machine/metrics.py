@@ -13,10 +13,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.exposition import start_http_server
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from peer.machine.partners import routes
-from peer.machine.states import STATES
-from peer.machine.status import Status
-from protocol.errors import BadSettings
+from gossamer.peer.machine.partners import routes
+from gossamer.peer.machine.states import STATES
+from gossamer.peer.machine.status import Status
+from gossamer.protocol.errors import BadSettings
 
 THIS_MACHINE = "127.0.0.1"
 

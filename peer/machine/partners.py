@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from peer.machine.events import ConnectionsChanged, MeetingDone
+from gossamer.peer.machine.events import ConnectionsChanged, MeetingDone
 
 MAX_PARTNERS = 256  # those heard of last; in a larger swarm a peer meets more over the weeks
 COUNTED_AS = {"completed": "completed", "busy": "refused", "refused": "refused"}  # any other outcome of a meeting: failed

@@ -8,9 +8,9 @@ import re
 import socket
 from collections.abc import Sequence
 
-from peer.machine.config import PeerConfig
-from peer.machine.home import Home
-from protocol.errors import BadSettings
+from gossamer.peer.machine.config import PeerConfig
+from gossamer.peer.machine.home import Home
+from gossamer.protocol.errors import BadSettings
 
 _TCP = re.compile(r"/tcp/(\d+)")
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import psutil
 
-from peer.machine.home import Home
-from protocol.errors import BadSettings
+from gossamer.peer.machine.home import Home
+from gossamer.protocol.errors import BadSettings
 
 CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from protocol.errors import BadSettings
+from gossamer.protocol.errors import BadSettings
 
 PREFIX = "gossamer-"
 MEMORY_FOLDER = Path("/dev/shm")

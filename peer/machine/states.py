@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from peer.machine.events import StateChanged
+from gossamer.peer.machine.events import StateChanged
 
 
 @dataclass(frozen=True, slots=True)

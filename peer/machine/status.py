@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, fields, replace
 from functools import reduce
 from typing import Any
 
-from peer.machine import events
-from peer.machine.history import History, HistoryPoint
-from peer.machine.partners import COUNTED_AS, Partners, after_meeting, connected_by, routes
+from gossamer.peer.machine import events
+from gossamer.peer.machine.history import History, HistoryPoint
+from gossamer.peer.machine.partners import COUNTED_AS, Partners, after_meeting, connected_by, routes
 
 VERSION = "0.1.0"
 COMPUTING = "precision", "devices", "micro_batch", "recompute", "compiled", "reason"

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from protocol.errors import BadSettings, ExitCode
+from gossamer.protocol.errors import BadSettings, ExitCode
 
 ASK_S: Final = 30.0  # to start a service, systemd waits until it has begun, not until it trains
 ONLY_THE_OPERATOR: Final = (ExitCode.BAD_INPUT, ExitCode.REFUSED_BY_RUN, ExitCode.VERSION_MISMATCH)  # can mend what ends like this
@@ -26,7 +26,7 @@ StartLimitBurst=3
 
 [Service]
 Type=exec
-ExecStart={python} -P -m cli.main join --keep-trying --home {home}
+ExecStart={python} -P -m gossamer.cli.main join --keep-trying --home {home}
 Environment={huggingface}
 Restart=on-failure
 RestartSec=30s

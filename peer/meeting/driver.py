@@ -12,21 +12,21 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from peer.link import records as ask
-from peer.link.payload_folder import PayloadFolder
-from peer.link.records import File, payload_name
-from peer.link.socket import LinkLost, NodeEnd
-from peer.meeting import words as on
-from peer.meeting.journal import Journal
-from peer.meeting.line import Exchange, Line
-from peer.meeting.machine import Meeting
-from peer.swarm.address_book import AddressBook, loop_s
-from protocol.errors import BadMessage, PeerMisbehaved, RefusalCode, Refused, TransportError
-from protocol.identity import PeerId
-from protocol.limits import CHUNK_BYTES
-from protocol.messages.messages import Chunk, Commit, Committed, Message, Outcome, Part, Resolve
-from protocol.streams.transport import Purpose, Stream, Transport
-from protocol.tasks import cancel
+from gossamer.peer.link import records as ask
+from gossamer.peer.link.payload_folder import PayloadFolder
+from gossamer.peer.link.records import File, payload_name
+from gossamer.peer.link.socket import LinkLost, NodeEnd
+from gossamer.peer.meeting import words as on
+from gossamer.peer.meeting.journal import Journal
+from gossamer.peer.meeting.line import Exchange, Line
+from gossamer.peer.meeting.machine import Meeting
+from gossamer.peer.swarm.address_book import AddressBook, loop_s
+from gossamer.protocol.errors import BadMessage, PeerMisbehaved, RefusalCode, Refused, TransportError
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.limits import CHUNK_BYTES
+from gossamer.protocol.messages.messages import Chunk, Commit, Committed, Message, Outcome, Part, Resolve
+from gossamer.protocol.streams.transport import Purpose, Stream, Transport
+from gossamer.protocol.tasks import cancel
 
 FRAMES_AHEAD = 16  # frames taken from a partner before the machine has met them: 4 MiB at most
 TRY_S = 5.0  # for one question about a decision and its answer

@@ -9,12 +9,12 @@ import hashlib
 import math
 from dataclasses import dataclass
 
-from peer.link.records import Opened
-from peer.swarm.membership import Membership
-from protocol.errors import RefusalCode, Refused
-from protocol.identity import PeerId
-from protocol.messages.messages import Hello, RunPhase
-from protocol.messages.terms import FragmentTerms, check_hello
+from gossamer.peer.link.records import Opened
+from gossamer.peer.swarm.membership import Membership
+from gossamer.protocol.errors import RefusalCode, Refused
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.messages.messages import Hello, RunPhase
+from gossamer.protocol.messages.terms import FragmentTerms, check_hello
 
 
 @dataclass(frozen=True, slots=True)

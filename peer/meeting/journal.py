@@ -12,8 +12,8 @@ import json
 import os
 from pathlib import Path
 
-from peer.machine.home import sync_folder
-from protocol.newest import keep_newest
+from gossamer.peer.machine.home import sync_folder
+from gossamer.protocol.newest import keep_newest
 
 KEPT = 4096  # meetings; the file holds at most twice as many
 

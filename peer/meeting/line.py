@@ -11,8 +11,8 @@ import math
 from collections import deque
 from enum import Enum, auto
 
-from protocol.limits import LEAST_BYTES_PER_S, SLOWEST_BYTES_PER_S
-from protocol.messages.messages import Chunk, Commit, Message, Part, Verdict
+from gossamer.protocol.limits import LEAST_BYTES_PER_S, SLOWEST_BYTES_PER_S
+from gossamer.protocol.messages.messages import Chunk, Commit, Message, Part, Verdict
 
 REMEMBERED = 16  # payloads, each way
 QUANTILE = 0.75  # of the rates of these: a slow partner says little about our line

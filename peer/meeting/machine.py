@@ -29,15 +29,15 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from peer.link import records as ask
-from peer.meeting import words as on
-from peer.meeting.hello import Greeting, Pairing, pairing
-from peer.meeting.line import transfer_s
-from peer.meeting.words import DECIDED, TRAINERS_TURN, UNHEARD, Command, Finish, MeetingOutcome, MeetingState
-from protocol.errors import BadContents, BadMessage, PeerMisbehaved, RefusalCode, Refused
-from protocol.identity import PeerId
-from protocol.limits import CHUNK_BYTES, REFUSAL_DETAIL_CHARS
-from protocol.messages.messages import (
+from gossamer.peer.link import records as ask
+from gossamer.peer.meeting import words as on
+from gossamer.peer.meeting.hello import Greeting, Pairing, pairing
+from gossamer.peer.meeting.line import transfer_s
+from gossamer.peer.meeting.words import DECIDED, TRAINERS_TURN, UNHEARD, Command, Finish, MeetingOutcome, MeetingState
+from gossamer.protocol.errors import BadContents, BadMessage, PeerMisbehaved, RefusalCode, Refused
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.limits import CHUNK_BYTES, REFUSAL_DETAIL_CHARS
+from gossamer.protocol.messages.messages import (
     Chunk,
     Commit,
     Commitment,
@@ -52,7 +52,7 @@ from protocol.messages.messages import (
     Verdict,
     exchange_digest,
 )
-from protocol.messages.terms import FragmentTerms
+from gossamer.protocol.messages.terms import FragmentTerms
 
 CONNECT_S = 15.0
 AGAIN_S = 5.0  # where a way has worked: while all wait for one that is gone, nobody meets

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from peer.link.records import MeetingRequest, Reply
-from protocol.errors import PeerMisbehaved, RefusalCode
-from protocol.messages.messages import Message, Outcome, Part
+from gossamer.peer.link.records import MeetingRequest, Reply
+from gossamer.protocol.errors import PeerMisbehaved, RefusalCode
+from gossamer.protocol.messages.messages import Message, Outcome, Part
 
 # --------------------------------------------------------------------------- stages
 

@@ -27,8 +27,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from peer.machine.home import sync_folder
-from protocol.errors import BadSettings
+from gossamer.peer.machine.home import sync_folder
+from gossamer.protocol.errors import BadSettings
 
 FORMAT: Final = 1
 NUM_KEPT: Final = 2

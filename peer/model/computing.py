@@ -20,8 +20,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from optim.fragments import BLOCK_NAME
-from protocol.errors import BadManifest
+from gossamer.optim.fragments import BLOCK_NAME
+from gossamer.protocol.errors import BadManifest
 
 MAX_LOGITS: Final = 1 << 26  # at once: 256 MiB in f32
 _PLAIN_HEADS: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import Tensor
 
-from peer.machine.home import Home
-from peer.model.checkpoint import Reading
-from peer.model.computing import Computing, compute_dtype, computing_in, evaluating, mask_documents, next_token_loss
-from peer.model.model import build_model, choose_device
-from peer.model.weights import fast_weights, load_trained, mean_weights, set_weights
-from peer.text.batches import Draw
-from peer.text.corpus import Corpus, load_corpus
-from peer.text.tokenizer import load_tokenizer
-from protocol.run.manifest import Manifest
+from gossamer.peer.machine.home import Home
+from gossamer.peer.model.checkpoint import Reading
+from gossamer.peer.model.computing import Computing, compute_dtype, computing_in, evaluating, mask_documents, next_token_loss
+from gossamer.peer.model.model import build_model, choose_device
+from gossamer.peer.model.weights import fast_weights, load_trained, mean_weights, set_weights
+from gossamer.peer.text.batches import Draw
+from gossamer.peer.text.corpus import Corpus, load_corpus
+from gossamer.peer.text.tokenizer import load_tokenizer
+from gossamer.protocol.run.manifest import Manifest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -15,16 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from peer.machine.events import Event, MeetingDone, StateCloned, read_events
-from peer.machine.home import Home
-from peer.machine.status import VERSION
-from peer.model.checkpoint import Reading
-from peer.model.evaluation import Follow, measured_loss, open_corpus, reported_batches
-from peer.model.model import build_model, quiet_transformers
-from peer.model.weights import Trained, fast_weights, load_trained, set_weights, slow_weights
-from peer.text.tokenizer import BYTES, Tokenizer, load_tokenizer
-from protocol.errors import BadSettings
-from protocol.run.manifest import Manifest
+from gossamer.peer.machine.events import Event, MeetingDone, StateCloned, read_events
+from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.status import VERSION
+from gossamer.peer.model.checkpoint import Reading
+from gossamer.peer.model.evaluation import Follow, measured_loss, open_corpus, reported_batches
+from gossamer.peer.model.model import build_model, quiet_transformers
+from gossamer.peer.model.weights import Trained, fast_weights, load_trained, set_weights, slow_weights
+from gossamer.peer.text.tokenizer import BYTES, Tokenizer, load_tokenizer
+from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.run.manifest import Manifest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

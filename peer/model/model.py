@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from peer.model.computing import MAX_LOGITS, blocks, next_token_loss, recompute_blocks
-from protocol.errors import BadManifest, BadSettings
+from gossamer.peer.model.computing import MAX_LOGITS, blocks, next_token_loss, recompute_blocks
+from gossamer.protocol.errors import BadManifest, BadSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-    from protocol.run.sections import ModelSection
+    from gossamer.protocol.run.sections import ModelSection
 
 LOGIT_BYTES = 4  # f32, as is what goes from block to block
 # Older spellings that transformers still turns into rope_parameters itself.

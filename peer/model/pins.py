@@ -1,6 +1,6 @@
-"""`python -m peer.model.pins`: from a manifest on stdin, what its host pins before it signs: the digests of layout and tokenizer, as JSON.
+"""`python -m gossamer.peer.model.pins`: read a manifest from stdin, print the digests of its layout and its tokenizer as JSON.
 
-A process of its own, for it takes torch and transformers, and whoever asks lives on beside a trainer.
+The host pins both digests before it signs. This is a process of its own because it loads torch and transformers.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import json
 import sys
 from pathlib import Path
 
-from peer.model.model import layout_digest, parameter_shapes
-from peer.text.tokenizer import load_tokenizer
-from protocol.errors import GossamerError
-from protocol.run.manifest import Manifest
+from gossamer.peer.model.model import layout_digest, parameter_shapes
+from gossamer.peer.text.tokenizer import load_tokenizer
+from gossamer.protocol.errors import GossamerError
+from gossamer.protocol.run.manifest import Manifest
 
 
 def _pins(manifest: Manifest, folder: Path | None) -> dict[str, str]:

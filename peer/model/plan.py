@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from optim.codecs import CODECS, codec
-from optim.fragment_codec import FragmentCodec
-from optim.fragments import Fragment, split
-from optim.inner import OPTIMIZERS, InnerSettings
-from optim.names import nearest
-from protocol.errors import BadManifest
-from protocol.messages.terms import FragmentTerms, ModelPlan
-from protocol.run.manifest import Manifest
+from gossamer.optim.codecs import CODECS, codec
+from gossamer.optim.fragment_codec import FragmentCodec
+from gossamer.optim.fragments import Fragment, split
+from gossamer.optim.inner import OPTIMIZERS, InnerSettings
+from gossamer.optim.names import nearest
+from gossamer.protocol.errors import BadManifest
+from gossamer.protocol.messages.terms import FragmentTerms, ModelPlan
+from gossamer.protocol.run.manifest import Manifest
 
 METHODS: Final = ("noloco",)
 SAMPLE_VALUES: Final = 1 << 20  # over so many values a codec's bytes per value are those of any large fragment

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor
 
-from peer.model.model import layout_digest, model_config, pretrained, state_tensors, transformers_says
-from peer.text.tokenizer import name_of
-from protocol.errors import BadManifest
-from protocol.run.sections import DEMO_LLAMA, ModelSection
+from gossamer.peer.model.model import layout_digest, model_config, pretrained, state_tensors, transformers_says
+from gossamer.peer.text.tokenizer import name_of
+from gossamer.protocol.errors import BadManifest
+from gossamer.protocol.run.sections import DEMO_LLAMA, ModelSection
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

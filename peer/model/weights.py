@@ -9,13 +9,13 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from optim.fragments import scatter
-from peer.machine.home import Home
-from peer.model.checkpoint import CheckpointContents, Reading, load_latest
-from peer.model.model import parameter_shapes, state_tensors
-from peer.model.plan import fragments
-from protocol.errors import BadSettings
-from protocol.run.manifest import Manifest, SignedManifest
+from gossamer.optim.fragments import scatter
+from gossamer.peer.machine.home import Home
+from gossamer.peer.model.checkpoint import CheckpointContents, Reading, load_latest
+from gossamer.peer.model.model import parameter_shapes, state_tensors
+from gossamer.peer.model.plan import fragments
+from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.run.manifest import Manifest, SignedManifest
 
 FAST: Final = "fast/"  # replica's names: fast/<parameter>, slow/<fragment>
 

@@ -1,1 +1,1 @@
-"""The node process: asyncio, the network, no tensors. Started as `python -m peer.node`."""
+"""The node process: asyncio, the network, no tensors. Started as `python -m gossamer.peer.node`."""

@@ -1,10 +1,10 @@
-"""`python -m peer.node`: the node process; see process.py."""
+"""`python -m gossamer.peer.node`: the node process; see process.py."""
 
 from __future__ import annotations
 
 import sys
 
-from peer.machine.child import Child, loading, run_child
+from gossamer.peer.machine.child import Child, loading, run_child
 
 
 def run(child: Child) -> None:
@@ -12,7 +12,7 @@ def run(child: Child) -> None:
     with loading():
         import uvloop
 
-        from peer.node.process import run_node
+        from gossamer.peer.node.process import run_node
     uvloop.run(run_node(child))
 
 

@@ -11,16 +11,16 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from peer.node.fetching import FetchClient, as_final, in_their_version
-from peer.swarm.swarm_time import SwarmTime
-from protocol.addresses import by_peer, with_peer
-from protocol.errors import BadMessage, BadSignature, GossamerError, PeerMisbehaved, Refused, SwarmUnreachable, TransportError
-from protocol.identity import PeerId
-from protocol.limits import MANIFEST_BYTES
-from protocol.messages.messages import ContentsKind
-from protocol.messages.records import MemberRecord
-from protocol.run.manifest import SignedManifest
-from protocol.tasks import cancel
+from gossamer.peer.node.fetching import FetchClient, as_final, in_their_version
+from gossamer.peer.swarm.swarm_time import SwarmTime
+from gossamer.protocol.addresses import by_peer, with_peer
+from gossamer.protocol.errors import BadMessage, BadSignature, GossamerError, PeerMisbehaved, Refused, SwarmUnreachable, TransportError
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.limits import MANIFEST_BYTES
+from gossamer.protocol.messages.messages import ContentsKind
+from gossamer.protocol.messages.records import MemberRecord
+from gossamer.protocol.run.manifest import SignedManifest
+from gossamer.protocol.tasks import cancel
 
 PATIENCE_S = 60.0  # for the first door that answers
 PAUSE_S = 1.0

@@ -26,21 +26,21 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Collection
 
-from peer.link import records as ask
-from peer.link.socket import NodeEnd
-from peer.machine.events import Event, ProcessSays
-from peer.meeting.words import Finish, MeetingOutcome
-from peer.node.joining import Joining, Wanted
-from peer.node.pulling import Pulling
-from peer.node.settlement import Settlement
-from peer.swarm.address_book import loop_s
-from peer.swarm.heads import Heads
-from peer.swarm.membership import Membership
-from peer.swarm.presence import Presence
-from peer.swarm.standing import PeerState, Standing
-from protocol.errors import RefusalCode
-from protocol.identity import PeerId
-from protocol.messages.messages import Contents, RunPhase
+from gossamer.peer.link import records as ask
+from gossamer.peer.link.socket import NodeEnd
+from gossamer.peer.machine.events import Event, ProcessSays
+from gossamer.peer.meeting.words import Finish, MeetingOutcome
+from gossamer.peer.node.joining import Joining, Wanted
+from gossamer.peer.node.pulling import Pulling
+from gossamer.peer.node.settlement import Settlement
+from gossamer.peer.swarm.address_book import loop_s
+from gossamer.peer.swarm.heads import Heads
+from gossamer.peer.swarm.membership import Membership
+from gossamer.peer.swarm.presence import Presence
+from gossamer.peer.swarm.standing import PeerState, Standing
+from gossamer.protocol.errors import RefusalCode
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.messages.messages import Contents, RunPhase
 
 LOOK_S = 10.0  # between two looks at whether we have fallen behind
 START_SHARE = 10  # of the gap that may be between two clocks: a tenth; who comes no later than that begins from the seed

@@ -15,23 +15,23 @@ import math
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
-from peer.link import records as ask
-from peer.link.payload_folder import PayloadFolder
-from peer.link.records import File, payload_name
-from peer.link.socket import LinkLost, NodeEnd
-from peer.node.fetching import part_bytes, pull_seed, receive, send, send_chunks, take_chunks
-from peer.node.hatch import Hatch
-from peer.node.mirror import Mirror
-from peer.node.run_result import RunResult
-from peer.swarm.address_book import loop_s
-from peer.swarm.hearsay import Hearsay
-from peer.swarm.standing import Standing
-from protocol.errors import BadMessage, RefusalCode, Refused
-from protocol.identity import Identity, PeerId
-from protocol.messages.messages import Contents, ContentsKind, FetchRequest, Part
-from protocol.messages.revocations import credential_bytes
-from protocol.messages.terms import RunTerms, check_fetch
-from protocol.streams.transport import Stream
+from gossamer.peer.link import records as ask
+from gossamer.peer.link.payload_folder import PayloadFolder
+from gossamer.peer.link.records import File, payload_name
+from gossamer.peer.link.socket import LinkLost, NodeEnd
+from gossamer.peer.node.fetching import part_bytes, pull_seed, receive, send, send_chunks, take_chunks
+from gossamer.peer.node.hatch import Hatch
+from gossamer.peer.node.mirror import Mirror
+from gossamer.peer.node.run_result import RunResult
+from gossamer.peer.swarm.address_book import loop_s
+from gossamer.peer.swarm.hearsay import Hearsay
+from gossamer.peer.swarm.standing import Standing
+from gossamer.protocol.errors import BadMessage, RefusalCode, Refused
+from gossamer.protocol.identity import Identity, PeerId
+from gossamer.protocol.messages.messages import Contents, ContentsKind, FetchRequest, Part
+from gossamer.protocol.messages.revocations import credential_bytes
+from gossamer.protocol.messages.terms import RunTerms, check_fetch
+from gossamer.protocol.streams.transport import Stream
 
 COPY_S = 10.0  # how old the copy may be, at least, before it is renewed
 LATE_SHARE = 4  # of the gap that may be between two clocks: one that is a fourth of it behind is renewed before it is given

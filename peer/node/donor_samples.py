@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from peer.node.fetching import FetchClient
-from peer.swarm.address_book import KnownPeer
-from peer.swarm.heads import Head
-from protocol.errors import GossamerError
-from protocol.identity import PeerId
-from protocol.messages.messages import ContentsKind
+from gossamer.peer.node.fetching import FetchClient
+from gossamer.peer.swarm.address_book import KnownPeer
+from gossamer.peer.swarm.heads import Head
+from gossamer.protocol.errors import GossamerError
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.messages.messages import ContentsKind
 
 COMPARED = 3
 SPANS = 4

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from peer.node.donor import FetchServer
-from peer.node.meetings import Meetings, say
-from peer.swarm.address_book import AddressBook, loop_s
-from protocol.errors import PeerMisbehaved, RefusalCode, Refused, TransportError
-from protocol.identity import PeerId
-from protocol.messages.messages import refusal_of
-from protocol.messages.records import MemberRecord
-from protocol.messages.terms import check_member
-from protocol.streams.transport import Purpose, Stream
+from gossamer.peer.node.donor import FetchServer
+from gossamer.peer.node.meetings import Meetings, say
+from gossamer.peer.swarm.address_book import AddressBook, loop_s
+from gossamer.protocol.errors import PeerMisbehaved, RefusalCode, Refused, TransportError
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.messages.messages import refusal_of
+from gossamer.protocol.messages.records import MemberRecord
+from gossamer.protocol.messages.terms import check_member
+from gossamer.protocol.streams.transport import Purpose, Stream
 
 
 class Door:

@@ -16,13 +16,13 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from peer.node.fetching import FetchClient, Source
-from peer.node.pieces import Pieces, bits_bytes, from_bits
-from peer.swarm.address_book import AddressBook, KnownPeer, loop_s
-from protocol.errors import GossamerError, PeerMisbehaved
-from protocol.identity import PeerId
-from protocol.messages.messages import Contents, ContentsKind
-from protocol.tasks import Changes, cancel
+from gossamer.peer.node.fetching import FetchClient, Source
+from gossamer.peer.node.pieces import Pieces, bits_bytes, from_bits
+from gossamer.peer.swarm.address_book import AddressBook, KnownPeer, loop_s
+from gossamer.protocol.errors import GossamerError, PeerMisbehaved
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.messages.messages import Contents, ContentsKind
+from gossamer.protocol.tasks import Changes, cancel
 
 PIECE_S = 20.0  # for a donor to deliver the next piece; slower than that, it is worth less than any other
 UNDER_WAY_S = 1.0  # of what a donor delivers

@@ -15,9 +15,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from peer.swarm.swarm_time import SwarmTime
-from protocol.addresses import network_of
-from protocol.errors import (
+from gossamer.peer.swarm.swarm_time import SwarmTime
+from gossamer.protocol.addresses import network_of
+from gossamer.protocol.errors import (
     BadContents,
     BadMessage,
     DeadlineExceeded,
@@ -27,13 +27,13 @@ from protocol.errors import (
     RunRefusesUs,
     WrongVersion,
 )
-from protocol.identity import Identity, PeerId
-from protocol.limits import CHUNK_BYTES, MANIFEST_BYTES, NONCE_BYTES, SPOKEN
-from protocol.messages.introduction import INTRODUCTION_BYTES, Introduction
-from protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Message, Part, Refusal
-from protocol.messages.sighting import SIGHTING_BYTES, Sighting
-from protocol.run.invite import Credential
-from protocol.streams.transport import Purpose, Stream, Transport
+from gossamer.protocol.identity import Identity, PeerId
+from gossamer.protocol.limits import CHUNK_BYTES, MANIFEST_BYTES, NONCE_BYTES, SPOKEN
+from gossamer.protocol.messages.introduction import INTRODUCTION_BYTES, Introduction
+from gossamer.protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Message, Part, Refusal
+from gossamer.protocol.messages.sighting import SIGHTING_BYTES, Sighting
+from gossamer.protocol.run.invite import Credential
+from gossamer.protocol.streams.transport import Purpose, Stream, Transport
 
 T = TypeVar("T")
 

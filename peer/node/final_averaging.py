@@ -11,13 +11,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from peer.node.meetings import Meetings
-from peer.node.partner_search import Searches
-from peer.node.settlement import Settlement
-from peer.swarm.address_book import AddressBook, KnownPeer, loop_s
-from peer.swarm.presence import RECORD_S
-from protocol.identity import PeerId
-from protocol.tasks import cancel
+from gossamer.peer.node.meetings import Meetings
+from gossamer.peer.node.partner_search import Searches
+from gossamer.peer.node.settlement import Settlement
+from gossamer.peer.swarm.address_book import AddressBook, KnownPeer, loop_s
+from gossamer.peer.swarm.presence import RECORD_S
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.tasks import cancel
 
 ROUNDS = 2  # per fragment: with more, 4 and 8 peers come no nearer to their mean
 WAIT_S = 10.0  # for peers that are still training

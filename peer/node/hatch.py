@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from protocol.errors import RefusalCode, Refused
-from protocol.tasks import cancel
+from gossamer.protocol.errors import RefusalCode, Refused
+from gossamer.protocol.tasks import cancel
 
 PLACES = 8
 MOST_S = 5.0  # 64 KiB at the slowest legal rate take 2 s

@@ -16,19 +16,19 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from peer.link import records as ask
-from peer.link.socket import LinkLost, NodeEnd
-from peer.machine.events import Event, ProcessSays, ProgressMade, StateCloned
-from peer.node import pieces as files
-from peer.node.donor_samples import DonorSamples, spread_over
-from peer.node.download import Download
-from peer.node.fetching import FetchClient, as_final
-from peer.node.meetings import Meetings
-from peer.node.pieces import Pieces
-from peer.swarm.address_book import KnownPeer, loop_s
-from peer.swarm.heads import Head, Heads
-from peer.swarm.standing import Standing
-from protocol.errors import (
+from gossamer.peer.link import records as ask
+from gossamer.peer.link.socket import LinkLost, NodeEnd
+from gossamer.peer.machine.events import Event, ProcessSays, ProgressMade, StateCloned
+from gossamer.peer.node import pieces as files
+from gossamer.peer.node.donor_samples import DonorSamples, spread_over
+from gossamer.peer.node.download import Download
+from gossamer.peer.node.fetching import FetchClient, as_final
+from gossamer.peer.node.meetings import Meetings
+from gossamer.peer.node.pieces import Pieces
+from gossamer.peer.swarm.address_book import KnownPeer, loop_s
+from gossamer.peer.swarm.heads import Head, Heads
+from gossamer.peer.swarm.standing import Standing
+from gossamer.protocol.errors import (
     BadContents,
     BadMessage,
     BadSettings,
@@ -38,9 +38,9 @@ from protocol.errors import (
     SwarmUnreachable,
     TransportError,
 )
-from protocol.identity import PeerId
-from protocol.messages.messages import Contents, ContentsKind
-from protocol.messages.terms import RunTerms
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.messages.messages import Contents, ContentsKind
+from gossamer.protocol.messages.terms import RunTerms
 
 PATIENCE_S = 60.0  # without any donor that answers at all
 PAUSE_S = 1.0  # between two rounds of asking everybody

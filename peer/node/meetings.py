@@ -12,20 +12,20 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 
-from peer.machine.events import MeetingDone
-from peer.meeting.driver import Caller, Driver, OwnSide
-from peer.meeting.hello import Greeting, has_ended
-from peer.meeting.machine import SILENCE_SHARE, Meeting
-from peer.meeting.words import Finish, MeetingOutcome, MeetingState
-from peer.swarm.address_book import REST_FAILED_S, AddressBook, KnownPeer, loop_s
-from peer.swarm.hearsay import Hearsay
-from peer.swarm.membership import Membership
-from peer.swarm.standing import Standing
-from protocol.errors import BadMessage, RefusalCode, Refused, TransportError
-from protocol.identity import PeerId
-from protocol.messages.messages import Decision, Hello, Outcome, Refusal, Resolve, RunPhase
-from protocol.messages.terms import check_clock, check_hello
-from protocol.streams.transport import Stream, Transport
+from gossamer.peer.machine.events import MeetingDone
+from gossamer.peer.meeting.driver import Caller, Driver, OwnSide
+from gossamer.peer.meeting.hello import Greeting, has_ended
+from gossamer.peer.meeting.machine import SILENCE_SHARE, Meeting
+from gossamer.peer.meeting.words import Finish, MeetingOutcome, MeetingState
+from gossamer.peer.swarm.address_book import REST_FAILED_S, AddressBook, KnownPeer, loop_s
+from gossamer.peer.swarm.hearsay import Hearsay
+from gossamer.peer.swarm.membership import Membership
+from gossamer.peer.swarm.standing import Standing
+from gossamer.protocol.errors import BadMessage, RefusalCode, Refused, TransportError
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.messages.messages import Decision, Hello, Outcome, Refusal, Resolve, RunPhase
+from gossamer.protocol.messages.terms import check_clock, check_hello
+from gossamer.protocol.streams.transport import Stream, Transport
 
 SAY_S = 2.0  # for a refusal to leave
 FIRST_USUAL_S = 0.3

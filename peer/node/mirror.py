@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from peer.swarm.address_book import loop_s
-from protocol.addresses import network_of, route
-from protocol.budgets import Allowance, Budgets
-from protocol.errors import RefusalCode, Refused
-from protocol.identity import PeerId
-from protocol.limits import ADDRESS_CHARS
-from protocol.messages.sighting import Sighting
+from gossamer.peer.swarm.address_book import loop_s
+from gossamer.protocol.addresses import network_of, route
+from gossamer.protocol.budgets import Allowance, Budgets
+from gossamer.protocol.errors import RefusalCode, Refused
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.limits import ADDRESS_CHARS
+from gossamer.protocol.messages.sighting import Sighting
 
 ECHOES_TO_ALL = Allowance(32 << 20, 600.0)  # bytes
 ECHOES_TO_ONE = Allowance(2 << 20, 600.0)

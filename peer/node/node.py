@@ -12,27 +12,27 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from peer.link import records as ask
-from peer.machine.events import Event, MeetingDone
-from peer.meeting.driver import OwnSide
-from peer.meeting.machine import Meeting
-from peer.node.catch_up import CatchUp
-from peer.node.donor import StateDonor
-from peer.node.fetching import FetchClient
-from peer.node.final_averaging import FinalAveraging
-from peer.node.joining import Joining
-from peer.node.meetings import Meetings
-from peer.node.partner_search import Searches
-from peer.node.pulling import Pulling
-from peer.node.settlement import Settlement
-from peer.swarm.heads import Heads
-from peer.swarm.hearsay import Hearsay
-from peer.swarm.membership import Membership
-from peer.swarm.presence import Presence
-from peer.swarm.standing import PeerState, Standing
-from protocol.messages.messages import RunPhase
-from protocol.streams.transport import Transport
-from protocol.tasks import work_until
+from gossamer.peer.link import records as ask
+from gossamer.peer.machine.events import Event, MeetingDone
+from gossamer.peer.meeting.driver import OwnSide
+from gossamer.peer.meeting.machine import Meeting
+from gossamer.peer.node.catch_up import CatchUp
+from gossamer.peer.node.donor import StateDonor
+from gossamer.peer.node.fetching import FetchClient
+from gossamer.peer.node.final_averaging import FinalAveraging
+from gossamer.peer.node.joining import Joining
+from gossamer.peer.node.meetings import Meetings
+from gossamer.peer.node.partner_search import Searches
+from gossamer.peer.node.pulling import Pulling
+from gossamer.peer.node.settlement import Settlement
+from gossamer.peer.swarm.heads import Heads
+from gossamer.peer.swarm.hearsay import Hearsay
+from gossamer.peer.swarm.membership import Membership
+from gossamer.peer.swarm.presence import Presence
+from gossamer.peer.swarm.standing import PeerState, Standing
+from gossamer.protocol.messages.messages import RunPhase
+from gossamer.protocol.streams.transport import Transport
+from gossamer.protocol.tasks import work_until
 
 CLOSE_S = 5.0  # for the last meetings of a run to end
 

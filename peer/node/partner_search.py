@@ -12,14 +12,14 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from peer.link import records as ask
-from peer.link.socket import NodeEnd
-from peer.meeting.words import Finish, MeetingOutcome
-from peer.node.meetings import Meetings
-from peer.swarm.address_book import AddressBook, loop_s
-from peer.swarm.membership import Membership
-from peer.swarm.standing import Standing
-from protocol.identity import PeerId
+from gossamer.peer.link import records as ask
+from gossamer.peer.link.socket import NodeEnd
+from gossamer.peer.meeting.words import Finish, MeetingOutcome
+from gossamer.peer.node.meetings import Meetings
+from gossamer.peer.swarm.address_book import AddressBook, loop_s
+from gossamer.peer.swarm.membership import Membership
+from gossamer.peer.swarm.standing import Standing
+from gossamer.protocol.identity import PeerId
 
 PAUSE_S = (0.05, 0.4)  # between two tries, so that two peers that called each other do not do it again in step
 BUSY_S = 5.0  # at most, before a partner that was busy, or another, is asked

@@ -1,4 +1,4 @@
-"""The node process: everything of the node, put together and run. Started by the supervisor as `python -m peer.node`; holds no tensor.
+"""The node process. The supervisor starts it as `python -m gossamer.peer.node`; it holds no tensor.
 
 It finds the run (from the home folder, or the manifest from a peer that the invite names), is there for others, and, once the trainer has
 said what the model is, meets them until the supervisor says stop. A peer without a trainer stays a part of the directory that gives the
@@ -14,43 +14,43 @@ import random
 import time
 from dataclasses import replace
 
-from peer.link import records as ask
-from peer.link.payload_folder import PayloadFolder
-from peer.link.records import Writer
-from peer.link.socket import NodeEnd
-from peer.machine.child import Child, ChildSettings, cpu_s
-from peer.machine.events import RESTING, ConnectionsChanged, NodeSpent, ProcessSays, RunKnown, TrafficCounted
-from peer.machine.home import Home, write_whole
-from peer.machine.units import UNLIMITED, rate_bytes_per_s
-from peer.meeting.driver import OwnSide
-from peer.meeting.journal import Journal
-from peer.meeting.line import Line, Way
-from peer.node.arrival import find_run
-from peer.node.donor import FetchServer
-from peer.node.door import Door
-from peer.node.fetching import FetchClient
-from peer.node.mirror import Mirror
-from peer.node.node import Node
-from peer.node.traffic import NodeTraffic
-from peer.node.upkeep import Upkeep
-from peer.node.vouching import Vouching, latest_credential
-from peer.swarm.address_book import AddressBook, loop_s
-from peer.swarm.hearsay import Hearsay
-from peer.swarm.membership import Membership
-from peer.swarm.presence import Presence
-from peer.swarm.sight import Sight
-from peer.swarm.standing import Standing
-from peer.swarm.swarm_time import SwarmTime
-from protocol.addresses import by_peer, read_address
-from protocol.errors import BadSettings, Unreachable
-from protocol.identity import Identity
-from protocol.libp2p.node import Libp2pNode
-from protocol.libp2p.p2pd import DaemonSettings
-from protocol.libp2p.record_store import RecordShelf
-from protocol.run.invite import Credential, Invite
-from protocol.run.manifest import Manifest, SignedManifest
-from protocol.streams.throttle import Throttle
-from protocol.tasks import cancel, work_until
+from gossamer.peer.link import records as ask
+from gossamer.peer.link.payload_folder import PayloadFolder
+from gossamer.peer.link.records import Writer
+from gossamer.peer.link.socket import NodeEnd
+from gossamer.peer.machine.child import Child, ChildSettings, cpu_s
+from gossamer.peer.machine.events import RESTING, ConnectionsChanged, NodeSpent, ProcessSays, RunKnown, TrafficCounted
+from gossamer.peer.machine.home import Home, write_whole
+from gossamer.peer.machine.units import UNLIMITED, rate_bytes_per_s
+from gossamer.peer.meeting.driver import OwnSide
+from gossamer.peer.meeting.journal import Journal
+from gossamer.peer.meeting.line import Line, Way
+from gossamer.peer.node.arrival import find_run
+from gossamer.peer.node.donor import FetchServer
+from gossamer.peer.node.door import Door
+from gossamer.peer.node.fetching import FetchClient
+from gossamer.peer.node.mirror import Mirror
+from gossamer.peer.node.node import Node
+from gossamer.peer.node.traffic import NodeTraffic
+from gossamer.peer.node.upkeep import Upkeep
+from gossamer.peer.node.vouching import Vouching, latest_credential
+from gossamer.peer.swarm.address_book import AddressBook, loop_s
+from gossamer.peer.swarm.hearsay import Hearsay
+from gossamer.peer.swarm.membership import Membership
+from gossamer.peer.swarm.presence import Presence
+from gossamer.peer.swarm.sight import Sight
+from gossamer.peer.swarm.standing import Standing
+from gossamer.peer.swarm.swarm_time import SwarmTime
+from gossamer.protocol.addresses import by_peer, read_address
+from gossamer.protocol.errors import BadSettings, Unreachable
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.libp2p.node import Libp2pNode
+from gossamer.protocol.libp2p.p2pd import DaemonSettings
+from gossamer.protocol.libp2p.record_store import RecordShelf
+from gossamer.protocol.run.invite import Credential, Invite
+from gossamer.protocol.run.manifest import Manifest, SignedManifest
+from gossamer.protocol.streams.throttle import Throttle
+from gossamer.protocol.tasks import cancel, work_until
 
 SAVE_WAYS_S = 2.0  # a peer that is killed early must still find its way back
 LOOK_S = 1.0  # between two looks at who has announced itself, where nobody trains

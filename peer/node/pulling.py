@@ -17,19 +17,19 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from peer.link import records as ask
-from peer.link.payload_folder import PayloadFolder
-from peer.link.records import File, payload_name
-from peer.link.socket import LinkLost, NodeEnd
-from peer.machine.events import Event, FragmentPulled
-from peer.node.fetching import FetchClient, Source, pull_seed
-from peer.swarm.address_book import AddressBook, KnownPeer, loop_s
-from peer.swarm.standing import Standing
-from protocol.errors import GossamerError, PeerMisbehaved
-from protocol.identity import PeerId
-from protocol.limits import NONCE_BYTES
-from protocol.messages.messages import Contents
-from protocol.messages.terms import RunTerms
+from gossamer.peer.link import records as ask
+from gossamer.peer.link.payload_folder import PayloadFolder
+from gossamer.peer.link.records import File, payload_name
+from gossamer.peer.link.socket import LinkLost, NodeEnd
+from gossamer.peer.machine.events import Event, FragmentPulled
+from gossamer.peer.node.fetching import FetchClient, Source, pull_seed
+from gossamer.peer.swarm.address_book import AddressBook, KnownPeer, loop_s
+from gossamer.peer.swarm.standing import Standing
+from gossamer.protocol.errors import GossamerError, PeerMisbehaved
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.limits import NONCE_BYTES
+from gossamer.protocol.messages.messages import Contents
+from gossamer.protocol.messages.terms import RunTerms
 
 AT_ONCE = 2  # one is coded while the other is on the line; of one donor too, if it is the only one
 OLD_SHARE = 8  # of the gap that may be between two clocks: what was asked for an eighth of it ago waits for no other fragment

@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 
-from peer.node import pieces as files
-from peer.node.fetching import Source
-from peer.node.pieces import Pieces
-from protocol.errors import BadContents, BadMessage, RefusalCode, Refused
-from protocol.identity import PeerId
-from protocol.limits import CHUNK_BYTES
-from protocol.messages.messages import Contents, ContentsKind
+from gossamer.peer.node import pieces as files
+from gossamer.peer.node.fetching import Source
+from gossamer.peer.node.pieces import Pieces
+from gossamer.protocol.errors import BadContents, BadMessage, RefusalCode, Refused
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.limits import CHUNK_BYTES
+from gossamer.protocol.messages.messages import Contents, ContentsKind
 
 HASH_BYTES = 32
 

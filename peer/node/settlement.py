@@ -24,24 +24,24 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from peer.link import records as ask
-from peer.link.payload_folder import PayloadFolder, mapped
-from peer.link.socket import LinkLost, NodeEnd
-from peer.machine.events import Event, ProcessSays, ResultTaken
-from peer.node import pieces as files
-from peer.node.donor import StateDonor
-from peer.node.download import Download
-from peer.node.fetching import FetchClient
-from peer.node.meetings import Meetings
-from peer.node.pieces import Pieces
-from peer.node.run_result import RunResult, fetch_hashes, whole_coming
-from peer.swarm.address_book import KnownPeer, loop_s
-from peer.swarm.heads import Heads
-from peer.swarm.standing import Standing
-from protocol.errors import GossamerError, PeerMisbehaved
-from protocol.limits import SLOWEST_BYTES_PER_S
-from protocol.messages.messages import ContentsKind
-from protocol.messages.terms import RunTerms
+from gossamer.peer.link import records as ask
+from gossamer.peer.link.payload_folder import PayloadFolder, mapped
+from gossamer.peer.link.socket import LinkLost, NodeEnd
+from gossamer.peer.machine.events import Event, ProcessSays, ResultTaken
+from gossamer.peer.node import pieces as files
+from gossamer.peer.node.donor import StateDonor
+from gossamer.peer.node.download import Download
+from gossamer.peer.node.fetching import FetchClient
+from gossamer.peer.node.meetings import Meetings
+from gossamer.peer.node.pieces import Pieces
+from gossamer.peer.node.run_result import RunResult, fetch_hashes, whole_coming
+from gossamer.peer.swarm.address_book import KnownPeer, loop_s
+from gossamer.peer.swarm.heads import Heads
+from gossamer.peer.swarm.standing import Standing
+from gossamer.protocol.errors import GossamerError, PeerMisbehaved
+from gossamer.protocol.limits import SLOWEST_BYTES_PER_S
+from gossamer.protocol.messages.messages import ContentsKind
+from gossamer.protocol.messages.terms import RunTerms
 
 ASKED = 8  # peers at once
 ANSWER_S = 3.0  # for them

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import psutil
 
-from protocol.libp2p.splice import CarriedBytes
+from gossamer.protocol.libp2p.splice import CarriedBytes
 
 
 class CarryingDaemon(Protocol):

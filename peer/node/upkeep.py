@@ -13,12 +13,12 @@ import random
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import TypeVar
 
-from peer.node.fetching import FetchClient
-from peer.swarm.address_book import KnownPeer, loop_s
-from peer.swarm.hearsay import Hearsay
-from protocol.addresses import by_peer
-from protocol.errors import PeerMisbehaved, Refused, TransportError
-from protocol.identity import PeerId
+from gossamer.peer.node.fetching import FetchClient
+from gossamer.peer.swarm.address_book import KnownPeer, loop_s
+from gossamer.peer.swarm.hearsay import Hearsay
+from gossamer.protocol.addresses import by_peer
+from gossamer.protocol.errors import PeerMisbehaved, Refused, TransportError
+from gossamer.protocol.identity import PeerId
 
 EVERY_S = (20.0, 40.0)  # between two rounds
 AGAIN_S = 5.0  # likewise, at first, and while somebody turns up who was lost, or nobody is there

@@ -17,17 +17,17 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from peer.machine.events import Event, Warned
-from peer.machine.home import Home, write_whole
-from peer.node.fetching import FetchClient
-from peer.swarm.address_book import AddressBook, KnownPeer, loop_s
-from peer.swarm.membership import Membership
-from protocol.errors import BadMessage, GossamerError, PeerMisbehaved, RefusalCode, Refused, RunRefusesUs
-from protocol.identity import PeerId
-from protocol.messages.messages import ContentsKind
-from protocol.messages.revocations import need_credential, read_revocations
-from protocol.messages.terms import RunTerms, check_revocation
-from protocol.run.invite import Credential
+from gossamer.peer.machine.events import Event, Warned
+from gossamer.peer.machine.home import Home, write_whole
+from gossamer.peer.node.fetching import FetchClient
+from gossamer.peer.swarm.address_book import AddressBook, KnownPeer, loop_s
+from gossamer.peer.swarm.membership import Membership
+from gossamer.protocol.errors import BadMessage, GossamerError, PeerMisbehaved, RefusalCode, Refused, RunRefusesUs
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.messages.messages import ContentsKind
+from gossamer.protocol.messages.revocations import need_credential, read_revocations
+from gossamer.protocol.messages.terms import RunTerms, check_revocation
+from gossamer.protocol.run.invite import Credential
 
 ROUND_S = 30.0
 ASK_S = 10.0  # for an answer

@@ -12,16 +12,16 @@ from fractions import Fraction
 from itertools import product
 from typing import Any, Final
 
-from optim.codecs import CODECS
-from optim.inner import OPTIMIZERS
-from peer.model.model import parameter_shapes
-from peer.model.plan import fragment_codecs, model_plan
-from peer.simulator.methods import method
-from peer.simulator.scenario import NUM_PEERS, Scenario, known
-from peer.trainer.interval import afforded_steps
-from protocol.errors import BadSettings
-from protocol.run.manifest import Manifest
-from protocol.run.sections import FragmentsSection, InnerSection, OuterSection, Section
+from gossamer.optim.codecs import CODECS
+from gossamer.optim.inner import OPTIMIZERS
+from gossamer.peer.model.model import parameter_shapes
+from gossamer.peer.model.plan import fragment_codecs, model_plan
+from gossamer.peer.simulator.methods import method
+from gossamer.peer.simulator.scenario import NUM_PEERS, Scenario, known
+from gossamer.peer.trainer.interval import afforded_steps
+from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.run.manifest import Manifest
+from gossamer.protocol.run.sections import FragmentsSection, InnerSection, OuterSection, Section
 
 
 def _speeds(text: str) -> tuple[Fraction, ...]:

@@ -17,12 +17,12 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from optim.codecs import PACKINGS
-from optim.codecs.packings import Feedback
-from optim.diloco import DiLoCoSettings, StreamingSchedule, contributor_mean, eager_gradient, mean_gradient, mix, outer_step
-from optim.fragment_codec import FragmentCodec
-from optim.fragments import gather, scatter
-from peer.simulator.population import Layout, Population, SimulatedReplica, coding
+from gossamer.optim.codecs import PACKINGS
+from gossamer.optim.codecs.packings import Feedback
+from gossamer.optim.diloco import DiLoCoSettings, StreamingSchedule, contributor_mean, eager_gradient, mean_gradient, mix, outer_step
+from gossamer.optim.fragment_codec import FragmentCodec
+from gossamer.optim.fragments import gather, scatter
+from gossamer.peer.simulator.population import Layout, Population, SimulatedReplica, coding
 
 # What the codecs' sources use: 2503.09799 none from 4 bits up, 1-bit Adam 1, SparseLoCo 0.95.
 FEEDBACK_DECAY: Final = {"q2": 1.0, "sign1": 1.0, "topk": 0.95, "topk12": 0.95}

@@ -10,8 +10,8 @@ from fractions import Fraction
 from random import Random
 from typing import Protocol
 
-from optim.fragments import Countdown
-from peer.simulator.scenario import ON_DEMAND, Scenario
+from gossamer.optim.fragments import Countdown
+from gossamer.peer.simulator.scenario import ON_DEMAND, Scenario
 
 
 class Floor(Protocol):

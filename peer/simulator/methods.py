@@ -12,16 +12,16 @@ from fractions import Fraction
 from functools import partial
 from typing import Any, Final
 
-from optim.diloco import DiLoCoSettings, StreamingSchedule, learning_rate_for, mean_gradient
-from optim.gossip import GASLoC, SlowMo
-from optim.noloco import NoLoCo, PairRule
-from peer.simulator.groups import GroupRule, Mean, data_parallel, every_coordinate, feedback_decay, train_eagerly, train_group
-from peer.simulator.pairs import gossip, train_alone
-from peer.simulator.population import Population, Size
-from peer.simulator.scenario import Scenario, known
-from protocol.errors import BadSettings
-from protocol.run.manifest import Manifest
-from protocol.run.sections import OuterSection
+from gossamer.optim.diloco import DiLoCoSettings, StreamingSchedule, learning_rate_for, mean_gradient
+from gossamer.optim.gossip import GASLoC, SlowMo
+from gossamer.optim.noloco import NoLoCo, PairRule
+from gossamer.peer.simulator.groups import GroupRule, Mean, data_parallel, every_coordinate, feedback_decay, train_eagerly, train_group
+from gossamer.peer.simulator.pairs import gossip, train_alone
+from gossamer.peer.simulator.population import Population, Size
+from gossamer.peer.simulator.scenario import Scenario, known
+from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.run.manifest import Manifest
+from gossamer.protocol.run.sections import OuterSection
 
 Train = Callable[[Population], Iterator[Fraction]]
 Defaults = Callable[[int], Mapping[str, Any]]  # by the number of peers

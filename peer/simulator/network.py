@@ -18,10 +18,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from optim.codecs import codec
-from optim.fragments import MEETING_INTERVAL
-from protocol.errors import BadSettings
-from protocol.run.manifest import Manifest
+from gossamer.optim.codecs import codec
+from gossamer.optim.fragments import MEETING_INTERVAL
+from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.run.manifest import Manifest
 
 Floats = npt.NDArray[np.float64]
 CHUNK_DRAWS: Final = 1 << 22  # 32 MiB at a time

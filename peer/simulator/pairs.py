@@ -15,11 +15,11 @@ from random import Random
 
 from torch import Tensor
 
-from optim.noloco import PairRule
-from peer.simulator.matching import Matcher, matcher
-from peer.simulator.population import Layout, Population, SimulatedReplica, coding
-from peer.trainer.fragment_state import FragmentState
-from peer.trainer.meeting import MeetingSide, bounded_weight
+from gossamer.optim.noloco import PairRule
+from gossamer.peer.simulator.matching import Matcher, matcher
+from gossamer.peer.simulator.population import Layout, Population, SimulatedReplica, coding
+from gossamer.peer.trainer.fragment_state import FragmentState
+from gossamer.peer.trainer.meeting import MeetingSide, bounded_weight
 
 
 def train_alone(population: Population) -> Iterator[Fraction]:

@@ -22,16 +22,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from optim.fragment_codec import FragmentCodec
-from optim.inner import build_optimizer, learning_rate, set_learning_rate
-from peer.model.computing import compute_dtype, next_token_loss
-from peer.model.evaluation import mask_as_run
-from peer.model.model import build_model, check_fit, model_config, num_parameters
-from peer.model.plan import follow_clock, fragment_codecs
-from peer.simulator.scenario import Scenario
-from peer.simulator.texts import Batches, Texts
-from peer.text.tokenizer import Tokenizer
-from protocol.errors import BadSettings, OperatorError
+from gossamer.optim.fragment_codec import FragmentCodec
+from gossamer.optim.inner import build_optimizer, learning_rate, set_learning_rate
+from gossamer.peer.model.computing import compute_dtype, next_token_loss
+from gossamer.peer.model.evaluation import mask_as_run
+from gossamer.peer.model.model import build_model, check_fit, model_config, num_parameters
+from gossamer.peer.model.plan import follow_clock, fragment_codecs
+from gossamer.peer.simulator.scenario import Scenario
+from gossamer.peer.simulator.texts import Batches, Texts
+from gossamer.peer.text.tokenizer import Tokenizer
+from gossamer.protocol.errors import BadSettings, OperatorError
 
 COOLER: Final = "lower learning_rate, or the outer step (beta, alpha)"
 VALUE_BYTES: Final = 4

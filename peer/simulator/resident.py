@@ -13,35 +13,35 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from peer.link.payload_folder import PayloadFolder
-from peer.machine.events import Event, MeetingDone
-from peer.meeting.driver import OwnSide
-from peer.meeting.journal import Journal
-from peer.node.arrival import find_run
-from peer.node.donor import FetchServer
-from peer.node.door import Door
-from peer.node.fetching import FetchClient
-from peer.node.mirror import Mirror
-from peer.node.node import Node
-from peer.node.upkeep import Upkeep
-from peer.simulator.stand_in import PLAN, StandInTrainer
-from peer.swarm.address_book import AddressBook, loop_s
-from peer.swarm.hearsay import Hearsay
-from peer.swarm.membership import Membership
-from peer.swarm.presence import Presence
-from peer.swarm.standing import Standing
-from peer.swarm.swarm_time import SwarmTime
-from protocol.addresses import by_peer, read_address, with_peer
-from protocol.errors import GossamerError
-from protocol.identity import Identity, PeerId
-from protocol.libp2p.directory import DhtDirectory
-from protocol.libp2p.record_store import RecordShelf
-from protocol.memory.calls import MemoryP2P
-from protocol.memory.conversation import Link
-from protocol.memory.network import MemoryNetwork
-from protocol.run.invite import Invite
-from protocol.run.manifest import Manifest, SignedManifest
-from protocol.streams.transport import Purpose, Stream
+from gossamer.peer.link.payload_folder import PayloadFolder
+from gossamer.peer.machine.events import Event, MeetingDone
+from gossamer.peer.meeting.driver import OwnSide
+from gossamer.peer.meeting.journal import Journal
+from gossamer.peer.node.arrival import find_run
+from gossamer.peer.node.donor import FetchServer
+from gossamer.peer.node.door import Door
+from gossamer.peer.node.fetching import FetchClient
+from gossamer.peer.node.mirror import Mirror
+from gossamer.peer.node.node import Node
+from gossamer.peer.node.upkeep import Upkeep
+from gossamer.peer.simulator.stand_in import PLAN, StandInTrainer
+from gossamer.peer.swarm.address_book import AddressBook, loop_s
+from gossamer.peer.swarm.hearsay import Hearsay
+from gossamer.peer.swarm.membership import Membership
+from gossamer.peer.swarm.presence import Presence
+from gossamer.peer.swarm.standing import Standing
+from gossamer.peer.swarm.swarm_time import SwarmTime
+from gossamer.protocol.addresses import by_peer, read_address, with_peer
+from gossamer.protocol.errors import GossamerError
+from gossamer.protocol.identity import Identity, PeerId
+from gossamer.protocol.libp2p.directory import DhtDirectory
+from gossamer.protocol.libp2p.record_store import RecordShelf
+from gossamer.protocol.memory.calls import MemoryP2P
+from gossamer.protocol.memory.conversation import Link
+from gossamer.protocol.memory.network import MemoryNetwork
+from gossamer.protocol.run.invite import Invite
+from gossamer.protocol.run.manifest import Manifest, SignedManifest
+from gossamer.protocol.streams.transport import Purpose, Stream
 
 PULSE_S = 5.0  # as protocol/libp2p/node.py
 NUM_RELAYS = 2

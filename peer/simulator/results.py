@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from protocol.errors import BadSettings
+from gossamer.protocol.errors import BadSettings
 
 JSON_KEYS: Final = (
     *("method", "codec", "peers", "steps", "tokens", "eval_loss", "eval_loss_averaged"),

@@ -14,12 +14,12 @@ from fractions import Fraction
 from random import Random
 from typing import Final
 
-from optim.inner import InnerSettings
-from optim.names import nearest
-from peer.model.plan import inner_settings
-from protocol.errors import BadSettings
-from protocol.run.manifest import Manifest
-from protocol.run.sections import AUTO_STEPS
+from gossamer.optim.inner import InnerSettings
+from gossamer.optim.names import nearest
+from gossamer.peer.model.plan import inner_settings
+from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.run.manifest import Manifest
+from gossamer.protocol.run.sections import AUTO_STEPS
 
 NUM_PEERS: Final = 8
 ON_DEMAND: Final = "on-demand"

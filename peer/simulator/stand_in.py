@@ -11,13 +11,13 @@ import random
 from collections import Counter
 from pathlib import Path
 
-from peer.link import records as ask
-from peer.link.payload_folder import PayloadFolder
-from peer.link.records import File, payload_name
-from peer.link.socket import NodeEnd
-from peer.node.node import Node
-from protocol.messages.messages import RunPhase
-from protocol.messages.terms import FragmentTerms, ModelPlan
+from gossamer.peer.link import records as ask
+from gossamer.peer.link.payload_folder import PayloadFolder
+from gossamer.peer.link.records import File, payload_name
+from gossamer.peer.link.socket import NodeEnd
+from gossamer.peer.node.node import Node
+from gossamer.protocol.messages.messages import RunPhase
+from gossamer.protocol.messages.terms import FragmentTerms, ModelPlan
 
 PLAN = ModelPlan(codec_id=16, fragments=(FragmentTerms(128, 8192, 16), FragmentTerms(128, 8192, 16)), state_bytes=32768)
 STEP_S = 1.0

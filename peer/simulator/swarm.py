@@ -15,15 +15,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from peer.machine.runtime_folder import MEMORY_FOLDER
-from peer.simulator.resident import Resident, Run, identity_of
-from peer.swarm.address_book import loop_s
-from protocol.identity import Identity, PeerId
-from protocol.memory import virtual_time
-from protocol.memory.conversation import Link
-from protocol.memory.network import EPOCH_S, MemoryNetwork
-from protocol.run.manifest import Manifest
-from protocol.tasks import cancel
+from gossamer.peer.machine.runtime_folder import MEMORY_FOLDER
+from gossamer.peer.simulator.resident import Resident, Run, identity_of
+from gossamer.peer.swarm.address_book import loop_s
+from gossamer.protocol.identity import Identity, PeerId
+from gossamer.protocol.memory import virtual_time
+from gossamer.protocol.memory.conversation import Link
+from gossamer.protocol.memory.network import EPOCH_S, MemoryNetwork
+from gossamer.protocol.run.manifest import Manifest
+from gossamer.protocol.tasks import cancel
 
 ARRIVAL_S = 60.0  # in which all but the host come
 SETTLE_S = 60.0  # from the last arrival to the cut, and from the healing to the end

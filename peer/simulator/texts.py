@@ -15,12 +15,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from peer.simulator.scenario import Scenario
-from peer.text.batches import Draw
-from peer.text.corpus import Corpus, ResidentCorpus, load_corpus
-from peer.text.token_cache import Tokens
-from peer.text.tokenizer import Tokenizer
-from protocol.errors import BadSettings
+from gossamer.peer.simulator.scenario import Scenario
+from gossamer.peer.text.batches import Draw
+from gossamer.peer.text.corpus import Corpus, ResidentCorpus, load_corpus
+from gossamer.peer.text.token_cache import Tokens
+from gossamer.peer.text.tokenizer import Tokenizer
+from gossamer.protocol.errors import BadSettings
 
 
 class Batches(Protocol):

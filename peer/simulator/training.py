@@ -14,16 +14,16 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from peer.model.evaluation import NUM_BATCHES, held_out_loss, output_distance, predictions
-from peer.model.model import choose_device
-from peer.simulator.choices import SimulationRequest
-from peer.simulator.methods import Method, method
-from peer.simulator.population import Diverged, Population, SimulatedReplica, need_memory, populate
-from peer.simulator.results import Point, Result, Row
-from peer.simulator.scenario import Scenario
-from peer.simulator.texts import load_texts
-from peer.text.corpus import Corpus
-from peer.text.tokenizer import load_tokenizer
+from gossamer.peer.model.evaluation import NUM_BATCHES, held_out_loss, output_distance, predictions
+from gossamer.peer.model.model import choose_device
+from gossamer.peer.simulator.choices import SimulationRequest
+from gossamer.peer.simulator.methods import Method, method
+from gossamer.peer.simulator.population import Diverged, Population, SimulatedReplica, need_memory, populate
+from gossamer.peer.simulator.results import Point, Result, Row
+from gossamer.peer.simulator.scenario import Scenario
+from gossamer.peer.simulator.texts import load_texts
+from gossamer.peer.text.corpus import Corpus
+from gossamer.peer.text.tokenizer import load_tokenizer
 
 NUM_POINTS: Final = 24  # of a curve
 PROBE_BATCHES: Final = 8  # on which the replicas' outputs are compared

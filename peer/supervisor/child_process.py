@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from peer.machine.events import Event, ProcessFailed, from_line
+from gossamer.peer.machine.events import Event, ProcessFailed, from_line
 
 LINE_BYTES = 1 << 20
 OURS = Path(__file__).parents[2]  # where the packages lie

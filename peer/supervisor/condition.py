@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from peer.machine.config import NODE, TRAINER
-from peer.machine.events import Event, ProcessSays, StateChanged
-from peer.machine.states import ALONE, NO_PARTNERS, RESTART, SAVES_AGAIN, SILENT, changed
-from peer.supervisor.rest import Rest
+from gossamer.peer.machine.config import NODE, TRAINER
+from gossamer.peer.machine.events import Event, ProcessSays, StateChanged
+from gossamer.peer.machine.states import ALONE, NO_PARTNERS, RESTART, SAVES_AGAIN, SILENT, changed
+from gossamer.peer.supervisor.rest import Rest
 
 SILENT_S = 15.0  # a trainer speaks about once a second, so after this long it is worth a word
 HUNG_S = 300.0  # no inner step takes so long where training makes sense

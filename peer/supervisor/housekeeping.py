@@ -11,11 +11,11 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 
-from peer.machine.energy import EnergyMeter
-from peer.machine.events import EnergyUsed, Event, Warned
-from peer.machine.home import Home, write_whole
-from peer.machine.log_lines import keep_short
-from peer.machine.status import OVER_ALL_STARTS, Status
+from gossamer.peer.machine.energy import EnergyMeter
+from gossamer.peer.machine.events import EnergyUsed, Event, Warned
+from gossamer.peer.machine.home import Home, write_whole
+from gossamer.peer.machine.log_lines import keep_short
+from gossamer.peer.machine.status import OVER_ALL_STARTS, Status
 
 LOOK_S = 30.0
 LITTLE_DISK_BYTES = 1 << 30  # what a few checkpoints of a middling model need

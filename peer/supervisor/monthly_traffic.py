@@ -7,8 +7,8 @@ import json
 from datetime import datetime
 from pathlib import Path
 
-from peer.machine.home import write_whole
-from peer.supervisor.rest import Rest, clock_text
+from gossamer.peer.machine.home import write_whole
+from gossamer.peer.supervisor.rest import Rest, clock_text
 
 SAVE_S = 30.0  # between two writes: a power cut forgets so much
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from peer.machine.config import LocalSettings
-from peer.machine.room import megabytes
-from peer.machine.schedule import Schedule
-from peer.machine.units import size_bytes
-from peer.supervisor.surroundings import CALM_S, Surroundings
+from gossamer.peer.machine.config import LocalSettings
+from gossamer.peer.machine.room import megabytes
+from gossamer.peer.machine.schedule import Schedule
+from gossamer.peer.machine.units import size_bytes
+from gossamer.peer.supervisor.surroundings import CALM_S, Surroundings
 
 RESUMES = "ends with `peer resume`"
 

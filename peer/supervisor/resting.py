@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 
-from peer.machine.config import PeerConfig
-from peer.machine.home import Home
-from peer.machine.units import size_bytes
-from peer.supervisor.monthly_traffic import MonthlyTraffic
-from peer.supervisor.rest import Rest, memory_rest, ruled_rest
-from peer.supervisor.surroundings import Lookout
+from gossamer.peer.machine.config import PeerConfig
+from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.units import size_bytes
+from gossamer.peer.supervisor.monthly_traffic import MonthlyTraffic
+from gossamer.peer.supervisor.rest import Rest, memory_rest, ruled_rest
+from gossamer.peer.supervisor.surroundings import Lookout
 
 
 class Resting:

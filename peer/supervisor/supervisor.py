@@ -19,9 +19,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from peer.machine import control_socket as control
-from peer.machine.child import ChildSettings
-from peer.machine.config import (
+from gossamer.peer.machine import control_socket as control
+from gossamer.peer.machine.child import ChildSettings
+from gossamer.peer.machine.config import (
     NODE,
     STARTED_WITH,
     TRAINER,
@@ -33,7 +33,7 @@ from peer.machine.config import (
     saved_settings,
     with_setting,
 )
-from peer.machine.events import (
+from gossamer.peer.machine.events import (
     RESTING,
     CheckpointSaved,
     Event,
@@ -48,22 +48,22 @@ from peer.machine.events import (
     TrainerRestarted,
     Written,
 )
-from peer.machine.home import Home, write_whole
-from peer.machine.runtime_folder import PAYLOAD_BYTES, runtime_folder
-from peer.machine.states import changed
-from peer.machine.status import Status, apply
-from peer.supervisor.child_process import ChildExit, ChildProcess
-from peer.supervisor.condition import Condition, LastWord
-from peer.supervisor.housekeeping import Housekeeping, earlier
-from peer.supervisor.rest import asked_rest, last_rest, refused_rest
-from peer.supervisor.resting import Resting
-from protocol.errors import BadSettings, ExitCode, GossamerError
-from protocol.identity import Identity
-from protocol.run.invite import Invite
-from protocol.run.manifest import SignedManifest
-from protocol.tasks import Changes, cancel, work_until
+from gossamer.peer.machine.home import Home, write_whole
+from gossamer.peer.machine.runtime_folder import PAYLOAD_BYTES, runtime_folder
+from gossamer.peer.machine.states import changed
+from gossamer.peer.machine.status import Status, apply
+from gossamer.peer.supervisor.child_process import ChildExit, ChildProcess
+from gossamer.peer.supervisor.condition import Condition, LastWord
+from gossamer.peer.supervisor.housekeeping import Housekeeping, earlier
+from gossamer.peer.supervisor.rest import asked_rest, last_rest, refused_rest
+from gossamer.peer.supervisor.resting import Resting
+from gossamer.protocol.errors import BadSettings, ExitCode, GossamerError
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.run.invite import Invite
+from gossamer.protocol.run.manifest import SignedManifest
+from gossamer.protocol.tasks import Changes, cancel, work_until
 
-PROGRAMS = {NODE: "peer.node", TRAINER: "peer.trainer"}  # python -m
+PROGRAMS = {NODE: "gossamer.peer.node", TRAINER: "gossamer.peer.trainer"}  # python -m
 RESTART_PAUSE_S = (1.0, 30.0)  # first and longest pause before a child is started again
 PAUSE_GROWTH = 4
 MAX_FAILURES = 3  # of one child in a row; then restarting hides what is wrong

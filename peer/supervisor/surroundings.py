@@ -14,10 +14,10 @@ from pathlib import Path
 
 import psutil
 
-from peer.machine.config import LocalSettings
-from peer.machine.energy import busy_cpu_s
-from peer.machine.room import held_bytes, size_of
-from peer.machine.units import UNLIMITED
+from gossamer.peer.machine.config import LocalSettings
+from gossamer.peer.machine.energy import busy_cpu_s
+from gossamer.peer.machine.room import held_bytes, size_of
+from gossamer.peer.machine.units import UNLIMITED
 
 MEASURE_S = 5.0  # between two readings
 DISK_S = 30.0  # of the disk

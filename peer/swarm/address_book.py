@@ -21,10 +21,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from protocol.addresses import network_of, route, with_peer
-from protocol.errors import GossamerError
-from protocol.identity import PeerId
-from protocol.messages.records import MemberRecord
+from gossamer.protocol.addresses import network_of, route, with_peer
+from gossamer.protocol.errors import GossamerError
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.messages.records import MemberRecord
 
 MAX_ENTRIES = 256  # a random part of a larger swarm mixes as well as all of it
 MAX_BANS = 1024

@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from peer.swarm.address_book import AddressBook, KnownPeer
-from protocol.addresses import host_of, network_of, route
-from protocol.identity import PeerId
-from protocol.messages.terms import RunTerms, vouched_by
+from gossamer.peer.swarm.address_book import AddressBook, KnownPeer
+from gossamer.protocol.addresses import host_of, network_of, route
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.messages.terms import RunTerms, vouched_by
 
 Head = list[KnownPeer]
 

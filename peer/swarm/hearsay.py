@@ -11,14 +11,14 @@ import random
 from collections.abc import Iterable
 from contextlib import suppress
 
-from peer.swarm.address_book import AddressBook, loop_s
-from peer.swarm.swarm_time import SwarmTime
-from protocol.errors import GossamerError
-from protocol.identity import PeerId
-from protocol.limits import INTRODUCED, PASSED_RECORDS, RECORD_BYTES
-from protocol.messages.introduction import Introduction
-from protocol.messages.records import MemberRecord
-from protocol.messages.terms import RunTerms, check_record
+from gossamer.peer.swarm.address_book import AddressBook, loop_s
+from gossamer.peer.swarm.swarm_time import SwarmTime
+from gossamer.protocol.errors import GossamerError
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.limits import INTRODUCED, PASSED_RECORDS, RECORD_BYTES
+from gossamer.protocol.messages.introduction import Introduction
+from gossamer.protocol.messages.records import MemberRecord
+from gossamer.protocol.messages.terms import RunTerms, check_record
 
 LAST_WORD_S = 5.0  # a record that ends so soon is a farewell (see Presence.leave), or nobody renews it; it is not passed on
 FAMILIARITY = 0.02  # how fast we learn how much of the swarm we know: from some fifty members named to us

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
-from protocol.identity import Identity
-from protocol.messages.records import MemberRecord, announceable
-from protocol.messages.terms import ModelPlan, RunTerms
-from protocol.run.invite import Credential
-from protocol.run.manifest import Manifest
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.messages.records import MemberRecord, announceable
+from gossamer.protocol.messages.terms import ModelPlan, RunTerms
+from gossamer.protocol.run.invite import Credential
+from gossamer.protocol.run.manifest import Manifest
 
 BARE_RECORD_S = 90
 

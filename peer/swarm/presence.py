@@ -10,16 +10,16 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator
 
-from peer.machine.events import Event
-from peer.swarm.address_book import loop_s
-from peer.swarm.hearsay import Hearsay
-from peer.swarm.membership import Membership
-from peer.swarm.sight import RELEASE, Sight
-from peer.swarm.standing import PeerState, Standing
-from protocol.errors import GossamerError
-from protocol.limits import RECORD_LIFETIME_S
-from protocol.messages.records import MemberRecord, announceable
-from protocol.streams.transport import Directory
+from gossamer.peer.machine.events import Event
+from gossamer.peer.swarm.address_book import loop_s
+from gossamer.peer.swarm.hearsay import Hearsay
+from gossamer.peer.swarm.membership import Membership
+from gossamer.peer.swarm.sight import RELEASE, Sight
+from gossamer.peer.swarm.standing import PeerState, Standing
+from gossamer.protocol.errors import GossamerError
+from gossamer.protocol.limits import RECORD_LIFETIME_S
+from gossamer.protocol.messages.records import MemberRecord, announceable
+from gossamer.protocol.streams.transport import Directory
 
 log = logging.getLogger(__name__)
 

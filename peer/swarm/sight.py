@@ -8,12 +8,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 
-from peer.machine.events import AddressesChanged, Event, OthersTrained, PeersSeen, Warned
-from peer.machine.status import VERSION
-from peer.swarm.address_book import KnownPeer, loop_s
-from peer.swarm.heads import Heads
-from peer.swarm.hearsay import Hearsay
-from protocol.addresses import NEAR
+from gossamer.peer.machine.events import AddressesChanged, Event, OthersTrained, PeersSeen, Warned
+from gossamer.peer.machine.status import VERSION
+from gossamer.peer.swarm.address_book import KnownPeer, loop_s
+from gossamer.peer.swarm.heads import Heads
+from gossamer.peer.swarm.hearsay import Hearsay
+from gossamer.protocol.addresses import NEAR
 
 NEWS = 0.01  # a change of what others have trained by less is none
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum, auto
 
-from protocol.errors import RefusalCode
-from protocol.messages.messages import RunPhase
-from protocol.tasks import Changes
+from gossamer.protocol.errors import RefusalCode
+from gossamer.protocol.messages.messages import RunPhase
+from gossamer.protocol.tasks import Changes
 
 
 class PeerState(Enum):

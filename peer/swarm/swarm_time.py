@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from peer.swarm.address_book import loop_s
-from protocol.identity import PeerId
-from protocol.limits import CLOCK_SKEW_S
-from protocol.newest import keep_newest
+from gossamer.peer.swarm.address_book import loop_s
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.limits import CLOCK_SKEW_S
+from gossamer.protocol.newest import keep_newest
 
 NETWORKS = 64  # whose voices are kept
 PEERS = 8  # of one network

@@ -16,15 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from peer.text.batches import Draw, IndexArray, WindowOrder, cut, held_out_batches, permutation, random_stream
-from peer.text.document import HELD_OUT_SHARE
-from peer.text.documents import GIVE_TEXT, read_texts, standard_library, text_files
-from peer.text.token_cache import Tokens, in_memory, on_disk
-from protocol.errors import BadSettings
+from gossamer.peer.text.batches import Draw, IndexArray, WindowOrder, cut, held_out_batches, permutation, random_stream
+from gossamer.peer.text.document import HELD_OUT_SHARE
+from gossamer.peer.text.documents import GIVE_TEXT, read_texts, standard_library, text_files
+from gossamer.peer.text.token_cache import Tokens, in_memory, on_disk
+from gossamer.protocol.errors import BadSettings
 
 if TYPE_CHECKING:
-    from peer.text.tokenizer import Tokenizer
-    from protocol.run.sections import DataSection, DataSource
+    from gossamer.peer.text.tokenizer import Tokenizer
+    from gossamer.protocol.run.sections import DataSection, DataSource
 
 BLOCK: Final = 1024  # windows of a mixture that are dealt out at once
 
@@ -167,8 +167,8 @@ def load_corpus(
 
 def _load(source: DataSource, tokenizer: Tokenizer, draw: Draw, path: Path | None, cache: Path, tell: Tell) -> Corpus:
     if source.source == "huggingface":
-        from peer.text.document_stream import open_stream  # `datasets` takes long to import
-        from peer.text.streaming import StreamedCorpus
+        from gossamer.peer.text.document_stream import open_stream  # `datasets` takes long to import
+        from gossamer.peer.text.streaming import StreamedCorpus
 
         return StreamedCorpus(open_stream(source, draw), tokenizer, draw)
     if source.source == "builtin":

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, Final
 import datasets
 import numpy as np
 
-from peer.text.batches import Draw, permutation, random_stream
-from peer.text.document import Document
-from protocol.errors import BadManifest, BadSettings, GossamerError
+from gossamer.peer.text.batches import Draw, permutation, random_stream
+from gossamer.peer.text.document import Document
+from gossamer.protocol.errors import BadManifest, BadSettings, GossamerError
 
 if TYPE_CHECKING:
-    from protocol.run.sections import DataSource
+    from gossamer.protocol.run.sections import DataSource
 
 MIN_UNITS: Final = 32  # of a data set; a lane costs the reading of all its neighbours, so no more than these
 ROWS: Final = 1000  # decoded at once

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from peer.text.document import Document, content, is_held_out
-from protocol.errors import BadSettings
+from gossamer.peer.text.document import Document, content, is_held_out
+from gossamer.protocol.errors import BadSettings
 
 BLOCK_CHARACTERS = 16384  # a block goes on to the end of its line, but not much
 LINE_CHARACTERS = 4096
@@ -92,7 +92,7 @@ def _table_kind(file: Path) -> str | None:
 
 
 def _rows(file: Path, kind: str, column: str) -> Iterator[Block]:
-    from peer.text.document_stream import table_documents  # `datasets` takes long to import
+    from gossamer.peer.text.document_stream import table_documents  # `datasets` takes long to import
 
     for document in table_documents(file, kind, column):
         yield Block(document, is_held_out(content(document)), ends_document=True)

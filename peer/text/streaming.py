@@ -25,13 +25,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from peer.text.batches import Draw, WindowOrder, cut, held_out_batches
-from peer.text.document import content, is_held_out
-from peer.text.document_stream import Bookmark, DocumentStream
-from protocol.errors import BadSettings
+from gossamer.peer.text.batches import Draw, WindowOrder, cut, held_out_batches
+from gossamer.peer.text.document import content, is_held_out
+from gossamer.peer.text.document_stream import Bookmark, DocumentStream
+from gossamer.protocol.errors import BadSettings
 
 if TYPE_CHECKING:
-    from peer.text.tokenizer import Tokenizer
+    from gossamer.peer.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 

@@ -18,9 +18,9 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from peer.text.documents import Block
-from peer.text.tokenizer import Tokenizer
-from protocol.errors import BadSettings
+from gossamer.peer.text.documents import Block
+from gossamer.peer.text.tokenizer import Tokenizer
+from gossamer.protocol.errors import BadSettings
 
 PREFIX = "tokens-"
 BLOCKS = 64  # tokenized at once

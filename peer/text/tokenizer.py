@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from peer.text.document import Document
-from protocol.errors import BadManifest, BadSettings
+from gossamer.peer.text.document import Document
+from gossamer.protocol.errors import BadManifest, BadSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from protocol.run.sections import TokenizerSection
+    from gossamer.protocol.run.sections import TokenizerSection
 
 BYTES: Final = "bytes"
 NUM_BYTES: Final = 256

@@ -1,17 +1,17 @@
-"""`python -m peer.trainer`: the trainer process; see process.py."""
+"""`python -m gossamer.peer.trainer`: the trainer process; see process.py."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-from peer.machine.child import Child, loading, run_child
+from gossamer.peer.machine.child import Child, loading, run_child
 
 
 def run(child: Child) -> None:
     """Load the program and run it."""
     with loading():
-        from peer.trainer.process import run_trainer
+        from gossamer.peer.trainer.process import run_trainer
     run_trainer(child)
 
 

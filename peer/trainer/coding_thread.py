@@ -16,10 +16,10 @@ from dataclasses import dataclass
 
 import torch
 
-from peer.link import records as ask
-from peer.link.socket import TrainerEnd
-from peer.trainer.fragment_state import behind
-from peer.trainer.outer_loop import OuterLoop
+from gossamer.peer.link import records as ask
+from gossamer.peer.link.socket import TrainerEnd
+from gossamer.peer.trainer.fragment_state import behind
+from gossamer.peer.trainer.outer_loop import OuterLoop
 
 WAIT_S = 0.1  # after so long the thread sees that it is to end
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from optim.inner import build_optimizer, set_learning_rate
-from peer.model.computing import Computing, compile_blocks, is_out_of_memory, next_token_loss, recompute_blocks
-from peer.model.plan import inner_settings
-from protocol.run.manifest import Manifest
+from gossamer.optim.inner import build_optimizer, set_learning_rate
+from gossamer.peer.model.computing import Computing, compile_blocks, is_out_of_memory, next_token_loss, recompute_blocks
+from gossamer.peer.model.plan import inner_settings
+from gossamer.protocol.run.manifest import Manifest
 
 
 class Devices(Protocol):

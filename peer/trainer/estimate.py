@@ -12,12 +12,12 @@ from typing import Final
 
 import torch
 
-from optim.fragments import MEETING_INTERVAL
-from peer.model.computing import Computing
-from peer.trainer.interval import afforded_steps
-from peer.trainer.need import Need, run_need
-from protocol.messages.terms import ModelPlan
-from protocol.run.manifest import Manifest
+from gossamer.optim.fragments import MEETING_INTERVAL
+from gossamer.peer.model.computing import Computing
+from gossamer.peer.trainer.interval import afforded_steps
+from gossamer.peer.trainer.need import Need, run_need
+from gossamer.protocol.messages.terms import ModelPlan
+from gossamer.protocol.run.manifest import Manifest
 
 DAY_S: Final = 86_400.0
 PULL_SHARE: Final = 4  # of the gap that may be between two clocks: a state that is a fourth of it old is pulled, in rounds as long as that

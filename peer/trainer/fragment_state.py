@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from optim.fragment_codec import FragmentCodec
-from optim.fragments import add, gather
-from optim.noloco import PairRule
-from peer.trainer.merge_gate import MergeGate
+from gossamer.optim.fragment_codec import FragmentCodec
+from gossamer.optim.fragments import add, gather
+from gossamer.optim.noloco import PairRule
+from gossamer.peer.trainer.merge_gate import MergeGate
 
 SLAB_VALUES = 1 << 15  # 128 KiB: what one operation leaves in the processor's cache, the next one finds there
 DEVICE_SLAB_VALUES = 1 << 24  # on other devices: 64 MiB of what rests on the host at a time

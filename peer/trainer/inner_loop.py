@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from peer.machine.events import ComputingSet, Event
-from peer.model.computing import Computing, can_recompute
-from peer.model.model import state_tensors
-from peer.text.corpus import Corpus
-from peer.trainer.device import Devices, OneDevice
-from protocol.errors import OperatorError
-from protocol.run.manifest import Manifest
+from gossamer.peer.machine.events import ComputingSet, Event
+from gossamer.peer.model.computing import Computing, can_recompute
+from gossamer.peer.model.model import state_tensors
+from gossamer.peer.text.corpus import Corpus
+from gossamer.peer.trainer.device import Devices, OneDevice
+from gossamer.protocol.errors import OperatorError
+from gossamer.protocol.run.manifest import Manifest
 
 FORMATS: Final = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 OUT_OF_MEMORY: Final = "the memory ran out"

@@ -20,11 +20,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from optim.fragments import MEETING_INTERVAL
-from peer.link.records import NodeReport, Open
-from peer.machine.events import IntervalSet
-from peer.trainer.replica import Replica
-from protocol.messages.messages import RunPhase
+from gossamer.optim.fragments import MEETING_INTERVAL
+from gossamer.peer.link.records import NodeReport, Open
+from gossamer.peer.machine.events import IntervalSet
+from gossamer.peer.trainer.replica import Replica
+from gossamer.protocol.messages.messages import RunPhase
 
 SHORTEST_STEPS: Final = 4
 LONGEST_STEPS: Final = 1000  # a line that cannot carry even that is too slow for the run

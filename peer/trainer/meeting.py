@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from optim.codecs import Gap
-from optim.fragment_codec import FragmentEncoded
-from optim.noloco import PairRule, token_weight
-from peer.trainer.fragment_state import FragmentState, OuterStep, length_of, mark
-from peer.trainer.merge_gate import Lengths
+from gossamer.optim.codecs import Gap
+from gossamer.optim.fragment_codec import FragmentEncoded
+from gossamer.optim.noloco import PairRule, token_weight
+from gossamer.peer.trainer.fragment_state import FragmentState, OuterStep, length_of, mark
+from gossamer.peer.trainer.merge_gate import Lengths
 
 MAX_TOKEN_RATIO = 16  # more than the speeds of peers that train together differ by
 

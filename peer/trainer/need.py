@@ -13,17 +13,17 @@ from typing import Final
 
 import torch
 
-from optim.inner import num_state_values, shared_out
-from peer.machine.config import LocalSettings
-from peer.machine.home import Home
-from peer.machine.room import OTHERS_BYTES, TRAINER_BYTES, Room, container_size, disk_room, home_room, memory_room, need_room
-from peer.machine.units import size_bytes
-from peer.model.computing import Computing
-from peer.model.model import activation_bytes, need_layout, parameter_shapes
-from peer.model.plan import fragment_codecs, model_plan
-from protocol.errors import BadSettings
-from protocol.messages.terms import ModelPlan
-from protocol.run.manifest import Manifest
+from gossamer.optim.inner import num_state_values, shared_out
+from gossamer.peer.machine.config import LocalSettings
+from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.room import OTHERS_BYTES, TRAINER_BYTES, Room, container_size, disk_room, home_room, memory_room, need_room
+from gossamer.peer.machine.units import size_bytes
+from gossamer.peer.model.computing import Computing
+from gossamer.peer.model.model import activation_bytes, need_layout, parameter_shapes
+from gossamer.peer.model.plan import fragment_codecs, model_plan
+from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.messages.terms import ModelPlan
+from gossamer.protocol.run.manifest import Manifest
 
 VALUE_BYTES: Final = 4  # f32 everywhere
 GPU_RUNTIME_BYTES: Final = 600_000_000  # what CUDA takes for itself

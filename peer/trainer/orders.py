@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Discriminator, TypeAdapter
 
-from peer.link.records import Lines, LinkRecord
+from gossamer.peer.link.records import Lines, LinkRecord
 
 
 class RankSettings(BaseModel):

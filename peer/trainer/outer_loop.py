@@ -17,17 +17,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from optim.fragment_codec import FragmentCodec
-from optim.noloco import FINISH, NoLoCo, PairRule
-from peer.link import records as ask
-from peer.link.payload_folder import PayloadFolder
-from peer.link.records import File, payload_name
-from peer.trainer.fragment_state import FragmentState, OuterStep, Since
-from peer.trainer.meeting import MeetingSide, bounded_weight
-from peer.trainer.pulling import Pulls
-from peer.trainer.shared_state import payload_tensor, write_state
-from protocol.messages.messages import RunPhase
-from protocol.newest import keep_newest
+from gossamer.optim.fragment_codec import FragmentCodec
+from gossamer.optim.noloco import FINISH, NoLoCo, PairRule
+from gossamer.peer.link import records as ask
+from gossamer.peer.link.payload_folder import PayloadFolder
+from gossamer.peer.link.records import File, payload_name
+from gossamer.peer.trainer.fragment_state import FragmentState, OuterStep, Since
+from gossamer.peer.trainer.meeting import MeetingSide, bounded_weight
+from gossamer.peer.trainer.pulling import Pulls
+from gossamer.peer.trainer.shared_state import payload_tensor, write_state
+from gossamer.protocol.messages.messages import RunPhase
+from gossamer.protocol.newest import keep_newest
 
 JOURNALED = 256  # meetings remembered as applied; the node never asks for an older one again
 

@@ -13,36 +13,36 @@ import torch
 from torch.utils._triton import has_triton
 from transformers import PreTrainedModel
 
-from optim.codecs.hadamard import keep_products_exact
-from peer.link.payload_folder import PayloadFolder
-from peer.link.records import Writer
-from peer.link.socket import TrainerEnd
-from peer.machine.child import Child
-from peer.machine.config import PeerConfig
-from peer.machine.events import Event, ModelBuilt, ProcessSays, ProgressMade, RunKnown
-from peer.machine.home import Home
-from peer.machine.processor_queue import queued_clock
-from peer.machine.room import held_bytes
-from peer.machine.units import size_bytes
-from peer.model.checkpoint import load_latest
-from peer.model.computing import Computing, compute_dtype
-from peer.model.evaluation import mask_as_run
-from peer.model.model import build_model, check_fit, choose_devices
-from peer.model.plan import need_abilities
-from peer.model.throughput import flops_per_token, peak_flops
-from peer.text.batches import Draw
-from peer.text.corpus import load_corpus
-from peer.text.tokenizer import BYTES, load_tokenizer
-from peer.trainer.device import keep_within
-from peer.trainer.need import fitting, rooms, within
-from peer.trainer.replica import Replica
-from peer.trainer.saver import Saver
-from peer.trainer.trainer import Trainer
-from protocol.identity import PeerId
-from protocol.run.manifest import Manifest, SignedManifest
+from gossamer.optim.codecs.hadamard import keep_products_exact
+from gossamer.peer.link.payload_folder import PayloadFolder
+from gossamer.peer.link.records import Writer
+from gossamer.peer.link.socket import TrainerEnd
+from gossamer.peer.machine.child import Child
+from gossamer.peer.machine.config import PeerConfig
+from gossamer.peer.machine.events import Event, ModelBuilt, ProcessSays, ProgressMade, RunKnown
+from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.processor_queue import queued_clock
+from gossamer.peer.machine.room import held_bytes
+from gossamer.peer.machine.units import size_bytes
+from gossamer.peer.model.checkpoint import load_latest
+from gossamer.peer.model.computing import Computing, compute_dtype
+from gossamer.peer.model.evaluation import mask_as_run
+from gossamer.peer.model.model import build_model, check_fit, choose_devices
+from gossamer.peer.model.plan import need_abilities
+from gossamer.peer.model.throughput import flops_per_token, peak_flops
+from gossamer.peer.text.batches import Draw
+from gossamer.peer.text.corpus import load_corpus
+from gossamer.peer.text.tokenizer import BYTES, load_tokenizer
+from gossamer.peer.trainer.device import keep_within
+from gossamer.peer.trainer.need import fitting, rooms, within
+from gossamer.peer.trainer.replica import Replica
+from gossamer.peer.trainer.saver import Saver
+from gossamer.peer.trainer.trainer import Trainer
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.run.manifest import Manifest, SignedManifest
 
 if TYPE_CHECKING:
-    from peer.trainer.ranks import RankProcesses  # which loads what only several devices need
+    from gossamer.peer.trainer.ranks import RankProcesses  # which loads what only several devices need
 
 TELL_S = 1.0  # between two words on how far a long work is
 
@@ -108,14 +108,14 @@ def _initial_model(manifest: Manifest, folder: Path | None) -> PreTrainedModel:
     """Build the model with the weights that the run starts from, where this peer has them; else others' come later. Raises BadManifest."""
     if manifest.model.weights is None or folder is None:
         return build_model(manifest.model, manifest.run.seed)
-    from peer.model.start import load_start
+    from gossamer.peer.model.start import load_start
 
     return load_start(manifest.model, folder)
 
 
 def _start_ranks(child: Child, home: Home, devices: Sequence[torch.device]) -> RankProcesses:
     """Start a process for each device but the first; when one falls while the trainer cannot see it, the trainer ends."""
-    from peer.trainer.ranks import RankProcesses, threads_each
+    from gossamer.peer.trainer.ranks import RankProcesses, threads_each
 
     config = child.settings.config
     processes = RankProcesses(home.manifest, devices, child.settings.runtime / "ranks", lambda error: os._exit(child.end(error)), config)

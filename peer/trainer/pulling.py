@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from peer.link import records as ask
-from peer.link.payload_folder import PayloadFolder
-from peer.link.records import File, payload_name
-from peer.trainer.fragment_state import FragmentState
-from peer.trainer.shared_state import FragmentShift, payload_tensor
+from gossamer.peer.link import records as ask
+from gossamer.peer.link.payload_folder import PayloadFolder
+from gossamer.peer.link.records import File, payload_name
+from gossamer.peer.trainer.fragment_state import FragmentState
+from gossamer.peer.trainer.shared_state import FragmentShift, payload_tensor
 
 
 @dataclass(slots=True)

@@ -22,10 +22,10 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from optim.inner import shared_out
-from peer.model.computing import Computing
-from peer.trainer.device import OneDevice
-from protocol.run.manifest import Manifest
+from gossamer.optim.inner import shared_out
+from gossamer.peer.model.computing import Computing
+from gossamer.peer.trainer.device import OneDevice
+from gossamer.protocol.run.manifest import Manifest
 
 FIRST: Final = 0  # the rank that has the text, the outer state and the link
 LOOPBACK: Final = "lo0" if sys.platform == "darwin" else "lo"

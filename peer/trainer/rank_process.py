@@ -1,4 +1,4 @@
-"""`python -m peer.trainer.rank_process`: a rank beside the first, with which it dies, even while it loads torch or waits for others."""
+"""`python -m gossamer.peer.trainer.rank_process`: a rank beside the first. It ends when the first rank ends, at any moment."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 import threading
 from queue import SimpleQueue
 
-from peer.machine.child import loading
-from protocol.errors import ExitCode
+from gossamer.peer.machine.child import loading
+from gossamer.protocol.errors import ExitCode
 
 
 def listen(lines: SimpleQueue[bytes]) -> None:
@@ -26,7 +26,7 @@ def main() -> int:
     lines: SimpleQueue[bytes] = SimpleQueue()
     threading.Thread(target=listen, args=(lines,), name="orders", daemon=True).start()
     with loading():
-        from peer.trainer.rank_service import serve
+        from gossamer.peer.trainer.rank_service import serve
     try:
         serve(lines.get)
     except RuntimeError as error:  # this device, or another rank is gone: the first one says so, or is gone itself

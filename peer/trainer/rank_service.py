@@ -7,16 +7,16 @@ from typing import NoReturn
 
 import torch
 
-from optim.codecs.hadamard import keep_products_exact
-from peer.machine.units import size_bytes
-from peer.model.computing import Computing, compute_dtype
-from peer.model.evaluation import mask_as_run
-from peer.model.model import unset_model
-from peer.trainer import orders as order
-from peer.trainer.device import keep_within
-from peer.trainer.orders import ORDERS, Order, RankSettings
-from peer.trainer.rank import Rank, join
-from protocol.run.manifest import Manifest, SignedManifest
+from gossamer.optim.codecs.hadamard import keep_products_exact
+from gossamer.peer.machine.units import size_bytes
+from gossamer.peer.model.computing import Computing, compute_dtype
+from gossamer.peer.model.evaluation import mask_as_run
+from gossamer.peer.model.model import unset_model
+from gossamer.peer.trainer import orders as order
+from gossamer.peer.trainer.device import keep_within
+from gossamer.peer.trainer.orders import ORDERS, Order, RankSettings
+from gossamer.peer.trainer.rank import Rank, join
+from gossamer.protocol.run.manifest import Manifest, SignedManifest
 
 
 def _carry_out(rank: Rank, said: Order, dtype: torch.dtype) -> None:

@@ -18,16 +18,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from peer.machine.child import cpu_s
-from peer.machine.config import LocalSettings
-from peer.model.computing import Computing
-from peer.trainer import orders as order
-from peer.trainer.orders import ORDERS, Order, RankSettings
-from peer.trainer.rank import FIRST, Rank, join, leave
-from protocol.errors import GossamerError
-from protocol.run.manifest import Manifest
+from gossamer.peer.machine.child import cpu_s
+from gossamer.peer.machine.config import LocalSettings
+from gossamer.peer.model.computing import Computing
+from gossamer.peer.trainer import orders as order
+from gossamer.peer.trainer.orders import ORDERS, Order, RankSettings
+from gossamer.peer.trainer.rank import FIRST, Rank, join, leave
+from gossamer.protocol.errors import GossamerError
+from gossamer.protocol.run.manifest import Manifest
 
-PROGRAM: Final = "peer.trainer.rank_process"
+PROGRAM: Final = "gossamer.peer.trainer.rank_process"
 NOTICE_S: Final = 5.0  # in which the trainer's own thread should hear of a rank that fell: where it waits for a GPU, it never does
 END_S: Final = 5.0  # for the others to end by themselves
 

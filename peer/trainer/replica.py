@@ -18,24 +18,24 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from optim.fragments import Countdown
-from optim.inner import learning_rate
-from optim.noloco import NoLoCo
-from peer.link import records as ask
-from peer.link.payload_folder import PayloadFolder, mapped
-from peer.machine.events import Event, SoloStep
-from peer.model.computing import Computing
-from peer.model.evaluation import held_out_loss
-from peer.model.plan import follow_clock, fragment_codecs, inner_settings, model_plan
-from peer.text.corpus import Corpus
-from peer.trainer.device import Devices
-from peer.trainer.fragment_state import behind, mark
-from peer.trainer.inner_loop import InnerLoop
-from peer.trainer.outer_loop import OuterLoop
-from peer.trainer.shared_state import RESULT_TOLERANCE, TOLERANCE, read_state, settle, try_on, try_shifts
-from protocol.messages.messages import RunPhase
-from protocol.messages.terms import ModelPlan
-from protocol.run.manifest import Manifest
+from gossamer.optim.fragments import Countdown
+from gossamer.optim.inner import learning_rate
+from gossamer.optim.noloco import NoLoCo
+from gossamer.peer.link import records as ask
+from gossamer.peer.link.payload_folder import PayloadFolder, mapped
+from gossamer.peer.machine.events import Event, SoloStep
+from gossamer.peer.model.computing import Computing
+from gossamer.peer.model.evaluation import held_out_loss
+from gossamer.peer.model.plan import follow_clock, fragment_codecs, inner_settings, model_plan
+from gossamer.peer.text.corpus import Corpus
+from gossamer.peer.trainer.device import Devices
+from gossamer.peer.trainer.fragment_state import behind, mark
+from gossamer.peer.trainer.inner_loop import InnerLoop
+from gossamer.peer.trainer.outer_loop import OuterLoop
+from gossamer.peer.trainer.shared_state import RESULT_TOLERANCE, TOLERANCE, read_state, settle, try_on, try_shifts
+from gossamer.protocol.messages.messages import RunPhase
+from gossamer.protocol.messages.terms import ModelPlan
+from gossamer.protocol.run.manifest import Manifest
 
 REPLACED: Final = ("slow/", "momentum/")  # in the names of `Replica.tensors`: what an outer step replaces and nothing changes
 LATE_SHARE: Final = 10  # of the gap that may be between two clocks: a tenth without an outer step is too much for who joins

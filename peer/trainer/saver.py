@@ -19,13 +19,13 @@ from typing import Final, TypeVar
 import torch
 from torch import Tensor
 
-from peer.machine.config import PeerConfig
-from peer.machine.events import CheckpointFailed, CheckpointRejected, CheckpointSaved, Event
-from peer.machine.home import Home
-from peer.model.checkpoint import CheckpointContents, Loaded, save
-from peer.model.computing import is_out_of_memory
-from peer.trainer.replica import Replica
-from protocol.errors import BadSettings, GossamerError
+from gossamer.peer.machine.config import PeerConfig
+from gossamer.peer.machine.events import CheckpointFailed, CheckpointRejected, CheckpointSaved, Event
+from gossamer.peer.machine.home import Home
+from gossamer.peer.model.checkpoint import CheckpointContents, Loaded, save
+from gossamer.peer.model.computing import is_out_of_memory
+from gossamer.peer.trainer.replica import Replica
+from gossamer.protocol.errors import BadSettings, GossamerError
 
 T = TypeVar("T")
 STOP_SHARE: Final = 0.01  # of the time, that checkpoints may stop the trainer for

@@ -15,9 +15,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from optim.fragments import add, scatter
-from peer.link.payload_folder import PayloadFolder
-from peer.trainer.fragment_state import FragmentState, length_of
+from gossamer.optim.fragments import add, scatter
+from gossamer.peer.link.payload_folder import PayloadFolder
+from gossamer.peer.trainer.fragment_state import FragmentState, length_of
 
 MOST_GROWTH: Final = 100.0  # of a fragment's values over our own; those of the demo grow threefold in a whole run
 MOST_MOMENTUM: Final = 1.0  # as large as the weights: the longest honest outer step is a third of that

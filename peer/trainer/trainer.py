@@ -14,17 +14,17 @@ from typing import Literal
 
 import torch
 
-from peer.link import records as ask
-from peer.link.socket import TrainerEnd
-from peer.machine.child import Child
-from peer.machine.events import EvalDone, Event, OutputsMoved, ProcessSays, StepDone, TrainerIdle
-from peer.model.evaluation import held_out_loss, output_distance, predictions
-from peer.trainer.coding_thread import CodingThread
-from peer.trainer.interval import Pace
-from peer.trainer.replica import InnerStep, Replica
-from peer.trainer.saver import Saver
-from protocol.errors import OperatorError
-from protocol.messages.messages import RunPhase
+from gossamer.peer.link import records as ask
+from gossamer.peer.link.socket import TrainerEnd
+from gossamer.peer.machine.child import Child
+from gossamer.peer.machine.events import EvalDone, Event, OutputsMoved, ProcessSays, StepDone, TrainerIdle
+from gossamer.peer.model.evaluation import held_out_loss, output_distance, predictions
+from gossamer.peer.trainer.coding_thread import CodingThread
+from gossamer.peer.trainer.interval import Pace
+from gossamer.peer.trainer.replica import InnerStep, Replica
+from gossamer.peer.trainer.saver import Saver
+from gossamer.protocol.errors import OperatorError
+from gossamer.protocol.messages.messages import RunPhase
 
 TELL_S = 1.0  # between two words to the supervisor
 IDLE_S = 0.05  # how long a trainer that has nothing to train waits for the node at a time

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Self
 
-from protocol.libp2p.hivemind_imports import P2P, Client, Multiaddr, P2PDaemonError
-from protocol.libp2p.p2pd import MESSAGE_BYTES
-from protocol.tasks import cancel
+from gossamer.protocol.libp2p.hivemind_imports import P2P, Client, Multiaddr, P2PDaemonError
+from gossamer.protocol.libp2p.p2pd import MESSAGE_BYTES
+from gossamer.protocol.tasks import cancel
 
 
 class AttachedP2P(P2P):  # type: ignore[misc]

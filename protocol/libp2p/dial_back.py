@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
-from protocol.addresses import host_of, read_address, route
-from protocol.errors import BadMessage, Unreachable
-from protocol.identity import PeerId
-from protocol.libp2p.p2pd import BUFFER_BYTES, Control, stream_opener
-from protocol.libp2p.splice import Pair, drop
-from protocol.newest import keep_newest
-from protocol.tasks import cancel
+from gossamer.protocol.addresses import host_of, read_address, route
+from gossamer.protocol.errors import BadMessage, Unreachable
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.libp2p.p2pd import BUFFER_BYTES, Control, stream_opener
+from gossamer.protocol.libp2p.splice import Pair, drop
+from gossamer.protocol.newest import keep_newest
+from gossamer.protocol.tasks import cancel
 
 PROTOCOL = "/gossamer/reach/1"
 TRY_S = 2.0  # a packet that was lost is sent again after one

@@ -10,12 +10,12 @@ import asyncio
 import ipaddress
 from collections.abc import Callable, Sequence
 
-from protocol.addresses import NEAR, host_of, is_loopback, route
-from protocol.errors import Unreachable
-from protocol.identity import PeerId
-from protocol.libp2p.p2pd import Control
-from protocol.nearby import unseal
-from protocol.newest import keep_newest
+from gossamer.protocol.addresses import NEAR, host_of, is_loopback, route
+from gossamer.protocol.errors import Unreachable
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.libp2p.p2pd import Control
+from gossamer.protocol.nearby import unseal
+from gossamer.protocol.newest import keep_newest
 
 IN_VAIN = 8  # peers that were looked for at one host, and were not there
 LEFT_ALONE_S = 600.0

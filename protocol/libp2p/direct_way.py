@@ -11,12 +11,12 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from protocol.addresses import host_of, route
-from protocol.identity import PeerId
-from protocol.libp2p.dial_back import Reached, try_to_reach
-from protocol.libp2p.dialling import Dialling
-from protocol.libp2p.p2pd import Control
-from protocol.newest import keep_newest
+from gossamer.protocol.addresses import host_of, route
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.libp2p.dial_back import Reached, try_to_reach
+from gossamer.protocol.libp2p.dialling import Dialling
+from gossamer.protocol.libp2p.p2pd import Control
+from gossamer.protocol.newest import keep_newest
 
 AGAIN_S = (30.0, 3600.0)  # between two tries with one partner: at first, and after more and more of them
 OBSERVERS = 4  # hosts that must have seen us before p2pd punches

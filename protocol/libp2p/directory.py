@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
-from protocol.errors import BadMessage, TransportError, Unreachable
-from protocol.identity import PeerId
-from protocol.libp2p.attached import AttachedP2P
-from protocol.libp2p.dialling import Dialling
-from protocol.libp2p.kademlia import KEY_BYTES, RecordProtocol, can_be_called
-from protocol.libp2p.neighbours import Held, nearest, place_of
-from protocol.libp2p.record_store import RECORDS_IN_VIEW, RecordShelf
-from protocol.libp2p.walk import Walk
-from protocol.messages.records import MemberRecord
+from gossamer.protocol.errors import BadMessage, TransportError, Unreachable
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.libp2p.attached import AttachedP2P
+from gossamer.protocol.libp2p.dialling import Dialling
+from gossamer.protocol.libp2p.kademlia import KEY_BYTES, RecordProtocol, can_be_called
+from gossamer.protocol.libp2p.neighbours import Held, nearest, place_of
+from gossamer.protocol.libp2p.record_store import RECORDS_IN_VIEW, RecordShelf
+from gossamer.protocol.libp2p.walk import Walk
+from gossamer.protocol.messages.records import MemberRecord
 
 NUM_HOLDERS = 8
 NUM_LOOKED_AT = 3

@@ -21,11 +21,11 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # p2pd is started beside
 import grpc
 import grpc.aio
 
-from protocol import limits
-from protocol.addresses import route
-from protocol.errors import PeerGone, Unreachable
-from protocol.identity import PeerId
-from protocol.streams.transport import Inbox, Purpose, Stream
+from gossamer.protocol import limits
+from gossamer.protocol.addresses import route
+from gossamer.protocol.errors import PeerGone, Unreachable
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.streams.transport import Inbox, Purpose, Stream
 
 SERVICE: Final = "gossamer.v1.Peer"
 METADATA_BYTES: Final = 8 * 1024

@@ -18,15 +18,15 @@ from typing import Any, Self
 
 from google.protobuf.message import DecodeError
 
-from protocol.addresses import network_of, route
-from protocol.budgets import Allowance, Budgets
-from protocol.errors import BadMessage, GossamerError, TransportError, Unreachable
-from protocol.identity import PeerId
-from protocol.libp2p.dialling import Dialling
-from protocol.libp2p.hivemind_imports import DHTProtocol, P2PContext, P2PDaemonError, P2PHandlerError, PeerID, dht_pb2
-from protocol.libp2p.neighbours import Held, Holdings, Neighbours, nearest
-from protocol.libp2p.record_store import RecordShelf, join_records, split_answer, told
-from protocol.messages.records import MemberRecord
+from gossamer.protocol.addresses import network_of, route
+from gossamer.protocol.budgets import Allowance, Budgets
+from gossamer.protocol.errors import BadMessage, GossamerError, TransportError, Unreachable
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.libp2p.dialling import Dialling
+from gossamer.protocol.libp2p.hivemind_imports import DHTProtocol, P2PContext, P2PDaemonError, P2PHandlerError, PeerID, dht_pb2
+from gossamer.protocol.libp2p.neighbours import Held, Holdings, Neighbours, nearest
+from gossamer.protocol.libp2p.record_store import RecordShelf, join_records, split_answer, told
+from gossamer.protocol.messages.records import MemberRecord
 
 log = logging.getLogger(__name__)
 

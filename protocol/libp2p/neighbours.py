@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from heapq import nsmallest
 
-from protocol.identity import PeerId
-from protocol.messages.records import MemberRecord
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.messages.records import MemberRecord
 
 BUCKET = 8  # neighbours at one distance
 HELD = 512

@@ -15,25 +15,25 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Self
 
-from protocol.addresses import Route, host_of, is_loopback, read_address, route, route_between, with_peer
-from protocol.errors import BadMessage, BadSettings, GossamerError, TransportError, Unreachable
-from protocol.identity import PeerId
-from protocol.libp2p.attached import AttachedP2P
-from protocol.libp2p.dial_back import DialBack
-from protocol.libp2p.dialling import Dialling
-from protocol.libp2p.directory import DhtDirectory
-from protocol.libp2p.hivemind_imports import P2PDaemonError
-from protocol.libp2p.p2pd import Daemon, DaemonSettings
-from protocol.libp2p.reachability import Reachability
-from protocol.libp2p.record_store import RecordShelf
-from protocol.libp2p.relay_trial import carries
-from protocol.libp2p.splice import CarriedBytes
-from protocol.libp2p.tunnel import TunnelTransport
-from protocol.messages.records import MemberRecord
-from protocol.nearby import seal
-from protocol.streams.admission import Admission
-from protocol.streams.transport import Purpose, Stream, StreamHandler
-from protocol.tasks import cancel
+from gossamer.protocol.addresses import Route, host_of, is_loopback, read_address, route, route_between, with_peer
+from gossamer.protocol.errors import BadMessage, BadSettings, GossamerError, TransportError, Unreachable
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.libp2p.attached import AttachedP2P
+from gossamer.protocol.libp2p.dial_back import DialBack
+from gossamer.protocol.libp2p.dialling import Dialling
+from gossamer.protocol.libp2p.directory import DhtDirectory
+from gossamer.protocol.libp2p.hivemind_imports import P2PDaemonError
+from gossamer.protocol.libp2p.p2pd import Daemon, DaemonSettings
+from gossamer.protocol.libp2p.reachability import Reachability
+from gossamer.protocol.libp2p.record_store import RecordShelf
+from gossamer.protocol.libp2p.relay_trial import carries
+from gossamer.protocol.libp2p.splice import CarriedBytes
+from gossamer.protocol.libp2p.tunnel import TunnelTransport
+from gossamer.protocol.messages.records import MemberRecord
+from gossamer.protocol.nearby import seal
+from gossamer.protocol.streams.admission import Admission
+from gossamer.protocol.streams.transport import Purpose, Stream, StreamHandler
+from gossamer.protocol.tasks import cancel
 
 log = logging.getLogger(__name__)
 

@@ -13,17 +13,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from protocol.addresses import route
-from protocol.errors import Unreachable
-from protocol.identity import PeerId
-from protocol.libp2p.dialling import Dialling
-from protocol.libp2p.direct_way import DirectWay
-from protocol.libp2p.grpc_stream import BROKEN, GrpcStream, accepted, ended_well, open_channel, start_call
-from protocol.libp2p.p2pd import BUFFER_BYTES, Control
-from protocol.libp2p.splice import CarriedBytes, Pair, drop, splice, while_moving
-from protocol.streams.admission import LINGER_MOST_S, LINGER_S
-from protocol.streams.transport import Purpose, Stream
-from protocol.tasks import cancel
+from gossamer.protocol.addresses import route
+from gossamer.protocol.errors import Unreachable
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.libp2p.dialling import Dialling
+from gossamer.protocol.libp2p.direct_way import DirectWay
+from gossamer.protocol.libp2p.grpc_stream import BROKEN, GrpcStream, accepted, ended_well, open_channel, start_call
+from gossamer.protocol.libp2p.p2pd import BUFFER_BYTES, Control
+from gossamer.protocol.libp2p.splice import CarriedBytes, Pair, drop, splice, while_moving
+from gossamer.protocol.streams.admission import LINGER_MOST_S, LINGER_S
+from gossamer.protocol.streams.transport import Purpose, Stream
+from gossamer.protocol.tasks import cancel
 
 PROTOCOL = "/gossamer/peer/1"
 ACCEPT_S = 30.0  # the answer may wait behind a window or two of others on a slow line

@@ -26,12 +26,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
-from protocol.addresses import CIRCUIT, address_bytes, port_of, read_address, route
-from protocol.errors import BadMessage, BadSettings, TransportError, Unreachable
-from protocol.identity import PeerId
-from protocol.libp2p.hivemind_imports import Multiaddr, hivemind_cli, p2pd_pb2, read_pbmsg_safe, write_pbmsg
-from protocol.libp2p.splice import Pair
-from protocol.private_folder import need_private
+from gossamer.protocol.addresses import CIRCUIT, address_bytes, port_of, read_address, route
+from gossamer.protocol.errors import BadMessage, BadSettings, TransportError, Unreachable
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.libp2p.hivemind_imports import Multiaddr, hivemind_cli, p2pd_pb2, read_pbmsg_safe, write_pbmsg
+from gossamer.protocol.libp2p.splice import Pair
+from gossamer.protocol.private_folder import need_private
 
 log = logging.getLogger(__name__)
 

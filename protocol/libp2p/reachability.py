@@ -15,12 +15,12 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 
-from protocol.addresses import host_of, read_address, route
-from protocol.errors import BadMessage, Unreachable
-from protocol.identity import PeerId
-from protocol.libp2p.dial_back import Answer, Reached, ask
-from protocol.libp2p.p2pd import Control
-from protocol.newest import keep_newest
+from gossamer.protocol.addresses import host_of, read_address, route
+from gossamer.protocol.errors import BadMessage, Unreachable
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.libp2p.dial_back import Answer, Reached, ask
+from gossamer.protocol.libp2p.p2pd import Control
+from gossamer.protocol.newest import keep_newest
 
 ASKED_AT_ONCE = 3
 TICK_S = (1.0, 5.0)  # between two looks: while something is unsettled, and otherwise

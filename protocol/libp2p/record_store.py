@@ -11,12 +11,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 
-from protocol.addresses import network_of
-from protocol.errors import BadMessage, BadSignature
-from protocol.identity import PeerId
-from protocol.libp2p.neighbours import Held, nearest
-from protocol.limits import RECORD_LIFETIME_S
-from protocol.messages.records import MemberRecord
+from gossamer.protocol.addresses import network_of
+from gossamer.protocol.errors import BadMessage, BadSignature
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.libp2p.neighbours import Held, nearest
+from gossamer.protocol.limits import RECORD_LIFETIME_S
+from gossamer.protocol.messages.records import MemberRecord
 
 RECORDS_IN_VIEW = 256
 LASTING_S = RECORD_LIFETIME_S / 2  # a record that is in force for so long yet need not be told again

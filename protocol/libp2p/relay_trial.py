@@ -11,12 +11,12 @@ import os
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
-from protocol.addresses import CIRCUIT
-from protocol.errors import Unreachable
-from protocol.identity import Identity, PeerId
-from protocol.libp2p.p2pd import Control, Daemon, DaemonSettings
-from protocol.libp2p.splice import Pair, drop
-from protocol.limits import KIB, SEED_BYTES
+from gossamer.protocol.addresses import CIRCUIT
+from gossamer.protocol.errors import Unreachable
+from gossamer.protocol.identity import Identity, PeerId
+from gossamer.protocol.libp2p.p2pd import Control, Daemon, DaemonSettings
+from gossamer.protocol.libp2p.splice import Pair, drop
+from gossamer.protocol.limits import KIB, SEED_BYTES
 
 TRIAL_BYTES = 200 * KIB
 TRIAL_S = 20.0

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import cast
 
-from protocol.tasks import cancel
+from gossamer.protocol.tasks import cancel
 
 Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

@@ -20,11 +20,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from protocol.errors import BadMessage
-from protocol.identity import PeerId
-from protocol.libp2p.dialling import Dialling
-from protocol.libp2p.direct_way import DirectWay
-from protocol.libp2p.grpc_stream import (
+from gossamer.protocol.errors import BadMessage
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.libp2p.dialling import Dialling
+from gossamer.protocol.libp2p.direct_way import DirectWay
+from gossamer.protocol.libp2p.grpc_stream import (
     ACCEPTED,
     BROKEN,
     Context,
@@ -33,12 +33,12 @@ from protocol.libp2p.grpc_stream import (
     refuse_stranger,
     start_server,
 )
-from protocol.libp2p.outbound import PROTOCOL, Outbound
-from protocol.libp2p.p2pd import BUFFER_BYTES, Control, stream_opener
-from protocol.libp2p.splice import CarriedBytes, Pair, drop, splice
-from protocol.streams.admission import Admission, Visit, handle
-from protocol.streams.transport import Purpose, Stream, StreamHandler
-from protocol.tasks import cancel
+from gossamer.protocol.libp2p.outbound import PROTOCOL, Outbound
+from gossamer.protocol.libp2p.p2pd import BUFFER_BYTES, Control, stream_opener
+from gossamer.protocol.libp2p.splice import CarriedBytes, Pair, drop, splice
+from gossamer.protocol.streams.admission import Admission, Visit, handle
+from gossamer.protocol.streams.transport import Purpose, Stream, StreamHandler
+from gossamer.protocol.tasks import cancel
 
 log = logging.getLogger(__name__)
 

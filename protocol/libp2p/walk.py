@@ -12,9 +12,9 @@ from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from typing import Any
 
-from protocol.identity import PeerId
-from protocol.libp2p.neighbours import Held, place_of
-from protocol.tasks import cancel
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.libp2p.neighbours import Held, place_of
+from gossamer.protocol.tasks import cancel
 
 AT_ONCE = 3
 SLOW_S = 1.0  # a call that takes longer does not keep the next one waiting

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from protocol.errors import Unreachable
-from protocol.identity import PeerId
-from protocol.libp2p.hivemind_imports import P2PDaemonError, P2PHandlerError, PeerID
-from protocol.memory.conversation import FRAMING_BYTES, crossing_s
-from protocol.memory.network import CallHandler, MemoryNetwork, MemoryPeer
+from gossamer.protocol.errors import Unreachable
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.libp2p.hivemind_imports import P2PDaemonError, P2PHandlerError, PeerID
+from gossamer.protocol.memory.conversation import FRAMING_BYTES, crossing_s
+from gossamer.protocol.memory.network import CallHandler, MemoryNetwork, MemoryPeer
 
 
 class MemoryP2P:

@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from protocol.errors import PeerGone
-from protocol.identity import PeerId
-from protocol.streams.transport import Inbox, Stream
+from gossamer.protocol.errors import PeerGone
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.streams.transport import Inbox, Stream
 
 FRAMES_IN_INBOX = 4
 FRAMES_ON_THE_WAY = 8

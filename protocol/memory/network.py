@@ -11,12 +11,12 @@ import random
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 
-from protocol.errors import Unreachable
-from protocol.identity import PeerId
-from protocol.memory.conversation import Conversation, Link, MemoryLine
-from protocol.streams.admission import Admission, StreamCaps, Visit, handle
-from protocol.streams.transport import Purpose, Stream, StreamHandler
-from protocol.tasks import cancel
+from gossamer.protocol.errors import Unreachable
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.memory.conversation import Conversation, Link, MemoryLine
+from gossamer.protocol.streams.admission import Admission, StreamCaps, Visit, handle
+from gossamer.protocol.streams.transport import Purpose, Stream, StreamHandler
+from gossamer.protocol.tasks import cancel
 
 DIAL_S = 5.0  # until nobody has answered
 EPOCH_S = 1_700_000_000.0  # Unix time at loop time 0, so that records have dates

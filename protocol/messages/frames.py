@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
 from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as Wire
 
-from protocol import limits
-from protocol.errors import BadMessage, RefusalCode, Refused
-from protocol.identity import PeerId
-from protocol.messages.messages import Chunk, Commit, ContentsKind, Decision, Message, Outcome, Part, RunPhase, Verdict
-from protocol.run.invite import Credential
-from protocol.wire import peer_pb2
+from gossamer.protocol import limits
+from gossamer.protocol.errors import BadMessage, RefusalCode, Refused
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.messages.messages import Chunk, Commit, ContentsKind, Decision, Message, Outcome, Part, RunPhase, Verdict
+from gossamer.protocol.run.invite import Credential
+from gossamer.protocol.wire import peer_pb2
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from protocol import limits
-from protocol.messages.frames import read_alone, write_alone
-from protocol.wire import peer_pb2
+from gossamer.protocol import limits
+from gossamer.protocol.messages.frames import read_alone, write_alone
+from gossamer.protocol.wire import peer_pb2
 
 INTRODUCTION_BYTES = limits.INTRODUCED * (limits.RECORD_BYTES + 3) + 16  # at most: each record with its tag and length, and the time
 

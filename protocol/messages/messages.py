@@ -15,11 +15,11 @@ import hashlib
 from dataclasses import dataclass
 from enum import IntEnum
 
-from protocol import limits
-from protocol.errors import BadMessage, PeerMisbehaved, RefusalCode, Refused
-from protocol.identity import PeerId, Signed
-from protocol.limits import Bounded
-from protocol.run.invite import Credential
+from gossamer.protocol import limits
+from gossamer.protocol.errors import BadMessage, PeerMisbehaved, RefusalCode, Refused
+from gossamer.protocol.identity import PeerId, Signed
+from gossamer.protocol.limits import Bounded
+from gossamer.protocol.run.invite import Credential
 
 
 class RunPhase(IntEnum):

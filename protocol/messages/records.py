@@ -10,14 +10,14 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from protocol import limits
-from protocol.addresses import NEAR, is_loopback, read_address, route
-from protocol.errors import BadMessage
-from protocol.identity import PeerId, Signed
-from protocol.limits import Bounded
-from protocol.messages.frames import need_signed, read_alone, write_alone
-from protocol.run.invite import Credential
-from protocol.wire import peer_pb2
+from gossamer.protocol import limits
+from gossamer.protocol.addresses import NEAR, is_loopback, read_address, route
+from gossamer.protocol.errors import BadMessage
+from gossamer.protocol.identity import PeerId, Signed
+from gossamer.protocol.limits import Bounded
+from gossamer.protocol.messages.frames import need_signed, read_alone, write_alone
+from gossamer.protocol.run.invite import Credential
+from gossamer.protocol.wire import peer_pb2
 
 GIST_BYTES = 8
 

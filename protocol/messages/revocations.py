@@ -10,12 +10,12 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from protocol import limits
-from protocol.errors import BadMessage
-from protocol.identity import PeerId, Signed
-from protocol.messages.frames import fill, from_wire, need_signed, parse, read_alone, write_alone
-from protocol.run.invite import Credential
-from protocol.wire import peer_pb2
+from gossamer.protocol import limits
+from gossamer.protocol.errors import BadMessage
+from gossamer.protocol.identity import PeerId, Signed
+from gossamer.protocol.messages.frames import fill, from_wire, need_signed, parse, read_alone, write_alone
+from gossamer.protocol.run.invite import Credential
+from gossamer.protocol.wire import peer_pb2
 
 
 @dataclass(frozen=True, slots=True)

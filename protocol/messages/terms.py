@@ -10,14 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from protocol.errors import BadMessage, BadSignature, RefusalCode, Refused
-from protocol.identity import PeerId
-from protocol.messages.messages import ContentsKind, FetchRequest, Hello, RunPhase
-from protocol.messages.records import MemberRecord
-from protocol.messages.revocations import Revocation, Revocations
-from protocol.run.invite import Credential
-from protocol.run.manifest import Manifest
-from protocol.run.sections import Access
+from gossamer.protocol.errors import BadMessage, BadSignature, RefusalCode, Refused
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.messages.messages import ContentsKind, FetchRequest, Hello, RunPhase
+from gossamer.protocol.messages.records import MemberRecord
+from gossamer.protocol.messages.revocations import Revocation, Revocations
+from gossamer.protocol.run.invite import Credential
+from gossamer.protocol.run.manifest import Manifest
+from gossamer.protocol.run.sections import Access
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,12 +23,12 @@ from typing import Final, Self
 
 from google.protobuf.message import DecodeError
 
-from protocol import limits
-from protocol.addresses import read_address
-from protocol.errors import BadInvite, BadMessage, BadSignature, WrongVersion
-from protocol.identity import Identity, PeerId, Signed, signable
-from protocol.limits import Bounded
-from protocol.wire import peer_pb2
+from gossamer.protocol import limits
+from gossamer.protocol.addresses import read_address
+from gossamer.protocol.errors import BadInvite, BadMessage, BadSignature, WrongVersion
+from gossamer.protocol.identity import Identity, PeerId, Signed, signable
+from gossamer.protocol.limits import Bounded
+from gossamer.protocol.wire import peer_pb2
 
 
 @dataclass(frozen=True, slots=True)

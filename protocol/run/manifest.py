@@ -19,13 +19,13 @@ from google.protobuf.message import DecodeError
 from pydantic import PrivateAttr, ValidationError
 from pydantic_core import ErrorDetails
 
-from protocol import limits
-from protocol.errors import BadContents, BadManifest, BadMessage, PeerMisbehaved, WrongVersion
-from protocol.identity import Identity, PeerId, signable
-from protocol.run import sections
-from protocol.run.sections import Section
-from protocol.run.toml import write_toml
-from protocol.wire import peer_pb2
+from gossamer.protocol import limits
+from gossamer.protocol.errors import BadContents, BadManifest, BadMessage, PeerMisbehaved, WrongVersion
+from gossamer.protocol.identity import Identity, PeerId, signable
+from gossamer.protocol.run import sections
+from gossamer.protocol.run.sections import Section
+from gossamer.protocol.run.toml import write_toml
+from gossamer.protocol.wire import peer_pb2
 
 _HINT = "`peer init` writes a manifest with a comment for every key"
 _ASK_HOST = "ask the host for a new invite; its manifest cannot be used"

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, ValidationInfo, field_validator, model_validator
 
-from protocol import limits
-from protocol.errors import BadSettings
-from protocol.identity import PeerId
+from gossamer.protocol import limits
+from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.identity import PeerId
 
 DEMO_LLAMA: dict[str, Any] = {
     "hidden_size": 128,

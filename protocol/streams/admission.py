@@ -16,10 +16,10 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from protocol.addresses import network_of, route
-from protocol.errors import PeerMisbehaved, Refused, TransportError
-from protocol.identity import PeerId
-from protocol.streams.transport import Purpose, Stream, StreamHandler
+from gossamer.protocol.addresses import network_of, route
+from gossamer.protocol.errors import PeerMisbehaved, Refused, TransportError
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.streams.transport import Purpose, Stream, StreamHandler
 
 log = logging.getLogger(__name__)
 

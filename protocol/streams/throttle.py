@@ -11,9 +11,9 @@ import asyncio
 import math
 from collections.abc import Sequence
 
-from protocol.identity import PeerId
-from protocol.limits import SMALL_FRAME_BYTES
-from protocol.streams.transport import Purpose, Stream, StreamHandler, Transport
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.limits import SMALL_FRAME_BYTES
+from gossamer.protocol.streams.transport import Purpose, Stream, StreamHandler, Transport
 
 SAVED_S = 1.0  # how much of an unused rate may be used later
 CALM_SHARE = 0.1  # of a frame's own time that nobody else may have used, before a patient one goes

@@ -12,12 +12,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
 from typing import Literal, Protocol
 
-from protocol.addresses import Route
-from protocol.errors import PeerGone
-from protocol.identity import PeerId
-from protocol.messages.frames import from_frame, to_frame
-from protocol.messages.messages import Message
-from protocol.messages.records import MemberRecord
+from gossamer.protocol.addresses import Route
+from gossamer.protocol.errors import PeerGone
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.messages.frames import from_frame, to_frame
+from gossamer.protocol.messages.messages import Message
+from gossamer.protocol.messages.records import MemberRecord
 
 
 class Inbox:

@@ -33,7 +33,7 @@ def test_quality_runs_to_its_end_at_a_tiny_size_and_not_without_time() -> None:
 
 @pytest.mark.parametrize(("name", "millions"), [("100M", 99), ("125M", 125), ("350M", 350), ("1.2B", 1200)])
 def test_the_sizes_are_what_they_are_called(name: str, millions: int) -> None:
-    from peer.model.model import parameter_shapes
+    from gossamer.peer.model.model import parameter_shapes
 
     shapes = parameter_shapes(SIZES[name].manifest("adamw").model)
     assert sum(torch.Size(shape).numel() for shape in shapes.values()) == pytest.approx(1e6 * millions, rel=0.08)

@@ -5,8 +5,8 @@ import math
 from benchmarks import methods
 from benchmarks.methods import CONTESTANTS, PLAIN, RATES, rows_of
 from benchmarks.runs import Outcome, parser
-from peer.simulator.choices import scenario, setting
-from protocol.run.manifest import Manifest
+from gossamer.peer.simulator.choices import scenario, setting
+from gossamer.protocol.run.manifest import Manifest
 
 
 def outcome(loss: float, averaged: float | None = None) -> Outcome:

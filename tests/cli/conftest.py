@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from peer.machine.home import Home
-from protocol.identity import Identity
-from protocol.run.manifest import Manifest, SignedManifest
+from gossamer.peer.machine.home import Home
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.run.manifest import Manifest, SignedManifest
 from tests.cli.shell import Shell
 
 

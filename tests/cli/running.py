@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from peer.machine.control_socket import serving
-from peer.machine.home import Home
-from peer.machine.partners import Partner
-from peer.machine.runtime_folder import runtime_folder
-from peer.machine.status import Status
+from gossamer.peer.machine.control_socket import serving
+from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.partners import Partner
+from gossamer.peer.machine.runtime_folder import runtime_folder
+from gossamer.peer.machine.status import Status
 from tests.cli.shell import Said, Shell
 
 ADDRESS = "/ip4/127.0.0.1/tcp/4001"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.main import run
+from gossamer.cli.main import run
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from cli.compare import last_session
-from cli.main import run
-from peer.machine.events import Event, EventLog, ModelBuilt, PeerStarted, RunKnown, StepDone
-from peer.machine.home import Home
-from protocol.errors import BadSettings
+from gossamer.cli.compare import last_session
+from gossamer.cli.main import run
+from gossamer.peer.machine.events import Event, EventLog, ModelBuilt, PeerStarted, RunKnown, StepDone
+from gossamer.peer.machine.home import Home
+from gossamer.protocol.errors import BadSettings
 from tests.cli.shell import Shell
 from tests.peer.trained_homes import tiny_manifest, trained_home
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cli.comparison import Comparison, total_meetings
+from gossamer.cli.comparison import Comparison, total_meetings
 from tests.cli.test_figures import STATUS
 
 COMPARISON = Comparison(

@@ -3,8 +3,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from peer.machine.config import LocalSettings
-from peer.machine.home import Home
+from gossamer.peer.machine.config import LocalSettings
+from gossamer.peer.machine.home import Home
 from tests.cli.shell import Shell
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from cli.curves import curves, draw_curves
-from peer.machine.events import EvalDone, EventLog, StepDone
-from peer.machine.home import Home
-from protocol.errors import BadSettings
+from gossamer.cli.curves import curves, draw_curves
+from gossamer.peer.machine.events import EvalDone, EventLog, StepDone
+from gossamer.peer.machine.home import Home
+from gossamer.protocol.errors import BadSettings
 
 
 def ran(folder: Path) -> Path:

@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
-from cli.dashboard import listening
-from protocol.errors import BadSettings
+from gossamer.cli.dashboard import listening
+from gossamer.protocol.errors import BadSettings
 
 
 def test_the_page_listens_on_this_machine_alone() -> None:

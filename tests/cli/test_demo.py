@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.demo import Forecast, demo_folder
-from peer.supervisor.supervisor import ChildFailed
-from protocol.errors import BadSettings, ExitCode
+from gossamer.cli.demo import Forecast, demo_folder
+from gossamer.peer.supervisor.supervisor import ChildFailed
+from gossamer.protocol.errors import BadSettings, ExitCode
 
 
 def test_a_temporary_folder_is_removed_whatever_happens() -> None:

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from cli.doctor import show
-from peer.doctor.examination import CHECKS
-from peer.doctor.finding import ok, warn
+from gossamer.cli.doctor import show
+from gossamer.peer.doctor.examination import CHECKS
+from gossamer.peer.doctor.finding import ok, warn
 from tests.cli.shell import Shell
 from tests.peer.doctor.cases import HOUR_S, invite_text
 

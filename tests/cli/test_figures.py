@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cli.figures import COLUMNS, bytes_text, cells, line, loss_text, meetings_text, share_text
+from gossamer.cli.figures import COLUMNS, bytes_text, cells, line, loss_text, meetings_text, share_text
 
 STATUS: dict[str, Any] = {
     "state": "training",

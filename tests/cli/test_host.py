@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from cli.host import invite_line, run_to_host
-from cli.manifests import changed
-from cli.screen import PlainLines
-from peer.machine.home import Home
-from peer.machine.status import Status
-from protocol.errors import BadSettings
-from protocol.identity import Identity
-from protocol.run.invite import Invite
-from protocol.run.manifest import Manifest, SignedManifest
+from gossamer.cli.host import invite_line, run_to_host
+from gossamer.cli.manifests import changed
+from gossamer.cli.screen import PlainLines
+from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.status import Status
+from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.run.invite import Invite
+from gossamer.protocol.run.manifest import Manifest, SignedManifest
 from tests.cli.shell import Shell
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from protocol.run.manifest import Manifest
+from gossamer.protocol.run.manifest import Manifest
 from tests.cli.shell import Shell
 
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from cli.invite import lifetime_s
-from peer.machine.home import Home
-from peer.swarm.address_book import AddressBook
-from protocol.errors import BadSettings
-from protocol.identity import Identity, PeerId
-from protocol.messages.records import MemberRecord
-from protocol.run.invite import Invite
-from protocol.run.manifest import Manifest, SignedManifest
+from gossamer.cli.invite import lifetime_s
+from gossamer.peer.machine.home import Home
+from gossamer.peer.swarm.address_book import AddressBook
+from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.identity import Identity, PeerId
+from gossamer.protocol.messages.records import MemberRecord
+from gossamer.protocol.run.invite import Invite
+from gossamer.protocol.run.manifest import Manifest, SignedManifest
 from tests.cli.running import ADDRESS, Running
 from tests.cli.shell import Shell
 

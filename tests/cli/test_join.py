@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from peer.machine.home import Home
-from protocol.identity import Identity, PeerId
-from protocol.run.invite import Invite
-from protocol.run.manifest import Manifest, SignedManifest
+from gossamer.peer.machine.home import Home
+from gossamer.protocol.identity import Identity, PeerId
+from gossamer.protocol.run.invite import Invite
+from gossamer.protocol.run.manifest import Manifest, SignedManifest
 from tests.cli.shell import Shell
 
 HOST = Identity(b"h" * 32)
@@ -34,7 +34,7 @@ def test_an_invite_may_come_by_the_environment(shell: Shell, monkeypatch: pytest
 
 def test_an_invite_may_come_by_a_file_that_comes_later(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "invite"
-    monkeypatch.setattr("cli.join.time.sleep", lambda _: file.write_text(EXPIRED + "\n"))
+    monkeypatch.setattr("gossamer.cli.join.time.sleep", lambda _: file.write_text(EXPIRED + "\n"))
     monkeypatch.setenv("GOSSAMER_INVITE_FILE", str(file))
     said = shell("join")
     assert said.err.startswith(f"waiting for an invite in {file}\n")

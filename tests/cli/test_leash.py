@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from cli.leash import VARIABLE, follow_parent, leashed
+from gossamer.cli.leash import VARIABLE, follow_parent, leashed
 
 ON_LINUX = sys.platform == "linux"
 FOLLOW = [sys.executable, "-c", "from cli.leash import follow_parent; follow_parent(); print('lives')"]

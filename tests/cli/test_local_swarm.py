@@ -10,10 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cli.local_swarm import LocalPeer, LocalSwarm, local_swarm
-from peer.machine.home import Home
-from peer.supervisor.supervisor import ChildFailed
-from protocol.errors import ExitCode
+from gossamer.cli.local_swarm import LocalPeer, LocalSwarm, local_swarm
+from gossamer.peer.machine.home import Home
+from gossamer.peer.supervisor.supervisor import ChildFailed
+from gossamer.protocol.errors import ExitCode
 
 
 def wait_ended(peer: LocalPeer) -> None:
@@ -92,7 +92,7 @@ def test_a_signal_to_the_demo_stops_the_children_too(number: signal.Signals, tmp
 DEMO = """
 import sys
 from pathlib import Path
-from cli.local_swarm import local_swarm
+from gossamer.cli.local_swarm import local_swarm
 with local_swarm(Path(sys.argv[1])) as swarm:
     swarm.start("peer-1", ["logs", "--follow"])
     print("started", flush=True)
@@ -128,6 +128,6 @@ def test_a_child_that_does_not_listen_is_ended_by_force(tmp_path: Path, monkeypa
     script.write_text("#!/bin/sh\ntrap '' TERM\necho ready\nwhile :; do sleep 1; done\n")
     script.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(script))
-    monkeypatch.setattr("cli.local_swarm.STOP_S", 0.5)
+    monkeypatch.setattr("gossamer.cli.local_swarm.STOP_S", 0.5)
     with local_swarm(tmp_path) as swarm:
         assert swarm.start("peer-1", ["host"]).invite() == "ready"

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from peer.machine.events import CheckpointFailed, EventLog, SoloStep, StateChanged, StepDone
-from peer.machine.home import Home
-from peer.machine.states import changed
-from peer.machine.status import Status, apply
+from gossamer.peer.machine.events import CheckpointFailed, EventLog, SoloStep, StateChanged, StepDone
+from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.states import changed
+from gossamer.peer.machine.status import Status, apply
 from tests.cli.shell import Shell
 
-WORDS = "2026-11-22 12:00:00,500 WARNING peer.node.node: a stream to /ip4/203.0.113.9/tcp/4001/p2p/12D3KooWMUkXeJ7opGyyab broke"
+LOGGER = "gossamer.peer.node.node:"
+WORDS = f"2026-11-22 12:00:00,500 WARNING {LOGGER} a stream to /ip4/203.0.113.9/tcp/4001/p2p/12D3KooWMUkXeJ7opGyyab broke"
 
 
 @pytest.fixture
@@ -34,8 +35,8 @@ def home(shell: Shell) -> Home:
 
 
 @pytest.mark.parametrize(("options", "names"), [
-    ((), ["StateChanged", "SoloStep", "CheckpointFailed", "StateChanged", "peer.node.node:", "Traceback:"]),
-    (("--level", "debug", "--lines", "6"), ["StepDone", "SoloStep", "CheckpointFailed", "StateChanged", "peer.node.node:", "Traceback:"]),
+    ((), ["StateChanged", "SoloStep", "CheckpointFailed", "StateChanged", LOGGER, "Traceback:"]),
+    (("--level", "debug", "--lines", "6"), ["StepDone", "SoloStep", "CheckpointFailed", "StateChanged", LOGGER, "Traceback:"]),
     (("--level", "error"), ["StateChanged"]),
     (("--grep", "no (room|partner)"), ["SoloStep", "CheckpointFailed"]),
 ])  # fmt: skip
@@ -50,7 +51,7 @@ def test_a_report_names_nobody(shell: Shell, home: Home) -> None:
     home.status.write_text(json.dumps(status.to_json()))
     said = shell("logs", "--report")
     assert "failed for" in said.out
-    assert "peer.node.node: a stream to /ip4/ADDRESS/tcp/4001/p2p/12D3Koo...pGyyab broke" in said.out
+    assert f"{LOGGER} a stream to /ip4/ADDRESS/tcp/4001/p2p/12D3Koo...pGyyab broke" in said.out
     for secret in ("gossamer1", "203.0.113", "12D3KooWMUk", str(home.path), str(Path.home())):
         assert secret not in said.out
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import typer
 
-from cli import main
-from cli.main import VERBS, report_failure, run
-from peer.machine.status import VERSION
-from protocol.errors import BadInvite, ExitCode, RunRefusesUs, SwarmUnreachable, WrongVersion
+from gossamer.cli import main
+from gossamer.cli.main import VERBS, report_failure, run
+from gossamer.peer.machine.status import VERSION
+from gossamer.protocol.errors import BadInvite, ExitCode, RunRefusesUs, SwarmUnreachable, WrongVersion
 from tests.cli.shell import Shell
 
 

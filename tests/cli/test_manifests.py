@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from cli.manifests import changed, default_manifest, pinned, read_manifest, with_pins
-from peer.model.model import layout_digest, parameter_shapes
-from peer.text.tokenizer import byte_tokenizer, load_tokenizer
-from protocol.errors import BadManifest
-from protocol.run.manifest import Manifest
-from protocol.run.sections import DEMO_LLAMA
+from gossamer.cli.manifests import changed, default_manifest, pinned, read_manifest, with_pins
+from gossamer.peer.model.model import layout_digest, parameter_shapes
+from gossamer.peer.text.tokenizer import byte_tokenizer, load_tokenizer
+from gossamer.protocol.errors import BadManifest
+from gossamer.protocol.run.manifest import Manifest
+from gossamer.protocol.run.sections import DEMO_LLAMA
 
 
 def test_no_file_means_the_default_run() -> None:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import json
 
-from cli.peers import COLUMNS, table
-from peer.machine.partners import Partner
+from gossamer.cli.peers import COLUMNS, table
+from gossamer.peer.machine.partners import Partner
 from tests.cli.running import Running
 from tests.cli.shell import Shell
 

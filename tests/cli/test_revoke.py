@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import time
 
-from peer.machine.home import Home
-from protocol.identity import Identity
-from protocol.messages.revocations import read_revocations
-from protocol.run.invite import Invite
-from protocol.run.manifest import Manifest, SignedManifest
+from gossamer.peer.machine.home import Home
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.messages.revocations import read_revocations
+from gossamer.protocol.run.invite import Invite
+from gossamer.protocol.run.manifest import Manifest, SignedManifest
 from tests.cli.shell import Shell
 
 GUEST, STRANGER = Identity(b"g" * 32), Identity(b"s" * 32)

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from cli.screen import LiveTable, PlainLines, meter, screen
+from gossamer.cli.screen import LiveTable, PlainLines, meter, screen
 from tests.cli.test_figures import STATUS
 
 

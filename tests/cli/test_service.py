@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from peer.machine.events import EventLog, PeerStarted
-from peer.machine.home import Home
-from peer.machine.states import changed
-from peer.machine.systemd import unit_file
-from protocol.errors import ExitCode
-from protocol.identity import Identity
-from protocol.run.invite import Invite
+from gossamer.peer.machine.events import EventLog, PeerStarted
+from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.states import changed
+from gossamer.peer.machine.systemd import unit_file
+from gossamer.protocol.errors import ExitCode
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.run.invite import Invite
 from tests.cli.shell import Shell
 from tests.docker.test_files import understood
 
@@ -64,7 +64,7 @@ def test_install_writes_the_unit_and_starts_it(shell: Shell, systemctl: Path) ->
 def test_what_it_starts_is_a_command_of_ours_in_this_home(shell: Shell, systemctl: Path) -> None:
     shell("service", "install", invite())
     started = shlex.split(unit_of(shell)["ExecStart"])
-    assert started[1:4] == ["-P", "-m", "cli.main"]
+    assert started[1:4] == ["-P", "-m", "gossamer.cli.main"]
     understood(started[4:])
     assert started[-1] == str(shell.home) == unit_of(shell)["ReadWritePaths"]
 

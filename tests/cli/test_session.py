@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from cli.session import farewell, save_every, settings
-from peer.machine.config import PeerConfig, save_settings, saved_settings
-from peer.machine.home import Home
-from peer.machine.status import Status
-from protocol.errors import BadSettings
+from gossamer.cli.session import farewell, save_every, settings
+from gossamer.peer.machine.config import PeerConfig, save_settings, saved_settings
+from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.status import Status
+from gossamer.protocol.errors import BadSettings
 
 LOCAL: dict[str, object] = {"listen": "127.0.0.1", "port": 0}
 CONFIG = PeerConfig(home=Path("/home/somebody/peer"))

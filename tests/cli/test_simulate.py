@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import typer
 
-from cli.main import command_line
-from cli.simulate import ALWAYS, NOT_IN_A_SWARM, NOT_IN_TRAINING, ONLY_NETWORK, ONLY_SWARM
-from peer.simulator import training
-from peer.simulator.population import Diverged
-from peer.simulator.results import JSON_KEYS, Result
+from gossamer.cli.main import command_line
+from gossamer.cli.simulate import ALWAYS, NOT_IN_A_SWARM, NOT_IN_TRAINING, ONLY_NETWORK, ONLY_SWARM
+from gossamer.peer.simulator import training
+from gossamer.peer.simulator.population import Diverged
+from gossamer.peer.simulator.results import JSON_KEYS, Result
 from tests.cli.shell import Said, Shell
 from tests.peer.small import small_manifest
 
@@ -130,7 +130,7 @@ def test_the_network_alone_needs_no_training(shell: Shell) -> None:
 
 def test_nothing_of_the_network_is_imported(manifest: Path) -> None:
     """In a process of its own: a whole simulation, then what it loaded."""
-    network = {"hivemind", "grpc", "uvloop", "protocol.libp2p", "peer.node", "peer.supervisor"}
+    network = {"hivemind", "grpc", "uvloop", "gossamer.protocol.libp2p", "gossamer.peer.node", "gossamer.peer.supervisor"}
     program = (
         f"import sys; from cli.main import run; code = run(sys.argv[1:]);print(sorted({network!r} & set(sys.modules))); sys.exit(code)"
     )

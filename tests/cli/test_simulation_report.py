@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import json
 
-from cli.simulation_report import network_text, result_text, rows_text, sweep_text
-from peer.simulator.results import JSON_KEYS, Row
+from gossamer.cli.simulation_report import network_text, result_text, rows_text, sweep_text
+from gossamer.peer.simulator.results import JSON_KEYS, Row
 from tests.peer.simulator.results import result
 
 ROWS = [

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from cli.status import description
-from peer.machine.events import MonthCounted, OthersTrained, PeersSeen
-from peer.machine.home import Home
-from peer.machine.states import STATES, changed
-from peer.machine.status import Status, apply
+from gossamer.cli.status import description
+from gossamer.peer.machine.events import MonthCounted, OthersTrained, PeersSeen
+from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.states import STATES, changed
+from gossamer.peer.machine.status import Status, apply
 from tests.cli.running import Running
 from tests.cli.shell import Shell
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from textual.widgets import Sparkline, Static
 
-from cli.full_screen import FullScreen
-from peer.machine.config import LocalSettings, PeerConfig
-from peer.machine.control_socket import serving
-from peer.machine.events import ModelBuilt, StepDone
-from peer.machine.home import Home
-from peer.machine.runtime_folder import runtime_folder
-from peer.machine.states import changed
-from peer.machine.status import Status, apply
+from gossamer.cli.full_screen import FullScreen
+from gossamer.peer.machine.config import LocalSettings, PeerConfig
+from gossamer.peer.machine.control_socket import serving
+from gossamer.peer.machine.events import ModelBuilt, StepDone
+from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.runtime_folder import runtime_folder
+from gossamer.peer.machine.states import changed
+from gossamer.peer.machine.status import Status, apply
 
 
 def trained() -> Status:

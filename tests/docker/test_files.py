@@ -13,7 +13,7 @@ import pytest
 import typer
 import yaml
 
-from cli.main import command_line
+from gossamer.cli.main import command_line
 
 DOCKER = Path(__file__).parents[2] / "docker"
 COMPOSE = yaml.safe_load(re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", (DOCKER / "compose.yaml").read_text()))  # variables at their defaults

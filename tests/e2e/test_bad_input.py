@@ -6,11 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from peer.machine.home import Home
+from gossamer.peer.machine.home import Home
 
 
 def host(home: Path, *arguments: str) -> tuple[int, list[str]]:
-    command = [sys.executable, "-m", "cli.main", "host", "--alone", "--threads", "1", "--home", str(home), *arguments]
+    command = [sys.executable, "-m", "gossamer.cli.main", "host", "--alone", "--threads", "1", "--home", str(home), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=50)
     assert done.stdout == ""
     return done.returncode, done.stderr.splitlines()

@@ -13,7 +13,7 @@ import pytest
 
 from tests.peer.waiting import wait_until
 
-DEMO = [sys.executable, "-m", "cli.main", "demo", "--peers", "2"]
+DEMO = [sys.executable, "-m", "gossamer.cli.main", "demo", "--peers", "2"]
 
 
 @pytest.mark.timeout(180)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.local_swarm import LocalPeer, LocalSwarm, local_swarm
+from gossamer.cli.local_swarm import LocalPeer, LocalSwarm, local_swarm
 from tests.cli.shell import Shell
 from tests.peer.family import everybody, family, gone
 from tests.peer.waiting import wait_until

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import psutil
 
-from protocol.errors import GossamerError
-from protocol.libp2p.node import Libp2pNode
-from protocol.streams.transport import Purpose
+from gossamer.protocol.errors import GossamerError
+from gossamer.protocol.libp2p.node import Libp2pNode
+from gossamer.protocol.streams.transport import Purpose
 from tests.protocol.libp2p.test_node import new_node, record_of, until
 from tests.protocol.peers import chunk, number_of
 

@@ -20,15 +20,15 @@ from typing import Any
 import pytest
 import torch
 
-from peer.machine.config import PeerConfig
-from peer.machine.events import CheckpointFailed, CheckpointRejected, Event
-from peer.machine.home import Home, write_whole
-from peer.meeting.journal import Journal
-from peer.model.checkpoint import load_latest
-from peer.swarm.address_book import AddressBook
-from peer.trainer.replica import Replica
-from peer.trainer.saver import Saver
-from protocol.identity import Identity
+from gossamer.peer.machine.config import PeerConfig
+from gossamer.peer.machine.events import CheckpointFailed, CheckpointRejected, Event
+from gossamer.peer.machine.home import Home, write_whole
+from gossamer.peer.meeting.journal import Journal
+from gossamer.peer.model.checkpoint import load_latest
+from gossamer.peer.swarm.address_book import AddressBook
+from gossamer.peer.trainer.replica import Replica
+from gossamer.peer.trainer.saver import Saver
+from gossamer.protocol.identity import Identity
 from tests.full_disk import room_for
 from tests.peer.small import fingerprint, small_manifest, small_replica
 from tests.peer.trainer.test_replica_resume import NUM_STEPS, Story

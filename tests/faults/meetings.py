@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from peer.meeting import driver
-from peer.meeting.driver import FLUSH_S
-from peer.meeting.machine import CONFIRM_S, DOUBT_S, SILENCE_SHARE
-from protocol.memory import virtual_time
-from protocol.memory.conversation import Link as Wire
-from protocol.streams.transport import Inbox
+from gossamer.peer.meeting import driver
+from gossamer.peer.meeting.driver import FLUSH_S
+from gossamer.peer.meeting.machine import CONFIRM_S, DOUBT_S, SILENCE_SHARE
+from gossamer.protocol.memory import virtual_time
+from gossamer.protocol.memory.conversation import Link as Wire
+from gossamer.protocol.streams.transport import Inbox
 from tests.protocol.scripted import Doom
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.trials import CHUNK_BYTES, FRAGMENT, LATE_S, QUICK_S, SETTLED_S, Death, check, deaths, go_on, trial, two_that_stand_still

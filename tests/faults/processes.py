@@ -13,9 +13,9 @@ from typing import Any
 
 import psutil
 
-from cli.local_swarm import LocalSwarm, local_swarm
-from peer.machine.events import MeetingDone, StepDone, from_line
-from peer.machine.home import Home
+from gossamer.cli.local_swarm import LocalSwarm, local_swarm
+from gossamer.peer.machine.events import MeetingDone, StepDone, from_line
+from gossamer.peer.machine.home import Home
 from tests.peer.family import everybody, family, gone
 from tests.peer.waiting import wait_until
 

@@ -15,15 +15,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from optim.fragments import scatter
-from peer.model.evaluation import held_out_loss
-from protocol.errors import RefusalCode
-from protocol.limits import RECORD_LIFETIME_S
-from protocol.memory import virtual_time
-from protocol.memory.conversation import Link
-from protocol.memory.network import MemoryNetwork
-from protocol.messages.messages import Refusal
-from protocol.streams.transport import Purpose
+from gossamer.optim.fragments import scatter
+from gossamer.peer.model.evaluation import held_out_loss
+from gossamer.protocol.errors import RefusalCode
+from gossamer.protocol.limits import RECORD_LIFETIME_S
+from gossamer.protocol.memory import virtual_time
+from gossamer.protocol.memory.conversation import Link
+from gossamer.protocol.memory.network import MemoryNetwork
+from gossamer.protocol.messages.messages import Refusal
+from gossamer.protocol.streams.transport import Purpose
 from tests.protocol.peers import Raw, nobody, send_raw
 from tests.swarm.healing import Resident, cut_and_heal, until_all_see_all
 from tests.swarm.mallory import MALLORY, hello_to

@@ -16,13 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from protocol.errors import GossamerError
-from protocol.identity import Identity, PeerId
-from protocol.libp2p.node import Libp2pNode
-from protocol.libp2p.p2pd import DaemonSettings
-from protocol.libp2p.record_store import RecordShelf
-from protocol.messages.records import MemberRecord, announceable
-from protocol.streams.transport import Purpose, Stream
+from gossamer.protocol.errors import GossamerError
+from gossamer.protocol.identity import Identity, PeerId
+from gossamer.protocol.libp2p.node import Libp2pNode
+from gossamer.protocol.libp2p.p2pd import DaemonSettings
+from gossamer.protocol.libp2p.record_store import RecordShelf
+from gossamer.protocol.messages.records import MemberRecord, announceable
+from gossamer.protocol.streams.transport import Purpose, Stream
 from tests.protocol.peers import chunk, echo, number_of
 from tests.protocol.samples import RECORD, RUN_ID
 

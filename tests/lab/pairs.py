@@ -20,8 +20,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from protocol.addresses import CIRCUIT
-from protocol.identity import Identity
+from gossamer.protocol.addresses import CIRCUIT
+from gossamer.protocol.identity import Identity
 from tests.lab.routers import KINDS, CannotRun, Place, internet
 
 PORT = 4001

@@ -25,18 +25,20 @@ INVITE_S, END_S = 120.0, 1200.0
 def peer(place: Place, home: Path, *words: str) -> subprocess.Popen[str]:
     """Start a verb of `peer` where the place is."""
     out = (home.parent / f"{home.name}.out").open("w")
-    return subprocess.Popen(place.inside(sys.executable, "-m", "cli.main", *words, "--home", str(home)), stdout=out, stderr=out, text=True)
+    return subprocess.Popen(
+        place.inside(sys.executable, "-m", "gossamer.cli.main", *words, "--home", str(home)), stdout=out, stderr=out, text=True
+    )
 
 
 def status(place: Place, home: Path) -> dict[str, Any]:
     """Ask a peer how it is."""
-    command = [sys.executable, "-m", "cli.main", "status", "--json", "--home", str(home)]
+    command = [sys.executable, "-m", "gossamer.cli.main", "status", "--json", "--home", str(home)]
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=False).stdout or "{}")
 
 
 def held_out_loss(home: Path) -> float | None:
     """Measure what a peer has kept of the run."""
-    command = [sys.executable, "-m", "cli.main", "eval", "--json", "--home", str(home)]
+    command = [sys.executable, "-m", "gossamer.cli.main", "eval", "--json", "--home", str(home)]
     said = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     return round(float(json.loads(said)["loss"]), 4) if said else None
 

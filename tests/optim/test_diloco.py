@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from optim.diloco import (
+from gossamer.optim.diloco import (
     DiLoCoSettings,
     StreamingSchedule,
     contributor_mean,
@@ -15,7 +15,7 @@ from optim.diloco import (
     mix,
     outer_step,
 )
-from optim.noloco import NoLoCo
+from gossamer.optim.noloco import NoLoCo
 from tests import reference
 from tests.reference import Replica
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from optim.codecs import CODECS, codec
-from optim.fragment_codec import FragmentCodec
-from optim.fragments import Fragment, Piece
+from gossamer.optim.codecs import CODECS, codec
+from gossamer.optim.fragment_codec import FragmentCodec
+from gossamer.optim.fragments import Fragment, Piece
 
 
 def fragment(coded: int, plain: int) -> Fragment:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from optim.fragments import Countdown, Fragment, Piece, add, gather, scatter, split
+from gossamer.optim.fragments import Countdown, Fragment, Piece, add, gather, scatter, split
 
 
 def llama(num_blocks: int, width: int = 64) -> dict[str, tuple[int, ...]]:

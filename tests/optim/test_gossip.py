@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
-from optim import diloco
-from optim.diloco import DiLoCoSettings
-from optim.gossip import GASLoC, SlowMo
-from optim.noloco import NoLoCo, PairRule
+from gossamer.optim import diloco
+from gossamer.optim.diloco import DiLoCoSettings
+from gossamer.optim.gossip import GASLoC, SlowMo
+from gossamer.optim.noloco import NoLoCo, PairRule
 from tests import reference
 
 RULE = GASLoC(alpha=0.5, beta=0.7, gamma=0.6)

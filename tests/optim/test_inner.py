@@ -6,7 +6,16 @@ import math
 import pytest
 import torch
 
-from optim.inner import OPTIMIZERS, InnerSettings, Muon, build_optimizer, learning_rate, orthogonalized, set_learning_rate, shared_out
+from gossamer.optim.inner import (
+    OPTIMIZERS,
+    InnerSettings,
+    Muon,
+    build_optimizer,
+    learning_rate,
+    orthogonalized,
+    set_learning_rate,
+    shared_out,
+)
 
 SETTINGS = InnerSettings(total_steps=1000, learning_rate=1e-3, final_fraction=0.1, warmup_steps=100, rewarm_steps=20)
 MUON_SETTINGS = InnerSettings(total_steps=100, learning_rate=1e-2, beta1=0.9, beta2=0.95, weight_decay=0.1)

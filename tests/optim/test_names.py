@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from optim.names import look_up, nearest
+from gossamer.optim.names import look_up, nearest
 
 
 def test_a_slip_of_the_finger_finds_its_name_first() -> None:

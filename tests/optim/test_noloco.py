@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from optim.noloco import FINISH, NoLoCo, token_weight
+from gossamer.optim.noloco import FINISH, NoLoCo, token_weight
 from tests import reference
 from tests.reference import Replica
 

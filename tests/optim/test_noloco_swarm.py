@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from optim.codecs import CODECS, codec
-from optim.fragment_codec import FragmentCodec
-from optim.fragments import Fragment, Piece
-from optim.noloco import NoLoCo
+from gossamer.optim.codecs import CODECS, codec
+from gossamer.optim.fragment_codec import FragmentCodec
+from gossamer.optim.fragments import Fragment, Piece
+from gossamer.optim.noloco import NoLoCo
 
 
 class Unchecked(NoLoCo):

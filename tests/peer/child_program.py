@@ -7,9 +7,9 @@ import signal
 import sys
 import time
 
-from peer.machine.child import Child, run_child
-from peer.machine.events import ProcessSays, SoloStep
-from protocol.errors import BadSettings, TransportError
+from gossamer.peer.machine.child import Child, run_child
+from gossamer.peer.machine.events import ProcessSays, SoloStep
+from gossamer.protocol.errors import BadSettings, TransportError
 
 NUM_CHATTER = 20_000
 STDOUT = os.dup(1)  # before it is moved away

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from protocol.identity import PeerId
-from protocol.messages.messages import Message
-from protocol.streams.transport import Gate
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.messages.messages import Message
+from gossamer.protocol.streams.transport import Gate
 
 
 class Deaf:

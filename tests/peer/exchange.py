@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from peer.link import records as ask
-from peer.link.payload_folder import PayloadFolder
-from peer.link.records import File, payload_name
-from peer.trainer.replica import Replica
-from protocol.messages.messages import RunPhase
+from gossamer.peer.link import records as ask
+from gossamer.peer.link.payload_folder import PayloadFolder
+from gossamer.peer.link.records import File, payload_name
+from gossamer.peer.trainer.replica import Replica
+from gossamer.protocol.messages.messages import RunPhase
 
 
 @dataclass(frozen=True)

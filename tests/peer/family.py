@@ -8,8 +8,8 @@ from pathlib import Path
 
 import psutil
 
-from peer.machine.home import Home
-from peer.supervisor.supervisor import PROGRAMS
+from gossamer.peer.machine.home import Home
+from gossamer.peer.supervisor.supervisor import PROGRAMS
 
 
 def family(home: Path) -> dict[str, psutil.Process]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from peer.swarm.address_book import AddressBook
-from protocol.identity import Identity, PeerId
-from protocol.messages.records import MemberRecord
+from gossamer.peer.swarm.address_book import AddressBook
+from gossamer.protocol.identity import Identity, PeerId
+from gossamer.protocol.messages.records import MemberRecord
 from tests.peer.two_sides import RUN_ID
 
 ME = Identity(b"\x09" * 32)

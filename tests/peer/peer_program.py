@@ -10,12 +10,12 @@ import json
 import sys
 from pathlib import Path
 
-from peer.machine.config import peer_config
-from peer.machine.home import Home
-from peer.machine.status import Status
-from peer.supervisor.supervisor import run_peer
-from protocol.errors import ExitCode, GossamerError
-from protocol.identity import Identity
+from gossamer.peer.machine.config import peer_config
+from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.status import Status
+from gossamer.peer.supervisor.supervisor import run_peer
+from gossamer.protocol.errors import ExitCode, GossamerError
+from gossamer.protocol.identity import Identity
 
 
 def main() -> int:

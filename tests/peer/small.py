@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from peer.link.payload_folder import PayloadFolder
-from peer.machine.events import Event
-from peer.model.model import build_model
-from peer.text.batches import Draw
-from peer.text.corpus import ResidentCorpus
-from peer.text.token_cache import Tokens
-from peer.trainer.replica import Replica
-from protocol.run.manifest import Manifest
+from gossamer.peer.link.payload_folder import PayloadFolder
+from gossamer.peer.machine.events import Event
+from gossamer.peer.model.model import build_model
+from gossamer.peer.text.batches import Draw
+from gossamer.peer.text.corpus import ResidentCorpus
+from gossamer.peer.text.token_cache import Tokens
+from gossamer.peer.trainer.replica import Replica
+from gossamer.protocol.run.manifest import Manifest
 
 LLAMA: dict[str, Any] = {
     "hidden_size": 64,

@@ -12,9 +12,9 @@ import time
 from functools import partial
 from pathlib import Path
 
-from peer.machine.child import Child, run_child
-from peer.machine.events import RESTING, Event, MeetingDone, PeersSeen, ProcessSays, RunKnown, SoloStep, StepDone
-from protocol.errors import BadSettings, RunRefusesUs, SwarmUnreachable, TransportError
+from gossamer.peer.machine.child import Child, run_child
+from gossamer.peer.machine.events import RESTING, Event, MeetingDone, PeersSeen, ProcessSays, RunKnown, SoloStep, StepDone
+from gossamer.protocol.errors import BadSettings, RunRefusesUs, SwarmUnreachable, TransportError
 
 FAILURES = {
     "operator": BadSettings("the port is busy", hint="choose another"),

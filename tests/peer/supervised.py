@@ -10,12 +10,12 @@ from typing import Any
 
 import psutil
 
-from peer.machine.config import PeerConfig
-from peer.machine.events import StateChanged, read_events
-from peer.machine.home import Home
-from peer.machine.runtime_folder import runtime_folder
-from peer.machine.status import Status
-from peer.supervisor.supervisor import Supervisor, Watch
+from gossamer.peer.machine.config import PeerConfig
+from gossamer.peer.machine.events import StateChanged, read_events
+from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.runtime_folder import runtime_folder
+from gossamer.peer.machine.status import Status
+from gossamer.peer.supervisor.supervisor import Supervisor, Watch
 from tests.peer.waiting import eventually
 
 PROGRAMS = {"trainer": "tests.peer.stand_in_trainer", "node": "tests.peer.stand_in_node"}

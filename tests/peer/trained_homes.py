@@ -7,13 +7,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from optim.fragments import gather
-from peer.machine.home import Home
-from peer.model.checkpoint import CheckpointContents, save
-from peer.model.model import build_model, parameter_shapes
-from peer.model.plan import fragments
-from protocol.identity import Identity
-from protocol.run.manifest import Manifest, SignedManifest
+from gossamer.optim.fragments import gather
+from gossamer.peer.machine.home import Home
+from gossamer.peer.model.checkpoint import CheckpointContents, save
+from gossamer.peer.model.model import build_model, parameter_shapes
+from gossamer.peer.model.plan import fragments
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.run.manifest import Manifest, SignedManifest
 
 LLAMA = {
     "hidden_size": 32,

@@ -12,17 +12,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from peer.link import records as ask
-from peer.link.payload_folder import PayloadFolder
-from peer.link.socket import NodeEnd, TrainerEnd
-from peer.machine.child import ChildSettings
-from peer.machine.config import PeerConfig
-from peer.machine.events import Event, ProcessSays
-from peer.machine.home import Home
-from peer.trainer.replica import Replica
-from peer.trainer.saver import Saver
-from peer.trainer.trainer import Trainer
-from protocol.run.manifest import Manifest
+from gossamer.peer.link import records as ask
+from gossamer.peer.link.payload_folder import PayloadFolder
+from gossamer.peer.link.socket import NodeEnd, TrainerEnd
+from gossamer.peer.machine.child import ChildSettings
+from gossamer.peer.machine.config import PeerConfig
+from gossamer.peer.machine.events import Event, ProcessSays
+from gossamer.peer.machine.home import Home
+from gossamer.peer.trainer.replica import Replica
+from gossamer.peer.trainer.saver import Saver
+from gossamer.peer.trainer.trainer import Trainer
+from gossamer.protocol.run.manifest import Manifest
 from tests.peer.small import small_replica
 from tests.peer.waiting import eventually
 

@@ -10,16 +10,16 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from peer.link import records as ask
-from peer.meeting import words as on
-from peer.meeting.hello import Greeting
-from peer.meeting.machine import Meeting
-from peer.meeting.words import Finish, MeetingOutcome, MeetingState
-from peer.swarm.membership import Membership
-from protocol.errors import RefusalCode
-from protocol.identity import Identity
-from protocol.messages.messages import Chunk, Decision, Hello, Message, Outcome, Part, RunPhase
-from protocol.messages.terms import FragmentTerms, RunTerms
+from gossamer.peer.link import records as ask
+from gossamer.peer.meeting import words as on
+from gossamer.peer.meeting.hello import Greeting
+from gossamer.peer.meeting.machine import Meeting
+from gossamer.peer.meeting.words import Finish, MeetingOutcome, MeetingState
+from gossamer.peer.swarm.membership import Membership
+from gossamer.protocol.errors import RefusalCode
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.messages.messages import Chunk, Decision, Hello, Message, Outcome, Part, RunPhase
+from gossamer.protocol.messages.terms import FragmentTerms, RunTerms
 
 SEEDS = (b"\x01" * 32, b"\x02" * 32)
 RUN_ID = hashlib.sha256(b"the run").digest()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from protocol.errors import TransportError
-from protocol.identity import PeerId
-from protocol.memory.conversation import Link
-from protocol.memory.network import MemoryNetwork, MemoryPeer
-from protocol.messages.records import MemberRecord
+from gossamer.protocol.errors import TransportError
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.memory.conversation import Link
+from gossamer.protocol.memory.network import MemoryNetwork, MemoryPeer
+from gossamer.protocol.messages.records import MemberRecord
 
 
 class KnowingPeer(MemoryPeer):

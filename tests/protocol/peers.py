@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from protocol.errors import PeerGone
-from protocol.identity import Identity
-from protocol.messages.frames import to_frame
-from protocol.messages.messages import Chunk, Part
-from protocol.streams.transport import Purpose, Stream
+from gossamer.protocol.errors import PeerGone
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.messages.frames import to_frame
+from gossamer.protocol.messages.messages import Chunk, Part
+from gossamer.protocol.streams.transport import Purpose, Stream
 
 
 def seeded(number: int) -> Identity:
@@ -43,7 +43,7 @@ def send_raw(patch: pytest.MonkeyPatch) -> None:
     def write(message: Any) -> bytes:
         return message.frame if isinstance(message, Raw) else to_frame(message)
 
-    patch.setattr("protocol.streams.transport.to_frame", write)
+    patch.setattr("gossamer.protocol.streams.transport.to_frame", write)
 
 
 async def nobody(purpose: Purpose, stream: Stream) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 
-from protocol.errors import RefusalCode
-from protocol.identity import Identity
-from protocol.messages.messages import (
+from gossamer.protocol.errors import RefusalCode
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.messages.messages import (
     Chunk,
     Commit,
     Commitment,
@@ -24,9 +24,9 @@ from protocol.messages.messages import (
     RunPhase,
     Verdict,
 )
-from protocol.messages.records import MemberRecord
-from protocol.messages.terms import FragmentTerms, RunTerms
-from protocol.run.invite import Credential
+from gossamer.protocol.messages.records import MemberRecord
+from gossamer.protocol.messages.terms import FragmentTerms, RunTerms
+from gossamer.protocol.run.invite import Credential
 
 ALICE, BOB, ISSUER, MALLORY = (Identity(bytes([number]) * 32) for number in range(1, 5))
 RUN_ID = hashlib.sha256(b"the run").digest()

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from protocol.errors import PeerGone
-from protocol.identity import PeerId
-from protocol.memory.conversation import Link
-from protocol.messages.messages import Message
-from protocol.streams.admission import StreamCaps
-from protocol.streams.transport import Purpose, Stream, StreamHandler
+from gossamer.protocol.errors import PeerGone
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.memory.conversation import Link
+from gossamer.protocol.messages.messages import Message
+from gossamer.protocol.streams.admission import StreamCaps
+from gossamer.protocol.streams.transport import Purpose, Stream, StreamHandler
 from tests.protocol.knowing import KnowingNetwork
 
 

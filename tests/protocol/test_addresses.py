@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from protocol.addresses import address_bytes, read_address, route, route_between, with_peer
+from gossamer.protocol.addresses import address_bytes, read_address, route, route_between, with_peer
 from tests.protocol.samples import ADDRESS, ALICE, BOB
 
 RELAY = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"

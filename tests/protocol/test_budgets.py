@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from protocol import budgets as module
-from protocol.budgets import Allowance, Budgets
+from gossamer.protocol import budgets as module
+from gossamer.protocol.budgets import Allowance, Budgets
 
 IN_ALL, PER_NETWORK, PER_PEER = Allowance(1000, 8.0), Allowance(256, 8.0), Allowance(64, 8.0)
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from protocol import errors
-from protocol.errors import MEANING, ExitCode, GossamerError, RefusalCode, Refused
-from protocol.wire import peer_pb2
+from gossamer.protocol import errors
+from gossamer.protocol.errors import MEANING, ExitCode, GossamerError, RefusalCode, Refused
+from gossamer.protocol.wire import peer_pb2
 
 LEAVES = sorted(
     {kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, GossamerError)}, key=lambda kind: kind.__name__

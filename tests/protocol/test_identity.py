@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.errors import BadMessage, BadSettings, BadSignature
-from protocol.identity import Identity, PeerId, signable
+from gossamer.protocol.errors import BadMessage, BadSettings, BadSignature
+from gossamer.protocol.identity import Identity, PeerId, signable
 from tests.protocol.samples import ALICE, BOB
 
 fields = st.lists(st.binary(max_size=12) | st.integers(0, 2**64 - 1), max_size=4)

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from protocol.errors import BadMessage, BadSignature, TransportError
-from protocol.identity import Identity
-from protocol.memory.conversation import Link
-from protocol.memory.virtual_time import run
-from protocol.messages.records import MemberRecord
+from gossamer.protocol.errors import BadMessage, BadSignature, TransportError
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.memory.conversation import Link
+from gossamer.protocol.memory.virtual_time import run
+from gossamer.protocol.messages.records import MemberRecord
 from tests.protocol.knowing import KnowingNetwork
 from tests.protocol.peers import echo, nobody, seeded
 from tests.protocol.samples import RECORD

@@ -4,8 +4,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from protocol import limits
-from protocol.errors import BadMessage
+from gossamer.protocol import limits
+from gossamer.protocol.errors import BadMessage
 
 
 def test_caps_fit_into_each_other() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.addresses import NEAR, address_bytes, read_address, route, with_peer
-from protocol.messages.records import announceable
-from protocol.nearby import SEALED, seal, unseal
+from gossamer.protocol.addresses import NEAR, address_bytes, read_address, route, with_peer
+from gossamer.protocol.messages.records import announceable
+from gossamer.protocol.nearby import SEALED, seal, unseal
 from tests.protocol.samples import ALICE, BOB
 
 LAN = ["/ip4/192.168.1.7/tcp/4001", "/ip6/fd00::7/tcp/4002", "/ip4/10.0.0.7/tcp/65535"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.newest import keep_newest
+from gossamer.protocol.newest import keep_newest
 
 
 def test_the_oldest_goes_and_what_comes_again_is_new() -> None:

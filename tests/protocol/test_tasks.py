@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from protocol.memory import virtual_time
-from protocol.tasks import Changes, cancel, work_until
+from gossamer.protocol.memory import virtual_time
+from gossamer.protocol.tasks import Changes, cancel, work_until
 
 
 async def sleep(seconds: float, ended: list[float]) -> float:

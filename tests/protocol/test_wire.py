@@ -8,8 +8,8 @@ import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 from grpc_tools import protoc
 
-from protocol.streams.transport import Purpose
-from protocol.wire import peer_pb2
+from gossamer.protocol.streams.transport import Purpose
+from gossamer.protocol.wire import peer_pb2
 
 PROTO = "protocol/wire/peer.proto"
 ROOT = Path(__file__).parents[2]

@@ -13,15 +13,15 @@ from typing import Any, Protocol
 
 import uvloop
 
-from protocol.identity import Identity, PeerId
-from protocol.libp2p.p2pd import Daemon, DaemonSettings
-from protocol.libp2p.splice import CarriedBytes
-from protocol.libp2p.tunnel import TunnelTransport
-from protocol.memory import virtual_time
-from protocol.memory.conversation import Link
-from protocol.memory.network import MemoryNetwork
-from protocol.streams.admission import Admission, StreamCaps
-from protocol.streams.transport import StreamHandler, Transport
+from gossamer.protocol.identity import Identity, PeerId
+from gossamer.protocol.libp2p.p2pd import Daemon, DaemonSettings
+from gossamer.protocol.libp2p.splice import CarriedBytes
+from gossamer.protocol.libp2p.tunnel import TunnelTransport
+from gossamer.protocol.memory import virtual_time
+from gossamer.protocol.memory.conversation import Link
+from gossamer.protocol.memory.network import MemoryNetwork
+from gossamer.protocol.streams.admission import Admission, StreamCaps
+from gossamer.protocol.streams.transport import StreamHandler, Transport
 from tests.protocol.peers import seeded
 
 

@@ -19,29 +19,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from peer.machine.events import Event
-from peer.node.donor import FetchServer
-from peer.node.door import Door
-from peer.node.fetching import FetchClient
-from peer.node.mirror import Mirror
-from peer.node.upkeep import Upkeep
-from peer.swarm.address_book import AddressBook
-from peer.swarm.hearsay import Hearsay
-from peer.swarm.presence import Presence
-from peer.swarm.standing import Standing
-from peer.swarm.swarm_time import SwarmTime
-from protocol.addresses import by_peer, with_peer
-from protocol.errors import GossamerError
-from protocol.identity import Identity, PeerId
-from protocol.libp2p.directory import DhtDirectory
-from protocol.libp2p.record_store import RecordShelf
-from protocol.memory import virtual_time
-from protocol.memory.calls import MemoryP2P
-from protocol.memory.conversation import Link
-from protocol.memory.network import MemoryNetwork, MemoryPeer
-from protocol.messages.messages import RunPhase
-from protocol.messages.records import MemberRecord
-from protocol.messages.terms import check_record
+from gossamer.peer.machine.events import Event
+from gossamer.peer.node.donor import FetchServer
+from gossamer.peer.node.door import Door
+from gossamer.peer.node.fetching import FetchClient
+from gossamer.peer.node.mirror import Mirror
+from gossamer.peer.node.upkeep import Upkeep
+from gossamer.peer.swarm.address_book import AddressBook
+from gossamer.peer.swarm.hearsay import Hearsay
+from gossamer.peer.swarm.presence import Presence
+from gossamer.peer.swarm.standing import Standing
+from gossamer.peer.swarm.swarm_time import SwarmTime
+from gossamer.protocol.addresses import by_peer, with_peer
+from gossamer.protocol.errors import GossamerError
+from gossamer.protocol.identity import Identity, PeerId
+from gossamer.protocol.libp2p.directory import DhtDirectory
+from gossamer.protocol.libp2p.record_store import RecordShelf
+from gossamer.protocol.memory import virtual_time
+from gossamer.protocol.memory.calls import MemoryP2P
+from gossamer.protocol.memory.conversation import Link
+from gossamer.protocol.memory.network import MemoryNetwork, MemoryPeer
+from gossamer.protocol.messages.messages import RunPhase
+from gossamer.protocol.messages.records import MemberRecord
+from gossamer.protocol.messages.terms import check_record
 from tests.peer.two_sides import TERMS, membership
 from tests.swarm.world import EmptyDirectory
 

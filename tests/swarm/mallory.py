@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from peer.link import records as ask
-from peer.link.records import File, payload_name
-from protocol.identity import Identity, PeerId
-from protocol.messages.messages import Hello, RunPhase
-from protocol.messages.records import MemberRecord
-from protocol.streams.transport import Purpose, Stream
+from gossamer.peer.link import records as ask
+from gossamer.peer.link.records import File, payload_name
+from gossamer.protocol.identity import Identity, PeerId
+from gossamer.protocol.messages.messages import Hello, RunPhase
+from gossamer.protocol.messages.records import MemberRecord
+from gossamer.protocol.streams.transport import Purpose, Stream
 from tests.swarm.world import Peer, Swarm
 
 MALLORY = Identity(b"mallory!" * 4)

@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 
-from protocol.errors import PeerGone, RefusalCode
-from protocol.identity import Identity
-from protocol.memory.network import MemoryPeer
-from protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Part, Refusal
-from protocol.messages.records import MemberRecord
-from protocol.run.invite import Credential, Invite
-from protocol.streams.transport import Purpose, Stream
+from gossamer.protocol.errors import PeerGone, RefusalCode
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.memory.network import MemoryPeer
+from gossamer.protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Part, Refusal
+from gossamer.protocol.messages.records import MemberRecord
+from gossamer.protocol.run.invite import Credential, Invite
+from gossamer.protocol.streams.transport import Purpose, Stream
 from tests.swarm.world import Swarm
 
 HOST = Identity(b"h" * 32)

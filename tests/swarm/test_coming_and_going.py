@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from peer.meeting.words import MeetingState
-from peer.node import pieces
-from peer.node.arrival import find_run
-from peer.node.fetching import FetchClient
-from peer.swarm.swarm_time import SwarmTime
-from protocol.errors import RefusalCode, RunRefusesUs, SwarmUnreachable
-from protocol.identity import Identity
-from protocol.memory.conversation import Link as Wire
-from protocol.messages.messages import Refusal, RunPhase
-from protocol.streams.transport import Purpose, Stream
+from gossamer.peer.meeting.words import MeetingState
+from gossamer.peer.node import pieces
+from gossamer.peer.node.arrival import find_run
+from gossamer.peer.node.fetching import FetchClient
+from gossamer.peer.swarm.swarm_time import SwarmTime
+from gossamer.protocol.errors import RefusalCode, RunRefusesUs, SwarmUnreachable
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.memory.conversation import Link as Wire
+from gossamer.protocol.messages.messages import Refusal, RunPhase
+from gossamer.protocol.streams.transport import Purpose, Stream
 from tests.swarm.mallory import nobody
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import ADDRESSES, Peer, Swarm, play

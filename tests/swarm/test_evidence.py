@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from optim.fragments import scatter
-from peer.model.evaluation import held_out_loss
-from protocol.messages.messages import ContentsKind, RunPhase
-from protocol.tasks import cancel
+from gossamer.optim.fragments import scatter
+from gossamer.peer.model.evaluation import held_out_loss
+from gossamer.protocol.messages.messages import ContentsKind, RunPhase
+from gossamer.protocol.tasks import cancel
 from tests.swarm.sybils import HOST, Sybils, credential_of
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play

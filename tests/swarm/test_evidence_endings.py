@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from peer.node.run_result import RunResult
-from protocol.identity import Identity, PeerId
-from protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Part
-from protocol.streams.transport import Stream
-from protocol.tasks import cancel
+from gossamer.peer.node.run_result import RunResult
+from gossamer.protocol.identity import Identity, PeerId
+from gossamer.protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Part
+from gossamer.protocol.streams.transport import Stream
+from gossamer.protocol.tasks import cancel
 from tests.swarm.sybils import HOST, Sybils, credential_of
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Swarm, play

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from peer.swarm.address_book import FORGET_S
-from protocol.limits import RECORD_LIFETIME_S
-from protocol.memory import virtual_time
-from protocol.memory.conversation import Link
-from protocol.memory.network import MemoryNetwork
+from gossamer.peer.swarm.address_book import FORGET_S
+from gossamer.protocol.limits import RECORD_LIFETIME_S
+from gossamer.protocol.memory import virtual_time
+from gossamer.protocol.memory.conversation import Link
+from gossamer.protocol.memory.network import MemoryNetwork
 from tests.swarm.healing import Resident, cut_and_heal, until_all_see_all
 
 NIGHT_S = FORGET_S + RECORD_LIFETIME_S + 10.0  # by then nobody tries those who have gone, and nothing that was announced is in force

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from peer.trainer import trainer as trainer_module
+from gossamer.peer.trainer import trainer as trainer_module
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from protocol.memory.conversation import Link as Wire
+from gossamer.protocol.memory.conversation import Link as Wire
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play
 

@@ -13,16 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from peer.link import records as ask
-from peer.link.payload_folder import PayloadFolder
-from peer.machine.events import SoloStep
-from peer.model.plan import fragment_codecs, model_plan
-from peer.text.batches import Draw
-from peer.text.corpus import ResidentCorpus
-from peer.text.token_cache import Tokens
-from peer.trainer.replica import Replica
-from protocol.messages.terms import RunTerms
-from protocol.run.manifest import Manifest
+from gossamer.peer.link import records as ask
+from gossamer.peer.link.payload_folder import PayloadFolder
+from gossamer.peer.machine.events import SoloStep
+from gossamer.peer.model.plan import fragment_codecs, model_plan
+from gossamer.peer.text.batches import Draw
+from gossamer.peer.text.corpus import ResidentCorpus
+from gossamer.peer.text.token_cache import Tokens
+from gossamer.peer.trainer.replica import Replica
+from gossamer.protocol.messages.terms import RunTerms
+from gossamer.protocol.run.manifest import Manifest
 
 VOCABULARY = 32
 WIDTH = 64  # so that each layer's matrix has just the 4096 values that go through the codec

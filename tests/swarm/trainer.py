@@ -16,15 +16,15 @@ from typing import Any
 
 from torch import Tensor
 
-from peer.link import records as ask
-from peer.link.socket import LinkLost
-from peer.machine.child import ChildSettings
-from peer.machine.config import PeerConfig
-from peer.machine.events import Event, OutputsMoved, SoloStep, StepDone
-from peer.machine.home import Home
-from peer.trainer import trainer as real
-from peer.trainer.replica import Replica
-from peer.trainer.saver import Saver
+from gossamer.peer.link import records as ask
+from gossamer.peer.link.socket import LinkLost
+from gossamer.peer.machine.child import ChildSettings
+from gossamer.peer.machine.config import PeerConfig
+from gossamer.peer.machine.events import Event, OutputsMoved, SoloStep, StepDone
+from gossamer.peer.machine.home import Home
+from gossamer.peer.trainer import trainer as real
+from gossamer.peer.trainer.replica import Replica
+from gossamer.peer.trainer.saver import Saver
 from tests.peer.trainer_thread import Supervision
 from tests.swarm.tiny import CountedReplica
 

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from peer.link import records as ask
-from peer.meeting import driver
-from peer.meeting.machine import DOUBT_S
-from protocol.memory import virtual_time
+from gossamer.peer.link import records as ask
+from gossamer.peer.meeting import driver
+from gossamer.peer.meeting.machine import DOUBT_S
+from gossamer.protocol.memory import virtual_time
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Habits, Peer, Swarm
 

@@ -17,31 +17,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from peer.link import records as ask
-from peer.link.payload_folder import PayloadFolder
-from peer.link.records import Writer
-from peer.machine.events import Event, MeetingDone, ProcessSays, StateCloned
-from peer.machine.status import Status, apply
-from peer.meeting.driver import OwnSide
-from peer.meeting.journal import Journal
-from peer.node.donor import FetchServer
-from peer.node.door import Door
-from peer.node.mirror import Mirror
-from peer.node.node import Node
-from peer.swarm.address_book import AddressBook
-from peer.swarm.hearsay import Hearsay
-from peer.swarm.membership import Membership
-from peer.swarm.presence import Presence
-from peer.swarm.standing import Standing
-from peer.swarm.swarm_time import SwarmTime
-from protocol.identity import Identity, PeerId
-from protocol.memory import virtual_time
-from protocol.memory.conversation import Link as Wire
-from protocol.messages.records import MemberRecord
-from protocol.messages.terms import RunTerms
-from protocol.run.invite import Credential
-from protocol.run.manifest import Manifest, SignedManifest
-from protocol.streams.transport import Purpose, Stream, Transport
+from gossamer.peer.link import records as ask
+from gossamer.peer.link.payload_folder import PayloadFolder
+from gossamer.peer.link.records import Writer
+from gossamer.peer.machine.events import Event, MeetingDone, ProcessSays, StateCloned
+from gossamer.peer.machine.status import Status, apply
+from gossamer.peer.meeting.driver import OwnSide
+from gossamer.peer.meeting.journal import Journal
+from gossamer.peer.node.donor import FetchServer
+from gossamer.peer.node.door import Door
+from gossamer.peer.node.mirror import Mirror
+from gossamer.peer.node.node import Node
+from gossamer.peer.swarm.address_book import AddressBook
+from gossamer.peer.swarm.hearsay import Hearsay
+from gossamer.peer.swarm.membership import Membership
+from gossamer.peer.swarm.presence import Presence
+from gossamer.peer.swarm.standing import Standing
+from gossamer.peer.swarm.swarm_time import SwarmTime
+from gossamer.protocol.identity import Identity, PeerId
+from gossamer.protocol.memory import virtual_time
+from gossamer.protocol.memory.conversation import Link as Wire
+from gossamer.protocol.messages.records import MemberRecord
+from gossamer.protocol.messages.terms import RunTerms
+from gossamer.protocol.run.invite import Credential
+from gossamer.protocol.run.manifest import Manifest, SignedManifest
+from gossamer.protocol.streams.transport import Purpose, Stream, Transport
 from tests.peer.small import fingerprint
 from tests.protocol.scripted import ScriptedNetwork
 from tests.swarm.paced import PacedTrainer

@@ -12,12 +12,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from protocol import limits
-from protocol.messages.frames import to_frame
-from protocol.messages.messages import Committed
-from protocol.run.invite import Invite
-from protocol.run.manifest import Manifest, SignedManifest
-from protocol.wire import peer_pb2
+from gossamer.protocol import limits
+from gossamer.protocol.messages.frames import to_frame
+from gossamer.protocol.messages.messages import Committed
+from gossamer.protocol.run.invite import Invite
+from gossamer.protocol.run.manifest import Manifest, SignedManifest
+from gossamer.protocol.wire import peer_pb2
 from tests.protocol.samples import ADDRESS, ALICE, HELLO, ISSUER, MEETING_ID, MESSAGES, NOW_S, OTHER_RUN_ID, RECORD, RUN_ID, UNSIGNED_HELLO
 
 FOLDER = Path(__file__).parent

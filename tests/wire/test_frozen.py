@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from protocol.errors import RefusalCode
-from protocol.limits import PROTOCOL_VERSION, SPOKEN
-from protocol.messages.frames import from_frame
-from protocol.messages.messages import Contents, ContentsKind, FetchRequest, Refusal
-from protocol.run.invite import Invite
-from protocol.run.manifest import SignedManifest
+from gossamer.protocol.errors import RefusalCode
+from gossamer.protocol.limits import PROTOCOL_VERSION, SPOKEN
+from gossamer.protocol.messages.frames import from_frame
+from gossamer.protocol.messages.messages import Contents, ContentsKind, FetchRequest, Refusal
+from gossamer.protocol.run.invite import Invite
+from gossamer.protocol.run.manifest import SignedManifest
 
 FOLDER = Path(__file__).parent / "release_1"
 RUN_ID = bytes.fromhex("d309fb667a34d6619802602ac68cb939809ca3ebd35aa9542cb2251ad9d4b762")

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.errors import BadMessage, BadSignature, RefusalCode, Refused
-from protocol.messages.frames import from_frame, to_frame
-from protocol.messages.messages import Hello
-from protocol.messages.records import MemberRecord
-from protocol.messages.terms import check_hello
-from protocol.run.invite import Invite
-from protocol.run.manifest import SignedManifest
+from gossamer.protocol.errors import BadMessage, BadSignature, RefusalCode, Refused
+from gossamer.protocol.messages.frames import from_frame, to_frame
+from gossamer.protocol.messages.messages import Hello
+from gossamer.protocol.messages.records import MemberRecord
+from gossamer.protocol.messages.terms import check_hello
+from gossamer.protocol.run.invite import Invite
+from gossamer.protocol.run.manifest import SignedManifest
 from tests.protocol.samples import ALICE, BOB, HELLO, MESSAGES, NOW_S, RECORD, RUN_ID, TERMS
 from tests.wire.golden import FOLDER, golden, manifest
 

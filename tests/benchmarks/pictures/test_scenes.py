@@ -7,9 +7,9 @@ from functools import reduce
 import pytest
 
 from benchmarks.pictures.scenes import SCENES
-from cli.figures import sentence
-from peer.machine.states import STATES
-from peer.machine.status import Status, apply
+from gossamer.cli.figures import sentence
+from gossamer.peer.machine.states import STATES
+from gossamer.peer.machine.status import Status, apply
 
 NOW_S = 1_790_000_000.0
 

@@ -9,8 +9,8 @@ import torch
 from benchmarks.side_by_side.job import Job, Seat
 from benchmarks.side_by_side.rivals.alone import Alone
 from benchmarks.side_by_side.training import Training
-from peer.machine.home import Home
-from peer.model.weights import fast_weights, load_trained
+from gossamer.peer.machine.home import Home
+from gossamer.peer.model.weights import fast_weights, load_trained
 
 JOB = Job(total_steps=3)
 PEER = 2
@@ -24,7 +24,7 @@ def test_a_rival_trains_as_gossamer_does(tmp_path: Path) -> None:
     manifest = tmp_path / "manifest.toml"
     manifest.write_text(JOB.manifest().manifest().to_toml())
     words = ["host", str(manifest), "--alone", "--home", str(own.path), "--threads", "1", "--devices", "cpu"]
-    subprocess.run([sys.executable, "-m", "cli.main", *words], check=True, capture_output=True, timeout=50)
+    subprocess.run([sys.executable, "-m", "gossamer.cli.main", *words], check=True, capture_output=True, timeout=50)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -10,7 +10,7 @@ from benchmarks.side_by_side.__main__ import RATES, main, parser, settings
 from benchmarks.side_by_side.estimate import estimate_s, stop_after_s
 from benchmarks.side_by_side.results import Setting, keep
 from benchmarks.side_by_side.systems import SYSTEMS
-from protocol.errors import BadSettings
+from gossamer.protocol.errors import BadSettings
 from tests.benchmarks.side_by_side.made import made_run
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.side_by_side.peers import Follower
-from peer.machine.events import MeetingDone, StateChanged, StateCloned, StepDone, to_line
+from gossamer.peer.machine.events import MeetingDone, StateChanged, StateCloned, StepDone, to_line
 
 
 def test_a_log_is_followed_while_it_is_written(tmp_path: Path) -> None:

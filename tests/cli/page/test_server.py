@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from cli.page.server import application
-from peer.machine.config import LIMITS, LocalSettings, PeerConfig
-from peer.machine.control_socket import serving
-from peer.machine.home import Home
-from peer.machine.runtime_folder import runtime_folder
-from peer.machine.states import changed
-from peer.machine.status import Status, apply
+from gossamer.cli.page.server import application
+from gossamer.peer.machine.config import LIMITS, LocalSettings, PeerConfig
+from gossamer.peer.machine.control_socket import serving
+from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.runtime_folder import runtime_folder
+from gossamer.peer.machine.states import changed
+from gossamer.peer.machine.status import Status, apply
 
 TOKEN, PORT = "a-token", 4321
 HERE = {"host": f"127.0.0.1:{PORT}"}

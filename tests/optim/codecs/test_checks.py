@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from optim.codecs.checks import mend, shifts, sums, transmitted, weights
+from gossamer.optim.codecs.checks import mend, shifts, sums, transmitted, weights
 
 CPU = torch.device("cpu")
 BITS = [8, 6, 4, 3]

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from optim.codecs import codec
-from optim.codecs.hadamard import dither_pool, keep_products_exact, leading, sign_pool, transform, window
+from gossamer.optim.codecs import codec
+from gossamer.optim.codecs.hadamard import dither_pool, keep_products_exact, leading, sign_pool, transform, window
 
 CPU = torch.device("cpu")
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from optim.codecs import CODECS, PACKINGS, Codec, Encoded, Gap, codec
+from gossamer.optim.codecs import CODECS, PACKINGS, Codec, Encoded, Gap, codec
 
 SIZES = [1, 2, 3, 127, 128, 255, 256, 257, 1000, 1024, 1025, 4096, 5000]
 SCALES = [1e-30, 1e-6, 1e-2, 1.0, 1e4, 1e20]

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from optim.codecs import Gap, codec
-from optim.codecs.hadamard import side_matrix, sign_pool, window
-from optim.codecs.modulo import Modulo
+from gossamer.optim.codecs import Gap, codec
+from gossamer.optim.codecs.hadamard import side_matrix, sign_pool, window
+from gossamer.optim.codecs.modulo import Modulo
 
 NAMES = ["modulo8", "modulo6", "modulo4", "modulo3"]
 
@@ -180,7 +180,7 @@ def test_the_gap_has_the_same_bits_however_it_is_computed(name: str, monkeypatch
     sketches = coder.sketch(first, 1), coder.sketch(second, 1)
     one, two = coder.encode(first, 1, *sketches), coder.encode(second, 1, *sketches[::-1])
     gap = coder.gap(one, two.payload)
-    monkeypatch.setattr("optim.codecs.modulo.CPU_SLAB_BLOCKS", 3)
+    monkeypatch.setattr("gossamer.optim.codecs.modulo.CPU_SLAB_BLOCKS", 3)
     assert torch.equal(coder.gap(one, two.payload).values, gap.values)
     # Undone by hand in float64: signs, then the exact transform, must give whole multiples of the step.
     signs = window(sign_pool(1, 40, torch.device("cpu")), slice(0, 40)).double()

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from optim.codecs import PACKINGS
-from optim.codecs.packings import LLOYD_LEVELS, NF4_LEVELS, Feedback, code_bytes, pack_codes, unpack_codes
+from gossamer.optim.codecs import PACKINGS
+from gossamer.optim.codecs.packings import LLOYD_LEVELS, NF4_LEVELS, Feedback, code_bytes, pack_codes, unpack_codes
 
 KEPT_SHARE = 0.9 * 64 / 4096
 

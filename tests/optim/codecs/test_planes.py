@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from optim.codecs.planes import PLANES, difference, pack, unpack
+from gossamer.optim.codecs.planes import PLANES, difference, pack, unpack
 
 
 @pytest.mark.parametrize("bits", PLANES)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from optim.codecs.sketches import gap_steps, to_bytes
+from gossamer.optim.codecs.sketches import gap_steps, to_bytes
 
 
 def test_zero_sketches_give_a_usable_step() -> None:

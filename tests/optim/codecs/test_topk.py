@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from optim.codecs import PACKINGS
-from optim.codecs.topk import largest_places, pack_elias_fano, pack_plain, unpack_elias_fano, unpack_plain
+from gossamer.optim.codecs import PACKINGS
+from gossamer.optim.codecs.topk import largest_places, pack_elias_fano, pack_plain, unpack_elias_fano, unpack_plain
 
 
 def test_bits_per_value() -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from peer.doctor.case import Case
-from peer.machine.home import Home
-from protocol.identity import Identity, PeerId
-from protocol.run.invite import Invite
-from protocol.run.manifest import Manifest, SignedManifest
+from gossamer.peer.doctor.case import Case
+from gossamer.peer.machine.home import Home
+from gossamer.protocol.identity import Identity, PeerId
+from gossamer.protocol.run.invite import Invite
+from gossamer.protocol.run.manifest import Manifest, SignedManifest
 
 HOST = Identity(b"h" * 32)
 SIGNED = SignedManifest.sign(Manifest().with_host(HOST.peer_id), HOST)

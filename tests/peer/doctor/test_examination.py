@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from peer.doctor.case import Case, Once
-from peer.doctor.examination import examine, exit_code
-from peer.doctor.finding import Finding, Level, fail, ok, warn
-from protocol.errors import ExitCode, SwarmUnreachable
+from gossamer.peer.doctor.case import Case, Once
+from gossamer.peer.doctor.examination import examine, exit_code
+from gossamer.peer.doctor.finding import Finding, Level, fail, ok, warn
+from gossamer.protocol.errors import ExitCode, SwarmUnreachable
 from tests.peer.doctor.cases import case
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from peer.doctor import home_checks
-from peer.doctor.examination import examine
-from peer.doctor.finding import Finding, Level
-from peer.machine.home import Home
-from protocol.identity import Identity
-from protocol.run.manifest import Manifest, SignedManifest
+from gossamer.peer.doctor import home_checks
+from gossamer.peer.doctor.examination import examine
+from gossamer.peer.doctor.finding import Finding, Level
+from gossamer.peer.machine.home import Home
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.run.manifest import Manifest, SignedManifest
 from tests.peer.doctor.cases import HOST, HOUR_S, SIGNED, case, invite_text, made_home
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from peer.doctor.finding import Level
-from peer.doctor.line_checks import clock_facts, line_facts, reachable_facts, router_facts
-from peer.doctor.router import Router
-from peer.doctor.visit import Call
-from protocol.messages.terms import FragmentTerms, ModelPlan
+from gossamer.peer.doctor.finding import Level
+from gossamer.peer.doctor.line_checks import clock_facts, line_facts, reachable_facts, router_facts
+from gossamer.peer.doctor.router import Router
+from gossamer.peer.doctor.visit import Call
+from gossamer.protocol.messages.terms import FragmentTerms, ModelPlan
 from tests.peer.doctor.cases import HOST, SIGNED
 
 HOUR_S = 3600.0

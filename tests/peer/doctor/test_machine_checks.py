@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from peer.doctor.finding import Level
-from peer.doctor.machine_checks import UP, device, device_facts, open_files_facts, version_facts, versions
+from gossamer.peer.doctor.finding import Level
+from gossamer.peer.doctor.machine_checks import UP, device, device_facts, open_files_facts, version_facts, versions
 from tests.peer.doctor.cases import case
 
 PYTHON = ">=3.11"

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from peer.doctor.examination import examine
-from peer.doctor.finding import Finding, Level
-from peer.doctor.room_checks import device_memory_facts, disk, disk_facts, memory, memory_facts, shared_memory_facts
-from peer.machine.room import Room, disk_room
-from peer.machine.runtime_folder import MEMORY_FOLDER
-from peer.trainer.need import Need, run_need
-from protocol.errors import BadSettings
-from protocol.run.manifest import Manifest
+from gossamer.peer.doctor.examination import examine
+from gossamer.peer.doctor.finding import Finding, Level
+from gossamer.peer.doctor.room_checks import device_memory_facts, disk, disk_facts, memory, memory_facts, shared_memory_facts
+from gossamer.peer.machine.room import Room, disk_room
+from gossamer.peer.machine.runtime_folder import MEMORY_FOLDER
+from gossamer.peer.trainer.need import Need, run_need
+from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.run.manifest import Manifest
 from tests.peer.doctor.cases import case
 
 NEED = run_need(Manifest(), "cpu")
@@ -56,9 +56,9 @@ def test_too_little_memory_under_a_limit_of_the_process() -> None:
     program = """
 import resource, json
 from pathlib import Path
-from peer.doctor.examination import examine
-from peer.doctor.room_checks import memory
-from peer.trainer.need import run_need
+from gossamer.peer.doctor.examination import examine
+from gossamer.peer.doctor.room_checks import memory
+from gossamer.peer.trainer.need import run_need
 from tests.peer.doctor.cases import case
 import transformers, psutil
 most = psutil.Process().memory_info().vms + 380_000_000

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from peer.doctor.finding import Level
-from peer.doctor.swarm_checks import bootstraps_facts, membership_facts
-from peer.doctor.visit import Call, CallRound
-from protocol.errors import ExitCode, RefusalCode, Refused
+from gossamer.peer.doctor.finding import Level
+from gossamer.peer.doctor.swarm_checks import bootstraps_facts, membership_facts
+from gossamer.peer.doctor.visit import Call, CallRound
+from gossamer.protocol.errors import ExitCode, RefusalCode, Refused
 from tests.peer.doctor.cases import HOST, SIGNED
 
 ADDRESS = f"/ip4/203.0.113.5/tcp/4001/p2p/{HOST.peer_id}"

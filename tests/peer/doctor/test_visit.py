@@ -15,22 +15,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from peer.doctor.finding import Level
-from peer.doctor.line_checks import clock_facts
-from peer.doctor.swarm_checks import bootstraps_facts
-from peer.doctor.visit import Call, short_reason
-from peer.machine.home import write_whole
-from peer.node.donor import FetchServer
-from peer.node.door import Door
-from peer.node.mirror import Mirror
-from peer.swarm.address_book import AddressBook
-from peer.swarm.hearsay import Hearsay
-from peer.swarm.swarm_time import SwarmTime
-from protocol.libp2p.p2pd import Daemon, DaemonSettings
-from protocol.libp2p.splice import CarriedBytes
-from protocol.libp2p.tunnel import TunnelTransport
-from protocol.messages.terms import RunTerms
-from protocol.streams.admission import Admission
+from gossamer.peer.doctor.finding import Level
+from gossamer.peer.doctor.line_checks import clock_facts
+from gossamer.peer.doctor.swarm_checks import bootstraps_facts
+from gossamer.peer.doctor.visit import Call, short_reason
+from gossamer.peer.machine.home import write_whole
+from gossamer.peer.node.donor import FetchServer
+from gossamer.peer.node.door import Door
+from gossamer.peer.node.mirror import Mirror
+from gossamer.peer.swarm.address_book import AddressBook
+from gossamer.peer.swarm.hearsay import Hearsay
+from gossamer.peer.swarm.swarm_time import SwarmTime
+from gossamer.protocol.libp2p.p2pd import Daemon, DaemonSettings
+from gossamer.protocol.libp2p.splice import CarriedBytes
+from gossamer.protocol.libp2p.tunnel import TunnelTransport
+from gossamer.protocol.messages.terms import RunTerms
+from gossamer.protocol.streams.admission import Admission
 from tests.peer.doctor.cases import HOST, SIGNED, case, invite_text
 
 VISIT = """

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from peer.link import records as ask
-from peer.link.records import ANSWERS, REQUESTS, File, Writer, payload_name
-from protocol.messages.messages import RunPhase
-from protocol.messages.terms import FragmentTerms, ModelPlan
+from gossamer.peer.link import records as ask
+from gossamer.peer.link.records import ANSWERS, REQUESTS, File, Writer, payload_name
+from gossamer.protocol.messages.messages import RunPhase
+from gossamer.protocol.messages.terms import FragmentTerms, ModelPlan
 
 SAMPLES = {
     "float": 2.5,

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from peer.link import records as ask
-from peer.link import socket as link
-from peer.link.socket import SOCKET_NAME, LinkLost, NodeEnd, TrainerEnd
-from protocol.messages.messages import RunPhase
-from protocol.messages.terms import FragmentTerms, ModelPlan
+from gossamer.peer.link import records as ask
+from gossamer.peer.link import socket as link
+from gossamer.peer.link.socket import SOCKET_NAME, LinkLost, NodeEnd, TrainerEnd
+from gossamer.protocol.messages.messages import RunPhase
+from gossamer.protocol.messages.terms import FragmentTerms, ModelPlan
 from tests.peer.waiting import eventually
 
 PLAN = ModelPlan(16, (FragmentTerms(0, 1000, 0), FragmentTerms(64, 900, 20)), 800)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from peer.link import records as ask
-from peer.link import socket as link
-from peer.link.socket import SOCKET_NAME, TrainerEnd
-from protocol.messages.messages import RunPhase
+from gossamer.peer.link import records as ask
+from gossamer.peer.link import socket as link
+from gossamer.peer.link.socket import SOCKET_NAME, TrainerEnd
+from gossamer.protocol.messages.messages import RunPhase
 
 PROGRESS = ask.Progress(5, RunPhase.TRAIN, True)
 

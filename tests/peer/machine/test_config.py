@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from peer.machine.child import ChildSettings
-from peer.machine.config import (
+from gossamer.peer.machine.child import ChildSettings
+from gossamer.peer.machine.config import (
     NODE,
     SETTINGS_PAGE,
     TRAINER,
@@ -17,8 +17,8 @@ from peer.machine.config import (
     saved_settings,
     with_setting,
 )
-from peer.machine.home import Home
-from protocol.errors import BadSettings, ExitCode
+from gossamer.peer.machine.home import Home
+from gossamer.protocol.errors import BadSettings, ExitCode
 
 
 def test_a_home_is_enough() -> None:

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from peer.machine import control_socket as control
-from peer.machine.control_socket import NobodyRuns, ask, serving
-from peer.machine.home import Home
-from peer.machine.runtime_folder import runtime_folder
-from protocol.errors import BadSettings
+from gossamer.peer.machine import control_socket as control
+from gossamer.peer.machine.control_socket import NobodyRuns, ask, serving
+from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.runtime_folder import runtime_folder
+from gossamer.protocol.errors import BadSettings
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.machine.energy import CORE_WATTS, ESTIMATED, MEASURED, EnergyMeter, Packages, battery_watts, busy_cpu_s
+from gossamer.peer.machine.energy import CORE_WATTS, ESTIMATED, MEASURED, EnergyMeter, Packages, battery_watts, busy_cpu_s
 
 
 def zone(folder: Path, name: str, energy_uj: int) -> Path:
@@ -38,7 +38,7 @@ def test_a_machine_that_does_not_tell_is_estimated(tmp_path: Path) -> None:
 def test_the_peers_part_is_its_share_of_what_was_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     zone(tmp_path, "intel-rapl:0", 0)
     used = [0.0]
-    monkeypatch.setattr("peer.machine.energy.busy_cpu_s", lambda: used[0])
+    monkeypatch.setattr("gossamer.peer.machine.energy.busy_cpu_s", lambda: used[0])
     meter = EnergyMeter(Packages(tmp_path), tmp_path)
     zone(tmp_path, "intel-rapl:0", 7_200_000)
     used[0] = 40.0

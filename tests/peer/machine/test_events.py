@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 
-from peer.machine.events import (
+from gossamer.peer.machine.events import (
     CheckpointSaved,
     EvalDone,
     Event,

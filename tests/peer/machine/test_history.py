@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from peer.machine.history import FEWEST_POINTS, MAX_POINTS, History, HistoryPoint
+from gossamer.peer.machine.history import FEWEST_POINTS, MAX_POINTS, History, HistoryPoint
 
 
 def point(second: float, step: int, loss: float) -> HistoryPoint:

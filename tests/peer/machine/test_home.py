@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from peer.machine.home import Home, write_whole
-from protocol.errors import BadSettings
+from gossamer.peer.machine.home import Home, write_whole
+from gossamer.protocol.errors import BadSettings
 
 HOLD = """
 import sys
 from pathlib import Path
-from peer.machine.home import Home
+from gossamer.peer.machine.home import Home
 with Home(Path(sys.argv[1])).locked():
     print("held", flush=True)
     sys.stdin.read()

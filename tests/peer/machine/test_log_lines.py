@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from peer.machine.log_lines import Tail, keep_short
+from gossamer.peer.machine.log_lines import Tail, keep_short
 
 
 def test_a_tail_gives_each_whole_line_once(tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from peer.machine.metrics import place, serving_metrics
-from peer.machine.partners import Partner
-from peer.machine.states import STATES
-from peer.machine.status import Status
-from protocol.errors import BadSettings
+from gossamer.peer.machine.metrics import place, serving_metrics
+from gossamer.peer.machine.partners import Partner
+from gossamer.peer.machine.states import STATES
+from gossamer.peer.machine.status import Status
+from gossamer.protocol.errors import BadSettings
 
 ROOT = Path(__file__).parents[3]
 STATUS = Status(

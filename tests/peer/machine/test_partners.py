@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from peer.machine.events import ConnectionsChanged, MeetingDone
-from peer.machine.partners import MAX_PARTNERS, Partner, Partners, after_meeting, connected_by, routes
+from gossamer.peer.machine.events import ConnectionsChanged, MeetingDone
+from gossamer.peer.machine.partners import MAX_PARTNERS, Partner, Partners, after_meeting, connected_by, routes
 
 
 def met(partner: str, outcome: str, ts: float, round_trip_s: float = float("nan")) -> MeetingDone:

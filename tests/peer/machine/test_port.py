@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from peer.machine.config import PeerConfig
-from peer.machine.home import Home
-from peer.machine.port import keep_port, need_port, usual_port
-from protocol.errors import BadSettings
+from gossamer.peer.machine.config import PeerConfig
+from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.port import keep_port, need_port, usual_port
+from gossamer.protocol.errors import BadSettings
 
 ADDRESSES = ["/ip4/127.0.0.1/tcp/{port}/p2p/12D3Koo"]
 

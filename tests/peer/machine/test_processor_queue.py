@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from peer.machine.processor_queue import queued_clock
+from gossamer.peer.machine.processor_queue import queued_clock
 
 CROWDED = """
 import os, sys, time
-from peer.machine.processor_queue import queued_clock
+from gossamer.peer.machine.processor_queue import queued_clock
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 rival = os.fork()
 if not rival:

@@ -8,8 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from peer.machine.room import Room, cgroup_rooms, disk_room, free_files, memory_room, need_program_memory, need_room, size_of, summed
-from protocol.errors import BadSettings
+from gossamer.peer.machine.room import (
+    Room,
+    cgroup_rooms,
+    disk_room,
+    free_files,
+    memory_room,
+    need_program_memory,
+    need_room,
+    size_of,
+    summed,
+)
+from gossamer.protocol.errors import BadSettings
 
 GB = 10**9
 

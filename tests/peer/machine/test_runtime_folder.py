@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from peer.machine import runtime_folder as runtime
-from peer.machine.runtime_folder import ORPHAN_AGE_S, PREFIX, runtime_folder
-from protocol.errors import BadSettings
+from gossamer.peer.machine import runtime_folder as runtime
+from gossamer.peer.machine.runtime_folder import ORPHAN_AGE_S, PREFIX, runtime_folder
+from gossamer.protocol.errors import BadSettings
 
 
 @pytest.fixture(autouse=True)

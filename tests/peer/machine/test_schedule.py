@@ -7,7 +7,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from peer.machine.schedule import Schedule
+from gossamer.peer.machine.schedule import Schedule
 
 BERLIN = ZoneInfo("Europe/Berlin")  # clocks go forward on 2026-03-29 at 02:00, back on 2026-10-25 at 03:00
 

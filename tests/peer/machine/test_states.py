@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.machine.states import STATES, changed
+from gossamer.peer.machine.states import STATES, changed
 
 ROOT = Path(__file__).parents[3]
 SAYING = {"ProcessSays", "changed", "_ends_as", "_say", "StateChanged"}  # calls that begin with a state and its reason

@@ -9,7 +9,7 @@ from functools import reduce
 
 import pytest
 
-from peer.machine.events import (
+from gossamer.peer.machine.events import (
     AddressesChanged,
     CheckpointFailed,
     CheckpointSaved,
@@ -35,7 +35,7 @@ from peer.machine.events import (
     from_line,
     to_line,
 )
-from peer.machine.status import VERSION, Status, apply
+from gossamer.peer.machine.status import VERSION, Status, apply
 
 DESIGN = {
     "state", "reason", "since", "run_id", "peer_id", "step", "total_steps", "tokens", "loss", "peers_seen", "meetings", "bytes",

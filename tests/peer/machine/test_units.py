@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from peer.machine.units import duration_s, rate_bytes_per_s, rate_text, size_bytes
+from gossamer.peer.machine.units import duration_s, rate_bytes_per_s, rate_text, size_bytes
 
 
 @pytest.mark.parametrize(

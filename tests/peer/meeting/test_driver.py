@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from peer.link.payload_folder import PayloadFolder
-from peer.meeting.driver import FRAMES_AHEAD, Caller, Driver, OwnSide
-from peer.meeting.hello import Greeting
-from peer.meeting.journal import Journal
-from peer.meeting.machine import Meeting
-from peer.meeting.words import MeetingOutcome
-from peer.swarm.address_book import AddressBook
-from protocol.errors import RefusalCode
-from protocol.identity import Identity
-from protocol.memory import virtual_time
-from protocol.memory.network import MemoryNetwork
-from protocol.messages.messages import Chunk, Part
-from protocol.streams.transport import Purpose, Stream
+from gossamer.peer.link.payload_folder import PayloadFolder
+from gossamer.peer.meeting.driver import FRAMES_AHEAD, Caller, Driver, OwnSide
+from gossamer.peer.meeting.hello import Greeting
+from gossamer.peer.meeting.journal import Journal
+from gossamer.peer.meeting.machine import Meeting
+from gossamer.peer.meeting.words import MeetingOutcome
+from gossamer.peer.swarm.address_book import AddressBook
+from gossamer.protocol.errors import RefusalCode
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.memory import virtual_time
+from gossamer.protocol.memory.network import MemoryNetwork
+from gossamer.protocol.messages.messages import Chunk, Part
+from gossamer.protocol.streams.transport import Purpose, Stream
 from tests.peer.two_sides import SEEDS, membership
 from tests.swarm.mallory import nobody
 from tests.swarm.tiny import tiny_manifest

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-from peer.meeting.driver import PAUSE_S, TRY_S, Caller
-from peer.swarm.address_book import AddressBook
-from protocol.memory.network import MemoryNetwork
-from protocol.memory.virtual_time import run
-from protocol.messages.messages import Committed, Decision, Message, Outcome, Resolve
-from protocol.streams.transport import Purpose, Stream
+from gossamer.peer.meeting.driver import PAUSE_S, TRY_S, Caller
+from gossamer.peer.swarm.address_book import AddressBook
+from gossamer.protocol.memory.network import MemoryNetwork
+from gossamer.protocol.memory.virtual_time import run
+from gossamer.protocol.messages.messages import Committed, Decision, Message, Outcome, Resolve
+from gossamer.protocol.streams.transport import Purpose, Stream
 from tests.protocol.peers import nobody, seeded
 from tests.protocol.samples import MEETING_ID, RUN_ID
 

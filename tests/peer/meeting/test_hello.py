@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from peer.link.records import Opened
-from peer.meeting.hello import Greeting, pairing
-from protocol.errors import BadMessage, PeerMisbehaved, RefusalCode, Refused
-from protocol.identity import Identity
-from protocol.messages.messages import Hello, RunPhase
-from protocol.messages.terms import check_hello
+from gossamer.peer.link.records import Opened
+from gossamer.peer.meeting.hello import Greeting, pairing
+from gossamer.protocol.errors import BadMessage, PeerMisbehaved, RefusalCode, Refused
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.messages.messages import Hello, RunPhase
+from gossamer.protocol.messages.terms import check_hello
 from tests.peer.two_sides import NOW_S, PLAIN, SEEDS, SKETCHED, TERMS, Table, membership
 
 A, B = (Identity(seed) for seed in SEEDS)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from peer.meeting import journal as module
-from peer.meeting.journal import Journal
+from gossamer.peer.meeting import journal as module
+from gossamer.peer.meeting.journal import Journal
 from tests.full_disk import room_for
 
 

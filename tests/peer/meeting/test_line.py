@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from peer.meeting.line import Line, Way
-from protocol.limits import LEAST_BYTES_PER_S, SLOWEST_BYTES_PER_S
+from gossamer.peer.meeting.line import Line, Way
+from gossamer.protocol.limits import LEAST_BYTES_PER_S, SLOWEST_BYTES_PER_S
 
 
 def test_nothing_is_known_before_both_ways_were_used() -> None:

@@ -7,12 +7,12 @@ import math
 
 import pytest
 
-from peer.link import records as ask
-from peer.meeting import words as on
-from peer.meeting.machine import AGAIN_S, CONNECT_S, DOUBT_PATIENCES, DOUBT_S
-from peer.meeting.words import MeetingOutcome, MeetingState
-from protocol.errors import RefusalCode
-from protocol.messages.messages import Chunk, Commit, Commitment, Committed, Decision, Outcome, Part, Refusal, RunPhase
+from gossamer.peer.link import records as ask
+from gossamer.peer.meeting import words as on
+from gossamer.peer.meeting.machine import AGAIN_S, CONNECT_S, DOUBT_PATIENCES, DOUBT_S
+from gossamer.peer.meeting.words import MeetingOutcome, MeetingState
+from gossamer.protocol.errors import RefusalCode
+from gossamer.protocol.messages.messages import Chunk, Commit, Commitment, Committed, Decision, Outcome, Part, Refusal, RunPhase
 from tests.peer.two_sides import DEADLINE_S, PLAIN, SKETCHED, TERMS, Seat, Table, Trainer, alone
 
 

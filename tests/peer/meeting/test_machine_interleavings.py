@@ -7,10 +7,10 @@ from collections.abc import Callable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peer.meeting import words as on
-from peer.meeting.words import MeetingOutcome, MeetingState
-from protocol.errors import RefusalCode
-from protocol.messages.messages import Decision
+from gossamer.peer.meeting import words as on
+from gossamer.peer.meeting.words import MeetingOutcome, MeetingState
+from gossamer.protocol.errors import RefusalCode
+from gossamer.protocol.messages.messages import Decision
 from tests.peer.two_sides import PLAIN, SKETCHED, Seat, Table
 
 Draw = Callable[[int], int]

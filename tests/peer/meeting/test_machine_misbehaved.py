@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from peer.meeting import words as on
-from peer.meeting.words import MeetingOutcome, MeetingState
-from protocol.errors import BadMessage, RefusalCode
-from protocol.messages.messages import (
+from gossamer.peer.meeting import words as on
+from gossamer.peer.meeting.words import MeetingOutcome, MeetingState
+from gossamer.protocol.errors import BadMessage, RefusalCode
+from gossamer.protocol.messages.messages import (
     Chunk,
     Commit,
     Commitment,

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from peer.meeting.machine import PartnerSide, union
-from protocol.errors import BadContents, BadMessage, BadSignature, PeerMisbehaved
-from protocol.messages.messages import Chunk, Commitment, Part, Verdict, exchange_digest
-from protocol.messages.terms import FragmentTerms
+from gossamer.peer.meeting.machine import PartnerSide, union
+from gossamer.protocol.errors import BadContents, BadMessage, BadSignature, PeerMisbehaved
+from gossamer.protocol.messages.messages import Chunk, Commitment, Part, Verdict, exchange_digest
+from gossamer.protocol.messages.terms import FragmentTerms
 from tests.protocol.samples import ALICE, HELLO, MALLORY, MEETING_ID
 
 SIZES = FragmentTerms(sketch_bytes=64, payload_bytes=1000, num_blocks=20)

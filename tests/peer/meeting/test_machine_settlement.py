@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from peer.link import records as ask
-from peer.meeting import words as on
-from peer.meeting.machine import CONFIRM_S, NOT_CONFIRMED, DecidedMeeting, InvalidTransition
-from peer.meeting.words import Finish, MeetingOutcome, MeetingState
-from protocol.errors import BadMessage, RefusalCode
-from protocol.messages.messages import Commit, Committed, Refusal
+from gossamer.peer.link import records as ask
+from gossamer.peer.meeting import words as on
+from gossamer.peer.meeting.machine import CONFIRM_S, NOT_CONFIRMED, DecidedMeeting, InvalidTransition
+from gossamer.peer.meeting.words import Finish, MeetingOutcome, MeetingState
+from gossamer.protocol.errors import BadMessage, RefusalCode
+from gossamer.protocol.messages.messages import Commit, Committed, Refusal
 
 MEETING_ID = b"m" * 16
 COMMIT = Commit(MEETING_ID, b"\x05")

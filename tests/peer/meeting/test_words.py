@@ -7,13 +7,25 @@ from typing import Any, get_args
 
 import pytest
 
-from peer.link import records as ask
-from peer.meeting import words as on
-from peer.meeting.machine import InvalidTransition
-from peer.meeting.words import DECIDED, MeetingOutcome, MeetingState
-from protocol.errors import BadMessage, RefusalCode
-from protocol.identity import Identity
-from protocol.messages.messages import Chunk, Commit, Commitment, Committed, Decision, Message, Outcome, Part, Refusal, RunPhase, Verdict
+from gossamer.peer.link import records as ask
+from gossamer.peer.meeting import words as on
+from gossamer.peer.meeting.machine import InvalidTransition
+from gossamer.peer.meeting.words import DECIDED, MeetingOutcome, MeetingState
+from gossamer.protocol.errors import BadMessage, RefusalCode
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.messages.messages import (
+    Chunk,
+    Commit,
+    Commitment,
+    Committed,
+    Decision,
+    Message,
+    Outcome,
+    Part,
+    Refusal,
+    RunPhase,
+    Verdict,
+)
 from tests.peer.meeting.test_machine_misbehaved import partners_hello
 from tests.peer.two_sides import SEEDS, Seat, alone
 

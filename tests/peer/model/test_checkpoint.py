@@ -12,9 +12,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from peer.model import checkpoint
-from peer.model.checkpoint import DTYPES, HEADER, TENSORS, CheckpointContents, load_latest, save, write_tensors
-from protocol.errors import BadSettings
+from gossamer.peer.model import checkpoint
+from gossamer.peer.model.checkpoint import DTYPES, HEADER, TENSORS, CheckpointContents, load_latest, save, write_tensors
+from gossamer.protocol.errors import BadSettings
 from tests.full_disk import room_for
 
 RUN, OTHER_RUN = b"r" * 32, b"o" * 32
@@ -23,7 +23,7 @@ SAVE_UNTIL_KILLED = """
 import itertools, os, signal, sys
 from pathlib import Path
 import torch
-from peer.model.checkpoint import CheckpointContents, save
+from gossamer.peer.model.checkpoint import CheckpointContents, save
 torch.set_num_threads(1)
 for line in sys.stdin:
     results, mine = os.pipe()

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from peer.model import computing
-from peer.model.computing import (
+from gossamer.peer.model import computing
+from gossamer.peer.model.computing import (
     blocks,
     document_positions,
     has_plain_head,
@@ -14,10 +14,10 @@ from peer.model.computing import (
     next_token_loss,
     recompute_blocks,
 )
-from peer.model.model import activation_bytes, build_model, parameter_shapes
-from peer.model.throughput import flops_per_token, peak_flops
-from protocol.errors import BadManifest
-from protocol.run.sections import ModelSection
+from gossamer.peer.model.model import activation_bytes, build_model, parameter_shapes
+from gossamer.peer.model.throughput import flops_per_token, peak_flops
+from gossamer.protocol.errors import BadManifest
+from gossamer.protocol.run.sections import ModelSection
 from tests.peer.small import LLAMA
 
 SMALL = ModelSection(config=LLAMA)

@@ -7,14 +7,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from peer.machine.home import Home
-from peer.model import evaluation
-from peer.model.computing import next_token_loss
-from peer.model.evaluation import compare_homes, evaluate_home, held_out_loss, open_corpus, output_distance, predictions, reported_batches
-from peer.model.model import build_model
-from peer.model.weights import mean_weights, set_weights
-from protocol.errors import BadSettings
-from protocol.run.manifest import Manifest
+from gossamer.peer.machine.home import Home
+from gossamer.peer.model import evaluation
+from gossamer.peer.model.computing import next_token_loss
+from gossamer.peer.model.evaluation import (
+    compare_homes,
+    evaluate_home,
+    held_out_loss,
+    open_corpus,
+    output_distance,
+    predictions,
+    reported_batches,
+)
+from gossamer.peer.model.model import build_model
+from gossamer.peer.model.weights import mean_weights, set_weights
+from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.run.manifest import Manifest
 from tests.peer.trained_homes import tiny_manifest, trained_home, weights_from
 
 MANIFEST = tiny_manifest()

@@ -7,13 +7,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from peer.machine.events import MeetingDone, StateCloned
-from peer.model.checkpoint import CheckpointContents, save
-from peer.model.evaluation import NUM_BATCHES, held_out_loss, open_corpus
-from peer.model.export import MARK, MAX_NAMED, MeasuredLoss, contributors, export_model, model_card
-from peer.model.model import build_model
-from peer.model.weights import load_trained, set_weights
-from protocol.errors import BadSettings
+from gossamer.peer.machine.events import MeetingDone, StateCloned
+from gossamer.peer.model.checkpoint import CheckpointContents, save
+from gossamer.peer.model.evaluation import NUM_BATCHES, held_out_loss, open_corpus
+from gossamer.peer.model.export import MARK, MAX_NAMED, MeasuredLoss, contributors, export_model, model_card
+from gossamer.peer.model.model import build_model
+from gossamer.peer.model.weights import load_trained, set_weights
+from gossamer.protocol.errors import BadSettings
 from tests.full_disk import room_for
 from tests.peer.trained_homes import checkpoint, tiny_manifest, trained_home, weights_from
 

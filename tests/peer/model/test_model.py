@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from peer.model.computing import next_token_loss
-from peer.model.model import (
+from gossamer.peer.model.computing import next_token_loss
+from gossamer.peer.model.model import (
     build_model,
     check_fit,
     choose_device,
@@ -22,8 +22,8 @@ from peer.model.model import (
     parameter_shapes,
     unset_model,
 )
-from protocol.errors import BadManifest, BadSettings
-from protocol.run.sections import ModelSection
+from gossamer.protocol.errors import BadManifest, BadSettings
+from gossamer.protocol.run.sections import ModelSection
 from tests.peer.small import small_manifest
 from tests.peer.trained_homes import LLAMA
 

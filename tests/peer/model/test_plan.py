@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optim.codecs import CODECS, codec
-from peer.model.model import parameter_shapes
-from peer.model.plan import CLOCK_FACTOR, follow_clock, fragment_codecs, model_plan, need_abilities
-from protocol.errors import BadManifest
-from protocol.run.manifest import Manifest
+from gossamer.optim.codecs import CODECS, codec
+from gossamer.peer.model.model import parameter_shapes
+from gossamer.peer.model.plan import CLOCK_FACTOR, follow_clock, fragment_codecs, model_plan, need_abilities
+from gossamer.protocol.errors import BadManifest
+from gossamer.protocol.run.manifest import Manifest
 
 
 def test_the_default_run_can_be_carried_out() -> None:

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from peer.model.model import build_model, parameter_shapes, state_tensors
-from peer.model.start import load_start, started_from
-from peer.model.weights import set_weights
-from peer.text.tokenizer import BYTES, byte_tokenizer, load_tokenizer
-from protocol.errors import BadManifest
-from protocol.run.manifest import Manifest
-from protocol.run.sections import ModelSection, TokenizerSection
+from gossamer.peer.model.model import build_model, parameter_shapes, state_tensors
+from gossamer.peer.model.start import load_start, started_from
+from gossamer.peer.model.weights import set_weights
+from gossamer.peer.text.tokenizer import BYTES, byte_tokenizer, load_tokenizer
+from gossamer.protocol.errors import BadManifest
+from gossamer.protocol.run.manifest import Manifest
+from gossamer.protocol.run.sections import ModelSection, TokenizerSection
 from tests.peer.small import LLAMA
 
 # Its router has a buffer of floats that is part of its state.

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from peer.machine.home import Home
-from peer.model.model import build_model
-from peer.model.weights import fast_weights, load_trained, mean_weights, set_weights, slow_weights
-from protocol.errors import BadManifest, BadSettings
+from gossamer.peer.machine.home import Home
+from gossamer.peer.model.model import build_model
+from gossamer.peer.model.weights import fast_weights, load_trained, mean_weights, set_weights, slow_weights
+from gossamer.protocol.errors import BadManifest, BadSettings
 from tests.peer.trained_homes import tiny_manifest, trained_home, weights_from
 
 MANIFEST = tiny_manifest()

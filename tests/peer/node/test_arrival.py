@@ -10,25 +10,25 @@ from dataclasses import replace
 
 import pytest
 
-from peer.node.arrival import PATIENCE_S, find_run
-from peer.node.donor import FetchServer
-from peer.node.door import Door
-from peer.node.fetching import FetchClient
-from peer.node.mirror import Mirror
-from peer.swarm.address_book import AddressBook
-from peer.swarm.hearsay import Hearsay
-from peer.swarm.swarm_time import SwarmTime
-from protocol.errors import PeerGone, RefusalCode, RunRefusesUs, SwarmUnreachable, WrongVersion
-from protocol.identity import Identity
-from protocol.memory import virtual_time
-from protocol.memory.network import MemoryNetwork
-from protocol.messages.messages import Refusal
-from protocol.messages.records import MemberRecord
-from protocol.messages.revocations import Revocation, Revocations
-from protocol.messages.terms import RunTerms
-from protocol.run.invite import Invite
-from protocol.run.manifest import Manifest, SignedManifest
-from protocol.streams.transport import Purpose, Stream
+from gossamer.peer.node.arrival import PATIENCE_S, find_run
+from gossamer.peer.node.donor import FetchServer
+from gossamer.peer.node.door import Door
+from gossamer.peer.node.fetching import FetchClient
+from gossamer.peer.node.mirror import Mirror
+from gossamer.peer.swarm.address_book import AddressBook
+from gossamer.peer.swarm.hearsay import Hearsay
+from gossamer.peer.swarm.swarm_time import SwarmTime
+from gossamer.protocol.errors import PeerGone, RefusalCode, RunRefusesUs, SwarmUnreachable, WrongVersion
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.memory import virtual_time
+from gossamer.protocol.memory.network import MemoryNetwork
+from gossamer.protocol.messages.messages import Refusal
+from gossamer.protocol.messages.records import MemberRecord
+from gossamer.protocol.messages.revocations import Revocation, Revocations
+from gossamer.protocol.messages.terms import RunTerms
+from gossamer.protocol.run.invite import Invite
+from gossamer.protocol.run.manifest import Manifest, SignedManifest
+from gossamer.protocol.streams.transport import Purpose, Stream
 from tests.swarm.mallory import nobody
 
 HOST, SEED, MEMBER, NEWCOMER, STRANGER = (Identity(letter * 32) for letter in (b"h", b"s", b"m", b"n", b"x"))

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from peer.meeting.words import Finish, MeetingOutcome
-from peer.node.catch_up import LOOK_S, OUTCAST, STEP_BACK_S, CatchUp
-from protocol.errors import RefusalCode
-from protocol.identity import Identity, PeerId
+from gossamer.peer.meeting.words import Finish, MeetingOutcome
+from gossamer.peer.node.catch_up import LOOK_S, OUTCAST, STEP_BACK_S, CatchUp
+from gossamer.protocol.errors import RefusalCode
+from gossamer.protocol.identity import Identity, PeerId
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play
 

@@ -9,25 +9,25 @@ import time
 
 import pytest
 
-from peer.node.donor import FetchServer
-from peer.node.door import Door
-from peer.node.fetching import FetchClient
-from peer.node.mirror import Mirror
-from peer.swarm.address_book import AddressBook
-from peer.swarm.hearsay import Hearsay
-from peer.swarm.swarm_time import SwarmTime
-from protocol.errors import RefusalCode, Unreachable
-from protocol.identity import Identity
-from protocol.limits import PROTOCOL_VERSION
-from protocol.memory import virtual_time
-from protocol.memory.network import MemoryNetwork
-from protocol.messages.messages import Chunk, ContentsKind, FetchRequest, Part, Refusal
-from protocol.messages.records import MemberRecord
-from protocol.messages.terms import RunTerms
-from protocol.run.invite import Invite
-from protocol.run.manifest import Manifest, SignedManifest
-from protocol.streams.admission import handle
-from protocol.streams.transport import Purpose
+from gossamer.peer.node.donor import FetchServer
+from gossamer.peer.node.door import Door
+from gossamer.peer.node.fetching import FetchClient
+from gossamer.peer.node.mirror import Mirror
+from gossamer.peer.swarm.address_book import AddressBook
+from gossamer.peer.swarm.hearsay import Hearsay
+from gossamer.peer.swarm.swarm_time import SwarmTime
+from gossamer.protocol.errors import RefusalCode, Unreachable
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.limits import PROTOCOL_VERSION
+from gossamer.protocol.memory import virtual_time
+from gossamer.protocol.memory.network import MemoryNetwork
+from gossamer.protocol.messages.messages import Chunk, ContentsKind, FetchRequest, Part, Refusal
+from gossamer.protocol.messages.records import MemberRecord
+from gossamer.protocol.messages.terms import RunTerms
+from gossamer.protocol.run.invite import Invite
+from gossamer.protocol.run.manifest import Manifest, SignedManifest
+from gossamer.protocol.streams.admission import handle
+from gossamer.protocol.streams.transport import Purpose
 from tests.peer.deaf import Deaf
 from tests.swarm.mallory import nobody
 

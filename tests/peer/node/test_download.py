@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from peer.node import pieces as files
-from peer.node.download import UNDER_WAY_PIECES, Flow
-from protocol.memory.conversation import Link as Wire
-from protocol.messages.messages import FetchRequest, Message
-from protocol.streams.transport import Purpose, Stream, Transport
+from gossamer.peer.node import pieces as files
+from gossamer.peer.node.download import UNDER_WAY_PIECES, Flow
+from gossamer.protocol.memory.conversation import Link as Wire
+from gossamer.protocol.messages.messages import FetchRequest, Message
+from gossamer.protocol.streams.transport import Purpose, Stream, Transport
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from peer.link import records as ask
-from peer.node.donor import COPY_S, IDLE_S, MOST_GIVEN, REST_S
-from peer.node.fetching import FRAME_S, FetchClient
-from protocol.errors import BadContents, BadMessage, BadSignature, DeadlineExceeded, PeerGone, PeerMisbehaved, RefusalCode, Refused
-from protocol.identity import Identity
-from protocol.limits import CHUNK_BYTES
-from protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Part
-from protocol.streams.transport import Purpose, Stream
+from gossamer.peer.link import records as ask
+from gossamer.peer.node.donor import COPY_S, IDLE_S, MOST_GIVEN, REST_S
+from gossamer.peer.node.fetching import FRAME_S, FetchClient
+from gossamer.protocol.errors import BadContents, BadMessage, BadSignature, DeadlineExceeded, PeerGone, PeerMisbehaved, RefusalCode, Refused
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.limits import CHUNK_BYTES
+from gossamer.protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Part
+from gossamer.protocol.streams.transport import Purpose, Stream
 from tests.swarm.mallory import MALLORY, nobody
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from peer.node.hatch import MOST_S, PLACES, Hatch
-from protocol.errors import RefusalCode, Refused, TransportError
-from protocol.memory import virtual_time
-from protocol.tasks import cancel
+from gossamer.peer.node.hatch import MOST_S, PLACES, Hatch
+from gossamer.protocol.errors import RefusalCode, Refused, TransportError
+from gossamer.protocol.memory import virtual_time
+from gossamer.protocol.tasks import cancel
 
 
 async def takes(seconds: float) -> None:

@@ -13,14 +13,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from optim.fragments import scatter
-from peer.node import pieces as files
-from peer.node.fetching import FetchClient, as_final
-from peer.node.joining import Joining, Wanted
-from peer.swarm.heads import Heads
-from protocol.errors import BadMessage, BadSettings, RefusalCode, Refused, RunRefusesUs, WrongVersion
-from protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Part, Refusal
-from protocol.streams.transport import Purpose, Stream
+from gossamer.optim.fragments import scatter
+from gossamer.peer.node import pieces as files
+from gossamer.peer.node.fetching import FetchClient, as_final
+from gossamer.peer.node.joining import Joining, Wanted
+from gossamer.peer.swarm.heads import Heads
+from gossamer.protocol.errors import BadMessage, BadSettings, RefusalCode, Refused, RunRefusesUs, WrongVersion
+from gossamer.protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Part, Refusal
+from gossamer.protocol.streams.transport import Purpose, Stream
 from tests.swarm.mallory import MALLORY
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play

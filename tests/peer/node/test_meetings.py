@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from peer.meeting.line import Way
-from peer.meeting.machine import AGAIN_S, CONNECT_S
-from peer.meeting.words import Finish, MeetingOutcome
-from peer.node.meetings import LINE_UP_S, MAX_OUTBOUND
-from protocol.errors import RefusalCode
-from protocol.identity import PeerId
-from protocol.limits import LEAST_BYTES_PER_S
-from protocol.memory import network
-from protocol.memory.conversation import Link as Wire
-from protocol.messages.messages import RunPhase
+from gossamer.peer.meeting.line import Way
+from gossamer.peer.meeting.machine import AGAIN_S, CONNECT_S
+from gossamer.peer.meeting.words import Finish, MeetingOutcome
+from gossamer.peer.node.meetings import LINE_UP_S, MAX_OUTBOUND
+from gossamer.protocol.errors import RefusalCode
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.limits import LEAST_BYTES_PER_S
+from gossamer.protocol.memory import network
+from gossamer.protocol.memory.conversation import Link as Wire
+from gossamer.protocol.messages.messages import RunPhase
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play
 

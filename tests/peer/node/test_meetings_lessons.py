@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from peer.meeting import words as on
-from peer.meeting.words import Finish, MeetingOutcome, MeetingState
-from peer.node.meetings import learn_from, meeting_done
-from peer.swarm.address_book import AddressBook
-from protocol.errors import RefusalCode
-from protocol.identity import PeerId
-from protocol.messages.messages import Refusal, RunPhase
+from gossamer.peer.meeting import words as on
+from gossamer.peer.meeting.words import Finish, MeetingOutcome, MeetingState
+from gossamer.peer.node.meetings import learn_from, meeting_done
+from gossamer.peer.swarm.address_book import AddressBook
+from gossamer.protocol.errors import RefusalCode
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.messages.messages import Refusal, RunPhase
 from tests.peer.neighbours import book_of
 from tests.peer.two_sides import PLAIN, Table, alone
 

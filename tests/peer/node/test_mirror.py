@@ -6,14 +6,14 @@ import time
 
 import pytest
 
-from peer.node.mirror import ECHOES_TO_ALL, ECHOES_TO_ONE, INTRODUCTIONS_TO_NETWORK, INTRODUCTIONS_TO_ONE, Mirror
-from protocol.errors import RefusalCode, Refused
-from protocol.identity import Identity
-from protocol.limits import CHUNK_BYTES
-from protocol.memory import virtual_time
-from protocol.messages.frames import to_frame
-from protocol.messages.messages import Chunk, Contents, ContentsKind, Part
-from protocol.messages.sighting import Sighting
+from gossamer.peer.node.mirror import ECHOES_TO_ALL, ECHOES_TO_ONE, INTRODUCTIONS_TO_NETWORK, INTRODUCTIONS_TO_ONE, Mirror
+from gossamer.protocol.errors import RefusalCode, Refused
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.limits import CHUNK_BYTES
+from gossamer.protocol.memory import virtual_time
+from gossamer.protocol.messages.frames import to_frame
+from gossamer.protocol.messages.messages import Chunk, Contents, ContentsKind, Part
+from gossamer.protocol.messages.sighting import Sighting
 from tests.protocol.samples import BOB, DIGEST, FETCH
 
 HERE = "/ip4/127.0.0.1/tcp/50000"

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from peer.node.fetching import FetchClient
-from peer.swarm.presence import FAREWELL_S
-from protocol.errors import Unreachable
-from protocol.identity import PeerId
-from protocol.memory.conversation import Link as Wire
-from protocol.messages.messages import ContentsKind
+from gossamer.peer.node.fetching import FetchClient
+from gossamer.peer.swarm.presence import FAREWELL_S
+from gossamer.protocol.errors import Unreachable
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.memory.conversation import Link as Wire
+from gossamer.protocol.messages.messages import ContentsKind
 from tests.swarm.mallory import MALLORY, nobody
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Swarm, play

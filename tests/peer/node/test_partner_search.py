@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from peer.link import records as ask
-from protocol.errors import GossamerError, RefusalCode
-from protocol.identity import Identity
-from protocol.messages.messages import Refusal, RunPhase
-from protocol.streams.transport import Purpose, Stream
-from protocol.tasks import cancel
+from gossamer.peer.link import records as ask
+from gossamer.protocol.errors import GossamerError, RefusalCode
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.messages.messages import Refusal, RunPhase
+from gossamer.protocol.streams.transport import Purpose, Stream
+from gossamer.protocol.tasks import cancel
 from tests.swarm.mallory import MALLORY, hello_to
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play

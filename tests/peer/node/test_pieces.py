@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from peer.node import pieces as files
-from peer.node.pieces import KEPT_S, Pieces
+from gossamer.peer.node import pieces as files
+from gossamer.peer.node.pieces import KEPT_S, Pieces
 
 OWNER, SIZE = b"r" * 32, 2 * files.PIECE_BYTES + 100
 DATA = os.urandom(SIZE)

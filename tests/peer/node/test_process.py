@@ -15,24 +15,24 @@ from typing import Any, Self
 
 import pytest
 
-from peer.link import records as ask
-from peer.link.socket import TrainerEnd
-from peer.machine.child import ChildSettings
-from peer.machine.config import PeerConfig
-from peer.machine.events import AddressesChanged, Event, PeersSeen, ProcessSays, RunKnown
-from peer.machine.home import Home
-from peer.node import process as module
-from peer.node.process import NodeProcess
-from protocol.errors import BadSettings, Unreachable
-from protocol.identity import Identity
-from protocol.libp2p.p2pd import DaemonSettings
-from protocol.libp2p.record_store import RecordShelf
-from protocol.messages.messages import Refusal, RunPhase
-from protocol.messages.records import MemberRecord
-from protocol.messages.terms import FragmentTerms, ModelPlan
-from protocol.run.invite import Invite
-from protocol.run.manifest import Manifest, SignedManifest
-from protocol.streams.transport import Purpose
+from gossamer.peer.link import records as ask
+from gossamer.peer.link.socket import TrainerEnd
+from gossamer.peer.machine.child import ChildSettings
+from gossamer.peer.machine.config import PeerConfig
+from gossamer.peer.machine.events import AddressesChanged, Event, PeersSeen, ProcessSays, RunKnown
+from gossamer.peer.machine.home import Home
+from gossamer.peer.node import process as module
+from gossamer.peer.node.process import NodeProcess
+from gossamer.protocol.errors import BadSettings, Unreachable
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.libp2p.p2pd import DaemonSettings
+from gossamer.protocol.libp2p.record_store import RecordShelf
+from gossamer.protocol.messages.messages import Refusal, RunPhase
+from gossamer.protocol.messages.records import MemberRecord
+from gossamer.protocol.messages.terms import FragmentTerms, ModelPlan
+from gossamer.protocol.run.invite import Invite
+from gossamer.protocol.run.manifest import Manifest, SignedManifest
+from gossamer.protocol.streams.transport import Purpose
 from tests.peer.deaf import Deaf
 from tests.peer.waiting import eventually
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from peer.machine.events import FragmentPulled
-from peer.node import pieces as files
-from peer.node.pulling import is_enough
-from protocol.memory.conversation import Link as Wire
+from gossamer.peer.machine.events import FragmentPulled
+from gossamer.peer.node import pieces as files
+from gossamer.peer.node.pulling import is_enough
+from gossamer.protocol.memory.conversation import Link as Wire
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play
 

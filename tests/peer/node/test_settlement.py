@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from peer.link import records as ask
-from peer.node import pieces as files
-from peer.node import settlement
-from peer.node.donor import OF_RESULT
-from peer.node.pieces import Pieces, to_bits
-from peer.node.run_result import RunResult
-from protocol.errors import BadContents, RefusalCode, Refused
-from protocol.memory.conversation import Link as Wire
-from protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Part, Refusal, RunPhase
-from protocol.streams.transport import Purpose, Stream
+from gossamer.peer.link import records as ask
+from gossamer.peer.node import pieces as files
+from gossamer.peer.node import settlement
+from gossamer.peer.node.donor import OF_RESULT
+from gossamer.peer.node.pieces import Pieces, to_bits
+from gossamer.peer.node.run_result import RunResult
+from gossamer.protocol.errors import BadContents, RefusalCode, Refused
+from gossamer.protocol.memory.conversation import Link as Wire
+from gossamer.protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Part, Refusal, RunPhase
+from gossamer.protocol.streams.transport import Purpose, Stream
 from tests.swarm.mallory import MALLORY
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Swarm, play

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import psutil
 import pytest
 
-from peer.node.traffic import NodeTraffic
-from protocol.libp2p.splice import CarriedBytes
+from gossamer.peer.node.traffic import NodeTraffic
+from gossamer.protocol.libp2p.splice import CarriedBytes
 
 WRITTEN = 1_000_000
 

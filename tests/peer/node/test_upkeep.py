@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from peer.node.upkeep import AGAIN_S, CROWD, EVERY_S, QUICK_ROUNDS
-from protocol.identity import PeerId
-from protocol.memory import virtual_time
-from protocol.memory.network import MemoryNetwork
-from protocol.messages.records import MemberRecord
-from protocol.streams.transport import Purpose, Stream
+from gossamer.peer.node.upkeep import AGAIN_S, CROWD, EVERY_S, QUICK_ROUNDS
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.memory import virtual_time
+from gossamer.protocol.memory.network import MemoryNetwork
+from gossamer.protocol.messages.records import MemberRecord
+from gossamer.protocol.streams.transport import Purpose, Stream
 from tests.peer.neighbours import somebody
 from tests.peer.two_sides import RUN_ID
 from tests.swarm.healing import Resident

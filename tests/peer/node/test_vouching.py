@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from peer.machine.home import Home
-from peer.node import donor
-from peer.node import vouching as module
-from peer.node.donor import MEMBER_S, FetchServer
-from peer.node.mirror import Mirror
-from peer.node.vouching import DAY_S, Vouching, latest_credential, membership_warning
-from protocol.errors import BadMessage, BadSignature, RefusalCode, Refused, RunRefusesUs
-from protocol.identity import Identity, PeerId
-from protocol.messages.messages import ContentsKind
-from protocol.messages.revocations import Revocation, Revocations, read_revocations
-from protocol.messages.terms import check_member
-from protocol.tasks import cancel
+from gossamer.peer.machine.home import Home
+from gossamer.peer.node import donor
+from gossamer.peer.node import vouching as module
+from gossamer.peer.node.donor import MEMBER_S, FetchServer
+from gossamer.peer.node.mirror import Mirror
+from gossamer.peer.node.vouching import DAY_S, Vouching, latest_credential, membership_warning
+from gossamer.protocol.errors import BadMessage, BadSignature, RefusalCode, Refused, RunRefusesUs
+from gossamer.protocol.identity import Identity, PeerId
+from gossamer.protocol.messages.messages import ContentsKind
+from gossamer.protocol.messages.revocations import Revocation, Revocations, read_revocations
+from gossamer.protocol.messages.terms import check_member
+from gossamer.protocol.tasks import cancel
 from tests.swarm.sybils import HOST, credential_of
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from peer.simulator.results import Point, Result
+from gossamer.peer.simulator.results import Point, Result
 
 CURVE = tuple(Point(10.0 * n, 1000 * n, 500.0 * n, 5.0 / n, 0.001 * n, 5.1 / n) for n in range(1, 6))
 RESULT = Result(

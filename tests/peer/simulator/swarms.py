@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from peer.simulator.choices import scenario
-from peer.simulator.methods import method
-from peer.simulator.population import Population, populate
-from peer.simulator.scenario import Scenario
-from peer.simulator.texts import Texts
-from peer.text.tokenizer import load_tokenizer
-from protocol.run.sections import TokenizerSection
+from gossamer.peer.simulator.choices import scenario
+from gossamer.peer.simulator.methods import method
+from gossamer.peer.simulator.population import Population, populate
+from gossamer.peer.simulator.scenario import Scenario
+from gossamer.peer.simulator.texts import Texts
+from gossamer.peer.text.tokenizer import load_tokenizer
+from gossamer.protocol.run.sections import TokenizerSection
 from tests.peer.small import small_corpus, small_manifest
 
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from peer.simulator.choices import SimulationRequest, axis, scenario, setting, value
-from peer.simulator.methods import METHODS
-from protocol.errors import BadManifest, BadSettings
-from protocol.run.manifest import Manifest
+from gossamer.peer.simulator.choices import SimulationRequest, axis, scenario, setting, value
+from gossamer.peer.simulator.methods import METHODS
+from gossamer.protocol.errors import BadManifest, BadSettings
+from gossamer.protocol.run.manifest import Manifest
 
 BASE = Manifest()
 PAIRS = ("noloco", "noloco-averaged", "slowmo", "gasloc")

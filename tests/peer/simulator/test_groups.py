@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from optim.codecs import CODECS, codec
-from optim.diloco import DiLoCoSettings, StreamingSchedule, contributor_mean
-from optim.fragment_codec import FragmentCodec
-from optim.fragments import Fragment, Piece
-from peer.simulator.groups import FEEDBACK_DECAY, Channel, Coded, Group, GroupRule, every_coordinate, train_group
-from peer.simulator.population import Diverged, Population, SimulatedReplica
+from gossamer.optim.codecs import CODECS, codec
+from gossamer.optim.diloco import DiLoCoSettings, StreamingSchedule, contributor_mean
+from gossamer.optim.fragment_codec import FragmentCodec
+from gossamer.optim.fragments import Fragment, Piece
+from gossamer.peer.simulator.groups import FEEDBACK_DECAY, Channel, Coded, Group, GroupRule, every_coordinate, train_group
+from gossamer.peer.simulator.population import Diverged, Population, SimulatedReplica
 from tests import reference
 from tests.peer.simulator.swarms import furthest, small_population, small_scenario, trained, training, weights
 

@@ -6,8 +6,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from optim.fragments import MEETING_INTERVAL
-from peer.simulator.matching import Matcher, OnDemand, Scheduled, matcher
+from gossamer.optim.fragments import MEETING_INTERVAL
+from gossamer.peer.simulator.matching import Matcher, OnDemand, Scheduled, matcher
 from tests.peer.simulator.swarms import small_scenario
 
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from optim.codecs import CODECS
-from optim.codecs.interface import Packing
-from optim.codecs.packings import Feedback
-from peer.simulator import groups
-from peer.simulator.methods import METHODS, method
-from peer.simulator.population import Population
-from peer.simulator.training import held_out_losses, total_steps
-from protocol.errors import BadSettings
+from gossamer.optim.codecs import CODECS
+from gossamer.optim.codecs.interface import Packing
+from gossamer.optim.codecs.packings import Feedback
+from gossamer.peer.simulator import groups
+from gossamer.peer.simulator.methods import METHODS, method
+from gossamer.peer.simulator.population import Population
+from gossamer.peer.simulator.training import held_out_losses, total_steps
+from gossamer.protocol.errors import BadSettings
 from tests.peer.simulator.swarms import small_population, small_scenario, trained, training, weights
 
 FAST: dict[str, Any] = {"optimizer": "muon", "learning_rate": 1e-2}  # some steps are enough to see that something is learnt

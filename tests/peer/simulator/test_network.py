@@ -11,9 +11,9 @@ import numpy.typing as npt
 import pytest
 
 from benchmarks.utilization import PAPER_BITS, WORKLOADS, grid_errors, sendings
-from optim.fragments import MEETING_INTERVAL
-from peer.simulator import network
-from peer.simulator.network import (
+from gossamer.optim.fragments import MEETING_INTERVAL
+from gossamer.peer.simulator import network
+from gossamer.peer.simulator.network import (
     GREATEST,
     GRID,
     MAX_PEERS,
@@ -39,7 +39,7 @@ from peer.simulator.network import (
     tree_seconds,
     waiting,
 )
-from protocol.errors import BadSettings
+from gossamer.protocol.errors import BadSettings
 from tests.peer.simulator.test_matching import meetings_per_step
 
 EVEN = Links(latency_s=1.0, variation=0.0, bandwidth=8.0)

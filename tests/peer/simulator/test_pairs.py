@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from optim.gossip import GASLoC, SlowMo
-from optim.noloco import NoLoCo, PairRule
-from peer.link import records as ask
-from peer.simulator.matching import Matcher, matcher
-from peer.simulator.methods import PAIR_RULES, pair_rule
-from peer.simulator.pairs import Gossip, Pair, PairPeer
-from peer.simulator.population import Population
-from peer.simulator.scenario import Scenario
-from peer.trainer.replica import Replica
-from protocol.errors import BadSettings
+from gossamer.optim.gossip import GASLoC, SlowMo
+from gossamer.optim.noloco import NoLoCo, PairRule
+from gossamer.peer.link import records as ask
+from gossamer.peer.simulator.matching import Matcher, matcher
+from gossamer.peer.simulator.methods import PAIR_RULES, pair_rule
+from gossamer.peer.simulator.pairs import Gossip, Pair, PairPeer
+from gossamer.peer.simulator.population import Population
+from gossamer.peer.simulator.scenario import Scenario
+from gossamer.peer.trainer.replica import Replica
+from gossamer.protocol.errors import BadSettings
 from tests import reference
 from tests.peer.exchange import Side, Terms, checked, exchange, replica_side
 from tests.peer.simulator.swarms import furthest, small_population, small_scenario, trained, training, weights

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from peer.simulator import population as module
-from peer.simulator.population import Diverged, Size, coding, free_bytes, need_memory
-from protocol.errors import BadManifest, BadSettings
+from gossamer.peer.simulator import population as module
+from gossamer.peer.simulator.population import Diverged, Size, coding, free_bytes, need_memory
+from gossamer.protocol.errors import BadManifest, BadSettings
 from tests.peer.simulator.swarms import small_population, small_scenario
 from tests.peer.small import LLAMA, small_replica
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from peer.simulator.results import JSON_KEYS, Row, need_plot, plot_rows, value_text
-from protocol.errors import BadSettings
+from gossamer.peer.simulator.results import JSON_KEYS, Row, need_plot, plot_rows, value_text
+from gossamer.protocol.errors import BadSettings
 from tests.peer.simulator.results import CURVE, result
 
 

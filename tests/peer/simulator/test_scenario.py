@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from peer.simulator.scenario import Scenario, known
-from protocol.errors import BadSettings
+from gossamer.peer.simulator.scenario import Scenario, known
+from gossamer.protocol.errors import BadSettings
 from tests.peer.small import small_manifest
 
 

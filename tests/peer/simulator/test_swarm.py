@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from peer.simulator.swarm import ENOUGH, Spread, SwarmScene, simulate_swarm
-from protocol.run.manifest import Manifest
+from gossamer.peer.simulator.swarm import ENOUGH, Spread, SwarmScene, simulate_swarm
+from gossamer.protocol.run.manifest import Manifest
 
 ROUGH = SwarmScene(peers=8, cut_s=60.0, churn=5.0, loss=0.05, skew_s=3600.0, reachable=0.3)
 

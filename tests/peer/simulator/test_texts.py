@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from peer.simulator.choices import scenario
-from peer.simulator.scenario import Scenario
-from peer.simulator.texts import Skewed, Texts, load_texts
-from peer.text.batches import Draw
-from peer.text.corpus import ResidentCorpus
-from peer.text.tokenizer import load_tokenizer
-from protocol.errors import BadSettings
-from protocol.run.sections import TokenizerSection
+from gossamer.peer.simulator.choices import scenario
+from gossamer.peer.simulator.scenario import Scenario
+from gossamer.peer.simulator.texts import Skewed, Texts, load_texts
+from gossamer.peer.text.batches import Draw
+from gossamer.peer.text.corpus import ResidentCorpus
+from gossamer.peer.text.tokenizer import load_tokenizer
+from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.run.sections import TokenizerSection
 from tests.peer.small import small_manifest
 
 

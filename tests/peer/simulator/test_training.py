@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from peer.model.evaluation import held_out_loss
-from peer.simulator import training
-from peer.simulator.choices import SimulationRequest, scenario
-from peer.simulator.population import Diverged
-from peer.simulator.results import Result
-from peer.simulator.scenario import Scenario
-from peer.simulator.training import NUM_POINTS, Headway, Venue, averaged_loss, held_out_losses, mean_weights, simulate, weight_std
-from protocol.errors import BadSettings
-from protocol.run.manifest import Manifest
+from gossamer.peer.model.evaluation import held_out_loss
+from gossamer.peer.simulator import training
+from gossamer.peer.simulator.choices import SimulationRequest, scenario
+from gossamer.peer.simulator.population import Diverged
+from gossamer.peer.simulator.results import Result
+from gossamer.peer.simulator.scenario import Scenario
+from gossamer.peer.simulator.training import NUM_POINTS, Headway, Venue, averaged_loss, held_out_losses, mean_weights, simulate, weight_std
+from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.run.manifest import Manifest
 from tests.peer.simulator.results import result as made_up
 from tests.peer.simulator.swarms import small_population, small_scenario
 from tests.peer.small import small_manifest

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 
-from peer.machine.child import ChildSettings
-from peer.machine.config import PeerConfig
-from peer.machine.events import Event, EventsLost, ProcessFailed, ProcessSays, SoloStep
-from peer.supervisor.child_process import ChildExit, ChildProcess
+from gossamer.peer.machine.child import ChildSettings
+from gossamer.peer.machine.config import PeerConfig
+from gossamer.peer.machine.events import Event, EventsLost, ProcessFailed, ProcessSays, SoloStep
+from gossamer.peer.supervisor.child_process import ChildExit, ChildProcess
 from tests.peer.child_program import NUM_CHATTER
 from tests.peer.waiting import eventually
 

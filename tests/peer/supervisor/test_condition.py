@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-from peer.machine.config import NODE, TRAINER
-from peer.machine.events import PeersSeen, ProcessSays
-from peer.machine.states import changed
-from peer.supervisor.condition import HUNG_S, SILENT_S, Condition
+from gossamer.peer.machine.config import NODE, TRAINER
+from gossamer.peer.machine.events import PeersSeen, ProcessSays
+from gossamer.peer.machine.states import changed
+from gossamer.peer.supervisor.condition import HUNG_S, SILENT_S, Condition
 
 BOTH = (TRAINER, NODE)
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from peer.machine.events import EnergyUsed, Event, MeetingDone, PeerStarted, Warned
-from peer.machine.home import Home
-from peer.machine.status import Status, apply
-from peer.supervisor.housekeeping import LOOK_S, Housekeeping, earlier
+from gossamer.peer.machine.events import EnergyUsed, Event, MeetingDone, PeerStarted, Warned
+from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.status import Status, apply
+from gossamer.peer.supervisor.housekeeping import LOOK_S, Housekeeping, earlier
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -30,7 +30,7 @@ def test_it_looks_only_now_and_then(tmp_path: Path) -> None:
 
 def test_a_disk_that_fills_up_is_told_once_and_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now, free, status = [0.0], [10], Status()
-    monkeypatch.setattr("peer.supervisor.housekeeping.shutil.disk_usage", lambda path: Usage(0, 0, free[0]))
+    monkeypatch.setattr("gossamer.peer.supervisor.housekeeping.shutil.disk_usage", lambda path: Usage(0, 0, free[0]))
     housekeeping, told = Housekeeping(Home(tmp_path), lambda: now[0]), []
     for bytes_free in (10, 10, 1 << 40):
         now[0] += LOOK_S

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import psutil
 
-from peer.machine.config import LocalSettings
-from peer.supervisor.rest import asked_rest, last_rest, memory_rest, refused_rest, ruled_rest
-from peer.supervisor.surroundings import CALM_S, MEASURE_S, Idleness, Lookout, Seldom, Surroundings, others_cpu_s
+from gossamer.peer.machine.config import LocalSettings
+from gossamer.peer.supervisor.rest import asked_rest, last_rest, memory_rest, refused_rest, ruled_rest
+from gossamer.peer.supervisor.surroundings import CALM_S, MEASURE_S, Idleness, Lookout, Seldom, Surroundings, others_cpu_s
 
 NOON_S = datetime(2026, 11, 22, 12, 0).timestamp()  # a Sunday, local time
 CALM = Surroundings()

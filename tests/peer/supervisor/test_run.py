@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from peer.machine.config import PeerConfig
-from peer.machine.events import StateChanged, read_events
-from peer.machine.home import Home
-from peer.machine.status import Status
-from peer.supervisor import supervisor as module
-from peer.supervisor.supervisor import ChildFailed, Supervisor
-from protocol.errors import ExitCode
-from protocol.identity import Identity
-from protocol.run.manifest import Manifest, SignedManifest
+from gossamer.peer.machine.config import PeerConfig
+from gossamer.peer.machine.events import StateChanged, read_events
+from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.status import Status
+from gossamer.peer.supervisor import supervisor as module
+from gossamer.peer.supervisor.supervisor import ChildFailed, Supervisor
+from gossamer.protocol.errors import ExitCode
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.run.manifest import Manifest, SignedManifest
 from tests.peer.supervised import PROGRAMS
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from peer.machine.control_socket import ask
-from peer.machine.events import TrainerRestarted, read_events
-from peer.machine.status import Status, apply
-from peer.supervisor import supervisor as module
-from protocol.errors import BadSettings
+from gossamer.peer.machine.control_socket import ask
+from gossamer.peer.machine.events import TrainerRestarted, read_events
+from gossamer.peer.machine.status import Status, apply
+from gossamer.peer.supervisor import supervisor as module
+from gossamer.protocol.errors import BadSettings
 from tests.peer.supervised import peer, run, until_training
 from tests.peer.waiting import eventually
 

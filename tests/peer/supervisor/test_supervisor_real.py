@@ -16,12 +16,12 @@ from typing import Any
 import psutil
 import pytest
 
-from peer.machine.control_socket import ask
-from peer.machine.events import CheckpointRejected, NodeRestarted, TrainerRestarted, read_events
-from peer.machine.home import Home
-from protocol.errors import BadSettings
-from protocol.identity import Identity
-from protocol.run.manifest import Manifest, SignedManifest
+from gossamer.peer.machine.control_socket import ask
+from gossamer.peer.machine.events import CheckpointRejected, NodeRestarted, TrainerRestarted, read_events
+from gossamer.peer.machine.home import Home
+from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.run.manifest import Manifest, SignedManifest
 from tests.peer.family import everybody, family, gone
 from tests.peer.small import small_manifest
 from tests.peer.waiting import wait_until

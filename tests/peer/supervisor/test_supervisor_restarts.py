@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from peer.machine.events import NodeRestarted, TrainerRestarted
-from peer.supervisor import supervisor as module
-from peer.supervisor.supervisor import ChildFailed
-from protocol.errors import ExitCode
+from gossamer.peer.machine.events import NodeRestarted, TrainerRestarted
+from gossamer.peer.supervisor import supervisor as module
+from gossamer.peer.supervisor.supervisor import ChildFailed
+from gossamer.protocol.errors import ExitCode
 from tests.peer.supervised import peer, run, until_training
 from tests.peer.waiting import eventually
 

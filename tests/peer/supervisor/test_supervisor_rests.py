@@ -10,11 +10,11 @@ from typing import Any
 import psutil
 import pytest
 
-from peer.machine.config import saved_settings
-from peer.machine.control_socket import ask
-from peer.machine.events import TrainerRestarted
-from peer.supervisor import supervisor as module
-from protocol.errors import BadSettings
+from gossamer.peer.machine.config import saved_settings
+from gossamer.peer.machine.control_socket import ask
+from gossamer.peer.machine.events import TrainerRestarted
+from gossamer.peer.supervisor import supervisor as module
+from gossamer.protocol.errors import BadSettings
 from tests.peer.supervised import Running, peer, run, until_training
 from tests.peer.waiting import eventually
 

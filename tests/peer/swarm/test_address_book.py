@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from peer.swarm.address_book import loop_s
-from protocol.memory.virtual_time import run
+from gossamer.peer.swarm.address_book import loop_s
+from gossamer.protocol.memory.virtual_time import run
 
 
 def test_it_is_the_loops_time_and_so_follows_a_virtual_clock() -> None:

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from peer.swarm import address_book as module
-from peer.swarm.address_book import AddressBook
-from protocol.messages.records import MemberRecord
-from protocol.run.invite import Credential
+from gossamer.peer.swarm import address_book as module
+from gossamer.peer.swarm.address_book import AddressBook
+from gossamer.protocol.messages.records import MemberRecord
+from gossamer.protocol.run.invite import Credential
 from tests.peer.neighbours import ME, record, somebody
 
 FULL = 20

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from peer.swarm import address_book as partners
-from peer.swarm.address_book import BAN_S, FORGET_S, PATIENCE, REST_FAILED_S, REST_REFUSED_S, REST_S, SILENCE_S, AddressBook
+from gossamer.peer.swarm import address_book as partners
+from gossamer.peer.swarm.address_book import BAN_S, FORGET_S, PATIENCE, REST_FAILED_S, REST_REFUSED_S, REST_S, SILENCE_S, AddressBook
 from tests.peer.neighbours import ME, book_of, ids, moved, record, somebody
 
 A, B, C, D = (somebody(number) for number in range(1, 5))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from peer.swarm import address_book as partners
-from peer.swarm.address_book import (
+from gossamer.peer.swarm import address_book as partners
+from gossamer.peer.swarm.address_book import (
     BAN_S,
     FORGET_S,
     KEPT,
@@ -22,8 +22,8 @@ from peer.swarm.address_book import (
     SILENCE_S,
     AddressBook,
 )
-from protocol.identity import Identity, PeerId
-from protocol.messages.records import MemberRecord
+from gossamer.protocol.identity import Identity, PeerId
+from gossamer.protocol.messages.records import MemberRecord
 from tests.protocol.peers import seeded
 from tests.protocol.samples import NOW_S, RUN_ID
 

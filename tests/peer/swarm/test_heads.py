@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from peer.swarm.address_book import AddressBook
-from peer.swarm.heads import Heads
-from protocol.identity import Identity
-from protocol.messages.records import MemberRecord
-from protocol.run.invite import Credential
+from gossamer.peer.swarm.address_book import AddressBook
+from gossamer.peer.swarm.heads import Heads
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.messages.records import MemberRecord
+from gossamer.protocol.run.invite import Credential
 from tests.peer.neighbours import ME, somebody
 from tests.protocol.samples import DIGEST, ISSUER, NOW_S, RUN_ID, TERMS
 

@@ -9,15 +9,15 @@ from dataclasses import replace
 
 import pytest
 
-from peer.swarm.address_book import MAX_ENTRIES, AddressBook, KnownPeer, loop_s
-from peer.swarm.hearsay import LAST_WORD_S, Hearsay
-from peer.swarm.swarm_time import SwarmTime
-from protocol.identity import Identity, PeerId
-from protocol.limits import CLOCK_SKEW_S, INTRODUCED, RECORD_LIFETIME_S
-from protocol.memory.virtual_time import run
-from protocol.messages.introduction import INTRODUCTION_BYTES, Introduction
-from protocol.messages.records import MemberRecord
-from protocol.messages.terms import RunTerms
+from gossamer.peer.swarm.address_book import MAX_ENTRIES, AddressBook, KnownPeer, loop_s
+from gossamer.peer.swarm.hearsay import LAST_WORD_S, Hearsay
+from gossamer.peer.swarm.swarm_time import SwarmTime
+from gossamer.protocol.identity import Identity, PeerId
+from gossamer.protocol.limits import CLOCK_SKEW_S, INTRODUCED, RECORD_LIFETIME_S
+from gossamer.protocol.memory.virtual_time import run
+from gossamer.protocol.messages.introduction import INTRODUCTION_BYTES, Introduction
+from gossamer.protocol.messages.records import MemberRecord
+from gossamer.protocol.messages.terms import RunTerms
 from tests.protocol.samples import ALICE, BOB, ISSUER, MALLORY, NOW_S, OTHER_RUN_ID, RECORD, TERMS
 
 OF_ISSUER = replace(RECORD, peer_id=ISSUER.peer_id, credential=None, signature=b"").signed(ISSUER)  # who needs no invite

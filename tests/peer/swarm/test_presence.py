@@ -8,15 +8,15 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from peer.machine.events import AddressesChanged, Event, PeersSeen
-from peer.swarm.address_book import AddressBook
-from peer.swarm.hearsay import Hearsay
-from peer.swarm.presence import ANNOUNCE_S, LOOK_S, RECORD_S, Presence
-from peer.swarm.standing import Standing
-from peer.swarm.swarm_time import SwarmTime
-from protocol.identity import Identity
-from protocol.memory.virtual_time import run
-from protocol.messages.messages import RunPhase
+from gossamer.peer.machine.events import AddressesChanged, Event, PeersSeen
+from gossamer.peer.swarm.address_book import AddressBook
+from gossamer.peer.swarm.hearsay import Hearsay
+from gossamer.peer.swarm.presence import ANNOUNCE_S, LOOK_S, RECORD_S, Presence
+from gossamer.peer.swarm.standing import Standing
+from gossamer.peer.swarm.swarm_time import SwarmTime
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.memory.virtual_time import run
+from gossamer.protocol.messages.messages import RunPhase
 from tests.peer.two_sides import SEEDS, TERMS, membership
 from tests.protocol.knowing import KnowingNetwork, KnowingPeer
 from tests.protocol.peers import nobody

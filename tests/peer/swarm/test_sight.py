@@ -7,15 +7,15 @@ import random
 
 import pytest
 
-from peer.machine.events import AddressesChanged, Event, OthersTrained, PeersSeen, Warned
-from peer.machine.status import VERSION
-from peer.swarm.address_book import AddressBook
-from peer.swarm.hearsay import Hearsay
-from peer.swarm.sight import RELEASE, Sight, release_number, version_text
-from peer.swarm.swarm_time import SwarmTime
-from protocol.identity import Identity
-from protocol.memory.virtual_time import run
-from protocol.messages.records import MemberRecord
+from gossamer.peer.machine.events import AddressesChanged, Event, OthersTrained, PeersSeen, Warned
+from gossamer.peer.machine.status import VERSION
+from gossamer.peer.swarm.address_book import AddressBook
+from gossamer.peer.swarm.hearsay import Hearsay
+from gossamer.peer.swarm.sight import RELEASE, Sight, release_number, version_text
+from gossamer.peer.swarm.swarm_time import SwarmTime
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.memory.virtual_time import run
+from gossamer.protocol.messages.records import MemberRecord
 from tests.peer.two_sides import SEEDS, TERMS
 
 ME = Identity(SEEDS[0])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from peer.swarm.standing import PeerState, Standing
-from protocol.errors import RefusalCode
-from protocol.messages.messages import RunPhase
+from gossamer.peer.swarm.standing import PeerState, Standing
+from gossamer.protocol.errors import RefusalCode
+from gossamer.protocol.messages.messages import RunPhase
 
 
 def training() -> Standing:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from peer.swarm.swarm_time import LATELY_S, NETWORKS, PEERS, SwarmTime
-from protocol.limits import CLOCK_SKEW_S
-from protocol.memory.virtual_time import run
+from gossamer.peer.swarm.swarm_time import LATELY_S, NETWORKS, PEERS, SwarmTime
+from gossamer.protocol.limits import CLOCK_SKEW_S
+from gossamer.protocol.memory.virtual_time import run
 from tests.peer.neighbours import somebody
 
 UNIX_S = 1_800_000_000.0

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peer.text import batches
-from peer.text.batches import Draw, WindowOrder, held_out_batches, permutation, random_stream
+from gossamer.peer.text import batches
+from gossamer.peer.text.batches import Draw, WindowOrder, held_out_batches, permutation, random_stream
 
 
 def draw(peer: bytes = b"a", run_seed: int = 0, batch_size: int = 4, sequence_length: int = 10) -> Draw:

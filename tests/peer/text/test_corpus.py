@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from peer.text.batches import Draw
-from peer.text.corpus import ResidentCorpus, load_corpus
-from peer.text.tokenizer import load_tokenizer
-from protocol.errors import BadSettings
-from protocol.run.sections import DataSection, TokenizerSection
+from gossamer.peer.text.batches import Draw
+from gossamer.peer.text.corpus import ResidentCorpus, load_corpus
+from gossamer.peer.text.tokenizer import load_tokenizer
+from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.run.sections import DataSection, TokenizerSection
 
 BYTES = load_tokenizer(TokenizerSection())
 BUILTIN, TEXT = DataSection(), DataSection(source="text")

@@ -10,13 +10,13 @@ import pyarrow.parquet
 import pytest
 import torch
 
-from peer.text import streaming
-from peer.text.batches import Draw
-from peer.text.corpus import BLOCK, MixedCorpus, dealt, load_corpus
-from peer.text.tokenizer import load_tokenizer
-from protocol.errors import BadSettings
-from protocol.run.manifest import Manifest
-from protocol.run.sections import DataSection, TokenizerSection
+from gossamer.peer.text import streaming
+from gossamer.peer.text.batches import Draw
+from gossamer.peer.text.corpus import BLOCK, MixedCorpus, dealt, load_corpus
+from gossamer.peer.text.tokenizer import load_tokenizer
+from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.run.manifest import Manifest
+from gossamer.protocol.run.sections import DataSection, TokenizerSection
 
 BYTES = load_tokenizer(TokenizerSection())
 REVISION = "0" * 40

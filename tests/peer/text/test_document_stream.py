@@ -12,11 +12,11 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from peer.text.batches import Draw
-from peer.text.document import Document
-from peer.text.document_stream import Bookmark, DocumentStream, open_stream
-from protocol.errors import BadManifest, BadSettings
-from protocol.run.sections import DataSection
+from gossamer.peer.text.batches import Draw
+from gossamer.peer.text.document import Document
+from gossamer.peer.text.document_stream import Bookmark, DocumentStream, open_stream
+from gossamer.protocol.errors import BadManifest, BadSettings
+from gossamer.protocol.run.sections import DataSection
 
 DRAW = Draw(run_seed=0, peer=b"a", batch_size=2, sequence_length=16)
 OTHER = Draw(run_seed=0, peer=b"b", batch_size=2, sequence_length=16)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from peer.text.document import is_held_out
-from peer.text.documents import BLOCK_CHARACTERS, Block, read_texts, standard_library, text_files
-from protocol.errors import BadSettings
+from gossamer.peer.text.document import is_held_out
+from gossamer.peer.text.documents import BLOCK_CHARACTERS, Block, read_texts, standard_library, text_files
+from gossamer.protocol.errors import BadSettings
 
 
 @pytest.fixture(scope="module")

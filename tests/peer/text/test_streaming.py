@@ -11,15 +11,15 @@ import datasets
 import pytest
 import torch
 
-from peer.text import streaming
-from peer.text.batches import Draw
-from peer.text.corpus import load_corpus
-from peer.text.document import Document, is_held_out
-from peer.text.document_stream import Bookmark, DocumentStream, open_stream
-from peer.text.streaming import StreamedCorpus
-from peer.text.tokenizer import load_tokenizer
-from protocol.errors import BadSettings
-from protocol.run.sections import DataSection, TokenizerSection
+from gossamer.peer.text import streaming
+from gossamer.peer.text.batches import Draw
+from gossamer.peer.text.corpus import load_corpus
+from gossamer.peer.text.document import Document, is_held_out
+from gossamer.peer.text.document_stream import Bookmark, DocumentStream, open_stream
+from gossamer.peer.text.streaming import StreamedCorpus
+from gossamer.peer.text.tokenizer import load_tokenizer
+from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.run.sections import DataSection, TokenizerSection
 
 BYTES = load_tokenizer(TokenizerSection())
 DRAW = Draw(run_seed=0, peer=b"a", batch_size=2, sequence_length=16)

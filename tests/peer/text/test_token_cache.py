@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from peer.text.documents import Block, read_texts
-from peer.text.token_cache import in_memory, on_disk
-from peer.text.tokenizer import load_tokenizer
-from protocol.errors import BadSettings
-from protocol.run.sections import TokenizerSection
+from gossamer.peer.text.documents import Block, read_texts
+from gossamer.peer.text.token_cache import in_memory, on_disk
+from gossamer.peer.text.tokenizer import load_tokenizer
+from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.run.sections import TokenizerSection
 from tests.full_disk import room_for
 
 BYTES = load_tokenizer(TokenizerSection())

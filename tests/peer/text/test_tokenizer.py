@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from peer.text.tokenizer import byte_tokenizer, load_tokenizer, tokenizer_digest
-from protocol.errors import BadManifest
-from protocol.run.sections import TokenizerSection
+from gossamer.peer.text.tokenizer import byte_tokenizer, load_tokenizer, tokenizer_digest
+from gossamer.protocol.errors import BadManifest
+from gossamer.protocol.run.sections import TokenizerSection
 
 
 @pytest.fixture(scope="module")

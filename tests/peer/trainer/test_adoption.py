@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from peer.trainer.replica import Replica
-from peer.trainer.shared_state import (
+from gossamer.peer.trainer.replica import Replica
+from gossamer.peer.trainer.shared_state import (
     MOST_GROWTH,
     MOST_MOMENTUM,
     PULL_TOLERANCE,

@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from optim.fragment_codec import FragmentCodec, FragmentEncoded
-from optim.fragments import gather
-from peer.link import records as ask
-from peer.link.payload_folder import PayloadFolder
-from peer.link.records import File, payload_name
-from peer.link.socket import SOCKET_NAME, TrainerEnd
-from peer.trainer.coding_thread import Batch, CodingThread
-from peer.trainer.replica import Replica
-from protocol.messages.messages import RunPhase
+from gossamer.optim.fragment_codec import FragmentCodec, FragmentEncoded
+from gossamer.optim.fragments import gather
+from gossamer.peer.link import records as ask
+from gossamer.peer.link.payload_folder import PayloadFolder
+from gossamer.peer.link.records import File, payload_name
+from gossamer.peer.link.socket import SOCKET_NAME, TrainerEnd
+from gossamer.peer.trainer.coding_thread import Batch, CodingThread
+from gossamer.peer.trainer.replica import Replica
+from gossamer.protocol.messages.messages import RunPhase
 from tests.peer.exchange import Side, Terms, exchange, meet, replica_side
 from tests.peer.small import small_manifest, small_replica
 

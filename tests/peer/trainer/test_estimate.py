@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from peer.trainer.estimate import estimate, needs, places
-from protocol.messages.terms import FragmentTerms, ModelPlan
-from protocol.run.manifest import Manifest
+from gossamer.peer.trainer.estimate import estimate, needs, places
+from gossamer.protocol.messages.terms import FragmentTerms, ModelPlan
+from gossamer.protocol.run.manifest import Manifest
 from tests.peer.small import LLAMA
 
 MBIT = 1e6 / 8

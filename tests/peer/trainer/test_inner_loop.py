@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from peer.machine.events import ComputingSet, Event
-from peer.model.computing import Computing
-from peer.model.model import build_model
-from peer.trainer.inner_loop import InnerLoop
-from protocol.errors import OperatorError
+from gossamer.peer.machine.events import ComputingSet, Event
+from gossamer.peer.model.computing import Computing
+from gossamer.peer.model.model import build_model
+from gossamer.peer.trainer.inner_loop import InnerLoop
+from gossamer.protocol.errors import OperatorError
 from tests.peer.small import LLAMA, small_corpus, small_manifest
 
 MANIFEST = small_manifest(inner={"batch_size": 6})

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from peer.trainer.interval import LONGEST_STEPS, MOST_FOR_PROCESSOR, SHORTEST_STEPS, Interval, Spent, afforded_steps
+from gossamer.peer.trainer.interval import LONGEST_STEPS, MOST_FOR_PROCESSOR, SHORTEST_STEPS, Interval, Spent, afforded_steps
 
 STEP_S = 0.5
 ROUND_BYTES = 1_000_000

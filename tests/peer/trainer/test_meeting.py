@@ -5,12 +5,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optim.codecs import codec
-from optim.fragment_codec import FragmentCodec
-from optim.fragments import Fragment, Piece
-from optim.noloco import NoLoCo, token_weight
-from peer.trainer.fragment_state import FragmentState, Since
-from peer.trainer.meeting import MAX_TOKEN_RATIO, MeetingSide, bounded_weight
+from gossamer.optim.codecs import codec
+from gossamer.optim.fragment_codec import FragmentCodec
+from gossamer.optim.fragments import Fragment, Piece
+from gossamer.optim.noloco import NoLoCo, token_weight
+from gossamer.peer.trainer.fragment_state import FragmentState, Since
+from gossamer.peer.trainer.meeting import MAX_TOKEN_RATIO, MeetingSide, bounded_weight
 
 RULE = NoLoCo()
 TOKENS = st.integers(0, 2**53)

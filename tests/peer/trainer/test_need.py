@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from optim.inner import num_state_values
-from peer.machine.config import LocalSettings
-from peer.machine.home import Home
-from peer.machine.room import Room
-from peer.model.computing import Computing
-from peer.trainer.need import PROGRAMS, Need, Rooms, need_memory, need_to_fit, rooms, run_need, within
-from protocol.errors import BadSettings
+from gossamer.optim.inner import num_state_values
+from gossamer.peer.machine.config import LocalSettings
+from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.room import Room
+from gossamer.peer.model.computing import Computing
+from gossamer.peer.trainer.need import PROGRAMS, Need, Rooms, need_memory, need_to_fit, rooms, run_need, within
+from gossamer.protocol.errors import BadSettings
 from tests.peer.small import small_manifest, small_replica
 
 GB = 10**9
@@ -25,14 +25,14 @@ import sys, tempfile, time
 from pathlib import Path
 import psutil, torch
 torch.set_num_threads(1)
-from peer.link import records as ask
-from peer.link.records import File, payload_name
-from peer.model.computing import Computing
-from peer.trainer.need import PROGRAMS, run_need
-from peer.machine.config import PeerConfig
-from peer.machine.home import Home
-from peer.trainer.meeting import MeetingSide
-from peer.trainer.saver import Saver
+from gossamer.peer.link import records as ask
+from gossamer.peer.link.records import File, payload_name
+from gossamer.peer.model.computing import Computing
+from gossamer.peer.trainer.need import PROGRAMS, run_need
+from gossamer.peer.machine.config import PeerConfig
+from gossamer.peer.machine.home import Home
+from gossamer.peer.trainer.meeting import MeetingSide
+from gossamer.peer.trainer.saver import Saver
 from tests.peer.small import LLAMA, small_manifest, small_replica
 config = LLAMA | {"hidden_size": 320, "intermediate_size": 896, "num_hidden_layers": 4, "vocab_size": 8192, "max_position_embeddings": 128}
 inner = {"batch_size": 4, "sequence_length": 128, "optimizer": sys.argv[1]}

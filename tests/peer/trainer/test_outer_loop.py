@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from optim.codecs import CODECS, codec
-from optim.fragment_codec import FragmentCodec
-from optim.fragments import Fragment, Piece, gather
-from optim.noloco import NoLoCo
-from peer.link import records as ask
-from peer.link.payload_folder import PayloadFolder
-from peer.link.records import File
-from peer.trainer.outer_loop import OuterLoop, pack, unpack
-from protocol.messages.messages import RunPhase
+from gossamer.optim.codecs import CODECS, codec
+from gossamer.optim.fragment_codec import FragmentCodec
+from gossamer.optim.fragments import Fragment, Piece, gather
+from gossamer.optim.noloco import NoLoCo
+from gossamer.peer.link import records as ask
+from gossamer.peer.link.payload_folder import PayloadFolder
+from gossamer.peer.link.records import File
+from gossamer.peer.trainer.outer_loop import OuterLoop, pack, unpack
+from gossamer.protocol.messages.messages import RunPhase
 from tests import reference
 from tests.peer.exchange import Side, Terms, checked, exchange, meet, opened
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 
-from peer.link import records as ask
-from peer.link.records import File
-from peer.trainer.outer_loop import JOURNALED
-from protocol.messages.messages import RunPhase
+from gossamer.peer.link import records as ask
+from gossamer.peer.link.records import File
+from gossamer.peer.trainer.outer_loop import JOURNALED
+from gossamer.protocol.messages.messages import RunPhase
 from tests.peer.exchange import Terms, checked, exchange, meet, opened
 from tests.peer.trainer.test_outer_loop import Peer, pair, same, sides
 

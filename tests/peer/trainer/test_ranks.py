@@ -14,16 +14,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from optim.noloco import NoLoCo
-from peer.link.payload_folder import PayloadFolder
-from peer.machine.config import LocalSettings
-from peer.model.computing import Computing
-from peer.model.model import build_model
-from peer.trainer.meeting import MeetingSide
-from peer.trainer.ranks import RankFell, RankProcesses
-from peer.trainer.replica import Replica
-from protocol.identity import Identity
-from protocol.run.manifest import Manifest, SignedManifest
+from gossamer.optim.noloco import NoLoCo
+from gossamer.peer.link.payload_folder import PayloadFolder
+from gossamer.peer.machine.config import LocalSettings
+from gossamer.peer.model.computing import Computing
+from gossamer.peer.model.model import build_model
+from gossamer.peer.trainer.meeting import MeetingSide
+from gossamer.peer.trainer.ranks import RankFell, RankProcesses
+from gossamer.peer.trainer.replica import Replica
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.run.manifest import Manifest, SignedManifest
 from tests.peer.small import fingerprint, small_corpus, small_manifest, unheard
 
 TWO = [torch.device("cpu")] * 2

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from optim.inner import learning_rate
-from peer.link import records as ask
-from peer.machine.events import SoloStep
-from peer.model.plan import CLOCK_FACTOR, inner_settings
-from peer.trainer.replica import Replica, step_seed
-from protocol.messages.messages import RunPhase
+from gossamer.optim.inner import learning_rate
+from gossamer.peer.link import records as ask
+from gossamer.peer.machine.events import SoloStep
+from gossamer.peer.model.plan import CLOCK_FACTOR, inner_settings
+from gossamer.peer.trainer.replica import Replica, step_seed
+from gossamer.protocol.messages.messages import RunPhase
 from tests.peer.exchange import Side, Terms, exchange, meet, opened, replica_side
 from tests.peer.small import fingerprint, small_manifest, small_replica
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from optim.inner import learning_rate
-from peer.link import records as ask
-from peer.link.payload_folder import PayloadFolder
-from peer.model.plan import CLOCK_FACTOR, inner_settings
-from peer.trainer import replica as replica_module
-from peer.trainer.replica import LATE_SHARE, Replica
-from protocol.messages.messages import RunPhase
+from gossamer.optim.inner import learning_rate
+from gossamer.peer.link import records as ask
+from gossamer.peer.link.payload_folder import PayloadFolder
+from gossamer.peer.model.plan import CLOCK_FACTOR, inner_settings
+from gossamer.peer.trainer import replica as replica_module
+from gossamer.peer.trainer.replica import LATE_SHARE, Replica
+from gossamer.protocol.messages.messages import RunPhase
 from tests.peer.exchange import Terms, opened
 from tests.peer.small import fingerprint, small_replica
 from tests.peer.trainer.test_replica import MANIFEST, make_due, meet_a_clock, pair, train

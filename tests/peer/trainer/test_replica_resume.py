@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from peer.link import records as ask
-from peer.link.records import File, payload_name
-from peer.machine.config import PeerConfig
-from peer.machine.home import Home
-from peer.model.checkpoint import load_latest
-from peer.trainer.replica import Replica
-from peer.trainer.saver import Saver
-from protocol.messages.messages import RunPhase
-from protocol.run.manifest import Manifest
+from gossamer.peer.link import records as ask
+from gossamer.peer.link.records import File, payload_name
+from gossamer.peer.machine.config import PeerConfig
+from gossamer.peer.machine.home import Home
+from gossamer.peer.model.checkpoint import load_latest
+from gossamer.peer.trainer.replica import Replica
+from gossamer.peer.trainer.saver import Saver
+from gossamer.protocol.messages.messages import RunPhase
+from gossamer.protocol.run.manifest import Manifest
 from tests.peer.small import fingerprint, small_manifest, small_replica
 
 NUM_STEPS = 26

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from peer.link import records as ask
-from peer.machine.config import PeerConfig
-from peer.machine.events import CheckpointFailed, CheckpointRejected, CheckpointSaved, Event
-from peer.machine.home import Home
-from peer.model.checkpoint import load_latest
-from peer.trainer.replica import Replica
-from peer.trainer.saver import Saver
-from protocol.errors import BadSettings
+from gossamer.peer.link import records as ask
+from gossamer.peer.machine.config import PeerConfig
+from gossamer.peer.machine.events import CheckpointFailed, CheckpointRejected, CheckpointSaved, Event
+from gossamer.peer.machine.home import Home
+from gossamer.peer.model.checkpoint import load_latest
+from gossamer.peer.trainer.replica import Replica
+from gossamer.peer.trainer.saver import Saver
+from gossamer.protocol.errors import BadSettings
 from tests.peer.exchange import Terms, exchange, replica_side
 from tests.peer.small import LLAMA, fingerprint, small_manifest, small_replica
 

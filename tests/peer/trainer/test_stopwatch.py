@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from peer.machine.events import Event, StepDone, TrainerIdle
-from peer.trainer.replica import InnerStep
-from peer.trainer.trainer import Stopwatch
+from gossamer.peer.machine.events import Event, StepDone, TrainerIdle
+from gossamer.peer.trainer.replica import InnerStep
+from gossamer.peer.trainer.trainer import Stopwatch
 from tests.peer.small import small_manifest, small_replica
 
 

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from peer.machine.events import Event, ProcessSays, ProgressMade
-from peer.text.documents import read_texts, text_files
-from peer.text.token_cache import on_disk
-from peer.text.tokenizer import load_tokenizer
-from peer.trainer.process import WorkProgress
-from protocol.run.sections import TokenizerSection
+from gossamer.peer.machine.events import Event, ProcessSays, ProgressMade
+from gossamer.peer.text.documents import read_texts, text_files
+from gossamer.peer.text.token_cache import on_disk
+from gossamer.peer.text.tokenizer import load_tokenizer
+from gossamer.peer.trainer.process import WorkProgress
+from gossamer.protocol.run.sections import TokenizerSection
 
 
 def test_a_large_text_is_told_about_once_a_second() -> None:

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from peer.link import records as ask
-from peer.machine.events import CheckpointSaved, EvalDone, SoloStep
-from peer.machine.status import Status, apply
-from peer.model.checkpoint import load_latest
-from peer.trainer import trainer as trainer_module
-from peer.trainer.replica import InnerStep
-from protocol.errors import OperatorError
-from protocol.messages.messages import RunPhase
+from gossamer.peer.link import records as ask
+from gossamer.peer.machine.events import CheckpointSaved, EvalDone, SoloStep
+from gossamer.peer.machine.status import Status, apply
+from gossamer.peer.model.checkpoint import load_latest
+from gossamer.peer.trainer import trainer as trainer_module
+from gossamer.peer.trainer.replica import InnerStep
+from gossamer.protocol.errors import OperatorError
+from gossamer.protocol.messages.messages import RunPhase
 from tests.peer.small import small_manifest
 from tests.peer.trainer_thread import node, trainer
 from tests.peer.waiting import eventually

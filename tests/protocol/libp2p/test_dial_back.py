@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from protocol.errors import BadMessage, Unreachable
-from protocol.identity import PeerId
-from protocol.libp2p import dial_back
-from protocol.libp2p.dial_back import GREETING, TRIES, Answer, DialBack, Reached, ask
-from protocol.libp2p.hivemind_imports import p2pd_pb2
-from protocol.libp2p.p2pd import Control
-from protocol.libp2p.splice import Pair
+from gossamer.protocol.errors import BadMessage, Unreachable
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.libp2p import dial_back
+from gossamer.protocol.libp2p.dial_back import GREETING, TRIES, Answer, DialBack, Reached, ask
+from gossamer.protocol.libp2p.hivemind_imports import p2pd_pb2
+from gossamer.protocol.libp2p.p2pd import Control
+from gossamer.protocol.libp2p.splice import Pair
 from tests.protocol.peers import seeded
 
 HELPER, ASKER, OTHER = (seeded(number).peer_id for number in (1, 2, 3))

@@ -8,13 +8,13 @@ from typing import Any, cast
 
 import pytest
 
-from protocol.errors import Unreachable
-from protocol.identity import PeerId
-from protocol.libp2p import dialling as module
-from protocol.libp2p.dialling import IN_VAIN, LEFT_ALONE_S, Dialling
-from protocol.libp2p.p2pd import Control
-from protocol.memory import virtual_time
-from protocol.nearby import seal
+from gossamer.protocol.errors import Unreachable
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.libp2p import dialling as module
+from gossamer.protocol.libp2p.dialling import IN_VAIN, LEFT_ALONE_S, Dialling
+from gossamer.protocol.libp2p.p2pd import Control
+from gossamer.protocol.memory import virtual_time
+from gossamer.protocol.nearby import seal
 from tests.protocol.peers import seeded
 
 VICTIM, OTHER = "/ip4/8.8.8.8/tcp/{}", "/ip4/9.9.9.9/tcp/1"

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from protocol.identity import PeerId
-from protocol.libp2p import direct_way
-from protocol.libp2p.dial_back import Reached
-from protocol.libp2p.dialling import Dialling
-from protocol.libp2p.direct_way import AGAIN_S, OBSERVERS, DirectWay
-from protocol.libp2p.p2pd import Control
-from protocol.memory import virtual_time
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.libp2p import direct_way
+from gossamer.protocol.libp2p.dial_back import Reached
+from gossamer.protocol.libp2p.dialling import Dialling
+from gossamer.protocol.libp2p.direct_way import AGAIN_S, OBSERVERS, DirectWay
+from gossamer.protocol.libp2p.p2pd import Control
+from gossamer.protocol.memory import virtual_time
 from tests.protocol.peers import seeded
 
 PARTNER = seeded(1).peer_id

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from protocol.errors import BadMessage, TransportError
-from protocol.identity import Identity, PeerId
-from protocol.libp2p.attached import AttachedP2P
-from protocol.libp2p.directory import DhtDirectory
-from protocol.libp2p.neighbours import Held
-from protocol.libp2p.p2pd import Daemon, DaemonSettings
-from protocol.libp2p.record_store import RecordShelf
-from protocol.messages.records import MemberRecord
+from gossamer.protocol.errors import BadMessage, TransportError
+from gossamer.protocol.identity import Identity, PeerId
+from gossamer.protocol.libp2p.attached import AttachedP2P
+from gossamer.protocol.libp2p.directory import DhtDirectory
+from gossamer.protocol.libp2p.neighbours import Held
+from gossamer.protocol.libp2p.p2pd import Daemon, DaemonSettings
+from gossamer.protocol.libp2p.record_store import RecordShelf
+from gossamer.protocol.messages.records import MemberRecord
 from tests.protocol.samples import OTHER_RUN_ID, RECORD, RUN_ID
 
 

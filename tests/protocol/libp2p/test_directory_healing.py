@@ -6,16 +6,16 @@ import asyncio
 import random
 from typing import Any
 
-from protocol.errors import TransportError
-from protocol.identity import Identity, PeerId
-from protocol.libp2p.directory import MIX_S, DhtDirectory
-from protocol.libp2p.record_store import RecordShelf
-from protocol.memory import virtual_time
-from protocol.memory.calls import MemoryP2P
-from protocol.memory.conversation import Link
-from protocol.memory.network import MemoryNetwork
-from protocol.messages.records import MemberRecord
-from protocol.tasks import cancel
+from gossamer.protocol.errors import TransportError
+from gossamer.protocol.identity import Identity, PeerId
+from gossamer.protocol.libp2p.directory import MIX_S, DhtDirectory
+from gossamer.protocol.libp2p.record_store import RecordShelf
+from gossamer.protocol.memory import virtual_time
+from gossamer.protocol.memory.calls import MemoryP2P
+from gossamer.protocol.memory.conversation import Link
+from gossamer.protocol.memory.network import MemoryNetwork
+from gossamer.protocol.messages.records import MemberRecord
+from gossamer.protocol.tasks import cancel
 from tests.protocol.peers import nobody
 from tests.protocol.samples import NOW_S, RUN_ID
 

@@ -10,15 +10,15 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from protocol.errors import TransportError
-from protocol.libp2p.directory import LEAVE_S, NUM_HOLDERS
-from protocol.libp2p.kademlia import NAMED, NAMED_TOO
-from protocol.libp2p.neighbours import place_of
-from protocol.limits import RECORD_LIFETIME_S
-from protocol.memory import virtual_time
-from protocol.memory.conversation import Link
-from protocol.memory.network import MemoryNetwork
-from protocol.messages.records import MemberRecord
+from gossamer.protocol.errors import TransportError
+from gossamer.protocol.libp2p.directory import LEAVE_S, NUM_HOLDERS
+from gossamer.protocol.libp2p.kademlia import NAMED, NAMED_TOO
+from gossamer.protocol.libp2p.neighbours import place_of
+from gossamer.protocol.limits import RECORD_LIFETIME_S
+from gossamer.protocol.memory import virtual_time
+from gossamer.protocol.memory.conversation import Link
+from gossamer.protocol.memory.network import MemoryNetwork
+from gossamer.protocol.messages.records import MemberRecord
 from tests.protocol.memory.members import Seat, now_s
 
 LINK = Link(latency_s=0.025, jitter_s=0.05)

@@ -14,9 +14,9 @@ import grpc
 import grpc.aio
 import pytest
 
-from protocol import limits
-from protocol.errors import PeerGone, Unreachable
-from protocol.libp2p.grpc_stream import (
+from gossamer.protocol import limits
+from gossamer.protocol.errors import PeerGone, Unreachable
+from gossamer.protocol.libp2p.grpc_stream import (
     ACCEPTED,
     BROKEN,
     SERVICE,
@@ -29,7 +29,7 @@ from protocol.libp2p.grpc_stream import (
     start_call,
     start_server,
 )
-from protocol.streams.transport import Purpose
+from gossamer.protocol.streams.transport import Purpose
 from tests.protocol.peers import chunk, number_of, seeded
 
 PARTNER = seeded(1).peer_id

@@ -11,7 +11,7 @@ import logging, os, sys, warnings
 before = logging.getLevelName(logging.WARNING), dict(os.environ)
 warnings.simplefilter("error")
 filters = list(warnings.filters)
-import protocol.libp2p.hivemind_imports
+import gossamer.protocol.libp2p.hivemind_imports
 assert list(warnings.filters) == filters, "warning filters"
 assert not {"torch", "scipy", "hivemind.averaging", "hivemind.moe"} & set(sys.modules), "what nobody needs"
 assert logging.getLevelName(logging.WARNING) == before[0] == "WARNING", "level name"

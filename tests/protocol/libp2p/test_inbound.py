@@ -14,17 +14,17 @@ import grpc
 import grpc.aio
 import pytest
 
-from protocol.errors import PeerGone, Unreachable
-from protocol.identity import PeerId
-from protocol.libp2p import tunnel
-from protocol.libp2p.grpc_stream import SERVICE, accepted, open_channel, start_call
-from protocol.libp2p.hivemind_imports import p2pd_pb2, write_pbmsg
-from protocol.libp2p.splice import CarriedBytes, Pair, drop, splice
-from protocol.libp2p.tunnel import Inbound
-from protocol.messages.frames import to_frame
-from protocol.streams.admission import Admission, StreamCaps
-from protocol.streams.transport import Purpose, Stream, StreamHandler
-from protocol.tasks import cancel
+from gossamer.protocol.errors import PeerGone, Unreachable
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.libp2p import tunnel
+from gossamer.protocol.libp2p.grpc_stream import SERVICE, accepted, open_channel, start_call
+from gossamer.protocol.libp2p.hivemind_imports import p2pd_pb2, write_pbmsg
+from gossamer.protocol.libp2p.splice import CarriedBytes, Pair, drop, splice
+from gossamer.protocol.libp2p.tunnel import Inbound
+from gossamer.protocol.messages.frames import to_frame
+from gossamer.protocol.streams.admission import Admission, StreamCaps
+from gossamer.protocol.streams.transport import Purpose, Stream, StreamHandler
+from gossamer.protocol.tasks import cancel
 from tests.protocol.peers import chunk, echo, seeded
 
 PARTNER, OTHER = seeded(1).peer_id, seeded(2).peer_id
@@ -246,7 +246,7 @@ def test_a_connection_too_many_is_dropped_at_the_door() -> None:
 
 
 def test_a_connection_without_a_call_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protocol.streams.admission.FIRST_FRAME_S", 0.1)
+    monkeypatch.setattr("gossamer.protocol.streams.admission.FIRST_FRAME_S", 0.1)
 
     async def test(world: World) -> None:
         reader, _ = await world.stream_from(PARTNER)
@@ -257,7 +257,7 @@ def test_a_connection_without_a_call_is_dropped(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_connection_whose_call_has_ended_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protocol.streams.admission.LINGER_S", 0.1)
+    monkeypatch.setattr("gossamer.protocol.streams.admission.LINGER_S", 0.1)
 
     async def test(world: World) -> None:
         call = await world.call_from(PARTNER)

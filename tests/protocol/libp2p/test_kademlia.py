@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from protocol import limits
-from protocol.errors import BadMessage
-from protocol.identity import Identity, PeerId
-from protocol.libp2p.hivemind_imports import P2PDaemonError, P2PHandlerError, PeerID, dht_pb2
-from protocol.libp2p.kademlia import KEY_BYTES, KNOWN, NAMED, NAMED_TOO, PER_PEER, Overload, RecordProtocol, can_be_called
-from protocol.libp2p.neighbours import Held, place_of
-from protocol.libp2p.record_store import RecordShelf, join_records, split_answer
-from protocol.memory import virtual_time
-from protocol.messages.records import MemberRecord
+from gossamer.protocol import limits
+from gossamer.protocol.errors import BadMessage
+from gossamer.protocol.identity import Identity, PeerId
+from gossamer.protocol.libp2p.hivemind_imports import P2PDaemonError, P2PHandlerError, PeerID, dht_pb2
+from gossamer.protocol.libp2p.kademlia import KEY_BYTES, KNOWN, NAMED, NAMED_TOO, PER_PEER, Overload, RecordProtocol, can_be_called
+from gossamer.protocol.libp2p.neighbours import Held, place_of
+from gossamer.protocol.libp2p.record_store import RecordShelf, join_records, split_answer
+from gossamer.protocol.memory import virtual_time
+from gossamer.protocol.messages.records import MemberRecord
 from tests.protocol.libp2p.test_record_store import record
 from tests.protocol.peers import seeded
 from tests.protocol.samples import NOW_S, RUN_ID

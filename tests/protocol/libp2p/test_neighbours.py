@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from protocol.libp2p import neighbours as module
-from protocol.libp2p.neighbours import BUCKET, Held, Holdings, Neighbours, place_of
+from gossamer.protocol.libp2p import neighbours as module
+from gossamer.protocol.libp2p.neighbours import BUCKET, Held, Holdings, Neighbours, place_of
 from tests.protocol.libp2p.test_record_store import record
 from tests.protocol.peers import seeded
 from tests.protocol.samples import ALICE, NOW_S

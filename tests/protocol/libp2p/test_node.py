@@ -17,14 +17,14 @@ from typing import Any
 
 import pytest
 
-from protocol.errors import BadSettings, PeerGone, Unreachable
-from protocol.identity import Identity
-from protocol.libp2p import node as libp2p
-from protocol.libp2p.node import Libp2pNode, without_sightings
-from protocol.libp2p.p2pd import DaemonSettings
-from protocol.libp2p.record_store import RecordShelf
-from protocol.messages.records import MemberRecord, announceable
-from protocol.streams.transport import Purpose
+from gossamer.protocol.errors import BadSettings, PeerGone, Unreachable
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.libp2p import node as libp2p
+from gossamer.protocol.libp2p.node import Libp2pNode, without_sightings
+from gossamer.protocol.libp2p.p2pd import DaemonSettings
+from gossamer.protocol.libp2p.record_store import RecordShelf
+from gossamer.protocol.messages.records import MemberRecord, announceable
+from gossamer.protocol.streams.transport import Purpose
 from tests.protocol.peers import chunk, echo, number_of
 from tests.protocol.samples import RECORD, RUN_ID
 

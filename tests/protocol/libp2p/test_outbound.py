@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from protocol.errors import Unreachable
-from protocol.identity import Identity, PeerId
-from protocol.libp2p.outbound import PROTOCOL
-from protocol.libp2p.p2pd import Control, Daemon, DaemonSettings
-from protocol.libp2p.splice import CarriedBytes, Pair, drop
-from protocol.libp2p.tunnel import TunnelTransport
-from protocol.streams.admission import Admission
-from protocol.streams.transport import Purpose, Stream, StreamHandler
+from gossamer.protocol.errors import Unreachable
+from gossamer.protocol.identity import Identity, PeerId
+from gossamer.protocol.libp2p.outbound import PROTOCOL
+from gossamer.protocol.libp2p.p2pd import Control, Daemon, DaemonSettings
+from gossamer.protocol.libp2p.splice import CarriedBytes, Pair, drop
+from gossamer.protocol.libp2p.tunnel import TunnelTransport
+from gossamer.protocol.streams.admission import Admission
+from gossamer.protocol.streams.transport import Purpose, Stream, StreamHandler
 from tests.protocol.peers import chunk, echo, nobody, number_of
 
 
@@ -56,7 +56,7 @@ def test_a_stream_costs_little_and_leaves_nothing() -> None:
 
 
 def test_a_partner_that_accepts_and_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protocol.libp2p.outbound.ACCEPT_S", 0.3)
+    monkeypatch.setattr("gossamer.protocol.libp2p.outbound.ACCEPT_S", 0.3)
 
     async def main() -> None:
         with tempfile.TemporaryDirectory() as home:
@@ -143,7 +143,7 @@ def test_one_call_after_another_takes_one_connection() -> None:
 
 
 def test_calls_at_the_same_time_take_one_each_and_few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protocol.libp2p.outbound.MAX_KEPT_OF_ONE", 1)
+    monkeypatch.setattr("gossamer.protocol.libp2p.outbound.MAX_KEPT_OF_ONE", 1)
 
     async def test(world: Kept) -> None:
         await world.end(await world.connect(1), await world.connect(2))
@@ -155,7 +155,7 @@ def test_calls_at_the_same_time_take_one_each_and_few_are_kept(monkeypatch: pyte
 
 
 def test_a_kept_connection_goes_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protocol.libp2p.outbound.KEEP_S", 0.0)
+    monkeypatch.setattr("gossamer.protocol.libp2p.outbound.KEEP_S", 0.0)
 
     async def test(world: Kept) -> None:
         await world.end(await world.connect(1))
@@ -166,7 +166,7 @@ def test_a_kept_connection_goes_in_time(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_in_the_place_of_a_kept_connection_that_the_other_side_has_ended_comes_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protocol.streams.admission.LINGER_S", 0.05)
+    monkeypatch.setattr("gossamer.protocol.streams.admission.LINGER_S", 0.05)
 
     async def test(world: Kept) -> None:
         await world.end(await world.connect(1))

@@ -16,10 +16,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from protocol.errors import BadSettings, TransportError, Unreachable
-from protocol.identity import Identity
-from protocol.libp2p import p2pd as daemon
-from protocol.libp2p.p2pd import Daemon, DaemonSettings
+from gossamer.protocol.errors import BadSettings, TransportError, Unreachable
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.libp2p import p2pd as daemon
+from gossamer.protocol.libp2p.p2pd import Daemon, DaemonSettings
 from tests.protocol.peers import seeded
 
 
@@ -147,7 +147,7 @@ def test_another_binary_is_refused(settings: DaemonSettings, monkeypatch: pytest
 PARENT = """
 import asyncio, sys
 from pathlib import Path
-from protocol.libp2p.p2pd import Daemon, DaemonSettings
+from gossamer.protocol.libp2p.p2pd import Daemon, DaemonSettings
 from tests.protocol.peers import seeded
 async def main():
     async with Daemon(DaemonSettings(Path(sys.argv[1]), Path(sys.argv[2]), "127.0.0.1")) as p2pd:

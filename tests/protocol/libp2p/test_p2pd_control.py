@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from protocol.errors import BadMessage, Unreachable
-from protocol.libp2p.hivemind_imports import Multiaddr, p2pd_pb2, read_pbmsg_safe, write_pbmsg
-from protocol.libp2p.p2pd import Control, stream_opener
+from gossamer.protocol.errors import BadMessage, Unreachable
+from gossamer.protocol.libp2p.hivemind_imports import Multiaddr, p2pd_pb2, read_pbmsg_safe, write_pbmsg
+from gossamer.protocol.libp2p.p2pd import Control, stream_opener
 from tests.protocol.peers import seeded
 
 OTHER_END = Multiaddr("/ip4/203.0.113.5/tcp/4001")
@@ -51,7 +51,7 @@ def ok(_: object) -> Any:
 
 
 def test_a_silent_p2pd_is_unreachable_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protocol.libp2p.p2pd.DIAL_S", 0.1)
+    monkeypatch.setattr("gossamer.protocol.libp2p.p2pd.DIAL_S", 0.1)
     with pytest.raises(Unreachable, match=r"within 0\.1 s"):
         play(tmp_path, lambda request: None, lambda control: control.connect(PARTNER, []))
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from protocol.errors import Unreachable
-from protocol.identity import PeerId
-from protocol.libp2p import reachability
-from protocol.libp2p.dial_back import Answer, Reached
-from protocol.libp2p.p2pd import Control
-from protocol.libp2p.reachability import Reachability
-from protocol.memory import virtual_time
+from gossamer.protocol.errors import Unreachable
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.libp2p import reachability
+from gossamer.protocol.libp2p.dial_back import Answer, Reached
+from gossamer.protocol.libp2p.p2pd import Control
+from gossamer.protocol.libp2p.reachability import Reachability
+from gossamer.protocol.memory import virtual_time
 from tests.protocol.peers import seeded
 
 PARTNERS = [seeded(number).peer_id for number in range(1, 8)]

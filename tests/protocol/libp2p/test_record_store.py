@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from protocol.identity import Identity
-from protocol.libp2p import record_store as shelf
-from protocol.libp2p.neighbours import Held
-from protocol.libp2p.record_store import RecordShelf, join_records, split_answer
-from protocol.messages.records import MemberRecord
-from protocol.wire import peer_pb2
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.libp2p import record_store as shelf
+from gossamer.protocol.libp2p.neighbours import Held
+from gossamer.protocol.libp2p.record_store import RecordShelf, join_records, split_answer
+from gossamer.protocol.messages.records import MemberRecord
+from gossamer.protocol.wire import peer_pb2
 from tests.protocol.peers import seeded
 from tests.protocol.samples import ALICE, BOB, CREDENTIAL, NOW_S, OTHER_RUN_ID, RECORD, RUN_ID
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from protocol.addresses import CIRCUIT
-from protocol.errors import Unreachable
-from protocol.identity import Identity
-from protocol.libp2p.p2pd import Daemon, DaemonSettings
-from protocol.libp2p.relay_trial import carries
+from gossamer.protocol.addresses import CIRCUIT
+from gossamer.protocol.errors import Unreachable
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.libp2p.p2pd import Daemon, DaemonSettings
+from gossamer.protocol.libp2p.relay_trial import carries
 
 Start = Callable[[str, DaemonSettings], Coroutine[None, None, Daemon]]
 LOCAL = DaemonSettings(Path(), Path(), "127.0.0.1")

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from protocol.errors import PeerGone, Unreachable
-from protocol.identity import Identity
-from protocol.libp2p.p2pd import Daemon, DaemonSettings
-from protocol.libp2p.splice import CarriedBytes, drop
-from protocol.libp2p.tunnel import TunnelTransport
-from protocol.streams.admission import Admission
-from protocol.streams.transport import Purpose, Stream, StreamHandler
-from protocol.tasks import cancel
+from gossamer.protocol.errors import PeerGone, Unreachable
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.libp2p.p2pd import Daemon, DaemonSettings
+from gossamer.protocol.libp2p.splice import CarriedBytes, drop
+from gossamer.protocol.libp2p.tunnel import TunnelTransport
+from gossamer.protocol.streams.admission import Admission
+from gossamer.protocol.streams.transport import Purpose, Stream, StreamHandler
+from gossamer.protocol.tasks import cancel
 from tests.protocol.peers import chunk, nobody, number_of
 
 CHUNK = 256 * 1024
@@ -106,7 +106,7 @@ async def hear_all(stream: Stream) -> None:
 
 
 def test_what_a_handler_sent_last_arrives_however_long_the_line_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protocol.streams.admission.LINGER_S", LINGER_S)
+    monkeypatch.setattr("gossamer.protocol.streams.admission.LINGER_S", LINGER_S)
 
     async def give(purpose: Purpose, stream: Stream) -> None:
         await stream.receive()
@@ -122,7 +122,7 @@ def test_what_a_handler_sent_last_arrives_however_long_the_line_takes(monkeypatc
 
 
 def test_what_a_caller_sent_last_arrives_however_long_the_line_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protocol.libp2p.outbound.LINGER_S", LINGER_S)
+    monkeypatch.setattr("gossamer.protocol.libp2p.outbound.LINGER_S", LINGER_S)
     heard = asyncio.Event()
 
     async def take(purpose: Purpose, stream: Stream) -> None:
@@ -139,7 +139,7 @@ def test_what_a_caller_sent_last_arrives_however_long_the_line_takes(monkeypatch
 
 
 def test_of_calls_that_a_partner_never_ends_the_oldest_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protocol.libp2p.outbound.MAX_CLOSING", 1)
+    monkeypatch.setattr("gossamer.protocol.libp2p.outbound.MAX_CLOSING", 1)
 
     async def stay(purpose: Purpose, stream: Stream) -> None:
         await stream.send(await stream.receive())

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import uvloop
 
-from protocol.libp2p.splice import CarriedBytes, Pair, drop, splice, while_moving
-from protocol.memory import virtual_time
-from protocol.tasks import cancel
+from gossamer.protocol.libp2p.splice import CarriedBytes, Pair, drop, splice, while_moving
+from gossamer.protocol.memory import virtual_time
+from gossamer.protocol.tasks import cancel
 
 Test = Callable[[Pair, Pair, asyncio.Task[None], CarriedBytes], Coroutine[Any, Any, None]]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from protocol.libp2p.neighbours import Held, nearest
-from protocol.libp2p.walk import AT_ONCE, WALK_S, Walk
-from protocol.memory import virtual_time
+from gossamer.protocol.libp2p.neighbours import Held, nearest
+from gossamer.protocol.libp2p.walk import AT_ONCE, WALK_S, Walk
+from gossamer.protocol.memory import virtual_time
 from tests.protocol.libp2p.test_record_store import record
 from tests.protocol.peers import seeded
 

@@ -7,18 +7,18 @@ import hashlib
 import random
 from typing import Any
 
-from peer.swarm.membership import Membership
-from protocol.errors import GossamerError
-from protocol.identity import Identity, PeerId
-from protocol.libp2p.directory import DhtDirectory
-from protocol.libp2p.hivemind_imports import dht_pb2
-from protocol.libp2p.neighbours import Held, nearest
-from protocol.libp2p.record_store import RecordShelf
-from protocol.memory.calls import MemoryP2P
-from protocol.memory.network import EPOCH_S, MemoryNetwork
-from protocol.messages.records import MemberRecord
-from protocol.messages.terms import RunTerms, check_record
-from protocol.run.invite import Invite
+from gossamer.peer.swarm.membership import Membership
+from gossamer.protocol.errors import GossamerError
+from gossamer.protocol.identity import Identity, PeerId
+from gossamer.protocol.libp2p.directory import DhtDirectory
+from gossamer.protocol.libp2p.hivemind_imports import dht_pb2
+from gossamer.protocol.libp2p.neighbours import Held, nearest
+from gossamer.protocol.libp2p.record_store import RecordShelf
+from gossamer.protocol.memory.calls import MemoryP2P
+from gossamer.protocol.memory.network import EPOCH_S, MemoryNetwork
+from gossamer.protocol.messages.records import MemberRecord
+from gossamer.protocol.messages.terms import RunTerms, check_record
+from gossamer.protocol.run.invite import Invite
 from tests.protocol.peers import nobody
 
 RUN_ID = hashlib.sha256(b"members").digest()

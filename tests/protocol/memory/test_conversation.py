@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from protocol.errors import PeerGone
-from protocol.memory.conversation import FRAMES_ON_THE_WAY, Conversation, Link, MemoryLine, MemoryWay
-from protocol.memory.virtual_time import run
+from gossamer.protocol.errors import PeerGone
+from gossamer.protocol.memory.conversation import FRAMES_ON_THE_WAY, Conversation, Link, MemoryLine, MemoryWay
+from gossamer.protocol.memory.virtual_time import run
 from tests.protocol.peers import chunk, expect_over, number_of, seeded
 
 

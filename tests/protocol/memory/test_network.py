@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from protocol.errors import PeerGone, TransportError, Unreachable
-from protocol.memory.conversation import AGAIN_S, FRAMING_BYTES, Link
-from protocol.memory.network import MemoryNetwork, MemoryPeer
-from protocol.memory.virtual_time import run
-from protocol.streams.transport import Purpose, Stream
+from gossamer.protocol.errors import PeerGone, TransportError, Unreachable
+from gossamer.protocol.memory.conversation import AGAIN_S, FRAMING_BYTES, Link
+from gossamer.protocol.memory.network import MemoryNetwork, MemoryPeer
+from gossamer.protocol.memory.virtual_time import run
+from gossamer.protocol.streams.transport import Purpose, Stream
 from tests.protocol.peers import chunk, echo, expect_over, nobody, number_of, seeded
 from tests.protocol.scripted import ScriptedNetwork
 

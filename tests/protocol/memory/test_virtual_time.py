@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from protocol.memory.virtual_time import Deadlock, run
+from gossamer.protocol.memory.virtual_time import Deadlock, run
 
 
 def test_sleep_moves_the_clock_and_not_the_world() -> None:

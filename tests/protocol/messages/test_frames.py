@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol import limits
-from protocol.errors import BadMessage, RefusalCode, Refused
-from protocol.identity import PeerId
-from protocol.messages.frames import BODIES, from_frame, to_frame
-from protocol.messages.introduction import Introduction
-from protocol.messages.messages import (
+from gossamer.protocol import limits
+from gossamer.protocol.errors import BadMessage, RefusalCode, Refused
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.messages.frames import BODIES, from_frame, to_frame
+from gossamer.protocol.messages.introduction import Introduction
+from gossamer.protocol.messages.messages import (
     Chunk,
     Commit,
     Commitment,
@@ -31,10 +31,10 @@ from protocol.messages.messages import (
     RunPhase,
     Verdict,
 )
-from protocol.messages.records import MemberRecord
-from protocol.messages.sighting import Sighting
-from protocol.run.invite import Credential
-from protocol.wire import peer_pb2
+from gossamer.protocol.messages.records import MemberRecord
+from gossamer.protocol.messages.sighting import Sighting
+from gossamer.protocol.run.invite import Credential
+from gossamer.protocol.wire import peer_pb2
 from tests.protocol.samples import CREDENTIAL, HELLO, ISSUED, MEETING_ID, MESSAGES
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.errors import BadMessage
-from protocol.limits import INTRODUCED, RECORD_BYTES
-from protocol.messages.introduction import INTRODUCTION_BYTES, Introduction
-from protocol.wire import peer_pb2
+from gossamer.protocol.errors import BadMessage
+from gossamer.protocol.limits import INTRODUCED, RECORD_BYTES
+from gossamer.protocol.messages.introduction import INTRODUCTION_BYTES, Introduction
+from gossamer.protocol.wire import peer_pb2
 from tests.protocol.samples import RECORD
 
 NAMED = Introduction((RECORD.to_bytes(),), 1_800_000_000_000)

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from protocol import limits
-from protocol.errors import BadContents, BadMessage, BadSignature, PeerMisbehaved, RefusalCode, Refused
-from protocol.messages.messages import (
+from gossamer.protocol import limits
+from gossamer.protocol.errors import BadContents, BadMessage, BadSignature, PeerMisbehaved, RefusalCode, Refused
+from gossamer.protocol.messages.messages import (
     Chunk,
     Commitment,
     Contents,

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from protocol import limits
-from protocol.errors import BadMessage, BadSignature, PeerMisbehaved
-from protocol.messages.frames import fill
-from protocol.messages.records import MemberRecord, announceable
-from protocol.wire import peer_pb2
+from gossamer.protocol import limits
+from gossamer.protocol.errors import BadMessage, BadSignature, PeerMisbehaved
+from gossamer.protocol.messages.frames import fill
+from gossamer.protocol.messages.records import MemberRecord, announceable
+from gossamer.protocol.wire import peer_pb2
 from tests.protocol.samples import ALICE, BOB, CREDENTIAL, ISSUED, ISSUER, NOW_S, OTHER_RUN_ID, RECORD, RUN_ID
 
 PLAIN = "/ip4/203.0.113.5/tcp/4001"

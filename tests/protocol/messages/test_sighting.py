@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.errors import BadMessage
-from protocol.limits import ADDRESS_CHARS
-from protocol.messages.sighting import SIGHTING_BYTES, Sighting
-from protocol.wire import peer_pb2
+from gossamer.protocol.errors import BadMessage
+from gossamer.protocol.limits import ADDRESS_CHARS
+from gossamer.protocol.messages.sighting import SIGHTING_BYTES, Sighting
+from gossamer.protocol.wire import peer_pb2
 
 SEEN = Sighting("/ip4/203.0.113.7/tcp/4001", 1_800_000_000_000)
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from protocol.errors import BadMessage, BadSignature, PeerMisbehaved, RefusalCode, Refused
-from protocol.identity import Identity, PeerId
-from protocol.messages.messages import ContentsKind, Hello, RunPhase, refusal_of
-from protocol.messages.revocations import Revocation, Revocations
-from protocol.messages.terms import (
+from gossamer.protocol.errors import BadMessage, BadSignature, PeerMisbehaved, RefusalCode, Refused
+from gossamer.protocol.identity import Identity, PeerId
+from gossamer.protocol.messages.messages import ContentsKind, Hello, RunPhase, refusal_of
+from gossamer.protocol.messages.revocations import Revocation, Revocations
+from gossamer.protocol.messages.terms import (
     FragmentTerms,
     ModelPlan,
     RunTerms,
@@ -21,8 +21,8 @@ from protocol.messages.terms import (
     check_phase,
     check_record,
 )
-from protocol.run.invite import Credential
-from protocol.run.manifest import Manifest
+from gossamer.protocol.run.invite import Credential
+from gossamer.protocol.run.manifest import Manifest
 from tests.protocol.samples import (
     ALICE,
     BEARER,

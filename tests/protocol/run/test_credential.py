@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from protocol import limits
-from protocol.errors import BadMessage, BadSignature
-from protocol.run.invite import Credential
+from gossamer.protocol import limits
+from gossamer.protocol.errors import BadMessage, BadSignature
+from gossamer.protocol.run.invite import Credential
 from tests.protocol.samples import ALICE, BEARER, BOB, CREDENTIAL, DIGEST, ISSUED, ISSUER, MALLORY, NOW_S, OTHER_RUN_ID, RUN_ID
 
 NAMED = Credential(ISSUER.peer_id, ALICE.peer_id, None, NOW_S, DIGEST).signed(ISSUER, RUN_ID)

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from protocol import limits
-from protocol.errors import BadInvite, BadSignature, OperatorError, WrongVersion
-from protocol.identity import PeerId
-from protocol.run.invite import PREFIX, Invite
-from protocol.wire import peer_pb2
+from gossamer.protocol import limits
+from gossamer.protocol.errors import BadInvite, BadSignature, OperatorError, WrongVersion
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.run.invite import PREFIX, Invite
+from gossamer.protocol.wire import peer_pb2
 from tests.protocol.samples import ADDRESS, ALICE, BOB, ISSUER, MALLORY, NOW_S, RUN_ID
 
 LONGEST = f"/ip6/2001:db8:1111:1111:1111:1111:1111:1111/tcp/65535/p2p/{BOB.peer_id}/p2p-circuit/p2p/{ALICE.peer_id}"

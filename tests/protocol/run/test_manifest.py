@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol import limits
-from protocol.errors import BadContents, BadManifest, BadSignature, GossamerError, PeerMisbehaved, WrongVersion
-from protocol.identity import Identity
-from protocol.run.manifest import Manifest, SignedManifest
-from protocol.wire import peer_pb2
+from gossamer.protocol import limits
+from gossamer.protocol.errors import BadContents, BadManifest, BadSignature, GossamerError, PeerMisbehaved, WrongVersion
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.run.manifest import Manifest, SignedManifest
+from gossamer.protocol.wire import peer_pb2
 from tests.protocol.samples import ALICE, BOB, ISSUER, MALLORY
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

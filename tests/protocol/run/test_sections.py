@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from protocol.errors import BadManifest
-from protocol.run.manifest import Manifest
-from protocol.run.sections import DEMO_LLAMA, ModelSection, OuterSection
+from gossamer.protocol.errors import BadManifest
+from gossamer.protocol.run.manifest import Manifest
+from gossamer.protocol.run.sections import DEMO_LLAMA, ModelSection, OuterSection
 from tests.protocol.samples import ALICE, BOB
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

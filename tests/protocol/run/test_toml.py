@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
-from protocol.run.toml import write_toml
+from gossamer.protocol.run.toml import write_toml
 
 KEYS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 PLAIN = st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False) | KEYS

@@ -7,10 +7,19 @@ from collections.abc import Callable
 
 import pytest
 
-from protocol.identity import PeerId
-from protocol.memory import virtual_time
-from protocol.streams.admission import FIRST_FRAME_S, LINGER_MOST_S, LINGER_S, STALLED_BYTES, STALLED_S, Admission, StreamCaps, Visit
-from protocol.streams.transport import Purpose
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.memory import virtual_time
+from gossamer.protocol.streams.admission import (
+    FIRST_FRAME_S,
+    LINGER_MOST_S,
+    LINGER_S,
+    STALLED_BYTES,
+    STALLED_S,
+    Admission,
+    StreamCaps,
+    Visit,
+)
+from gossamer.protocol.streams.transport import Purpose
 from tests.protocol.peers import seeded
 
 A, B, C, D = (seeded(number).peer_id for number in range(1, 5))

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from protocol.errors import PeerGone
-from protocol.memory.virtual_time import run
-from protocol.streams.transport import Inbox
+from gossamer.protocol.errors import PeerGone
+from gossamer.protocol.memory.virtual_time import run
+from gossamer.protocol.streams.transport import Inbox
 
 
 def test_frames_come_out_in_order_and_an_end_comes_last() -> None:

@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from protocol.identity import Identity
-from protocol.limits import CHUNK_BYTES
-from protocol.memory.network import MemoryNetwork
-from protocol.memory.virtual_time import run
-from protocol.streams.throttle import SAVED_S, Bucket, Throttle
-from protocol.streams.transport import Purpose, Stream
-from protocol.tasks import cancel
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.limits import CHUNK_BYTES
+from gossamer.protocol.memory.network import MemoryNetwork
+from gossamer.protocol.memory.virtual_time import run
+from gossamer.protocol.streams.throttle import SAVED_S, Bucket, Throttle
+from gossamer.protocol.streams.transport import Purpose, Stream
+from gossamer.protocol.tasks import cancel
 from tests.protocol.peers import chunk
 
 RATE = 100_000.0

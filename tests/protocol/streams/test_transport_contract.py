@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from protocol.errors import PeerGone
-from protocol.identity import PeerId
-from protocol.streams.transport import Purpose, Stream
+from gossamer.protocol.errors import PeerGone
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.streams.transport import Purpose, Stream
 from tests.protocol.peers import chunk, echo, expect_over, nobody, number_of
 from tests.protocol.worlds import Play, World
 

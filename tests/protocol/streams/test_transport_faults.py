@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from protocol.errors import BadMessage, PeerGone, Unreachable
-from protocol.streams.admission import StreamCaps
-from protocol.streams.transport import Purpose, Stream
+from gossamer.protocol.errors import BadMessage, PeerGone, Unreachable
+from gossamer.protocol.streams.admission import StreamCaps
+from gossamer.protocol.streams.transport import Purpose, Stream
 from tests.protocol.peers import Raw, chunk, echo, expect_over, nobody, number_of, seeded, send_raw
 from tests.protocol.worlds import Play, World
 
@@ -193,7 +193,7 @@ def test_a_sender_waits_for_a_partner_that_does_not_read(play: Play) -> None:
 
 
 def test_a_silent_opener_is_closed(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protocol.streams.admission.FIRST_FRAME_S", 0.3)
+    monkeypatch.setattr("gossamer.protocol.streams.admission.FIRST_FRAME_S", 0.3)
 
     async def scenario(world: World) -> None:
         a, b = await world.peer(nobody), await world.peer(nobody)
