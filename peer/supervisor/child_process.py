@@ -16,7 +16,7 @@ import psutil
 from gossamer.peer.machine.events import Event, ProcessFailed, from_line
 
 LINE_BYTES = 1 << 20
-OURS = Path(__file__).parents[2]  # where the packages lie
+OURS = Path(__file__).parents[3]  # the folder with the package gossamer
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class ChildProcess:
         path = os.pathsep.join(filter(None, (str(OURS), os.environ.get("PYTHONPATH"))))
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-P", "-m", self._module,  # -P: a folder named `peer` where we were started must not win
+                sys.executable, "-P", "-m", self._module,  # -P: a folder named `gossamer` in the current folder must not shadow ours
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log, limit=LINE_BYTES,
                 env=os.environ | {"PYTHONPATH": path},
             )  # fmt: skip
