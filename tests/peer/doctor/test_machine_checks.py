@@ -72,7 +72,7 @@ def test_the_limit_of_open_files(most: int, level: Level) -> None:
 def test_a_low_limit_of_this_process_is_seen(tmp_path: Path) -> None:
     program = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
-        "from peer.doctor.machine_checks import open_files\n"
+        "from gossamer.peer.doctor.machine_checks import open_files\n"
         "print(open_files(None).level.value)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
