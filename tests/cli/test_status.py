@@ -19,7 +19,7 @@ from tests.cli.running import Running
 from tests.cli.shell import Shell
 
 KEYS = {"state", "reason", "since", "run_id", "peer_id", "step", "total_steps", "tokens", "loss", "peers_seen"}
-KEYS |= {"meetings", "bytes", "lane_counts", "version"}
+KEYS |= {"meetings", "bytes", "version"}
 NOW_S = 10_000.0
 
 
