@@ -221,14 +221,14 @@ class NodeRestarted(Stamped):
     """The node process ended unasked and was started again."""
 
     reason: str
-    num_restarts: int  # in a row; one that had run for a minute counts as the first again
+    num_restarts: int  # in a row; starts at 1 again after a process that ran for ten minutes
 
 
 class TrainerRestarted(Stamped):
     """The trainer process ended unasked and was started again."""
 
     reason: str
-    num_restarts: int  # in a row; one that had run for a minute counts as the first again
+    num_restarts: int  # in a row; starts at 1 again after a process that ran for ten minutes
 
 
 class LimitsSet(Stamped):
@@ -238,7 +238,7 @@ class LimitsSet(Stamped):
 
 
 class EnergyUsed(Stamped):
-    """What this start of the peer has taken from the socket or the battery so far; written about once a minute."""
+    """What this start of the peer has taken from the socket or the battery so far; written every 30 s."""
 
     watt_hours: Figure
     how: str  # measured, or estimated
