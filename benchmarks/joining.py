@@ -120,7 +120,7 @@ def has_met(peer: RunningPeer) -> bool:
 
 def met_at(events: Sequence[Event]) -> float | None:
     """Return when a meeting first counted to which this peer brought tokens of its own; None as long as none did."""
-    began = next((event.ts for event in events if isinstance(event, StepDone)), None)
+    began = next((event.ts for event in events if isinstance(event, StepDone) and event.tokens_per_second), None)
     met = (event.ts for event in events if isinstance(event, MeetingDone) and event.outcome == "completed")
     return None if began is None else next((ts for ts in met if ts > began), None)
 
@@ -136,7 +136,7 @@ def told(host: Sequence[Event], joiner: Sequence[Event], met: float) -> Joined:
 
 def rate(events: Sequence[Event], from_s: float, to_s: float) -> float:
     """Return a peer's steps a second between two moments, each between two of its reports, about a second apart."""
-    reports = [event for event in events if isinstance(event, StepDone)]
+    reports = [event for event in events if isinstance(event, StepDone) and event.tokens_per_second]
     from_s = max(from_s, reports[0].ts)
     before, after = np.interp((from_s, to_s), [report.ts for report in reports], [report.step for report in reports])
     return float(after - before) / (to_s - from_s)

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import typer
-
 from gossamer.cli.join import InviteFile, InviteText, KeepTrying, given_invite, need_run, read_invite
-from gossamer.cli.options import DEFAULT_HOME, Announce, HomeFolder, Listen, MaxDownload, MaxUpload, Metrics, MonthlyTraffic, Port, Relay
+from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Metrics
 from gossamer.cli.screen import Screen
-from gossamer.cli.session import given_settings, hold_session, settings
+from gossamer.cli.session import hold_session, settings
+from gossamer.cli.setting_options import Given, takes_settings
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.status import Status
 
 
+@takes_settings("listen", "port", "announce", "relay", "max_upload", "max_download", "monthly_traffic")
 def bootstrap(
-    context: typer.Context,
     invite: InviteText = None,
     invite_file: InviteFile = None,
     home: HomeFolder = DEFAULT_HOME,
-    listen: Listen = None,
-    port: Port = None,
-    announce: Announce = None,
-    relay: Relay = None,
-    max_upload: MaxUpload = None,
-    max_download: MaxDownload = None,
-    monthly_traffic: MonthlyTraffic = None,
+    *,
+    given: Given,
     metrics: Metrics = None,
     keep_trying: KeepTrying = False,
 ) -> None:
@@ -31,7 +25,7 @@ def bootstrap(
 
     Takes part in the run's directory and gives its manifest to newcomers. Prints its own addresses, one a line, on stdout.
     """
-    config = settings(home, given_settings(context), trains=False, keep_trying=keep_trying)
+    config = settings(home, given, trains=False, keep_trying=keep_trying)
     folder = Home(config.home)
     invite = given_invite(invite, invite_file)
     if invite is None:

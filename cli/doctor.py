@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gossamer.cli.options import DEFAULT_HOME, Devices, HomeFolder, Json, Listen, Port
+from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
+from gossamer.cli.setting_options import Given, takes_settings
 from gossamer.peer.machine.config import peer_config, saved_settings
 from gossamer.peer.machine.home import Home
 from gossamer.protocol.errors import BadSettings
@@ -24,12 +25,12 @@ InviteText = Annotated[
 ]
 
 
+@takes_settings("devices", "listen", "port")
 def doctor(
     invite: InviteText = None,
     home: HomeFolder = DEFAULT_HOME,
-    devices: Devices = None,
-    listen: Listen = None,
-    port: Port = None,
+    *,
+    given: Given,
     as_json: Json = False,
 ) -> int:
     """Check this machine, its network and an invite.
@@ -42,9 +43,9 @@ def doctor(
     found, folder, saved = [], Home(home), {}
     with suppress(BadSettings):  # a check says it
         saved = saved_settings(folder)
-    given = {key: value for key, value in (("devices", devices), ("listen", listen)) if value}
-    local = peer_config({**saved, **given, "home": folder.path})
-    for name, finding in examine(Case(folder, invite, local.devices, local.listen, saved.get("port") if port is None else port)):
+    local = peer_config(saved | given | {"home": folder.path})
+    port = local.port if "port" in saved | given else None
+    for name, finding in examine(Case(folder, invite, local.devices, local.listen, port)):
         found.append((name, finding))
         if not as_json:
             show(name, finding)

@@ -14,7 +14,8 @@ from gossamer.cli import options
 from gossamer.cli.invite import doors
 from gossamer.cli.manifests import changed, pinned, read_manifest, with_pins
 from gossamer.cli.screen import Screen
-from gossamer.cli.session import given_settings, hold_session, save_every, settings
+from gossamer.cli.session import hold_session, settings
+from gossamer.cli.setting_options import EVERY, Given, takes_settings
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.machine.status import Status
 from gossamer.protocol.errors import BadSettings
@@ -37,30 +38,12 @@ WriteInvite = Annotated[
 Alone = Annotated[bool, typer.Option("--alone", help="Train without ever meeting anybody: a baseline to compare a swarm with.")]
 
 
+@takes_settings(*EVERY)
 def host(
-    context: typer.Context,
     manifest: ManifestFile = None,
     home: options.HomeFolder = options.DEFAULT_HOME,
-    data: options.Data = None,
-    model: options.ModelFolder = None,
-    devices: options.Devices = None,
-    micro_batch: options.MicroBatch = None,
-    threads: options.Threads = None,
-    niceness: options.Niceness = None,
-    max_memory: options.MaxMemory = None,
-    gpu_memory: options.GpuMemory = None,
-    max_disk: options.MaxDisk = None,
-    listen: options.Listen = None,
-    port: options.Port = None,
-    announce: options.Announce = None,
-    relay: options.Relay = None,
-    max_upload: options.MaxUpload = None,
-    max_download: options.MaxDownload = None,
-    monthly_traffic: options.MonthlyTraffic = None,
-    schedule: options.WhenToTrain = None,
-    only_idle: options.OnlyIdle = None,
-    not_on_battery: options.NotOnBattery = None,
-    checkpoint_every: options.CheckpointEvery = None,
+    *,
+    given: Given,
     steps: options.Steps = None,
     seed: options.Seed = None,
     codec: options.Codec = None,
@@ -75,15 +58,15 @@ def host(
 
     Prints the invite for others as one line on stdout. In a home folder that holds a run of this peer, goes on with it.
     """
-    config = settings(home, given_settings(context) | save_every(checkpoint_every), alone=alone, wait_for_peers=wait_for_peers)
+    config = settings(home, given, alone=alone, wait_for_peers=wait_for_peers)
     if write_invite is not None and not os.access(write_invite.absolute().parent, os.W_OK):
         raise BadSettings(f"the invite cannot be written to {write_invite}", hint="name a file in a folder that this user may write to")
     folder = Home(config.home)
     folder.create()
     identity = Identity.load_or_create(folder.identity)
-    base = read_manifest(manifest, own_text=data is not None)
+    base = read_manifest(manifest, own_text="data" in given)
     wanted = changed(base, steps=steps, seed=seed, codec=codec, method=method, inner_steps=inner_steps)
-    is_given = manifest is not None or any(given is not None for given in (steps, seed, codec, method, inner_steps))
+    is_given = manifest is not None or any(choice is not None for choice in (steps, seed, codec, method, inner_steps))
     signed = run_to_host(folder, identity, wanted.with_host(identity.peer_id), config.model, must_match=is_given)
     if signed.manifest().model.weights and config.model is None and not any(folder.checkpoints.iterdir()):
         raise BadSettings(

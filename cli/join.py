@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from gossamer.cli import options
-from gossamer.cli.session import given_settings, hold_session, save_every, settings
+from gossamer.cli.session import hold_session, settings
+from gossamer.cli.setting_options import EVERY, Given, takes_settings
 from gossamer.peer.machine.home import Home
 from gossamer.protocol.errors import BadInvite, BadSettings
 from gossamer.protocol.identity import Identity
@@ -42,31 +43,13 @@ KeepTrying = Annotated[
 LOOK_S = 0.5  # between two looks for a file with an invite
 
 
+@takes_settings(*EVERY)
 def join(
-    context: typer.Context,
     invite: InviteText = None,
     invite_file: InviteFile = None,
     home: options.HomeFolder = options.DEFAULT_HOME,
-    data: options.Data = None,
-    model: options.ModelFolder = None,
-    devices: options.Devices = None,
-    micro_batch: options.MicroBatch = None,
-    threads: options.Threads = None,
-    niceness: options.Niceness = None,
-    max_memory: options.MaxMemory = None,
-    gpu_memory: options.GpuMemory = None,
-    max_disk: options.MaxDisk = None,
-    listen: options.Listen = None,
-    port: options.Port = None,
-    announce: options.Announce = None,
-    relay: options.Relay = None,
-    max_upload: options.MaxUpload = None,
-    max_download: options.MaxDownload = None,
-    monthly_traffic: options.MonthlyTraffic = None,
-    schedule: options.WhenToTrain = None,
-    only_idle: options.OnlyIdle = None,
-    not_on_battery: options.NotOnBattery = None,
-    checkpoint_every: options.CheckpointEvery = None,
+    *,
+    given: Given,
     metrics: options.Metrics = None,
     keep_trying: KeepTrying = False,
 ) -> None:
@@ -74,7 +57,7 @@ def join(
 
     Until the run ends, `peer leave`, or Ctrl-C.
     """
-    config = settings(home, given_settings(context) | save_every(checkpoint_every), keep_trying=keep_trying)
+    config = settings(home, given, keep_trying=keep_trying)
     folder = Home(config.home)
     invite = given_invite(invite, invite_file)
     if invite is None:

@@ -9,8 +9,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-import typer
-
 from gossamer.cli.figures import loss_text
 from gossamer.cli.screen import Screen, screen
 from gossamer.peer.machine.config import LocalSettings, PeerConfig, peer_config, saved_settings
@@ -29,13 +27,16 @@ Also = Callable[[Status, Screen], None]
 def settings(
     home: Path, given: Mapping[str, object], *, trains: bool = True, alone: bool = False, wait_for_peers: int = 0, keep_trying: bool = False
 ) -> PeerConfig:
-    """Return the settings of this start: what a command was `given` (None: nothing), else what `config.toml` says.
+    """Return the settings of this start: those `given` on the command line, else those of `config.toml`, else the defaults.
 
-    Raises BadSettings, also for a machine without the memory to load a peer's programs.
+    A given checkpoint interval in seconds switches the interval in steps off. Raises BadSettings, also if the machine lacks the memory to
+    load the peer's programs.
     """
     need_program_memory(trains, memory_room(held_bytes(os.getpid())))
     folder = Home(home)
-    values: dict[str, object] = saved_settings(folder) | {key: value for key, value in given.items() if value not in (None, [])}
+    values: dict[str, object] = saved_settings(folder) | dict(given)
+    if "checkpoint_interval_s" in given:
+        values["checkpoint_interval_steps"] = 0
     listen = str(values.get("listen", LocalSettings.model_fields["listen"].default))
     port = values.get("port")
     if port is None:
@@ -47,16 +48,6 @@ def settings(
             values[key] = path.expanduser().absolute()
     started = {"home": folder.path, "trains": trains, "alone": alone, "wait_for_peers": wait_for_peers, "keep_trying": keep_trying}
     return peer_config(values | started)
-
-
-def given_settings(context: typer.Context) -> dict[str, object]:
-    """Return those options of a command that are local settings, by their names; None where one was not given."""
-    return {key: value for key, value in context.params.items() if key in LocalSettings.model_fields}
-
-
-def save_every(seconds: float | None) -> dict[str, object]:
-    """Return the settings behind `--checkpoint-every`: who says a time is not overruled by a number of steps."""
-    return {} if seconds is None else {"checkpoint_interval_s": seconds, "checkpoint_interval_steps": 0}
 
 
 def hold_session(

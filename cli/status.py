@@ -103,7 +103,7 @@ def part_text(answer: Status, now_s: float) -> str:
     """Return what this peer has done for the run, over all its starts."""
     lifetime = answer["lifetime"]
     share = answer["token_share"]
-    of_all = f" ({share_text(share, 1)} of what those in sight say they trained)" if share is not None and answer["peers_seen"] else ""
+    of_all = f" ({share_text(share, 1)} of what the peers in sight report)" if share is not None and answer["peers_seen"] else ""
     return (
         f"{answer['tokens']} tokens{of_all} in {answer['own_steps']} steps, {lifetime['meetings']:.0f} meetings since it joined "
         f"{age_text(now_s - lifetime['joined'])} ago; {answer['tokens_per_second']:.0f} tokens/s now"

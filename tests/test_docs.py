@@ -56,6 +56,8 @@ def test_every_verb_and_option_is_described() -> None:
         for parameter in command.params:
             for name in spellings(parameter) if parameter.name not in ("help", "home") else ():
                 assert re.search(rf"`{name}[` ]", text), f"peer {verb} {name}"
+            if parameter.name in LocalSettings.model_fields and verb in ("host", "join", "bootstrap", "doctor"):
+                assert LocalSettings.model_fields[parameter.name].description in text, f"peer {verb} {name}"
 
 
 def test_what_holds_for_every_verb_is_described() -> None:

@@ -86,7 +86,7 @@ def training(now_s: float) -> Iterator[events.Event]:
 def paused(now_s: float) -> Iterator[events.Event]:
     """Yield one that rests by its schedule."""
     yield from training(now_s - 600)
-    yield events.TrainerIdle(1199, 1800, 2_455_552, 2400.0, 14.0, 2400.0, 120.0, ts=now_s - 590)
+    yield events.StepDone(1199, 1800, 2_455_552, math.nan, math.nan, 0.0, 2400.0, 14.0, 2400.0, 120.0, ts=now_s - 590)
     yield events.StateChanged(
         "paused", "the schedule says 22:00-07:00", "ends at 22:00, or with `peer config schedule always`", ts=now_s - 590
     )

@@ -77,7 +77,7 @@ class Follower:
                     self.began = changed.ts
                 if self.is_over:
                     self.over = changed.ts
-            case StepDone() as report:
+            case StepDone() as report if report.tokens_per_second:
                 self.reports.append(report)
             case MeetingDone(outcome=outcome, reason=reason):
                 self.meetings[outcome] += 1

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from gossamer.peer.doctor.visit import CallRound, Place, visit
+from gossamer.peer.doctor.visit import Call, CallRound, Place, visit
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.port import kept_port, need_port, usual_port
+from gossamer.peer.machine.runtime_folder import PAYLOAD_BYTES, place_for
 from gossamer.protocol.errors import BadSettings, GossamerError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.run.invite import Invite
@@ -97,6 +99,18 @@ class Case:
         from gossamer.peer.trainer.need import device_room
 
         return device_room(choose_devices(self.devices)[0])
+
+    def payload_folder(self) -> Path:
+        """Return where node and trainer would exchange payloads. Raises BadSettings where no folder has room."""
+        return place_for(PAYLOAD_BYTES, self.home.path if self.home.path.exists() else None)
+
+    def answered(self) -> list[Call]:
+        """Return the calls on members of the run that answered; none without a run."""
+        return [call for call in self.visit().reached if call.manifest] if self.is_about_a_run else []
+
+    def rates(self) -> tuple[float, float] | None:
+        """Return what the line carries up and down, in bytes a second; None if nobody could be asked."""
+        return self.visit().line if self.is_about_a_run else None
 
     def manifest(self) -> Manifest:
         """Return the run's manifest: the home's, or what a peer gave; without a run the default one. Raises BadManifest."""

@@ -1,53 +1,57 @@
-"""Every check at once, each in a thread of its own, and none waited for longer than the whole may take.
+"""The checks of `peer doctor`, each in a thread of its own, within one time limit.
 
-A check is a function that looks at a `Case` and returns a `Finding`; to add one, write it and name it in CHECKS. Where it judges something
-that is hard to bring about, the judging is a function of plain facts beside it, for the tests. What it raises counts as failed.
+A check is a function of plain facts that returns a `Finding`; CHECKS says under which name it is shown and which facts of the `Case` it
+judges. An error that a check raises is its finding: failed.
 """
 
 from __future__ import annotations
 
+import os
+import resource
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 
 from gossamer.peer.doctor import home_checks, line_checks, machine_checks, room_checks, swarm_checks
 from gossamer.peer.doctor.case import Case
 from gossamer.peer.doctor.finding import Finding, Level, fail, failed_by, warn
+from gossamer.peer.doctor.router import ask_router, own_addresses
+from gossamer.peer.machine.room import disk_room, free_files, held_bytes, home_room, memory_room
 from gossamer.protocol.errors import ExitCode, GossamerError
 
-LIMIT_S = 20.0  # for all of them together; Python's own start and end come on top, and the command shall end within 30 s
+LIMIT_S = 20.0  # for all checks together; the start and the end of Python come on top, and the command ends within 30 s
 
 Check = Callable[[Case], Finding]
 
-CHECKS: tuple[Check, ...] = (
-    machine_checks.versions,
-    machine_checks.device,
-    machine_checks.open_files,
-    room_checks.memory,
-    room_checks.device_memory,
-    room_checks.disk,
-    room_checks.shared_memory,
-    home_checks.home,
-    home_checks.key,
-    home_checks.settings,
-    home_checks.other_peer,
-    home_checks.port,
-    home_checks.invite,
-    swarm_checks.bootstraps,
-    swarm_checks.membership,
-    line_checks.clock,
-    line_checks.reachable,
-    line_checks.router,
-    line_checks.line,
-)
+CHECKS: Mapping[str, Check] = {
+    "versions": lambda case: machine_checks.versions(*machine_checks.requirements(), machine_checks.installed),
+    "device": lambda case: machine_checks.device(case.devices, *machine_checks.computed(case.devices)),
+    "open files": lambda case: machine_checks.open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+    "memory": lambda case: room_checks.memory(case.need(), memory_room(held_bytes(os.getpid()))),
+    "device memory": lambda case: room_checks.device_memory(case.need(), case.device_room),
+    "disk": lambda case: room_checks.disk(case.need(), home_room(case.home), free_files(case.home.path)),
+    "shared memory": lambda case: room_checks.shared_memory(case.need(), case.payload_folder(), disk_room),
+    "home": lambda case: home_checks.home(case.home.path),
+    "key": home_checks.key,
+    "settings": home_checks.settings,
+    "other peer": home_checks.other_peer,
+    "port": home_checks.port,
+    "invite": home_checks.invite,
+    "bootstraps": lambda case: swarm_checks.bootstraps(case.visit()) if case.is_about_a_run else swarm_checks.NO_RUN,
+    "membership": lambda case: swarm_checks.membership(case.visit()) if case.is_about_a_run else swarm_checks.NO_RUN,
+    "clock": lambda case: line_checks.clock([call.clock_ahead_s for call in case.answered()]),
+    "reachable": lambda case: line_checks.reachable(case.answered()),
+    "router": lambda case: line_checks.router([call.observed for call in case.answered()], own_addresses(), ask_router()),
+    "line": lambda case: line_checks.line(case.rates(), lambda: (case.need().plan, case.manifest().outer.max_clock_gap_steps)),
+}
 
 
-def examine(case: Case, checks: Sequence[Check] = CHECKS, limit_s: float = LIMIT_S) -> Iterator[tuple[str, Finding]]:
+def examine(case: Case, checks: Mapping[str, Check] = CHECKS, limit_s: float = LIMIT_S) -> Iterator[tuple[str, Finding]]:
     """Yield each check's name and finding, in their order, as soon as it is known. Ends within `limit_s`."""
     ends_s = time.monotonic() + limit_s
-    running = [(check.__name__.replace("_", " "), _begun(check, case)) for check in checks]
-    for name, future in running:
+    running = {name: _begun(name, check, case) for name, check in checks.items()}
+    for name, future in running.items():
         try:
             yield name, future.result(max(0.0, ends_s - time.monotonic()))
         except TimeoutError:
@@ -59,10 +63,10 @@ def exit_code(findings: Sequence[Finding]) -> ExitCode:
     return next((finding.exit_code for finding in findings if finding.level is Level.FAIL), ExitCode.DONE)
 
 
-def _begun(check: Check, case: Case) -> Future[Finding]:
+def _begun(name: str, check: Check, case: Case) -> Future[Finding]:
     """Run a check in a thread that does not keep the command from ending when it hangs."""
     future: Future[Finding] = Future()
-    threading.Thread(target=lambda: future.set_result(_finding(check, case)), name=f"check {check.__name__}", daemon=True).start()
+    threading.Thread(target=lambda: future.set_result(_finding(check, case)), name=f"check {name}", daemon=True).start()
     return future
 
 

@@ -16,19 +16,14 @@ from gossamer.peer.machine.home import ANOTHER_HOME
 SOON_S = 3 * 24 * 3600  # an invite that ends so soon is worth a word
 
 
-def home(case: Case) -> Finding:
-    """Check that the home is a folder, ours, and nobody else's."""
-    path = case.home.path
+def home(path: Path) -> Finding:
+    """Check that the home is a folder that belongs to this user and that no other user may open."""
     if not path.exists():
         place = next(parent for parent in path.parents if parent.exists())
         if not os.access(place, os.W_OK | os.X_OK):
             return fail(f"{path} is not there, and you may not make it in {place}", ANOTHER_HOME)
         return ok(f"{path} is not there yet; the first `peer join` makes it")
-    return _home_facts(path, path.stat(), os.geteuid())
-
-
-def _home_facts(path: Path, found: os.stat_result, user: int) -> Finding:
-    """Judge a home by its owner and mode, for the user of that number."""
+    found, user = path.stat(), os.geteuid()
     mode = stat.S_IMODE(found.st_mode)
     if not stat.S_ISDIR(found.st_mode):
         return fail(f"{path} is not a folder", ANOTHER_HOME)

@@ -5,15 +5,12 @@ from __future__ import annotations
 import ipaddress
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-import psutil
-
-from gossamer.peer.doctor.case import Case
 from gossamer.peer.doctor.finding import Finding, fail, ok, warn
-from gossamer.peer.doctor.router import Router, ask_router
-from gossamer.peer.doctor.visit import Call, CallRound
+from gossamer.peer.doctor.router import Router
+from gossamer.peer.doctor.visit import Call
 from gossamer.peer.meeting.line import transfer_s
 from gossamer.protocol.limits import CLOCK_SKEW_S
 
@@ -29,33 +26,20 @@ _HOST_PORT = re.compile(r"/ip[46]/([^/]+)/tcp/(\d+)")
 _SHARED = ipaddress.ip_network("100.64.0.0/10")  # of providers that put many customers behind one address
 
 
-def clock(case: Case) -> Finding:
-    """Compare this machine's clock with those of the peers that were reached."""
-    return clock_facts([call.clock_ahead_s for call in _answered(case)])
-
-
-def clock_facts(ahead_s: Sequence[float]) -> Finding:
-    """Judge by how much the others' clocks are ahead of ours."""
+def clock(ahead_s: Sequence[float]) -> Finding:
+    """Compare this machine's clock with those of the peers that answered: by how much theirs are ahead."""
     if not ahead_s:
         return ok(NOBODY)
     middle_s = statistics.median(ahead_s)
-    said = (
-        f"{abs(middle_s):.1f} s {'behind' if middle_s > 0 else 'ahead of'} that of {len(ahead_s)} peers"
-        if len(ahead_s) > 1
-        else (f"{abs(middle_s):.1f} s {'behind' if middle_s > 0 else 'ahead of'} the one peer that was asked")
-    )
+    theirs = f"that of {len(ahead_s)} peers" if len(ahead_s) > 1 else "the one peer that was asked"
+    said = f"{abs(middle_s):.1f} s {'behind' if middle_s > 0 else 'ahead of'} {theirs}"
     if abs(middle_s) > CLOCK_SKEW_S:
         return warn(f"this clock is {said}; a running peer goes by theirs, once it has heard enough of them", SET_CLOCK)
     return warn(f"this clock is {said}", SET_CLOCK) if abs(middle_s) > CLOCK_WARN_S else ok(said)
 
 
-def reachable(case: Case) -> Finding:
-    """Find out whether others reach this peer's port."""
-    return reachable_facts(_answered(case))
-
-
-def reachable_facts(answered: Sequence[Call]) -> Finding:
-    """Judge what those said who tried."""
+def reachable(answered: Sequence[Call]) -> Finding:
+    """Check that the peers that answered can open a connection to this peer's port."""
     yes = [call.name for call in answered if call.is_open is True]
     no = [call.name for call in answered if call.is_open is False]
     if yes and no:
@@ -67,14 +51,8 @@ def reachable_facts(answered: Sequence[Call]) -> Finding:
     return ok(f"not known: {'those on the same network do not try' if answered else NOBODY}")
 
 
-def router(case: Case) -> Finding:
-    """Find out what stands between this machine and the internet."""
-    own = {address.address for addresses in psutil.net_if_addrs().values() for address in addresses}
-    return router_facts([call.observed for call in _answered(case)], own, ask_router())
-
-
-def router_facts(observed: Sequence[str], own: set[str], found: Router | None) -> Finding:
-    """Judge the addresses under which others saw us, this machine's own ones, and what the router says."""
+def router(observed: Sequence[str], own: set[str], found: Router | None) -> Finding:
+    """Tell the kind of router from the multiaddrs that other peers observe, this machine's own IP addresses, and the router's answer."""
     seen = [(match[1], match[2]) for match in map(_HOST_PORT.fullmatch, observed) if match]
     can_ask = "it speaks UPnP, so a peer asks it to open its port" if found else "it does not speak UPnP"
     outside = [(host, port) for host, port in seen if ipaddress.ip_address(host).is_global]
@@ -97,15 +75,12 @@ def _is_shared(outer_ip: str, outside: Sequence[tuple[str, str]]) -> bool:
     return ip in _SHARED or bool(outside) and outer_ip not in {host for host, _ in outside}
 
 
-def line(case: Case) -> Finding:
-    """Measure what the line carries, and say what that means for the run."""
-    visit = case.visit() if case.is_about_a_run else CallRound()
-    return line_facts(visit.line, case.need().plan, case.manifest().outer.max_clock_gap_steps) if visit.line else ok(NOBODY)
-
-
-def line_facts(rates: tuple[float, float], plan: ModelPlan, gap_steps: int) -> Finding:
-    """Judge the rates up and down, in bytes a second, for a run with this plan, whose clocks may be so far apart."""
-    from gossamer.peer.trainer.estimate import estimate  # torch: slow to import
+def line(rates: tuple[float, float] | None, plan_and_gap: Callable[[], tuple[ModelPlan, int]]) -> Finding:
+    """Tell what the rates up and down, in bytes a second, mean for a run with this plan and this largest gap between clocks, in steps."""
+    if rates is None:
+        return ok(NOBODY)
+    plan, gap_steps = plan_and_gap()  # first: it imports what the next lines import, and two threads must not do so at once
+    from gossamer.peer.trainer.estimate import estimate
     from gossamer.peer.trainer.interval import LONGEST_STEPS
 
     up, down = rates
@@ -122,10 +97,6 @@ def line_facts(rates: tuple[float, float], plan: ModelPlan, gap_steps: int) -> F
     if interval >= LONGEST_STEPS:
         return warn(f"slow for this run: {said}", "this peer will train mostly alone; a run with a smaller model suits this line")
     return ok(said)
-
-
-def _answered(case: Case) -> list[Call]:
-    return [call for call in case.visit().reached if call.manifest] if case.is_about_a_run else []
 
 
 def _megabits(bytes_per_s: float) -> str:

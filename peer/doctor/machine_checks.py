@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from gossamer.peer.doctor.case import Case
 from gossamer.peer.doctor.finding import Finding, fail, ok, warn
 
 PACKAGE = "gossamer-peer"
@@ -21,17 +20,27 @@ UP = "torch is loaded"  # as peer/doctor/matmul.py says
 OPEN_FILES = 1024  # 64 streams, their sockets on both sides, model files, and room
 
 
-def versions(case: Case) -> Finding:
-    """Check interpreter and packages against what this package asks for."""
+def requirements() -> tuple[str, Sequence[str]]:
+    """Return the Python and the packages that this package requires; nothing if it is not installed."""
     try:
         ours = importlib.metadata.distribution(PACKAGE)
     except importlib.metadata.PackageNotFoundError:
+        return "", ()
+    return ours.metadata["Requires-Python"] or "", ours.requires or ()
+
+
+def installed(name: str) -> str | None:
+    """Return the version of an installed package, None if it is missing."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def versions(python: str, requirements: Sequence[str], installed: Callable[[str], str | None]) -> Finding:
+    """Check this interpreter and the `installed` packages against the requirements."""
+    if not python:
         return warn(f"{PACKAGE} is not installed, so nobody knows which versions it wants", "`pip install .` in its folder")
-    return version_facts(ours.metadata["Requires-Python"] or "", ours.requires or (), _installed)
-
-
-def version_facts(python: str, requirements: Sequence[str], installed: Callable[[str], str | None]) -> Finding:
-    """Judge this interpreter, and the packages whose versions `installed` tells (None: it is not there)."""
     if not SpecifierSet(python).contains(platform.python_version(), prereleases=True):
         return fail(f"this is Python {platform.python_version()}; wanted is {python}", "install Gossamer with such a Python")
     wanted = [one for one in map(Requirement, requirements) if one.marker is None or one.marker.evaluate({"extra": ""})]
@@ -45,25 +54,21 @@ def version_facts(python: str, requirements: Sequence[str], installed: Callable[
     return ok(f"Python {platform.python_version()}, and {len(wanted)} packages as wanted")
 
 
-def _installed(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+def computed(devices: str) -> tuple[int | None, str]:
+    """Have torch compute a known product in a process of its own, as a driver may hang or crash.
 
-
-def device(case: Case) -> Finding:
-    """Have torch compute something whose result is known, in a process of its own: a driver may hang or crash."""
-    command = [sys.executable, "-m", "gossamer.peer.doctor.matmul", case.devices]
+    Returns the exit code, None if the process does not end in time, and the output.
+    """
+    command = [sys.executable, "-m", "gossamer.peer.doctor.matmul", devices]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=DEVICE_S, check=False)
     except subprocess.TimeoutExpired as late:
-        return device_facts(case.devices, None, str(late.stdout or b"", errors="replace"))
-    return device_facts(case.devices, done.returncode, done.stdout + done.stderr)
+        return None, str(late.stdout or b"", errors="replace")
+    return done.returncode, done.stdout + done.stderr
 
 
-def device_facts(name: str, code: int | None, said: str) -> Finding:
-    """Judge what the process that computes said, and how it ended; None: it had not ended in time."""
+def device(name: str, code: int | None, said: str) -> Finding:
+    """Check how the process that computes on the device ended, and what it printed."""
     lines = said.strip().splitlines() or ["nothing"]
     if code is None and lines[-1] != UP:
         return warn(f"not known: torch did not even load within {DEVICE_S:.0f} s", "try again when the machine is less busy")
@@ -75,13 +80,8 @@ def device_facts(name: str, code: int | None, said: str) -> Finding:
     return ok(lines[-1])
 
 
-def open_files(case: Case) -> Finding:
+def open_files(most: int) -> Finding:
     """Check how many files and connections one process may have open."""
-    return open_files_facts(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-
-
-def open_files_facts(most: int) -> Finding:
-    """Judge the limit of open files."""
     if most == resource.RLIM_INFINITY or most >= OPEN_FILES:
         return ok("no limit" if most == resource.RLIM_INFINITY else f"{most} at once")
     way_out = f"`ulimit -n {OPEN_FILES}` before the peer starts"

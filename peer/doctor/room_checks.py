@@ -1,16 +1,17 @@
-"""What the run needs, beside what there is: memory, disk, shared memory. The sums are the trainer's own (peer/trainer/need.py)."""
+"""Compare what the run needs with what this machine has: memory, disk, shared memory.
+
+The trainer computes the same sums before it starts (peer/trainer/need.py): its errors are findings here.
+"""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gossamer.peer.doctor.case import Case
 from gossamer.peer.doctor.finding import Finding, fail, ok, warn
-from gossamer.peer.machine.room import Room, container_size, disk_room, free_files, held_bytes, home_room, megabytes, memory_room, summed
-from gossamer.peer.machine.runtime_folder import MEMORY_FOLDER, PAYLOAD_BYTES, place_for
+from gossamer.peer.machine.room import Room, container_size, megabytes, summed
+from gossamer.peer.machine.runtime_folder import MEMORY_FOLDER, PAYLOAD_BYTES
 
 if TYPE_CHECKING:
     from gossamer.peer.trainer.need import Need
@@ -19,40 +20,26 @@ TIGHT_SHARE = 0.8  # of what there is: what else runs on this machine needs some
 FILES = 1000  # more than a home ever holds
 
 
-def memory(case: Case) -> Finding:
-    """Check that the run fits into memory, under every limit that holds here."""
-    return memory_facts(case.need(), memory_room(held_bytes(os.getpid())))
-
-
-def memory_facts(need: Need, room: Room) -> Finding:
-    """Judge the memory that there is."""
+def memory(need: Need, room: Room) -> Finding:
+    """Check that the run fits into memory, under every limit that holds here. Raises BadSettings if it does not."""
     from gossamer.peer.trainer.need import need_memory  # torch: slow to import
 
     need_memory(need, room)
     return _compared(need.memory, room, "close other programs, or raise the limit")
 
 
-def device_memory(case: Case) -> Finding:
-    """Check that the run fits into the memory of the device."""
-    need = case.need()
-    return device_memory_facts(need, case.device_room()) if need.device else ok("the device has none of its own")
-
-
-def device_memory_facts(need: Need, room: Room) -> Finding:
-    """Judge the memory of the device."""
+def device_memory(need: Need, room_of_device: Callable[[], Room]) -> Finding:
+    """Check that the run fits into the memory of the device, if it has its own. Raises BadSettings if it does not."""
     from gossamer.peer.trainer.need import need_device_memory
 
-    need_device_memory(need, room)
+    if not need.device:
+        return ok("the device has none of its own")
+    need_device_memory(need, room := room_of_device())
     return _compared(need.device, room, "end other programs that use it: `nvidia-smi` names them")
 
 
-def disk(case: Case) -> Finding:
-    """Check that the home's disk has room for checkpoints."""
-    return disk_facts(case.need(), home_room(case.home), free_files(case.home.path))
-
-
-def disk_facts(need: Need, room: Room, files: int | None) -> Finding:
-    """Judge the space, and the number of files, that the disk has left."""
+def disk(need: Need, room: Room, files: int | None) -> Finding:
+    """Check that the home's disk has room for checkpoints; `files`: how many more it can hold, None without a limit. Raises BadSettings."""
     from gossamer.peer.trainer.need import need_disk
 
     need_disk(need, room)
@@ -64,22 +51,16 @@ def disk_facts(need: Need, room: Room, files: int | None) -> Finding:
     return _compared(need.disk, room, "free some space soon: text that is tokenized needs some too")
 
 
-def shared_memory(case: Case) -> Finding:
-    """Check that what node and trainer exchange finds room, in memory if it can be."""
-    place = place_for(PAYLOAD_BYTES, case.home.path if case.home.path.exists() else None)
-    return shared_memory_facts(case.need(), place, disk_room(place), disk_room(MEMORY_FOLDER))
-
-
-def shared_memory_facts(need: Need, place: Path, room: Room, in_memory: Room) -> Finding:
-    """Judge the place where payloads would lie, and the folder in memory where they should."""
+def shared_memory(need: Need, place: Path, room_of: Callable[[Path], Room]) -> Finding:
+    """Check that payloads between node and trainer fit into `place`, and that it is the folder in memory. Raises BadSettings."""
     from gossamer.peer.trainer.need import need_payload_room
 
-    need_payload_room(need, room)
+    need_payload_room(need, room := room_of(place))
     if place != MEMORY_FOLDER:
         total = sum(need.payloads.values())
         wanted = container_size(2 * max(PAYLOAD_BYTES, total))
         return warn(
-            f"{MEMORY_FOLDER} has only {megabytes(in_memory.num_bytes)}; payloads ({megabytes(total)}) lie in {place}",
+            f"{MEMORY_FOLDER} has only {megabytes(room_of(MEMORY_FOLDER).num_bytes)}; payloads ({megabytes(total)}) lie in {place}",
             f"that works, slower where it is a disk; for more, start a container with --shm-size {wanted}",
         )
     return _compared(need.payloads, room, "give it more, a container with --shm-size")

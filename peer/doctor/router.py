@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import miniupnpc
+import psutil
 
 ASK_MS = 2000
 
@@ -14,6 +15,11 @@ class Router:
     """What a router that speaks UPnP says of itself."""
 
     outer_ip: str  # its address on the provider's side; empty where it does not tell
+
+
+def own_addresses() -> set[str]:
+    """Return the IP addresses of this machine's interfaces."""
+    return {address.address for addresses in psutil.net_if_addrs().values() for address in addresses}
 
 
 def ask_router() -> Router | None:

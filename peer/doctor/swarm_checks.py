@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from gossamer.peer.doctor.case import Case
 from gossamer.peer.doctor.finding import Finding, fail, failed_by, ok, warn
 from gossamer.peer.doctor.visit import Call, CallRound
 from gossamer.peer.node.fetching import as_final
 from gossamer.protocol.errors import ExitCode
 
-NOBODY = "no invite and no run in the home, so nobody was asked"
+NO_RUN = ok("no invite and no run in the home, so nobody was asked")
 
 
-def bootstraps(case: Case) -> Finding:
-    """Call on each peer through which the swarm may be found."""
-    return bootstraps_facts(case.visit()) if case.is_about_a_run else ok(NOBODY)
-
-
-def bootstraps_facts(visit: CallRound) -> Finding:
-    """Judge who was reached, and how fast."""
+def bootstraps(visit: CallRound) -> Finding:
+    """Tell which peers that lead to the swarm were reached, and how fast."""
     if visit.trouble:
         return warn(visit.trouble, visit.way_out)
     there = ", ".join(f"{call.name} in {1000 * (call.round_trip_s or call.connect_s):.0f} ms" for call in visit.reached)
@@ -33,13 +27,8 @@ def bootstraps_facts(visit: CallRound) -> Finding:
     return ok(f"reached {there}")
 
 
-def membership(case: Case) -> Finding:
-    """Find out whether the run's members take this peer."""
-    return membership_facts(case.visit()) if case.is_about_a_run else ok(NOBODY)
-
-
-def membership_facts(visit: CallRound) -> Finding:
-    """Judge what those said who were reached."""
+def membership(visit: CallRound) -> Finding:
+    """Tell whether the run's members accept this peer."""
     if not visit.reached:
         return ok("nobody could be asked")
     if visit.manifest:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,34 +23,23 @@ from gossamer.protocol.limits import LEAST_BYTES_PER_S
 from gossamer.protocol.run.toml import toml_value
 
 NODE, TRAINER = "node", "trainer"  # the processes of a peer, beside its supervisor
-STARTED_WITH = {  # settings that a child is started with: it is started again when one changes
-    "data": (TRAINER,),
-    "model": (TRAINER, NODE),
-    "devices": (TRAINER,),
-    "micro_batch": (TRAINER,),
-    "recompute": (TRAINER,),
-    "compile": (TRAINER,),
-    "threads": (TRAINER,),
-    "gpu_memory": (TRAINER,),
-    "niceness": (TRAINER, NODE),
-    "checkpoint_interval_s": (TRAINER,),
-    "checkpoint_interval_steps": (TRAINER,),
-    "listen": (NODE,),
-    "port": (NODE,),
-    "announce": (NODE,),
-    "relay": (NODE,),
-}
-LIMITS = (  # what the page offers to change
-    "max_upload", "max_download", "monthly_traffic", "max_disk", "max_memory", "gpu_memory", "threads", "niceness", "schedule", "only_idle",
-    "not_on_battery",
-)  # fmt: skip
 DEVICES = r"^(auto|all|mps|cuda(:\d+)?|cpu(:[1-9]\d?)?|\d+(,\d+)*)$"
 SETTINGS_PAGE = "docs/reference/config.md"  # where each setting is explained
 _TITLE = "The local settings of this peer. `peer config` shows them with their meaning, and writes this file anew when it changes one."
 
 
-def _tellable(path: Path) -> Path:
-    """Refuse a name that the lines between a peer's processes, and the event log, cannot hold."""
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How a setting is offered to the operator, and what a change of it restarts: metadata of a field of LocalSettings."""
+
+    metavar: str = ""  # names the value in `--help`; empty for a switch
+    option: str | None = ""  # the option of `peer host` and `peer join`; empty: the setting's name with hyphens; None: no option
+    restarts: tuple[str, ...] = ()  # the processes that read it only when they start
+    is_limit: bool = False  # the dashboard shows it and can change it
+
+
+def _encodable(path: Path | None) -> Path | None:
+    """Refuse a name that is not UTF-8: pipes between processes and the event log cannot carry it."""
     try:
         str(path).encode()
     except UnicodeEncodeError as error:
@@ -80,70 +70,78 @@ def _each_once(text: str) -> str:
     return text
 
 
-Place = Annotated[Path, AfterValidator(_tellable)]
 Rate = Annotated[str, _readable(_fast_enough)]
 Size = Annotated[str, _readable(size_bytes)]
-Times = Annotated[str, _readable(Schedule.from_text)]
 
 
 class LocalSettings(BaseModel):
-    """What `config.toml` may hold, checked and frozen. What is limited is kept as it was written."""
+    """What `config.toml` may hold, checked and frozen. Limits are kept as they were written.
+
+    This class is the only place that lists the settings: options, `peer config`, the dashboard and the restarts read it.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    data: Place | None = None
-    """A folder or file of text to train on; needed where the manifest says that each peer brings its own."""
-    model: Place | None = None
-    """A folder with the run's tokenizer, and the weights that it starts from, in the format of transformers; checked by their digests."""
-    devices: Annotated[str, AfterValidator(_each_once)] = Field(default="auto", pattern=DEVICES)
-    """Where to train: cpu, mps, cuda or cuda:N; 0,1 or all for several CUDA GPUs; cpu:2 for two processes; auto is one GPU or the CPU."""
-    micro_batch: int = Field(default=0, ge=0, le=1 << 20)
-    """Sequences to compute at a time; 0 finds it: the whole batch, or as many as fit. The result is the same."""
-    recompute: bool = False
+    data: Annotated[Path | None, AfterValidator(_encodable), Setting("PATH", restarts=(TRAINER,))] = None
+    """Text file, or folder of text files, to train on. Not set: the data that the manifest names."""
+    model: Annotated[Path | None, AfterValidator(_encodable), Setting("FOLDER", restarts=(TRAINER, NODE))] = None
+    """Folder in the format of transformers with the run's tokenizer and initial weights. Their digests must match the manifest."""
+    devices: Annotated[str, AfterValidator(_each_once), Setting("NAMES", restarts=(TRAINER,))] = Field(default="auto", pattern=DEVICES)
+    """Where to train: auto (one GPU, else the CPU), cpu, mps, cuda, cuda:N; 0,1 or all for several CUDA GPUs; cpu:2 for two processes."""
+    micro_batch: Annotated[int, Setting("N", restarts=(TRAINER,))] = Field(default=0, ge=0, le=1 << 20)
+    """Sequences per forward pass; 0 takes the whole batch, or as many as fit in memory. The result is the same."""
+    recompute: Annotated[bool, Setting(option=None, restarts=(TRAINER,))] = False
     """Compute activations again in the backward pass instead of keeping them: much less memory, a third more work."""
-    compile: bool | None = None
-    """Have torch compile the model's blocks: some minutes first, faster steps then. Not set: on a CUDA GPU where it can."""
-    threads: int = Field(default=0, ge=0, le=4096)
-    """Processor threads that the trainer may use; 0 leaves it to torch."""
-    niceness: int = Field(default=0, ge=0, le=19)
-    """How far the peer gives way to other processes of the machine: 0 not at all, 19 to all of them."""
-    max_memory: Size = UNLIMITED
-    """The most memory that the processes of the peer may hold, like 8 GB: a run that needs more is refused; who holds more is paused."""
-    gpu_memory: Size = UNLIMITED
-    """The most memory that the trainer may take on a GPU, like 6 GB: a run that needs more is refused."""
-    max_disk: Size = UNLIMITED
-    """The most that the home folder may take on the disk, like 20 GB: a run that needs more is refused; who takes more is paused."""
-    listen: str = Field(default="0.0.0.0", min_length=1)
-    """The address to listen on; 127.0.0.1 keeps the peer on this machine."""
-    port: int = Field(default=0, ge=0, le=65535)
-    """The port to listen on; 0 takes a free one. Not set: that of last time if it is free."""
-    announce: tuple[str, ...] = ()
-    """Addresses to tell the others instead of those found by listening, for a forwarded port."""
-    relay: bool | None = None
-    """Carry the streams of peers behind routers, where others can call this one. Not set: the host of a run and `peer bootstrap` do."""
-    checkpoint_interval_s: float = Field(default=60.0, gt=0)
-    """Save when so many seconds have passed since the last save, or..."""
-    checkpoint_interval_steps: int = Field(default=100, ge=0)
-    """...so many inner steps, whichever comes first: at most this much is lost in a crash. 0 leaves it to the time."""
-    max_upload: Rate = UNLIMITED
-    """The most that the peer sends, like 5 Mbit/s: meetings, and its state for newcomers."""
-    max_download: Rate = UNLIMITED
-    """The most that the peer receives, like 20 Mbit/s, on average: what others have under way comes first."""
-    monthly_traffic: Size = UNLIMITED
-    """The most to send and receive in a month, like 200 GB; used up, the peer is paused and off the network till the next."""
-    schedule: Times = ALWAYS
-    """When to train, by local time: windows like 22:00-07:00 or mon-fri 22:00-07:00, with commas between them; else the peer is paused."""
+    compile: Annotated[bool | None, Setting(option=None, restarts=(TRAINER,))] = None
+    """Compile the model's blocks with torch: some minutes at the start, then faster steps. Not set: on a CUDA GPU that supports it."""
+    threads: Annotated[int, Setting("N", restarts=(TRAINER,), is_limit=True)] = Field(default=0, ge=0, le=4096)
+    """Processor threads for training; 0 lets torch choose."""
+    niceness: Annotated[int, Setting("N", restarts=(TRAINER, NODE), is_limit=True)] = Field(default=0, ge=0, le=19)
+    """Processor priority that the peer gives up for other processes, as in nice: 0 none, 19 all."""
+    max_memory: Annotated[Size, Setting("SIZE", is_limit=True)] = UNLIMITED
+    """Memory that the peer's processes may hold, like "8 GB". A run that needs more is refused; a peer that holds more pauses."""
+    gpu_memory: Annotated[Size, Setting("SIZE", restarts=(TRAINER,), is_limit=True)] = UNLIMITED
+    """Memory that the trainer may hold on a GPU, like "6 GB". A run that needs more is refused."""
+    max_disk: Annotated[Size, Setting("SIZE", is_limit=True)] = UNLIMITED
+    """Disk space that the home folder may take, like "20 GB". A run that needs more is refused; a peer that takes more pauses."""
+    listen: Annotated[str, Setting("HOST", restarts=(NODE,))] = Field(default="0.0.0.0", min_length=1)
+    """Address to listen on; 127.0.0.1 accepts connections from this machine only."""
+    port: Annotated[int, Setting("N", restarts=(NODE,))] = Field(default=0, ge=0, le=65535)
+    """TCP port to listen on; 0 takes any free port. Not set: the port of the last start if it is free, so that old invites still work."""
+    announce: Annotated[tuple[str, ...], Setting("MULTIADDR", restarts=(NODE,))] = ()
+    """Address where other peers reach this one, like /ip4/203.0.113.7/tcp/4001, in place of the addresses found by listening."""
+    relay: Annotated[bool | None, Setting(restarts=(NODE,))] = None
+    """Relay streams, within limits, for peers that routers make unreachable. Not set: `peer bootstrap` and the host of a run relay."""
+    max_upload: Annotated[Rate, Setting("RATE", is_limit=True)] = UNLIMITED
+    """Highest rate at which the peer sends, like "5 Mbit/s". Meetings and state transfers count."""
+    max_download: Annotated[Rate, Setting("RATE", is_limit=True)] = UNLIMITED
+    """Highest average rate at which the peer receives, like "20 Mbit/s". Transfers under way take precedence over new ones."""
+    monthly_traffic: Annotated[Size, Setting("SIZE", is_limit=True)] = UNLIMITED
+    """Bytes to send and receive in a month, like "200 GB". A peer that has used them pauses and goes offline until the next month."""
+    schedule: Annotated[str, _readable(Schedule.from_text), Setting("WINDOWS", is_limit=True)] = ALWAYS
+    """When to train, in local time: "22:00-07:00", "mon-fri 22:00-07:00, sat 00:00-24:00". Outside these windows the peer pauses."""
+    only_idle: Annotated[bool, Setting(is_limit=True)] = False
+    """Train only while the other processes of the machine leave its processors idle."""
+    not_on_battery: Annotated[bool, Setting(is_limit=True)] = False
+    """Train only while the machine does not run on battery."""
+    checkpoint_interval_s: Annotated[float, Setting("SECONDS", "--checkpoint-every", (TRAINER,))] = Field(default=60.0, gt=0)
+    """Save a checkpoint when this many seconds have passed. The option --checkpoint-every also sets checkpoint_interval_steps to 0."""
+    checkpoint_interval_steps: Annotated[int, Setting(option=None, restarts=(TRAINER,))] = Field(default=100, ge=0)
+    """Save a checkpoint after this many inner steps, or at checkpoint_interval_s if that comes first. 0: by time alone."""
 
-    only_idle: bool = False
-    """Train only while others leave the machine idle: what all other processes use of its processors decides."""
-    not_on_battery: bool = False
-    """Train only while the machine does not run from its battery."""
+    @classmethod
+    def setting(cls, name: str) -> Setting:
+        """Return how a setting is offered and what a change of it restarts."""
+        return next(item for item in cls.model_fields[name].metadata if isinstance(item, Setting))
+
+
+LIMITS = tuple(name for name in LocalSettings.model_fields if LocalSettings.setting(name).is_limit)
 
 
 class PeerConfig(LocalSettings):
     """The settings of one start of a peer, checked and frozen."""
 
-    home: Place
+    home: Annotated[Path, AfterValidator(_encodable)]
     """The folder with this peer's identity, manifest, checkpoints and events."""
     alone: bool = False
     """Train without ever meeting anybody: the baseline that a swarm is compared with."""

@@ -98,14 +98,14 @@ class ConnectionsChanged(Stamped):
 
 
 class StepDone(Stamped):
-    """Inner steps were made; written about once a second, not for each step."""
+    """How far the trainer is, about once a second; no loss and no rate if it made no inner step since the previous StepDone."""
 
     step: int  # own inner steps so far
     clock_steps: int  # the schedule's clock
     tokens: int  # trained by this peer so far
-    loss: Figure  # nats per token, the mean since the previous StepDone
-    learning_rate: Figure
-    tokens_per_second: Figure  # since the previous StepDone
+    loss: Figure  # nats per token, the mean since the previous StepDone; null without an inner step
+    learning_rate: Figure  # of the last inner step; null without one
+    tokens_per_second: Figure  # since the previous StepDone; 0 without an inner step
     train_s: Figure  # of this trainer process so far: in inner steps, and blocked between them
     blocked_s: Figure  # of these, in work for meetings and checkpoints: the trainer could not make inner steps
     training_cpu_s: Figure  # processor time of this trainer process so far, without its start and without the coding thread
@@ -221,14 +221,14 @@ class NodeRestarted(Stamped):
     """The node process ended unasked and was started again."""
 
     reason: str
-    num_restarts: int  # in a row; one that had run for a minute counts as the first again
+    num_restarts: int  # in a row; starts at 1 again after a process that ran for ten minutes
 
 
 class TrainerRestarted(Stamped):
     """The trainer process ended unasked and was started again."""
 
     reason: str
-    num_restarts: int  # in a row; one that had run for a minute counts as the first again
+    num_restarts: int  # in a row; starts at 1 again after a process that ran for ten minutes
 
 
 class LimitsSet(Stamped):
@@ -238,7 +238,7 @@ class LimitsSet(Stamped):
 
 
 class EnergyUsed(Stamped):
-    """What this start of the peer has taken from the socket or the battery so far; written about once a minute."""
+    """What this start of the peer has taken from the socket or the battery so far; written every 30 s."""
 
     watt_hours: Figure
     how: str  # measured, or estimated
@@ -294,20 +294,6 @@ class TrafficCounted(Stamped):
     received_bytes: int
 
 
-class TrainerIdle(Stamped):
-    """The trainer made no inner step since it last spoke: it averages at the end, or its batches fail."""
-
-    step: int  # these as in StepDone
-    clock_steps: int
-    tokens: int
-    train_s: Figure
-    blocked_s: Figure
-    training_cpu_s: Figure
-    coding_cpu_s: Figure
-    checkpoint_s: Figure = 0.0
-    evaluation_s: Figure = 0.0
-
-
 class ProcessFailed(Stamped):
     """The last words of a process that ends with an error."""
 
@@ -322,7 +308,7 @@ Written = (
     | NodeSpent | MeetingDone | IntervalSet | SoloStep | CheckpointSaved | CheckpointFailed | CheckpointRejected | EvalDone | OutputsMoved
     | StateCloned | FragmentPulled | ResultTaken | NodeRestarted | TrainerRestarted | LimitsSet | EnergyUsed | Warned | EventsLost
 )  # fmt: skip
-Told = ProcessSays | ProgressMade | OthersTrained | MonthCounted | TrafficCounted | TrainerIdle | ProcessFailed  # to the supervisor only
+Told = ProcessSays | ProgressMade | OthersTrained | MonthCounted | TrafficCounted | ProcessFailed  # to the supervisor only
 Event = Written | Told
 
 _LINES: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])

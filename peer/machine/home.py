@@ -44,7 +44,7 @@ class Home:
         self.events: Final = self.path / "events.jsonl"
         self.log: Final = self.path / "peer.log"
         self.port: Final = self.path / "port"  # on which it listened last
-        self.status: Final = self.path / "status.json"  # the last status, about once a minute and at the end
+        self.status: Final = self.path / "status.json"  # the last status, written every 30 s and at the end
         self.running: Final = self.path / "running.json"  # pid, control socket, start time of the peer that runs now
         self._lock: Final = self.path / "lock"
 

@@ -27,7 +27,7 @@ TAIL_BYTES = 4 << 20  # how far back each file is read
 
 _STAMPED = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:[.,](\d+))? (DEBUG|INFO|WARNING|ERROR|CRITICAL) ")
 _QUIET = (
-    events.StepDone, events.TrainerIdle, events.NodeSpent, events.EnergyUsed, events.PeersSeen, events.OutputsMoved,
+    events.StepDone, events.NodeSpent, events.EnergyUsed, events.PeersSeen, events.OutputsMoved,
     events.ConnectionsChanged,
 )  # fmt: skip
 _TROUBLE = (

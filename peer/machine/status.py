@@ -49,7 +49,6 @@ class Status:
     checkpoint_seconds: float = 0.0  # of blocked_seconds: for checkpoints
     evaluation_seconds: float = 0.0  # beside train_seconds: measuring the held-out loss
     computing: dict[str, Any] = field(default_factory=dict)  # the inner step: precision, micro_batch, recompute, compiled, reason
-    lane_counts: dict[str, int] = field(default_factory=dict)
     addresses: list[str] = field(default_factory=list)
     output_distance: float | None = None  # how far the last measured meeting moved the outputs: Jensen-Shannon, nats per token
     energy: dict[str, Any] = field(default_factory=lambda: {"watt_hours": 0.0, "how": ""})
@@ -161,8 +160,6 @@ def _apply(status: Status, event: events.Event) -> Status:
             return replace(status, partners=connected_by(status.partners, event))
         case events.StepDone():
             return _stepped(status, event)
-        case events.TrainerIdle():
-            return replace(_trained(status, event), tokens_per_second=0.0)
         case events.EvalDone():
             return replace(status, eval_loss=event.loss, history=status.history.add_eval(event.ts, status.step, event.loss))
         case events.OutputsMoved():
@@ -215,7 +212,8 @@ def _warn(status: Status, topic: str, words: str) -> Status:
 
 
 def _stepped(status: Status, event: events.StepDone) -> Status:
-    now = replace(_trained(status, event), loss=event.loss, tokens_per_second=event.tokens_per_second)
+    loss = event.loss if event.tokens_per_second else status.loss  # without an inner step the last loss stands
+    now = replace(_trained(status, event), loss=loss, tokens_per_second=event.tokens_per_second)
     share = now.blocked_seconds / now.train_seconds if now.train_seconds else 0.0
     point = HistoryPoint(
         event.ts, now.step, event.loss, event.tokens_per_second, share,
@@ -224,7 +222,7 @@ def _stepped(status: Status, event: events.StepDone) -> Status:
     return replace(now, history=now.history.add(point))
 
 
-def _trained(status: Status, event: events.StepDone | events.TrainerIdle) -> Status:
+def _trained(status: Status, event: events.StepDone) -> Status:
     return replace(
         _used(status, training=event.training_cpu_s, coding=event.coding_cpu_s),
         step=event.clock_steps,
@@ -254,7 +252,6 @@ def _count_anew(status: Status, *names: str) -> Status:
 
 def _met(status: Status, done: events.MeetingDone) -> Status:
     kind = COUNTED_AS.get(done.outcome, "failed")
-    lanes = _plus(status.lane_counts, **{done.lane: 1}) if kind == "completed" else status.lane_counts
     in_a_row = {"completed": 0, "failed": status.failed_in_a_row + 1}.get(kind, status.failed_in_a_row)
     words = f"the last {in_a_row} meetings failed, the last one: {done.reason}" if in_a_row >= MANY_FAILURES else ""
     works = _warn(status, "node", "") if kind == "completed" else status
@@ -262,7 +259,6 @@ def _met(status: Status, done: events.MeetingDone) -> Status:
         _warn(works, "meetings", words),
         meetings=_plus(status.meetings, **{kind: 1}),
         bytes=_plus(status.bytes, sent=done.bytes_sent, received=done.bytes_received),
-        lane_counts=lanes,
         partners=after_meeting(status.partners, done),
         failed_in_a_row=in_a_row,
     )

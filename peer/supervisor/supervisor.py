@@ -23,7 +23,6 @@ from gossamer.peer.machine import control_socket as control
 from gossamer.peer.machine.child import ChildSettings
 from gossamer.peer.machine.config import (
     NODE,
-    STARTED_WITH,
     TRAINER,
     LocalSettings,
     PeerConfig,
@@ -433,7 +432,7 @@ class Supervisor:
             return {"value": value}
         self._config = config
         self._note(LimitsSet(limits_in_force(config)))
-        self._restarting |= {name for name in STARTED_WITH.get(key, ()) if name in self._children and name not in self._away}
+        self._restarting |= {name for name in LocalSettings.setting(key).restarts if name in self._children and name not in self._away}
         self._look_at_rest()
         self._tell_node()
         self._changes.tell()

@@ -7,6 +7,7 @@ inner steps, on a second thread (coding_thread.py).
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator
 from enum import Enum, auto
@@ -17,7 +18,7 @@ import torch
 from gossamer.peer.link import records as ask
 from gossamer.peer.link.socket import TrainerEnd
 from gossamer.peer.machine.child import Child
-from gossamer.peer.machine.events import EvalDone, Event, OutputsMoved, ProcessSays, StepDone, TrainerIdle
+from gossamer.peer.machine.events import EvalDone, Event, OutputsMoved, ProcessSays, StepDone
 from gossamer.peer.model.evaluation import held_out_loss, output_distance, predictions
 from gossamer.peer.trainer.coding_thread import CodingThread
 from gossamer.peer.trainer.interval import Pace
@@ -112,12 +113,11 @@ class Stopwatch:
         blocked_s, cpu_s = sum(self.blocked_s.values()), time.process_time() + replica.inner.devices.cpu_s()
         training_cpu_s = cpu_s - self._start_cpu_s - coding_cpu_s
         spent_s = self.train_s, blocked_s, training_cpu_s, coding_cpu_s, self.blocked_s["checkpoints"], self.evaluation_s
+        loss, rate = math.nan, math.nan  # without an inner step
         if self._steps:
-            loss = sum(step.loss for step in self._steps) / len(self._steps)
-            tokens_per_s = sum(step.num_tokens for step in self._steps) / passed_s
-            self._emit(StepDone(*so_far, loss, self._steps[-1].learning_rate, tokens_per_s, *spent_s))
-        else:
-            self._emit(TrainerIdle(*so_far, *spent_s))
+            loss, rate = sum(step.loss for step in self._steps) / len(self._steps), self._steps[-1].learning_rate
+        tokens_per_s = sum(step.num_tokens for step in self._steps) / passed_s
+        self._emit(StepDone(*so_far, loss, rate, tokens_per_s, *spent_s))
         self._steps.clear()
 
 

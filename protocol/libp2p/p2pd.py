@@ -252,7 +252,7 @@ class Daemon:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             env={
-                "GOLOG_LOG_LEVEL": os.environ.get("LABLOG", "error"),
+                "GOLOG_LOG_LEVEL": "error",
                 "GOMEMLIMIT": str(COLLECT_BYTES),
                 **({"GOMAXPROCS": "1"} if self.settings.relays else {}),  # see `_role`
             },
@@ -388,7 +388,7 @@ def _check_port(host: str, port: int) -> None:
             if error.errno == errno.EADDRINUSE:
                 raise _port_in_use(port) from error
             raise BadSettings(
-                f"cannot listen on {host} port {port}: {error.strerror}", hint="choose another with --host or --port"
+                f"cannot listen on {host} port {port}: {error.strerror}", hint="choose another with --listen or --port"
             ) from error
 
 

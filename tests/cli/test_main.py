@@ -97,11 +97,14 @@ def test_usage_errors_read_like_ours(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_help_loads_nothing_that_is_slow_to_import() -> None:
-    loaded = "import sys; from cli.main import run; run(['--help']); sys.exit(bool({'torch', 'hivemind', 'grpc'} & set(sys.modules)))"
+    loaded = (
+        "import sys; from gossamer.cli.main import run; run(['--help']); sys.exit(bool({'torch', 'hivemind', 'grpc'} & set(sys.modules)))"
+    )
     subprocess.run([sys.executable, "-c", loaded], check=True, stdout=subprocess.DEVNULL, timeout=30)
 
 
 def test_a_status_waits_for_nothing_that_it_does_not_need(tmp_path: Path) -> None:
-    program = "import sys; from cli.main import run; run(sys.argv[1:]); sys.exit(bool({'asyncio', 'rich', 'hivemind'} & set(sys.modules)))"
+    slow = "{'asyncio', 'rich', 'hivemind'}"
+    program = f"import sys; from gossamer.cli.main import run; run(sys.argv[1:]); sys.exit(bool({slow} & set(sys.modules)))"
     command = [sys.executable, "-c", program, "status", "--home", str(tmp_path)]
     subprocess.run(command, check=True, stderr=subprocess.DEVNULL, timeout=30)

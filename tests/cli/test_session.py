@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.cli.session import farewell, save_every, settings
+from gossamer.cli.session import farewell, settings
 from gossamer.peer.machine.config import PeerConfig, save_settings, saved_settings
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.status import Status
@@ -25,15 +25,15 @@ def test_options_become_settings(tmp_path: Path) -> None:
 
 def test_options_override_the_file_and_the_file_the_defaults(tmp_path: Path) -> None:
     save_settings(Home(tmp_path), {"threads": 3, "devices": "cpu", "port": 0})
-    config = settings(tmp_path, {"threads": 2, "devices": None, "announce": []})
+    config = settings(tmp_path, {"threads": 2})
     assert (config.threads, config.devices, config.checkpoint_interval_s) == (2, "cpu", 60.0)
     assert saved_settings(Home(tmp_path))["threads"] == 3
 
 
 def test_who_says_when_to_save_is_not_overruled_by_steps(tmp_path: Path) -> None:
-    config = settings(tmp_path, LOCAL | save_every(600.0))
+    config = settings(tmp_path, LOCAL | {"checkpoint_interval_s": 600.0})
     assert (config.checkpoint_interval_s, config.checkpoint_interval_steps) == (600.0, 0)
-    config = settings(tmp_path, LOCAL | save_every(None))
+    config = settings(tmp_path, LOCAL)
     assert (config.checkpoint_interval_s, config.checkpoint_interval_steps) == (60.0, 100)
 
 

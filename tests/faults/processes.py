@@ -55,7 +55,7 @@ class Victim:
                 if line.endswith(b"\n"):
                     self._heard_bytes += len(line)
                     event = from_line(line)
-                    self.steps += [event] if isinstance(event, StepDone) else []
+                    self.steps += [event] if isinstance(event, StepDone) and event.tokens_per_second else []
                     self._num_completed += isinstance(event, MeetingDone) and event.outcome == "completed"
         return len(self.steps)
 

@@ -66,11 +66,11 @@ def train(folder: Path, places: tuple[Place, ...], steps: int, stack: ExitStack)
     while any(process.poll() is None for process in running) and time.monotonic() < until_s:
         last |= {number: now for number, home in enumerate(homes) if (now := status(places[number], home)).get("loss") is not None}
         time.sleep(3)
-    print("| peer | state | step | held-out loss | meetings by route | sent, MB |\n|---|---|---|---|---|---|")
+    print("| peer | state | step | held-out loss | open connections by route | sent, MB |\n|---|---|---|---|---|---|")
     for number, place in enumerate(places):
         now = last.get(number, {})
         loss, sent = held_out_loss(homes[number]), now.get("bytes", {}).get("sent", 0) / 1e6
-        print(f"| {place.kind} | {now.get('state')} | {now.get('step')} | {loss} | {now.get('lane_counts')} | {sent:.1f} |")
+        print(f"| {place.kind} | {now.get('state')} | {now.get('step')} | {loss} | {now.get('routes')} | {sent:.1f} |")
 
 
 def main() -> int:

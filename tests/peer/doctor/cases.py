@@ -6,6 +6,8 @@ import time
 from pathlib import Path
 
 from gossamer.peer.doctor.case import Case
+from gossamer.peer.doctor.examination import CHECKS, examine
+from gossamer.peer.doctor.finding import Finding
 from gossamer.peer.machine.home import Home
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.run.invite import Invite
@@ -23,6 +25,11 @@ def invite_text(*, subject: PeerId | None = None, lifetime_s: int = 30 * 24 * HO
 
 def case(home: Path, invite: str | None = None, devices: str = "cpu", listen: str = "127.0.0.1", port: int | None = None) -> Case:
     return Case(Home(home), invite, devices, listen, port)
+
+
+def examined(check: str, of: Case) -> Finding:
+    """Return what the check that is shown under this name finds."""
+    return dict(examine(of, {check: CHECKS[check]}))[check]
 
 
 def made_home(path: Path) -> Home:

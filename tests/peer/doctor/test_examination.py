@@ -31,8 +31,8 @@ def buggy(case: Case) -> Finding:
 
 
 def test_each_says_its_own_in_order(tmp_path: Path) -> None:
-    found = list(examine(case(tmp_path), [quite_lost, fine, unreadable, buggy]))
-    assert [name for name, _ in found] == ["quite lost", "fine", "unreadable", "buggy"]
+    found = list(examine(case(tmp_path), {"lost": quite_lost, "fine": fine, "unreadable": unreadable, "buggy": buggy}))
+    assert [name for name, _ in found] == ["lost", "fine", "unreadable", "buggy"]
     assert found[0][1] == fail("nobody is there", "look elsewhere", ExitCode.SWARM_UNREACHABLE)
     assert found[1][1] == ok("fine")
     assert "/srv/x: Permission denied" in found[2][1].found
@@ -46,7 +46,7 @@ def test_one_that_hangs_does_not_hold_the_others(tmp_path: Path) -> None:
         over.wait()
         return ok("at last")
 
-    found = dict(examine(case(tmp_path), [hangs, fine], limit_s=0.2))
+    found = dict(examine(case(tmp_path), {"hangs": hangs, "fine": fine}, limit_s=0.2))
     over.set()
     assert found["fine"].level is Level.OK
     assert found["hangs"].level is Level.WARN and "not known" in found["hangs"].found

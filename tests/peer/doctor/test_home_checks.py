@@ -8,22 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.peer.doctor import home_checks
-from gossamer.peer.doctor.examination import examine
 from gossamer.peer.doctor.finding import Finding, Level
 from gossamer.peer.machine.home import Home
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.run.manifest import Manifest, SignedManifest
-from tests.peer.doctor.cases import HOST, HOUR_S, SIGNED, case, invite_text, made_home
+from tests.peer.doctor.cases import HOST, HOUR_S, SIGNED, case, examined, invite_text, made_home
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
 
 
 def found(check: str, home: Path, invite: str | None = None, **settings: object) -> Finding:
-    """What the examination says under this name."""
-    checks = {"home": home_checks.home, "key": home_checks.key, "settings": home_checks.settings, "other peer": home_checks.other_peer}
-    checks |= {"port": home_checks.port, "invite": home_checks.invite}
-    return dict(examine(case(home, invite, **settings), [checks[check]]))[check]  # type: ignore[arg-type]
+    return examined(check, case(home, invite, **settings))  # type: ignore[arg-type]
 
 
 def names(finding: Finding, level: Level, *words: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gossamer.peer.doctor.finding import Level
-from gossamer.peer.doctor.line_checks import clock_facts, line_facts, reachable_facts, router_facts
+from gossamer.peer.doctor.line_checks import clock, line, reachable, router
 from gossamer.peer.doctor.router import Router
 from gossamer.peer.doctor.visit import Call
 from gossamer.protocol.messages.terms import FragmentTerms, ModelPlan
@@ -30,7 +30,7 @@ PLAN = ModelPlan(16, (FragmentTerms(1000, 8_000_000, 10),) * 10, 300_000_000)
     ids=["slow by an hour", "fast by an hour", "one liar", "a little", "nobody there"],
 )
 def test_a_clock_that_is_wrong(ahead_s: list[float], level: Level, words: str) -> None:
-    finding = clock_facts(ahead_s)
+    finding = clock(ahead_s)
     assert finding.level is level and words in finding.found
     assert level is Level.OK or "timedatectl" in finding.way_out
 
@@ -46,7 +46,7 @@ def test_a_clock_that_is_wrong(ahead_s: list[float], level: Level, words: str) -
     ],
 )
 def test_a_port_that_cannot_be_reached(tries: list[bool | None], level: Level, words: str) -> None:
-    finding = reachable_facts([replace(THERE, is_open=is_open) for is_open in tries])
+    finding = reachable([replace(THERE, is_open=is_open) for is_open in tries])
     assert finding.level is level and words in finding.found
 
 
@@ -65,7 +65,7 @@ def test_a_port_that_cannot_be_reached(tries: list[bool | None], level: Level, w
     ids=["none", "same port", "with UPnP", "symmetric", "provider's", "two routers", "local", "nobody"],
 )
 def test_the_router(observed: list[str], own: set[str], found: Router | None, level: Level, words: str) -> None:
-    finding = router_facts(observed, own, found)
+    finding = router(observed, own, found)
     assert finding.level is level and words in finding.found
 
 
@@ -79,5 +79,5 @@ def test_the_router(observed: list[str], own: set[str], found: Router | None, le
     ids=["good", "slow", "too slow"],
 )
 def test_the_line(rates: tuple[float, float], level: Level, words: str) -> None:
-    finding = line_facts(rates, PLAN, 200)
+    finding = line(rates, lambda: (PLAN, 200))
     assert finding.level is level and words in finding.found

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from gossamer.peer.doctor.finding import Level
-from gossamer.peer.doctor.machine_checks import UP, device, device_facts, open_files_facts, version_facts, versions
-from tests.peer.doctor.cases import case
+from gossamer.peer.doctor.machine_checks import UP, device, open_files, versions
+from tests.peer.doctor.cases import case, examined
 
 PYTHON = ">=3.11"
 
 
 def test_this_installation_is_as_wanted(tmp_path: Path) -> None:
-    assert versions(case(tmp_path)).level is Level.OK
+    assert examined("versions", case(tmp_path)).level is Level.OK
 
 
 @pytest.mark.parametrize(
@@ -31,21 +31,21 @@ def test_this_installation_is_as_wanted(tmp_path: Path) -> None:
     ids=["too old", "too new", "missing", "python"],
 )
 def test_a_version_that_does_not_work(python: str, requirement: str, there: str | None, words: str) -> None:
-    finding = version_facts(python, [requirement], lambda name: there)
+    finding = versions(python, [requirement], lambda name: there)
     assert finding.level is Level.FAIL and words in finding.found and finding.way_out
 
 
 def test_what_only_tests_need_is_not_asked_for() -> None:
-    assert version_facts(PYTHON, ['pytest>=9; extra == "test"'], lambda name: None).level is Level.OK
+    assert versions(PYTHON, ['pytest>=9; extra == "test"'], lambda name: None).level is Level.OK
 
 
 def test_torch_computes_on_the_processor(tmp_path: Path) -> None:
-    finding = device(case(tmp_path))
+    finding = examined("device", case(tmp_path))
     assert finding.level is Level.OK and "computes right" in finding.found
 
 
 def test_a_device_that_is_absent(tmp_path: Path) -> None:
-    finding = device(case(tmp_path, devices="cuda:7"))
+    finding = examined("device", case(tmp_path, devices="cuda:7"))
     assert finding.level is Level.FAIL and "no device cuda:7" in finding.found
 
 
@@ -60,20 +60,20 @@ def test_a_device_that_is_absent(tmp_path: Path) -> None:
     ids=["busy", "hangs", "wrong", "crashed"],
 )
 def test_a_device_that_does_not_compute(code: int | None, said: str, level: Level, words: str) -> None:
-    finding = device_facts("cuda", code, said)
+    finding = device("cuda", code, said)
     assert finding.level is level and words in finding.found and finding.way_out
 
 
 @pytest.mark.parametrize(("most", "level"), [(64, Level.FAIL), (512, Level.WARN), (4096, Level.OK), (resource.RLIM_INFINITY, Level.OK)])
 def test_the_limit_of_open_files(most: int, level: Level) -> None:
-    assert open_files_facts(most).level is level
+    assert open_files(most).level is level
 
 
 def test_a_low_limit_of_this_process_is_seen(tmp_path: Path) -> None:
     program = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
-        "from peer.doctor.machine_checks import open_files\n"
-        "print(open_files(None).level.value)"
+        "from gossamer.peer.doctor.examination import CHECKS\n"
+        "print(CHECKS['open files'](None).level.value)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "fail"

@@ -13,15 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.peer.doctor.examination import examine
-from gossamer.peer.doctor.finding import Finding, Level
-from gossamer.peer.doctor.room_checks import device_memory_facts, disk, disk_facts, memory, memory_facts, shared_memory_facts
+from gossamer.peer.doctor.finding import Level
+from gossamer.peer.doctor.room_checks import device_memory, disk, memory, shared_memory
 from gossamer.peer.machine.room import Room, disk_room
 from gossamer.peer.machine.runtime_folder import MEMORY_FOLDER
 from gossamer.peer.trainer.need import Need, run_need
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.run.manifest import Manifest
-from tests.peer.doctor.cases import case
+from tests.peer.doctor.cases import case, examined
 
 NEED = run_need(Manifest(), "cpu")
 GB = 10**9
@@ -40,14 +39,9 @@ def small_disk(folder: Path, num_bytes: int) -> Iterator[Path]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
-def judged(check: str, home: Path) -> Finding:
-    checks = {"memory": memory, "disk": disk}
-    return dict(examine(case(home), [checks[check]]))[check]
-
-
 def test_the_default_run_fits_here(tmp_path: Path) -> None:
     for check in ("memory", "disk"):
-        found = judged(check, tmp_path / "home")
+        found = examined(check, case(tmp_path / "home"))
         assert found.level is not Level.FAIL and "the run needs" in found.found
     assert not (tmp_path / "home").exists()
 
@@ -56,14 +50,12 @@ def test_too_little_memory_under_a_limit_of_the_process() -> None:
     program = """
 import resource, json
 from pathlib import Path
-from gossamer.peer.doctor.examination import examine
-from gossamer.peer.doctor.room_checks import memory
 from gossamer.peer.trainer.need import run_need
-from tests.peer.doctor.cases import case
+from tests.peer.doctor.cases import case, examined
 import transformers, psutil
 most = psutil.Process().memory_info().vms + 380_000_000
 resource.setrlimit(resource.RLIMIT_AS, (most, most))
-found = dict(examine(case(Path("/nonexistent")), [memory]))["memory"]
+found = examined("memory", case(Path("/nonexistent")))
 print(json.dumps([found.level.value, found.found, found.way_out]))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -74,35 +66,37 @@ print(json.dumps([found.level.value, found.found, found.way_out]))
 
 def test_a_memory_limit_of_a_container() -> None:
     with pytest.raises(BadSettings, match="memory limit of this container"):
-        memory_facts(NEED, Room(512 * 10**6, "the memory limit of this container or service, 600 MB"))
+        memory(NEED, Room(512 * 10**6, "the memory limit of this container or service, 600 MB"))
 
 
 def test_memory_that_is_just_enough() -> None:
-    assert memory_facts(NEED, Room(sum(NEED.memory.values()) + 1, "free")).level is Level.WARN
+    assert memory(NEED, Room(sum(NEED.memory.values()) + 1, "free")).level is Level.WARN
 
 
 def test_a_full_disk(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 1 << 20) as place:
-        found = judged("disk", place / "home")
+        found = examined("disk", case(place / "home"))
     assert found.level is Level.FAIL and "for checkpoints" in found.found and "--home" in found.way_out
 
 
 def test_a_disk_without_room_for_files() -> None:
-    found = disk_facts(NEED, Room(100 * GB, "free on the disk of /x"), 12)
+    found = disk(NEED, Room(100 * GB, "free on the disk of /x"), 12)
     assert found.level is Level.FAIL and "12 more files" in found.found
 
 
 def test_small_shared_memory_as_containers_have_it(tmp_path: Path) -> None:
     with small_disk(tmp_path / "shm", 64 << 20) as place:
         in_memory = disk_room(place)
-    found = shared_memory_facts(NEED, Path("/tmp"), Room(60 * GB, "free on the disk of /tmp"), in_memory)
+    found = shared_memory(
+        NEED, Path("/tmp"), {Path("/tmp"): Room(60 * GB, "free on the disk of /tmp"), MEMORY_FOLDER: in_memory}.__getitem__
+    )
     assert found.level is Level.WARN and "67 MB" in found.found and "--shm-size 128m" in found.way_out
 
 
 def test_no_room_for_payloads_anywhere() -> None:
     large = large_payloads()
     with pytest.raises(BadSettings, match="of shared memory") as caught:
-        shared_memory_facts(large, MEMORY_FOLDER, Room(GB, "free"), Room(GB, "free"))
+        shared_memory(large, MEMORY_FOLDER, lambda place: Room(GB, "free"))
     assert "--shm-size 3815m" in caught.value.hint
 
 
@@ -112,5 +106,5 @@ def large_payloads() -> Need:
 
 def test_too_little_memory_on_the_device() -> None:
     with pytest.raises(BadSettings, match="memory on the device") as caught:
-        device_memory_facts(run_need(Manifest(), "cuda"), Room(10**8, "free on cuda:0"))
+        device_memory(run_need(Manifest(), "cuda"), lambda: Room(10**8, "free on cuda:0"))
     assert "--devices cpu" in caught.value.hint

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.peer.doctor.finding import Level
-from gossamer.peer.doctor.line_checks import clock_facts
-from gossamer.peer.doctor.swarm_checks import bootstraps_facts
+from gossamer.peer.doctor.line_checks import clock
+from gossamer.peer.doctor.swarm_checks import bootstraps
 from gossamer.peer.doctor.visit import Call, short_reason
 from gossamer.peer.machine.home import write_whole
 from gossamer.peer.node.donor import FetchServer
@@ -71,7 +71,7 @@ def test_a_bootstrap_that_answers_members_and_whose_clock_is_an_hour_behind(tmp_
     gc.collect()  # gRPC's thread ends with its last object
     run_id, ahead_s, observed, is_open, line = member[3:]
     assert member[:3] == ["", "", ""] and run_id == SIGNED.run_id.hex()
-    assert clock_facts([ahead_s]).level is Level.WARN and -3605 < ahead_s < -3595
+    assert clock([ahead_s]).level is Level.WARN and -3605 < ahead_s < -3595
     assert observed.startswith("/ip4/127.0.0.1/tcp/") and is_open is None, "it is on the same machine"
     assert min(line) > 1e5
     assert stranger[:2] == ["", ""] and "an expired invite" in stranger[2] and not stranger[3]
@@ -102,7 +102,7 @@ def test_a_bootstrap_to_which_there_is_no_way(tmp_path: Path) -> None:
     visit = case(tmp_path / "home", invite_text(at="/ip6/2001:db8::1/tcp/4001")).visit()  # of documentation: nobody has a route
     gc.collect()
     assert visit.calls[0].trouble in ("network is unreachable", "no route to host", "i/o timeout")
-    finding = bootstraps_facts(visit)
+    finding = bootstraps(visit)
     assert finding.level is Level.FAIL and visit.calls[0].trouble in finding.found
 
 
