@@ -14,7 +14,6 @@ from gossamer.optim.noloco import NoLoCo
 
 FINITE = ((4, 0.43), (8, 0.81), (16, 1.05), (32, 1.18), (64, 1.24))
 LARGE = ((0.0, 1.00, 0.49), (0.3, 0.91, 0.77), (0.5, 0.75, 1.31), (0.5, 0.70, 1.312), (0.7, 0.51, 3.20), (0.9, 0.19, 25.8))
-AVERAGED = ((0.9, 0.35, 2.759), (0.5, 0.70, 0.944))  # by the same recursion
 
 
 def spread(peers: int, values: int, rounds: int, rule: NoLoCo) -> float:
@@ -24,7 +23,7 @@ def spread(peers: int, values: int, rounds: int, rule: NoLoCo) -> float:
     total = 0.0
     for number in range(-rounds // 4, rounds):
         fast = slow + torch.randn(peers, values, generator=generator)
-        sent = rule.message(slow, momentum, fast, 0.5)
+        sent = rule.message(slow, fast, 0.5)
         left, right = torch.randperm(peers, generator=generator).view(2, -1)
         partner = torch.empty(peers, dtype=torch.int64)
         partner[left], partner[right] = right, left
@@ -40,7 +39,7 @@ def show(what: str, expected: float, measured: float) -> None:
 
 
 def main() -> None:
-    """Print the three tables."""
+    """Print the two tables."""
     torch.set_num_threads(1)
     print(f"{'V / sigma^2, beta 0.7':48}{'expected':>10}{'measured':>10}{'off by':>9}")
     for peers, expected in FINITE:
@@ -48,9 +47,6 @@ def main() -> None:
     for alpha, gamma, expected in LARGE:
         rounds = 4000 if alpha == 0.9 else 400
         show(f"many peers, alpha {alpha}, gamma {gamma}", expected, spread(1024, 16, rounds, NoLoCo(alpha, 0.7, gamma)))
-    for alpha, gamma, expected in AVERAGED:
-        rule = NoLoCo(alpha, 0.7, gamma, average_momentum=True)
-        show(f"64 peers, averaged momentum, alpha {alpha}, gamma {gamma}", expected, spread(64, 256, 2000, rule))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,9 @@
-"""DiLoCo and Streaming DiLoCo: everybody of a group averages pseudo-gradients and takes the same outer step.
+"""DiLoCo and Streaming DiLoCo: a whole group averages its pseudo-gradients, and every peer takes the same outer step.
 
-DiLoCo (arXiv 2311.08105), in its Nesterov form and in the heavy-ball form that the NoLoCo paper compares with; SparseLoCo's plain step is
-momentum 0. Options: outer learning rate by group size (arXiv 2503.09799), the clip and penalty of CO2 (arXiv 2401.16265), eager updates
-(arXiv 2502.12996). Streaming DiLoCo (arXiv 2501.18512, Algorithm 2) takes the step fragment by fragment, on a schedule, and merges it into
-fast weights that have moved on. A pseudo-gradient is slow - fast, as everywhere. Pure functions on f32 tensors of one shape; results are
-new tensors.
+DiLoCo (arXiv 2311.08105) comes in its Nesterov form and in the heavy-ball form that the NoLoCo paper compares with. Options: the outer
+learning rate by group size (arXiv 2503.09799), the clip and the staleness penalty of CO2 (arXiv 2401.16265). Streaming DiLoCo (arXiv
+2501.18512, Algorithm 2) takes the step fragment by fragment, on a schedule, and mixes it into fast weights that have moved on. A
+pseudo-gradient is slow - fast, as everywhere. Pure functions on f32 tensors of one shape; results are new tensors.
 """
 
 from __future__ import annotations
@@ -62,20 +61,6 @@ def mean_gradient(decoded: Sequence[Tensor], weights: Sequence[float]) -> Tensor
     return mean
 
 
-def contributor_mean(decoded: Sequence[Tensor]) -> Tensor:
-    """Return the mean per value over the peers that sent one, for sparse codecs (as SparseLoCo's code does; its paper divides by all).
-
-    Accumulated in the given order, like `mean_gradient`. Raises ValueError for no tensors.
-    """
-    if not decoded:
-        raise ValueError("A mean needs at least one pseudo-gradient.")
-    total, senders = torch.zeros_like(decoded[0]), torch.zeros_like(decoded[0])
-    for gradient in decoded:
-        total.add_(gradient)
-        senders.add_(gradient != 0)
-    return total.div_(senders.clamp_(min=1.0))
-
-
 def outer_step(slow: Tensor, momentum: Tensor, gradient: Tensor, settings: DiLoCoSettings) -> tuple[Tensor, Tensor]:
     """Take the group's outer step and return (new slow weights, new momentum), both new tensors.
 
@@ -89,14 +74,6 @@ def outer_step(slow: Tensor, momentum: Tensor, gradient: Tensor, settings: DiLoC
         new_momentum.clamp_(-bound, bound)
     descent = weighed.add_(new_momentum, alpha=settings.momentum) if settings.nesterov else new_momentum
     return torch.sub(slow, descent, alpha=settings.learning_rate), new_momentum
-
-
-def eager_gradient(late_mean: Tensor, own_late: Tensor, own_now: Tensor, group_size: int) -> Tensor:
-    """Return the pseudo-gradient to step with while the group's is still on its way: the last full mean with one's own part renewed.
-
-    `late_mean` is the mean of the round before, `own_late` one's own part of it (decoded), `own_now` this round's (decoded).
-    """
-    return torch.sub(own_now, own_late).div_(group_size).add_(late_mean)
 
 
 def mix(new_slow: Tensor, fast_now: Tensor, keep: float) -> Tensor:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from gossamer.optim.codecs.interface import Codec, Encoded, Gap, Packing
 from gossamer.optim.codecs.modulo import Modulo
 from gossamer.optim.codecs.packings import BLOCKWISE, DENSE
-from gossamer.optim.codecs.topk import TopK, TopK12
 from gossamer.optim.names import look_up
 
-PACKINGS: dict[str, Packing] = {packing.name: packing for packing in (*DENSE, *BLOCKWISE, TopK(), TopK12())}
+PACKINGS: dict[str, Packing] = {packing.name: packing for packing in (*DENSE, *BLOCKWISE)}
 # Half-widths of the windows in gap scales: docs/log.md has the table they were chosen from.
 MODULO = (Modulo(8, 16, 8.0), Modulo(6, 17, 7.0), Modulo(4, 18, 5.5), Modulo(3, 19, 5.5))
 CODECS: dict[str, Codec] = {**PACKINGS, **{known.name: known for known in MODULO}}
