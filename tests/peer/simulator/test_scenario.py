@@ -104,4 +104,4 @@ def test_an_unknown_name_is_answered_with_suggestions() -> None:
 def test_a_name_like_none_is_answered_with_all() -> None:
     with pytest.raises(BadSettings) as caught:
         known("xyz", ["local", "ddp"], "method")
-    assert caught.value.hint == "did you mean local, ddp?"
+    assert caught.value.hint == "choose from local, ddp"
