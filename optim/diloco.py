@@ -40,17 +40,17 @@ class DiLoCoSettings:
 
 
 def learning_rate_for(group_size: int) -> float:
-    """Return the outer learning rate that was best for so many peers (arXiv 2503.09799, Nesterov 0.9): 0.4, 0.6, 0.6 or 0.8."""
+    """Return the best outer learning rate for a group of this size (arXiv 2503.09799, Nesterov 0.9): 0.4, 0.6 or 0.8."""
     if group_size < 1:
         raise ValueError(f"A group has at least one peer, not {group_size}.")
     return 0.4 if group_size == 1 else 0.6 if group_size < 8 else 0.8
 
 
 def mean_gradient(decoded: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    """Return the weighted mean of what everybody decoded, accumulated in f32 in the given order.
+    """Return the weighted mean of the decoded pseudo-gradients, accumulated in f32 in the given order.
 
-    Every peer must pass the same tensors (its own decoded too) in the same order, by peer id, to end with the same bits. Weights are
-    token counts, or ones. Raises ValueError for no tensors, another number of weights, or weights that are negative or all zero.
+    To end with the same bits, every peer must pass the same decoded tensors, its own included, in the same order. Weights are token
+    counts, or ones. Raises ValueError for no tensors, another number of weights, a negative weight, or weights that are all zero.
     """
     total = sum(weights)
     if not decoded or len(decoded) != len(weights) or min(weights) < 0 or not total > 0:
@@ -88,11 +88,11 @@ def mix(new_slow: Tensor, fast_now: Tensor, keep: float) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class StreamingSchedule:
-    """When each fragment is sent, and when what the group sent is taken; the same for all peers of a group.
+    """When each fragment is sent and when its mean is applied; the same for all peers of a group.
 
-    Fragment p of P has the offset round(p * H / P) and is sent every H inner steps, first when it has had at least H; what was sent at
-    step t is taken at t + overlap. With one fragment and no overlap this is DiLoCo. Raises ValueError where a fragment would be sent
-    again before it arrived.
+    Fragment p of P has the offset round(p * H / P). It is sent every H inner steps, and first after at least H. What was sent at step t is
+    applied at t + overlap. With one fragment and no overlap this is DiLoCo. Raises ValueError where a fragment would be sent again before
+    it has arrived.
     """
 
     num_fragments: int
@@ -106,7 +106,7 @@ class StreamingSchedule:
             raise ValueError(f"overlap_steps must satisfy 0 <= overlap_steps < inner_steps, and is {self.overlap_steps}.")
 
     def _offset_steps(self, fragment_id: int) -> int:
-        """Return by how many inner steps the fragment is behind fragment 0."""
+        """Return the inner steps by which the fragment is behind fragment 0."""
         return round(fragment_id * self.inner_steps / self.num_fragments)
 
     def sending(self, step: int) -> list[int]:
@@ -116,5 +116,5 @@ class StreamingSchedule:
         return [fragment for fragment in range(self.num_fragments) if (step - self._offset_steps(fragment)) % self.inner_steps == 0]
 
     def arriving(self, step: int) -> list[int]:
-        """Return the fragments to take after inner step `step`: those sent `overlap_steps` before."""
+        """Return the fragments to apply after inner step `step`: those sent `overlap_steps` earlier."""
         return self.sending(step - self.overlap_steps)
