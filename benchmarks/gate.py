@@ -160,7 +160,7 @@ def train(trouble: Trouble, seed: int, intervene: Callable[[Fraction, Gossip], N
         def cannot_meet(now: Fraction, one: int, other: int) -> bool:
             return trouble.apart(now, one, other) or trouble.paused(now, one) or trouble.paused(now, other)
 
-        table = Gossip(population, pair_rule("noloco", made), Parted(matcher(made, len(population.layout.codecs)), cannot_meet))
+        table = Gossip(population, pair_rule(made), Parted(matcher(made, len(population.layout.codecs)), cannot_meet))
         for member in table.peers:
             for fragment in member.fragments:
                 fragment.gate = WatchedGate()

@@ -13,14 +13,35 @@ and the least that a group can. 100 s of a core per run; about 130 runs with the
 from __future__ import annotations
 
 import argparse
+import contextlib
+import hashlib
+import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
 from itertools import groupby
+from pathlib import Path
 
-from benchmarks.runs import Outcome, Run, mean_and_error, parser, run_all
+import torch
+
 from gossamer.optim.fragments import MEETING_INTERVAL
+from gossamer.peer.simulator.choices import scenario, setting
+from gossamer.peer.simulator.population import Diverged
+from gossamer.peer.simulator.scenario import Scenario
+from gossamer.peer.simulator.training import Venue, simulate
+from gossamer.protocol.run.manifest import Manifest
 
+Run = Mapping[str, str]  # settings of `peer simulate` by name, as text; all else as the default manifest has it
+EVAL_BATCHES = 128
+ONE_RUN = "--one-run"  # how a process of one run is started
 TUNING: Run = {"codec": "fp32", "inner_steps": "10", "seed": "3"}
 PLAIN: Run = {"alpha": "0", "beta": "1", "gamma": "1"}
 OUTER_STEPS: tuple[Run, ...] = (  # gamma is for pairs only, and has to be below 2(1 - alpha^2)
@@ -33,6 +54,16 @@ MUON: Run = {"optimizer": "muon"}
 DILOCO: Run = {"alpha": "0.9", "beta": "0.7", "gamma": "0.2"}
 STREAMING: Run = {"alpha": "0.9", "beta": "0.6", "gamma": "0.2"}
 RATES = ("7e-4", "1e-3", "1.5e-3", "2.2e-3", "3.2e-3", "5e-3", "8e-3", "1.2e-2", "1.8e-2", "2.7e-2")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What is kept of a run; all NaN where it diverged."""
+
+    loss: float = math.nan  # held-out, nats per token: mean over the peers
+    averaged: float = math.nan  # held-out loss of the mean of their weights
+    weight_std: float = math.nan
+    bits_per_step: float = math.nan  # what a peer sends per parameter and inner step
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +82,6 @@ CONTESTANTS: Mapping[str, Contestant] = {
     "ddp": Contestant({"method": "ddp"}),
     "local": Contestant({"method": "local"}),
     "noloco": Contestant({"method": "noloco"}, ("fp32", "modulo4"), OUTER_STEPS),
-    "noloco-averaged": Contestant({"method": "noloco-averaged"}, outer_steps=OUTER_STEPS, shares_rate=True),
-    "slowmo": Contestant({"method": "slowmo"}, outer_steps=OUTER_STEPS, shares_rate=True),
-    "gasloc": Contestant({"method": "gasloc"}, outer_steps=OUTER_STEPS, shares_rate=True),
     "diloco": Contestant({"method": "diloco"}, outer_steps=(*OUTER_STEPS, DILOCO), is_group=True),
     "streaming": Contestant({"method": "streaming"}, ("fp32", "e3m0"), (*OUTER_STEPS, STREAMING), is_group=True),
     "local, Muon": Contestant({"method": "local", **MUON}, rates=(5, 8)),
@@ -68,10 +96,10 @@ def tuned(given: argparse.Namespace) -> dict[str, Run]:
     base: Run = {"peers": "4", "steps": given.steps, "delay": "1", **TUNING}
     own = {name: one for name, one in CONTESTANTS.items() if not one.shares_rate}
     found = _tried(base, {name: [_at(name, rate) for rate in RATES[slice(*one.rates)]] for name, one in own.items()}, given)
-    beyond = {name: _beyond(_best(name, rows)["learning_rate"], own[name].rates) for name, rows in found.items()}
+    beyond = {name: rate_beyond(best_settings(name, rows)["learning_rate"], own[name].rates) for name, rows in found.items()}
     for name, rows in _tried(base, {name: [_at(name, rate)] for name, rate in beyond.items() if rate}, given).items():
         found[name] += rows
-    best = {name: _best(name, rows)["learning_rate"] for name, rows in found.items()}
+    best = {name: best_settings(name, rows)["learning_rate"] for name, rows in found.items()}
     outer = {
         name: [{"learning_rate": best.get(name, best["noloco"]), **step} for step in one.outer_steps]
         for name, one in CONTESTANTS.items()
@@ -81,13 +109,13 @@ def tuned(given: argparse.Namespace) -> dict[str, Run]:
         found[name] = found.get(name, []) + rows
     for name, rows in found.items():
         for settings, outcome in rows:
-            print(f"{name:<18}{_text(settings):<54}{_shown(name, outcome):>8.4f}")
-    return {name: _best(name, rows) for name, rows in found.items()}
+            print(f"{name:<18}{_text(settings):<54}{shown_loss(name, outcome):>8.4f}")
+    return {name: best_settings(name, rows) for name, rows in found.items()}
 
 
 def _tried(base: Run, asked: Mapping[str, Sequence[Run]], given: argparse.Namespace) -> dict[str, Tried]:
     flat = [(name, settings) for name, rows in asked.items() for settings in rows]
-    outcomes = run_all([_run(name, {**base, **settings}) for name, settings in flat], given)
+    outcomes = run_all([run_of(name, {**base, **settings}) for name, settings in flat], given)
     pairs = list(zip(flat, outcomes, strict=True))
     return {name: [(settings, outcome) for (_, settings), outcome in rows] for name, rows in groupby(pairs, lambda pair: pair[0][0])}
 
@@ -96,13 +124,14 @@ def _at(name: str, rate: str) -> Run:
     return {"learning_rate": rate, **({} if _meets_never(name) else PLAIN)}
 
 
-def _beyond(best: str, tried: tuple[int, int]) -> str:
+def rate_beyond(best: str, tried: tuple[int, int]) -> str:
     """Return the rate next to the best one that was not tried; empty when both its neighbours were."""
     at, (first, end) = RATES.index(best), tried
     return RATES[at - 1] if at == first > 0 else RATES[end] if at == end - 1 and end < len(RATES) else ""
 
 
-def _run(name: str, settings: Run) -> Run:
+def run_of(name: str, settings: Run) -> Run:
+    """Return a contestant's run with these settings, but for those that do not matter to it."""
     left_out = ("codec", "inner_steps", "delay") if _meets_never(name) else ()
     return {**{key: text for key, text in settings.items() if key not in left_out}, **ADAMW, **CONTESTANTS[name].settings}
 
@@ -112,12 +141,12 @@ def _meets_never(name: str) -> bool:
     return CONTESTANTS[name].settings["method"] in ("ddp", "local")
 
 
-def _best(name: str, rows: Tried) -> Run:
+def best_settings(name: str, rows: Tried) -> Run:
     """Return the settings of the lowest loss; what diverged comes last."""
-    return min(rows, key=lambda row: (math.isnan(row[1].loss), _shown(name, row[1])))[0]
+    return min(rows, key=lambda row: (math.isnan(row[1].loss), shown_loss(name, row[1])))[0]
 
 
-def _shown(name: str, outcome: Outcome) -> float:
+def shown_loss(name: str, outcome: Outcome) -> float:
     """Return the loss that a method is judged by: its averaged weights', or the mean over peers that never met."""
     return outcome.loss if name.startswith("local") else outcome.averaged
 
@@ -139,6 +168,89 @@ def rows_of(best: Mapping[str, Run], given: argparse.Namespace) -> list[tuple[st
     return rows
 
 
+# ---------------------------------------------------------------------- simulations, each in a process of its own
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """Make a parser with the options that say which runs to make, and how."""
+    made = argparse.ArgumentParser(description=description)
+    made.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    made.add_argument("--workers", type=int, default=os.cpu_count(), help="runs at a time, each on one thread")
+    made.add_argument("--keep", type=Path, help="file that keeps each finished run, and from which a second start goes on")
+    return made
+
+
+def run_all(runs: Iterable[Run], given: argparse.Namespace) -> list[Outcome]:
+    """Return the outcomes of runs, in their order. Those that `--keep` knows are not run again."""
+    wanted = [key(run) for run in runs]
+    known = kept(given.keep)
+    missing = list(dict.fromkeys(one for one in wanted if one not in known))
+    started_s = time.monotonic()
+    with ThreadPoolExecutor(given.workers) as threads:
+        for number, finished in enumerate(as_completed([threads.submit(_in_own_process, one) for one in missing]), 1):
+            done, outcome = finished.result()
+            known[done] = outcome
+            keep(given.keep, done, outcome)
+            took = f"{time.monotonic() - started_s:5.0f} s, {number} of {len(missing)}"
+            print(f"{took}: {done} {outcome.averaged:.4f}", file=sys.stderr, flush=True)
+    return [known[one] for one in wanted]
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean and its standard error; NaN for both when a run diverged, and for the error of a single value."""
+    if any(math.isnan(value) for value in values):
+        return math.nan, math.nan
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return statistics.fmean(values), error
+
+
+def key(run: Run) -> str:
+    """Return a run as one line: its settings, and what stands for all that they leave open."""
+    settings = " ".join(f"{name}={run[name]}" for name in sorted(run))
+    manifest = _scenario(settings).manifest.model_dump_json()
+    around = f"{manifest} {EVAL_BATCHES} {platform.python_version()} {torch.__version__}"
+    return f"{settings} #{hashlib.sha256(around.encode()).hexdigest()[:8]}"
+
+
+def _scenario(settings: str) -> Scenario:
+    return scenario(Manifest(), dict(setting(text) for text in settings.split()))
+
+
+def _in_own_process(wanted: str) -> tuple[str, Outcome]:
+    command = [sys.executable, "-m", "benchmarks.methods", ONE_RUN, wanted]
+    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return wanted, Outcome(**json.loads(printed))
+
+
+def _outcome(wanted: str) -> Outcome:
+    made = _scenario(wanted.partition(" #")[0])
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            result = simulate(made, Venue(Path(folder), device="cpu", num_eval_batches=EVAL_BATCHES), lambda progress: None)
+        except Diverged:
+            return Outcome()
+    return Outcome(result.eval_loss_mean, result.eval_loss_averaged, result.weight_std, result.bits_per_step)
+
+
+def kept(file: Path | None) -> dict[str, Outcome]:
+    """Return the outcomes in a file of kept runs, by key; an unfinished line is skipped."""
+    lines = file.read_text().splitlines() if file and file.exists() else []
+    known = {}
+    for line in lines:
+        with contextlib.suppress(json.JSONDecodeError):  # an earlier benchmark was interrupted while it wrote this line
+            row = json.loads(line)
+            done = row.pop("run")
+            known[done] = Outcome(**row)
+    return known
+
+
+def keep(file: Path | None, done: str, outcome: Outcome) -> None:
+    """Append the outcome of a run, named by its key, to the file of kept runs, if there is one."""
+    if file:
+        with file.open("a") as lines:
+            lines.write(json.dumps({"run": done, **asdict(outcome)}) + "\n")
+
+
 def main() -> None:
     """Print what tuning tried, then the table, best first."""
     options = parser("All methods, tuned.")
@@ -147,11 +259,11 @@ def main() -> None:
     given = options.parse_args()
     rows = rows_of(tuned(given), given)
     base: Run = {"peers": "4", "steps": given.steps, "delay": "1"}
-    outcomes = run_all([_run(name, {**base, **settings, "seed": str(seed)}) for name, settings in rows for seed in given.seeds], given)
+    outcomes = run_all([run_of(name, {**base, **settings, "seed": str(seed)}) for name, settings in rows for seed in given.seeds], given)
     table = []
     for at, (name, settings) in enumerate(rows):
         seeds = outcomes[at * len(given.seeds) : (at + 1) * len(given.seeds)]
-        loss, error = mean_and_error([_shown(name, one) for one in seeds])
+        loss, error = mean_and_error([shown_loss(name, one) for one in seeds])
         spread, bits = (mean_and_error([getattr(one, key) for one in seeds])[0] for key in ("weight_std", "bits_per_step"))
         how = ("", "") if _meets_never(name) else (settings["codec"], settings["inner_steps"])
         rest = _text({key: text for key, text in settings.items() if key not in ("codec", "inner_steps")})
@@ -162,4 +274,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == [ONE_RUN]:
+        torch.set_num_threads(1)
+        print(json.dumps(asdict(_outcome(sys.argv[2]))))
+    else:
+        main()

@@ -1,17 +1,43 @@
-"""The loss curves of a demo as a picture, drawn from what its peers wrote down: the swarm's, and that of the one that trained alone."""
+"""Loss curves as a picture: checks before a long training, and the curves of a demo's peers, from their event logs.
+
+Pictures need matplotlib, which nothing else needs: install the extra `plot`.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gossamer.peer.machine.events import EvalDone, StepDone, read_events
 from gossamer.peer.machine.home import Home
 from gossamer.protocol.errors import BadSettings
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 SMOOTH = 0.85  # of the mean so far that stays when a loss comes in: one second's losses are of few batches
 
 Curve = list[tuple[int, float]]  # inner steps and nats per token
+
+
+def need_plot(path: Path) -> None:
+    """Raise BadSettings when no picture can be written to this path. Call it before a long training."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise BadSettings("--plot needs matplotlib, which is not installed", hint="pip install 'gossamer-peer[plot]'")
+    if not path.absolute().parent.is_dir():
+        raise BadSettings(f"the folder of {path} is not there", hint="make it first, or give another --plot FILE.png")
+    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise BadSettings(f"{path} is not a picture that can be written", hint="end its name in .png, .svg or .pdf")
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure to a file. Raises BadSettings when the file cannot be written."""
+    try:
+        figure.savefig(path, dpi=120)
+    except OSError as error:
+        raise BadSettings(f"{path} cannot be written: {error.strerror}", hint="give another --plot FILE.png") from error
 
 
 def curves(home: Path) -> tuple[Curve, Curve]:
@@ -41,10 +67,7 @@ def draw_curves(homes: Mapping[str, Path], alone: str, file: Path) -> None:
     axes.set(xlabel="inner steps of the peer", ylabel="nats per token", title="loss: lines while training, dots held out")
     axes.grid(alpha=0.3)
     axes.legend()
-    try:
-        figure.savefig(file, dpi=120)
-    except OSError as error:
-        raise BadSettings(f"cannot write {file}: {error.strerror}", hint="give another --plot FILE.png") from error
+    save_figure(figure, file)
 
 
 def _columns(curve: Iterable[tuple[int, float]]) -> tuple[list[int], list[float]]:

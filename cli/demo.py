@@ -17,14 +17,13 @@ import typer
 
 from gossamer.cli.compare import ALONE, comparison
 from gossamer.cli.comparison import Comparison, measured_names
-from gossamer.cli.curves import draw_curves
+from gossamer.cli.curves import draw_curves, need_plot
 from gossamer.cli.figures import Status
 from gossamer.cli.local_swarm import POLL_S, LocalPeer, LocalSwarm, local_swarm
 from gossamer.cli.manifests import changed, default_manifest
 from gossamer.cli.options import Codec, Data, InnerSteps, Json, Method, Seed
 from gossamer.cli.screen import Screen, screen
 from gossamer.peer.machine.home import Home
-from gossamer.peer.simulator.results import need_plot
 from gossamer.peer.supervisor.supervisor import ChildFailed
 from gossamer.protocol.errors import ExitCode
 from gossamer.protocol.run.manifest import Manifest

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gossamer.cli.curves import need_plot
 from gossamer.cli.manifests import read_manifest
 from gossamer.cli.options import DEFAULT_HOME, Codec, Data, Device, HomeFolder, InnerSteps, Json, Seed, Steps, Threads
 from gossamer.cli.screen import meter
-from gossamer.cli.simulation_report import network_text, rows_text, swarm_text
+from gossamer.cli.simulation_report import network_text, plot_rows, rows_text, swarm_text
 from gossamer.peer.machine.home import Home
-from gossamer.peer.simulator.results import Row, need_plot, plot_rows
+from gossamer.peer.simulator.results import Row
 from gossamer.protocol.errors import BadSettings
 
 if TYPE_CHECKING:

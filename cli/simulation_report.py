@@ -1,13 +1,17 @@
-"""What simulations found out, for people and as JSON."""
+"""The results of simulations as text, as JSON and as a picture."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gossamer.cli.curves import save_figure
 from gossamer.cli.figures import bytes_text, duration_text, loss_text, share_text
 from gossamer.peer.simulator.results import Result, Row, value_text
+from gossamer.protocol.errors import BadSettings
 
 if TYPE_CHECKING:
     from gossamer.peer.simulator.swarm import Spread, SwarmResult
@@ -71,6 +75,38 @@ def row_json(row: Row) -> dict[str, Any]:
     """Return one simulation of a sweep as an object: its settings, and its result or what broke."""
     settings = {name: value if isinstance(value, int | float) else value_text(value) for name, value in row.point.items()}
     return {"settings": settings, **(row.result.to_json() if row.result else {"diverged": row.failure})}
+
+
+def plot_rows(rows: Iterable[Row], path: Path) -> None:
+    """Draw the curve of each row: loss against tokens and bytes sent, and the spread of the weights.
+
+    Raises BadSettings when no row has a curve, or the file cannot be written.
+    """
+    results = {row.name: row.result for row in rows if row.result and row.result.curve}
+    if not results:
+        raise BadSettings(f"there is nothing to draw, so {path} was not written: no simulation came to its end", hint="lower learning_rate")
+    from matplotlib.figure import Figure  # no pyplot: no windows, no global state
+
+    figure = Figure(figsize=(13, 4.8), layout="constrained")
+    by_tokens, by_bytes, spread = figure.subplots(1, 3)
+    for name, result in results.items():
+        losses = [point.loss for point in result.curve]
+        by_tokens.plot([point.tokens for point in result.curve], losses, label=name)
+        by_bytes.plot([point.sent_bytes / 1e6 for point in result.curve], losses, label=name)
+        spread.plot([point.steps for point in result.curve], [point.weight_std for point in result.curve], label=name)
+    for axes, across, upwards in (
+        (by_tokens, "tokens, all peers", "held-out loss, nats per token"),
+        (by_bytes, "MB sent per peer", "held-out loss, nats per token"),
+        (spread, "steps at mean speed", "spread of the weights (rms)"),
+    ):
+        axes.set_xlabel(across)
+        axes.set_ylabel(upwards)
+        axes.grid(alpha=0.3)
+    firsts = [result.curve[0].loss for result in results.values() if math.isfinite(result.curve[0].loss)]
+    for axes in (by_tokens, by_bytes) if firsts else ():
+        axes.set_ylim(top=1.05 * max(firsts))  # what diverged must not hide the rest
+    figure.legend(*by_tokens.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    save_figure(figure, path)
 
 
 def network_text(found: Mapping[str, Any]) -> str:

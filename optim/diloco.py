@@ -1,10 +1,9 @@
-"""DiLoCo and Streaming DiLoCo: everybody of a group averages pseudo-gradients and takes the same outer step.
+"""DiLoCo and Streaming DiLoCo: a whole group averages its pseudo-gradients, and every peer takes the same outer step.
 
-DiLoCo (arXiv 2311.08105), in its Nesterov form and in the heavy-ball form that the NoLoCo paper compares with; SparseLoCo's plain step is
-momentum 0. Options: outer learning rate by group size (arXiv 2503.09799), the clip and penalty of CO2 (arXiv 2401.16265), eager updates
-(arXiv 2502.12996). Streaming DiLoCo (arXiv 2501.18512, Algorithm 2) takes the step fragment by fragment, on a schedule, and merges it into
-fast weights that have moved on. A pseudo-gradient is slow - fast, as everywhere. Pure functions on f32 tensors of one shape; results are
-new tensors.
+DiLoCo (arXiv 2311.08105) comes in its Nesterov form and in the heavy-ball form that the NoLoCo paper compares with. Options: the outer
+learning rate by group size (arXiv 2503.09799), the clip and the staleness penalty of CO2 (arXiv 2401.16265). Streaming DiLoCo (arXiv
+2501.18512, Algorithm 2) takes the step fragment by fragment, on a schedule, and mixes it into fast weights that have moved on. A
+pseudo-gradient is slow - fast, as everywhere. Pure functions on f32 tensors of one shape; results are new tensors.
 """
 
 from __future__ import annotations
@@ -41,17 +40,17 @@ class DiLoCoSettings:
 
 
 def learning_rate_for(group_size: int) -> float:
-    """Return the outer learning rate that was best for so many peers (arXiv 2503.09799, Nesterov 0.9): 0.4, 0.6, 0.6 or 0.8."""
+    """Return the best outer learning rate for a group of this size (arXiv 2503.09799, Nesterov 0.9): 0.4, 0.6 or 0.8."""
     if group_size < 1:
         raise ValueError(f"A group has at least one peer, not {group_size}.")
     return 0.4 if group_size == 1 else 0.6 if group_size < 8 else 0.8
 
 
 def mean_gradient(decoded: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    """Return the weighted mean of what everybody decoded, accumulated in f32 in the given order.
+    """Return the weighted mean of the decoded pseudo-gradients, accumulated in f32 in the given order.
 
-    Every peer must pass the same tensors (its own decoded too) in the same order, by peer id, to end with the same bits. Weights are
-    token counts, or ones. Raises ValueError for no tensors, another number of weights, or weights that are negative or all zero.
+    To end with the same bits, every peer must pass the same decoded tensors, its own included, in the same order. Weights are token
+    counts, or ones. Raises ValueError for no tensors, another number of weights, a negative weight, or weights that are all zero.
     """
     total = sum(weights)
     if not decoded or len(decoded) != len(weights) or min(weights) < 0 or not total > 0:
@@ -60,20 +59,6 @@ def mean_gradient(decoded: Sequence[Tensor], weights: Sequence[float]) -> Tensor
     for gradient, weight in zip(decoded, weights, strict=True):
         mean.add_(gradient, alpha=weight / total)
     return mean
-
-
-def contributor_mean(decoded: Sequence[Tensor]) -> Tensor:
-    """Return the mean per value over the peers that sent one, for sparse codecs (as SparseLoCo's code does; its paper divides by all).
-
-    Accumulated in the given order, like `mean_gradient`. Raises ValueError for no tensors.
-    """
-    if not decoded:
-        raise ValueError("A mean needs at least one pseudo-gradient.")
-    total, senders = torch.zeros_like(decoded[0]), torch.zeros_like(decoded[0])
-    for gradient in decoded:
-        total.add_(gradient)
-        senders.add_(gradient != 0)
-    return total.div_(senders.clamp_(min=1.0))
 
 
 def outer_step(slow: Tensor, momentum: Tensor, gradient: Tensor, settings: DiLoCoSettings) -> tuple[Tensor, Tensor]:
@@ -91,14 +76,6 @@ def outer_step(slow: Tensor, momentum: Tensor, gradient: Tensor, settings: DiLoC
     return torch.sub(slow, descent, alpha=settings.learning_rate), new_momentum
 
 
-def eager_gradient(late_mean: Tensor, own_late: Tensor, own_now: Tensor, group_size: int) -> Tensor:
-    """Return the pseudo-gradient to step with while the group's is still on its way: the last full mean with one's own part renewed.
-
-    `late_mean` is the mean of the round before, `own_late` one's own part of it (decoded), `own_now` this round's (decoded).
-    """
-    return torch.sub(own_now, own_late).div_(group_size).add_(late_mean)
-
-
 def mix(new_slow: Tensor, fast_now: Tensor, keep: float) -> Tensor:
     """Return the new fast weights: `keep` parts of the local ones, 1 - keep parts of the new slow weights.
 
@@ -111,11 +88,11 @@ def mix(new_slow: Tensor, fast_now: Tensor, keep: float) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class StreamingSchedule:
-    """When each fragment is sent, and when what the group sent is taken; the same for all peers of a group.
+    """When each fragment is sent and when its mean is applied; the same for all peers of a group.
 
-    Fragment p of P has the offset round(p * H / P) and is sent every H inner steps, first when it has had at least H; what was sent at
-    step t is taken at t + overlap. With one fragment and no overlap this is DiLoCo. Raises ValueError where a fragment would be sent
-    again before it arrived.
+    Fragment p of P has the offset round(p * H / P). It is sent every H inner steps, and first after at least H. What was sent at step t is
+    applied at t + overlap. With one fragment and no overlap this is DiLoCo. Raises ValueError where a fragment would be sent again before
+    it has arrived.
     """
 
     num_fragments: int
@@ -129,7 +106,7 @@ class StreamingSchedule:
             raise ValueError(f"overlap_steps must satisfy 0 <= overlap_steps < inner_steps, and is {self.overlap_steps}.")
 
     def _offset_steps(self, fragment_id: int) -> int:
-        """Return by how many inner steps the fragment is behind fragment 0."""
+        """Return the inner steps by which the fragment is behind fragment 0."""
         return round(fragment_id * self.inner_steps / self.num_fragments)
 
     def sending(self, step: int) -> list[int]:
@@ -139,5 +116,5 @@ class StreamingSchedule:
         return [fragment for fragment in range(self.num_fragments) if (step - self._offset_steps(fragment)) % self.inner_steps == 0]
 
     def arriving(self, step: int) -> list[int]:
-        """Return the fragments to take after inner step `step`: those sent `overlap_steps` before."""
+        """Return the fragments to apply after inner step `step`: those sent `overlap_steps` earlier."""
         return self.sending(step - self.overlap_steps)

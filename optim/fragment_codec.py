@@ -13,7 +13,7 @@ from gossamer.optim.fragments import Fragment
 
 @dataclass(frozen=True, slots=True)
 class FragmentEncoded(Encoded):
-    """Both parts of a coded fragment; `payload` is theirs, one after the other."""
+    """Both parts of a coded fragment; `payload` is their payloads, one after the other."""
 
     coded: Encoded
     plain: Encoded
@@ -22,7 +22,7 @@ class FragmentEncoded(Encoded):
 class FragmentCodec:
     """The same stages as a `Codec` for one fragment's flat vector of `fragment.numel` values; all sizes are fixed by the fragment.
 
-    Keeps no state between calls; safe to call from several threads while nobody changes torch's precision of f32 products. Raises as
+    Keeps no state between calls. Several threads may call it, as long as no thread changes torch's precision of f32 products. Raises as
     the codec does.
     """
 
@@ -37,11 +37,6 @@ class FragmentCodec:
         self.payload_bytes = self._coded_bytes + self._plain.payload_bytes(self._num_plain)
         self.num_blocks = coded.num_blocks(self._num_coded)
 
-    @property
-    def bits_per_value(self) -> float:
-        """Return what one meeting sends one way, sketch included, per value of the fragment."""
-        return 8.0 * (self.sketch_bytes + self.payload_bytes) / self.fragment.numel
-
     def sketch(self, message: Tensor, seed: int) -> Tensor:
         """Return uint8[sketch_bytes]."""
         return self.codec.sketch(message[: self._num_coded], seed)
@@ -54,7 +49,7 @@ class FragmentCodec:
         return FragmentEncoded(payload, message.numel(), coded, plain)
 
     def gap(self, own: FragmentEncoded, partner_payload: Tensor) -> Gap:
-        """Return f32[numel] partner minus own, and bool[num_blocks] of failed blocks; values of failed blocks are zero."""
+        """Return the gap partner minus own, f32[numel], and the failed blocks, bool[num_blocks]; values of failed blocks are zero."""
         if partner_payload.shape != (self.payload_bytes,):
             raise ValueError(f"Fragment {self.fragment.name} takes {self.payload_bytes} bytes, not {tuple(partner_payload.shape)}.")
         plain = self._plain.gap(own.plain, partner_payload[self._coded_bytes :])

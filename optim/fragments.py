@@ -1,8 +1,8 @@
-"""Fragments: the parts of a model that are exchanged together, and when each is due.
+"""Fragments: the parts of a model that peers exchange together, and the countdown to the next meeting of each.
 
 A fragment is a group of transformer blocks (strided, as in Streaming DiLoCo, arXiv 2501.18512 section 2.2), or everything outside the
-blocks. Inside a fragment the large tensors come first (they go through the codec), the small ones after (they travel in fp32).
-No tensor is kept here, and nothing here knows of partners or the network.
+blocks. Inside a fragment the large tensors come first and go through the codec. The small ones follow and travel in fp32.
+This module keeps no tensor, and it does not depend on partners or the network.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ import torch
 from torch import Tensor
 
 MIN_CODED_VALUES = 4096
-# How far apart a fragment's meetings on demand are, in mean countdowns, among peers of equal speed: half of them are others' calls, which
-# cut the countdown short. T solves T = E[min(countdown, call)], the countdown uniform in [0.5, 1.5], calls Poisson with rate 1 / (2 T).
+# Mean interval between a fragment's meetings on demand, in mean countdowns, among peers of equal speed. Partners begin half of the
+# meetings, and each of these cuts the countdown short. T solves T = E[min(countdown, call)], with the countdown uniform in [0.5, 1.5]
+# and calls Poisson of rate 1 / (2 T).
 MEETING_INTERVAL = 0.70
 BLOCK_NAME = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.\d+\.")
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One parameter tensor, or some of its rows: its name in the model and how many values it has."""
+    """A parameter tensor, or some of its rows: its name in the model and its number of values."""
 
     name: str
     numel: int
@@ -51,7 +52,7 @@ class Fragment:
 
     @property
     def numel(self) -> int:
-        """Return how many values the flat vector has."""
+        """Return the number of values of the flat vector."""
         return sum(piece.numel for piece in self.pieces)
 
 
@@ -61,9 +62,9 @@ Shapes = Mapping[str, tuple[int, ...]]
 def split(shapes: Shapes, max_values: int, blocks_per_fragment: int | None = None) -> tuple[Fragment, ...]:
     """Cut a model into fragments of at most `max_values` values: of strided transformer blocks, and of all that is outside the blocks.
 
-    A model that fits is one fragment. Otherwise, and where `blocks_per_fragment` is given, fragment p of P holds blocks p, p+P, p+2P, ...,
-    with as many blocks as are wanted or fit; the last one holds embeddings, head and final norm. What is still too large is cut
-    at tensors, and tensors at rows: only a single row may have more than `max_values`. `shapes` maps each parameter's name to its shape, in
+    A model that fits is one fragment. Otherwise, and where `blocks_per_fragment` is given, fragment p of P holds blocks p, p+P, p+2P, ...;
+    the last fragment holds embeddings, head and final norm. A group that is still too large is cut at tensors, and tensors at
+    rows: only a single row may have more than `max_values`. `shapes` maps each parameter's name to its shape, in
     the model's order (which the fragments keep). A model without blocks is cut by size alone. Raises ValueError for a model without
     parameters, an empty parameter, or a size below 1.
     """
@@ -105,13 +106,13 @@ def _numel(pieces: list[Piece]) -> int:
 
 
 def _parts(name: str, pieces: list[Piece], shapes: Shapes, max_values: int) -> list[tuple[str, list[Piece]]]:
-    """Cut a group into parts of about one size, none larger than `max_values` unless it is a single row."""
+    """Cut a group into parts of about equal size; only a part of a single row may be larger than `max_values`."""
     num_parts = math.ceil(_numel(pieces) / max_values)
     if num_parts == 1:
         return [(name, pieces)]
     parts: list[list[Piece]] = [[]]
     longest_row = max(piece.numel // shapes[piece.name][0] for piece in pieces)
-    # A row more than an even share, or the roundings make one part more.
+    # One row more than an even share: otherwise rounding adds a part.
     room = most = min(max_values, math.ceil(_numel(pieces) / num_parts) + longest_row - 1)
     for piece in pieces:
         num_rows = shapes[piece.name][0]
@@ -169,7 +170,7 @@ def add(fragment: Fragment, flat: Tensor, tensors: Mapping[str, Tensor]) -> None
 
 
 def _places(fragment: Fragment, flat: Tensor, tensors: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """Pair each tensor with its view of the flat vector. Raises as `scatter`, before anything is paired."""
+    """Pair each tensor with its view of the flat vector. Raises as `scatter`."""
     if flat.shape != (fragment.numel,):
         raise ValueError(f"Fragment {fragment.name} has {fragment.numel} values, the flat vector has shape {tuple(flat.shape)}.")
     pairs = []
@@ -188,7 +189,8 @@ class Countdown:
 
     Every period is drawn uniformly from [0.5, 1.5] times `inner_steps` (whole steps, mean exactly that); the first ones are
     spread evenly, fragment i of F at inner_steps * (i + 1) / F, with the same relative jitter. Draws depend only on (seed, fragment,
-    count), so a restored countdown goes on exactly. Give each peer its own seed, or all become due at once. Not thread safe.
+    count), so a restored countdown continues exactly. Give each peer its own seed: with equal seeds all peers become due at
+    once. Not thread safe.
     """
 
     def __init__(self, num_fragments: int, inner_steps: int, seed: int) -> None:
@@ -210,16 +212,16 @@ class Countdown:
         return [fragment for fragment in counting if self._remaining[fragment] == 0]
 
     def due(self) -> list[int]:
-        """Return the ids of the fragments that are due and were not reset yet (after a restore: those to ask for again)."""
+        """Return the ids of the fragments that are due and not reset yet; after a restore these must be requested again."""
         return [fragment for fragment, steps in enumerate(self._remaining) if steps == 0]
 
     def reset(self, fragment_id: int, counted_steps: int = 0) -> None:
-        """Start the fragment's next period, due or not; so many of its steps have been made already."""
+        """Start the fragment's next period, due or not; `counted_steps` of it have already been made."""
         low, high = (self.inner_steps + 1) // 2, 3 * self.inner_steps // 2
         self._remaining[fragment_id] = max(1, low + int(self._uniform(fragment_id) * (high - low + 1)) - counted_steps)
 
     def pace(self, inner_steps: int) -> None:
-        """Count down from about so many steps from now on; what counts down from more is cut short to the longest period."""
+        """Use `inner_steps` as the mean period from now on; running countdowns are cut to the longest new period."""
         self.inner_steps = inner_steps
         self._remaining = [min(steps, 3 * inner_steps // 2) for steps in self._remaining]
 
@@ -228,7 +230,7 @@ class Countdown:
         return {"remaining": list(self._remaining), "num_drawn": list(self._num_drawn), "inner_steps": self.inner_steps}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state` returned. Raises ValueError when it is not from a countdown of as many fragments."""
+        """Restore what `state` returned. Raises ValueError for the state of a countdown with another number of fragments."""
         remaining, num_drawn = list(state["remaining"]), list(state["num_drawn"])
         if not len(remaining) == len(num_drawn) == len(self._remaining) or min(remaining) < 0:
             raise ValueError(f"This is not the state of a countdown over {len(self._remaining)} fragments.")

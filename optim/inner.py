@@ -6,8 +6,9 @@ muon:  Muon for the matrices inside the blocks (two dimensions, and a name of a 
        Newton-Schulz steps, then a step whose root mean square is 0.2, like AdamW's (Moonlight, arXiv 2502.16982): so both parts share
        one learning rate and one weight decay.
 
-Learning rate: warm-up then cosine over the clock that the whole run shares; who joins late ramps up again from zero over its own first
-steps (re-warming, arXiv 2308.04014), so that a fresh optimizer state does not kick cloned weights. Nothing here knows of outer steps.
+Learning rate: warm-up, then cosine over the global step of the run. A peer that joins late ramps up again from zero over its own first
+steps (re-warming, arXiv 2308.04014), so that a fresh optimizer state does not disturb the weights that it received. This module does not
+depend on outer steps.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of a Newton-Schulz step
 NUM_ITERATIONS = 5
 UPDATE_SIZE = 0.2
 MOMENTUM = 0.95
-# Values orthogonalized at once: on a GPU some 0.5 GB with what lies between; on a CPU matrices of which a call costs more than its work.
+# Values orthogonalized at once. On a GPU: about 0.5 GB with the temporaries. On a CPU: only matrices so small that the call dominates.
 STACK_VALUES, STACK_VALUES_CPU = 1 << 26, 1 << 16
 
 
@@ -58,9 +59,9 @@ class InnerSettings:
 def learning_rate(clock_steps: int, steps_since_join: int, settings: InnerSettings) -> float:
     """Return the learning rate of the next inner step.
 
-    `clock_steps` is the run's clock before the step, `steps_since_join` the peer's own steps since it took over somebody's weights
-    (a founder passes its clock). Linear warm-up and linear re-warm, whichever is behind, times a cosine that ends at
-    `final_fraction` of the peak when the clock reaches `total_steps`.
+    `clock_steps` is the global step before the inner step. `steps_since_join` counts the peer's own steps since it received a partner's
+    weights (a founder passes its global step). The rate is the smaller of the linear warm-up and the linear re-warm, times a cosine that
+    ends at `final_fraction` of the peak when the global step reaches `total_steps`.
     """
     ramp = min(_ramp(clock_steps, settings.warmup_steps), _ramp(steps_since_join, settings.rewarm_steps))
     falling_steps = max(1, settings.total_steps - settings.warmup_steps)
@@ -76,8 +77,8 @@ def _ramp(done_steps: int, ramp_steps: int) -> float:
 def build_optimizer(name: str, parameters: Iterable[tuple[str, Tensor]], settings: InnerSettings) -> torch.optim.Optimizer:
     """Build the inner optimizer of that name over named parameters.
 
-    Those that do not require a gradient are left out. The learning rate is the peak until `set_learning_rate`. Raises ValueError
-    that names the nearest optimizers for an unknown one.
+    Parameters that do not require a gradient are left out. The learning rate is the peak until `set_learning_rate`. Raises ValueError with
+    a suggestion for an unknown name.
     """
     build = look_up("inner optimizer", name, OPTIMIZERS)
     return build([(name, parameter) for name, parameter in parameters if parameter.requires_grad], settings)
@@ -90,7 +91,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
 
 
 class Muon(torch.optim.Optimizer):
-    """Groups with `orthogonal` set take Muon's step, the others that of torch's AdamW.
+    """Muon: groups with `orthogonal` set take its step, the others that of torch's AdamW.
 
     State per parameter: `momentum`, or what torch's AdamW keeps.
     """
@@ -108,7 +109,7 @@ class Muon(torch.optim.Optimizer):
         for group in self._groups(orthogonal=True):
             for parameters in _alike([parameter for parameter in group["params"] if parameter.grad is not None]):
                 self._step_orthogonal(parameters, group["lr"], group["weight_decay"])
-        if self._adamw is not None:  # over our own groups and state, whatever was loaded into them
+        if self._adamw is not None:  # load_state_dict may have replaced groups and state
             self._adamw.param_groups, self._adamw.state = self._groups(orthogonal=False), self.state
             self._adamw.step()
 
@@ -143,7 +144,7 @@ def _wide(matrix: Tensor) -> Tensor:
 
 
 def _alike(parameters: list[Tensor]) -> Iterator[list[Tensor]]:
-    """Sort matrices into stacks of one shape, rows and columns exchanged if need be; one at a time where there is no gain in more."""
+    """Sort matrices into stacks of one shape, up to transposition; a matrix alone where a stack gains nothing."""
     shapes: dict[tuple[torch.device, int, int], list[Tensor]] = {}
     for parameter in parameters:
         low, high = sorted(parameter.shape)
@@ -154,9 +155,9 @@ def _alike(parameters: list[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:
-    """Return about the nearest matrices with orthonormal rows: f32[k, m, n] with m <= n, singular values between 0.7 and 1.2.
+    """Return approximately the nearest matrices with orthonormal rows: f32[k, m, n] with m <= n, singular values between 0.7 and 1.2.
 
-    Computed in bf16 on a GPU, as its authors do.
+    On a GPU it computes in bf16, as Muon's authors do.
     """
     a, b, c = COEFFICIENTS
     x: Tensor = matrices / matrices.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
@@ -172,7 +173,7 @@ def _build_adamw(named: list[tuple[str, Tensor]], settings: InnerSettings) -> to
 
 
 def _adamw(groups: list[dict[str, Any]], settings: InnerSettings) -> torch.optim.AdamW:
-    """Build torch's own, in one kernel where there is one for these parameters."""
+    """Build torch's AdamW, fused where torch has a fused kernel for these parameters."""
     types = {(parameter.device.type, parameter.dtype) for group in groups for parameter in group["params"]}
     is_fused = types <= {("cpu", torch.float32), ("cuda", torch.float32)}
     return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(settings.beta1, settings.beta2), fused=is_fused)
@@ -190,15 +191,15 @@ def _is_hidden(name: str, shape: Sequence[int]) -> bool:
 
 
 def num_state_values(name: str, shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """Return how many values the optimizer of that name keeps for parameters of these shapes; a step count each is not worth counting."""
+    """Return the number of values that the optimizer of that name keeps for parameters of these shapes, without its step counters."""
     one = {key for key, shape in shapes.items() if name == "muon" and _is_hidden(key, shape)}
     return sum((1 if key in one else 2) * math.prod(shape) for key, shape in shapes.items())
 
 
 def shared_out(name: str, shapes: Mapping[str, tuple[int, ...]], count: int) -> list[list[str]]:
-    """Share parameters out among so many optimizers, each whole, so that each has about as much to do: names for each, in the given order.
+    """Divide whole parameters among `count` optimizers with about equal work; return the names for each, in the given order.
 
-    Muon's matrices by the work of a Newton-Schulz step, then the rest by values.
+    Muon's matrices are divided by the work of a Newton-Schulz step, then the rest by number of values.
     """
     matrices = {key: math.prod(shape) * min(shape) for key, shape in shapes.items() if name == "muon" and _is_hidden(key, shape)}
     work, values, shares = [0] * count, [0] * count, [set[str]() for _ in range(count)]

@@ -1,4 +1,4 @@
-"""Tables by name, for names that people mistype."""
+"""Tables of methods, codecs and optimizers by name, and what to say about a name that is not in them."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ from difflib import get_close_matches
 from typing import TypeVar
 
 Value = TypeVar("Value")
+MAX_LISTED = 16
 
 
 def look_up(kind: str, name: str, table: Mapping[str, Value]) -> Value:
-    """Return what has that name. Raises ValueError that names the nearest ones."""
+    """Return the entry of that name. Raises ValueError with a suggestion."""
     if name not in table:
-        raise ValueError(f"There is no {kind} named {name!r}. Did you mean {nearest(name, table)}?")
+        raise ValueError(f"There is no {kind} named {name!r}: {suggestion(name, table)}.")
     return table[name]
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
-    """Return the known names that look most like this one, or all of them, as a list for a message."""
-    known = list(names)
-    return ", ".join(get_close_matches(name, known, n=3, cutoff=0.4) or known)
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Return a hint for an unknown name: the known names that look most like it, and all of them where they are few."""
+    names = list(known)
+    close = get_close_matches(name, names, n=3, cutoff=0.4)
+    parts = [f"did you mean {' or '.join(close)}?"] if close else []
+    if len(names) <= MAX_LISTED or not close:
+        parts.append(f"choose from {', '.join(names)}")
+    return " ".join(parts)

@@ -42,25 +42,6 @@ def noloco_token_weighted(i: Replica, j: Replica, tokens: tuple[int, int], alpha
     return [_moved(r, alpha * r.delta - descent - gamma * (r.phi - mean_phi)) for r in (i, j)]
 
 
-def noloco_momentum_averaged(i: Replica, j: Replica, alpha: float, beta: float, gamma: float) -> list[Replica]:
-    """Unpublished: the pair also averages its momentum, u = alpha*delta + beta*Delta + gamma*phi."""
-    u = [alpha * r.delta + beta * (r.theta - r.phi) + gamma * r.phi for r in (i, j)]
-    moves = [alpha * r.delta + beta * (r.theta - r.phi) for r in (i, j)]
-    return [_moved(i, moves[0] + (u[1] - u[0]) / 2), _moved(j, moves[1] + (u[0] - u[1]) / 2)]
-
-
-def gasloc(phi: list[list[float]], g: list[list[float]], beta: float, gamma: float, alpha: float) -> list[float]:
-    """GASLoC (arXiv 2606.11081) for a pair, from its whole history: phi[t] and g[t] per peer; returns the phi that follow.
-
-    phi' = phi + eta g - a L (phi + eta g) + m [(phi + eta g) - (phi_before + eta g_before)] with L the pair's Laplacian, scaled so that
-    a = 1 is the pair's mean; before the first step, phi_before + eta g_before is phi.
-    """
-    y = [[p + beta * d for p, d in zip(ps, ds, strict=True)] for ps, ds in zip(phi, g, strict=True)]
-    before = y[-2] if len(y) > 1 else phi[-1]
-    mean = sum(y[-1]) / 2
-    return [now - gamma * (now - mean) + alpha * (now - then) for now, then in zip(y[-1], before, strict=True)]
-
-
 def solo(r: Replica, alpha: float, beta: float) -> Replica:
     """NoLoCo with n = 1."""
     return noloco_two_tensor([r], alpha, beta, 1.0)[0]

@@ -102,6 +102,13 @@ def test_folders_import_only_downwards(path: Path) -> None:
     assert others <= BELOW[folder], f"{label(path)} of {folder} imports from {', '.join(sorted(others - BELOW[folder]))}"
 
 
+@pytest.mark.parametrize("path", SOURCES, ids=label)
+def test_only_the_verb_simulate_imports_the_simulator(path: Path) -> None:
+    folders = {folder_of(file) for file in modules_of_ours(imported(path))}
+    allowed = folder_of(path) == "peer.simulator" or label(path) in ("cli/simulate.py", "cli/simulation_report.py")
+    assert allowed or "peer.simulator" not in folders, f"{label(path)} runs in a real peer's process"
+
+
 def test_no_file_imports_itself_through_others() -> None:
     edges = {path: modules_of_ours(imported(path)) - {path} for path in SOURCES}
     done: set[Path] = set()
@@ -151,6 +158,7 @@ LOADED = {
         "grpc",
     ),
     "gossamer.peer.supervisor.supervisor": (
+        "gossamer.peer.simulator",
         "gossamer.peer.node",
         "gossamer.peer.trainer",
         "gossamer.peer.meeting",
@@ -162,6 +170,7 @@ LOADED = {
         "grpc",
     ),
     "gossamer.cli.status": ("asyncio", "pydantic", "rich", "gossamer.peer.supervisor", "gossamer.peer.swarm", "numpy"),
+    "gossamer.cli.main, gossamer.cli.doctor, gossamer.peer.doctor.examination": ("gossamer.peer.simulator",),
     ", ".join(f"gossamer.cli.{verb}" for verb in ("host", "join", "bootstrap", "demo", "doctor", "export", "simulate")): (
         "gossamer.peer.node",
         "gossamer.peer.trainer",

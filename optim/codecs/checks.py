@@ -1,10 +1,10 @@
-"""Checksums that see, and mostly mend, integers that were sent modulo a window and came out one window off.
+"""Checksums that detect, and mostly correct, integers that were sent modulo a window and decoded one window off.
 
 The sender adds up its unwrapped integers, each times a fixed odd weight, and sends 16 bits of the sum above the b bits that the codes
-already tell. A value that decoded one window off shifts the receiver's sum by plus or minus its weight. All weights differ, up to sign,
-so one such value names itself and is mended; two always leave an even shift and are seen. A difference of exactly half a window, which
-could be either sign, is the same case. The design asks for detection; mending costs no bit and lets the window be narrower.
-All arithmetic is on integers and the same, mirrored, on both sides of a meeting.
+already contain. A value that decoded one window off shifts the receiver's sum by plus or minus its weight. All weights differ, up to sign,
+so the shift identifies a single such value, which is corrected. Two always leave an even shift, which is detected. A difference of exactly
+half a window, which could have either sign, is the same case. Correction costs no bit and allows a narrower window. All arithmetic is on
+integers and the same, mirrored, on both sides of a meeting.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def sums(integers: Tensor, scratch: Tensor, out: Tensor) -> None:
 
 
 def transmitted(row_sums: Tensor, bits: int) -> Tensor:
-    """Return the part of the sums that is sent: int32[rows] in [0, 2^16)."""
+    """Return the bits of the sums that are sent: int32[rows] in [0, 2^16)."""
     return (row_sums >> bits) & (MODULUS - 1)
 
 
 def shifts(differences: Tensor, own_sums: Tensor, partner_checks: Tensor, bits: int) -> Tensor:
-    """Return how far each row's sum is from the partner's, in windows, modulo 2^16: int32[rows] in [0, 2^16).
+    """Return the difference of each row's sum to the partner's, in windows, modulo 2^16: int32[rows] in [0, 2^16).
 
     `differences` are whole numbers partner - own in [-2^(b-1), 2^(b-1)), f32[rows, 1024]; `own_sums` come from `sums`,
     `partner_checks` from `transmitted`, as received.
@@ -51,24 +51,24 @@ def shifts(differences: Tensor, own_sums: Tensor, partner_checks: Tensor, bits: 
     return (partner_checks - (decoded >> bits)).bitwise_and_(MODULUS - 1)
 
 
-def mend(differences: Tensor, row_shifts: Tensor, bits: int) -> Tensor:
-    """Move the one value that a row's shift names by one window, in place; return which rows are good: bool[rows].
+def correct(differences: Tensor, row_shifts: Tensor, bits: int) -> Tensor:
+    """Move the value that a row's shift identifies by one window, in place; return the rows that are correct now: bool[rows].
 
-    For rows that have a shift or hold -2^(b-1). Both sides come to the same answer.
+    For rows that have a shift or hold -2^(b-1). Both sides get the same answer.
     """
     half = 2.0 ** (bits - 1)
     num_ties = (differences == -half).sum(1)
-    # What really is a small difference looks like a hump within the window; two unrelated messages fill it evenly.
-    hump = differences.square().mean(1) < half * half / 6
+    # A small difference is concentrated within the window; the difference of two unrelated messages is uniform in it.
+    is_small = differences.square().mean(1) < half * half / 6
     named = _columns(differences.device)[row_shifts.long()]
     column, direction = (named.abs() - 1).clamp_(min=0), torch.sign(named)
     index = torch.arange(len(differences), device=differences.device)
     value = differences[index, column]
-    # The named value must lie near the edge that it fell over from, and be the row's only tie if there is one.
-    mended = (named != 0) & (direction * value <= -half / 2) & (num_ties == (value == -half))
-    differences[index, column] = value + torch.where(mended, direction * 2.0 * half, 0.0)
+    # The identified value must lie near the edge that it wrapped around, and be the row's only tie if there is one.
+    corrected = (named != 0) & (direction * value <= -half / 2) & (num_ties == (value == -half))
+    differences[index, column] = value + torch.where(corrected, direction * 2.0 * half, 0.0)
     clean = (row_shifts == 0) & (num_ties == 1)
-    return hump & (mended | clean)
+    return is_small & (corrected | clean)
 
 
 @cache
@@ -81,7 +81,7 @@ def _digits(device: torch.device) -> Tensor:
 
 @cache
 def _columns(device: torch.device) -> Tensor:
-    """Return for each shift the column that it names, plus one, with the sign of the window to add; 0 for none: int64[65536]."""
+    """Return for each shift the column that it identifies, plus one, with the sign of the window to add; 0 for none: int64[65536]."""
     whole = weights(torch.device("cpu")).long()
     table = torch.zeros(MODULUS, dtype=torch.int64)
     table[whole] = torch.arange(1, NUM_VALUES + 1)

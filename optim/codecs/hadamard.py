@@ -1,10 +1,10 @@
 """A randomized Hadamard rotation of blocks of 1024 values, and the randomness that two partners share.
 
 rotate(x) = H (signs * x) with H = H32 (x) H32 (Sylvester), not normalized: divide by 32 for a rotation. H is its own inverse up to
-1024, so `rotate` undone is signs * rotate_back(y) / 1024. It runs as two products with a 32 x 32 matrix per block, the fastest of three
-ways (docs/log.md). On integers the result is exact on every device as long as it stays below 2^24.
-Signs and dither come from SHAKE-128 of the shared seed, so they too are the same everywhere. Each block reads a window of one pool,
-STRIDE further than its neighbour's: blocks differ, at 1/64 of the random numbers. Idea: Moniqua (arXiv 2002.11787) over rotated
+1024, so `rotate` undone is signs * rotate_back(y) / 1024. It is computed as two products with a 32 x 32 matrix per block, the fastest
+of three ways (docs/log.md). On integers the result is exact on every device as long as it stays below 2^24.
+Signs and dither come from SHAKE-128 of the shared seed, so they are the same on every machine. Each block reads a window of one pool,
+STRIDE further than its neighbour's: blocks differ, with 1/64 of the random numbers. Idea: Moniqua (arXiv 2002.11787) over rotated
 blocks, as in the randomized Hadamard quantizers (e.g. arXiv 1611.00429).
 """
 
@@ -47,20 +47,20 @@ def leading(rows: Tensor, count: int) -> Tensor:
 
 
 def keep_products_exact() -> None:
-    """Keep the f32 products of this process in f32 from now on: no TF32 or bf16, even where its surroundings ask for them."""
+    """Compute the f32 products of this process in f32 from now on, without TF32 or bf16, whatever the environment asks for."""
     torch.set_float32_matmul_precision("highest")
     for products in _PRODUCTS:
         products.fp32_precision = "ieee"
 
 
 def need_exact_products() -> None:
-    """Raise RuntimeError where this process may compute f32 products in fewer bits: a rotation would lose what partners compare."""
+    """Raise RuntimeError where this process may compute f32 products in fewer bits, which would spoil the rotation."""
     if any(products.fp32_precision not in ("ieee", "none") for products in _PRODUCTS):
-        raise RuntimeError("this process allows f32 products in TF32 or bf16; the codec needs keep_products_exact() before")
+        raise RuntimeError("this process allows f32 products in TF32 or bf16; call keep_products_exact() before using the codec")
 
 
 def sign_pool(seed: int, num_blocks: int, device: torch.device) -> Tensor:
-    """Return the shared signs for so many blocks, +1 or -1 in f32; take each block's with `window`."""
+    """Return the shared signs for `num_blocks` blocks, +1 or -1 in f32; read each block's with `window`."""
     count = _pool_size(num_blocks)
     octets = _shared_bytes(b"signs", seed, -(-count // 8))
     bits = (octets[:, None] >> torch.arange(8, dtype=torch.uint8)) & 1
@@ -68,14 +68,14 @@ def sign_pool(seed: int, num_blocks: int, device: torch.device) -> Tensor:
 
 
 def dither_pool(seed: int, num_blocks: int, device: torch.device) -> Tensor:
-    """Return the shared dither for so many blocks, uniform in (-1/2, 1/2) in f32; take each block's with `window`."""
+    """Return the shared dither for `num_blocks` blocks, uniform in (-1/2, 1/2) in f32; read each block's with `window`."""
     count = _pool_size(num_blocks)
     octets = _shared_bytes(b"dither", seed, 2 * count).view(-1, 2).float()
     return ((octets[:, 0] + 256.0 * octets[:, 1] + 0.5) / 65536.0 - 0.5).to(device)
 
 
 def window(pool: Tensor, part: slice) -> Tensor:
-    """Return f32[blocks, 1024]: some blocks' parts of a pool, as an overlapping view that must not be written to."""
+    """Return the parts of a pool for a slice of blocks, f32[blocks, 1024]: an overlapping view, not to be written to."""
     return pool.as_strided((part.stop - part.start, BLOCK_VALUES), (STRIDE, 1), part.start * STRIDE)
 
 

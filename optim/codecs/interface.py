@@ -1,9 +1,9 @@
-"""What a codec is: how one side's message becomes bytes, and two sides' bytes become one gap.
+"""The codec interface: one side's message becomes bytes, and the bytes of both sides become one gap.
 
-Both sides of a meeting encode, exchange payloads, and call `gap`: the difference of what *each partner decodes*, own message included.
-So the two gaps are exactly each other's negative and the pair's mean moves as if nothing were coded (docs/concepts/mathematics.md). A
-codec whose payload means something without the receiver's help is a `Packing`. Codecs keep no state and never touch the network; sizes
-follow from the number of values alone.
+Both sides of a meeting encode, exchange payloads, and call `gap`: the difference of the two *decoded* messages, the own one included.
+So the two gaps are exactly each other's negative, and the pair's mean moves as if nothing were coded (docs/concepts/mathematics.md). A
+codec whose payload decodes without the receiver's message is a `Packing`. Codecs keep no state and do not use the network. Sizes depend
+on the number of values alone.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 MAX_MAGNITUDE = 2.0**96
-"""Nothing above is a weight; also keeps every difference of two decoded values finite."""
+"""No weight is larger; also keeps every difference of two decoded values finite."""
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """One side's coded message: `payload` (uint8, what the partner gets); a codec's own subclass adds what its `gap` needs again."""
+    """One side's coded message. `payload` (uint8) goes to the partner; a codec's subclass adds what its `gap` needs later."""
 
     payload: Tensor
     num_values: int
@@ -29,9 +29,9 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Partner's decoded message minus one's own: f32[n], and which blocks did not decode: bool[num_blocks].
+    """The partner's decoded message minus the own one, f32[n], and the blocks that did not decode, bool[num_blocks].
 
-    Values of failed blocks are zero; take them with the solo step on both sides.
+    Values of failed blocks are zero; both sides take the solo step for them.
     """
 
     values: Tensor
@@ -42,12 +42,12 @@ class Codec(Protocol):
     """Turns a message u (f32[n], any device) into bytes and two messages' bytes into their gap.
 
     Without a sketch stage (`sketch_bytes` 0) both sketches are empty uint8 tensors. `encode` raises ValueError for a message that is not
-    finite, `gap` (and `encode`, for the partner's sketch) for bytes that no honest partner sends.
+    finite. `gap`, and `encode` for the partner's sketch, raise ValueError for bytes that no honest partner sends.
     """
 
     name: str  # in the manifest
     wire_id: int
-    block_values: int  # that fail together; 0 when nothing can
+    block_values: int  # number of values that fail together; 0 when no block can fail
 
     def sketch_bytes(self, num_values: int) -> int:
         """Return the sketch's exact size; 0: no sketch stage."""
@@ -56,7 +56,7 @@ class Codec(Protocol):
         """Return the payload's exact size."""
 
     def num_blocks(self, num_values: int) -> int:
-        """Return how many blocks can fail to decode."""
+        """Return the number of blocks that can fail to decode."""
 
     def sketch(self, message: Tensor, seed: int) -> Tensor:
         """Return uint8[sketch_bytes], to be sent before `encode`."""
@@ -65,18 +65,18 @@ class Codec(Protocol):
         """Return the coded message; both sides must pass the same seed."""
 
     def gap(self, own: Encoded, partner_payload: Tensor, room: int = 0) -> Gap:
-        """Return the partner's decoded message minus one's own, on the own message's device.
+        """Return the partner's decoded message minus the own one, on the own message's device.
 
-        `room` more values follow, for the caller to fill.
+        `room` uninitialized values follow, for the caller to fill.
         """
 
 
 class Packing(ABC):
     """A codec whose payload decodes by itself: `unpack(pack(x), len(x))` is near x, bit for bit the same on every device.
 
-    There is no sketch, nothing can fail, and gap = unpack(partner) - unpack(own); group methods (DiLoCo) pack and unpack by
-    themselves. `pack` raises ValueError for values that are not finite or above MAX_MAGNITUDE, `unpack` for bytes that `pack` never
-    writes. A subclass says how it codes what was checked: `payload_bytes`, `_pack`, `_unpack`.
+    It has no sketch, no block can fail, and gap = unpack(partner) - unpack(own). Group methods (DiLoCo) call `pack` and `unpack`
+    directly. `pack` raises ValueError for values that are not finite or above MAX_MAGNITUDE, `unpack` for bytes that `pack` never
+    writes. A subclass implements `payload_bytes`, `_pack` and `_unpack`, which get checked arguments.
     """
 
     name: str
@@ -116,11 +116,11 @@ class Packing(ABC):
         return torch.empty(0, dtype=torch.uint8, device=message.device)
 
     def encode(self, message: Tensor, seed: int, own_sketch: Tensor, partner_sketch: Tensor) -> Encoded:
-        """Pack the message; the seed and the sketches play no part."""
+        """Pack the message; seed and sketches are not used."""
         return Encoded(self.pack(message), message.numel())
 
     def gap(self, own: Encoded, partner_payload: Tensor, room: int = 0) -> Gap:
-        """Return the partner's decoded message minus one's own decoded message, and `room` more values for the caller to fill."""
+        """Return the partner's decoded message minus the own decoded one, and `room` uninitialized values for the caller to fill."""
         partner = self.unpack(partner_payload.to(own.payload.device), own.num_values)
         values = partner.new_empty(own.num_values + room)
         torch.sub(partner, self.unpack(own.payload, own.num_values), out=values[: own.num_values])
@@ -146,15 +146,15 @@ def require_vector(values: Tensor) -> None:
 
 
 def require_bounded(values: Tensor, origin: str) -> None:
-    """Raise ValueError, naming where they come from, unless values are finite and at most MAX_MAGNITUDE."""
+    """Raise ValueError, with the origin of the values, unless they are finite and at most MAX_MAGNITUDE."""
     if values.numel() == 0:
         return
-    low, high = torch.aminmax(values)  # one pass without a temporary; NaN goes through and compares false
+    low, high = torch.aminmax(values)  # one pass without a temporary; a NaN propagates and compares false
     if not bool((low >= -MAX_MAGNITUDE) & (high <= MAX_MAGNITUDE)):
         raise ValueError(f"The {origin} holds numbers that are not finite, or far too large to be weights.")
 
 
 def aligned(payload: Tensor, itemsize: int) -> Tensor:
-    """Return the payload where it can be viewed as a wider type: itself, or a copy when it is a slice at an odd place."""
+    """Return the payload so that it can be viewed as a wider type: itself, or a copy when its address is not aligned."""
     good = payload.is_contiguous() and payload.storage_offset() % itemsize == 0 and payload.data_ptr() % itemsize == 0
     return payload if good else payload.clone(memory_format=torch.contiguous_format)

@@ -1,14 +1,14 @@
-"""Side-information codec: partners are close, so a message is sent modulo a window as wide as their gap, in a few bits per value.
+"""Modulo codec: partners are close, so each sends its message modulo a window as wide as their gap, in a few bits per value.
 
 Each block of 1024 values is rotated (optim/codecs/hadamard), which makes its gap Gaussian whatever the weights look like. A sketch of 8
 rotated values in fp16 crosses first; from both sketches both sides compute the same gap scale sigma (optim/codecs/sketches). Then each
-sends the integers round(r / step + dither) modulo 2^b, with step = 2 * kappa * sigma / 2^b, and 16 check bits per block; the receiver
-takes the difference nearest to its own integer. Blocks whose difference did not fit the window are mended or reported
-(optim/codecs/checks). After Moniqua (arXiv 2002.11787); sketch, rotation and checks are ours (docs/concepts/mathematics.md). Only for
-messages of partners: the payload alone means nothing.
+sends the integers round(r / step + dither) modulo 2^b, with step = 2 * kappa * sigma / 2^b, and 16 check bits per block. The receiver
+takes the integer nearest to its own. Blocks whose difference did not fit the window are corrected or reported (optim/codecs/checks).
+After Moniqua (arXiv 2002.11787); sketch, rotation and checks are additions (docs/concepts/mathematics.md). Only for messages between
+partners: the payload does not decode without the receiver's own message.
 
 Bits per value: b + (8 * 16 + 16) / 1024. Payload: all codes (optim/codecs/planes), then all checks (16 bit), little-endian; the last
-block is padded with zeros. The gap comes out bit for bit the same, but for its sign, on both sides and on every device: the steps are,
+block is padded with zeros. The gap is the same bit for bit, but for its sign, on both sides and on every device: the steps are equal,
 and the rest is exact on integers up to one last product.
 """
 
@@ -26,13 +26,13 @@ from gossamer.optim.codecs.interface import Encoded, Gap, aligned, require_bound
 from gossamer.optim.codecs.packings import blocks, num_blocks
 
 ROUNDING = 12582912.0  # 1.5 * 2^23: adding it to |x| < 2^22 in f32 rounds x and leaves the integer in the low bits
-CPU_SLAB_BLOCKS = 128  # blocks per thread that go through the chain of operations together: two buffers of 512 KiB stay in its cache
+CPU_SLAB_BLOCKS = 128  # blocks per thread that pass all operations together: two buffers of 512 KiB stay in the cache of its core
 SLAB_BLOCKS = 16384  # elsewhere: few launches, 128 MiB of scratch
 
 
 @dataclass(frozen=True, slots=True)
 class ModuloEncoded(Encoded):
-    """A coded message and what its gap needs again: sums (int32) and steps (f32) per block, and the signs of the rotation."""
+    """A coded message and what `gap` needs later: sums (int32) and steps (f32) per block, and the signs of the rotation."""
 
     sums: Tensor
     steps: Tensor
@@ -52,7 +52,7 @@ class Modulo:
         self._row_bytes = BLOCK_VALUES * bits // 8
 
     def num_blocks(self, num_values: int) -> int:
-        """Return how many blocks of 1024 can fail."""
+        """Return the number of blocks of 1024 that can fail."""
         return num_blocks(num_values, BLOCK_VALUES)
 
     def sketch_bytes(self, num_values: int) -> int:
@@ -64,7 +64,7 @@ class Modulo:
         return self.num_blocks(num_values) * (self._row_bytes + 2)
 
     def sketch(self, message: Tensor, seed: int) -> Tensor:
-        """Return the first 8 rotated values of each block, as bytes. A value that is not finite spoils all 8 of its block."""
+        """Return the first 8 rotated values of each block, as bytes. A value that is not finite makes all 8 of its block not finite."""
         require_vector(message)
         count = self.num_blocks(message.numel())
         signs = sign_pool(seed, count, message.device)
@@ -76,7 +76,7 @@ class Modulo:
         return sketches.to_bytes(values)
 
     def encode(self, message: Tensor, seed: int, own_sketch: Tensor, partner_sketch: Tensor) -> ModuloEncoded:
-        """Return codes and checks, and what `gap` needs; `own_sketch` must be this message's.
+        """Return codes and checks, and what `gap` needs; `own_sketch` must be the sketch of this message.
 
         Raises ValueError for a sketch that is not finite or has another size.
         """
@@ -94,9 +94,9 @@ class Modulo:
         return encoded
 
     def gap(self, own: Encoded, partner_payload: Tensor, room: int = 0) -> Gap:
-        """Return partner minus own, and which blocks stayed unreadable (the same ones on both sides); their values are zero.
+        """Return partner minus own, and the blocks that failed (the same on both sides); their values are zero.
 
-        `room` more values follow, for the caller to fill.
+        `room` uninitialized values follow, for the caller to fill.
         """
         if not isinstance(own, ModuloEncoded):
             raise TypeError("The gap of a modulo codec needs what its own encode returned.")
@@ -126,7 +126,7 @@ class Modulo:
 
 
 class _Decoding:
-    """A partner's payload against one's own, slab by slab."""
+    """Decodes a partner's payload against the own message, slab by slab."""
 
     def __init__(self, coder: Modulo, own: ModuloEncoded, payload: Tensor, room: int) -> None:
         self._bits = coder.bits
@@ -143,13 +143,13 @@ class _Decoding:
         self._scratch = _scratch(count, device)
 
     def gap(self) -> Gap:
-        """Decode everything, then the blocks whose checks differ once more."""
+        """Decode all blocks, then correct those whose checks differ."""
         for part in _parts(len(self._values), self._values.device):
             self._decode(part)
         failed = torch.zeros_like(self._tied)
         suspects = (self._tied | (self._shifts != 0)).nonzero().view(-1)
         for part in _parts(len(suspects), suspects.device):
-            failed[suspects[part]] = ~self._mend(suspects[part])
+            failed[suspects[part]] = ~self._correct(suspects[part])
         return Gap(self._returned, failed)
 
     def _decode(self, part: slice) -> None:
@@ -159,11 +159,11 @@ class _Decoding:
         transform(one, two).mul_((self._own.steps[part] / SIDE)[:, None])
         torch.mul(one, window(self._own.signs, part), out=self._values[part])
 
-    def _mend(self, suspects: Tensor) -> Tensor:
-        """Write blocks anew, mended or zero; return which are good."""
+    def _correct(self, suspects: Tensor) -> Tensor:
+        """Write some blocks again, corrected or zero; return which are correct."""
         one, two = self._scratch[:, : len(suspects)]
         planes.difference(self._partner_codes[suspects], self._own_codes[suspects], self._bits, one)
-        good = checks.mend(one, self._shifts[suspects], self._bits)
+        good = checks.correct(one, self._shifts[suspects], self._bits)
         transform(one, two).mul_((self._own.steps[suspects] / SIDE)[:, None])
         signs = window(self._own.signs, slice(0, len(self._values)))[suspects]
         self._values[suspects] = torch.where(good[:, None], one.mul_(signs), 0.0)
@@ -181,11 +181,11 @@ def _parts(count: int, device: torch.device) -> Iterator[slice]:
 
 
 def _slabs(message: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Yield each slab and its f32[blocks, 1024]; only the last one's is a copy, when padding is needed."""
+    """Yield each slab and its f32[blocks, 1024]; only the last one may be a padded copy."""
     for part in _parts(num_blocks(message.numel(), BLOCK_VALUES), message.device):
         yield part, blocks(message[part.start * BLOCK_VALUES : part.stop * BLOCK_VALUES], BLOCK_VALUES)
 
 
 def _scratch(count: int, device: torch.device) -> Tensor:
-    """Return two buffers for the longest slab."""
+    """Return two buffers as long as the longest slab."""
     return torch.empty((2, min(count, _slab_blocks(device)), BLOCK_VALUES), dtype=torch.float32, device=device)

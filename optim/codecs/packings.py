@@ -1,4 +1,4 @@
-"""Packings: values as bytes that decode by themselves, 32 to 1 bit each, and the error feedback around the coarse ones.
+"""Packings: codecs of 32 to 1 bit per value whose bytes decode alone, and error feedback for the coarse ones.
 
 fp32, bf16: every value as a number of its own, little-endian.
 int8:  signed codes against the largest magnitude of blocks of 256; 8.0625 bit.
@@ -9,8 +9,8 @@ sign1: the sign, scale = mean magnitude; 1.125 bit. Use with error feedback.
 
 nf4, q2 and sign1 have one bf16 scale per block of 128. Layout: all scales (little-endian), then all codes; the last block may be short and
 is coded as if followed by zeros. Codes of 4 bits and fewer share bytes, the first code in the lowest bits. Decoding only multiplies, once
-per value: the result is the same bit for bit on every device (dividing by a constant is not). Below 8 bits these are for pseudo-gradients,
-not for weights: their errors are relative to the values, and weights are much larger than the gaps between them.
+per value, so the result is the same bit for bit on every device (dividing by a constant is not). Below 8 bits, packings are for
+pseudo-gradients, not for weights: the error is relative to the values, and weights are much larger than the gaps between partners.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ E3M0_BIAS = 7
 
 
 class Dense(Packing):
-    """Values as `dtype`, nothing else; fp32 shares memory where it can."""
+    """Values cast to `dtype`; fp32 shares memory where it can."""
 
     def __init__(self, name: str, wire_id: int, dtype: torch.dtype) -> None:
         self.name = name
@@ -85,7 +85,10 @@ class Int8(Packing):
 
 
 class Levels(Packing):
-    """Codes that name the nearest of 2^bits levels, on an edge the lower one, times the block's scale; a block of zeros has scale zero."""
+    """Each code names the nearest of 2^bits levels, relative to the block's scale; a tie takes the lower level.
+
+    A block of zeros has scale zero.
+    """
 
     def __init__(self, name: str, wire_id: int, levels: tuple[float, ...]) -> None:
         self.name = name
@@ -143,24 +146,24 @@ class E3M0(Packing):
 
 
 class Feedback:
-    """One tensor's error feedback: what a packing lost of one pseudo-gradient is added to the next.
+    """Error feedback of one tensor: what a packing lost of one pseudo-gradient is added to the next.
 
     a = decay * e + x; send Q(a); e = a - Q(a) (SparseLoCo, arXiv 2508.15706; classic error feedback at decay 1). For pseudo-gradients
     of group methods only: the message of a pair needs none (docs/concepts/mathematics.md). A new or returning peer starts from zero.
-    Not thread safe; owns its residual. Raises ValueError for a decay outside [0, 1].
+    Not thread safe. It owns its residual. Raises ValueError for a decay outside [0, 1].
     """
 
     def __init__(self, packing: Packing, decay: float, num_values: int, device: torch.device | str = "cpu") -> None:
         if not 0.0 <= decay <= 1.0:
             raise ValueError(f"The decay of error feedback must lie in [0, 1], and is {decay}.")
-        self.residual = torch.zeros(num_values, dtype=torch.float32, device=device)  # what is still owed
+        self.residual = torch.zeros(num_values, dtype=torch.float32, device=device)  # not yet sent
         self._packing = packing
         self._decay = decay
 
     def pack(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the payload for `values` plus what is owed, and what everybody decodes from it; keep the rest.
+        """Return the payload for `values` plus the residual, and the tensor that every peer decodes from it; keep the rest as residual.
 
-        Every peer, the sender included, must count the decoded tensor, not `values`.
+        Every peer, the sender included, must use the decoded tensor in place of `values`.
         """
         wanted = self.residual.mul_(self._decay).add_(values)
         payload = self._packing.pack(wanted)
@@ -170,7 +173,7 @@ class Feedback:
 
 
 def num_blocks(num_values: int, block_values: int) -> int:
-    """Return how many blocks hold `num_values`, the last one perhaps short."""
+    """Return the number of blocks that hold `num_values`; the last one may be short."""
     return -(-num_values // block_values)
 
 
@@ -208,19 +211,19 @@ def mean_magnitude(rows: Tensor, num_values: int) -> Tensor:
 
 
 def _counts(rows: Tensor, num_values: int) -> Tensor:
-    """Return how many values of each row are not padding."""
+    """Return the number of values of each row that are not padding."""
     counts = torch.full((len(rows),), float(rows.shape[1]), device=rows.device)
     counts[-1:] -= rows.numel() - num_values
     return counts
 
 
 def code_bytes(num_codes: int, bits: int) -> int:
-    """Return how many bytes hold so many codes of 1, 2 or 4 bits."""
+    """Return the number of bytes that hold `num_codes` codes of 1, 2 or 4 bits."""
     return -(-num_codes * bits // 8)
 
 
 def pack_codes(codes: Tensor, bits: int) -> Tensor:
-    """Return uint8[code_bytes] for flat uint8 codes in [0, 2^bits), bits 1, 2 or 4; what is left of the last byte is zero."""
+    """Return uint8[code_bytes] for flat uint8 codes in [0, 2^bits), bits 1, 2 or 4; unused bits of the last byte are zero."""
     per_byte = 8 // bits
     columns = functional.pad(codes, (0, -codes.numel() % per_byte)).view(-1, per_byte)
     packed = columns[:, 0].clone()
@@ -232,7 +235,7 @@ def pack_codes(codes: Tensor, bits: int) -> Tensor:
 def unpack_codes(packed: Tensor, bits: int, num_codes: int) -> Tensor:
     """Return the first `num_codes` uint8 codes that `pack_codes` wrote.
 
-    Raises ValueError unless the bits after the last code are zero, so that every message has one form only.
+    Raises ValueError unless the bits after the last code are zero, so that each message has exactly one encoding.
     """
     used = num_codes * bits % 8
     if used and bool(packed[-1] >> used):

@@ -1,8 +1,8 @@
 """Codes of 2, 3, 4, 6 or 8 bits packed into bytes, row by row, with no arithmetic across rows.
 
 A code is cut into planes of 8, 4, 2 or 1 bits (6 = 4 + 2, 3 = 2 + 1). In a plane, byte c of a row holds column c in its lowest bits,
-then column c + width, c + 2*width, ...: neighbours in a row never share a byte, so everything runs on contiguous runs of four bytes at
-a time. Rows must be multiples of 32 codes and begin at multiples of 4 bytes.
+then column c + width, c + 2*width, .... Neighbours in a row never share a byte, so every operation handles four contiguous bytes at a
+time. Rows must be multiples of 32 codes and begin at multiples of 4 bytes.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def unpack(packed: Tensor, bits: int) -> Tensor:
 
 
 def difference(minuend: Tensor, subtrahend: Tensor, bits: int, out: Tensor) -> Tensor:
-    """Write minuend - subtrahend of two packings, the representative in [-2^(b-1), 2^(b-1)), as f32[rows, n].
+    """Write minuend - subtrahend of two packings modulo 2^b as f32[rows, n], in [-2^(b-1), 2^(b-1)).
 
-    Returns bool[rows]: which rows hold -2^(b-1) itself, the one representative whose negative is another.
+    Returns bool[rows]: the rows that hold -2^(b-1), the only value whose negative lies outside that interval.
     """
     half = 1 << (bits - 1)
     if len(PLANES[bits]) > 1:
@@ -68,14 +68,14 @@ def _packed_difference(minuend: Tensor, subtrahend: Tensor, tops: int) -> Tensor
 
 
 def _fields(words: Tensor, plane_bits: int) -> list[Tensor]:
-    """Return the groups of a plane, each code in a byte of its own."""
+    """Return the groups of a plane with one code per byte."""
     if plane_bits == 8:
         return [words]
     return [(words >> (group * plane_bits)) & _mask(plane_bits) for group in range(8 // plane_bits)]
 
 
 def _fold(words: Tensor, plane_bits: int) -> Tensor:
-    """Lay halves of each row over each other, shifted, until every byte is full."""
+    """Combine the halves of each row, one shifted, until every byte is full."""
     shift = 8
     while shift > plane_bits:
         shift //= 2

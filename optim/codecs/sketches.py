@@ -1,7 +1,7 @@
-"""How far apart two messages are, block by block, told from 8 rotated values of each.
+"""Sketches: the gap scale between two messages, block by block, from 8 rotated values of each.
 
 A sketch is the first 8 values of each rotated block (optim/codecs/hadamard), as fp16. From both sketches both sides compute the same
-steps, bit for bit: on the CPU, in float64, element by element and in a fixed order (a reduction's order differs between machines).
+steps, bit for bit: on the CPU, in float64, element by element and in a fixed order, since a reduction's order differs between machines.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ FP16_LARGEST = 65504.0
 
 
 def to_bytes(values: Tensor) -> Tensor:
-    """Return uint8[blocks * 16] for f32[blocks, 8], which is overwritten; what fp16 cannot hold is cut to its largest number."""
+    """Return uint8[blocks * 16] for f32[blocks, 8], which is overwritten; values outside fp16 are clamped to its largest number."""
     return values.clamp_(-FP16_LARGEST, FP16_LARGEST).half().view(-1).view(torch.uint8)
 
 
 def gap_steps(own_sketch: Tensor, partner_sketch: Tensor, num_blocks: int, steps_per_sigma: float) -> Tensor:
     """Return each block's step, f32[num_blocks] on the CPU, the same on both sides.
 
-    sigma^2 is a quarter of the block's own mean square difference and three quarters of that of the blocks around it: one block's 8
-    values alone miss by 25 %, and neighbours are alike. It never falls below what fp16 can show. Raises ValueError for a sketch of
-    another size or one that is not finite.
+    sigma^2 is one quarter of the block's own mean square difference plus three quarters of the mean over the blocks around it: the 8
+    values of one block alone are 25 % off, and neighbours are alike. sigma^2 never falls below the resolution of fp16. Raises ValueError
+    for a sketch of another size or one that is not finite.
     """
     own, partner = (_read(sketch, num_blocks) for sketch in (own_sketch, partner_sketch))
     square = _row_mean((own - partner) * (own - partner))

@@ -13,7 +13,7 @@ from gossamer.optim.codecs import CODECS, codec
 from gossamer.optim.fragment_codec import FragmentCodec
 from gossamer.optim.fragments import Fragment, split
 from gossamer.optim.inner import OPTIMIZERS, InnerSettings
-from gossamer.optim.names import nearest
+from gossamer.optim.names import suggestion
 from gossamer.protocol.errors import BadManifest
 from gossamer.protocol.messages.terms import FragmentTerms, ModelPlan
 from gossamer.protocol.run.manifest import Manifest
@@ -24,7 +24,7 @@ CLOCK_FACTOR = 4  # a peer's schedule clock never runs faster than this many tim
 
 
 def need_abilities(manifest: Manifest) -> None:
-    """Raise BadManifest, with the nearest names, for the first name that means nothing to this build."""
+    """Raise BadManifest, with the names that exist, for the first name that is unknown to this build."""
     _need("outer.method", manifest.outer.method, METHODS)
     _need("inner.optimizer", manifest.inner.optimizer, OPTIMIZERS)
     _need("codec.name", manifest.codec.name, CODECS)
@@ -33,7 +33,7 @@ def need_abilities(manifest: Manifest) -> None:
 def _need(key: str, name: str, known: Iterable[str]) -> None:
     names = list(known)
     if name not in names:
-        raise BadManifest(f'{key} = "{name}" means nothing to this build', hint=f"did you mean {nearest(name, names)}?")
+        raise BadManifest(f'{key} = "{name}" is unknown to this build', hint=suggestion(name, names))
 
 
 def inner_settings(manifest: Manifest) -> InnerSettings:

@@ -1,15 +1,13 @@
-"""Methods of groups: all peers that are there take the same step at the same time, wait for the slowest, and send to everybody.
+"""Group methods: all peers that are present take the same step at the same time, wait for the slowest, and send to the whole group.
 
-`ddp` averages gradients at every step, so that one set of weights stands for all peers. DiLoCo sends pseudo-gradients of all fragments
-together every inner_steps and waits; Streaming DiLoCo sends them in turn and takes the mean some steps later, while training goes on; with
-eager updates (arXiv 2502.12996) a mean may take a whole round to arrive, and one's own part of it counts at once. A peer that comes back
-starts from the group's weights. What is counted as sent is one copy per exchange: the least that a group can send, whichever way it passes
-messages on.
+`ddp` averages gradients at every step, so one set of weights stands for all peers. DiLoCo sends the pseudo-gradients of all fragments
+together every inner_steps and waits. Streaming DiLoCo sends them in turn and takes the mean some steps later, while training continues. A
+returning peer starts from the group's weights. The bytes counted are one copy per exchange: a lower bound.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Final
@@ -19,15 +17,14 @@ from torch import Tensor
 
 from gossamer.optim.codecs import PACKINGS
 from gossamer.optim.codecs.packings import Feedback
-from gossamer.optim.diloco import DiLoCoSettings, StreamingSchedule, contributor_mean, eager_gradient, mean_gradient, mix, outer_step
+from gossamer.optim.diloco import DiLoCoSettings, StreamingSchedule, mean_gradient, mix, outer_step
 from gossamer.optim.fragment_codec import FragmentCodec
 from gossamer.optim.fragments import gather, scatter
 from gossamer.peer.simulator.population import Layout, Population, SimulatedReplica, coding
 
-# What the codecs' sources use: 2503.09799 none from 4 bits up, 1-bit Adam 1, SparseLoCo 0.95.
-FEEDBACK_DECAY: Final = {"q2": 1.0, "sign1": 1.0, "topk": 0.95, "topk12": 0.95}
+# What the codecs' sources use: 2503.09799 none from 4 bits up, 1-bit Adam 1.
+FEEDBACK_DECAY: Final = {"q2": 1.0, "sign1": 1.0}
 SMALL: Final = PACKINGS["fp32"]  # of small tensors, as in FragmentCodec
-Mean = Callable[[Sequence[Tensor], Sequence[float]], Tensor]  # of decoded pseudo-gradients, by weights
 
 
 # ---------------------------------------------------------------------- how a tensor reaches a whole group
@@ -144,11 +141,6 @@ def _taken_gradients(replica: SimulatedReplica, layout: Layout) -> Iterator[Tens
 # ---------------------------------------------------------------------- pseudo-gradients
 
 
-def every_coordinate(decoded: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    """Average each value over those who sent it; see optim.diloco.contributor_mean. The weights play no part."""
-    return contributor_mean(decoded)
-
-
 @dataclass(frozen=True, slots=True)
 class GroupRule:
     """How a group synchronizes: what is sent when, and what becomes of it."""
@@ -156,7 +148,6 @@ class GroupRule:
     schedule: StreamingSchedule  # of single fragments; one of a single fragment stands for all together
     settings: DiLoCoSettings
     keep: float = 0.0  # share of the local weights that a merge keeps
-    mean: Mean = mean_gradient
 
 
 def train_group(population: Population, rule: GroupRule) -> Iterator[Fraction]:
@@ -212,7 +203,7 @@ class Group:
         for fragment in fragments if present else ():
             shared = self.shared[fragment]
             decoded = [self._broadcast.send(step, peer, fragment, shared.slow - self._fast(peer, fragment)) for peer in present]
-            shared.flying.append(self._rule.mean(decoded, [self._weight(peer, fragment) for peer in present]))
+            shared.flying.append(mean_gradient(decoded, [self._weight(peer, fragment) for peer in present]))
         self._population.traffic.completed += bool(present)
 
     def _weight(self, peer: int, fragment: int) -> float:
@@ -235,44 +226,3 @@ class Group:
             self._fast(peer, fragment).copy_(shared.slow)
         self._tokens[peer] = [0] * len(self.shared)
         self._population.replicas[peer].clock_steps = max(replica.clock_steps for replica in self._population.replicas)
-
-
-# ---------------------------------------------------------------------- eager updates
-
-
-class EagerPeer:
-    """One peer's slow weights, momentum, and what the others decoded of it in the round before; all flat."""
-
-    def __init__(self, replica: SimulatedReplica) -> None:
-        self.replica = replica
-        self.slow = replica.weights.clone()
-        self.momentum, self.late = torch.zeros_like(self.slow), torch.zeros_like(self.slow)
-
-
-def train_eagerly(population: Population, settings: DiLoCoSettings) -> Iterator[Fraction]:
-    """Let a group train with eager updates, the same peers in every round; yield the time after each step.
-
-    Each round a peer steps with the mean of the round before, its own old part replaced by its new one, so peers differ by no more than
-    their newest parts. All fragments go together.
-    """
-    scenario, broadcast = population.scenario, Broadcast(population)
-    peers = [EagerPeer(replica) for replica in population.replicas]
-    for step, _ in scenario.steps_together():
-        for peer in peers:
-            peer.replica.inner_step()
-        if step % scenario.period == 0:
-            _eager_round(population, broadcast, peers, settings, step)
-        yield step * scenario.slowest_step
-
-
-def _eager_round(population: Population, broadcast: Broadcast, peers: list[EagerPeer], settings: DiLoCoSettings, step: int) -> None:
-    late_mean = mean_gradient([peer.late for peer in peers], [1.0] * len(peers))
-    for peer in peers:
-        decoded = peer.slow - peer.replica.weights
-        for fragment, part in enumerate(population.layout.slices):
-            decoded[part] = broadcast.send(step, peer.replica.number, fragment, decoded[part])
-        gradient = eager_gradient(late_mean, peer.late, decoded, len(peers))
-        peer.slow, peer.momentum = outer_step(peer.slow, peer.momentum, gradient, settings)
-        peer.replica.weights.copy_(peer.slow)
-        peer.late = decoded
-    population.traffic.completed += 1

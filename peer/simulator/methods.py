@@ -12,16 +12,14 @@ from fractions import Fraction
 from functools import partial
 from typing import Any, Final
 
-from gossamer.optim.diloco import DiLoCoSettings, StreamingSchedule, learning_rate_for, mean_gradient
-from gossamer.optim.gossip import GASLoC, SlowMo
-from gossamer.optim.noloco import NoLoCo, PairRule
-from gossamer.peer.simulator.groups import GroupRule, Mean, data_parallel, every_coordinate, feedback_decay, train_eagerly, train_group
+from gossamer.optim.diloco import DiLoCoSettings, StreamingSchedule, learning_rate_for
+from gossamer.optim.noloco import NoLoCo
+from gossamer.peer.simulator.groups import GroupRule, data_parallel, feedback_decay, train_group
 from gossamer.peer.simulator.pairs import gossip, train_alone
 from gossamer.peer.simulator.population import Population, Size
 from gossamer.peer.simulator.scenario import Scenario, known
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.run.manifest import Manifest
-from gossamer.protocol.run.sections import OuterSection
 
 Train = Callable[[Population], Iterator[Fraction]]
 Defaults = Callable[[int], Mapping[str, Any]]  # by the number of peers
@@ -53,26 +51,25 @@ class Method:
         return [rate] * (1 if self.one_replica else scenario.num_peers)
 
 
-def pairs(name: str, **defaults: Any) -> Method:
-    """Make a method of pairs out of a rule."""
-    mine = {"codec": PAIR_CODEC, **defaults}
-    return Method(lambda scenario, _: partial(gossip, rule=pair_rule(name, scenario)), lambda _: mine, own_vectors=2, at_own_rate=True)
+def _pairs(scenario: Scenario, num_fragments: int) -> Train:
+    return partial(gossip, rule=pair_rule(scenario))
 
 
-def pair_rule(name: str, scenario: Scenario) -> PairRule:
-    """Return the rule of a method of pairs with the scenario's constants. Raises BadSettings outside its stable range."""
+def pair_rule(scenario: Scenario) -> NoLoCo:
+    """Return NoLoCo's step with the scenario's constants. Raises BadSettings outside its stable range."""
+    outer = scenario.manifest.outer
     try:
-        return PAIR_RULES[name](scenario.manifest.outer)
+        return NoLoCo(outer.alpha, outer.beta, outer.gamma)
     except ValueError as error:
         raise BadSettings(str(error), hint="change alpha or gamma") from None
 
 
-def group(*, nesterov: bool, mean: Mean = mean_gradient, **defaults: Any) -> Method:
+def group(*, nesterov: bool, **defaults: Any) -> Method:
     """Make a method in which a group exchanges everything at once and waits."""
 
     def train(scenario: Scenario, _: int) -> Train:
         schedule = StreamingSchedule(1, scenario.period, 0)
-        return partial(train_group, rule=GroupRule(schedule, _outer(scenario, nesterov=nesterov), mean=mean))
+        return partial(train_group, rule=GroupRule(schedule, _outer(scenario, nesterov=nesterov)))
 
     return Method(train, lambda _: defaults, common_vectors=2)
 
@@ -86,39 +83,20 @@ def _streaming(scenario: Scenario, num_fragments: int) -> Train:
     return partial(train_group, rule=GroupRule(schedule, _outer(scenario, nesterov=True), keep=scenario.keep_local))
 
 
-def _eager(scenario: Scenario, num_fragments: int) -> Train:
-    if scenario.drop_out:
-        raise BadSettings("eager updates need the same peers in every round", hint="leave --drop-out out, or choose another --method")
-    round_steps = scenario.period * scenario.slowest_step
-    if scenario.delay_steps > round_steps:
-        raise BadSettings(
-            f"eager updates step with the mean of the round before; it takes {float(scenario.delay_steps):g} steps to arrive, "
-            f"and a round takes {float(round_steps):g}",
-            hint="lower --delay or raise --inner-steps",
-        )
-    return partial(train_eagerly, settings=_outer(scenario, nesterov=True))
-
-
 def _outer(scenario: Scenario, *, nesterov: bool) -> DiLoCoSettings:
     outer = scenario.manifest.outer
     return DiLoCoSettings(outer.beta, outer.alpha, nesterov, scenario.clip, scenario.staleness_penalty)
 
 
-PAIR_RULES: Final[dict[str, Callable[[OuterSection], PairRule]]] = {
-    "noloco": lambda outer: NoLoCo(outer.alpha, outer.beta, outer.gamma),
-    "noloco-averaged": lambda outer: NoLoCo(outer.alpha, outer.beta, outer.gamma, average_momentum=True),
-    "slowmo": lambda outer: SlowMo(outer.alpha, outer.beta),  # whatever gamma is
-    "gasloc": lambda outer: GASLoC(outer.alpha, outer.beta, outer.gamma),
-}
 METHODS: Final[dict[str, Method]] = {
-    "noloco": pairs("noloco", alpha=0.0, beta=1.0, gamma=1.0),
-    "noloco-averaged": pairs("noloco-averaged", alpha=0.5, beta=0.7, gamma=0.7),
-    "slowmo": pairs("slowmo", alpha=0.5, beta=0.7, gamma=0.7),
-    "gasloc": pairs("gasloc", alpha=0.5, beta=0.7, gamma=1.0),
+    "noloco": Method(
+        _pairs,
+        lambda _: {"alpha": 0.0, "beta": 1.0, "gamma": 1.0, "codec": PAIR_CODEC},
+        own_vectors=2,
+        at_own_rate=True,
+    ),
     "diloco": group(nesterov=True, alpha=0.9, beta=0.7, codec="fp32"),
     "diloco-heavy-ball": group(nesterov=False, alpha=0.3, beta=0.7, codec="fp32"),
-    "diloco-eager": Method(_eager, lambda _: {"alpha": 0.9, "beta": 0.7, "codec": "fp32"}, own_vectors=3, common_vectors=1),
-    "sparseloco": group(nesterov=False, mean=every_coordinate, alpha=0.0, beta=1.0, codec="topk"),
     "streaming": Method(
         _streaming,
         lambda num_peers: {

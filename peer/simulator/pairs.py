@@ -15,7 +15,7 @@ from random import Random
 
 from torch import Tensor
 
-from gossamer.optim.noloco import PairRule
+from gossamer.optim.noloco import NoLoCo
 from gossamer.peer.simulator.matching import Matcher, matcher
 from gossamer.peer.simulator.population import Layout, Population, SimulatedReplica, coding
 from gossamer.peer.trainer.fragment_state import FragmentState
@@ -30,7 +30,7 @@ def train_alone(population: Population) -> Iterator[Fraction]:
         yield now
 
 
-def gossip(population: Population, rule: PairRule) -> Iterator[Fraction]:
+def gossip(population: Population, rule: NoLoCo) -> Iterator[Fraction]:
     """Let peers train and meet by a rule; yield each time at which inner steps end, after its meetings."""
     scenario = population.scenario
     table = Gossip(population, rule, matcher(scenario, len(population.layout.codecs)))
@@ -57,7 +57,7 @@ class PairPeer:
         for fragment in self.fragments:
             fragment.count(num_tokens)
 
-    def solo_step(self, fragment: int, rule: PairRule) -> None:
+    def solo_step(self, fragment: int, rule: NoLoCo) -> None:
         """Take the outer step of a fragment without a partner."""
         self.fragments[fragment].step_alone(rule)
         self.fragments[fragment].move()
@@ -89,7 +89,7 @@ class Pair:
         self.sides[replica.number] = MeetingSide(member.fragments[self.fragment])
         self.clock_steps[replica.number] = replica.clock_steps
 
-    def exchange(self, rule: PairRule, *, token_weights: bool) -> str:
+    def exchange(self, rule: NoLoCo, *, token_weights: bool) -> str:
         """Send each side's message to the other; return why one of them refuses, empty if none does."""
         one, two = self.sides.values()
         both = ((one, two), (two, one))
@@ -117,7 +117,7 @@ class Pair:
 class Gossip:
     """All meetings under way. A fragment of a peer is in at most one."""
 
-    def __init__(self, population: Population, rule: PairRule, matching: Matcher) -> None:
+    def __init__(self, population: Population, rule: NoLoCo, matching: Matcher) -> None:
         self.peers = [PairPeer(replica, population.layout) for replica in population.replicas]
         self._population = population
         self._matcher = matching

@@ -1,18 +1,10 @@
-"""What a simulation found out: its curve and its result, as numbers and as a picture.
-
-The picture needs matplotlib, which nothing else here needs: install the extra `plot`.
-"""
+"""The results of simulations: figures of the trained swarm, and its curve over virtual time."""
 
 from __future__ import annotations
 
-import importlib.util
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
-
-from gossamer.protocol.errors import BadSettings
 
 JSON_KEYS: Final = (
     *("method", "codec", "peers", "steps", "tokens", "eval_loss", "eval_loss_averaged"),
@@ -93,48 +85,3 @@ def value_text(value: Any) -> str:
     if isinstance(value, tuple):
         return ":".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def need_plot(path: Path) -> None:
-    """Raise BadSettings when a picture could not be written there: before a long training, not after it."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise BadSettings("--plot needs matplotlib, which is not installed", hint="pip install 'gossamer-peer[plot]'")
-    if not path.absolute().parent.is_dir():
-        raise BadSettings(f"the folder of {path} is not there", hint="make it first, or give another --plot FILE.png")
-    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise BadSettings(f"{path} is not a picture that can be written", hint="end its name in .png, .svg or .pdf")
-
-
-def plot_rows(rows: Iterable[Row], path: Path) -> None:
-    """Draw each row that has a curve under its name: loss against tokens and bytes sent, and how far apart the peers are.
-
-    Raises BadSettings when there is none, or the file cannot be written.
-    """
-    results = {row.name: row.result for row in rows if row.result and row.result.curve}
-    if not results:
-        raise BadSettings(f"there is nothing to draw, so {path} was not written: no simulation came to its end", hint="lower learning_rate")
-    from matplotlib.figure import Figure  # no pyplot: no windows, no global state
-
-    figure = Figure(figsize=(13, 4.8), layout="constrained")
-    by_tokens, by_bytes, spread = figure.subplots(1, 3)
-    for name, result in results.items():
-        losses = [point.loss for point in result.curve]
-        by_tokens.plot([point.tokens for point in result.curve], losses, label=name)
-        by_bytes.plot([point.sent_bytes / 1e6 for point in result.curve], losses, label=name)
-        spread.plot([point.steps for point in result.curve], [point.weight_std for point in result.curve], label=name)
-    for axes, across, upwards in (
-        (by_tokens, "tokens, all peers", "held-out loss, nats per token"),
-        (by_bytes, "MB sent per peer", "held-out loss, nats per token"),
-        (spread, "steps at mean speed", "spread of the weights (rms)"),
-    ):
-        axes.set_xlabel(across)
-        axes.set_ylabel(upwards)
-        axes.grid(alpha=0.3)
-    firsts = [result.curve[0].loss for result in results.values() if math.isfinite(result.curve[0].loss)]
-    for axes in (by_tokens, by_bytes) if firsts else ():
-        axes.set_ylim(top=1.05 * max(firsts))  # what diverged must not hide the rest
-    figure.legend(*by_tokens.get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    try:
-        figure.savefig(path)
-    except OSError as error:
-        raise BadSettings(f"{path} cannot be written: {error.strerror}", hint="give another --plot FILE.png") from error

@@ -15,7 +15,7 @@ from random import Random
 from typing import Final
 
 from gossamer.optim.inner import InnerSettings
-from gossamer.optim.names import nearest
+from gossamer.optim.names import suggestion
 from gossamer.peer.model.plan import inner_settings
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.run.manifest import Manifest
@@ -139,7 +139,7 @@ def known(name: str, names: Iterable[str], kind: str) -> str:
     table = list(names)
     if name in table:
         return name
-    raise BadSettings(f"there is no {kind} named {name!r}", hint=f"did you mean {nearest(name, table)}?")
+    raise BadSettings(f"there is no {kind} named {name!r}", hint=suggestion(name, table))
 
 
 def _need(holds: bool, sentence: str) -> None:

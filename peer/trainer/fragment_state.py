@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gossamer.optim.fragment_codec import FragmentCodec
 from gossamer.optim.fragments import add, gather
-from gossamer.optim.noloco import PairRule
+from gossamer.optim.noloco import NoLoCo
 from gossamer.peer.trainer.merge_gate import MergeGate
 
 SLAB_VALUES = 1 << 15  # 128 KiB: what one operation leaves in the processor's cache, the next one finds there
@@ -99,7 +99,7 @@ class FragmentState:
         fast = gather(self.codec.fragment, self._parameters)
         return fast if self._owed is None else fast.add_(self._owed)
 
-    def step_alone(self, rule: PairRule) -> None:
+    def step_alone(self, rule: NoLoCo) -> None:
         """Take the outer step without a partner. The model itself is moved by `move`."""
         fast = self.fast()
         self.gate.step_alone(self.since.moved(length_of(fast - self.here(self.slow))))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gossamer.optim.codecs import Gap
 from gossamer.optim.fragment_codec import FragmentEncoded
-from gossamer.optim.noloco import PairRule, token_weight
+from gossamer.optim.noloco import NoLoCo, token_weight
 from gossamer.peer.trainer.fragment_state import FragmentState, OuterStep, length_of, mark
 from gossamer.peer.trainer.merge_gate import Lengths
 
@@ -41,7 +41,7 @@ class MeetingSide:
     changed.
     """
 
-    _rule: PairRule  # these from `prepare` on
+    _rule: NoLoCo  # these from `prepare` on
     _weight: float
     _seed: int
     _sketch: Tensor
@@ -55,10 +55,10 @@ class MeetingSide:
         self._encoded: FragmentEncoded | None = None
         self._accepted: Accepted | None = None
 
-    def prepare(self, rule: PairRule, weight: float, seed: int) -> Tensor:
+    def prepare(self, rule: NoLoCo, weight: float, seed: int) -> Tensor:
         """Form the message and return its sketch, uint8[sketch_bytes]; both sides must pass the same seed."""
         state = self.state
-        message = rule.message(state.here(state.slow), state.here(state.momentum), self.snapshot, weight)
+        message = rule.message(state.here(state.slow), self.snapshot, weight)
         self._sketch = state.codec.sketch(message, seed)
         self._rule, self._weight, self._seed, self._message = rule, weight, seed, message
         return self._sketch

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gossamer.optim.fragment_codec import FragmentCodec
-from gossamer.optim.noloco import FINISH, NoLoCo, PairRule
+from gossamer.optim.noloco import FINISH, NoLoCo
 from gossamer.peer.link import records as ask
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.link.records import File, payload_name
@@ -35,7 +35,7 @@ JOURNALED = 256  # meetings remembered as applied; the node never asks for an ol
 class OpenMeeting:
     """One meeting in the trainer: its side, and its files. `code` and `step` may be called from another thread than the opener's."""
 
-    def __init__(self, number: int, fragment: int, side: MeetingSide, rule: PairRule, payloads: PayloadFolder) -> None:
+    def __init__(self, number: int, fragment: int, side: MeetingSide, rule: NoLoCo, payloads: PayloadFolder) -> None:
         self.fragment = fragment
         self.side = side
         self.partner_clock_steps = 0
@@ -124,7 +124,7 @@ class OuterLoop:
         self.has_momentum = rule.alpha > 0.0
         self.fragments = tuple(FragmentState(codec, parameters, self.has_momentum) for codec in codecs)
         self.applied: dict[str, None] = {}
-        self._rule: PairRule = rule
+        self._rule = rule
         self.pulls = Pulls(self.fragments, payloads)
         self._payloads = payloads
         self._on_outer_step = on_outer_step

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import importlib.util
 import math
 from pathlib import Path
 
 import pytest
 
-from gossamer.cli.curves import curves, draw_curves
+from gossamer.cli.curves import curves, draw_curves, need_plot
 from gossamer.peer.machine.events import EvalDone, EventLog, StepDone
 from gossamer.peer.machine.home import Home
 from gossamer.protocol.errors import BadSettings
@@ -39,3 +40,16 @@ def test_a_picture_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     with pytest.raises(BadSettings) as caught:
         draw_curves({"alone": ran(tmp_path)}, "alone", tmp_path / "nowhere" / "loss.png")
     assert caught.value.hint
+
+
+def test_without_matplotlib_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(BadSettings, match="matplotlib") as caught:
+        need_plot(tmp_path / "x.png")
+    assert "gossamer-peer[plot]" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["no-such-folder/x.png", "x.jpeg", "x"])
+def test_a_picture_that_cannot_be_written_is_refused_before_training(tmp_path: Path, name: str) -> None:
+    with pytest.raises(BadSettings):
+        need_plot(tmp_path / name)

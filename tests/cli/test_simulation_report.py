@@ -1,10 +1,17 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from gossamer.cli.simulation_report import network_text, result_text, rows_text, sweep_text
+import pytest
+
+from gossamer.cli.simulation_report import network_text, plot_rows, result_text, rows_text, sweep_text
 from gossamer.peer.simulator.results import JSON_KEYS, Row
-from tests.peer.simulator.results import result
+from gossamer.protocol.errors import BadSettings
+from tests.peer.simulator.results import CURVE, result
 
 ROWS = [
     Row({"learning_rate": 1e-3, "codec": "nf4"}, result(eval_loss_averaged=2.5)),
@@ -60,3 +67,40 @@ def test_a_network_is_told_in_lines() -> None:
     assert "1.25e+08 parameters between 8 peers, 4.14 bits each" in text
     assert "30.25 s" in text
     assert "75.0 %" in text
+
+
+def row(name: str, **fields: Any) -> Row:
+    return Row({"name": name}, result(**fields))
+
+
+def test_a_picture_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "curves.png"
+    plot_rows([row("noloco"), row("diverged", eval_loss=(9e9,)), Row({}, None, "broken")], path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("rows", [[], [row("everybody away", curve=())]])
+def test_where_nothing_can_be_drawn_it_says_so(tmp_path: Path, rows: list[Row]) -> None:
+    with pytest.raises(BadSettings, match="nothing to draw") as caught:
+        plot_rows(rows, tmp_path / "x.png")
+    assert "learning_rate" in caught.value.hint
+    assert not (tmp_path / "x.png").exists()
+
+
+def test_results_without_a_curve_leave_the_others_their_picture(tmp_path: Path) -> None:
+    plot_rows([row("noloco"), row("everybody away", curve=())], tmp_path / "x.png")
+    assert (tmp_path / "x.png").exists()
+
+
+def test_a_curve_that_begins_at_infinity_can_be_drawn(tmp_path: Path) -> None:
+    curve = tuple(replace(point, eval_loss=math.inf) for point in CURVE)
+    plot_rows([row("broken", curve=curve)], tmp_path / "x.png")
+    plot_rows([row("broken", curve=curve), row("noloco")], tmp_path / "y.png")
+    assert (tmp_path / "x.png").exists()
+    assert (tmp_path / "y.png").exists()
+
+
+def test_a_failure_to_write_is_the_operators(tmp_path: Path) -> None:
+    (tmp_path / "x.png").mkdir()
+    with pytest.raises(BadSettings, match="cannot be written"):
+        plot_rows([row("noloco")], tmp_path / "x.png")

@@ -46,7 +46,7 @@ def test_a_payload_of_another_size_is_refused() -> None:
 
 
 def test_bits_per_value_count_everything_sent() -> None:
-    assert FragmentCodec(fragment(256_000, 0), codec("int8")).bits_per_value == 8.0625
+    assert FragmentCodec(fragment(256_000, 0), codec("int8")).payload_bytes * 8 / 256_000 == 8.0625
 
 
 def test_no_failed_blocks_is_none() -> None:

@@ -86,7 +86,7 @@ def test_every_name_builds_its_optimizer(name: str, kind: type[torch.optim.Optim
 
 
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:
-    with pytest.raises(ValueError, match="Did you mean adamw"):
+    with pytest.raises(ValueError, match="did you mean adamw"):
         build_optimizer("adam", [], SETTINGS)
 
 

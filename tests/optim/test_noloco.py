@@ -27,7 +27,7 @@ def meet(
     slow: Tensor, momentum: Tensor, fast: Tensor, weights: tuple[float, float], rule: NoLoCo, failed: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """One exact meeting of rows 0 and 1."""
-    u = [rule.message(slow[k], momentum[k], fast[k], weights[k]) for k in (0, 1)]
+    u = [rule.message(slow[k], fast[k], weights[k]) for k in (0, 1)]
     steps = [rule.pair_step(slow[k], momentum[k], fast[k], weights[k], u[1 - k] - u[k], failed) for k in (0, 1)]
     return torch.stack([step[0] for step in steps]), torch.stack([step[1] for step in steps])
 
@@ -48,8 +48,8 @@ def test_one_tensor_equals_the_papers_two(rule: NoLoCo) -> None:
     state = replicas(2, 50)
     slow, momentum = meet(*state, (0.5, 0.5), rule)
     columns = [oracle(*state, column) for column in range(50)]
-    two = [reference.noloco_two_tensor(column, *astuple(rule)[:3]) for column in columns]
-    one = [reference.noloco_one_tensor(column, *astuple(rule)[:3]) for column in columns]
+    two = [reference.noloco_two_tensor(column, *astuple(rule)) for column in columns]
+    one = [reference.noloco_one_tensor(column, *astuple(rule)) for column in columns]
     assert all(a.phi == pytest.approx(b.phi, abs=1e-14) for a, b in zip(itertools.chain(*one), itertools.chain(*two), strict=True))
     assert_matches(slow, momentum, two)
 
@@ -69,7 +69,7 @@ def test_token_weights_match_the_oracle(rule: NoLoCo, tokens: tuple[int, int]) -
     state = replicas(2, 20, seed=1)
     weights = (token_weight(*tokens), token_weight(*tokens[::-1]))
     slow, momentum = meet(*state, weights, rule)
-    expected = [reference.noloco_token_weighted(*oracle(*state, column), tokens, *astuple(rule)[:3]) for column in range(20)]
+    expected = [reference.noloco_token_weighted(*oracle(*state, column), tokens, *astuple(rule)) for column in range(20)]
     assert_matches(slow, momentum, expected)
 
 
@@ -97,7 +97,7 @@ def test_two_peers_are_heavy_ball_diloco_for_ever(gamma: float) -> None:
 
 def test_gamma_equal_to_beta_needs_only_the_fast_weights() -> None:
     _, _, fast = replicas(1, 100)
-    u = NoLoCo().message(torch.full_like(fast[0], 1e6), fast[0], fast[0], 0.5)
+    u = NoLoCo().message(torch.full_like(fast[0], 1e6), fast[0], 0.5)
     assert torch.equal(u, 0.7 * fast[0])
 
 
@@ -117,9 +117,7 @@ def test_failed_values_take_the_solo_step() -> None:
     rule = NoLoCo()
     failed = torch.arange(40) % 3 == 0
     weights = (0.8, 0.2)
-    gap = torch.where(
-        failed, torch.nan, rule.message(slow[1], momentum[1], fast[1], 0.2) - rule.message(slow[0], momentum[0], fast[0], 0.8)
-    )
+    gap = torch.where(failed, torch.nan, rule.message(slow[1], fast[1], 0.2) - rule.message(slow[0], fast[0], 0.8))
     new_slow, new_momentum = rule.pair_step(slow[0], momentum[0], fast[0], weights[0], gap, failed)
     alone = rule.solo_step(slow[0], momentum[0], fast[0])
     together = meet(slow, momentum, fast, weights, rule)
@@ -138,7 +136,7 @@ def test_inputs_are_left_alone() -> None:
 
 def test_finish_ends_on_the_mean_of_the_fast_weights() -> None:
     slow, momentum, fast = replicas(2, 100)
-    assert torch.equal(FINISH.message(slow[0], momentum[0], fast[0], 0.5), fast[0])
+    assert torch.equal(FINISH.message(slow[0], fast[0], 0.5), fast[0])
     new_slow, _ = meet(slow, momentum, fast, (0.5, 0.5), FINISH)
     torch.testing.assert_close(new_slow, fast.mean(0).expand(2, -1))
 
@@ -162,17 +160,3 @@ def test_token_weights() -> None:
     assert token_weight(5, 0) + token_weight(0, 5) == 1.0
     with pytest.raises(ValueError, match="negative"):
         token_weight(-1, 4)
-
-
-def test_averaged_momentum_matches_the_oracle() -> None:
-    slow, momentum, fast = replicas(2, 30, seed=4)
-    rule = NoLoCo(0.9, 0.7, 0.35, average_momentum=True)
-    new_slow, new_momentum = meet(slow, momentum, fast, (0.5, 0.5), rule)
-    expected = [reference.noloco_momentum_averaged(*oracle(slow, momentum, fast, column), 0.9, 0.7, 0.35) for column in range(30)]
-    assert_matches(new_slow, new_momentum, expected)
-
-
-def test_averaged_momentum_has_a_bound_of_its_own() -> None:
-    NoLoCo(0.9, 0.7, 0.8, average_momentum=True)
-    with pytest.raises(ValueError, match=r"2\(2 - alpha\^2\)/\(2 \+ alpha\) = 0\.8207"):
-        NoLoCo(0.9, 0.7, 0.83, average_momentum=True)

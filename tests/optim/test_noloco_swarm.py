@@ -37,7 +37,7 @@ class Population:
 
     def round(self, rule: NoLoCo) -> None:
         fast = self.slow + torch.randn(self.slow.shape, generator=self.generator)
-        u = rule.message(self.slow, self.momentum, fast, 0.5)
+        u = rule.message(self.slow, fast, 0.5)
         order = torch.randperm(len(u), generator=self.generator)
         partner = torch.empty_like(order)
         half = len(order) // 2
@@ -72,21 +72,9 @@ def test_variance_of_a_large_population(alpha: float, gamma: float, expected: fl
     assert measured == pytest.approx(expected, rel=0.02)
 
 
-@pytest.mark.parametrize(("alpha", "gamma", "expected"), [(0.9, 0.35, 2.759), (0.5, 0.7, 0.944)])
-def test_variance_with_averaged_momentum(alpha: float, gamma: float, expected: float) -> None:
-    rule = NoLoCo(alpha, 0.7, gamma, average_momentum=True)
-    assert stationary_variance(64, rule, values=256, rounds=1000) == pytest.approx(expected, rel=0.02)
-
-
-@pytest.mark.parametrize(
-    ("alpha", "gamma", "average_momentum", "bounded"),
-    [
-        *((0.5, 1.45, False, True), (0.5, 1.55, False, False), (0.9, 0.35, False, True), (0.9, 0.5, False, False)),
-        *((0.9, 0.80, True, True), (0.9, 0.87, True, False), (0.5, 1.37, True, True), (0.5, 1.45, True, False)),
-    ],
-)
-def test_divergence_bounds(alpha: float, gamma: float, average_momentum: bool, bounded: bool) -> None:
-    rule = Unchecked(alpha, 0.7, gamma, average_momentum)
+@pytest.mark.parametrize(("alpha", "gamma", "bounded"), [(0.5, 1.45, True), (0.5, 1.55, False), (0.9, 0.35, True), (0.9, 0.5, False)])
+def test_divergence_bounds(alpha: float, gamma: float, bounded: bool) -> None:
+    rule = Unchecked(alpha, 0.7, gamma)
     population = Population.start(512, 64)
     for _ in range(1000):
         population.round(rule)
@@ -100,7 +88,7 @@ def coded_meeting(
     rule = NoLoCo()
     fragment = Fragment(0, "f", (Piece("large", slow.shape[1] - 100), Piece("small", 100)), slow.shape[1] - 100)
     coder = FragmentCodec(fragment, codec(name))
-    u = [rule.message(slow[k], momentum[k], fast[k], weights[k]) for k in (0, 1)]
+    u = [rule.message(slow[k], fast[k], weights[k]) for k in (0, 1)]
     sketches = [coder.sketch(x, 77) for x in u]
     encoded = [coder.encode(u[k], 77, sketches[k], sketches[1 - k]) for k in (0, 1)]
     gaps = [coder.gap(encoded[k], encoded[1 - k].payload) for k in (0, 1)]

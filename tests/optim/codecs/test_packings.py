@@ -14,8 +14,6 @@ from torch import Tensor
 from gossamer.optim.codecs import PACKINGS
 from gossamer.optim.codecs.packings import LLOYD_LEVELS, NF4_LEVELS, Feedback, code_bytes, pack_codes, unpack_codes
 
-KEPT_SHARE = 0.9 * 64 / 4096
-
 
 def round_trip(name: str, values: Tensor) -> Tensor:
     return PACKINGS[name].unpack(PACKINGS[name].pack(values), len(values))
@@ -195,8 +193,6 @@ ERROR_TABLE = {
     "e3m0": (3.81e-2, 4.96e-2),
     "q2": (0.1160, 0.221),
     "sign1": (0.361, 0.497),
-    "topk": (0.881, 0.737),
-    "topk12": (0.882, 0.783),
 }
 
 
@@ -228,11 +224,11 @@ def test_every_packing_is_contractive(name: str, kind: str) -> None:
         "constant": torch.full((9000,), -0.3),
     }[kind]
     lost = (round_trip(name, values) - values).square().sum()
-    least = {"topk": KEPT_SHARE, "topk12": KEPT_SHARE, "sign1": 1 / 129, "q2": 1 / 129}.get(name, 0.9)
+    least = {"sign1": 1 / 129, "q2": 1 / 129}.get(name, 0.9)
     assert float(lost) <= (1 - least) * float(values.square().sum())
 
 
-@pytest.mark.parametrize("name", ["q2", "sign1", "topk", "topk12", "nf4"])
+@pytest.mark.parametrize("name", ["q2", "sign1", "nf4"])
 def test_nothing_is_lost_at_decay_1(name: str) -> None:
     """What was sent plus what is owed is the sum of what came in."""
     feedback = Feedback(PACKINGS[name], 1.0, 5000)
@@ -246,7 +242,7 @@ def test_nothing_is_lost_at_decay_1(name: str) -> None:
     torch.testing.assert_close(sent + feedback.residual, came, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["q2", "sign1", "topk"])
+@pytest.mark.parametrize("name", ["q2", "sign1"])
 def test_a_steady_gradient_gets_through(name: str) -> None:
     feedback = Feedback(PACKINGS[name], 1.0, 4096)
     generator = torch.Generator().manual_seed(0)

@@ -73,10 +73,8 @@ def held_out(population: Population) -> list[float]:
     return held_out_losses(population.replicas, population.texts.held_out, 4)
 
 
-@pytest.mark.parametrize(
-    ("codec", "feedback"), [("fp32", None), ("q2", None), ("sign1", 0.0), ("topk", 0.9), ("topk12", None), ("modulo4", 0.9)]
-)
-@pytest.mark.parametrize("name", ["noloco", "local", "diloco", "sparseloco", "diloco-eager", "streaming", "ddp"])
+@pytest.mark.parametrize(("codec", "feedback"), [("fp32", None), ("q2", None), ("sign1", 0.0), ("sign1", 0.9), ("modulo4", 0.9)])
+@pytest.mark.parametrize("name", ["noloco", "local", "diloco", "streaming", "ddp"])
 def test_error_feedback_is_in_the_size(monkeypatch: pytest.MonkeyPatch, name: str, codec: str, feedback: float | None) -> None:
     """As many residuals as peers build, fragment by fragment, whatever the method."""
     kept: list[int] = []

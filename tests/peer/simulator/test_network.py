@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from benchmarks.utilization import PAPER_BITS, WORKLOADS, grid_errors, sendings
 from gossamer.optim.fragments import MEETING_INTERVAL
 from gossamer.peer.simulator import network
 from gossamer.peer.simulator.network import (
@@ -40,6 +39,7 @@ from gossamer.peer.simulator.network import (
     waiting,
 )
 from gossamer.protocol.errors import BadSettings
+from tests.peer.simulator.streaming_table import PAPER_BITS, WORKLOADS, grid_errors, sendings
 from tests.peer.simulator.test_matching import meetings_per_step
 
 EVEN = Links(latency_s=1.0, variation=0.0, bandwidth=8.0)

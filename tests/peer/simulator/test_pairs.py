@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from gossamer.optim.gossip import GASLoC, SlowMo
-from gossamer.optim.noloco import NoLoCo, PairRule
+from gossamer.optim.noloco import NoLoCo
 from gossamer.peer.link import records as ask
 from gossamer.peer.simulator.matching import Matcher, matcher
-from gossamer.peer.simulator.methods import PAIR_RULES, pair_rule
+from gossamer.peer.simulator.methods import pair_rule
 from gossamer.peer.simulator.pairs import Gossip, Pair, PairPeer
 from gossamer.peer.simulator.population import Population
 from gossamer.peer.simulator.scenario import Scenario
@@ -41,7 +40,7 @@ def tokens(outer: PairPeer) -> list[int]:
     return [fragment.tokens for fragment in outer.fragments]
 
 
-def met(outers: tuple[PairPeer, PairPeer], fragment: int, rule: PairRule) -> Pair:
+def met(outers: tuple[PairPeer, PairPeer], fragment: int, rule: NoLoCo) -> Pair:
     pair = Pair(fragment, outers, SEED)
     for outer in outers:
         pair.open(outer)
@@ -55,7 +54,7 @@ def met(outers: tuple[PairPeer, PairPeer], fragment: int, rule: PairRule) -> Pai
 def test_a_meeting_is_that_of_real_peers_bit_for_bit(tmp_path: Path, codec: str) -> None:
     """Two meetings of each fragment, with uneven progress, beside two real replicas whose bytes are carried by hand."""
     population, outers = two(codec=codec, inner_steps=6)
-    rule = pair_rule("noloco", population.scenario)
+    rule = pair_rule(population.scenario)
     manifest = small_manifest(codec={"name": codec})
     real = [small_replica(tmp_path / f"{n}", manifest, b"peer-%d" % n) for n in range(2)]
     sides = (replica_side(real[0], tmp_path / "0"), replica_side(real[1], tmp_path / "1"))
@@ -87,7 +86,7 @@ def _meet_real(sides: tuple[Side, Side], terms: Terms) -> None:
 
 def test_steps_made_since_the_snapshot_are_kept() -> None:
     population, outers = two()
-    rule = pair_rule("noloco", population.scenario)
+    rule = pair_rule(population.scenario)
     for outer in outers:
         train(outer, 2)
     pair = Pair(0, outers, SEED)
@@ -108,7 +107,7 @@ def test_the_pairs_mean_moves_as_if_nothing_were_coded() -> None:
         population, outers = two(codec=codec, inner_steps=6)
         for outer, num_steps in zip(outers, (3, 1), strict=True):
             train(outer, num_steps)
-        met(outers, 1, pair_rule("noloco", population.scenario))
+        met(outers, 1, pair_rule(population.scenario))
         means.append((outers[0].fragments[1].slow.double() + outers[1].fragments[1].slow.double()) / 2)
     assert furthest(*means) < 1e-6
 
@@ -116,7 +115,7 @@ def test_the_pairs_mean_moves_as_if_nothing_were_coded() -> None:
 def test_blocks_that_fail_on_one_side_are_taken_alone_by_both() -> None:
     """Peers that are far apart in one value: its block's window does not fit, so that block does not decode."""
     population, outers = two(codec="modulo4")
-    rule = pair_rule("noloco", population.scenario)
+    rule = pair_rule(population.scenario)
     for outer in outers:
         train(outer, 2)
     outers[0].replica.weights[population.layout.slices[0]][:1024] += torch.linspace(-0.02, 0.02, 1024).pow(3) * 1e4
@@ -133,7 +132,7 @@ def test_blocks_that_fail_on_one_side_are_taken_alone_by_both() -> None:
 def test_alone_a_peer_restarts_from_its_slow_weights() -> None:
     population, (outer, _) = two()
     train(outer, 3)
-    outer.solo_step(2, pair_rule("noloco", population.scenario))
+    outer.solo_step(2, pair_rule(population.scenario))
     assert furthest(outer.fragments[2].fast(), outer.fragments[2].slow) < 1e-7
     assert tokens(outer) == [96, 96, 0]
     assert weights(population)[0].shape == (population.layout.numel,)
@@ -162,7 +161,7 @@ def by_hand(**choices: object) -> tuple[Population, Gossip, Nobody]:
     population = small_population(small_scenario(peers=3, **choices))
     matcher: Matcher = Nobody()
     assert isinstance(matcher, Nobody)
-    return population, Gossip(population, pair_rule("noloco", population.scenario), matcher), matcher
+    return population, Gossip(population, pair_rule(population.scenario), matcher), matcher
 
 
 def step(population: Population, table: Gossip, *peers: int) -> None:
@@ -175,7 +174,7 @@ def test_a_swarm_of_two_that_meets_on_schedule_is_heavy_ball_diloco(gamma: float
     """NoLoCo with N = 2 against the float64 oracle of DiLoCo: the replicas are equal after each exchange, gamma plays no part."""
     pair = {"peers": 2, "steps": 12, "inner_steps": 4, "blocks_per_fragment": 2, "alpha": 0.5, "beta": 0.7, "gamma": gamma}
     population = small_population(small_scenario(method="noloco", matching="scheduled", **pair))
-    table = Gossip(population, pair_rule("noloco", population.scenario), matcher(population.scenario, 2))
+    table = Gossip(population, pair_rule(population.scenario), matcher(population.scenario, 2))
     exchanged = []
     for now in range(1, 13):
         step(population, table, 0, 1)
@@ -344,38 +343,13 @@ SLOW, MOMENTUM, FAST, GAP = (torch.randn(50, generator=DRAWS) for _ in range(4))
 
 
 def made(**outer: float) -> Scenario:
-    return Scenario(small_manifest(outer={"method": "slowmo", **outer}))
+    return Scenario(small_manifest(outer={"method": "local", **outer}))
 
 
 def test_constants_come_from_the_manifest() -> None:
-    assert pair_rule("noloco", made(alpha=0.3, beta=0.6, gamma=0.9)) == NoLoCo(0.3, 0.6, 0.9)
-    assert pair_rule("slowmo", made(alpha=0.3, beta=0.6, gamma=0.9)) == SlowMo(0.3, 0.6)
-    assert pair_rule("gasloc", made(alpha=0.3, beta=0.6, gamma=0.9)) == GASLoC(0.3, 0.6, 0.9)
-
-
-def test_averaged_momentum_is_the_oracles() -> None:
-    rule = pair_rule("noloco-averaged", made(alpha=0.5, beta=0.7, gamma=0.7))
-    i, j = reference.Replica(1.0, 0.2, 0.5), reference.Replica(-0.3, 0.1, 0.4)
-    sent = [rule.message(*(torch.tensor([value]) for value in (r.phi, r.delta, r.theta)), 0.5) for r in (i, j)]
-    slow, momentum = rule.pair_step(*(torch.tensor([v]) for v in (i.phi, i.delta, i.theta)), 0.5, sent[1] - sent[0], None)
-    want = reference.noloco_momentum_averaged(i, j, 0.5, 0.7, 0.7)[0]
-    assert float(slow) == pytest.approx(want.phi, abs=1e-6)
-    assert float(momentum) == pytest.approx(want.delta, abs=1e-6)
-
-
-def test_gamma_plays_no_part_in_slowmo() -> None:
-    """Where NoLoCo would drift apart, and whatever the gamma."""
-    one, other = (pair_rule("slowmo", made(alpha=0.95, gamma=gamma)) for gamma in (0.7, 5.0))
-    stepped = [rule.pair_step(SLOW, MOMENTUM, FAST, 0.9, GAP, None) for rule in (one, other)]
-    assert all(torch.equal(*both) for both in zip(*stepped, strict=True))
-
-
-@pytest.mark.parametrize("name", sorted(set(PAIR_RULES) - {"gasloc"}))
-def test_alone_all_take_the_same_step(name: str) -> None:
-    alone = pair_rule(name, made()).solo_step(SLOW, MOMENTUM, FAST)
-    assert all(torch.equal(*both) for both in zip(alone, NoLoCo().solo_step(SLOW, MOMENTUM, FAST), strict=True))
+    assert pair_rule(made(alpha=0.3, beta=0.6, gamma=0.9)) == NoLoCo(0.3, 0.6, 0.9)
 
 
 def test_outside_the_stable_range_is_refused() -> None:
     with pytest.raises(BadSettings, match="gamma must satisfy"):
-        pair_rule("noloco", made(gamma=1.6))
+        pair_rule(made(gamma=1.6))

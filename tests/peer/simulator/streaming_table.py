@@ -1,10 +1,7 @@
-"""Bandwidth that a compute utilization needs, beside Streaming DiLoCo's Table 4 (arXiv 2501.18512).
+"""Streaming DiLoCo's Table 4 (arXiv 2501.18512): Gbit/s for 50, 80, 90, 95 and 99 % of the time spent computing, beside the model's.
 
-    python -m benchmarks.utilization
-
-Gbit/s for 50, 80, 90, 95 and 99 % of the time spent computing, on the grid that the paper's values lie on. The paper does not say how
-many bits a parameter has on the wire; 13.4 reproduces 72 of the 75 entries and the other three within one point (16 bits, read one point
-below the target). Some seconds.
+The paper does not say how many bits a parameter has on the wire. 13.4 reproduces 72 of the 75 entries and the other three within one point
+of the grid that its values lie on (16 bits, read one point below the target).
 """
 
 from __future__ import annotations
@@ -18,7 +15,6 @@ from gossamer.peer.simulator.network import GRID, Sending, Workload, compute_uti
 PAPER_BITS: Final = 13.4
 TARGETS: Final = (0.5, 0.8, 0.9, 0.95, 0.99)
 WORKLOADS: Final = {"1B": Workload(1e9, 24, 0.1), "10B": Workload(1e10, 48, 0.8), "100B": Workload(1e11, 108, 4.9)}
-METHODS: Final = ("data-parallel", "DiLoCo", "streaming", "+ overlap", "+ FP4")
 TABLE: Final = {
     "1B": (
         (86.8, 152.6, 184.2, 222.3, 569.0),
@@ -45,7 +41,7 @@ TABLE: Final = {
 
 
 def sendings(workload: Workload, bits: float) -> tuple[Sending, ...]:
-    """Return what each of METHODS sends."""
+    """Return what each row of the table sends: data parallel, DiLoCo, streaming, with overlap, with a quarter of the bits too."""
     return (
         data_parallel(workload, bits),
         diloco(workload, bits),
@@ -74,20 +70,3 @@ def grid_errors() -> list[int]:
             ours = points(workload, sending)
             errors += [point - paper_point(value) for point, value in zip(ours, row, strict=True)]
     return errors
-
-
-def main() -> None:
-    """Print both tables side by side."""
-    errors = grid_errors()
-    print("Gbit/s for 50, 80, 90, 95 and 99 % compute utilization: ours | the paper's (* where the grid points differ)")
-    for number, (size, workload) in enumerate(WORKLOADS.items()):
-        for row, name in enumerate(METHODS):
-            mine = points(workload, sendings(workload, PAPER_BITS)[row])
-            off = errors[25 * number + 5 * row : 25 * number + 5 * row + 5]
-            ours = " ".join(f"{GRID[point] / 1e9:6.1f}{'*' if error else ' '}" for point, error in zip(mine, off, strict=True))
-            print(f"{size:>5} {name:<14}{ours} | {' '.join(f'{value:6.1f}' for value in TABLE[size][row])}")
-    print(f"{sum(error == 0 for error in errors)} of {len(errors)} exact, the others within {max(map(abs, errors))} point of the grid")
-
-
-if __name__ == "__main__":
-    main()
