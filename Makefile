@@ -29,7 +29,7 @@ help:
 	@echo "make check   formatting, lint, types, and whether the generated wire code is fresh"
 	@echo "make format  format the sources"
 	@echo "make proto   generate the wire code from $(PROTO)"
-	@echo "make pictures  make the pictures in docs/ anew (needs chromium and chromium-driver)"
+	@echo "make pictures  make the pictures in docs/ anew, ten minutes (needs chromium and chromium-driver)"
 	@echo "make clean   remove the environment and all caches"
 
 install: $(STAMP)
@@ -81,6 +81,7 @@ proto: $(STAMP)
 
 pictures: $(STAMP)
 	$(BIN)/python -m benchmarks.pictures docs/pictures training-wide-light training-narrow-dark
+	$(BIN)/python -m benchmarks.pictures.recording docs/pictures/demo.svg --title 'make demo' -- $(BIN)/peer demo
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
