@@ -1,4 +1,4 @@
-"""`peer simulate`: whole swarms in one process and in virtual time, to compare methods, codecs and networks before running them."""
+"""`peer simulate`: swarms in one process and virtual time, to compare methods, codecs and networks before a real run."""
 
 from __future__ import annotations
 
@@ -25,36 +25,39 @@ if TYPE_CHECKING:
 
 NUM_STEPS = 300
 CURVE_BATCHES = 4  # held-out batches at each point of a curve that is drawn
-# What each option means something in: all three, or some; whatever stands nowhere here only trains.
-ALWAYS = frozenset({"manifest", "home", "peers", "seed", "network", "swarm", "as_json", "bandwidth"})
-NOT_IN_A_SWARM = frozenset({"codec", "inner_steps", "settings", "step_seconds"})
-NOT_IN_TRAINING = frozenset({"latency"})
-ONLY_NETWORK = frozenset({"variation", "params", "layers"})
-ONLY_SWARM = frozenset({"cut", "churn", "loss", "clock_error", "reachable"})
-OF_A_MODEL = frozenset({"params", "layers"})  # which a manifest says
-NETWORK_SETTINGS = ("codec", "peers", "inner_steps", "seed")  # of those that --set knows
-WITH = "leave it out; see `peer simulate --help` for what --network takes, beside --peers, --codec, --inner-steps and --seed"
-WITH_SWARM = "leave it out; see `peer simulate --help` for what --swarm takes, beside --peers, --seed, --latency and --bandwidth"
+# The simulations that an option applies to: training (""), --network, --swarm. An option that is not listed applies to training only.
+APPLIES_TO: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("manifest", "home", "peers", "seed", "network", "swarm", "as_json", "bandwidth"), ("", "--network", "--swarm")),
+    **dict.fromkeys(("codec", "inner_steps", "settings", "step_seconds"), ("", "--network")),
+    "latency": ("--network", "--swarm"),
+    **dict.fromkeys(("variation", "params", "layers"), ("--network",)),
+    **dict.fromkeys(("cut", "churn", "loss", "clock_error", "reachable"), ("--swarm",)),
+}
+OF_A_MODEL = frozenset({"params", "layers"})  # given by a manifest
+NETWORK_SETTINGS = ("codec", "peers", "inner_steps", "seed")  # settings of --set that apply to --network
+WITH = "leave it out; --network takes its own options in `peer simulate --help` and --peers, --codec, --inner-steps and --seed"
+WITH_SWARM = "leave it out; --swarm takes its own options in `peer simulate --help` and --peers, --seed, --latency and --bandwidth"
 SWARM_PEERS = 2, 500
 
 ManifestFile = Annotated[
-    Path | None, typer.Argument(metavar="[MANIFEST]", help="What `peer init` wrote. Default: a small model on Python's own sources.")
+    Path | None,
+    typer.Argument(metavar="[MANIFEST]", help="A manifest, as from `peer init`. Default: a small model on Python's own sources."),
 ]
 Peers = Annotated[int, typer.Option("--peers", metavar="N", min=1, help="Peers in the swarm.")]
 Speeds = Annotated[
     str | None,
-    typer.Option("--speeds", metavar="LIST", help="Relative step rates, repeated until every peer has one; 4,1: every second is slow."),
+    typer.Option("--speeds", metavar="LIST", help="Relative step rates, repeated for all peers. 4,1: every second peer is slow."),
 ]
-Delay = Annotated[str | None, typer.Option("--delay", metavar="STEPS", help="How many steps at mean speed an exchange takes.")]
+Delay = Annotated[str | None, typer.Option("--delay", metavar="STEPS", help="Duration of an exchange, in steps at mean speed.")]
 Matching = Annotated[
     str | None,
-    typer.Option("--matching", metavar="NAME", help="How pairs come about: on-demand, or scheduled for all at once, as in the paper."),
+    typer.Option("--matching", metavar="NAME", help="How pairs form: on-demand, or scheduled for all peers at once as in the paper."),
 ]
 TokenWeights = Annotated[
-    bool | None, typer.Option("--token-weights/--no-token-weights", help="Let a peer's progress count by the tokens behind it; it does.")
+    bool | None, typer.Option("--token-weights/--no-token-weights", help="Weight a peer's progress by its number of tokens. Default: yes.")
 ]
 DropOut = Annotated[
-    str | None, typer.Option("--drop-out", metavar="SHARE", help="Chance that a peer is away for a period of --inner-steps.")
+    str | None, typer.Option("--drop-out", metavar="SHARE", help="Probability that a peer is away for a period of --inner-steps.")
 ]
 Skew = Annotated[
     str | None, typer.Option("--skew", metavar="SHARE", help="Share of each batch that comes from the peer's own part of the text.")
@@ -65,7 +68,7 @@ Set = Annotated[
 ]
 Sweep = Annotated[
     list[str] | None,
-    typer.Option("--sweep", metavar="NAME=V1,V2", help="Try each value, in every combination where repeated; ends with a table."),
+    typer.Option("--sweep", metavar="NAME=V1,V2", help="Run each value, and all combinations if repeated; prints a table."),
 ]
 Plot = Annotated[
     Path | None,
@@ -73,39 +76,45 @@ Plot = Annotated[
 ]
 SimulatedMethod = Annotated[
     str | None,
-    typer.Option("--method", metavar="NAME", help="How peers pull their weights together, like noloco, streaming, ddp or local."),
+    typer.Option("--method", metavar="NAME", help="How peers synchronize: noloco, diloco, diloco-heavy-ball, streaming, ddp or local."),
 ]
 EvalBatches = Annotated[int, typer.Option("--eval-batches", metavar="N", min=1, help="Held-out batches to measure each peer on.")]
-NetworkOnly = Annotated[bool, typer.Option("--network", help="Train nothing: how long exchanges take, and what is left for computing.")]
-SwarmOnly = Annotated[
-    bool, typer.Option("--swarm", help="Train nothing: a swarm of 2 to 500 real nodes, from their arrival over a cut to its healing.")
+NetworkOnly = Annotated[
+    bool, typer.Option("--network", help="Without training: the duration of exchanges, and the share of time left for computing.")
 ]
-Cut = Annotated[float, typer.Option("--cut", metavar="SECONDS", min=0.0, help="With --swarm: how long its halves are apart; 0: never.")]
+SwarmOnly = Annotated[
+    bool,
+    typer.Option("--swarm", help="Without training: 2 to 500 real nodes, from their start through a network partition to its healing."),
+]
+Cut = Annotated[
+    float, typer.Option("--cut", metavar="SECONDS", min=0.0, help="With --swarm: duration of a partition into two halves; 0: none.")
+]
 Churn = Annotated[
     float,
-    typer.Option("--churn", metavar="SHARE", min=0.0, max=10.0, help="With --swarm: share of the peers that is killed in ten minutes."),
+    typer.Option("--churn", metavar="SHARE", min=0.0, max=10.0, help="With --swarm: share of the peers killed per ten minutes."),
 ]
 Loss = Annotated[
-    float, typer.Option("--loss", metavar="SHARE", min=0.0, max=0.9, help="With --swarm: share of messages that are lost and sent again.")
+    float, typer.Option("--loss", metavar="SHARE", min=0.0, max=0.9, help="With --swarm: share of messages lost and sent again.")
 ]
 ClockError = Annotated[
-    float, typer.Option("--clock-error", metavar="SECONDS", min=0.0, help="With --swarm: by how much every tenth peer's clock is wrong.")
+    float, typer.Option("--clock-error", metavar="SECONDS", min=0.0, help="With --swarm: clock error of every tenth peer.")
 ]
 Reachable = Annotated[
     float,
-    typer.Option(
-        "--reachable", metavar="SHARE", min=0.0, max=1.0, help="With --swarm: share of the peers that no router keeps from being called."
-    ),
+    typer.Option("--reachable", metavar="SHARE", min=0.0, max=1.0, help="With --swarm: share of the peers that accept connections."),
 ]
 Latency = Annotated[float, typer.Option("--latency", metavar="SECONDS", help="With --network or --swarm: mean one-way latency.")]
-Variation = Annotated[float, typer.Option("--variation", metavar="RATIO", help="With --network: its standard deviation over its mean.")]
+Variation = Annotated[
+    float, typer.Option("--variation", metavar="RATIO", help="With --network: standard deviation of the latency over its mean.")
+]
 Bandwidth = Annotated[
-    float, typer.Option("--bandwidth", metavar="MBIT", help="Mbit/s of a line, each way: with --network, --swarm, or --inner-steps auto.")
+    float,
+    typer.Option("--bandwidth", metavar="MBIT", help="Line rate in Mbit/s, each way: with --network, --swarm, or --inner-steps auto."),
 ]
 Params = Annotated[float, typer.Option("--params", metavar="N", help="With --network, without a manifest: parameters of the model.")]
 Layers = Annotated[int, typer.Option("--layers", metavar="N", min=1, help="With --network, without a manifest: layers of the model.")]
 StepSeconds = Annotated[
-    float, typer.Option("--step-seconds", metavar="SECONDS", help="How long an inner step computes: with --network, or --inner-steps auto.")
+    float, typer.Option("--step-seconds", metavar="SECONDS", help="Computing time of an inner step: with --network, or --inner-steps auto.")
 ]
 
 
@@ -147,12 +156,12 @@ def simulate(
     step_seconds: StepSeconds = 1.0,
     as_json: Json = False,
 ) -> None:
-    """Try out a swarm on this machine, in virtual time.
+    """Simulate a swarm on this machine, in virtual time.
 
-    Trains replicas of the real model with the real outer steps and codecs, but no network; with --swarm the other way round.
-    What it finds follows from the seed, the number of threads, and the text: by default the sources of this Python.
+    Trains replicas of the real model with the real outer steps and codecs, without a network. With --swarm it runs real nodes without
+    training. The results depend on the seed, the number of threads, and the text: by default the sources of this Python.
     """
-    _need_meaning(context)
+    _refuse_ignored_options(context)
     if swarm:
         happens = {"cut_s": cut, "churn": churn, "loss": loss, "skew_s": clock_error, "reachable": reachable}
         lines = {"latency_s": latency, "bandwidth": bandwidth * 1e6, "seed": seed or 0}
@@ -210,7 +219,7 @@ def network_answer(
 ) -> str:
     """Simulate a swarm's links alone and return what to print. Raises BadSettings or BadManifest.
 
-    `is_of_a_run`: the model is that of the request's manifest, and what a peer of it can expect is told too.
+    With `is_of_a_run` the model is that of the request's manifest, and the answer has estimates for a peer of that run.
     """
     from gossamer.peer.model.model import model_config
     from gossamer.peer.simulator.network import Links, Network, Workload, report
@@ -220,7 +229,7 @@ def network_answer(
     [(_, made)] = request.scenarios()
     for name in (text.partition("=")[0] for text in request.settings):
         if name not in NETWORK_SETTINGS:
-            raise BadSettings(f"--set {name} means nothing with --network", hint=WITH)
+            raise BadSettings(f"--set {name} has no effect with --network", hint=WITH)
     found_needs = needs(made.manifest) if is_of_a_run else {}
     if is_of_a_run:
         num_layers = model_config(made.manifest.model).get_text_config().num_hidden_layers
@@ -254,25 +263,11 @@ def swarm_answer(manifest: Path | None, peers: int, given: dict[str, Any], *, as
     return json.dumps(result.to_json()) if as_json else swarm_text(result)
 
 
-def _modes_of(name: str) -> tuple[str, ...]:
-    """Return where an option means something: with --network, with --swarm, or without either ("")."""
-    for names, modes in (
-        (ALWAYS, ("", "--network", "--swarm")),
-        (NOT_IN_A_SWARM, ("", "--network")),
-        (NOT_IN_TRAINING, ("--network", "--swarm")),
-        (ONLY_NETWORK, ("--network",)),
-        (ONLY_SWARM, ("--swarm",)),
-    ):
-        if name in names:
-            return modes
-    return ("",)
-
-
-def _need_meaning(context: typer.Context) -> None:
-    """Raise BadSettings that names the first option given on the command line that would be ignored there."""
+def _refuse_ignored_options(context: typer.Context) -> None:
+    """Raise BadSettings for the first option of the command line that the chosen simulation would ignore."""
     network, swarm = context.params["network"], context.params["swarm"]
     if network and swarm:
-        raise BadSettings("--network and --swarm are two simulations", hint="give one of them")
+        raise BadSettings("--network and --swarm exclude each other", hint="give one of them")
     mode = "--network" if network else "--swarm" if swarm else ""
     for parameter in context.command.params:
         name = parameter.name or ""
@@ -280,14 +275,12 @@ def _need_meaning(context: typer.Context) -> None:
         if source is None or source.name != "COMMANDLINE":
             continue
         if network and name in OF_A_MODEL and context.params["manifest"] is not None:
-            raise BadSettings(
-                f"{parameter.opts[0]} means nothing beside a manifest: the model is the manifest's", hint="leave one of them out"
-            )
-        modes = _modes_of(name)
+            raise BadSettings(f"{parameter.opts[0]} has no effect with a manifest, which defines the model", hint="leave one of them out")
+        modes = APPLIES_TO.get(name, ("",))
         if mode in modes:
             continue
         spelling = (parameter.secondary_opts if context.params[name] is False else parameter.opts)[0]
         if mode:
-            raise BadSettings(f"{spelling} means nothing with {mode}", hint=WITH if network else WITH_SWARM)
+            raise BadSettings(f"{spelling} has no effect with {mode}", hint=WITH if network else WITH_SWARM)
         needed = " or ".join(modes)
-        raise BadSettings(f"{spelling} means nothing without {needed}", hint=f"leave it out, or add {needed}")
+        raise BadSettings(f"{spelling} has no effect without {needed}", hint=f"leave it out, or add {needed}")

@@ -20,7 +20,7 @@ COLUMNS = ("mean loss", "average", "spread", "bits", "sent", "meetings", "second
 
 
 def rows_text(rows: Sequence[Row], *, as_json: bool) -> str:
-    """Return what to print of one simulation, or of a sweep."""
+    """Return the text or JSON of one simulation, or of a sweep."""
     single = rows[0].result if not rows[0].point else None
     if single:
         return json.dumps(single.to_json()) if as_json else result_text(single)
@@ -28,7 +28,7 @@ def rows_text(rows: Sequence[Row], *, as_json: bool) -> str:
 
 
 def result_text(result: Result) -> str:
-    """Return the closing statement of one simulation."""
+    """Return the summary of one simulation."""
     low, high = min(result.eval_loss), max(result.eval_loss)
     others = "".join(
         f", {count} {word}" for count, word in ((result.solo, "alone"), (result.dropped, "dropped"), (result.refused, "refused")) if count
@@ -72,7 +72,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def row_json(row: Row) -> dict[str, Any]:
-    """Return one simulation of a sweep as an object: its settings, and its result or what broke."""
+    """Return one simulation of a sweep as an object: its settings, and its result or its failure."""
     settings = {name: value if isinstance(value, int | float) else value_text(value) for name, value in row.point.items()}
     return {"settings": settings, **(row.result.to_json() if row.result else {"diverged": row.failure})}
 
@@ -110,7 +110,7 @@ def plot_rows(rows: Iterable[Row], path: Path) -> None:
 
 
 def network_text(found: Mapping[str, Any]) -> str:
-    """Return what `--network` found out as a few lines."""
+    """Return the results of `--network` as text."""
     sync, shares, slower = found["sync_seconds"], found["compute_utilization_by_method"], found["barrier_slowdown"]
     lines = [f"one exchange of {found['params']:.3g} parameters between {found['peers']} peers, {found['bits_per_param']:.2f} bits each"]
     lines += [f"  {name:<14}{sync[key]:10.2f} s" for key, name in (("gossip", "meeting"), ("ring", "ring"), ("tree", "tree"))]
@@ -122,7 +122,7 @@ def network_text(found: Mapping[str, Any]) -> str:
 
 
 def run_lines(found: Mapping[str, Any]) -> list[str]:
-    """Say what a peer of a run can expect of its line, and what it needs."""
+    """Return estimates for a peer of a run: times and traffic on its line, and the memory and disk that it needs."""
     expects, needs = found["estimate"], found["bytes_needed"]
     rows = {
         "to join": duration_text(expects["join_s"]),
@@ -138,7 +138,7 @@ def run_lines(found: Mapping[str, Any]) -> list[str]:
 
 
 def swarm_text(found: SwarmResult) -> str:
-    """Return what `--swarm` found out as a few lines."""
+    """Return the results of `--swarm` as text."""
 
     def figures(name: str, spread: Spread | None, unit: str, scale: float = 1.0) -> str:
         if spread is None:

@@ -1,12 +1,12 @@
-"""Checkpoints: a replica's tensors and state on disk, whole or not at all, and the way back when one is damaged.
+"""Checkpoints: a replica's tensors and state on disk, written atomically, and the fallback to an older one when one is damaged.
 
-Each is a folder `step-00000800` with `state.safetensors` (every tensor) and `header.json` (all else, and the SHA-256 of both files). It is
-written beside its final name, synced to the disk and renamed, so a crash or a full disk at any moment leaves the earlier ones as they
-were; two are kept. Nothing is ever unpickled. Tensors are hashed while they are written, one in flight at a time: the library's own writer
-first copies every tensor into memory and can neither hash nor sync, so the format (eight bytes of header length, a JSON header, the raw
-values) is written here and read back by the library.
+A checkpoint is a folder `step-00000800` with `state.safetensors` (every tensor) and `header.json` (all else, and the SHA-256 of both
+files). It is written under a temporary name, synced to the disk and renamed, so a crash or a full disk leaves the earlier checkpoints as
+they were. Two are kept. Nothing is ever unpickled. Tensors are hashed while they are written, one at a time. The safetensors library's own
+writer first copies every tensor into memory and can neither hash nor sync. So this module writes the format (eight bytes of header length,
+a JSON header, the raw values), and the library reads it.
 
-Not here: what the tensors mean (peer/trainer/replica.py) and when to save (peer/trainer/saver.py).
+The meaning of the tensors is in peer/trainer/replica.py, the times of saving in peer/trainer/saver.py.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ HEADER: Final = "header.json"
 NAME: Final = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
 UNFINISHED: Final = ".writing-"
 ALIGNMENT: Final = 8
-PIECE_BYTES = 1 << 24  # between hashing and writing, so that both read it from the processor's cache or near it
+PIECE_BYTES = 1 << 24  # hashed and written together, so that both read it from the processor's cache
 DTYPES: Final = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -52,12 +52,12 @@ DTYPES: Final = {
 }
 
 
-Reading = Callable[[int, int], None]  # hears how many bytes of how many are read
+Reading = Callable[[int, int], None]  # called with the bytes read so far and the total
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointContents:
-    """What is saved. `save` only reads the tensors; loaded ones are new, on the CPU, and belong to the caller."""
+    """The contents of a checkpoint. `save` only reads the tensors; loaded tensors are new, on the CPU, and belong to the caller."""
 
     run_id: bytes
     step: int  # own inner steps; names the checkpoint
@@ -67,7 +67,7 @@ class CheckpointContents:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A checkpoint that was read and verified, and the newer ones that were passed over because they are damaged."""
+    """A checkpoint that was read and verified, and the newer ones that were skipped because they are damaged."""
 
     contents: CheckpointContents
     path: Path
@@ -75,14 +75,14 @@ class Loaded:
 
 
 class _Damaged(Exception):
-    """A checkpoint that is not what was written."""
+    """The checkpoint differs from what was written."""
 
 
 def save(folder: Path, contents: CheckpointContents) -> Path:
     """Write a checkpoint into `folder`, remove all but the newest two, and return its path.
 
-    When the disk refuses, raises BadSettings; the earlier checkpoints are then untouched and nothing is left of this one.
-    Call it from one process at a time (the home's lock sees to that).
+    Raises BadSettings when the disk refuses; then the earlier checkpoints are untouched and nothing of this one is left.
+    Only one process at a time may call it; the home's lock ensures that.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -107,9 +107,9 @@ def save(folder: Path, contents: CheckpointContents) -> Path:
 
 
 def load_latest(folder: Path, run_id: bytes, reading: Reading = lambda done_bytes, total_bytes: None) -> Loaded | None:
-    """Read the newest checkpoint that is whole; None if there is none at all. `reading` hears how far it is.
+    """Read the newest undamaged checkpoint; None if there is no checkpoint. `reading` is called with the progress.
 
-    Raises BadSettings if all are damaged, or if the newest whole one is another run's.
+    Raises BadSettings if all are damaged, or if the newest undamaged one belongs to another run.
     """
     rejected: list[tuple[Path, str]] = []
     for path in _checkpoints(folder).values():
@@ -156,13 +156,13 @@ def _read(path: Path, reading: Reading) -> CheckpointContents:
         tensors = load_file(path / TENSORS)
     except OSError as error:
         raise _Damaged(f"{Path(error.filename or path).name}: {error.strerror}") from error
-    except (SafetensorError, ValueError, KeyError, TypeError) as error:  # hashes match: another build wrote it
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:  # the hashes match, so another build wrote it
         raise _Damaged(f"unreadable: {error}") from error
     return CheckpointContents(bytes.fromhex(header["run_id"]), header["step"], tensors, header["state"])
 
 
 def _file_digest(path: Path, reading: Reading) -> str:
-    """Return the SHA-256 of a file in hex, telling `reading` how far it is."""
+    """Return the SHA-256 of a file in hex, and report the progress to `reading`."""
     digest, piece = hashlib.sha256(), memoryview(bytearray(PIECE_BYTES))
     with path.open("rb", buffering=0) as file:
         total_bytes = os.fstat(file.fileno()).st_size
@@ -173,7 +173,7 @@ def _file_digest(path: Path, reading: Reading) -> str:
 
 
 def _checkpoints(folder: Path) -> dict[tuple[int, int], Path]:
-    """All finished checkpoints by step and number, the newest first."""
+    """Return all finished checkpoints by step and number, the newest first."""
     with contextlib.suppress(FileNotFoundError):
         found = {(int(match[1]), int(match[2] or 0)): path for path in folder.iterdir() if (match := NAME.fullmatch(path.name))}
         return dict(sorted(found.items(), reverse=True))
@@ -181,12 +181,12 @@ def _checkpoints(folder: Path) -> dict[tuple[int, int], Path]:
 
 
 def _free_number(folder: Path, step: int) -> int:
-    """Number the checkpoints of one step (a meeting counted in between), for a rename must not replace anything."""
+    """Return the next number among checkpoints of one step, which differ by a meeting: a rename must not replace one."""
     return max((number + 1 for at, number in _checkpoints(folder) if at == step), default=0)
 
 
 def _prune(folder: Path, newest: tuple[int, int]) -> None:
-    """Keep the newest two. One of a later step is damaged, or of a past that was given up: it must not win over `newest`."""
+    """Keep the newest two. Remove those of a later step too: they are damaged or abandoned, and must not win over `newest`."""
     found = _checkpoints(folder)
     kept = [order for order in found if order <= newest][:NUM_KEPT]
     for order in found.keys() - kept:
@@ -214,7 +214,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
 
 
 def _pieces(tensors: Mapping[str, Tensor]) -> Iterator[memoryview]:
-    ordered = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))  # so that each one is aligned in the file
+    ordered = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))  # so that each tensor is aligned in the file
     yield memoryview(_header(ordered))
     for tensor in ordered.values():
         data = _bytes(tensor)
@@ -234,6 +234,6 @@ def _header(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    """See a tensor's values as bytes, without a copy if it is contiguous and on the CPU."""
+    """Return a tensor's values as bytes, without a copy if it is contiguous and on the CPU."""
     flat = tensor.detach().cpu().contiguous().view(-1)
     return flat.view(torch.uint8).numpy().data

@@ -1,7 +1,7 @@
-"""How a model is computed on a device, whatever its size: number format, head in parts, activations kept or made again, compiled blocks.
+"""Computing a model of any size on a device: number format, head in parts, recomputed activations, compiled blocks.
 
-The weights are f32 whatever is chosen here. A matrix product in bf16 takes a fraction of the time on a GPU that has it. Logits of all
-tokens at once can take more memory than all else: a large head is computed some tokens at a time, and again in the backward pass
+The weights are always f32. On a GPU with bf16, a matrix product in bf16 takes a fraction of the time. Logits of all tokens at once can
+take more memory than all else, so a large head is computed some tokens at a time, and again in the backward pass
 (docs/decisions/2026-11-22-inner-step.md).
 """
 
@@ -29,28 +29,28 @@ _PLAIN_HEADS: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 @dataclass(frozen=True, slots=True)
 class Computing:
-    """How one peer computes; it changes speed and memory, and what is learnt by rounding only."""
+    """How one peer computes: affects speed and memory; affects the training by rounding only."""
 
     dtype: torch.dtype = torch.float32  # of matrix products
-    micro_batch: int = 0  # sequences at a time on a device; 0: all that it has of a batch
-    recompute: bool = False  # activations, block by block, in the backward pass, instead of keeping them
-    compiles: bool = False  # the blocks
+    micro_batch: int = 0  # sequences at a time on a device; 0: its whole share of a batch
+    recompute: bool = False  # recompute activations block by block in the backward pass
+    compiles: bool = False  # compile the blocks
     num_devices: int = 1  # that share each batch
 
     def rows(self, batch_size: int) -> int:
-        """Return how many sequences of a batch the device with the most of them has."""
+        """Return the largest number of sequences of a batch on one device."""
         return -(-batch_size // self.num_devices)
 
 
 def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """Return the number format of matrix products: what the manifest says, or with `auto` bf16 where a GPU has it, else f32."""
+    """Return the number format of matrix products: the manifest's, or with `auto` bf16 on a GPU that has it, else f32."""
     has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.bfloat16 if precision == "bf16" or (precision == "auto" and has_bf16) else torch.float32
 
 
 @contextlib.contextmanager
 def computing_in(dtype: torch.dtype, device: torch.device) -> Iterator[None]:
-    """Compute matrix products inside in a number format, from weights in f32."""
+    """Compute matrix products inside the context in a number format, from weights in f32."""
     with torch.autocast(device.type, dtype, enabled=dtype is not torch.float32):
         yield
 
@@ -60,7 +60,7 @@ def next_token_loss(
     tokens: Tensor,  # int64[B, L+1]
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:  # f32[], nats per token
-    """Return the mean cross entropy of each token given those before it, with its graph."""
+    """Return the mean cross entropy of each token given its predecessors, with its graph."""
     inputs, targets = tokens[:, :-1], tokens[:, 1:].flatten()
     with computing_in(dtype, tokens.device):
         num_logits = targets.numel() * _num_words(model)
@@ -71,7 +71,7 @@ def next_token_loss(
 
 
 def loss_in_parts(model: Any, inputs: Tensor, targets: Tensor, num_parts: int) -> Tensor:
-    """Return the loss of a model with a plain head; the logits are never there all at once."""
+    """Return the loss of a model with a plain head without holding all logits at once."""
     hidden: Tensor = model.base_model(input_ids=inputs, use_cache=False).last_hidden_state.flatten(0, 1)
     head = model.get_output_embeddings()
 
@@ -83,7 +83,7 @@ def loss_in_parts(model: Any, inputs: Tensor, targets: Tensor, num_parts: int) -
 
 
 def has_plain_head(model: nn.Module) -> bool:
-    """Tell whether a model's logits are nothing but its head's view of the last hidden state: found out by trial, once a model."""
+    """Return whether a model's logits are its head applied to the last hidden state; tried once per model."""
     if model not in _PLAIN_HEADS:
         _PLAIN_HEADS[model] = hasattr(model, "get_output_embeddings") and _try_head(model)
     return _PLAIN_HEADS[model]
@@ -99,14 +99,14 @@ def _try_head(model: Any) -> bool:
 
 
 def _num_words(model: nn.Module) -> int:
-    """Return the size of the vocabulary; 0 for a model that does not say."""
+    """Return the size of the vocabulary; 0 for a model without a config."""
     config = getattr(model, "config", None)
     return int(config.get_text_config().vocab_size) if config is not None else 0
 
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Measure inside: no dropout, no gradient. The model keeps its mode."""
+    """Disable dropout and gradients inside the context, and restore the model's mode after it."""
     was_training = model.training
     model.eval()
     try:
@@ -123,15 +123,16 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def compile_blocks(model: nn.Module) -> None:
-    """Have each block compiled when it is first called: one alike to the one before costs nothing more."""
+    """Compile each block at its first call; blocks of equal code share one compilation."""
     for block in blocks(model):
         block.compile(dynamic=False)
 
 
 def mask_documents(model: Any, document_end: int) -> None:
-    """Let no token see a document before its own; each begins at position 0, with the token that ends the one before.
+    """Mask documents from each other: no token attends to an earlier document, and each document begins at position 0.
 
-    transformers makes both of positions that begin anew. Raises BadManifest for a model that does not heed them.
+    The token that ends a document is the first of the next. transformers derives the mask from the restarting positions. Raises
+    BadManifest for a model that ignores them.
     """
 
     def positions(module: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -155,12 +156,12 @@ def document_positions(tokens: Tensor, document_end: int) -> Tensor:
 
 
 def can_recompute(model: Any) -> bool:
-    """Tell whether a model's activations can be computed again instead of being kept."""
+    """Return whether a model's activations can be recomputed in the backward pass."""
     return bool(getattr(model, "supports_gradient_checkpointing", False))
 
 
 def recompute_blocks(model: Any) -> bool:
-    """Keep only what goes into each block, and compute the rest again in the backward pass; False for a model that cannot."""
+    """Keep only the inputs of each block and recompute the rest in the backward pass; return False for a model that cannot."""
     if not can_recompute(model):
         return False
     model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
@@ -168,5 +169,5 @@ def recompute_blocks(model: Any) -> bool:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Tell whether an error says that there is no memory left, on whatever device: torch has no type of its own for the CPU's."""
+    """Return whether an error means that memory ran out, on any device; for the CPU torch has no own type."""
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)

@@ -1,6 +1,6 @@
-"""Held-out loss: of a model in training, of a home's newest checkpoint, and of a swarm beside its average and a lone peer.
+"""Held-out loss of a model in training, of a home's newest checkpoint, and of a swarm, its average and a lone peer.
 
-Deterministic: the same windows of held-out text each time, no dropout, no random draw.
+Deterministic: always the same windows of held-out text, no dropout, no random numbers.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from gossamer.protocol.run.manifest import Manifest
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-NUM_TOKENS: Final = 131_072  # of held-out text behind figures that are reported, about: the demo job's NUM_BATCHES
-PART_TOKENS: Final = 8192  # measured at once: a batch of a large model would take as much memory as an inner step
-NUM_BATCHES: Final = 256  # for figures that are reported: 131072 tokens in the demo job, two seconds per model; 32 are off by 0.05 nats
+NUM_TOKENS: Final = 131_072  # of held-out text for reported figures, about: NUM_BATCHES of the demo's model
+PART_TOKENS: Final = 8192  # measured at once: a whole batch of a large model would take as much memory as an inner step
+NUM_BATCHES: Final = 256  # for reported figures: 131072 tokens of the demo's model, two seconds; 32 batches are 0.05 nats off
 
-Follow = Callable[[int, int, float], None]  # called after each batch with their number so far and in all, and their mean loss
-FollowEach = Callable[[int, int, int, float], None]  # which model (in the order of SwarmLosses), its tokens so far and in all, mean loss
+Follow = Callable[[int, int, float], None]  # called after each batch with the number of batches so far and in total, and the mean loss
+FollowEach = Callable[[int, int, int, float], None]  # model (in the order of SwarmLosses), its tokens so far and in total, mean loss
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """How well a checkpoint predicts held-out text."""
+    """The held-out loss of a checkpoint."""
 
     step: int
     loss: float  # nats per token
@@ -65,9 +65,9 @@ def held_out_loss(
     num_batches: int,
     follow: Follow = lambda done, num_batches, loss: None,
     computing: Computing = Computing(),  # noqa: B008 - frozen
-    most_tokens: int | None = None,  # of all batches together: of large ones the first sequences, one of each at least
+    most_tokens: int | None = None,  # of all batches together: of large batches only the first sequences, at least one of each
 ) -> float:
-    """Return the mean loss over held-out batches, in nats per token. The model keeps its mode, and no generator is drawn from."""
+    """Return the mean loss over held-out batches, in nats per token. Keeps the model's mode and draws no random numbers."""
     device, losses = next(model.parameters()).device, list[float]()
     with evaluating(model):
         for whole in corpus.held_out_batches(num_batches):
@@ -87,18 +87,18 @@ def measured_loss(model: PreTrainedModel, manifest: Manifest, corpus: Corpus, nu
 
 
 def reported_batches(manifest: Manifest) -> int:
-    """Return how many batches hold NUM_TOKENS, whatever a batch is in this run; NUM_BATCHES at most."""
+    """Return the number of this run's batches that hold NUM_TOKENS, at most NUM_BATCHES."""
     return min(NUM_BATCHES, math.ceil(NUM_TOKENS / (manifest.inner.batch_size * manifest.inner.sequence_length)))
 
 
 def mask_as_run(model: PreTrainedModel, manifest: Manifest) -> None:
-    """Mask documents from each other where the run does."""
+    """Mask documents from each other if the manifest says so."""
     if manifest.data.mask_documents:
         mask_documents(model, load_tokenizer(manifest.tokenizer).document_end)
 
 
 def predictions(model: torch.nn.Module, batch: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return what a model expects after each token of int64[B, L+1]: log-probabilities, f32[B * L, vocabulary]."""
+    """Return a model's log-probabilities of the next token, f32[B * L, vocabulary], for int64[B, L+1]."""
     inputs = batch[:, :-1].to(next(model.parameters()).device)
     with evaluating(model), computing_in(dtype, inputs.device):
         logits: Tensor = model(input_ids=inputs, use_cache=False).logits
@@ -106,7 +106,7 @@ def predictions(model: torch.nn.Module, batch: Tensor, dtype: torch.dtype = torc
 
 
 def output_distance(outputs: Sequence[Tensor]) -> float:
-    """Return the Jensen-Shannon distance of several models' `predictions`: nats per token, 0 where all are alike, at most ln(models)."""
+    """Return the Jensen-Shannon distance of several models' `predictions`: nats per token, 0 for equal outputs, at most ln(models)."""
     stacked = torch.stack(tuple(outputs))
     mean = torch.logsumexp(stacked, 0) - math.log(len(outputs))
     return max(0.0, float((stacked.exp() * (stacked - mean)).sum(-1).mean()))
@@ -119,9 +119,9 @@ def evaluate_home(
     follow: Follow = lambda done, num_batches, loss: None,
     reading: Reading = lambda done_bytes, total_bytes: None,
 ) -> Evaluation:
-    """Measure the fast weights of a home's newest checkpoint; `data` is the operator's text where the run asks for one.
+    """Measure the fast weights of a home's newest checkpoint; `data` is the operator's text, if the run needs one.
 
-    Raises BadManifest or BadSettings for what cannot be loaded.
+    Raises BadManifest or BadSettings for a home or text that cannot be loaded.
     """
     trained = load_trained(home, reading)
     model = build_model(trained.manifest.model, trained.manifest.run.seed)
@@ -141,10 +141,10 @@ def compare_homes(
     num_batches: int = NUM_BATCHES,
     follow: FollowEach = lambda model, num_tokens, total_tokens, loss: None,
 ) -> SwarmLosses:
-    """Measure the peers of a run, the mean of their weights, and one that trained alone, all on the same text. Raises as evaluate_home.
+    """Measure the peers of a run, the mean of their weights, and a peer that trained alone, on the same text. Raises as evaluate_home.
 
-    Several at a time, so `follow` is called from several threads. Those with the same weights, as peers have after the end of a run, are
-    measured once.
+    Several models are measured at a time, so `follow` is called from several threads. Peers with equal weights, as after the end of a run,
+    are measured once.
     """
     swarm = [load_trained(Home(home)) for home in homes]
     manifest = swarm[0].manifest
@@ -180,7 +180,7 @@ def _are_alike(one: Mapping[str, Tensor] | None, other: Mapping[str, Tensor] | N
 
 @contextmanager
 def _one_thread_each() -> Iterator[ThreadPoolExecutor]:
-    """Give the threads that torch would use for one model to as many models: a small one is measured faster, most of all beside others."""
+    """Run as many models at a time as torch has threads, one thread each: that is faster for small models."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,7 +1,7 @@
-"""A trained model as a Hugging Face folder: weights, config, tokenizer, and a card that says where it comes from.
+"""Export of a trained model as a Hugging Face folder: weights, config, tokenizer, and a model card with its origin.
 
-Fast weights unless asked otherwise: after the last averaging both are the same, early in a run the fast ones are ahead (docs/log.md), and
-at a peer that trains alone the slow ones never move.
+The default is the fast weights. After the last averaging fast and slow weights are equal, early in a run the fast ones are better
+(docs/log.md), and at a peer that trains alone the slow ones never move.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gossamer.protocol.run.manifest import Manifest
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-MARK: Final = "gossamer.json"  # marks a folder as an export of ours, and lists its files
+MARK: Final = "gossamer.json"  # marks a folder as an export and lists its files
 MAX_NAMED: Final = 64  # contributors
 CARD: Final = """---
 library_name: transformers
@@ -49,18 +49,18 @@ Trained by a swarm of peers that meet in pairs, without a coordinator. Load it w
 
 ## Contributors
 
-Peers whose weights were merged into this one's directly, as far as its log goes back (they brought others' work with them):
+Peers whose weights were merged into this one's directly, as far as its log goes back. They carry the work of further peers:
 
 {contributors}"""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLoss:
-    """How well exactly the exported weights predict held-out text."""
+    """The held-out loss of the exported weights."""
 
     loss: float | None  # nats per token; None if it was not measured
     num_tokens: int = 0  # predicted
-    reason: str = ""  # why not measured
+    reason: str = ""  # why there is no loss
 
     def __str__(self) -> str:
         return "not measured" if self.loss is None else f"{self.loss:.4f} nats per token, over {self.num_tokens} tokens"
@@ -77,8 +77,8 @@ def export_model(
 ) -> MeasuredLoss:
     """Write a home's newest checkpoint to `folder`, which must be new, empty, or an earlier export; returns the loss on its card.
 
-    The loss is that of the weights that are written; `data` is the operator's text where the run asks for one, and with no batches
-    nothing is measured. Raises BadSettings (also when the disk refuses; an earlier export is then as it was) or BadManifest.
+    The loss is that of the exported weights. `data` is the operator's text, if the run needs one. With 0 batches nothing is measured.
+    Raises BadSettings or BadManifest; when the disk refuses, an earlier export is unchanged.
     """
     _refuse_foreign(folder)
     trained = load_trained(home, reading)
@@ -105,9 +105,9 @@ def export_model(
 
 
 def measure(model: PreTrainedModel, manifest: Manifest, home: Home, data: Path | None, num_batches: int, follow: Follow) -> MeasuredLoss:
-    """Measure the held-out loss of a model of the run, where there is text for it.
+    """Measure the held-out loss of a model of the run, if there is text for it.
 
-    Raises BadSettings when `data` was given and will not do; without it, an export does not fail for the lack of text.
+    Raises BadSettings when `data` is given and unusable; without `data`, an export does not fail for lack of text.
     """
     if num_batches == 0:
         return MeasuredLoss(None, reason="as asked")
@@ -122,7 +122,7 @@ def measure(model: PreTrainedModel, manifest: Manifest, home: Home, data: Path |
 
 
 def _write_model(model: PreTrainedModel, manifest: Manifest, folder: Path) -> None:
-    """Write what AutoModelForCausalLM and AutoTokenizer load. Raises OSError when the disk refuses."""
+    """Write the files of AutoModelForCausalLM and AutoTokenizer. Raises OSError when the disk refuses."""
     tokenizer = load_tokenizer(manifest.tokenizer)
     model.eval()
     if tokenizer.name == BYTES:
@@ -131,12 +131,12 @@ def _write_model(model: PreTrainedModel, manifest: Manifest, folder: Path) -> No
         try:
             model.save_pretrained(folder)
             tokenizer.save(folder)
-        except Exception as error:  # safetensors and tokenizers have errors of their own for a full disk
+        except Exception as error:  # safetensors and tokenizers raise their own types for a full disk
             raise OSError(str(error)) from error
 
 
 def _end_with(model: PreTrainedModel, tokenizer: Tokenizer) -> None:
-    """Let generation stop where documents end: an architecture's default ids mean nothing among bytes."""
+    """Stop generation at the end of a document: an architecture's default token ids do not apply to bytes."""
     for config in (model.config, model.generation_config):
         config.bos_token_id = None
         config.eos_token_id = config.pad_token_id = tokenizer.document_end
@@ -146,11 +146,11 @@ def _refuse_foreign(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise BadSettings(f"{folder} is not a folder", hint="choose another one")
     if folder.is_dir() and any(folder.iterdir()) and not (folder / MARK).is_file():
-        raise BadSettings(f"{folder} holds something else than an earlier export", hint="choose a new or an empty folder")
+        raise BadSettings(f"{folder} holds files that are not an earlier export", hint="choose a new or an empty folder")
 
 
 def _replace(folder: Path, unfinished: Path, trained: Trained) -> None:
-    """Move finished files into place, the mark first: should we be stopped midway, the folder is known as ours."""
+    """Move finished files into place, the mark first: so an interrupted export is recognized as one."""
     files = sorted(path.name for path in unfinished.iterdir())
     earlier = json.loads((folder / MARK).read_text())["files"] if (folder / MARK).is_file() else []
     mark = {"run_id": trained.manifest.run_id.hex(), "step": trained.checkpoint.step, "files": files}
@@ -181,11 +181,11 @@ def model_card(trained: Trained, events: Sequence[Event], weights: str, measured
     table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
     named = "".join(f"- `{partner}`\n" for partner in partners[:MAX_NAMED])
     more = f"- and {len(partners) - MAX_NAMED} more\n" if len(partners) > MAX_NAMED else ""
-    return CARD.format(title=_plain(manifest.run.name), table=table, contributors=named + more or "None that this peer knows of.\n")
+    return CARD.format(title=_plain(manifest.run.name), table=table, contributors=named + more or "None in this peer's log.\n")
 
 
 def contributors(events: Sequence[Event]) -> list[str]:
-    """Name the peers whose weights went into this one's directly, each once, the first met first."""
+    """Return the peers whose weights were merged into this one's directly, each once, in the order of meeting."""
     met: dict[str, None] = {}
     for event in events:
         match event:
@@ -197,5 +197,5 @@ def contributors(events: Sequence[Event]) -> list[str]:
 
 
 def _plain(name: str) -> str:
-    """Keep a stranger's names from being read as markup."""
+    """Replace characters that Markdown could read as markup: names come from other people."""
     return "".join(letter if letter.isalnum() or letter in " -_./" else "?" for letter in name)

@@ -1,6 +1,6 @@
-"""The model of a run: built from its manifest with transformers, with the same initial weights at every peer, and its size.
+"""The model of a run: built from its manifest with transformers, with equal initial weights at every peer, and its size.
 
-Not here: what moves the weights (optim/), and who owns them (peer/trainer/trainer.py).
+The optimizers are in optim/; the trainer (peer/trainer/trainer.py) owns the weights.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from gossamer.protocol.run.sections import ModelSection
 
-LOGIT_BYTES = 4  # f32, as is what goes from block to block
+LOGIT_BYTES = 4  # f32, like the hidden states between blocks
 # Older spellings that transformers still turns into rope_parameters itself.
 LEGACY_FIELDS = frozenset({"rope_theta", "rope_scaling"})
 
@@ -33,10 +33,10 @@ LEGACY_FIELDS = frozenset({"rope_theta", "rope_scaling"})
 def build_model(section: ModelSection, seed: int) -> PreTrainedModel:
     """Build the model in float32 on the CPU, in training mode.
 
-    Its weights are random from `seed` (the same whatever the number of threads and whatever was drawn before; torch's generator is left
-    as it was), or those of the hub's revision. Raises BadManifest for a model that cannot be.
+    Its weights are random from `seed`, or those of the hub's revision. Random weights do not depend on the number of threads or on earlier
+    draws, and torch's generator is restored. Raises BadManifest for an impossible model.
     """
-    with transformers_says(_name(section)) as (_, auto_model), torch.random.fork_rng(devices=[]):
+    with auto_classes(_name(section)) as (_, auto_model), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # the CPU's only
         if section.hub is None:
             model = auto_model.from_config(model_config(section), attn_implementation="sdpa", dtype=torch.float32)
@@ -47,16 +47,16 @@ def build_model(section: ModelSection, seed: int) -> PreTrainedModel:
 
 
 def unset_model(section: ModelSection, device: torch.device) -> PreTrainedModel:
-    """Build the model in float32 on a device, in training mode, with any weights: somebody else's are to come. Raises BadManifest."""
-    with transformers_says(_name(section)) as (_, auto_model), torch.random.fork_rng(devices=[]), torch.device(device):
+    """Build the model in float32 on a device, in training mode, with undefined weights, to be set by the caller. Raises BadManifest."""
+    with auto_classes(_name(section)) as (_, auto_model), torch.random.fork_rng(devices=[]), torch.device(device):
         model = auto_model.from_config(model_config(section), attn_implementation="sdpa", dtype=torch.float32)
     model.train()
     return model
 
 
 def model_config(section: ModelSection) -> PreTrainedConfig:
-    """Make the transformers config. Raises BadManifest for an unknown architecture or field, naming its nearest neighbour."""
-    with transformers_says(_name(section)) as (auto_config, _):
+    """Make the transformers config. Raises BadManifest, with a suggestion, for an unknown architecture or field."""
+    with auto_classes(_name(section)) as (auto_config, _):
         if section.hub is not None:
             return auto_config.from_pretrained(section.hub, revision=section.revision, trust_remote_code=False)
         config_class = type(auto_config.for_model(_known_architecture(section.architecture)))
@@ -65,22 +65,22 @@ def model_config(section: ModelSection) -> PreTrainedConfig:
 
 
 def parameter_shapes(section: ModelSection) -> dict[str, tuple[int, ...]]:
-    """Name the parameters and their shapes in the model's order, tied ones once, without allocating them. Raises BadManifest."""
+    """Return the parameters' names and shapes in the model's order, tied ones once, without allocating them. Raises BadManifest."""
     config = model_config(section)
-    with transformers_says(_name(section)) as (_, auto_model), torch.device("meta"):
+    with auto_classes(_name(section)) as (_, auto_model), torch.device("meta"):
         model = auto_model.from_config(config, attn_implementation="sdpa", dtype=torch.float32)
     return {name: tuple(tensor.shape) for name, tensor in state_tensors(model).items()}
 
 
 def num_parameters(section: ModelSection) -> int:
-    """Count what `parameter_shapes` names. Raises BadManifest."""
+    """Return the number of parameters. Raises BadManifest."""
     return sum(torch.Size(shape).numel() for shape in parameter_shapes(section).values())
 
 
 def state_tensors(model: torch.nn.Module) -> dict[str, Tensor]:
-    """Return what a model has learnt, by name, tied tensors once: its parameters, and those buffers of floats that are part of its state.
+    """Return a model's trained state by name, tied tensors once: its parameters, and its persistent buffers of floats.
 
-    Peers average all of them alike. What the config alone decides, like rotary frequencies, is no part of a model's state.
+    Peers average all of them. Tensors that follow from the config alone, like rotary frequencies, are not part of the state.
     """
     kept = set(model.state_dict(keep_vars=True))
     buffers = {name: buffer for name, buffer in model.named_buffers() if name in kept and buffer.is_floating_point()}
@@ -88,32 +88,32 @@ def state_tensors(model: torch.nn.Module) -> dict[str, Tensor]:
 
 
 def layout_digest(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """Return the SHA-256 of the parameters' names, shapes and order: what peers must have alike to read each other's fragments."""
+    """Return the SHA-256 of the parameters' names, shapes and order, which must be equal for peers to decode each other's fragments."""
     return hashlib.sha256(json.dumps([[name, *shape] for name, shape in shapes.items()]).encode()).hexdigest()
 
 
 def need_layout(section: ModelSection, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise BadManifest, with both digests, where the model is laid out otherwise here than the manifest says."""
+    """Raise BadManifest, with both digests, where the parameters' layout differs from the manifest's."""
     digest = layout_digest(shapes)
     if section.layout not in (None, digest):
         raise BadManifest(
-            f"the parameters of {_name(section)} are laid out otherwise here: their digest is {digest}, the manifest's {section.layout}",
-            hint="install the release of transformers that the run's host uses; who hosts: correct [model] layout",
+            f"the parameter layout of {_name(section)} differs here: its digest is {digest}, the manifest's {section.layout}",
+            hint="install the release of transformers that the run's host uses; as the host, correct [model] layout",
         )
 
 
 def activation_bytes(
     section: ModelSection, num_sequences: int, sequence_length: int, dtype: torch.dtype = torch.float32, recompute: bool = False
 ) -> int:
-    """Count what the backward pass of so many sequences needs beside the weights, without allocating it. Raises BadManifest.
+    """Return the bytes that the backward pass of `num_sequences` needs beside the weights, without allocating them. Raises BadManifest.
 
-    What the forward pass keeps, and three times the largest of it: the gradients that flow back are as large, and the last ones (of the
-    logits) are there when all is still kept. 0 where a model's code looks at values, so that nobody can tell without them.
+    They are the tensors that the forward pass keeps, plus three times the largest of them: gradients are as large as their tensors, and
+    those of the logits exist while everything is still kept. 0 for a model whose code depends on values.
     """
     from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
     config = model_config(section)
-    with transformers_says(_name(section)) as (_, auto_model), torch.random.fork_rng(devices=[]), FakeTensorMode():
+    with auto_classes(_name(section)) as (_, auto_model), torch.random.fork_rng(devices=[]), FakeTensorMode():
         model = auto_model.from_config(config, attn_implementation="sdpa", dtype=torch.float32).train()
         tokens = torch.zeros((num_sequences, sequence_length + 1), dtype=torch.int64)
         try:
@@ -128,8 +128,8 @@ def activation_bytes(
 
 
 def _kept_bytes(model: torch.nn.Module, tokens: Tensor, dtype: torch.dtype) -> int:
-    """Count what the forward pass keeps beside the weights; of what is computed again, only what is kept outside of that."""
-    kept: dict[int, torch.UntypedStorage] = {}  # held, so that no two have the same name
+    """Return the bytes that the forward pass keeps beside the weights; with recomputed blocks, only those kept outside them."""
+    kept: dict[int, torch.UntypedStorage] = {}  # kept alive, so that no two get the same key
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
@@ -162,7 +162,7 @@ def check_fit(config: PreTrainedConfig, vocab_size: int, sequence_length: int) -
 
 
 def choose_device(name: str) -> tuple[torch.device, str]:
-    """Turn the device setting into a device, and say in words why that one. Raises BadSettings if this machine lacks it."""
+    """Turn the device setting into a device and the reason for it. Raises BadSettings if this machine lacks it."""
     if name == "auto":
         found = torch.cuda.is_available()
         return torch.device("cuda" if found else "cpu"), "a CUDA GPU was found" if found else "no CUDA GPU was found"
@@ -174,14 +174,14 @@ def choose_device(name: str) -> tuple[torch.device, str]:
 
 
 def choose_devices(names: str) -> tuple[tuple[torch.device, ...], str]:
-    """Turn the devices setting into one device or several alike, and say in words why those. Raises BadSettings if this machine lacks one.
+    """Turn the devices setting into one device, or several of one kind, and the reason. Raises BadSettings if this machine lacks one.
 
     `cpu:2` is the CPU twice: two processes share its threads.
     """
     if names == "all":
         if not (count := torch.cuda.device_count()):
             raise BadSettings("this machine has no CUDA GPU for --devices all", hint="use --devices auto or --devices cpu")
-        return tuple(torch.device("cuda", number) for number in range(count)), "all CUDA GPUs that were found"
+        return tuple(torch.device("cuda", number) for number in range(count)), "all CUDA GPUs of this machine"
     if names[0].isdecimal():
         return tuple(choose_device(f"cuda:{number}")[0] for number in names.split(",")), "as asked"
     if names.startswith("cpu:"):
@@ -195,7 +195,7 @@ def choose_devices(names: str) -> tuple[tuple[torch.device, ...], str]:
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Keep transformers' advice and progress bars off the terminal: what matters to the operator we say ourselves."""
+    """Keep transformers' advice and progress bars off the terminal inside the context."""
     from transformers.utils import logging
 
     level, shows_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -210,8 +210,8 @@ def quiet_transformers() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def transformers_says(name: str) -> Iterator[tuple[Any, Any]]:
-    """Give AutoConfig and AutoModelForCausalLM, quiet, and turn their errors (of many kinds) into BadManifest."""
+def auto_classes(name: str) -> Iterator[tuple[Any, Any]]:
+    """Yield AutoConfig and AutoModelForCausalLM, quiet, and turn their errors (of many types) into BadManifest."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     with quiet_transformers():
@@ -225,7 +225,7 @@ def transformers_says(name: str) -> Iterator[tuple[Any, Any]]:
 
 
 def pretrained(auto_model: Any, source: str, revision: str | None = None, config: PreTrainedConfig | None = None) -> Any:
-    """Build a model with somebody's weights, in float32: from a folder, or a name on the hub. Call inside `transformers_says`."""
+    """Build a model with existing weights, in float32, from a folder or a name on the hub. Call inside `auto_classes`."""
     model, report = auto_model.from_pretrained(
         source,
         config=config,

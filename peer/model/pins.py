@@ -1,4 +1,4 @@
-"""`python -m gossamer.peer.model.pins`: read a manifest from stdin, print the digests of its layout and its tokenizer as JSON.
+"""`python -m gossamer.peer.model.pins`: read a manifest from stdin and print the digests of its layout and its tokenizer as JSON.
 
 The host pins both digests before it signs. This is a process of its own because it loads torch and transformers.
 """

@@ -1,7 +1,7 @@
-"""What a manifest implies, before any tensor exists: can this build carry it out, how is the model cut, what are the sizes on the wire.
+"""Consequences of a manifest before any tensor exists: whether this build supports it, its fragments, and the sizes on the wire.
 
-The trainer computes it, and tells the node. A manifest only shapes its names, for another release may know more of them; what is not known
-here is refused, never replaced.
+The trainer computes them and sends them to the node. A manifest checks only the form of its names, since another release may know more of
+them. Names that this build does not know are refused, never replaced.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from gossamer.protocol.messages.terms import FragmentTerms, ModelPlan
 from gossamer.protocol.run.manifest import Manifest
 
 METHODS: Final = ("noloco",)
-SAMPLE_VALUES: Final = 1 << 20  # over so many values a codec's bytes per value are those of any large fragment
-CLOCK_FACTOR = 4  # a peer's schedule clock never runs faster than this many times its own steps
+SAMPLE_VALUES: Final = 1 << 20  # enough that a codec's bytes per value are those of any large fragment
+CLOCK_FACTOR = 4  # a peer's global step advances at most this many times as fast as its own steps
 
 
 def need_abilities(manifest: Manifest) -> None:
@@ -60,24 +60,24 @@ def fragments(manifest: Manifest, shapes: Mapping[str, tuple[int, ...]]) -> tupl
 
 
 def fragment_codecs(manifest: Manifest, shapes: Mapping[str, tuple[int, ...]]) -> tuple[FragmentCodec, ...]:
-    """Cut a model of these parameter shapes as the manifest says, and name the codec of each fragment."""
+    """Cut a model of these parameter shapes as the manifest says, and return each fragment with its codec."""
     chosen = codec(manifest.codec.name)
     return tuple(FragmentCodec(fragment, chosen) for fragment in fragments(manifest, shapes))
 
 
 def model_plan(codecs: Sequence[FragmentCodec], alpha: float) -> ModelPlan:
-    """Say what these fragments, all with one codec, come to on the wire; momentum is part of a state only where the run has any."""
+    """Return the sizes of these fragments on the wire, all with one codec. A state holds momentum only if alpha > 0."""
     fragments = tuple(FragmentTerms(codec.sketch_bytes, codec.payload_bytes, codec.num_blocks) for codec in codecs)
     state_bytes = (4 if alpha > 0.0 else 2) * sum(codec.fragment.numel for codec in codecs)
     return ModelPlan(codecs[0].codec.wire_id, fragments, state_bytes)
 
 
 def follow_clock(own_steps: int, partner_steps: int, slack_steps: int, own_trained: int, total_steps: int) -> int:
-    """Return the schedule clock after a meeting: no more than `slack_steps` behind the partner's, and less towards the end; never back.
+    """Return the global step after a meeting: at most `slack_steps` behind the partner's, less towards the end, and never decreasing.
 
-    A clock never runs faster than `CLOCK_FACTOR` times the steps that its peer has trained itself. The slack lets equal peers run at their
-    own steps: taking the larger clock outright is a ratchet, for whoever is ahead by chance at some meeting moves everybody, and the
-    shared clock runs faster than any peer steps.
+    A global step is at most `CLOCK_FACTOR` times the steps that its peer has trained itself. The slack lets peers of equal speed follow
+    their own steps. Taking the larger of both would be a ratchet: a peer that is ahead by chance moves all others, and the global step
+    advances faster than any peer trains.
     """
     slack_steps = min(slack_steps, max(0, total_steps - partner_steps))
     return max(own_steps, min(partner_steps - slack_steps, CLOCK_FACTOR * own_trained, total_steps))

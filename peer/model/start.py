@@ -1,7 +1,7 @@
-"""The weights that a run starts from, where they are somebody's and not drawn from its seed: a folder in the format of transformers.
+"""Initial weights from a folder in the format of transformers, instead of random ones.
 
-The manifest names them by digest. So it does not matter where a peer has them from: its own copy of the folder is checked against the
-digest, and who has none takes over the weights of peers that train, like anybody who comes later.
+The manifest names them by digest, so their source does not matter: a peer's own copy of the folder is checked against the digest. A peer
+without a copy receives the weights of training peers, like every later joiner.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor
 
-from gossamer.peer.model.model import layout_digest, model_config, pretrained, state_tensors, transformers_says
+from gossamer.peer.model.model import auto_classes, layout_digest, model_config, pretrained, state_tensors
 from gossamer.peer.text.tokenizer import name_of
 from gossamer.protocol.errors import BadManifest
 from gossamer.protocol.run.sections import DEMO_LLAMA, ModelSection
@@ -29,7 +29,7 @@ WARM_SHARE: Final = 100  # of the steps are warm-up
 
 
 def _weights_digest(tensors: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of weights: names, shapes and values in f32, whatever files and number format they were kept in."""
+    """Return the SHA-256 of weights: names, shapes and values in f32, independent of their files and number format."""
     digest = hashlib.sha256()
     for name, tensor in tensors.items():
         digest.update(json.dumps([name, *tensor.shape]).encode())
@@ -40,27 +40,27 @@ def _weights_digest(tensors: Mapping[str, Tensor]) -> str:
 def load_start(section: ModelSection, folder: Path) -> PreTrainedModel:
     """Build a run's model with the weights in a folder, in float32 on the CPU, in training mode.
 
-    Raises BadManifest for a folder without them, and, with both digests, for other weights than the manifest's.
+    Raises BadManifest for a folder without weights, and, with both digests, for weights that differ from the manifest's.
     """
-    with transformers_says(str(folder)) as (_, auto_model):
+    with auto_classes(str(folder)) as (_, auto_model):
         model = pretrained(auto_model, str(folder), config=model_config(section))
     digest = _weights_digest(state_tensors(model))
     if digest != section.weights:
         raise BadManifest(
-            f"the weights in {folder} are others than those that the run starts from: their digest is {digest}, the manifest's "
+            f"the weights in {folder} differ from the initial weights of the run: their digest is {digest}, the manifest's "
             f"{section.weights}",
-            hint="give --model the folder that the run's host has, or leave it out: other peers give their weights",
+            hint="give --model the folder of the run's host, or leave it out to receive the weights from other peers",
         )
     model.train()
     return model
 
 
 def started_from(folder: Path, total_steps: int, learning_rate: float) -> dict[str, dict[str, Any]]:
-    """Return the tables of a manifest for training that goes on from a folder: model and tokenizer with their digests, a re-warmed rate.
+    """Return manifest tables for training that continues from a folder: model and tokenizer with digests, and a re-warmed rate.
 
     Raises BadManifest for a folder that holds no causal language model with a tokenizer.
     """
-    with transformers_says(str(folder)) as (auto_config, auto_model):
+    with auto_classes(str(folder)) as (auto_config, auto_model):
         config = auto_config.from_pretrained(folder, trust_remote_code=False)
         model = pretrained(auto_model, str(folder), config=config)
     said, all_fields = config.to_diff_dict(), config.to_dict()
@@ -78,5 +78,5 @@ def started_from(folder: Path, total_steps: int, learning_rate: float) -> dict[s
         "tokenizer": {"name": name, **({"digest": digest} if digest else {})},
         "inner": {"learning_rate": learning_rate / REWARM_SHARE, "warmup_steps": max(1, total_steps // WARM_SHARE)},
     }
-    load_start(ModelSection.model_validate(tables["model"]), folder)  # another config could make other weights of the same files
+    load_start(ModelSection.model_validate(tables["model"]), folder)  # another config could read other weights from the same files
     return tables

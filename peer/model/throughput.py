@@ -1,4 +1,4 @@
-"""What an inner step asks of a device, and what the device could do at most: the two together are the MFU that peers report."""
+"""Floating point operations of an inner step and the peak rate of a device, from which peers report their MFU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-# Dense matrix products in bf16 with sums in f32, FLOP/s, from the vendors' data sheets; the first that is part of the device's name holds.
+# Dense bf16 matrix products with sums in f32, FLOP/s, from data sheets; the first key that is part of the device's name applies.
 PEAK_BF16_FLOPS: Final[Mapping[str, float]] = {
     "B200": 2250e12,
     "H200": 989e12,
@@ -31,10 +31,10 @@ PEAK_BF16_FLOPS: Final[Mapping[str, float]] = {
 
 
 def flops_per_token(config: PreTrainedConfig, shapes: Mapping[str, tuple[int, ...]], sequence_length: int) -> float:
-    """Count the floating point operations of an inner step for one token, forward and backward, nothing computed again.
+    """Return the floating point operations of an inner step per token, forward and backward, without recomputation.
 
-    Six for each parameter of a matrix that tokens are multiplied by (an embedding that is no head is only looked up), and for attention
-    twelve for each layer, hidden unit and position, as if it looked ahead too: the usual count (PaLM, arXiv 2204.02311, appendix B).
+    Six for each parameter of a matrix (an embedding without a tied head is only looked up), plus twelve for each layer, hidden unit and
+    position of attention, counted without the causal mask: the usual count (PaLM, arXiv 2204.02311, appendix B).
     """
     text = config.get_text_config()
     matrices = [math.prod(shape) for shape in shapes.values() if len(shape) >= 2]
@@ -44,7 +44,7 @@ def flops_per_token(config: PreTrainedConfig, shapes: Mapping[str, tuple[int, ..
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """Return what a device can do at most a second; 0 where it is not known."""
+    """Return the peak FLOP/s of a device; 0 if unknown."""
     if device.type != "cuda" or dtype is not torch.bfloat16:
         return 0.0
     name = torch.cuda.get_device_name(device)

@@ -1,4 +1,4 @@
-"""The weights in a checkpoint, by parameter name: fast or slow ones, for those who measure or publish a model instead of training it."""
+"""The fast or slow weights in a checkpoint by parameter name, for evaluation and export."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from gossamer.peer.model.plan import fragments
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.run.manifest import Manifest, SignedManifest
 
-FAST: Final = "fast/"  # replica's names: fast/<parameter>, slow/<fragment>
+FAST: Final = "fast/"  # names in the checkpoint: fast/<parameter>, slow/<fragment>
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What a peer's home holds of its run."""
+    """The manifest and the newest checkpoint of a peer's home."""
 
     manifest: Manifest
     checkpoint: CheckpointContents
 
 
 def load_trained(home: Home, reading: Reading = lambda done_bytes, total_bytes: None) -> Trained:
-    """Read a home's manifest and newest checkpoint; `reading` hears how far that is.
+    """Read a home's manifest and newest checkpoint; `reading` is called with the progress.
 
-    Raises BadManifest, or BadSettings if nothing was saved yet or all is damaged.
+    Raises BadManifest, or BadSettings if there is no checkpoint or all are damaged.
     """
     try:
         manifest = SignedManifest.from_bytes(home.manifest.read_bytes()).manifest()
@@ -51,7 +51,7 @@ def fast_weights(checkpoint: CheckpointContents) -> dict[str, Tensor]:
 def slow_weights(trained: Trained) -> dict[str, Tensor]:
     """Return the weights that the outer step moves, by parameter, as new tensors.
 
-    Until the first outer step they are the initial weights, and so they stay at a peer that trains alone.
+    Until the first outer step they are the initial weights; at a peer that trains alone they stay so.
     """
     shapes = parameter_shapes(trained.manifest.model)
     weights = {name: torch.empty(shape) for name, shape in shapes.items()}
@@ -63,7 +63,7 @@ def slow_weights(trained: Trained) -> dict[str, Tensor]:
 def mean_weights(several: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Return the plain average of several models' weights, summed in float64; new tensors of the first one's types."""
     if not several:
-        raise ValueError("There is no average of no models.")
+        raise ValueError("The average of no models is undefined.")
     return {
         name: sum((weights[name].double() for weights in several), torch.zeros((), dtype=torch.float64)).div(len(several)).to(first.dtype)
         for name, first in several[0].items()
@@ -71,7 +71,7 @@ def mean_weights(several: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def set_weights(model: torch.nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Copy weights into a model, all of its state. Raises KeyError for a parameter or buffer without a weight."""
+    """Copy weights into the whole state of a model. Raises KeyError for a parameter or buffer without a weight."""
     with torch.no_grad():
         for name, tensor in state_tensors(model).items():
             tensor.copy_(weights[name])

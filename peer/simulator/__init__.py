@@ -1,5 +1,5 @@
-"""Whole swarms in one process and in virtual time: replicas of the model (`training`), real nodes (`swarm`), or links alone (`network`).
+"""Simulated swarms in one process and virtual time: training replicas (`training`), real nodes (`swarm`), or links alone (`network`).
 
-In `training` outer steps, codecs, countdowns and fragments are those of the real peers (`optim`), and the network is missing; in `swarm`
-nodes, directory, records and meetings are, and the trainers are stand-ins.
+`training` uses the outer steps, codecs, countdowns and fragments of real peers (`optim`), without a network. `swarm` uses real nodes,
+directory, records and meetings, with stand-in trainers. Of the product, only the verb `simulate` imports this package.
 """

@@ -1,7 +1,7 @@
-"""Settings by name, as people give them on the command line, and the scenarios that they make of a manifest.
+"""Settings by name, as the command line gives them, and the scenarios that they make of a manifest.
 
 A name is a key of the manifest's sections `inner`, `outer` or `fragments`, a property of the scenario, or `codec`, `method`, `steps`,
-`seed`. What nobody chose is what the method's paper says.
+`seed`. A setting that nobody chose has the value of the method's paper.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ SCENARIO_NAMES: Final[dict[str, tuple[str, Callable[[str], Any], str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class SimulationRequest:
-    """What people ask for: a manifest, changes by name, and values to sweep over."""
+    """A request: a manifest, changed settings by name, and values to sweep over."""
 
     base: Manifest
     given: Mapping[str, Any]  # settings by name
@@ -59,7 +59,7 @@ class SimulationRequest:
     axes: Sequence[str] = ()  # NAME=VALUE,VALUE
 
     def scenarios(self) -> list[tuple[dict[str, Any], Scenario]]:
-        """Return every combination of the axes' values (one, if there are none) and its scenario. Raises as `scenario`."""
+        """Return every combination of the axes' values with its scenario; without axes, one. Raises as `scenario`."""
         choices = {**self.given, **dict(setting(text) for text in self.settings)}
         axes = dict(axis(text) for text in self.axes)
         points = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
@@ -67,9 +67,9 @@ class SimulationRequest:
 
 
 def scenario(base: Manifest, choices: Mapping[str, Any]) -> Scenario:
-    """Return the scenario of a manifest with choices made. Raises BadSettings or BadManifest for what cannot be.
+    """Return the scenario of a manifest with changed settings. Raises BadSettings or BadManifest for impossible settings.
 
-    A method other than the manifest's brings its own settings along: those written there were meant for another.
+    A method other than the manifest's uses its own defaults: the manifest's settings are for another method.
     """
     name = str(choices.get("method", base.outer.method))
     chosen = method(name)
@@ -88,12 +88,12 @@ def scenario(base: Manifest, choices: Mapping[str, Any]) -> Scenario:
     made = Scenario(manifest, **{field: mine[key] for key, (field, _, _) in SCENARIO_NAMES.items() if key in mine})
     if manifest.outer.inner_steps == "auto" and chosen.at_own_rate:
         made = replace(made, auto_steps=_afforded_steps(made))
-    chosen.train(made, 1)  # settings that the method refuses are refused now, not after the model is built
+    chosen.train(made, 1)  # refuse a method's bad settings now, not after the model is built
     return made
 
 
 def _afforded_steps(made: Scenario) -> int:
-    """Return the interval that the scenario's line affords; simulated peers have time for everything else."""
+    """Return the interval that the scenario's line affords, which is the only limit of simulated peers."""
     codecs = fragment_codecs(made.manifest, parameter_shapes(made.manifest.model))
     plan = model_plan(codecs, made.manifest.outer.alpha)
     return afforded_steps(plan.round_bytes, made.line_mbit * 1e6 / 8, made.step_s)
@@ -117,7 +117,7 @@ def axis(text: str) -> tuple[str, list[Any]]:
 
 
 def value(name: str, text: str) -> Any:
-    """Read one setting's value. Raises BadSettings for one of the scenario's that it cannot be; the manifest checks its own."""
+    """Read one setting's value. Raises BadSettings for a bad value of a scenario's setting; the manifest checks its own settings."""
     if name in MANIFEST_NAMES:
         return _plain(text)
     _, read, kind = SCENARIO_NAMES[name]

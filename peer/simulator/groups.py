@@ -22,33 +22,33 @@ from gossamer.optim.fragment_codec import FragmentCodec
 from gossamer.optim.fragments import gather, scatter
 from gossamer.peer.simulator.population import Layout, Population, SimulatedReplica, coding
 
-# What the codecs' sources use: 2503.09799 none from 4 bits up, 1-bit Adam 1.
+# As the codecs' papers: arXiv 2503.09799 none from 4 bits up, 1-bit Adam 1.
 FEEDBACK_DECAY: Final = {"q2": 1.0, "sign1": 1.0}
-SMALL: Final = PACKINGS["fp32"]  # of small tensors, as in FragmentCodec
+SMALL: Final = PACKINGS["fp32"]  # codec of small tensors, as in FragmentCodec
 
 
-# ---------------------------------------------------------------------- how a tensor reaches a whole group
+# ---------------------------------------------------------------------- broadcast to a group
 
 
 def feedback_decay(codec: str, decay: float | None) -> float:
-    """Return the decay of a codec's error feedback, `decay` or what the codec needs (None); 0: none is kept."""
+    """Return the decay of a codec's error feedback: `decay`, or the codec's default for None; 0: no feedback."""
     chosen = FEEDBACK_DECAY.get(codec, 0.0) if decay is None else decay
     return chosen if codec in PACKINGS else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """What crosses the wire, both uint8; the sketch is empty but for a modulo codec."""
+    """The bytes of one message, both uint8; the sketch is empty unless the codec is a modulo codec."""
 
     sketch: Tensor
     payload: Tensor
 
 
 class Channel:
-    """One peer's way to the group for one fragment: a tensor is coded once and decoded alike by everybody, the sender included.
+    """Sends one peer's tensors of one fragment to its group: coded once, decoded alike by every peer, the sender included.
 
-    A packing goes as it is, with error feedback (whose residual this owns) where its few bits need it. A modulo codec is read against a
-    message of zeros: its window then spans the values themselves, and blocks that do not decode count as zero.
+    A packing is sent as it is, with error feedback (whose residual this owns) where its few bits need it. A modulo codec is decoded against
+    a message of zeros: its window then spans the values themselves, and blocks that do not decode count as zero.
     """
 
     def __init__(self, codec: FragmentCodec, decay: float | None, device: torch.device) -> None:
@@ -60,16 +60,16 @@ class Channel:
 
     @property
     def num_bytes(self) -> int:
-        """Return what one message sends."""
+        """Return the size of one message."""
         return self._codec.sketch_bytes + self._codec.payload_bytes
 
     def send(self, values: Tensor, seed: int) -> Tensor:
-        """Return what everybody decodes of f32[numel] values, as a new tensor. Raises Diverged for values that cannot be sent."""
+        """Return the tensor that every peer decodes of f32[numel] values: a new one. Raises Diverged for values that cannot be sent."""
         with coding("a group of peers"):
             return self.decode(self.encode(values, seed), seed)
 
     def encode(self, values: Tensor, seed: int) -> Coded:
-        """Return what is sent, and keep what it loses where there is error feedback. Raises ValueError for values that cannot be sent."""
+        """Return the message, and keep its error where there is feedback. Raises ValueError for values that cannot be sent."""
         sketch = self._codec.sketch(values, seed)
         if self._feedback is not None:
             coded, _ = self._feedback.pack(values[: self._num_coded])
@@ -78,7 +78,7 @@ class Channel:
         return Coded(sketch, self._codec.encode(values, seed, sketch, nothing).payload)
 
     def decode(self, sent: Coded, seed: int) -> Tensor:
-        """Return f32[numel]: any peer's channel for this fragment gives the same, whatever it has sent itself."""
+        """Return the decoded f32[numel]; the same for every peer's channel of this fragment, whatever that peer has sent."""
         numel = self._codec.fragment.numel
         if self._packing:
             coded, small = sent.payload.split_with_sizes(
@@ -91,7 +91,7 @@ class Channel:
 
 
 class Broadcast:
-    """Every peer's channels, fragment by fragment; counts what is sent."""
+    """Every peer's channels, fragment by fragment; counts the bytes sent."""
 
     def __init__(self, population: Population) -> None:
         feedback, device = population.scenario.feedback, population.replicas[0].weights.device
@@ -101,7 +101,7 @@ class Broadcast:
         ]
 
     def send(self, step: int, peer: int, fragment: int, values: Tensor) -> Tensor:
-        """Send a peer's values of a fragment at a step; return what everybody decodes. Raises Diverged."""
+        """Send a peer's values of a fragment at a step; return the tensor that every peer decodes. Raises Diverged."""
         channel = self._channels[peer][fragment]
         self._traffic.sent_bytes += channel.num_bytes
         return channel.send(values, step * len(self._channels) + peer)
@@ -111,7 +111,7 @@ class Broadcast:
 
 
 def data_parallel(population: Population) -> Iterator[Fraction]:
-    """Train one set of weights on the mean gradient of all peers, for which each step waits; yield the time after each step."""
+    """Train one set of weights on the mean gradient of all peers, waiting for it in each step; yield the time after each step."""
     scenario, layout, [replica], traffic = population.scenario, population.layout, population.replicas, population.traffic
     broadcast, mean, own_steps = Broadcast(population), torch.empty_like(replica.weights), [0] * scenario.num_peers
     for step, present in scenario.steps_together():
@@ -130,7 +130,7 @@ def data_parallel(population: Population) -> Iterator[Fraction]:
 
 
 def _taken_gradients(replica: SimulatedReplica, layout: Layout) -> Iterator[Tensor]:
-    """Yield a replica's gradient fragment by fragment; leave zeros."""
+    """Yield a replica's gradient fragment by fragment, then set it to zero."""
     gradients = replica.gradients()
     for codec in layout.codecs:
         yield gather(codec.fragment, gradients)
@@ -143,9 +143,9 @@ def _taken_gradients(replica: SimulatedReplica, layout: Layout) -> Iterator[Tens
 
 @dataclass(frozen=True, slots=True)
 class GroupRule:
-    """How a group synchronizes: what is sent when, and what becomes of it."""
+    """How a group synchronizes: the schedule, the outer step, and the merge."""
 
-    schedule: StreamingSchedule  # of single fragments; one of a single fragment stands for all together
+    schedule: StreamingSchedule  # of single fragments; a schedule of one fragment stands for all of them together
     settings: DiLoCoSettings
     keep: float = 0.0  # share of the local weights that a merge keeps
 
@@ -161,7 +161,7 @@ def train_group(population: Population, rule: GroupRule) -> Iterator[Fraction]:
 
 @dataclass(slots=True)
 class Shared:
-    """A fragment's slow weights and momentum, equal at all peers, and the mean that is on its way."""
+    """A fragment's slow weights and momentum, equal at all peers, and the means that have not arrived yet."""
 
     slow: Tensor
     momentum: Tensor
@@ -181,7 +181,7 @@ class Group:
         self._away: set[int] = set()
 
     def step(self, step: int, present: list[int]) -> None:
-        """Take one inner step with the peers that are there, and what the schedule says after it."""
+        """Take one inner step with the present peers, then send and merge what the schedule says."""
         for peer in self._away.intersection(present):
             self._return(peer)
         self._away = set(range(len(self._population.replicas))).difference(present)
@@ -207,14 +207,14 @@ class Group:
         self._population.traffic.completed += bool(present)
 
     def _weight(self, peer: int, fragment: int) -> float:
-        """Return how much a peer's pseudo-gradient counts, and start to count anew."""
+        """Return the weight of a peer's pseudo-gradient, and restart its token count."""
         tokens, self._tokens[peer][fragment] = self._tokens[peer][fragment], 0
         return float(tokens) if self._population.scenario.token_weights else 1.0
 
     def _take(self, fragments: Sequence[int], present: Sequence[int]) -> None:
         for fragment in fragments:
             shared = self.shared[fragment]
-            if not shared.flying:  # nobody was there to send
+            if not shared.flying:  # no peer was present to send
                 continue
             shared.slow, shared.momentum = outer_step(shared.slow, shared.momentum, shared.flying.pop(0), self._rule.settings)
             for peer in present:

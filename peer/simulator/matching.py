@@ -1,6 +1,6 @@
-"""Who meets whom, and when: on demand, as real peers do, or by a schedule of perfect matchings, as the NoLoCo paper does.
+"""Matching: which peers meet and when, on demand as real peers do, or by a schedule of perfect matchings as in the NoLoCo paper.
 
-Both decide from the seed alone. Not here: what happens in a meeting and how meetings run side by side (pairs.py).
+Both depend on the seed alone. The meetings themselves are in pairs.py.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from gossamer.peer.simulator.scenario import ON_DEMAND, Scenario
 
 
 class Floor(Protocol):
-    """Where meetings begin: what a matcher sees of the swarm and may do in it."""
+    """A matcher's view of the swarm, and the meetings that it may begin there."""
 
     def is_free(self, peer: int, fragment: int) -> bool:
-        """Say whether the peer is there and the fragment in no meeting."""
+        """Return whether the peer is present and the fragment in no meeting."""
 
     def clock_gap(self, one: int, two: int) -> int:
-        """Return by how many steps the two peers' schedule clocks differ."""
+        """Return the difference of the two peers' global steps."""
 
     def begin(self, one: int, two: int, fragment: int) -> None:
         """Let two peers meet over a fragment, each from its next step boundary on."""
@@ -31,29 +31,29 @@ class Floor(Protocol):
 
 
 class Matcher(Protocol):
-    """Decides who meets."""
+    """Decides which peers meet."""
 
     def arrange(self, now: Fraction, arrived: Sequence[int], floor: Floor) -> None:
-        """Begin what is due; `arrived` are the peers at a step boundary now."""
+        """Begin the meetings that are due; `arrived` are the peers at a step boundary now."""
 
     def done(self, peer: int, fragment: int) -> None:
-        """Hear that the peer took an outer step on the fragment."""
+        """Note that the peer took an outer step on the fragment."""
 
 
 class OnDemand:
-    """Each peer counts down per fragment and asks a random peer that is free (design D1)."""
+    """Each peer counts down per fragment and asks a random free peer (docs/concepts/fragments.md)."""
 
     def __init__(self, scenario: Scenario, num_fragments: int) -> None:
         outer = scenario.manifest.outer
         self._countdowns = [Countdown(num_fragments, scenario.period, _seed(scenario.seed, n)) for n in range(scenario.num_peers)]
         self._random = Random(f"{scenario.seed}/partners")
         self._max_clock_gap = outer.max_clock_gap_steps
-        self._patience = scenario.period  # in units of virtual time
+        self._timeout = scenario.period  # in units of virtual time
         self._defer = outer.no_partner == "defer"
         self._asking_since: dict[tuple[int, int], Fraction] = {}
 
     def arrange(self, now: Fraction, arrived: Sequence[int], floor: Floor) -> None:
-        """Count an inner step of those who arrived, and find partners for their fragments that are due."""
+        """Count an inner step of the peers that arrived, and find partners for their due fragments."""
         for peer in arrived:
             self._countdowns[peer].tick()
             for fragment in self._countdowns[peer].due():
@@ -66,7 +66,7 @@ class OnDemand:
         since = self._asking_since.setdefault((peer, fragment), now)
         if willing:
             floor.begin(peer, self._random.choice(willing), fragment)
-        elif others and now - since < self._patience:
+        elif others and now - since < self._timeout:
             return
         elif self._defer:
             self.done(peer, fragment)
@@ -96,7 +96,7 @@ class Scheduled:
                 self._pair(time, fragment, floor)
 
     def _pair(self, time: Fraction, fragment: int, floor: Floor) -> None:
-        # Who is away, or still busy with the meeting before, sits this one out; an odd one steps alone.
+        # Peers that are away or in an earlier meeting are left out; with an odd number one peer steps alone.
         order = [peer for peer in range(self._num_peers) if floor.is_free(peer, fragment)]
         Random(f"{self._seed}/round/{fragment}/{time}").shuffle(order)
         while len(order) > 1:
@@ -105,11 +105,11 @@ class Scheduled:
             floor.step_alone(peer, fragment)
 
     def done(self, peer: int, fragment: int) -> None:
-        """Do nothing: the schedule does not wait."""
+        """Do nothing: the schedule does not depend on outer steps."""
 
 
 def matcher(scenario: Scenario, num_fragments: int) -> Matcher:
-    """Return the matcher that the scenario asks for."""
+    """Return the scenario's matcher."""
     return (OnDemand if scenario.matching == ON_DEMAND else Scheduled)(scenario, num_fragments)
 
 

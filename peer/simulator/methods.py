@@ -1,6 +1,6 @@
-"""The methods by name: how each trains a population, what it needs to keep, and the settings its paper gives it.
+"""The methods by name: how each trains a population, the memory it needs, and the default settings of its paper.
 
-In all of them `alpha` is the outer momentum and `beta` the outer learning rate.
+In all methods `alpha` is the outer momentum and `beta` the outer learning rate.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gossamer.protocol.run.manifest import Manifest
 
 Train = Callable[[Population], Iterator[Fraction]]
 Defaults = Callable[[int], Mapping[str, Any]]  # by the number of peers
-PAIR_CODEC: Final = Manifest().codec.name  # which real peers, who meet in pairs, have by default
+PAIR_CODEC: Final = Manifest().codec.name  # the default of real peers, which meet in pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +31,15 @@ class Method:
     """A row of the table."""
 
     train: Callable[[Scenario, int], Train]  # for a scenario and a number of fragments; raises BadSettings
-    defaults: Defaults  # for what neither the manifest nor the command line sets
+    defaults: Defaults  # of settings that neither the manifest nor the command line sets
     own_vectors: int = 0  # kept per replica beside the inner optimizer
     common_vectors: int = 0
     one_replica: bool = False
-    at_own_rate: bool = False  # each peer steps by itself and meets one other or none, so nobody keeps error feedback; or all together
-    own_length: bool = False  # at own rates: each schedule is as long as its peer's training; or all follow the fastest peer's clock
+    at_own_rate: bool = False  # peers step independently and meet in pairs or never, without error feedback; else all together
+    own_length: bool = False  # at own rates: a schedule is as long as its peer's training; else all follow the fastest peer
 
     def size(self, scenario: Scenario) -> Size:
-        """Return what a scenario needs with this method."""
+        """Return the memory that a scenario needs with this method."""
         keeps_residuals = not self.at_own_rate and feedback_decay(scenario.manifest.codec.name, scenario.feedback) > 0.0
         return Size(scenario.num_peers, self.own_vectors, self.common_vectors, int(keeps_residuals), self.one_replica)
 
@@ -65,7 +65,7 @@ def pair_rule(scenario: Scenario) -> NoLoCo:
 
 
 def group(*, nesterov: bool, **defaults: Any) -> Method:
-    """Make a method in which a group exchanges everything at once and waits."""
+    """Make a method in which a group exchanges all fragments at once and waits."""
 
     def train(scenario: Scenario, _: int) -> Train:
         schedule = StreamingSchedule(1, scenario.period, 0)
@@ -114,5 +114,5 @@ METHODS: Final[dict[str, Method]] = {
 
 
 def method(name: str) -> Method:
-    """Return the method of that name. Raises BadSettings that names the nearest ones."""
+    """Return the method of that name. Raises BadSettings with a suggestion."""
     return METHODS[known(name, METHODS, "method")]

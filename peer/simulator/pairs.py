@@ -1,9 +1,9 @@
-"""Methods of pairs: peers step at their own rates and meet two by two (NoLoCo and its kin), or never (`local`).
+"""Pair methods: peers step at their own rates and meet two by two (NoLoCo), or never (`local`).
 
-A meeting is that of real peers (peer/trainer/meeting.py), gate included, with no network between its sides and the method's own rule.
-Each instant of virtual time: the peers whose inner step ends open and apply the meetings that wait for them, then new meetings begin. A
-meeting counts for both sides or for neither: when the gate of one refuses the other's message, or a peer goes away before it is decided,
-both drop it. Who meets whom, and when: matching.py.
+A meeting uses the code of real peers (peer/trainer/meeting.py), merge gate included, without a network between its sides. At each
+instant of virtual time, the peers whose inner step ends open and apply their pending meetings; then new meetings begin. A meeting counts
+for both sides or for neither: both drop it when the gate of one side refuses the message, or when a peer leaves before the decision.
+Which peers meet, and when: matching.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gossamer.peer.trainer.meeting import MeetingSide, bounded_weight
 
 
 def train_alone(population: Population) -> Iterator[Fraction]:
-    """Let every peer train by itself; yield each time at which inner steps end."""
+    """Train every peer independently; yield each time at which inner steps end."""
     for now, arrived in population.scenario.steps_at_own_rates():
         for peer in arrived:
             population.replicas[peer].inner_step()
@@ -31,7 +31,7 @@ def train_alone(population: Population) -> Iterator[Fraction]:
 
 
 def gossip(population: Population, rule: NoLoCo) -> Iterator[Fraction]:
-    """Let peers train and meet by a rule; yield each time at which inner steps end, after its meetings."""
+    """Train peers that meet in pairs; yield each time at which inner steps end, after its meetings."""
     scenario = population.scenario
     table = Gossip(population, rule, matcher(scenario, len(population.layout.codecs)))
     for now, arrived in scenario.steps_at_own_rates():
@@ -45,7 +45,7 @@ def gossip(population: Population, rule: NoLoCo) -> Iterator[Fraction]:
 
 
 class PairPeer:
-    """A peer that meets others: its replica, and what it holds of each fragment between meetings."""
+    """A peer that meets others: its replica, and the state of each fragment between meetings."""
 
     def __init__(self, replica: SimulatedReplica, layout: Layout) -> None:
         self.replica = replica
@@ -63,7 +63,7 @@ class PairPeer:
         self.fragments[fragment].move()
 
     def hear_clock(self, partner_clock_steps: int) -> None:
-        """Follow a partner's schedule clock."""
+        """Follow a partner's global step."""
         before = self.replica.clock_steps
         self.replica.hear_clock(partner_clock_steps)
         for fragment in self.fragments:
@@ -80,7 +80,7 @@ class Pair:
     sides: dict[int, MeetingSide] = field(default_factory=dict)  # by peer number, like the next two
     clock_steps: dict[int, int] = field(default_factory=dict)  # at the snapshots
     applied: set[int] = field(default_factory=set)
-    failed_blocks: Tensor | None = None  # on either side; None until the exchange, or when it was refused
+    failed_blocks: Tensor | None = None  # on either side; None before the exchange, and when a side refused
     ready: Fraction | None = None  # when both sides have everything
 
     def open(self, member: PairPeer) -> None:
@@ -90,7 +90,7 @@ class Pair:
         self.clock_steps[replica.number] = replica.clock_steps
 
     def exchange(self, rule: NoLoCo, *, token_weights: bool) -> str:
-        """Send each side's message to the other; return why one of them refuses, empty if none does."""
+        """Exchange the messages; return why one side refuses, empty if neither does."""
         one, two = self.sides.values()
         both = ((one, two), (two, one))
         weights = [bounded_weight(own.since.tokens, partner.since.tokens) if token_weights else 0.5 for own, partner in both]
@@ -101,7 +101,7 @@ class Pair:
         return reason
 
     def apply(self, member: PairPeer) -> None:
-        """Take one side's outer step; the inner steps made since its snapshot are kept."""
+        """Take one side's outer step, and keep the inner steps made since its snapshot."""
         number = member.replica.number
         side = self.sides[number]
         assert self.failed_blocks is not None
@@ -115,7 +115,7 @@ class Pair:
 
 
 class Gossip:
-    """All meetings under way. A fragment of a peer is in at most one."""
+    """All open meetings. A fragment of a peer is in at most one."""
 
     def __init__(self, population: Population, rule: NoLoCo, matching: Matcher) -> None:
         self.peers = [PairPeer(replica, population.layout) for replica in population.replicas]
@@ -128,7 +128,7 @@ class Gossip:
         self._seeds = Random(f"{population.scenario.seed}/meetings")
 
     def boundary(self, now: Fraction, arrived: Sequence[int]) -> None:
-        """Do what the peers at a step boundary do there."""
+        """Open, decide and begin meetings of the peers at a step boundary."""
         self._away.difference_update(arrived)
         self._settle(now, arrived)
         self._matcher.arrange(now, arrived, self)
@@ -137,14 +137,14 @@ class Gossip:
             if self._population.scenario.is_away(peer, now):
                 self._leave(peer)
 
-    # ------------------------------------------------------------------ what the matcher sees and does
+    # ------------------------------------------------------------------ for the matcher
 
     def is_free(self, peer: int, fragment: int) -> bool:
-        """Say whether the peer is there and the fragment in no meeting."""
+        """Return whether the peer is present and the fragment in no meeting."""
         return peer not in self._away and (peer, fragment) not in self._meetings and (peer, fragment) not in self._alone
 
     def clock_gap(self, one: int, two: int) -> int:
-        """Return by how many steps the two peers' schedule clocks differ."""
+        """Return the difference of the two peers' global steps."""
         return abs(self._population.replicas[one].clock_steps - self._population.replicas[two].clock_steps)
 
     def begin(self, one: int, two: int, fragment: int) -> None:
@@ -156,7 +156,7 @@ class Gossip:
         """Let a peer take the fragment's outer step alone at its next step boundary."""
         self._alone.add((peer, fragment))
 
-    # ------------------------------------------------------------------ meetings under way
+    # ------------------------------------------------------------------ open meetings
 
     def _settle(self, now: Fraction, arrived: Sequence[int]) -> None:
         here = set(arrived)
@@ -185,7 +185,7 @@ class Gossip:
         self._population.traffic.sent_bytes += 2 * (codec.sketch_bytes + codec.payload_bytes)
 
     def _decide(self, peer: int, meeting: Pair) -> None:
-        """Apply a meeting on this peer's side, or drop one that was refused; its fragment stays due, as with real peers."""
+        """Apply a meeting on this peer's side, or drop a refused one; its fragment stays due, as with real peers."""
         if meeting.failed_blocks is None:
             self._drop(meeting)
             self._population.traffic.refused += 1
@@ -201,7 +201,7 @@ class Gossip:
             del self._meetings[member.replica.number, meeting.fragment]
 
     def _leave(self, peer: int) -> None:
-        """Go away, and drop the meetings under way: no partner has applied one of them, or this peer just would have too."""
+        """Leave, and drop the open meetings: no partner has applied one, for this peer would have applied it at the same time."""
         self._away.add(peer)
         for meeting in [meeting for (member, _), meeting in self._meetings.items() if member == peer]:
             self._drop(meeting)

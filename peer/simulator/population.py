@@ -1,10 +1,10 @@
-"""A simulated swarm: its replicas, put together from a scenario; and the size it will have, before it is built.
+"""A simulated swarm: replicas built from a scenario, and an estimate of their memory before they are built.
 
-Each replica's fast weights lie in one flat vector, fragment after fragment, of which its model is a view. So a fragment is a slice, to be
-read and written without gathering, and the mean over replicas is a mean of vectors. An inner step does what a real peer's does
-(peer/trainer/replica.py), but is not its code: gradient and step are two calls here, for data-parallel training averages many peers'
-gradients between them; a gradient goes as soon as it was used, for N replicas need one at a time; and a batch that gives no finite loss,
-which a real peer passes over, ends the simulation. Not here: slow weights and outer steps.
+Each replica's fast weights are one flat vector, fragment after fragment, and its model is a view of it. So a fragment is a slice that
+needs no gathering, and the mean over replicas is a mean of vectors. An inner step computes what a real peer's does
+(peer/trainer/replica.py) with other code. Gradient and step are two calls here, because data-parallel training averages the gradients of
+many peers between them. A gradient is freed after its use, because N replicas need one at a time. A batch without a finite loss, which a
+real peer skips, ends the simulation. Slow weights and outer steps are elsewhere.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ ACTIVATION_VALUES: Final = 24  # kept for the backward pass, per token, layer an
 
 
 class Diverged(OperatorError):
-    """The loss or a gradient is not finite any more."""
+    """The loss or a gradient is no longer finite."""
 
 
 @contextmanager
 def coding(what: str) -> Iterator[None]:
-    """Turn a codec's refusal of values that are no weights any more into Diverged."""
+    """Turn a codec's ValueError for values that cannot be weights into Diverged."""
     try:
         yield
     except ValueError as error:
@@ -62,16 +62,16 @@ class Layout:
 
     @property
     def numel(self) -> int:
-        """Return how many values the flat vector has."""
+        """Return the number of values of the flat vector."""
         return self.slices[-1].stop  # type: ignore[no-any-return] # slice has no element type
 
     @property
     def bits_per_value(self) -> float:
-        """Return what one exchange of everything sends one way, per value."""
+        """Return the bits per value that one exchange of all fragments sends one way."""
         return 8.0 * sum(codec.sketch_bytes + codec.payload_bytes for codec in self.codecs) / self.numel
 
     def place(self, parameters: Mapping[str, Tensor], flat: Tensor) -> None:
-        """Make the parameters views of the flat vector, with their values kept."""
+        """Make the parameters views of the flat vector, keeping their values."""
         for codec, part in zip(self.codecs, self.slices, strict=True):
             pieces = codec.fragment.pieces
             for piece, values in zip(pieces, torch.split(flat[part], [piece.numel for piece in pieces]), strict=True):
@@ -87,7 +87,7 @@ class Layout:
 class SimulatedReplica:
     """One peer's model in training. `weights` (f32, flat) are its fast weights and the model's own storage.
 
-    `rate` is that at which the schedule of its learning rate runs.
+    `rate` is the rate at which its learning rate schedule runs.
     """
 
     def __init__(self, number: int, model: PreTrainedModel, layout: Layout, batches: Batches, scenario: Scenario, rate: Fraction) -> None:
@@ -95,7 +95,7 @@ class SimulatedReplica:
         self.model = model
         self.own_steps = 0
         self.clock_steps = 0
-        self.losses: list[float] = []  # of the inner steps since somebody last took them
+        self.losses: list[float] = []  # of the inner steps since the recorder last cleared them
         self.parameters: dict[str, Tensor] = dict(model.named_parameters())
         self.weights = torch.empty(layout.numel, device=model.device)
         self._batches = batches
@@ -117,11 +117,11 @@ class SimulatedReplica:
         self.losses.append(float(loss.detach()))
 
     def gradients(self) -> dict[str, Tensor]:
-        """Return the parameters' gradients by name: the live ones. Call it after `add_gradient`."""
+        """Return the parameters' gradients by name, not copied. Call it after `add_gradient`."""
         return {name: parameter.grad for name, parameter in self.parameters.items() if parameter.grad is not None}
 
     def apply_gradient(self) -> None:
-        """Clip the gradient, take the inner optimizer's step, and let go of the gradient. Raises Diverged."""
+        """Clip the gradient, take the inner optimizer's step, and free the gradient. Raises Diverged."""
         set_learning_rate(self._optimizer, learning_rate(self.clock_steps, self.clock_steps, self._settings))
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters.values(), self._manifest.inner.clip_norm))
         if not norm < float("inf"):
@@ -135,25 +135,25 @@ class SimulatedReplica:
         self.clock_steps += 1
 
     def hear_clock(self, partner_clock_steps: int) -> None:
-        """Follow a partner's schedule clock, never faster than a bounded factor over one's own steps; as a real peer does."""
+        """Follow a partner's global step as a real peer does, at most a bounded factor faster than the own steps."""
         slack_steps, total_steps = self._manifest.outer.nominal_steps, self._settings.total_steps
         self.clock_steps = follow_clock(self.clock_steps, partner_clock_steps, slack_steps, self.own_steps, total_steps)
 
 
 @dataclass(slots=True)
 class Traffic:
-    """What was exchanged so far, over all peers."""
+    """Counts of exchanges so far, over all peers."""
 
     completed: int = 0  # meetings of pairs, or exchanges of a group
     solo: int = 0
-    dropped: int = 0  # because a peer went away
+    dropped: int = 0  # because a peer left
     refused: int = 0  # by the merge gate of either side
     sent_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Population:
-    """A simulated swarm. `replicas` are as many as there are different weights: one for a method that keeps all peers equal."""
+    """A simulated swarm, with one replica per distinct set of weights: a method that keeps all peers equal has one."""
 
     scenario: Scenario
     layout: Layout
@@ -163,9 +163,9 @@ class Population:
 
 
 def populate(scenario: Scenario, tokenizer: Tokenizer, texts: Texts, device: torch.device, schedules: Sequence[Fraction]) -> Population:
-    """Build a replica per entry of `schedules`, the rate at which its learning rate's schedule runs; all with the initial weights.
+    """Build one replica per entry of `schedules`, the rate at which its learning rate schedule runs, all with the initial weights.
 
-    Raises BadManifest for a model that cannot be.
+    Raises BadManifest for an impossible model.
     """
     manifest = scenario.manifest
     model = build_model(manifest.model, scenario.seed)
@@ -188,28 +188,28 @@ def populate(scenario: Scenario, tokenizer: Tokenizer, texts: Texts, device: tor
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What a method keeps, beside what inner training needs, in vectors of all weights."""
+    """The memory of a method beside that of inner training, in vectors of all weights."""
 
     num_peers: int
     own_vectors: int  # per replica
     common_vectors: int
-    peer_vectors: int = 0  # per peer, also where one replica stands for all
+    peer_vectors: int = 0  # per peer, even where one replica stands for all
     one_replica: bool = False
 
     @property
     def num_replicas(self) -> int:
-        """Return how many different weights are kept."""
+        """Return the number of distinct sets of weights."""
         return 1 if self.one_replica else self.num_peers
 
     @property
     def num_vectors(self) -> int:
-        """Return how many vectors that is, with those of inner training."""
+        """Return the number of vectors, those of inner training included."""
         own = self.num_replicas * (INNER_VECTORS + self.own_vectors)
         return own + self.num_peers * self.peer_vectors + SHARED_VECTORS + self.common_vectors
 
 
 def need_memory(scenario: Scenario, device: torch.device, size: Size) -> None:
-    """Raise BadSettings, with an estimate, when the replicas will not fit into the device's free memory."""
+    """Raise BadSettings, with an estimate, when the replicas do not fit into the device's free memory."""
     num_values = num_parameters(scenario.manifest.model)
     activations, free = _activation_values(scenario), free_bytes(device)
 
@@ -227,14 +227,14 @@ def need_memory(scenario: Scenario, device: torch.device, size: Size) -> None:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return how much memory is free on a device."""
+    """Return the free memory of a device."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return int(psutil.virtual_memory().available)
 
 
 def _activation_values(scenario: Scenario) -> int:
-    """About how many values one inner step keeps: hidden states per layer, and logits with their gradient."""
+    """Estimate the values that one inner step keeps: hidden states per layer, and logits with their gradient."""
     config = model_config(scenario.manifest.model).get_text_config()
     layers, hidden = getattr(config, "num_hidden_layers", 0), getattr(config, "hidden_size", 0)
     return scenario.step_tokens * (ACTIVATION_VALUES * int(layers) * int(hidden) + 3 * int(config.vocab_size))

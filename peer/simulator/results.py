@@ -14,18 +14,18 @@ JSON_KEYS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The swarm at one time of its training."""
+    """The swarm at one time of its training: a point of the curve."""
 
     steps: float  # virtual time, in steps at mean speed
     tokens: int  # over all peers
-    sent_bytes: float  # per peer; as in Result
+    sent_bytes: float  # per peer, as in Result
     train_loss: float  # nats per token, mean over all inner steps since the point before
     weight_std: float
-    eval_loss: float | None  # mean over the replicas; None where it was not asked for
+    eval_loss: float | None  # mean over the replicas; None where it is not measured
 
     @property
     def loss(self) -> float:
-        """Return the held-out loss, or the training loss where that was not asked for."""
+        """Return the held-out loss, or the training loss where that is not measured."""
         return self.train_loss if self.eval_loss is None else self.eval_loss
 
 
@@ -43,13 +43,13 @@ class Result:
     weight_std: float  # of the peers' weights about their mean, root mean square
     output_distance: float  # Jensen-Shannon distance of the peers' outputs on held-out text, nats per token
     meetings: int  # meetings of pairs, or exchanges of the whole group, that counted
-    bits_per_param: float  # what a peer sends when everything is exchanged once
+    bits_per_param: float  # that a peer sends when all fragments are exchanged once
     wall_seconds: float
-    refused: int  # meetings that counted for neither side, for the merge gate of one refused the other's message
-    dropped: int  # meetings that counted for neither side, for a peer went away
+    refused: int  # meetings that counted for neither side because a merge gate refused a message
+    dropped: int  # meetings that counted for neither side because a peer left
     solo: int  # outer steps without a partner
-    sent_bytes: float  # per peer; one copy per exchange: the least that a group can send
-    bits_per_step: float  # what a peer sends per parameter and inner step; one copy per exchange: the least that a group can send
+    sent_bytes: float  # per peer; one copy per exchange: a lower bound for groups
+    bits_per_step: float  # that a peer sends per parameter and inner step; a lower bound for groups
     virtual_steps: float  # how long it took, in steps at mean speed
     train_seconds: float
     curve: tuple[Point, ...]
@@ -66,7 +66,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One simulation of a sweep: its point on the grid, and its result or what broke."""
+    """One simulation of a sweep: its point on the grid, and its result or its failure."""
 
     point: Mapping[str, Any]
     result: Result | None
@@ -74,14 +74,14 @@ class Row:
 
     @property
     def name(self) -> str:
-        """Return the point in short."""
+        """Return a short name of the point."""
         if not self.point and self.result:
             return self.result.method
         return ", ".join(f"{name} {value_text(value)}" for name, value in self.point.items())
 
 
 def value_text(value: Any) -> str:
-    """Return a setting's value as people write it."""
+    """Return a setting's value as on the command line."""
     if isinstance(value, tuple):
         return ":".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)

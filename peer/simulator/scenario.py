@@ -1,7 +1,7 @@
-"""What is simulated: the manifest that real peers would get, what a network would add to it, and when each peer steps.
+"""A scenario: the manifest of real peers, the simulated conditions of their network, and the times at which each peer steps.
 
-Virtual time is exact and rational, so that peers of equal speed arrive together. One unit is one inner step at mean speed, so a swarm
-trains on about equally many tokens whatever its speeds are. Who is away when follows from the seed, the peer and the period.
+Virtual time is rational and exact, so that peers of equal speed arrive together. One unit is one inner step at mean speed, so a swarm
+trains on about the same number of tokens at any speeds. Absences depend on the seed, the peer and the period.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ SCHEDULED: Final = "scheduled"
 class Scenario:
     """One simulation. `manifest.run.total_steps` is the mean number of inner steps per peer.
 
-    Raises BadSettings for values that make no sense together.
+    Raises BadSettings for impossible combinations.
     """
 
     manifest: Manifest
     num_peers: int = NUM_PEERS
     speeds: tuple[Fraction, ...] = (Fraction(1),)  # relative step rates, repeated until every peer has one
     delay_steps: Fraction = Fraction(0)  # how long an exchange takes, in units of virtual time
-    line_mbit: float = 100.0  # each way, of every peer: where the interval finds itself, it must carry the meetings
-    step_s: float = 1.0  # an inner step at mean speed, for the same
-    auto_steps: int = AUTO_STEPS  # what that comes to
+    line_mbit: float = 100.0  # each way, of every peer; bounds the interval where inner_steps is auto
+    step_s: float = 1.0  # of an inner step at mean speed, for the same bound
+    auto_steps: int = AUTO_STEPS  # the resulting interval
     matching: str = ON_DEMAND
     token_weights: bool = True
-    drop_out: float = 0.0  # chance that a peer is away for a period of inner_steps; nobody is in the first
+    drop_out: float = 0.0  # probability that a peer is away for a period of inner_steps; 0 in the first period
     skew: float = 0.0  # share of each batch that comes from the peer's own part of the text
     keep_local: float = 0.5  # streaming: share of the local weights that a merge keeps
     clip: float = math.inf  # group methods: bound of the momentum, in root mean squares of the mean pseudo-gradient (CO2)
     staleness_penalty: float = 1.0  # group methods: divides pseudo-gradients (CO2)
-    feedback: float | None = None  # group methods: decay of the error feedback; None: what the codec needs
+    feedback: float | None = None  # group methods: decay of the error feedback; None: the codec's default
 
     def __post_init__(self) -> None:
-        _need(self.num_peers >= 1, f"a simulation of {self.num_peers} peers has nobody to train")
+        _need(self.num_peers >= 1, f"peers must be at least 1, and is {self.num_peers}")
         _need(bool(self.speeds) and min(self.speeds) > 0, "speeds must all be above 0")
         _need(len(self.speeds) <= self.num_peers, f"there are {len(self.speeds)} speeds for {self.num_peers} peers")
         _need(self.delay_steps >= 0, f"delay must not be negative, and is {float(self.delay_steps):g}")
@@ -71,12 +71,12 @@ class Scenario:
 
     @property
     def slowest_step(self) -> Fraction:
-        """Return how long a step lasts when all wait for the slowest peer, in units of virtual time."""
+        """Return the duration of a step when all wait for the slowest peer, in units of virtual time."""
         return 1 / min(self.rates)
 
     @property
     def seed(self) -> int:
-        """Return what everything random follows from."""
+        """Return the seed of all randomness."""
         return self.manifest.run.seed
 
     @property
@@ -86,30 +86,30 @@ class Scenario:
 
     @property
     def period(self) -> int:
-        """Return the inner steps between two exchanges of a fragment; also how many units of virtual time an absence lasts."""
+        """Return the inner steps between two exchanges of a fragment; also the duration of an absence in virtual time."""
         inner_steps = self.manifest.outer.inner_steps
         return self.auto_steps if isinstance(inner_steps, str) else inner_steps
 
     @property
     def step_tokens(self) -> int:
-        """Return the tokens that one inner step of one peer predicts."""
+        """Return the number of tokens that one inner step of one peer predicts."""
         return self.manifest.inner.batch_size * self.manifest.inner.sequence_length
 
     def inner(self, rate: Fraction) -> InnerSettings:
-        """Return the inner settings of a peer whose schedule lasts as long as the run does at this rate."""
+        """Return the inner settings of a peer whose schedule lasts as long as the run at this rate."""
         return replace(inner_settings(self.manifest), total_steps=math.ceil(self.num_steps * rate))
 
-    # ------------------------------------------------------------------ who steps when
+    # ------------------------------------------------------------------ times of steps
 
     def is_away(self, peer: int, now: Fraction | int) -> bool:
-        """Say whether the peer is away at this time."""
+        """Return whether the peer is away at this time."""
         number = math.floor(now / self.period)
         return number > 0 and self.drop_out > 0.0 and Random(f"{self.seed}/away/{peer}/{number}").random() < self.drop_out
 
     def steps_at_own_rates(self) -> Iterator[tuple[Fraction, list[int]]]:
-        """Yield each time at which inner steps end, and the peers whose steps these are, in order.
+        """Yield each time at which inner steps end, in order, with the peers whose steps end then.
 
-        A step that is under way when its peer's absence begins is finished first.
+        A peer whose absence begins during a step finishes the step first.
         """
         rates = self.rates
         queue = [(1 / rate, peer) for peer, rate in enumerate(rates)]
@@ -124,7 +124,7 @@ class Scenario:
                 heapq.heappush(queue, (self._back_at(peer, now) + 1 / rates[peer], peer))
 
     def steps_together(self) -> Iterator[tuple[int, list[int]]]:
-        """Yield each step's number, from 1 on, and the peers that take it: those that are there when it begins, in steps of the group."""
+        """Yield each step's number, from 1 on, and the peers that take it: those present when it begins, counted in steps of the group."""
         for step in range(1, self.num_steps + 1):
             yield step, [peer for peer in range(self.num_peers) if not self.is_away(peer, step - 1)]
 
@@ -135,7 +135,7 @@ class Scenario:
 
 
 def known(name: str, names: Iterable[str], kind: str) -> str:
-    """Return the name that somebody typed. Raises BadSettings, with the nearest names, when it is not one of them."""
+    """Return a name if it is one of `names`. Raises BadSettings with a suggestion if not."""
     table = list(names)
     if name in table:
         return name

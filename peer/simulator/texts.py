@@ -1,6 +1,6 @@
-"""The peers' texts: one text for all, each in an order of its own, or skewed so that each peer sees more of its own part.
+"""The peers' batches: of one text, each peer in its own order, or skewed so that each peer sees more of its own part.
 
-Not here: what a corpus is and how it is read (peer/text/corpus.py).
+Corpora are in peer/text/corpus.py.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gossamer.protocol.errors import BadSettings
 
 
 class Batches(Protocol):
-    """Where a simulated peer's batches come from."""
+    """The source of a simulated peer's batches."""
 
     def batch(self, step: int) -> Tensor:
         """Return the batch of an inner step: int64[B, L+1], new, on the CPU."""
@@ -32,10 +32,10 @@ class Batches(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Skewed:
-    """Batches of which a part comes from one corpus and the rest from another, both read window by window.
+    """Batches that take some windows from the peer's own corpus and the rest from the common one.
 
-    Where the part is no whole number of windows, a step takes the next lower or the next higher one, as evenly as can be, so that no
-    window is left out and the mean is exact. The phase, in [0, 1), says which steps round up.
+    Where the share is no whole number of windows, each step rounds it down or up, as evenly as possible, so that no window is skipped and
+    the mean is exact. The phase, in [0, 1), decides which steps round up.
     """
 
     own: Batches  # one window each
@@ -45,7 +45,7 @@ class Skewed:
     phase: Fraction
 
     def batch(self, step: int) -> Tensor:
-        """Return both parts' windows of an inner step, one's own first; see Batches."""
+        """Return the windows of an inner step, the own ones first; see Batches."""
         start, stop = self._own_before(step), self._own_before(step + 1)
         others = range(step * self.batch_size - start, (step + 1) * self.batch_size - stop)
         windows = [self.own.batch(number) for number in range(start, stop)] + [self.common.batch(number) for number in others]
@@ -57,26 +57,26 @@ class Skewed:
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Each peer's batches, and the corpus with the held-out text that all are measured on."""
+    """Each peer's batches, and the corpora; the first holds the held-out text on which all peers are measured."""
 
     batches: tuple[Batches, ...]
     corpora: tuple[Corpus, ...]
 
     @property
     def held_out(self) -> Corpus:
-        """Return the corpus to measure on."""
+        """Return the corpus with the held-out text."""
         return self.corpora[0]
 
     def close(self) -> None:
-        """Let go of threads and files."""
+        """Stop threads and close files."""
         for corpus in self.corpora:
             corpus.close()
 
 
 def load_texts(scenario: Scenario, tokenizer: Tokenizer, path: Path | None, cache: Path) -> Texts:
-    """Load each peer's text; one that lies on this machine is read once for all of them.
+    """Load each peer's text; a local text is read once for all peers.
 
-    Raises BadSettings as load_corpus does, or when a peer's own part of the text is too small, with the numbers.
+    Raises BadSettings as load_corpus does, and, with the numbers, when a peer's own part of the text is too small.
     """
     draws = [_draw(scenario, peer) for peer in range(scenario.num_peers)]
     section = scenario.manifest.data
@@ -85,7 +85,7 @@ def load_texts(scenario: Scenario, tokenizer: Tokenizer, path: Path | None, cach
         return Texts(tuple(_resident(first.tokens, scenario, draw, peer) for peer, draw in enumerate(draws)), (first,))
     if scenario.skew:
         first.close()
-        raise BadSettings("a streamed data set has no parts to give to each peer", hint="leave --skew out")
+        raise BadSettings("skew needs a local text: a streamed data set cannot be divided among the peers", hint="leave --skew out")
     corpora = (first, *(load_corpus(section, tokenizer, draw, path, cache) for draw in draws[1:]))
     return Texts(corpora, corpora)
 
@@ -107,7 +107,7 @@ def _resident(tokens: Tokens, scenario: Scenario, draw: Draw, peer: int) -> Batc
 
 
 def _part(tokens: Tokens, draw: Draw, peer: int, num_peers: int) -> Tokens:
-    """Return a peer's own part of the training text."""
+    """Return a peer's own part of the training text. Raises BadSettings when a part is too small."""
     whole = len(tokens.train)
     if whole // num_peers < draw.num_batch_tokens:
         raise BadSettings(

@@ -1,4 +1,4 @@
-"""Run simulations: build the swarm, train it in virtual time, measure it; once, or for each combination of some settings' values."""
+"""Simulations: build the swarm, train it in virtual time and measure it, once or for each combination of swept settings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PROBE_BATCHES: Final = 8  # on which the replicas' outputs are compared
 
 @dataclass(frozen=True, slots=True)
 class Headway:
-    """How far a simulation has come."""
+    """The progress of a simulation."""
 
     num_tokens: int
     total_tokens: int
@@ -40,17 +40,17 @@ class Headway:
 
 @dataclass(frozen=True, slots=True)
 class Venue:
-    """Where a simulation runs, and how closely it is measured."""
+    """Where a simulation runs, and on how much text it is measured."""
 
-    cache: Path  # where tokens of the operator's text may be kept
+    cache: Path  # folder for the tokens of the operator's text
     data: Path | None = None
     device: str = "auto"
     num_eval_batches: int = NUM_BATCHES
-    num_curve_batches: int = 0  # held-out batches at each point of the curve; 0: no held-out loss there
+    num_curve_batches: int = 0  # held-out batches at each point of the curve; 0: no held-out loss in the curve
 
 
 def run(request: SimulationRequest, venue: Venue, follow: Callable[[str, Headway], None]) -> list[Row]:
-    """Run what was asked for; `follow` hears how each simulation gets on. Raises as `simulate`, but in a sweep what diverges is a row."""
+    """Run all simulations of a request and report progress to `follow`. Raises as `simulate`; in a sweep a divergence is a row."""
     points = request.scenarios()
     rows = []
     for number, (point, made) in enumerate(points, 1):
@@ -71,9 +71,9 @@ def run(request: SimulationRequest, venue: Venue, follow: Callable[[str, Headway
 def simulate(scenario: Scenario, venue: Venue, watch: Callable[[Headway], None]) -> Result:
     """Train the scenario's swarm and measure it.
 
-    Everything random follows from the run's seed; the figures follow from it, the text (the default one is this Python's own sources),
-    torch and its number of threads. torch's generator is left as it was. Raises BadSettings or BadManifest for what cannot be (too much
-    for the memory, a text that is too small), Diverged when the training breaks.
+    All randomness derives from the run's seed. The figures depend on the seed, the text (by default this Python's own sources), torch, and
+    its number of threads. torch's generator is restored. Raises BadSettings or BadManifest for impossible scenarios (more than the
+    memory, a text that is too small), Diverged when the training diverges.
     """
     started_s = time.monotonic()
     chosen = method(scenario.manifest.outer.method)
@@ -97,13 +97,13 @@ def simulate(scenario: Scenario, venue: Venue, watch: Callable[[Headway], None])
 
 
 def total_steps(chosen: Method, scenario: Scenario) -> int:
-    """Return how many inner steps all peers will take together; who is away when is known beforehand."""
+    """Return the number of inner steps that all peers will take together; absences are known beforehand."""
     steps = scenario.steps_at_own_rates() if chosen.at_own_rate else scenario.steps_together()
     return sum(len(peers) for _, peers in steps)
 
 
 class Recorder:
-    """Follows a population in training and measures it now and then. `measured_s` is how long the measurements took so far."""
+    """Records the curve of a population in training. `measured_s` is the total duration of the measurements so far."""
 
     def __init__(self, population: Population, venue: Venue, watch: Callable[[Headway], None], total_steps: int) -> None:
         self._population = population
@@ -112,12 +112,12 @@ class Recorder:
         self._watch = watch
         self._num_steps = 0  # inner steps, over all peers
         self._total_steps = total_steps
-        self._losses: list[float] = []  # since the point before
+        self._losses: list[float] = []  # since the last point
         self._curve: list[Point] = []
         self._now = Fraction(0)
 
     def after(self, now: Fraction) -> None:
-        """Take note of an instant."""
+        """Record the inner steps up to an instant."""
         self._now = now
         newest = [loss for replica in self._population.replicas for loss in _taken(replica)]
         self._num_steps += len(newest)
@@ -183,7 +183,7 @@ def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-# ---------------------------------------------------------------------- what is measured of replicas
+# ---------------------------------------------------------------------- measurements of replicas
 
 
 def _distance_of_outputs(replicas: Sequence[SimulatedReplica], held_out: Corpus) -> float:
@@ -193,7 +193,7 @@ def _distance_of_outputs(replicas: Sequence[SimulatedReplica], held_out: Corpus)
 
 
 def mean_weights(replicas: Sequence[SimulatedReplica]) -> Tensor:
-    """Return the mean of the replicas' fast weights: a new flat vector, exactly theirs when all are equal."""
+    """Return the mean of the replicas' fast weights: a new flat vector, exact when all are equal."""
     first = replicas[0].weights
     away = torch.zeros_like(first)
     for replica in replicas[1:]:
@@ -221,7 +221,7 @@ def averaged_loss(replicas: Sequence[SimulatedReplica], held_out: Corpus, num_ba
 
 @contextmanager
 def _holding(replica: SimulatedReplica, weights: Tensor) -> Iterator[None]:
-    """Put other weights into a replica for a while."""
+    """Use other weights in a replica inside the context."""
     own = replica.weights.clone()
     replica.weights.copy_(weights)
     try:

@@ -1,1 +1,1 @@
-"""Text to batches of tokens: tokenizer, documents, corpora on disk or streamed. No process of its own; the trainer reads it."""
+"""From text to batches of tokens: tokenizers, documents, and corpora on disk or streamed. The trainer uses it."""

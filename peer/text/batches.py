@@ -1,7 +1,7 @@
-"""Which windows of the training text an inner step reads: a shuffle that needs no state but the step's number.
+"""The windows of the training text that an inner step reads: a shuffle whose only state is the step number.
 
 Each pass over the text visits every window once, in an order that depends only on the run's seed, the peer and the pass. So a peer resumes
-at step n by asking for step n, bit for bit. Why in parts: docs/decisions/2026-11-22-window-order.md.
+at step n exactly by reading step n. Why in parts: docs/decisions/2026-11-22-window-order.md.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ IndexArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """What decides a peer's batches, beside its text."""
+    """The parameters that decide a peer's batches, beside its text."""
 
     run_seed: int
     peer: bytes  # the PeerId: different peers read in different orders
@@ -31,20 +31,20 @@ class Draw:
 
     @property
     def num_window_tokens(self) -> int:
-        """Return the tokens of one sequence and the one it predicts last."""
+        """Return the number of tokens of one sequence and its last target."""
         return self.sequence_length + 1
 
     @property
     def num_batch_tokens(self) -> int:
-        """Return the tokens of one batch."""
+        """Return the number of tokens of one batch."""
         return self.batch_size * self.num_window_tokens
 
 
 class WindowOrder:
     """The order in which one peer reads the windows of one text. Call it from one thread.
 
-    Windows of a pass do not overlap but in the one token that ends one and begins the next. A long text is read in parts of up to
-    2^18 windows, each spread evenly over the whole text and each cut a little elsewhere; peers take the parts in different orders.
+    Windows of a pass overlap only in the one token that ends a window and begins the next. A long text is read in parts of up to 2^18
+    windows. Each part is spread evenly over the whole text, with its own offset. Peers read the parts in different orders.
     """
 
     def __init__(self, draw: Draw, num_tokens: int) -> None:
@@ -53,11 +53,11 @@ class WindowOrder:
         self._num_parts = -(-num_windows // MAX_PART_WINDOWS)
         self._part_windows = num_windows // self._num_parts
         self._num_spare = num_tokens - 1 - self._num_parts * self._part_windows * draw.sequence_length
-        self._part = -1  # the one at hand, counted from the first pass on
+        self._part = -1  # the current one, counted from the first pass on
         self._part_starts: IndexArray = np.empty(0, dtype=np.int64)
 
     def starts(self, step: int) -> IndexArray:
-        """Say where in the text the windows of an inner step begin: int64[B], each at most num_tokens - (L + 1)."""
+        """Return the positions where the windows of an inner step begin: int64[B], each at most num_tokens - (L + 1)."""
         first = step * self._draw.batch_size
         return np.asarray([self._start(position) for position in range(first, first + self._draw.batch_size)], dtype=np.int64)
 
@@ -78,7 +78,7 @@ class WindowOrder:
 
 
 def random_stream(draw: Draw, purpose: bytes, number: int) -> np.random.Philox:
-    """Return the random numbers that belong to the run, the peer, a purpose and a number; the same on every machine.
+    """Return the random stream of a run, a peer, a purpose and a number; the same on every machine.
 
     numpy promises that the raw stream of a bit generator never changes (NEP 19).
     """
@@ -89,7 +89,7 @@ def random_stream(draw: Draw, purpose: bytes, number: int) -> np.random.Philox:
 def permutation(stream: np.random.Philox, size: int) -> IndexArray:
     """Return range(size) in an order drawn from a stream: int64[size].
 
-    By sorting raw numbers, for numpy does not promise that its own shuffle stays the same.
+    It sorts raw numbers, because numpy does not promise that its own shuffle stays the same.
     """
     return np.argsort(stream.random_raw(size), kind="stable").astype(np.int64, copy=False)
 
@@ -104,9 +104,9 @@ def cut(
 
 
 def held_out_batches(held_out: npt.NDArray[Any], draw: Draw, num_batches: int) -> list[Tensor]:
-    """Cut `num_batches` batches (int64[B, L+1]) out of a held-out text, spread evenly; they overlap where it is short.
+    """Cut `num_batches` batches (int64[B, L+1]) out of a held-out text, spread evenly; they overlap if the text is short.
 
-    The same at every peer with this text. It must hold at least one window.
+    They are the same at every peer with this text. The text must hold at least one window.
     """
     num_windows = num_batches * draw.batch_size
     last = len(held_out) - draw.num_window_tokens

@@ -1,7 +1,7 @@
-"""What a peer trains on: batches of its text, each a pure function of the run's seed, the peer and the step.
+"""Corpora: batches of a peer's text, each a pure function of the run's seed, the peer and the step.
 
-So the data cursor is the step's number: nothing else is saved to resume bit for bit. The one exception is a data set that is streamed
-(peer/text/streaming.py), whose `cursor` says where in the stream the present batches come from.
+So the data cursor is the step number, and no other state is saved to resume exactly. The exception is a streamed data set
+(peer/text/streaming.py), whose `cursor` is the place in the stream of the current batches.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from gossamer.peer.text.tokenizer import Tokenizer
     from gossamer.protocol.run.sections import DataSection, DataSource
 
-BLOCK: Final = 1024  # windows of a mixture that are dealt out at once
+BLOCK: Final = 1024  # windows of a mixture that are distributed together
 
 
 class Corpus(Protocol):
-    """Where batches come from. Call it from one thread.
+    """The source of batches. Call it from one thread.
 
-    What the step's number alone decides has no cursor, and what owns no threads or files has nothing to close.
+    A corpus that depends on the step number alone has an empty cursor. One without threads or files has nothing to close.
     """
 
     bytes_per_token: float
@@ -44,20 +44,20 @@ class Corpus(Protocol):
         """Return batches (int64[B, L+1]) of text that is never trained on, the same ones at each call."""
 
     def cursor(self) -> dict[str, Any]:
-        """Return, as JSON, what `batch` needs beside the step's number to go on exactly here."""
+        """Return, JSON-able, the state beside the step number that `batch` needs to continue exactly here."""
         return {}
 
     def restore(self, cursor: Mapping[str, Any]) -> None:
-        """Go on from a cursor of this corpus."""
+        """Continue from a cursor of this corpus."""
         return
 
     def close(self) -> None:
-        """Let go of threads and files."""
+        """Stop threads and close files."""
         return
 
 
 class ResidentCorpus(Corpus):
-    """A text that lies on this machine whole, in memory or mapped from a file: the step says it all."""
+    """A whole text on this machine, in memory or mapped from a file; its batches depend on the step number alone."""
 
     def __init__(self, tokens: Tokens, draw: Draw) -> None:
         self.tokens = tokens
@@ -75,20 +75,20 @@ class ResidentCorpus(Corpus):
 
 
 class MixedCorpus(Corpus):
-    """Batches whose windows come from several corpora, which must give one window a batch.
+    """Batches whose windows come from several corpora, which must have one window per batch.
 
-    Which of them a window comes from follows from the run's seed and the window's number, alike at every peer. Windows are dealt out in
-    blocks of BLOCK: in each, a source has as many as its weight says, in an order drawn for the block. So shares are exact, a step's
-    batch needs no memory of those before it, and each source goes through its own text in the peer's own order.
+    The source of a window depends on the run's seed and the window's number, the same at every peer. Windows are distributed in blocks of
+    BLOCK: in each block a source has as many as its weight says, in an order drawn for the block. So shares are exact, a batch does not
+    depend on earlier ones, and the peer reads each source in its own order.
     """
 
     def __init__(self, parts: Sequence[Corpus], weights: Sequence[float], draw: Draw) -> None:
         self._parts = parts
         self._draw = draw
         self._counts = dealt(weights)
-        self._block = -1  # the one at hand
+        self._block = -1  # the current one
         self._order: IndexArray = np.empty(0, dtype=np.int64)  # of the parts in it
-        self._rank: IndexArray = np.empty(0, dtype=np.int64)  # how many windows of the same part come before
+        self._rank: IndexArray = np.empty(0, dtype=np.int64)  # the number of earlier windows of the same part
         self.bytes_per_token = math.fsum(count * part.bytes_per_token for count, part in zip(self._counts, parts, strict=True)) / BLOCK
 
     def batch(self, step: int) -> Tensor:
@@ -98,7 +98,7 @@ class MixedCorpus(Corpus):
         return torch.cat([self._parts[part].batch(number) for part, number in places])
 
     def held_out_batches(self, num_batches: int) -> list[Tensor]:
-        """Return held-out batches, of each source as many windows as its weight says; see Corpus."""
+        """Return held-out batches with as many windows of each source as its weight says; see Corpus."""
         places = [self._place(position) for position in range(num_batches * self._draw.batch_size)]
         most = [max((number + 1 for at, number in places if at == part), default=0) for part in range(len(self._parts))]
         windows = [part.held_out_batches(count) if count else [] for part, count in zip(self._parts, most, strict=True)]
@@ -109,7 +109,7 @@ class MixedCorpus(Corpus):
         return {"parts": [part.cursor() for part in self._parts]}
 
     def restore(self, cursor: Mapping[str, Any]) -> None:
-        """Go on from a cursor."""
+        """Continue from a cursor."""
         for part, of_part in zip(self._parts, cursor["parts"], strict=True):
             part.restore(of_part)
 
@@ -119,7 +119,7 @@ class MixedCorpus(Corpus):
             part.close()
 
     def _place(self, position: int) -> tuple[int, int]:
-        """Return from which part the window at a position of the run comes, and which of that part's windows it is."""
+        """Return the part of the window at a position of the run, and the number of the window within that part."""
         block, place = divmod(position, BLOCK)
         if block != self._block:
             self._block = block
@@ -133,7 +133,7 @@ class MixedCorpus(Corpus):
 
 
 def dealt(weights: Sequence[float]) -> list[int]:
-    """Return how many windows of a block each weight gets: BLOCK together, what is over by the largest remainders."""
+    """Return the number of windows of a block for each weight: BLOCK in total, rounded by the largest remainders."""
     shares = [BLOCK * weight / math.fsum(weights) for weight in weights]
     counts = [math.floor(share) for share in shares]
     by_remainder = sorted(range(len(shares)), key=lambda part: counts[part] - shares[part])
@@ -142,22 +142,22 @@ def dealt(weights: Sequence[float]) -> list[int]:
     return counts
 
 
-Tell = Callable[[int, int], None]  # hears how many bytes of how many are tokenized
+Tell = Callable[[int, int], None]  # called with the bytes tokenized so far and the total
 
 
 def load_corpus(
     section: DataSection, tokenizer: Tokenizer, draw: Draw, path: Path | None, cache: Path, tell: Tell = lambda done, total: None
 ) -> Corpus:
-    """Load what the manifest's data section and the operator's `--data` path say; `cache` may be filled with tokens.
+    """Load the corpus of the manifest's data section and the operator's `--data` path; tokens may be kept in `cache`.
 
-    Raises BadSettings if a path is missing or not wanted, or the text is not text or less than one batch.
+    Raises BadSettings if a path is missing or not allowed, if a file is not text, or if the text is less than one batch.
     """
     sources = section.mixture or (section,)
     wants_path = any(source.source == "text" for source in sources)
     if path is None and wants_path:
         raise BadSettings("this run trains each peer on its own text", hint=GIVE_TEXT)
     if path is not None and not wants_path:
-        raise BadSettings(f"this run's data is fixed ({section.source}), so --data has no place in it", hint="leave --data out")
+        raise BadSettings(f"this run's data is fixed ({section.source}), so --data is not allowed", hint="leave --data out")
     if not section.mixture:
         return _load(section, tokenizer, draw, path, cache, tell)
     one_window = replace(draw, batch_size=1)
@@ -182,9 +182,9 @@ def _load(source: DataSource, tokenizer: Tokenizer, draw: Draw, path: Path | Non
 
 
 def balanced(tokens: Tokens, draw: Draw, name: str) -> Tokens:
-    """Make sure that there is a batch to train on and a window to hold out, if need be by holding out the end of the text.
+    """Ensure a batch to train on and a window to hold out, if necessary by holding out the end of the text.
 
-    Hashes may put all of a short text on one side. Raises BadSettings, with the numbers, for a text that is too short either way.
+    Hashes may put all of a short text on one side. Raises BadSettings, with the numbers, for a text too short for both.
     """
     num_train, num_held_out = len(tokens.train), len(tokens.held_out)
     needed = draw.num_batch_tokens + draw.num_window_tokens

@@ -1,9 +1,9 @@
-"""The documents of a data set as one peer reads them: unit by unit, in an order that a hash of the run, the peer and the pass decides.
+"""The documents of a data set in one peer's order: unit by unit, ordered by a hash of the run, the peer and the pass.
 
-A unit is a row group of a shard, where the format has such; shards that cannot be cut so are read in lanes, every n-th row, until a data
-set has MIN_UNITS units. So peers read different text without asking anybody, also from a data set of one file: what two of them
-have both read is what chance makes of the shares that they have read. Inside a unit, documents come as they lie. Nothing is shuffled in
-memory, so a place is four numbers. Which rows a unit holds does not depend on the peer.
+A unit is a row group of a shard, if the format has row groups. Shards without them are read in stripes, every n-th row, until a data set has
+MIN_UNITS units. So peers read different text without coordination, even from a data set of one file: the overlap of two peers is that of
+random shares. Documents inside a unit keep their order. Nothing is shuffled in memory, so a place is four numbers. The rows of a unit do
+not depend on the peer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gossamer.protocol.errors import BadManifest, BadSettings, GossamerError
 if TYPE_CHECKING:
     from gossamer.protocol.run.sections import DataSource
 
-MIN_UNITS: Final = 32  # of a data set; a lane costs the reading of all its neighbours, so no more than these
+MIN_UNITS: Final = 32  # of a data set; not more, because reading a stripe reads all rows of its neighbours too
 ROWS: Final = 1000  # decoded at once
 
 
@@ -36,20 +36,20 @@ class Bookmark:
     number: int  # of the pass over the data set
     shard: int  # in this pass's order
     unit: int  # in the shard's order
-    document: int  # in the unit; beyond its end means the next unit's first
+    document: int  # in the unit; past its end: the first of the next unit
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Every `num_lanes`-th row of some rows that can be read by themselves."""
+    """Every `num_stripes`-th row of a range of rows that can be read independently."""
 
     rows: Any  # datasets.IterableDataset
-    lane: int
-    num_lanes: int
+    stripe: int
+    num_stripes: int
 
 
 class DocumentStream:
-    """The documents in one column of a data set. Reading may go over the network: any of its errors may come out of an iterator."""
+    """The documents in one column of a data set. Its iterators may read over the network and raise any of its errors."""
 
     def __init__(self, dataset: Any, column: str, draw: Draw) -> None:
         self._dataset = dataset.select_columns([column]).with_format("arrow")
@@ -57,11 +57,11 @@ class DocumentStream:
         self._num_shards: int = dataset.num_shards
 
     def in_order(self) -> Iterator[Document]:
-        """Yield one pass in the data set's own order, the same at every peer."""
+        """Yield one pass in the data set's own order, which is the same at every peer."""
         return _documents(Unit(self._dataset, 0, 1), 0)
 
     def read(self, place: Bookmark) -> Iterator[tuple[Document, Bookmark]]:
-        """Yield documents for ever, each with the place after it. Raises BadManifest if the data set has none."""
+        """Yield documents endlessly, each with the place after it. Raises BadManifest if the data set has none."""
         shard, unit, document = place.shard, place.unit, place.document
         for number in itertools.count(place.number):
             is_empty = shard == unit == document == 0
@@ -83,22 +83,22 @@ class DocumentStream:
         shards = permutation(random_stream(self._draw, b"shards", number), self._num_shards)
         shard = int(shards[place])
         groups = self._dataset.shard(num_shards=self._num_shards, index=shard).reshard()
-        num_lanes = math.ceil(MIN_UNITS / (self._num_shards * groups.num_shards))
-        order = permutation(random_stream(self._draw, b"units", number * self._num_shards + shard), groups.num_shards * num_lanes)
+        num_stripes = math.ceil(MIN_UNITS / (self._num_shards * groups.num_shards))
+        order = permutation(random_stream(self._draw, b"units", number * self._num_shards + shard), groups.num_shards * num_stripes)
         return [
-            Unit(groups.shard(num_shards=groups.num_shards, index=int(unit) // num_lanes), int(unit) % num_lanes, num_lanes)
+            Unit(groups.shard(num_shards=groups.num_shards, index=int(unit) // num_stripes), int(unit) % num_stripes, num_stripes)
             for unit in order
         ]
 
 
 def _documents(unit: Unit, first: int) -> Iterator[Document]:
-    """Yield the documents of a unit from one of them on; those before are counted, not decoded."""
-    num_passed, following = 0, unit.lane + unit.num_lanes * first
+    """Yield the documents of a unit from number `first` on; earlier ones are counted, not decoded."""
+    num_passed, following = 0, unit.stripe + unit.num_stripes * first
     for table in unit.rows.iter(batch_size=ROWS):
         column = table.column(0)
         if following < num_passed + len(column):
-            rows = np.arange(following - num_passed, len(column), unit.num_lanes)
-            following = num_passed + int(rows[-1]) + unit.num_lanes
+            rows = np.arange(following - num_passed, len(column), unit.num_stripes)
+            following = num_passed + int(rows[-1]) + unit.num_stripes
             yield from map(_document, column.take(rows))
         num_passed += len(column)
 
@@ -111,12 +111,12 @@ def _document(value: Any) -> Document:
 
 
 def open_stream(section: DataSource, draw: Draw) -> DocumentStream:
-    """Open the data set that a manifest names. Raises BadSettings if it cannot be reached, BadManifest if it has no such column of text."""
+    """Open a manifest's data set. Raises BadSettings if it cannot be reached, BadManifest if it has no such column of text."""
     datasets.disable_progress_bars()
     try:
         dataset = datasets.load_dataset(section.name, section.config, split=section.split, revision=section.revision, streaming=True)
         row = next(iter(dataset), {section.column: ""})
-    except Exception as error:  # of many kinds: no such name, no such split, no network, a decoder's
+    except Exception as error:  # of many types: no such name, no such split, no network, a decoder's error
         raise BadSettings(
             f"the data set {section.name} cannot be opened: {' '.join(str(error).split())}",
             hint="check the network, and [data] in the manifest",
@@ -126,9 +126,9 @@ def open_stream(section: DataSource, draw: Draw) -> DocumentStream:
 
 
 def table_documents(file: Path, kind: str, column: str) -> Iterator[Document]:
-    """Yield the documents of one file of this machine, `json` (an object a line) or `parquet`.
+    """Yield the documents of a local file, `json` (one object per line) or `parquet`.
 
-    Raises BadSettings for a file that is no such table, BadManifest where it has no such column of text.
+    Raises BadSettings for a file that is not such a table, BadManifest if it has no such column of text.
     """
     datasets.disable_progress_bars()
     try:
@@ -138,18 +138,20 @@ def table_documents(file: Path, kind: str, column: str) -> Iterator[Document]:
         yield from _documents(Unit(dataset.select_columns([column]).with_format("arrow"), 0, 1), 0)
     except GossamerError:
         raise
-    except Exception as error:  # of many kinds
-        raise BadSettings(f"{file} cannot be read: {' '.join(str(error).split())}", hint="take this file out, or mend it") from error
+    except Exception as error:  # of many types
+        raise BadSettings(f"{file} cannot be read: {' '.join(str(error).split())}", hint="take this file out, or repair it") from error
 
 
 def _need_column(name: str, column: str, row: dict[str, Any]) -> None:
-    """Raise BadManifest, with the columns there are, where a row has neither text nor tokens in the column that the manifest names."""
+    """Raise BadManifest, with the columns of text, if a row has neither text nor tokens in the manifest's column."""
     if _is_document(row.get(column)):
         return
     columns = ", ".join(name for name, value in row.items() if _is_document(value))
     raise BadManifest(
         f"{name} has no text in a column {column!r}",
-        hint=f"set [data] column; its columns of text: {columns}" if columns else "it has no column of text at all: name another in [data]",
+        hint=f"set [data] column; its columns of text: {columns}"
+        if columns
+        else "it has no column of text: name another data set in [data]",
     )
 
 

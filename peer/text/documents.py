@@ -1,7 +1,7 @@
-"""Text from this machine, block by block: the interpreter's standard library, or a folder or file of the operator's.
+"""Local text, block by block: the interpreter's standard library, or the operator's folder or file.
 
 Each block is marked as training or held-out by a hash that no peer chooses: of the file's name in the built-in corpus, of the block's
-content in an operator's text (so one file is enough, and text that two peers share is held out at both).
+content in an operator's text. So one file is enough, and text that two peers share is held out at both.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import TextIO
 from gossamer.peer.text.document import Document, content, is_held_out
 from gossamer.protocol.errors import BadSettings
 
-BLOCK_CHARACTERS = 16384  # a block goes on to the end of its line, but not much
+BLOCK_CHARACTERS = 16384  # a block extends to the end of its line, at most LINE_CHARACTERS more
 LINE_CHARACTERS = 4096
 GIVE_TEXT = "give --data a folder or file of UTF-8 text, or of parquet or jsonl"
 TABLES = {".jsonl": "json", ".jsonl.gz": "json", ".jsonl.zst": "json", ".parquet": "parquet"}
 
-# Not worth learning, or not there on every machine: tables and texts made by programs, installed packages, tests.
+# Of little value for training, or not on every machine: generated tables and texts, installed packages, tests.
 SKIPPED_FOLDERS = frozenset({"encodings", "idle_test", "lib-dynload", "pydoc_data", "site-packages", "dist-packages", "test", "tests"})
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A piece of a document, or one that somebody has made tokens of."""
+    """A part of a document, or a whole document of tokens."""
 
     text: Document
     is_held_out: bool
@@ -48,13 +48,13 @@ def standard_library() -> Iterator[Block]:
 def _source_names(root: Path) -> Iterator[str]:
     for folder, folders, files in os.walk(root):
         folders[:] = [name for name in folders if name not in SKIPPED_FOLDERS and not name.startswith(("config-", "__"))]
-        # _sysconfigdata: made when the interpreter was built, other on every machine
+        # _sysconfigdata: generated when the interpreter is built, different on every machine
         names = [name for name in files if name.endswith(".py") and not name.startswith("_sysconfigdata")]
         yield from ((Path(folder) / name).relative_to(root).as_posix() for name in names)
 
 
 def text_files(path: Path) -> list[Path]:
-    """List the files of an operator's text, sorted; hidden ones are left out. Raises BadSettings if there is none."""
+    """Return the files of an operator's text, sorted, without hidden ones. Raises BadSettings if there is none."""
     if path.is_dir():
         files = sorted(_visible_files(path))
     elif path.is_file():
@@ -73,9 +73,9 @@ def _visible_files(root: Path) -> Iterator[Path]:
 
 
 def read_texts(files: list[Path], column: str = "text") -> Iterator[Block]:
-    """Yield the blocks of text files, and the documents in a column of those that are tables.
+    """Yield the blocks of text files, and the documents in a column of table files.
 
-    Raises BadSettings for a file that is not text, or cannot be read, BadManifest for a table without such a column.
+    Raises BadSettings for a file that is not text or cannot be read, BadManifest for a table without the column.
     """
     for file in files:
         try:
@@ -87,7 +87,7 @@ def read_texts(files: list[Path], column: str = "text") -> Iterator[Block]:
 
 
 def _table_kind(file: Path) -> str | None:
-    """Return the kind of table that a file's name says it is, as the datasets library calls it."""
+    """Return the kind of table by the file's name, in the words of the datasets library; None for text."""
     return next((kind for ending, kind in TABLES.items() if file.name.lower().endswith(ending)), None)
 
 

@@ -1,13 +1,13 @@
 """A streamed Hugging Face data set as a corpus: the peer holds one buffer of tokens and fetches the next while it trains.
 
-Which documents, in which order: peer/text/document_stream.py. What a buffer holds is a pure function of the place where it began. A
-checkpoint needs no tokens: after a restart the same buffer is fetched again (reading its unit up to the first document) and training goes
-on bit for bit. A document that does not fit into the rest of a buffer loses its end. One document in twenty, chosen by the hash of its
-content, is never trained on, by anybody; the held-out text is the first such documents in the data set's own order, so all peers measure
-on the same.
+peer/text/document_stream.py decides the order of documents. The contents of a buffer are a pure function of the place where it begins. So
+a checkpoint needs no tokens: after a restart the same buffer is fetched again (reading its unit up to the first document), and training
+continues exactly. A document that does not fit into the rest of a buffer loses its end. One document in twenty, chosen by the hash of its
+content, is held out at every peer. The held-out text is the first such documents in the data set's own order, so all peers measure on the
+same text.
 
-When the next buffer is late (slow or dead network), training reads the present one again, in another order, and says so in the log. Only
-then do the steps after that differ from those of a run with a good network; the cursor tells a resumed run what was read all the same.
+When the next buffer is late (slow or dead network), training reads the current one again in another order and logs a warning. Only then do
+later steps differ from those with a fast network. The cursor holds what was read, so a resumed run continues from it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MIN_BUFFER_TOKENS = 1 << 20
 MIN_BUFFER_BATCHES = 256
 MAX_HELD_OUT_TOKENS = 1 << 17
 DOCUMENTS = 64  # tokenized at once
-WAIT_S = 30.0  # for a late buffer, before the present one is read again
+WAIT_S = 30.0  # for a late buffer, before the current one is read again
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Buffer:
 
 
 class StreamedCorpus:
-    """Batches out of one buffer after the other; see peer.text.corpus.Corpus."""
+    """Batches from successive buffers; see peer.text.corpus.Corpus."""
 
     def __init__(self, stream: DocumentStream, tokenizer: Tokenizer, draw: Draw) -> None:
         self._stream = stream
@@ -62,13 +62,13 @@ class StreamedCorpus:
         self._num_buffer_tokens = max(MIN_BUFFER_TOKENS, MIN_BUFFER_BATCHES * draw.num_batch_tokens)
         self._held_out, self.bytes_per_token = self._read_held_out()
         self._closing = threading.Event()
-        self._place = Bookmark(0, 0, 0, 0)  # where the present buffer begins
-        self._steps: tuple[int, int] | None = None  # the first step that it serves, and the one that asks for the next; None before any
+        self._place = Bookmark(0, 0, 0, 0)  # where the current buffer begins
+        self._steps: tuple[int, int] | None = None  # its first step, and the first step of the next buffer; None before any
         self._present: Buffer | None = None
         self._following: Future[Buffer] = Future()
 
     def batch(self, step: int) -> Tensor:
-        """Return the batch of an inner step; see Corpus. The first one waits for a buffer, and raises what prevents it."""
+        """Return the batch of an inner step; see Corpus. The first call waits for a buffer and raises BadSettings if there is none."""
         buffer = self._present or self._begin(step)
         assert self._steps is not None
         if step >= self._steps[1]:
@@ -81,11 +81,11 @@ class StreamedCorpus:
         return held_out_batches(self._held_out, self._draw, num_batches)
 
     def cursor(self) -> dict[str, Any]:
-        """Return where the present buffer begins, and which steps it serves."""
+        """Return the beginning of the current buffer and its steps."""
         return {"place": asdict(self._place), "steps": self._steps}
 
     def restore(self, cursor: Mapping[str, Any]) -> None:
-        """Go on from a cursor; the next batch fetches its buffer again."""
+        """Continue from a cursor; the next batch fetches its buffer again."""
         self.close()
         self._closing = threading.Event()
         self._place = Bookmark(**cursor["place"])
@@ -93,7 +93,7 @@ class StreamedCorpus:
         self._present = None
 
     def close(self) -> None:
-        """Stop fetching, soon."""
+        """Stop fetching at the next document."""
         self._closing.set()
 
     def _begin(self, step: int) -> Buffer:
@@ -105,12 +105,12 @@ class StreamedCorpus:
         return self._adopt(buffer)
 
     def _turn_over(self, step: int, buffer: Buffer) -> Buffer:
-        """Go on to the next buffer, or once more through the present one if there is none."""
+        """Switch to the next buffer, or read the current one again if the next is late."""
         assert self._steps is not None
         try:
             following = self._following.result(timeout=WAIT_S)
-        except Exception as error:  # whatever the network, the data set's host or a decoder came up with
-            logger.warning("the next part of the data set is late (%s); reading the present one again", error or "no answer")
+        except Exception as error:  # any error of the network, the data set's host or a decoder
+            logger.warning("the next part of the data set is late (%s); reading the current one again", error or "no answer")
             if self._following.done():
                 self._following = self._fetch(buffer.after)
             self._steps = self._steps[0], step + self._num_steps(buffer)
@@ -124,18 +124,18 @@ class StreamedCorpus:
         return buffer
 
     def _num_steps(self, buffer: Buffer) -> int:
-        """How many steps read each window of a buffer about once."""
+        """Return the number of steps that read each window of a buffer about once."""
         return max(1, (len(buffer.tokens) // self._draw.sequence_length - 1) // self._draw.batch_size)
 
     def _fetch(self, place: Bookmark) -> Future[Buffer]:
-        """Fill a buffer in the background; on a daemon thread, for a dead network must not keep the process from ending."""
+        """Fill a buffer on a daemon thread, so that a dead network does not keep the process from ending."""
         future: Future[Buffer] = Future()
         closing = self._closing
 
         def fetch() -> None:
             try:
                 future.set_result(self._fill(place, closing))
-            except Exception as error:  # the trainer's thread meets it in the future
+            except Exception as error:  # raised in the trainer's thread by the future
                 future.set_exception(error)
 
         threading.Thread(target=fetch, name="data-set", daemon=True).start()
@@ -163,7 +163,7 @@ class StreamedCorpus:
                 yield (np.empty(0, self._tokenizer.dtype) if is_held_out(content(document)) else next(tokens)), after
 
     def _refuse_too_little(self, num_tokens: int, num_passes: int) -> None:
-        if num_passes >= 2 and num_tokens < self._draw.num_batch_tokens:  # the pass that was entered midway does not count
+        if num_passes >= 2 and num_tokens < self._draw.num_batch_tokens:  # a pass that began midway does not count
             raise BadSettings(
                 f"the data set holds less than {num_tokens} tokens to train on; one batch needs {self._draw.num_batch_tokens}",
                 hint="choose a larger data set in the manifest",

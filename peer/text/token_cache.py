@@ -1,6 +1,6 @@
-"""Tokenized text on disk, so that a folder larger than memory can be trained on and is tokenized once.
+"""A cache of tokenized text on disk: a folder larger than memory can be trained on, and is tokenized once.
 
-A cache: it is named by what it was made from, appears whole or not at all, and may be deleted at any time. At most one text is kept.
+An entry is named by a digest of its sources, appears atomically, and may be deleted at any time. At most one text is kept.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ SIDES = ("train", "held_out")
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """A tokenized text: its two sides, and how long its tokens are."""
+    """A tokenized text: its training and held-out sides, and the mean length of its tokens."""
 
     train: npt.NDArray[Any]  # [num_tokens] of the tokenizer's dtype; not to be written to
     held_out: npt.NDArray[Any]
     bytes_per_token: float  # UTF-8 bytes of text per token, over both sides
 
 
-Tell = Callable[[int], None]  # hears how many bytes of the text are tokenized, each time there are more
+Tell = Callable[[int], None]  # called with the bytes tokenized so far
 
 
 def in_memory(blocks: Iterable[Block], tokenizer: Tokenizer) -> Tokens:
@@ -50,7 +50,7 @@ def in_memory(blocks: Iterable[Block], tokenizer: Tokenizer) -> Tokens:
 def on_disk(
     files: list[Path], blocks: Iterable[Block], tokenizer: Tokenizer, cache: Path, tell: Tell = lambda num_bytes: None, column: str = "text"
 ) -> Tokens:
-    """Tokenize a text into `cache`, or find it there from before, and map it. Raises BadSettings when the disk is full."""
+    """Tokenize a text into `cache`, unless it is there, and map it. Raises BadSettings when the disk is full."""
     folder = cache / _fingerprint(files, tokenizer, column)
     if not folder.is_dir():
         try:
@@ -63,7 +63,7 @@ def on_disk(
 
 
 def _fill(folder: Path, blocks: Iterable[Block], tokenizer: Tokenizer, tell: Tell) -> None:
-    for earlier in folder.parent.glob(f"{PREFIX}*"):  # the text before, or one that was interrupted
+    for earlier in folder.parent.glob(f"{PREFIX}*"):  # an earlier text, or an interrupted one
         shutil.rmtree(earlier, ignore_errors=True)
     unfinished = folder.with_name(f"{folder.name}-{os.getpid()}")
     unfinished.mkdir(parents=True, mode=0o700)
@@ -77,7 +77,7 @@ def _fill(folder: Path, blocks: Iterable[Block], tokenizer: Tokenizer, tell: Tel
 
 
 def _tokenize(blocks: Iterable[Block], tokenizer: Tokenizer, sinks: tuple[IO[bytes], IO[bytes]], tell: Tell) -> int:
-    """Write each block's tokens to its side, and return the bytes of the text."""
+    """Write each block's tokens to its side, and return the size of the text in bytes."""
     end = np.asarray([tokenizer.document_end], dtype=tokenizer.dtype).tobytes()
     num_bytes, reading = 0, iter(blocks)
     while some := list(itertools.islice(reading, BLOCKS)):
@@ -97,7 +97,7 @@ def _tokens(train: npt.NDArray[Any], held_out: npt.NDArray[Any], num_bytes: int)
 
 
 def _mapped(path: Path, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    if path.stat().st_size == 0:  # cannot be mapped
+    if path.stat().st_size == 0:  # an empty file cannot be mapped
         return np.empty(0, dtype=dtype)
     return np.memmap(path, dtype=dtype, mode="r")
 

@@ -1,7 +1,7 @@
-"""Text to tokens: the 256 bytes themselves, or any fast tokenizer of transformers.
+"""Tokenizers: the 256 bytes themselves, or any fast tokenizer of transformers.
 
-The byte tokenizer has no merges and no special tokens: a token's id is the byte. So `text.encode()` is the tokenization, and a folder
-exported with it still loads with AutoTokenizer. Byte 0, which no text holds, ends a document.
+The byte tokenizer has no merges and no special tokens: a token's id is the byte, so `text.encode()` is the tokenization. A folder exported
+with it still loads with AutoTokenizer. Byte 0, which no text holds, ends a document.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ FILE: Final = "tokenizer.json"  # in the folder of a model
 
 @dataclass(frozen=True, slots=True)
 class Tokenizer:
-    """A tokenizer as training needs it. Safe to share between threads."""
+    """A tokenizer for training. Safe to share between threads."""
 
     name: str  # as in the manifest
     vocab_size: int
     document_end: int  # the token after each document
-    digest: str  # SHA-256 of what decides a text's tokens; empty for bytes
+    digest: str  # SHA-256 of its vocabulary and rules; empty for bytes
     _pretrained: Any  # PreTrainedTokenizerBase; None for bytes
 
     @property
@@ -53,7 +53,7 @@ class Tokenizer:
     def encode_all(self, documents: Sequence[Document]) -> list[npt.NDArray[Any]]:
         """Tokenize several pieces of text into new arrays of `dtype`, without special tokens.
 
-        Texts go through a pretrained tokenizer together, on as many threads as it likes. Raises BadSettings for tokens that it lacks.
+        A pretrained tokenizer encodes all texts in one call, on its own threads. Raises BadSettings for tokens outside the vocabulary.
         """
         texts = [document for document in documents if isinstance(document, str)]
         encoded = iter(self._encode_texts(texts))
@@ -64,7 +64,7 @@ class Tokenizer:
         return [self._ended(tokens) for tokens in self.encode_all(documents)]
 
     def num_text_bytes(self, document: Document) -> int:
-        """Return how many UTF-8 bytes a document has."""
+        """Return the number of UTF-8 bytes of a document."""
         if isinstance(document, str):
             return len(document.encode())
         return len(document) if self._pretrained is None else len(self._pretrained.decode(document.tolist()).encode())
@@ -78,7 +78,7 @@ class Tokenizer:
     def _checked(self, tokens: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self.vocab_size:
             raise BadSettings(
-                f"another tokenizer has made these tokens: one is {tokens.max()}, and {self.name!r} has {self.vocab_size}",
+                f"these tokens are of another tokenizer: one is {tokens.max()}, and {self.name!r} has {self.vocab_size}",
                 hint="make the tokens with the manifest's [tokenizer], or take a column of text",
             )
         return tokens.astype(self.dtype)
@@ -94,9 +94,9 @@ class Tokenizer:
 
 
 def load_tokenizer(section: TokenizerSection, *folders: Path | None) -> Tokenizer:
-    """Load the tokenizer that a manifest names: `bytes`, or the first of these folders with one, or a name or path for transformers.
+    """Load a manifest's tokenizer: `bytes`, or that of the first folder with one, or a name or path for transformers.
 
-    Raises BadManifest if there is no such tokenizer, if it is another than the manifest pins, or if it knows no end of text.
+    Raises BadManifest if there is no such tokenizer, if its digest differs from the manifest's, or if it has no end-of-text token.
     """
     name = section.name
     if name == BYTES:
@@ -106,8 +106,8 @@ def load_tokenizer(section: TokenizerSection, *folders: Path | None) -> Tokenize
     digest = tokenizer_digest(pretrained)
     if section.digest not in (None, digest):
         raise BadManifest(
-            f"the tokenizer {name!r} is another one here than the manifest's: its digest is {digest}, not {section.digest}",
-            hint="use the files that the run's host uses; who hosts: correct [tokenizer] digest",
+            f"the tokenizer {name!r} differs from the manifest's: its digest is {digest}, not {section.digest}",
+            hint="use the files of the run's host; as the host, correct [tokenizer] digest",
         )
     ends = [token for token in (pretrained.eos_token_id, pretrained.sep_token_id) if token is not None]
     if not ends:
@@ -119,7 +119,7 @@ def load_tokenizer(section: TokenizerSection, *folders: Path | None) -> Tokenize
 
 
 def name_of(folder: Path) -> tuple[str, str]:
-    """Return what a manifest calls the tokenizer in a folder, and its digest: `bytes` has none. Raises BadManifest where there is none."""
+    """Return the manifest's name and digest for the tokenizer in a folder; `bytes` has no digest. Raises BadManifest if there is none."""
     if not (folder / FILE).is_file():
         raise BadManifest(f"{folder} holds no tokenizer", hint=f"put its {FILE} beside the model")
     digest = tokenizer_digest(_load_pretrained(str(folder), None))
@@ -127,7 +127,7 @@ def name_of(folder: Path) -> tuple[str, str]:
 
 
 def tokenizer_digest(pretrained: PreTrainedTokenizerBase) -> str:
-    """Return the SHA-256 of what decides a text's tokens: the vocabulary with its numbers, and what comes before and after it."""
+    """Return the SHA-256 of a tokenizer's vocabulary with its ids, and of its rules before and after the vocabulary."""
     rules = json.loads(pretrained.backend_tokenizer.to_str()) if pretrained.is_fast else {}
     for passing in ("truncation", "padding"):
         rules.pop(passing, None)
@@ -135,7 +135,7 @@ def tokenizer_digest(pretrained: PreTrainedTokenizerBase) -> str:
 
 
 def byte_tokenizer() -> PreTrainedTokenizerBase:
-    """Make the byte tokenizer in transformers' form: 256 tokens, the id of each is its byte."""
+    """Return the byte tokenizer in transformers' form: 256 tokens, each with its byte as id."""
     from tokenizers import Tokenizer as FastTokenizer
     from tokenizers import decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -149,7 +149,7 @@ def byte_tokenizer() -> PreTrainedTokenizerBase:
 
 
 def _byte_symbols() -> list[str]:
-    """The printable character that GPT-2's byte-level tokenizers write for each byte: itself where it is printable, else one above 255."""
+    """Return the character of each byte in GPT-2's byte-level tokenizers: the byte itself if printable, else one above 255."""
     printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)}
     others = [byte for byte in range(NUM_BYTES) if byte not in printable]
     return [chr(byte) if byte in printable else chr(NUM_BYTES + others.index(byte)) for byte in range(NUM_BYTES)]
@@ -160,8 +160,8 @@ def _load_pretrained(name: str, revision: str | None) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
-    except Exception as error:  # what transformers raises depends on which file is missing or broken
+    except Exception as error:  # the type depends on which file is missing or broken
         raise BadManifest(
             f"the tokenizer {name!r} cannot be loaded: {str(error).splitlines()[0]}",
-            hint="give --model a folder with its files; who hosts: name a tokenizer of the Hugging Face hub, or `bytes`",
+            hint="give --model a folder with its files; as the host, name a tokenizer of the Hugging Face hub, or `bytes`",
         ) from error

@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from gossamer.cli.main import command_line
-from gossamer.cli.simulate import ALWAYS, NOT_IN_A_SWARM, NOT_IN_TRAINING, ONLY_NETWORK, ONLY_SWARM
+from gossamer.cli.simulate import APPLIES_TO
 from gossamer.peer.simulator import training
 from gossamer.peer.simulator.population import Diverged
 from gossamer.peer.simulator.results import JSON_KEYS, Result
@@ -131,9 +131,8 @@ def test_the_network_alone_needs_no_training(shell: Shell) -> None:
 def test_nothing_of_the_network_is_imported(manifest: Path) -> None:
     """In a process of its own: a whole simulation, then what it loaded."""
     network = {"hivemind", "grpc", "uvloop", "gossamer.protocol.libp2p", "gossamer.peer.node", "gossamer.peer.supervisor"}
-    program = (
-        f"import sys; from cli.main import run; code = run(sys.argv[1:]);print(sorted({network!r} & set(sys.modules))); sys.exit(code)"
-    )
+    loaded = f"print(sorted({network!r} & set(sys.modules)))"
+    program = f"import sys; from gossamer.cli.main import run; code = run(sys.argv[1:]); {loaded}; sys.exit(code)"
     data = manifest.parent / "text.txt"
     arguments = ["simulate", str(manifest), "--data", str(data), *QUICK, "--home", str(manifest.parent / "home"), "--json"]
     done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=50)
@@ -141,7 +140,7 @@ def test_nothing_of_the_network_is_imported(manifest: Path) -> None:
     assert done.stdout.splitlines()[1] == "[]"
 
 
-# ---------------------------------------------------------------------- options that mean nothing
+# ---------------------------------------------------------------------- options without effect
 
 
 TRAINING = {
@@ -176,20 +175,21 @@ SWARM = {
 }
 
 
-def test_every_option_has_its_simulations() -> None:
+def test_every_option_belongs_to_a_simulation() -> None:
     command = typer.main.get_command(command_line()).commands["simulate"]  # type: ignore[attr-defined]
     names = {parameter.name for parameter in command.params} - {"help"}
-    assert (set(NETWORK), set(SWARM)) == (ONLY_NETWORK, ONLY_SWARM)
-    shared = ALWAYS | NOT_IN_A_SWARM | NOT_IN_TRAINING
+    for mode, only in (("--network", NETWORK), ("--swarm", SWARM)):
+        assert set(only) == {name for name, modes in APPLIES_TO.items() if modes == (mode,)}
+    shared = set(APPLIES_TO) - set(NETWORK) - set(SWARM)
     assert names - shared == set(TRAINING) | set(NETWORK) | set(SWARM)
     assert shared.issubset(names)
 
 
 @pytest.mark.parametrize("given", TRAINING.values(), ids=TRAINING)
-def test_options_of_training_mean_nothing_with_the_network_alone(shell: Shell, given: tuple[str, ...]) -> None:
+def test_options_of_training_are_refused_with_the_network_alone(shell: Shell, given: tuple[str, ...]) -> None:
     said = shell("simulate", "--network", *given)
     assert said.code == 2
-    assert said.complaint[0] == f"{given[0]} means nothing with --network"
+    assert said.complaint[0] == f"{given[0]} has no effect with --network"
     assert "leave it out" in said.complaint[1]
     assert not said.out
 
@@ -202,19 +202,19 @@ def test_options_of_training_mean_nothing_with_the_network_alone(shell: Shell, g
         *((given, "--swarm") for given in SWARM.values()),
     ],
 )
-def test_options_of_the_others_mean_nothing_in_training(shell: Shell, given: tuple[str, ...], without: str) -> None:
+def test_options_of_the_others_are_refused_in_training(shell: Shell, given: tuple[str, ...], without: str) -> None:
     said = shell("simulate", *given)
     assert said.code == 2
-    assert said.complaint == (f"{given[0]} means nothing without {without}", f"leave it out, or add {without}")
+    assert said.complaint == (f"{given[0]} has no effect without {without}", f"leave it out, or add {without}")
     assert not said.out
 
 
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (("--codec", "nf4"), "--codec means nothing with --swarm"),
-        (NETWORK["variation"], "--variation means nothing with --swarm"),
-        (("--network",), "--network and --swarm are two simulations"),
+        (("--codec", "nf4"), "--codec has no effect with --swarm"),
+        (NETWORK["variation"], "--variation has no effect with --swarm"),
+        (("--network",), "--network and --swarm exclude each other"),
         (("--peers", "501"), "--peers must lie between 2 and 500 with --swarm"),
     ],
 )
@@ -238,14 +238,18 @@ def test_the_network_of_a_run_says_what_a_peer_can_expect(shell: Shell, manifest
     text = shell("simulate", "--network", manifest).out
     assert "to join" in text and "on a CPU" in text
     refused = shell("simulate", "--network", manifest, "--params", "1e9")
-    assert (refused.code, refused.complaint[0]) == (2, "--params means nothing beside a manifest: the model is the manifest's")
+    assert (refused.code, refused.complaint[0]) == (2, "--params has no effect with a manifest, which defines the model")
 
 
 @pytest.mark.parametrize(
     ("setting", "says"),
-    [("beta=0.5", "--set beta means nothing with --network"), ("skew=0.5", "--set skew means"), ("bata=1", "no setting named 'bata'")],
+    [
+        ("beta=0.5", "--set beta has no effect with --network"),
+        ("skew=0.5", "--set skew has no effect"),
+        ("bata=1", "no setting named 'bata'"),
+    ],
 )
-def test_settings_of_training_mean_nothing_with_the_network_alone(shell: Shell, setting: str, says: str) -> None:
+def test_settings_of_training_are_refused_with_the_network_alone(shell: Shell, setting: str, says: str) -> None:
     said = shell("simulate", "--network", "--set", setting)
     assert said.code == 2
     assert says in said.complaint[0]

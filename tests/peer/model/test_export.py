@@ -74,7 +74,7 @@ def test_somebody_elses_folder_is_left_alone(tmp_path: Path) -> None:
     home = trained_home(tmp_path / "home", MANIFEST, fast_seed=2)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.txt").write_text("mine")
-    with pytest.raises(BadSettings, match="holds something else") as caught:
+    with pytest.raises(BadSettings, match="not an earlier export") as caught:
         export_model(home, tmp_path / "out")
     assert caught.value.hint
     assert contents(tmp_path / "out") == {"thesis.txt": b"mine"}

@@ -45,7 +45,7 @@ def test_the_mean_is_taken_in_float64() -> None:
     assert mean.dtype == torch.float32
     torch.testing.assert_close(mean, torch.tensor([1 / 3, 2.0]))
     assert weights[0]["x"].tolist() == [1e8, 1.0]
-    with pytest.raises(ValueError, match="no models"):
+    with pytest.raises(ValueError, match="of no models"):
         mean_weights([])
 
 

@@ -96,5 +96,5 @@ def test_ones_own_tables_and_tokens_are_part_of_a_mixture(tmp_path: Path) -> Non
     with pytest.raises(BadSettings, match="own text"):
         load_corpus(section, BYTES, draw(), None, tmp_path / "cache")
     pyarrow.parquet.write_table(pyarrow.table({"input_ids": [[300]]}), tmp_path / "own/one.parquet")
-    with pytest.raises(BadSettings, match=r"another tokenizer has made these tokens: one is 300, and 'bytes' has 256"):
+    with pytest.raises(BadSettings, match=r"these tokens are of another tokenizer: one is 300, and 'bytes' has 256"):
         load_corpus(section, BYTES, draw(), tmp_path / "own", tmp_path / "cache")
