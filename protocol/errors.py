@@ -67,9 +67,12 @@ class BadContents(PeerMisbehaved):
 
 
 class OperatorError(GossamerError):
-    """The operator's fault: exit code 2 unless the subclass says otherwise."""
+    """The operator's fault, always with a hint: exit code 2 unless the subclass says otherwise."""
 
     exit_code = ExitCode.BAD_INPUT
+
+    def __init__(self, message: str, *, hint: str) -> None:
+        super().__init__(message, hint=hint)
 
 
 class BadInvite(OperatorError):

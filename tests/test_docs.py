@@ -131,8 +131,11 @@ def test_everything_in_the_home_folder_is_described() -> None:
 
 
 def test_advice_names_verbs_that_exist() -> None:
-    pages = [*PAGES, *(path for package in ("cli", "optim", "peer", "protocol") for path in (ROOT / package).rglob("*.py"))]
-    named = {verb for page in pages for verb in re.findall(r"`peer ([a-z]+)", page.read_text())}
+    """In the pages, and in the texts of the code: messages, hints, docstrings."""
+    modules = (path for package in ("cli", "optim", "peer", "protocol") for path in (ROOT / package).rglob("*.py"))
+    parsed = (node for module in modules for node in ast.walk(ast.parse(module.read_text())))
+    texts = [node.value for node in parsed if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    named = {verb for text in (*(page.read_text() for page in PAGES), *texts) for verb in re.findall(r"`peer ([a-z]+)", text)}
     assert named <= set(VERBS)
 
 

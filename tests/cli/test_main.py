@@ -12,7 +12,7 @@ import typer
 from gossamer.cli import main
 from gossamer.cli.main import VERBS, report_failure, run
 from gossamer.peer.machine.status import VERSION
-from gossamer.protocol.errors import BadInvite, ExitCode, RunRefusesUs, SwarmUnreachable, WrongVersion
+from gossamer.protocol.errors import BadInvite, ExitCode, PeerGone, RunRefusesUs, SwarmUnreachable, WrongVersion
 from tests.cli.shell import Shell
 
 
@@ -84,8 +84,8 @@ def test_error_then_hint(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_no_empty_hint(capsys: pytest.CaptureFixture[str]) -> None:
-    assert report_failure(BadInvite("the invite is cut")) is ExitCode.BAD_INPUT
-    assert capsys.readouterr().err == "error: the invite is cut\n"
+    assert report_failure(PeerGone("the partner is gone")) is ExitCode.SWARM_UNREACHABLE
+    assert capsys.readouterr().err == "error: the partner is gone\n"
 
 
 def test_usage_errors_read_like_ours(capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,7 +70,7 @@ def test_what_was_found_is_told_before_the_picture_fails(shell: Shell, manifest:
 
 def test_where_everything_diverged_there_is_a_table_and_no_picture(shell: Shell, manifest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def diverge(*_: object) -> Result:
-        raise Diverged("peer 0 diverged")
+        raise Diverged("peer 0 diverged", hint="lower the learning rate")
 
     monkeypatch.setattr(training, "simulate", diverge)
     picture = manifest.parent / "curves.png"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 from gossamer.peer.machine.config import saved_settings
 from gossamer.peer.machine.control_socket import ask
 from gossamer.peer.machine.events import TrainerRestarted
+from gossamer.peer.machine.home import Home
 from gossamer.peer.supervisor import supervisor as module
 from gossamer.protocol.errors import BadSettings
 from tests.peer.supervised import Running, peer, run, until_training
@@ -183,9 +186,12 @@ def test_who_leaves_when_it_has_finished_lets_the_meeting_end_first(tmp_path: Pa
 
 def test_who_has_used_up_its_month_is_off_the_network_until_more_is_allowed(tmp_path: Path) -> None:
     async def test() -> None:
+        month = datetime.now().strftime("%Y-%m")
+        home = Home(tmp_path / "home")
+        home.create()
+        home.traffic.write_text(json.dumps({"month": month, "bytes": 2_000_000_000}))  # by earlier starts
         async with peer(tmp_path) as (running, _):
             await until_training(running)
-            running.supervisor._resting.count_traffic(2_000_000_000)
             await tell(running, verb="set", key="monthly_traffic", value="1 GB")
             await eventually(lambda: running.status.state == "paused" and not running.children(), "offline")
             assert 0 < running.stopped_ns("trainer") < running.stopped_ns("node")

@@ -142,8 +142,11 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "HOSTS", 5)
 
     async def test(network: Network, dialling: Dialling) -> None:
-        for number in range(50):
-            await look_for(dialling, number, f"/ip4/8.8.8.{number}/tcp/1")
-        assert len(dialling._in_vain) == 5
+        for number in range(IN_VAIN):
+            await look_for(dialling, number, VICTIM.format(1))
+        assert not dialling.plausible(seeded(100).peer_id, [VICTIM.format(1)])
+        for number in range(5):
+            await look_for(dialling, number, f"/ip4/8.8.4.{number}/tcp/1")
+        assert dialling.plausible(seeded(100).peer_id, [VICTIM.format(1)]), "five later hosts have displaced it"
 
     play(test)

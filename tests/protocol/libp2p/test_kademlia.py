@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,8 +29,8 @@ HOME = ("/ip4/203.0.113.5/tcp/4001",)
 class Lines:
     """Everybody is connected, and calls from where it says."""
 
-    def __init__(self) -> None:
-        self.ends = {CALLER.peer_id: HOME[0], STRANGER.peer_id: HOME[0]}
+    def __init__(self, ends: Mapping[PeerId, str]) -> None:
+        self.ends = {CALLER.peer_id: HOME[0], STRANGER.peer_id: HOME[0], **ends}
 
     async def connect(self, partner: PeerId, addresses: object) -> None:
         """It is there."""
@@ -59,8 +59,8 @@ def named_in(response: Any) -> list[MemberRecord]:
     return [MemberRecord.from_bytes(data) for data in split_answer(response.results[0].value)]
 
 
-def play(test: Callable[[RecordProtocol], Coroutine[Any, Any, None]]) -> None:
-    """Run a test with a node that has no network; STRANGER is no member."""
+def play(test: Callable[[RecordProtocol], Coroutine[Any, Any, None]], ends: Mapping[PeerId, str] = MappingProxyType({})) -> None:
+    """Run a test with a node that has no network; STRANGER is no member. `ends`: from where more peers call."""
 
     async def add_protobuf_handler(*_: object, **__: object) -> None:
         """Serve nobody."""
@@ -68,7 +68,7 @@ def play(test: Callable[[RecordProtocol], Coroutine[Any, Any, None]]) -> None:
     async def main() -> None:
         p2p: Any = SimpleNamespace(peer_id=PeerID(ME.peer_id.raw), add_protobuf_handler=add_protobuf_handler)
         shelf = RecordShelf(RUN_ID, lambda made: made.peer_id != STRANGER.peer_id, lambda: NOW_S)
-        await test(await RecordProtocol.open(p2p, shelf, Lines(), lambda: held_of(record(ME))))
+        await test(await RecordProtocol.open(p2p, shelf, Lines(ends), lambda: held_of(record(ME))))
 
     virtual_time.run(main())
 
@@ -177,14 +177,14 @@ def test_a_flood_costs_its_budget_and_leaves_others_theirs() -> None:
 
 
 def test_neighbours_on_the_local_network_do_not_share_a_purse() -> None:
+    callers = [seeded(number) for number in range(100, 140)]
+
     async def test(one: RecordProtocol) -> None:
-        callers = [seeded(number) for number in range(100, 140)]
-        one._lines.ends |= {caller.peer_id: f"/ip4/127.0.0.1/tcp/{number}" for number, caller in enumerate(callers)}
         for caller in callers:
             for _ in range(8):
                 await one.rpc_find(find(7, card(caller)), from_peer(caller))
 
-    play(test)
+    play(test, {caller.peer_id: f"/ip4/127.0.0.1/tcp/{number}" for number, caller in enumerate(callers)})
 
 
 def answered(one: RecordProtocol, response: object) -> list[Any]:

@@ -1,0 +1,126 @@
+"""Every error that can reach a person: its class has an owner and an exit code, and each command that fails says what to do next."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import gossamer
+from gossamer.cli.main import VERBS, report_failure
+from gossamer.protocol import errors
+from gossamer.protocol.errors import MEANING, ExitCode, GossamerError, OperatorError, RefusalCode, Refused
+from tests.cli.shell import Shell
+
+EXIT_CODES = {
+    ExitCode.OUR_FAULT: {
+        "GossamerError", "PeerMisbehaved", "BadMessage", "BadSignature", "BadContents", "Refused",  # caught before they reach a person
+        "NoUse", "NothingNew", "RankFell", "Overload",  # likewise
+        "ChildFailed",  # until its child names another
+        "Unhealthy",  # what programs that watch over others expect
+    },
+    ExitCode.BAD_INPUT: {"OperatorError", "BadInvite", "BadManifest", "BadSettings", "NobodyRuns", "Diverged"},
+    ExitCode.SWARM_UNREACHABLE: {"TransportError", "Unreachable", "PeerGone", "DeadlineExceeded", "SwarmUnreachable"},
+    ExitCode.REFUSED_BY_RUN: {"RunRefusesUs"},
+    ExitCode.VERSION_MISMATCH: {"WrongVersion"},
+}  # fmt: skip
+
+
+def classes(of: type[GossamerError] = GossamerError) -> Iterator[type[GossamerError]]:
+    """Yield an error and every one that is derived from it, in all modules of the product."""
+    for module in pkgutil.walk_packages(gossamer.__path__, "gossamer."):
+        importlib.import_module(module.name)
+    found = [of]
+    for one in found:
+        found += one.__subclasses__()
+    yield from (one for one in found if one.__module__.startswith("gossamer."))
+
+
+def test_every_error_has_its_exit_code() -> None:
+    found: dict[ExitCode, set[str]] = {}
+    for one in classes():
+        found.setdefault(one.exit_code, set()).add(one.__name__)
+    assert found == EXIT_CODES
+
+
+@pytest.mark.parametrize("error", list(classes(OperatorError)), ids=lambda error: error.__name__)
+def test_an_error_of_the_operator_is_reported_with_its_hint(error: type[OperatorError], capsys: pytest.CaptureFixture[str]) -> None:
+    assert inspect.signature(error).parameters["hint"].default is inspect.Parameter.empty, "mypy holds every place that raises it to it"
+    assert report_failure(error("what is wrong", hint="what to do")) is error.exit_code
+    assert capsys.readouterr() == ("", "error: what is wrong\nhint: what to do\n")
+
+
+@pytest.mark.parametrize("code", RefusalCode)
+def test_every_refusal_says_what_it_is_and_what_to_do(code: RefusalCode) -> None:
+    assert set(MEANING) == set(RefusalCode)
+    refusal = Refused(code, "a detail")
+    assert str(refusal).endswith("(a detail)") and refusal.hint
+
+
+def test_every_error_of_the_protocol_says_whose_fault_it_is() -> None:
+    for name, one in inspect.getmembers(errors, inspect.isclass):
+        assert one.__doc__, name
+
+
+COMMANDS: dict[str, list[tuple[tuple[str, ...], str, str]]] = {  # by verb: arguments, words of the error, words of the hint
+    "demo": [(("--peers", "1"), "--peers", "--help"), (("--codec", "modul4"), "modul4", "modulo4")],
+    "init": [(("FILE", "--codec", "modul4"), "modul4", "modulo4")],
+    "host": [
+        (("--port", "70000"), "--port", "--help"),
+        (("absent.toml",), "absent.toml", "peer init"),
+        (("--max-upload", "fast"), "max_upload", "rate"),
+        (("--write-invite", "/nowhere/at/all"), "/nowhere/at/all", "folder"),
+    ],
+    "join": [
+        ((), "holds no run", "peer join gossamer1"),
+        (("hello",), "not an invite", "copy the whole line"),
+        (("",), "empty", "gossamer1"),
+        (("hello", "--invite-file", "FILE"), "file", "leave one"),
+        (("--invite-file", "FOLDER"), "cannot be read", "one line"),
+    ],
+    "invite": [((), "holds no run", "peer host")],
+    "revoke": [(("hello",), "holds no run", "--home DIR")],
+    "bootstrap": [((), "holds no run", "peer bootstrap gossamer1")],
+    "status": [((), "no peer is running", "peer join"), (("--json",), "no peer is running", "peer join")],
+    "peers": [((), "no peer is running", "peer join")],
+    "logs": [(("--level", "loud"), "no level 'loud'", "warning"), ((), "no peer has run", "--home")],
+    "watch": [(("--wings",), "--wings", "--help")],
+    "dashboard": [(("--port", "-1"), "--port", "--help")],
+    "config": [
+        (("thread", "2"), "thread", "did you mean 'threads'"),
+        (("threads", "many"), "threads", "Processor threads"),
+        (("schedule", "22-07"), "schedule", "When to train"),
+        (("--unset",), "--unset", "peer config"),
+    ],
+    "pause": [((), "no peer is running", "peer join"), (("2hrs",), "2hrs", "30m, 2h or 1d")],
+    "resume": [((), "no peer is running", "peer join")],
+    "leave": [((), "no peer is running", "peer join")],
+    "doctor": [(("--listen", ""), "listen", "Address")],
+    "service": [(("status",), "no service", "peer service install"), (("install",), "holds no run", "gossamer1")],
+    "export": [((), "FOLDER", "--help"), (("FILE.out",), "holds no run", "--home DIR")],
+    "eval": [((), "holds no run", "--home DIR")],
+    "compare": [(("FOLDER",), "unexpected", "--help")],
+    "simulate": [(("--codec", "modul4"), "modul4", "modulo4")],
+    "id": [(("--wings",), "--wings", "--help")],
+}
+ROWS = [(verb, *row) for verb in COMMANDS for row in COMMANDS[verb]]
+
+
+def test_every_verb_is_tried() -> None:
+    assert list(COMMANDS) == list(VERBS)
+
+
+@pytest.mark.parametrize(("verb", "arguments", "error", "hint"), ROWS, ids=[" ".join((verb, *arguments)) for verb, arguments, *_ in ROWS])
+def test_a_command_that_cannot_work_says_why_and_what_to_do(
+    verb: str, arguments: tuple[str, ...], error: str, hint: str, shell: Shell, tmp_path: Path
+) -> None:
+    said = shell(
+        verb, *(str(tmp_path) if text == "FOLDER" else str(tmp_path / text) if text.startswith("FILE") else text for text in arguments)
+    )
+    assert (said.code, said.out) == (ExitCode.BAD_INPUT, "")
+    assert error in said.complaint[0] and hint in said.complaint[1], said.err
+    assert "internal error" not in said.err
