@@ -1,10 +1,10 @@
-"""What a meeting moves beside what its codec says: the overhead of greeting, hashes, signatures, framing and HTTP/2.
+"""Bytes of a meeting beside those of its codec: the overhead of greeting, hashes, signatures, framing and HTTP/2.
 
     python -m benchmarks.meeting_bytes [--codec NAME] [--steps N]
 
-Two real peers of the demo job on this machine. `codec` is sketch and payload of a fragment, one way, as the codec's table says;
-`stream` is what the peer's frames of completed meetings came to (their events say), `tunnel` adds the HTTP/2 framing of as many bytes
-through a real libp2p tunnel between two nodes. The target is less than 2 % above `codec`.
+Two real peers of the demo's model on this machine. `codec` is sketch and payload of a fragment, one way, by the codec's definition.
+`stream` is the size of the peer's frames in completed meetings, from its events. `tunnel` adds the HTTP/2 framing of as many bytes through
+a real libp2p tunnel between two nodes. The aim is less than 2 % above `codec`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def meetings(folder: Path, codec: str, steps: int) -> dict[int, tuple[int, list[
 
 
 async def tunnel_overhead(num_bytes: int, folder: Path) -> int:
-    """Send this many bytes in chunks from one node to another; return what went into the tunnel beyond the frames."""
+    """Send this many bytes in chunks from one node to another; return the bytes in the tunnel beyond the frames."""
     done = asyncio.Event()
 
     async def drain(purpose: Purpose, stream: Stream) -> None:

@@ -1,10 +1,10 @@
-"""Several processes on one CPU beside one process with as many threads: the same model, the same batches, turn by turn in one run.
+"""Several processes on one CPU beside one process with as many threads: the same model and batches, alternating in one run.
 
     python -m benchmarks.ranks [--millions N] [--batch B] [--optimizer adamw|muon] [--threads T] [--rounds N] [--json]
 
-`one` is a peer with `--devices cpu --threads T`, `ranks` one with `--devices cpu:2 --threads T` (peer/trainer/ranks.py). `fsdp2`, with
-AdamW only, is torch's `fully_shard` over two processes with half the threads each: per block, the weights kept between forward and backward
-pass. Tokens a second are medians over the rounds; processor seconds, of all processes of a way, are what a busy machine distorts least.
+`one` is a peer with `--devices cpu --threads T`, `ranks` a peer with `--devices cpu:2 --threads T` (peer/trainer/ranks.py). `fsdp2`, with
+AdamW only, is torch's `fully_shard` over two processes with half the threads each, per block, keeping the weights between forward and
+backward pass. Tokens per second are medians over the rounds. Processor seconds, of all processes, vary least on a busy machine.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ def test_the_pairs_mean_moves_as_if_nothing_were_coded() -> None:
     assert furthest(*means) < 1e-6
 
 
-def test_blocks_that_fail_on_one_side_are_taken_alone_by_both() -> None:
+def test_both_sides_take_the_solo_step_for_blocks_that_fail_on_one() -> None:
     """Peers that are far apart in one value: its block's window does not fit, so that block does not decode."""
     population, outers = two(codec="modulo4")
     rule = pair_rule(population.scenario)
@@ -295,7 +295,7 @@ def test_a_meeting_counts_for_neither_when_a_peer_leaves_before_it_is_decided() 
     assert matcher.steps == []
 
 
-def test_a_meeting_that_a_partner_has_applied_counts_for_who_leaves_too() -> None:
+def test_a_meeting_that_a_partner_has_applied_counts_for_a_leaving_peer_too() -> None:
     population, table, matcher = by_hand(drop_out=0.3, delay=Fraction(1))
     now = away_from(population, 1)
     step(population, table, 0, 1)
