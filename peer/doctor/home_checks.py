@@ -1,4 +1,4 @@
-"""The home folder and what lies in it: whose it is, who else runs from it, its port, its invite."""
+"""Checks of the home folder: owner, running peer, key, settings, port, invite."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gossamer.peer.doctor.finding import Finding, fail, ok, warn
 from gossamer.peer.machine.config import saved_settings
 from gossamer.peer.machine.home import ANOTHER_HOME
 
-SOON_S = 3 * 24 * 3600  # an invite that ends so soon is worth a word
+SOON_S = 3 * 24 * 3600  # a warning for an invite that expires within this time
 
 
 def home(path: Path) -> Finding:

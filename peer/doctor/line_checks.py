@@ -1,4 +1,4 @@
-"""The line and the router, as those whom we called see them: clock, reachability, kind of router, rate, and what that means for the run."""
+"""Checks of the line and the router, from the answers of other peers: clock, reachability, kind of router, rate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This machine: what is installed, whether torch computes on it, what its limits are."""
+"""Checks of this machine: installed versions, devices, limit of open files."""
 
 from __future__ import annotations
 

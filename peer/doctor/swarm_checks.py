@@ -1,4 +1,4 @@
-"""The swarm, as its peers showed themselves when they were called: are they there, and do they want us."""
+"""Checks of the swarm: which of its peers answer, and whether they accept this peer."""
 
 from __future__ import annotations
 
