@@ -96,7 +96,7 @@ def alone(now_s: float) -> Iterator[events.Event]:
     """Yield the events of a peer that may not meet others."""
     start_s = now_s - 60 * MINUTES
     yield from begun("12D3KooWa7pQa10n3x", start_s)
-    yield changed_at("training", "alone, as asked", start_s, ALONE)
+    yield changed_at("training", "training alone (--alone)", start_s, ALONE)
     yield from trained(start_s, meets=False)
 
 

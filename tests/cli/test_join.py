@@ -42,7 +42,7 @@ def test_an_invite_may_come_by_a_file_that_comes_later(shell: Shell, tmp_path: P
 
 
 def test_a_file_beside_an_invite_is_one_too_many(shell: Shell, tmp_path: Path) -> None:
-    assert "leave one" in shell("join", EXPIRED, "--invite-file", tmp_path / "invite").complaint[1]
+    assert "leave out one" in shell("join", EXPIRED, "--invite-file", tmp_path / "invite").complaint[1]
 
 
 @pytest.mark.parametrize(

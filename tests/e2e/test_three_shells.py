@@ -89,12 +89,12 @@ def test_a_swarm_outlives_its_host_and_takes_it_back(swarm: LocalSwarm, tmp_path
     shell = Shell(third.home, capsys)
     assert shell("config", "only-idle", "true").code == 0
     wait_until(
-        lambda: reason(third).startswith("others use the machine") and "trainer" not in family(third.home),
+        lambda: reason(third).startswith("other processes use the machine") and "trainer" not in family(third.home),
         "third paused, its memory free",
         60,
     )
     assert shell("pause", "2h").code == 0
-    assert state(third) == "paused" and reason(third).startswith("you asked for it, until")
+    assert state(third) == "paused" and reason(third).startswith("paused by the operator until")
     paused_at, before = steps(third), completed(second)
     assert shell("config", "schedule", "mon 00:00-00:01").code == 0
     assert shell("config", "only-idle", "false").code == 0

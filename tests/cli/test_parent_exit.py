@@ -9,10 +9,10 @@ import sys
 
 import pytest
 
-from gossamer.cli.leash import VARIABLE, follow_parent, leashed
+from gossamer.cli.parent_exit import VARIABLE, exits_with_this_process, follow_parent
 
 ON_LINUX = sys.platform == "linux"
-FOLLOW = [sys.executable, "-c", "from cli.leash import follow_parent; follow_parent(); print('lives')"]
+FOLLOW = [sys.executable, "-c", "from gossamer.cli.parent_exit import follow_parent; follow_parent(); print('lives')"]
 
 
 def test_without_a_parent_that_asks_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,7 +21,7 @@ def test_without_a_parent_that_asks_nothing_happens(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_child_of_the_parent_lives(monkeypatch: pytest.MonkeyPatch) -> None:
-    done = subprocess.run(FOLLOW, env=os.environ | leashed(), capture_output=True, text=True, timeout=30)
+    done = subprocess.run(FOLLOW, env=os.environ | exits_with_this_process(), capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stdout) == (0, "lives\n")
 
 
