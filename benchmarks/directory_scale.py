@@ -33,7 +33,7 @@ from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.libp2p.directory import HOME_S, LEAVE_S, MIX_S, MIXED, MOST_CALLS, NUM_HOLDERS, NUM_LOOKED_AT
 from gossamer.protocol.libp2p.kademlia import NAMED, NAMED_TOO
 from gossamer.protocol.libp2p.neighbours import BUCKET, nearest, place_of
-from gossamer.protocol.libp2p.record_store import split_answer
+from gossamer.protocol.libp2p.record_store import split_reply
 from gossamer.protocol.libp2p.walk import Walk
 from gossamer.protocol.memory import virtual_time
 from gossamer.protocol.memory.conversation import FRAMING_BYTES, Link
@@ -78,7 +78,7 @@ class Weights:
 
 
 def _records_in(response: Any) -> list[bytes]:
-    return [told for told in split_answer(response.results[0].value) if len(told) > GIST_BYTES]
+    return [told for told in split_reply(response.results[0].value) if len(told) > GIST_BYTES]
 
 
 @dataclass

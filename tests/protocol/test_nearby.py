@@ -6,7 +6,7 @@ import pytest
 
 from gossamer.protocol.addresses import NEAR, address_bytes, read_address, route, with_peer
 from gossamer.protocol.messages.records import announceable
-from gossamer.protocol.nearby import SEALED, seal, unseal
+from gossamer.protocol.nearby import MAX_SEALED, seal, unseal
 from tests.protocol.samples import ALICE, BOB
 
 LAN = ["/ip4/192.168.1.7/tcp/4001", "/ip6/fd00::7/tcp/4002", "/ip4/10.0.0.7/tcp/65535"]
@@ -20,7 +20,8 @@ def test_who_is_seen_at_the_same_address_opens_it() -> None:
     assert unseal(with_peer(sealed, ALICE.peer_id), ALICE.peer_id, "5.5.6.1") == LAN
     assert seal(LAN, ALICE.peer_id, "5.5.6.1") == sealed, "the same each time, or each look would be news"
     assert (
-        len(seal(LAN * 3, ALICE.peer_id, "5.5.6.1")) < 128 and len(unseal(seal(LAN * 3, ALICE.peer_id, "h"), ALICE.peer_id, "h")) == SEALED
+        len(seal(LAN * 3, ALICE.peer_id, "5.5.6.1")) < 128
+        and len(unseal(seal(LAN * 3, ALICE.peer_id, "h"), ALICE.peer_id, "h")) == MAX_SEALED
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 from gossamer.protocol.errors import Unreachable
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.libp2p import dialling as module
-from gossamer.protocol.libp2p.dialling import IN_VAIN, LEFT_ALONE_S, Dialling
+from gossamer.protocol.libp2p.dialling import BACK_OFF_S, MAX_FAILURES, Dialling
 from gossamer.protocol.libp2p.p2pd import Control
 from gossamer.protocol.memory import virtual_time
 from gossamer.protocol.nearby import seal
@@ -54,10 +54,10 @@ def test_a_host_that_many_records_name_is_left_alone_for_a_while() -> None:
     async def test(network: Network, dialling: Dialling) -> None:
         for number in range(100):
             assert not await look_for(dialling, number, VICTIM.format(1 + number))
-        assert len(network.dialled) == IN_VAIN
+        assert len(network.dialled) == MAX_FAILURES
         await look_for(dialling, 200, VICTIM.format(7), RELAY)
-        assert network.dialled[IN_VAIN:] == [RELAY], "other ways to a peer stay open"
-        await asyncio.sleep(LEFT_ALONE_S + 1)
+        assert network.dialled[MAX_FAILURES:] == [RELAY], "other ways to a peer stay open"
+        await asyncio.sleep(BACK_OFF_S + 1)
         await look_for(dialling, 300, VICTIM.format(1))
         assert network.dialled[-1] == VICTIM.format(1)
 
@@ -66,7 +66,7 @@ def test_a_host_that_many_records_name_is_left_alone_for_a_while() -> None:
 
 def test_a_peer_that_is_often_away_harms_only_itself() -> None:
     async def test(network: Network, dialling: Dialling) -> None:
-        for _ in range(3 * IN_VAIN):
+        for _ in range(3 * MAX_FAILURES):
             await look_for(dialling, 1, VICTIM.format(1))
         network.there = {VICTIM.format(2)}
         assert await look_for(dialling, 2, VICTIM.format(2))
@@ -76,11 +76,11 @@ def test_a_peer_that_is_often_away_harms_only_itself() -> None:
 
 def test_a_host_at_which_somebody_is_starts_anew() -> None:
     async def test(network: Network, dialling: Dialling) -> None:
-        for number in range(IN_VAIN - 1):
+        for number in range(MAX_FAILURES - 1):
             await look_for(dialling, number, VICTIM.format(1))
         network.there = {VICTIM.format(2)}
         assert await look_for(dialling, 50, VICTIM.format(2))
-        for number in range(60, 60 + IN_VAIN - 1):
+        for number in range(60, 60 + MAX_FAILURES - 1):
             await look_for(dialling, number, VICTIM.format(1))
         assert await look_for(dialling, 51, VICTIM.format(2))
 
@@ -89,9 +89,9 @@ def test_a_host_at_which_somebody_is_starts_anew() -> None:
 
 def test_a_dead_relays_clients_do_not_count_against_it() -> None:
     async def test(network: Network, dialling: Dialling) -> None:
-        for number in range(3 * IN_VAIN):
+        for number in range(3 * MAX_FAILURES):
             await look_for(dialling, number, RELAY)
-        assert len(network.dialled) == 3 * IN_VAIN
+        assert len(network.dialled) == 3 * MAX_FAILURES
 
     play(test)
 
@@ -119,9 +119,9 @@ def test_this_machine_is_dialled_only_by_who_is_nowhere_else() -> None:
 
 def test_a_machine_of_the_local_network_is_left_alone_too() -> None:
     async def test(network: Network, dialling: Dialling) -> None:
-        for number in range(3 * IN_VAIN):
+        for number in range(3 * MAX_FAILURES):
             assert not await look_for(dialling, number, f"/ip4/192.168.1.1/tcp/{1 + number}")
-        assert len(network.dialled) == IN_VAIN
+        assert len(network.dialled) == MAX_FAILURES
 
     play(test)
 

@@ -15,7 +15,7 @@ from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.libp2p.hivemind_imports import P2PDaemonError, P2PHandlerError, PeerID, dht_pb2
 from gossamer.protocol.libp2p.kademlia import KEY_BYTES, KNOWN, NAMED, NAMED_TOO, PER_PEER, Overload, RecordProtocol, can_be_called
 from gossamer.protocol.libp2p.neighbours import Held, place_of
-from gossamer.protocol.libp2p.record_store import RecordShelf, join_records, split_answer
+from gossamer.protocol.libp2p.record_store import RecordShelf, join_records, split_reply
 from gossamer.protocol.memory import virtual_time
 from gossamer.protocol.messages.records import MemberRecord
 from tests.protocol.libp2p.test_record_store import record
@@ -56,7 +56,7 @@ def find(place: int, peer: Any, *known: bytes) -> Any:
 
 
 def named_in(response: Any) -> list[MemberRecord]:
-    return [MemberRecord.from_bytes(data) for data in split_answer(response.results[0].value)]
+    return [MemberRecord.from_bytes(data) for data in split_reply(response.results[0].value)]
 
 
 def play(test: Callable[[RecordProtocol], Coroutine[Any, Any, None]]) -> None:
@@ -127,7 +127,7 @@ def test_what_the_asker_says_it_has_is_named_by_its_gist() -> None:
             one.neighbours.heard(held_of(record(author, 2, addresses=HOME)), "")
         has = [record(known, 1, addresses=HOME).gist, record(moved, 1, addresses=("/ip4/198.51.100.7/tcp/4001",)).gist, record(ME).gist]
         answer = await one.rpc_find(find(7, card(CALLER), *has), from_peer(CALLER))
-        told = set(split_answer(answer.results[0].value))
+        told = set(split_reply(answer.results[0].value))
         assert told == {record(known, 2, addresses=HOME).gist, *(record(who, 2, addresses=HOME).to_bytes() for who in (moved, new))}
         assert answer.peer.node_id == record(ME).gist
 

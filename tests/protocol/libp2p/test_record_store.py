@@ -10,7 +10,7 @@ import pytest
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.libp2p import record_store as shelf
 from gossamer.protocol.libp2p.neighbours import Held
-from gossamer.protocol.libp2p.record_store import RecordShelf, join_records, split_answer
+from gossamer.protocol.libp2p.record_store import RecordShelf, join_records, split_reply
 from gossamer.protocol.messages.records import MemberRecord
 from gossamer.protocol.wire import peer_pb2
 from tests.protocol.peers import seeded
@@ -123,6 +123,6 @@ def test_expired_records_make_room_first(own: RecordShelf, clock: Clock, monkeyp
 
 def test_a_cut_answer_yields_its_whole_records() -> None:
     held = [Held(made, made.to_bytes()) for made in (record(ALICE), record(BOB))]
-    assert list(split_answer(join_records(held))) == [one.data for one in held]
-    assert list(split_answer(b"\x02\x00ab\x03\x00cd")) == [b"ab"]
-    assert list(split_answer(b"\x02")) == []
+    assert list(split_reply(join_records(held))) == [one.data for one in held]
+    assert list(split_reply(b"\x02\x00ab\x03\x00cd")) == [b"ab"]
+    assert list(split_reply(b"\x02")) == []

@@ -1,4 +1,4 @@
-"""Real p2pds: one relays, another is reached through it, others dial. Which of an address list can be dialled, and what a relay carries."""
+"""Real p2pd processes: a relay, a peer behind it, and dialling peers. Which addresses can be dialled, and what a relay forwards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gossamer.protocol.addresses import CIRCUIT
 from gossamer.protocol.errors import Unreachable
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.libp2p.p2pd import Daemon, DaemonSettings
-from gossamer.protocol.libp2p.relay_trial import carries
+from gossamer.protocol.libp2p.relay_trial import try_relay
 
 Start = Callable[[str, DaemonSettings], Coroutine[None, None, Daemon]]
 LOCAL = DaemonSettings(Path(), Path(), "127.0.0.1")
@@ -72,9 +72,9 @@ def test_a_circuit_address_is_dialled_alone_and_spoils_no_list() -> None:
 def test_a_trial_tells_a_relay_from_one_that_cuts(relays: bool) -> None:
     async def test(start: Start) -> None:
         daemon = await start("relay", replace(LOCAL, relays=relays))
-        results = [await carries(whole(daemon), daemon.settings.folder)]
+        results = [await try_relay(whole(daemon), daemon.settings.folder)]
         if relays and not results[0]:  # about one start in sixteen goes wrong, which is what the trial is for
-            results.append(await carries(whole(await start("again", replace(LOCAL, relays=True))), daemon.settings.folder))
+            results.append(await try_relay(whole(await start("again", replace(LOCAL, relays=True))), daemon.settings.folder))
         assert results[-1] is relays
 
     play(test)

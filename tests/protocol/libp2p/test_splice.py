@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from gossamer.protocol.libp2p.splice import CarriedBytes, Pair, drop, splice, while_moving
+from gossamer.protocol.libp2p.splice import CarriedBytes, Pair, drop, splice, wait_while_active
 from gossamer.protocol.memory import virtual_time
 from gossamer.protocol.tasks import cancel
 
@@ -130,7 +130,7 @@ def test_one_waits_while_something_moves(moves_s: range, ends_s: int) -> None:
         loop = asyncio.get_running_loop()
         work = asyncio.create_task(asyncio.sleep(ends_s if is_done else 1000))
         with nullcontext() if is_done else pytest.raises(TimeoutError):
-            await while_moving(work, lambda: sum(move_s <= loop.time() for move_s in moves_s), quiet_s=5, most_s=100)
+            await wait_while_active(work, lambda: sum(move_s <= loop.time() for move_s in moves_s), quiet_s=5, most_s=100)
         assert loop.time() == pytest.approx(ends_s)
         assert work.done()
 
@@ -142,4 +142,4 @@ def test_what_the_work_raises_is_raised() -> None:
         raise ConnectionError("it broke")
 
     with pytest.raises(ConnectionError):
-        asyncio.run(while_moving(work(), lambda: 0, quiet_s=5, most_s=5))
+        asyncio.run(wait_while_active(work(), lambda: 0, quiet_s=5, most_s=5))

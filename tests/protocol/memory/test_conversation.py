@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from gossamer.protocol.errors import PeerGone
-from gossamer.protocol.memory.conversation import FRAMES_ON_THE_WAY, Conversation, Link, MemoryLine, MemoryWay
+from gossamer.protocol.memory.conversation import FRAMES_IN_FLIGHT, Conversation, Link, MemoryChannel, MemoryLine
 from gossamer.protocol.memory.virtual_time import run
 from tests.protocol.peers import chunk, expect_over, number_of, seeded
 
 
-def way(sender: Link, receiver: Link | None = None, seed: int = 0) -> MemoryWay:
-    return MemoryWay(MemoryLine(sender), MemoryLine(receiver or sender), random.Random(seed).random)
+def way(sender: Link, receiver: Link | None = None, seed: int = 0) -> MemoryChannel:
+    return MemoryChannel(MemoryLine(sender), MemoryLine(receiver or sender), random.Random(seed).random)
 
 
 def arrivals(log: list[float]) -> Callable[[], None]:
@@ -39,7 +39,7 @@ def test_frames_of_all_ways_share_a_peers_rate() -> None:
         log: list[float] = []
         sender = MemoryLine(Link(bytes_per_s=100))
         for _ in range(3):
-            MemoryWay(sender, MemoryLine(Link()), random.random).send(100, arrivals(log))
+            MemoryChannel(sender, MemoryLine(Link()), random.random).send(100, arrivals(log))
         await asyncio.sleep(10)
         assert log == [pytest.approx(second) for second in (1, 2, 3)]
 
@@ -90,7 +90,7 @@ def test_what_is_lost_does_not_arrive_and_what_follows_does() -> None:
 def test_only_so_much_may_be_under_way() -> None:
     async def main() -> None:
         link = way(Link(latency_s=1.0))
-        for _ in range(FRAMES_ON_THE_WAY):
+        for _ in range(FRAMES_IN_FLIGHT):
             await link.room()
             link.send(1, lambda: None)
         await link.room()
@@ -135,7 +135,7 @@ def test_a_dead_peer_stops_hearing_at_once_and_its_partner_a_moment_later() -> N
         await b.send(chunk(2))
         talk.die(PEERS[0], is_delivered=False)
         await expect_over(a)
-        with pytest.raises(PeerGone, match="gone"):
+        with pytest.raises(PeerGone, match="crashed"):
             await b.receive()
         assert asyncio.get_running_loop().time() == 1.0
 

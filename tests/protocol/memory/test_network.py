@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from gossamer.protocol.errors import PeerGone, TransportError, Unreachable
-from gossamer.protocol.memory.conversation import AGAIN_S, FRAMING_BYTES, Link
+from gossamer.protocol.memory.conversation import FRAMING_BYTES, RETRANSMIT_S, Link
 from gossamer.protocol.memory.network import MemoryNetwork, MemoryPeer
 from gossamer.protocol.memory.virtual_time import run
 from gossamer.protocol.streams.transport import Purpose, Stream
@@ -107,7 +107,7 @@ def test_a_peer_that_refuses_turns_streams_away() -> None:
         network = ScriptedNetwork()
         a, _ = pair(network)
         network.refuse(B.peer_id)
-        with pytest.raises(Unreachable, match="turned"):
+        with pytest.raises(Unreachable, match="rejected"):
             await a.connect(B.peer_id, (), Purpose.MEET)
         network.refuse(B.peer_id, False)
         stream = await a.connect(B.peer_id, (), Purpose.MEET)
@@ -168,7 +168,7 @@ def test_what_is_lost_on_the_way_is_late_and_still_in_order() -> None:
         for number in range(20):
             await stream.send(chunk(number))
             assert await number_of(stream) == number
-        assert asyncio.get_running_loop().time() - began_s > 20 * 0.02 + 5 * AGAIN_S
+        assert asyncio.get_running_loop().time() - began_s > 20 * 0.02 + 5 * RETRANSMIT_S
         assert a.line.num_sent == b.line.num_received > 20 * FRAMING_BYTES
         await network.close()
 

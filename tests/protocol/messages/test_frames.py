@@ -205,7 +205,7 @@ def test_unsigned_messages_are_not_sent() -> None:
     with pytest.raises(BadMessage, match="a Hello without a signature"):
         to_frame(replace(HELLO, signature=b""))
     for incomplete in (ISSUED, replace(CREDENTIAL, signature=b"")):
-        with pytest.raises(BadMessage, match="a credential that lacks a signature"):
+        with pytest.raises(BadMessage, match="a credential without a signature"):
             to_frame(replace(HELLO, credential=incomplete))
 
 

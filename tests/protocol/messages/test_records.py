@@ -56,7 +56,7 @@ def test_a_record_holds_for_its_run_and_its_time_only() -> None:
         RECORD.check(RUN_ID, RECORD.expires_s)
     earliest_s = RECORD.expires_s - limits.RECORD_LIFETIME_S - limits.CLOCK_SKEW_S
     RECORD.check(RUN_ID, earliest_s)
-    with pytest.raises(BadMessage, match="expires only in"):
+    with pytest.raises(BadMessage, match="valid for too long"):
         RECORD.check(RUN_ID, earliest_s - 1)
 
 
@@ -113,7 +113,7 @@ def test_own_id_doubles_and_nonsense_are_not_announced() -> None:
 
 def test_unsigned_and_oversize_records_are_not_stored() -> None:
     for changed in (replace(RECORD, signature=b""), replace(RECORD, credential=ISSUED)):
-        with pytest.raises(BadMessage, match="without a signature|lacks a signature"):
+        with pytest.raises(BadMessage, match="without a signature"):
             changed.to_bytes()
     with pytest.raises(BadMessage, match="size of a record"):
         replace(RECORD, addresses=tuple(LONGEST[:4])).signed(ALICE).to_bytes()
@@ -127,7 +127,7 @@ def test_unsigned_records_and_credentials_are_refused_on_arrival() -> None:
         wire.signature = wire.signature[:num_record]
         wire.credential.signature = wire.credential.signature[:num_issuer]
         wire.credential.bearer_signature = wire.credential.bearer_signature[:num_bearer]
-        with pytest.raises(BadMessage, match="without a signature|lacks a signature"):
+        with pytest.raises(BadMessage, match="without a signature"):
             MemberRecord.from_bytes(wire.SerializeToString())
 
 
@@ -135,7 +135,7 @@ def test_a_record_that_could_not_be_passed_on_is_not_read_however_well_signed() 
     incomplete = replace(RECORD, credential=ISSUED, signature=b"").signed(ALICE)  # as whoever needs no invite may make it up
     wire = peer_pb2.MemberRecord()
     fill(wire, incomplete)
-    with pytest.raises(BadMessage, match="without a signature|lacks a signature"):
+    with pytest.raises(BadMessage, match="without a signature"):
         MemberRecord.from_bytes(wire.SerializeToString())
 
 

@@ -118,7 +118,7 @@ def test_each_fault_of_an_answer_has_its_code(change: dict[str, Any], code: Refu
 def test_faults_of_nobody_do_not_blame_the_partner() -> None:
     with pytest.raises(Refused):
         check(replace(UNSIGNED_HELLO, run_id=OTHER_RUN_ID).signed(ALICE))
-    with pytest.raises(BadMessage, match="meant for another peer"):
+    with pytest.raises(BadMessage, match="addressed to another peer"):
         check(replace(UNSIGNED_HELLO, receiver=MALLORY.peer_id).signed(ALICE))
     with pytest.raises(BadMessage, match="in the name of another peer"):
         check_hello(HELLO, TERMS, BOB.peer_id, MALLORY.peer_id, NOW_S)
@@ -204,7 +204,7 @@ def test_an_open_run_admits_everybody() -> None:
 def test_clocks_may_differ_by_what_the_manifest_says(own_steps: int, far: bool) -> None:
     if not far:
         return check_clock(120, own_steps, TERMS)
-    with pytest.raises(Refused, match="201 steps apart; at most 200"):
+    with pytest.raises(Refused, match="201 steps apart; the limit is 200"):
         check_clock(120, own_steps, TERMS)
 
 

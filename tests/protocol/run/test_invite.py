@@ -94,7 +94,7 @@ def test_other_text_is_not_an_invite(text: str) -> None:
 
 @pytest.mark.parametrize("end", [9, 10, 12, 100, 200, -9, -2, -1])
 def test_a_cut_invite_says_that_it_is_cut(end: int) -> None:
-    with pytest.raises(BadInvite, match="the invite is cut") as caught:
+    with pytest.raises(BadInvite, match="the invite is truncated") as caught:
         Invite.from_text(TEXT[:end])
     assert "copy the whole line" in caught.value.hint
 
@@ -103,14 +103,14 @@ def test_every_typing_error_is_found() -> None:
     generator = random.Random(4)
     for at in range(len(PREFIX), len(TEXT) - 1):
         typed = generator.choice([char for char in "abcdefghijklmnopqrstuvwxyz234567" if char != TEXT[at]])
-        with pytest.raises(BadInvite, match="cut or mistyped"):
+        with pytest.raises(BadInvite, match="truncated or mistyped"):
             Invite.from_text(TEXT[:at] + typed + TEXT[at + 1 :])
 
 
 def test_a_character_that_no_invite_has_is_shown() -> None:
-    with pytest.raises(BadInvite, match="mistyped: '0' does not occur"):
+    with pytest.raises(BadInvite, match="an invite cannot contain '0'"):
         Invite.from_text(TEXT[:50] + "0" + TEXT[51:])
-    with pytest.raises(BadInvite, match="does not occur"):
+    with pytest.raises(BadInvite, match="cannot contain"):
         Invite.from_text(TEXT + TEXT)
 
 
@@ -120,7 +120,7 @@ def test_an_invite_of_another_release_is_told_apart() -> None:
 
 
 def test_an_endless_text_is_not_decoded() -> None:
-    with pytest.raises(BadInvite, match="more than 4096"):
+    with pytest.raises(BadInvite, match="longer than 4096"):
         Invite.from_text(PREFIX + "a" * 5000)
 
 
@@ -151,7 +151,7 @@ def set_field(name: str, value: object) -> Callable[[peer_pb2.Invite], None]:
     ids=["run", "issuer", "bearer", "date", "signature", "addresses"],
 )
 def test_a_forged_invite_is_refused(change: Callable[[peer_pb2.Invite], None]) -> None:
-    with pytest.raises(BadInvite, match="not signed by the peer"):
+    with pytest.raises(BadInvite, match="not by its issuer"):
         Invite.from_text(retyped(change))
 
 
@@ -168,7 +168,7 @@ def test_a_forged_invite_is_refused(change: Callable[[peer_pb2.Invite], None]) -
     ],
 )
 def test_an_invite_that_makes_no_sense_is_refused(change: Callable[[peer_pb2.Invite], None]) -> None:
-    with pytest.raises(BadInvite, match="makes no sense"):
+    with pytest.raises(BadInvite, match="invalid content"):
         Invite.from_text(retyped(change))
 
 
@@ -181,7 +181,7 @@ def test_an_expired_invite_says_when() -> None:
 
 def test_an_invite_for_another_peer_says_for_whom() -> None:
     issue(ALICE.peer_id).check(ALICE.peer_id, NOW_S)
-    with pytest.raises(BadInvite, match=f"is for {ALICE.peer_id}, this peer is {BOB.peer_id}") as caught:
+    with pytest.raises(BadInvite, match=f"is for {ALICE.peer_id}, but this peer is {BOB.peer_id}") as caught:
         issue(ALICE.peer_id).check(BOB.peer_id, NOW_S)
     assert "--home" in caught.value.hint
 
@@ -189,8 +189,8 @@ def test_an_invite_for_another_peer_says_for_whom() -> None:
 @pytest.mark.parametrize(
     ("bootstraps", "says"),
     [
-        ((), "0 addresses; legal are 1 to 8"),
-        ((ADDRESS,) * 9, "9 addresses; legal are 1 to 8"),
+        ((), "0 addresses; it must have 1 to 8"),
+        ((ADDRESS,) * 9, "9 addresses; it must have 1 to 8"),
         (("/ip4/203.0.113.5/tcp/4001",), "does not end in /p2p/"),
         (("localhost:4001",), "is not an address like"),
     ],

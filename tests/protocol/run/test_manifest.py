@@ -80,10 +80,10 @@ def test_every_change_is_another_run() -> None:
     [
         ("[outer]\ngama = 1", "outer.gama is not a key of a manifest; did you mean outer.gamma?"),
         ("[outr]\n", "outr is not a key of a manifest; did you mean outer?"),
-        ("[run]\nzzzz = 1", "run.zzzz is not a key of a manifest; legal here are name, protocol, seed"),
+        ("[run]\nzzzz = 1", "run.zzzz is not a key of a manifest; the legal keys are name, protocol, seed"),
         ("run = 3", "run is 3: should be a table"),
         ("[run]\ntotal_steps = 0\nseed = -1", "(and 1 more)"),
-        ("[outer]\ninner_steps = 0", 'outer.inner_steps is 0: should be "auto", or a whole number from 1 on'),
+        ("[outer]\ninner_steps = 0", 'outer.inner_steps is 0: should be "auto" or a positive whole number'),
         ("[run", "the manifest is not TOML"),
         ("x" * (limits.MANIFEST_BYTES + 1), "at most 65536 are read"),
         ("a = " + "[" * 20_000, "the manifest is not TOML"),
@@ -99,7 +99,7 @@ def test_a_manifest_that_cannot_be_read_says_why(text: str, says: str) -> None:
 
 
 def test_another_protocol_version_is_told_before_its_unknown_keys() -> None:
-    with pytest.raises(WrongVersion, match="version 2, this build speaks 1"):
+    with pytest.raises(WrongVersion, match="version 2, this build uses 1"):
         Manifest.from_toml("[run]\nprotocol = 2\nnew_key = 1")
 
 
@@ -166,19 +166,19 @@ def test_a_mixture_survives_toml_and_canonical_bytes() -> None:
 @pytest.mark.parametrize(
     ("mixture", "says"),
     [
-        ([], 'source = "mixture" and a list of mixture go together'),
+        ([], 'source = "mixture" requires a list'),
         ([{"source": "builtin", "weight": 0}], "data.mixture.0.weight is 0: should be greater than 0"),
         ([{"source": "builtin"}], "data.mixture.0.weight"),
         (
             [{"source": "builtin", "weight": 1}, {"source": "text", "weight": 5000}],
-            "the weight 1 is less than a thousandth of all",
+            "the weight 1 is less than a thousandth of the sum of all",
         ),
         ([{"source": "text", "weight": 1}, {"source": "text", "weight": 1}], "one source may be text"),
         (
             [{"source": "builtin", "weigth": 1, "weight": 1}],
             "data.mixture.0.weigth is not a key of a manifest; did you mean data.mixture.0.weight",
         ),
-        ([{"source": "mixture", "weight": 1}], "cannot hold another"),
+        ([{"source": "mixture", "weight": 1}], "cannot contain a mixture"),
     ],
 )
 def test_a_wrong_mixture_says_which_entry(mixture: list[dict[str, object]], says: str) -> None:
@@ -209,7 +209,7 @@ def test_a_full_allow_list_fits() -> None:
 
 
 def test_a_manifest_too_large_to_send_is_not_signed() -> None:
-    with pytest.raises(BadManifest, match="more than the 65536"):
+    with pytest.raises(BadManifest, match="at most 65536"):
         SignedManifest.sign(Manifest.checked({"run": {"access": "open"}, "model": {"config": {"a": "x" * 65_536}}}), ALICE)
 
 

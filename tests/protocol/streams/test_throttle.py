@@ -30,11 +30,11 @@ def bucket() -> Bucket:
     return made
 
 
-async def pour(into: Bucket, seconds: float, num_bytes: int = CHUNK_BYTES, *, is_patient: bool = False) -> int:
+async def pour(into: Bucket, seconds: float, num_bytes: int = CHUNK_BYTES, *, is_low_priority: bool = False) -> int:
     """Take as much as it gives, until so many seconds have passed; return the bytes that passed by then."""
     until_s, passed = now_s() + seconds, 0
     while True:
-        await into.take(num_bytes, is_patient=is_patient)
+        await into.take(num_bytes, is_low_priority=is_low_priority)
         if now_s() >= until_s:
             return passed
         passed += num_bytes
@@ -68,7 +68,7 @@ def test_small_frames_do_not_wait_and_are_paid_for() -> None:
         for _ in range(500):
             await asyncio.sleep(0.1)
             before_s = now_s()
-            await one.take(4000, is_patient=False)
+            await one.take(4000, is_low_priority=False)
             assert now_s() == before_s
             small += 4000
         assert await pouring + small == pytest.approx(60 * RATE, rel=0.1)
@@ -79,10 +79,10 @@ def test_small_frames_do_not_wait_and_are_paid_for() -> None:
 def test_the_patient_wait_while_others_fill_the_rate_and_have_it_otherwise() -> None:
     async def main() -> None:
         one = bucket()
-        meeting, giving = await asyncio.gather(pour(one, 60.0), pour(one, 60.0, is_patient=True))
+        meeting, giving = await asyncio.gather(pour(one, 60.0), pour(one, 60.0, is_low_priority=True))
         assert giving <= CHUNK_BYTES
         assert meeting >= 60 * RATE - 2 * CHUNK_BYTES
-        assert await pour(bucket(), 60.0, is_patient=True) >= 0.85 * 60 * RATE
+        assert await pour(bucket(), 60.0, is_low_priority=True) >= 0.85 * 60 * RATE
 
     run(main())
 
@@ -90,13 +90,13 @@ def test_the_patient_wait_while_others_fill_the_rate_and_have_it_otherwise() -> 
 def test_who_gives_up_does_not_pay() -> None:
     async def main() -> None:
         one = bucket()
-        await one.take(CHUNK_BYTES, is_patient=False)
-        waiting = [asyncio.create_task(one.take(CHUNK_BYTES, is_patient=patient)) for patient in (False, True)]
+        await one.take(CHUNK_BYTES, is_low_priority=False)
+        waiting = [asyncio.create_task(one.take(CHUNK_BYTES, is_low_priority=patient)) for patient in (False, True)]
         await asyncio.sleep(0.5)
         await cancel(*waiting)
         assert one.num_bytes == CHUNK_BYTES
         before_s = now_s()
-        await one.take(CHUNK_BYTES, is_patient=False)
+        await one.take(CHUNK_BYTES, is_low_priority=False)
         assert now_s() - before_s < CHUNK_BYTES / RATE
 
     run(main())
@@ -110,7 +110,7 @@ def test_a_rate_may_change_and_end() -> None:
         assert await pour(one, 60.0) == pytest.approx(600 * RATE, rel=0.05)
         one.bytes_per_s = float("inf")
         before_s = now_s()
-        await one.take(1 << 40, is_patient=False)
+        await one.take(1 << 40, is_low_priority=False)
         assert now_s() == before_s
 
     run(main())

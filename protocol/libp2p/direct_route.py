@@ -1,8 +1,8 @@
-"""Off the relay: a partner that is called through one is tried without it now and then. p2pd opens no second connection beside the first.
+"""Upgrade relayed connections to direct ones. p2pd never opens a second connection to a connected peer, so the relayed one ends first.
 
-Either one of its addresses answers us by now. Or both routers let in what each side sends for in the same moment: p2pd punches such a hole
-when a relayed connection begins, once four hosts have seen each side, so the connection begins anew for it. A connection is ended only
-while nothing of ours passes on it.
+There are two ways to a direct connection. An address of the partner may have become reachable. Or both sides connect at the same moment
+(libp2p hole punching): p2pd tries this at the start of a relayed connection once four hosts have observed each side, so the connection must
+be reopened. A relayed connection is closed only while no call uses it.
 """
 
 from __future__ import annotations
@@ -18,22 +18,25 @@ from gossamer.protocol.libp2p.dialling import Dialling
 from gossamer.protocol.libp2p.p2pd import Control
 from gossamer.protocol.newest import keep_newest
 
-AGAIN_S = (30.0, 3600.0)  # between two tries with one partner: at first, and after more and more of them
-OBSERVERS = 4  # hosts that must have seen us before p2pd punches
-REMEMBERED = 256
+AGAIN_S = (30.0, 3600.0)  # time between two attempts with one partner: the first, and the largest after repeated doubling
+OBSERVERS = 4  # hosts that must have observed us before p2pd tries hole punching
+REMEMBERED = 256  # partners whose next attempt is remembered
 
 
-class DirectWay:
-    """Over one p2pd. `is_busy` tells whether something passes between us and a partner."""
+class DirectRoute:
+    """Upgrades connections of one p2pd. `is_busy` returns whether a call between us and a partner is open."""
 
     def __init__(self, control: Control, dialling: Dialling, is_busy: Callable[[PeerId], bool]) -> None:
         self._control = control
         self._dialling = dialling
         self._is_busy = is_busy
-        self._next_s: dict[PeerId, tuple[float, float]] = {}  # when each is tried again, and the pause after that
+        self._next_s: dict[PeerId, tuple[float, float]] = {}  # loop time of the next attempt, and the delay after it
 
-    async def look(self, partner: PeerId, addresses: Sequence[str]) -> bool:
-        """Tell whether the next connection to a partner may run without a relay; one that does not is ended for it. Raises Unreachable."""
+    async def prepare(self, partner: PeerId, addresses: Sequence[str]) -> bool:
+        """Return whether a new connection to a partner may be direct, after closing its relayed connection. Raises Unreachable.
+
+        It closes a relayed connection only if an attempt is due, the partner is not busy, and a direct connection seems possible.
+        """
         ends = await self._control.connected()
         if route(ends.get(partner, "")) != "relayed":
             return True
@@ -48,7 +51,7 @@ class DirectWay:
         return True
 
     async def _answers(self, partner: PeerId, addresses: Sequence[str]) -> bool:
-        """Tell whether a peer of libp2p answers at one of these addresses without a relay."""
+        """Return whether a libp2p peer answers at one of these addresses without a relay."""
         direct = [address for address in self._dialling.plausible(partner, addresses) if route(address) != "relayed"]
         for address in direct:
             with suppress(ValueError):
