@@ -48,23 +48,26 @@ class DhtDirectory:
         self._left: dict[PeerId, tuple[MemberRecord, float]] = {}  # holder -> our record that it has, and the loop time of storing
         self._mix_at_s = 0.0
 
+    protocol: RecordProtocol
+    """The RPCs, with the routing table and the stored records; set by `open`."""
+
     async def open(self) -> None:
         """Start serving the directory's RPCs."""
-        self._protocol = await RecordProtocol.open(self._p2p, self._shelf, self._lines, self._card)
+        self.protocol = await RecordProtocol.open(self._p2p, self._shelf, self._lines, self._card)
         self._me = PeerId(self._p2p.peer_id.to_bytes())
         self._loop = asyncio.get_running_loop()
 
     @property
     def num_neighbours(self) -> int:
         """Number of members in the routing table."""
-        return len(self._protocol.neighbours)
+        return len(self.protocol.neighbours)
 
     async def join(self, peers: Iterable[PeerId]) -> int:
         """Ping connected `peers` and return how many of them are members; 0 while we have no record to present."""
         if self._card() is None:
             return 0
         known = {record.peer_id for record in self._shelf.records()}
-        answers = await asyncio.gather(*(self._protocol.call_ping(peer) for peer in peers))
+        answers = await asyncio.gather(*(self.protocol.call_ping(peer) for peer in peers))
         members = [held for held in answers if held is not None]
         if len(known) < RECORDS_IN_VIEW and any(held.peer not in known for held in members):
             self._leave_home()  # a new member may know further unknown members near our place
@@ -79,12 +82,12 @@ class DhtDirectory:
             self._mix_at_s = self._loop.time() + MIX_S
             ends = await self._lines.connected()
             hidden = {record.peer_id for record in self._shelf.records() if not can_be_called(record, ends.get(record.peer_id, ""))}
-            others = [peer for peer in ends if peer not in hidden | {held.peer for held in self._protocol.neighbours.all()}]
+            others = [peer for peer in ends if peer not in hidden | {held.peer for held in self.protocol.neighbours.all()}]
             await self.join(self._shelf.rng.sample(others, min(len(others), MIXED)))
         card = self._card()
-        quiet = self._protocol.neighbours.quietest(QUIET_S[card is not None and not can_be_called(card.record)])
-        if quiet is not None and await self._protocol.call_ping(quiet.peer, quiet.record.addresses) is None:
-            self._protocol.neighbours.lost(quiet.peer)
+        quiet = self.protocol.neighbours.quietest(QUIET_S[card is not None and not can_be_called(card.record)])
+        if quiet is not None and await self.protocol.call_ping(quiet.peer, quiet.record.addresses) is None:
+            self.protocol.neighbours.lost(quiet.peer)
 
     async def announce(self, record: MemberRecord) -> None:
         """Store this peer's own record at the members nearest to its place. A record with a larger sequence number replaces it.
@@ -99,7 +102,7 @@ class DhtDirectory:
         known = self.num_neighbours
         near = await self._near_home()
         behind = [member for member in near if not self._has(member.peer, record)]
-        held = await asyncio.gather(*(self._protocol.call_store(member, record.to_bytes()) for member in behind))
+        held = await asyncio.gather(*(self.protocol.call_store(member, record.to_bytes()) for member in behind))
         now = record, self._loop.time()
         self._left = {member.peer: self._left[member.peer] for member in near if member not in behind}
         self._left |= {member.peer: now for member, is_held in zip(behind, held, strict=True) if is_held}
@@ -131,14 +134,14 @@ class DhtDirectory:
             await self._walk(place, NUM_HOLDERS)
             self._home_at_s = self._loop.time() + self._home_every_s
             self._home_every_s = min(2 * self._home_every_s, HOME_S[1])
-        return nearest(self._protocol.neighbours.all(), place, NUM_HOLDERS)
+        return nearest(self.protocol.neighbours.all(), place, NUM_HOLDERS)
 
     def _leave_home(self) -> None:
         self._home_at_s, self._home_every_s = 0.0, HOME_S[0]
 
     async def _walk(self, place: int, num_nearest: int) -> list[Held]:
-        walk = Walk(place, lambda held: self._protocol.call_find(held, place))
-        return await walk.run(self._protocol.neighbours.all(), num_nearest, MOST_CALLS)
+        walk = Walk(place, lambda held: self.protocol.call_find(held, place))
+        return await walk.run(self.protocol.neighbours.all(), num_nearest, MOST_CALLS)
 
     async def _need_company(self) -> None:
         if self._p2p.is_broken:

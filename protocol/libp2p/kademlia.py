@@ -91,11 +91,12 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
         place, *known = request.keys or [b""]
         if len(place) != KEY_BYTES or len(known) > KNOWN:
             raise BadMessage(f"a look-up takes one place of {KEY_BYTES} bytes and at most {KNOWN} gists")
-        value = join_records(self._near(int.from_bytes(place, "big"), caller.peer), known)
+        value = join_records(self.near(int.from_bytes(place, "big"), caller.peer), known)
         self._charge(caller.peer, end, len(value))
         return dht_pb2.FindResponse(results=[dht_pb2.FindResult(type=dht_pb2.FOUND_REGULAR, value=value)], peer=self._node_info(known))
 
-    def _near(self, place: int, caller: PeerId) -> list[Held]:
+    def near(self, place: int, caller: PeerId) -> list[Held]:
+        """Return the valid records nearest to a place, without the caller's: NAMED neighbours, then NAMED_TOO stored records."""
         known = [held for held in self.neighbours.all() if held.peer != caller and self.shelf.is_in_force(held)]
         named = {held.peer: held for held in nearest(known, place, NAMED)}
         stored = [held for held in self.holdings.all() if held.peer not in named and held.peer != caller and self.shelf.is_in_force(held)]

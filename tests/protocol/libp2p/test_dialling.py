@@ -1,4 +1,4 @@
-"""What strangers' records have us dial: only where somebody can be, and no host that many have named in vain."""
+"""Dialling the addresses in untrusted records: implausible addresses and hosts with many failures are skipped."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RELAY = f"{OTHER}/p2p/{seeded(99).peer_id}/p2p-circuit"
 
 
 class Network:
-    """Nobody is at any address but `there`."""
+    """A p2pd that reaches only the addresses in `there`."""
 
     def __init__(self) -> None:
         self.dialled: list[str] = []
@@ -50,13 +50,13 @@ async def look_for(dialling: Dialling, number: int, *addresses: str) -> bool:
     return True
 
 
-def test_a_host_that_many_records_name_is_left_alone_for_a_while() -> None:
+def test_a_host_backs_off_after_failures_of_many_peers() -> None:
     async def test(network: Network, dialling: Dialling) -> None:
         for number in range(100):
             assert not await look_for(dialling, number, VICTIM.format(1 + number))
         assert len(network.dialled) == MAX_FAILURES
         await look_for(dialling, 200, VICTIM.format(7), RELAY)
-        assert network.dialled[MAX_FAILURES:] == [RELAY], "other ways to a peer stay open"
+        assert network.dialled[MAX_FAILURES:] == [RELAY], "other addresses of a peer are still dialled"
         await asyncio.sleep(BACK_OFF_S + 1)
         await look_for(dialling, 300, VICTIM.format(1))
         assert network.dialled[-1] == VICTIM.format(1)
@@ -64,7 +64,7 @@ def test_a_host_that_many_records_name_is_left_alone_for_a_while() -> None:
     play(test)
 
 
-def test_a_peer_that_is_often_away_harms_only_itself() -> None:
+def test_repeated_failures_of_one_peer_do_not_block_its_host() -> None:
     async def test(network: Network, dialling: Dialling) -> None:
         for _ in range(3 * MAX_FAILURES):
             await look_for(dialling, 1, VICTIM.format(1))
@@ -74,7 +74,7 @@ def test_a_peer_that_is_often_away_harms_only_itself() -> None:
     play(test)
 
 
-def test_a_host_at_which_somebody_is_starts_anew() -> None:
+def test_a_success_resets_the_failures_of_a_host() -> None:
     async def test(network: Network, dialling: Dialling) -> None:
         for number in range(MAX_FAILURES - 1):
             await look_for(dialling, number, VICTIM.format(1))
@@ -87,7 +87,7 @@ def test_a_host_at_which_somebody_is_starts_anew() -> None:
     play(test)
 
 
-def test_a_dead_relays_clients_do_not_count_against_it() -> None:
+def test_failures_through_a_relay_do_not_count_for_its_host() -> None:
     async def test(network: Network, dialling: Dialling) -> None:
         for number in range(3 * MAX_FAILURES):
             await look_for(dialling, number, RELAY)
@@ -96,7 +96,7 @@ def test_a_dead_relays_clients_do_not_count_against_it() -> None:
     play(test)
 
 
-def test_a_local_network_is_dialled_only_from_one_like_it() -> None:
+def test_a_local_address_is_dialled_only_from_the_same_address_block() -> None:
     async def test(network: Network, dialling: Dialling) -> None:
         network.there = {"/ip4/192.168.7.7/tcp/1", "/ip4/10.0.0.1/tcp/1", "/ip6/fd00::1/tcp/1"}
         assert await look_for(dialling, 1, "/ip4/192.168.7.7/tcp/1")
@@ -107,17 +107,17 @@ def test_a_local_network_is_dialled_only_from_one_like_it() -> None:
     play(test)
 
 
-def test_this_machine_is_dialled_only_by_who_is_nowhere_else() -> None:
+def test_loopback_is_dialled_only_by_a_peer_that_listens_on_loopback_alone() -> None:
     async def test(network: Network, dialling: Dialling) -> None:
         network.there = {"/ip4/127.0.0.1/tcp/22"}
-        assert not await look_for(dialling, 1, "/ip4/127.0.0.1/tcp/22"), "a stranger's word for a service of ours"
+        assert not await look_for(dialling, 1, "/ip4/127.0.0.1/tcp/22"), "a record must not make us dial our own services"
         here = Dialling(cast(Control, network), lambda: ("/ip4/127.0.0.1/tcp/1",))
         assert await look_for(here, 1, "/ip4/127.0.0.1/tcp/22")
 
     play(test)
 
 
-def test_a_machine_of_the_local_network_is_left_alone_too() -> None:
+def test_a_host_on_the_local_network_backs_off_too() -> None:
     async def test(network: Network, dialling: Dialling) -> None:
         for number in range(3 * MAX_FAILURES):
             assert not await look_for(dialling, number, f"/ip4/192.168.1.1/tcp/{1 + number}")
@@ -126,7 +126,7 @@ def test_a_machine_of_the_local_network_is_left_alone_too() -> None:
     play(test)
 
 
-def test_what_is_sealed_is_dialled_by_those_behind_the_same_router() -> None:
+def test_sealed_addresses_are_dialled_behind_the_same_router() -> None:
     async def test(network: Network, dialling: Dialling) -> None:
         local = "/ip4/192.168.7.7/tcp/1"
         for host, number in (("5.5.6.1", 1), ("5.5.6.2", 2)):
@@ -138,12 +138,16 @@ def test_what_is_sealed_is_dialled_by_those_behind_the_same_router() -> None:
     play(test)
 
 
-def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_latest_hosts_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "HOSTS", 5)
 
     async def test(network: Network, dialling: Dialling) -> None:
-        for number in range(50):
-            await look_for(dialling, number, f"/ip4/8.8.8.{number}/tcp/1")
-        assert len(dialling._in_vain) == 5
+        for number in range(2 * MAX_FAILURES):
+            await look_for(dialling, number, "/ip4/8.8.8.8/tcp/1")
+        assert len(network.dialled) == MAX_FAILURES
+        for number in range(5):
+            await look_for(dialling, number, f"/ip4/8.8.4.{number}/tcp/1")
+        await look_for(dialling, 0, "/ip4/8.8.8.8/tcp/1")
+        assert network.dialled[-1] == "/ip4/8.8.8.8/tcp/1", "the failures at this host should be forgotten"
 
     play(test)

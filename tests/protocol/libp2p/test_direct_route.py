@@ -1,4 +1,4 @@
-"""When a relayed connection is given up for one without a relay: against a p2pd that is made up, in virtual time."""
+"""When a relayed connection is closed in favour of a direct one: against a scripted p2pd, under virtual time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OPEN = "/ip4/5.6.0.1/tcp/4001"
 
 
 class World(Control):
-    """A p2pd with a relayed connection to the partner, who answers at some addresses."""
+    """A p2pd with a relayed connection to the partner, which responds at some addresses."""
 
     def __init__(self) -> None:
         super().__init__(Path("nowhere"))
@@ -58,21 +58,21 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     virtual_time.run(main())
 
 
-def test_a_partner_whose_address_answers_by_now_is_called_there(world: World) -> None:
+def test_a_partner_with_a_responding_direct_address_is_dialled_there(world: World) -> None:
     async def test() -> None:
-        assert not await world.way.prepare(PARTNER, [RELAYED, OPEN]) and not world.tried, "the relay has only just been taken"
+        assert not await world.way.prepare(PARTNER, [RELAYED, OPEN]) and not world.tried, "the first attempt is not due yet"
         await asyncio.sleep(AGAIN_S[0])
         assert not await world.way.prepare(PARTNER, [RELAYED, OPEN, "/ip4/10.0.0.1/tcp/1"])
-        assert world.tried == [OPEN], "no local address of another network"
+        assert world.tried == [OPEN], "a local address of another network must not be dialled"
         world.answers.add(OPEN)
-        assert not await world.way.prepare(PARTNER, [RELAYED, OPEN]), "not for each call"
+        assert not await world.way.prepare(PARTNER, [RELAYED, OPEN]), "the next attempt is not due yet"
         await asyncio.sleep(2 * AGAIN_S[0])
         assert await world.way.prepare(PARTNER, [RELAYED, OPEN]) and PARTNER not in world.ends
 
     run(test)
 
 
-def test_nothing_that_passes_is_cut(world: World) -> None:
+def test_a_connection_in_use_is_not_closed(world: World) -> None:
     async def test() -> None:
         world.answers.add(OPEN)
         world.is_busy = True
@@ -85,7 +85,7 @@ def test_nothing_that_passes_is_cut(world: World) -> None:
     run(test)
 
 
-def test_where_enough_have_seen_us_the_connection_begins_anew_for_a_hole(world: World) -> None:
+def test_with_enough_observers_the_connection_is_reopened_for_hole_punching(world: World) -> None:
     async def test() -> None:
         for number in range(OBSERVERS):
             await world.way.prepare(PARTNER, [RELAYED])
@@ -98,7 +98,7 @@ def test_where_enough_have_seen_us_the_connection_begins_anew_for_a_hole(world: 
     run(test)
 
 
-def test_a_hole_is_noticed_by_the_next_call(world: World) -> None:
+def test_a_punched_connection_is_used_by_the_next_call(world: World) -> None:
     async def test() -> None:
         world.ends[PARTNER] = "/ip4/5.5.6.1/tcp/4001"
         assert await world.way.prepare(PARTNER, [RELAYED]) and PARTNER in world.ends

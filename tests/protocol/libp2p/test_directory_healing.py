@@ -1,4 +1,4 @@
-"""Two directories that know nothing of each other become one by a single connection between them."""
+"""Two separate directories merge through a single connection between them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def now_s() -> float:
 
 
 class Island:
-    """A member with its directory, which it tends as a node does."""
+    """A member with a directory, maintained as in a node."""
 
     def __init__(self, network: MemoryNetwork, number: int) -> None:
         self.identity = Identity(number.to_bytes(4, "little") * 8)
@@ -61,7 +61,7 @@ class Island:
             await asyncio.sleep(PULSE_S)
 
 
-def test_one_connection_makes_two_directories_one() -> None:
+def test_one_connection_merges_two_directories() -> None:
     async def main() -> None:
         network = MemoryNetwork(link=Link(latency_s=0.025, jitter_s=0.05))
         here, there = ([Island(network, base + number) for number in range(5)] for base in (10, 20))

@@ -66,14 +66,14 @@ def fault(**tables: Any) -> str:
     ],
     ids=lambda value: str(value)[:24],
 )
-def test_a_wrong_value_is_named_with_its_key_and_what_is_legal(section: str, key: str, value: object, legal: str) -> None:
+def test_an_invalid_value_is_reported_with_its_key_and_the_legal_values(section: str, key: str, value: object, legal: str) -> None:
     says = fault(**{section: {key: value}})
     assert says.startswith(f"{section}.{key} is ")
     assert legal in says
 
 
 @pytest.mark.parametrize(("alpha", "bound"), [(0.0, 2.0), (0.5, 1.5), (0.9, 0.38)])
-def test_gamma_is_held_to_the_bound_of_stability(alpha: float, bound: float) -> None:
+def test_gamma_is_limited_to_the_bound_of_stability(alpha: float, bound: float) -> None:
     OuterSection(alpha=alpha, gamma=bound - 1e-9)
     for gamma in (bound + 1e-9, 0.0, -0.7):
         says = fault(outer={"alpha": alpha, "gamma": gamma})
@@ -81,11 +81,11 @@ def test_gamma_is_held_to_the_bound_of_stability(alpha: float, bound: float) -> 
         assert f"{bound:.4g}" in says
 
 
-def test_the_bound_is_noloco_s_alone() -> None:
+def test_the_bound_of_gamma_holds_only_for_noloco() -> None:
     OuterSection(method="diloco", alpha=0.9, gamma=1.0)
 
 
-def test_the_clock_gap_follows_the_inner_steps_unless_given() -> None:
+def test_the_default_clock_gap_follows_from_the_inner_steps() -> None:
     assert OuterSection().max_clock_gap_steps == 200
     assert OuterSection(inner_steps=40).max_clock_gap_steps == 320
     assert OuterSection(inner_steps=10, max_clock_gap_steps=5).max_clock_gap_steps == 5
@@ -121,7 +121,7 @@ def test_a_hub_model_needs_only_its_name_and_commit() -> None:
     ],
     ids=str,
 )
-def test_a_model_has_one_source_of_plain_values(model: dict[str, Any], says: str) -> None:
+def test_a_model_has_exactly_one_source(model: dict[str, Any], says: str) -> None:
     assert says in fault(model=model)
 
 
@@ -135,7 +135,7 @@ def test_a_model_has_one_source_of_plain_values(model: dict[str, Any], says: str
     ],
     ids=str,
 )
-def test_data_is_named_exactly_when_it_comes_from_the_hub(data: dict[str, Any], says: str) -> None:
+def test_a_data_set_is_named_exactly_if_it_comes_from_the_hub(data: dict[str, Any], says: str) -> None:
     assert says in fault(data=data)
 
 
