@@ -1,6 +1,6 @@
 """Global fixtures: one torch thread, and a check that each test leaves no thread, child process or socket behind.
 
-Where several workers share the tests (`make test`), it also says which tests run one after the other, and which begin first.
+With several workers (`make test`), it also defines which tests run one after the other, and which start first.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture
 def signals_of_a_terminal() -> Iterator[None]:
-    """Let a closed terminal and Ctrl-C end a process, as they do by default, also where the tests run under `nohup` or in the background.
+    """Restore the default handlers of SIGHUP and SIGINT, which are ignored under `nohup` or in the background.
 
-    Children inherit what is ignored, so a test whose child must hear such a signal asks for this too.
+    Child processes inherit ignored signals, so a test whose child must receive such a signal uses this fixture too.
     """
     before = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGINT)}
     signal.signal(signal.SIGHUP, signal.SIG_DFL)

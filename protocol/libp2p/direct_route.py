@@ -14,7 +14,7 @@ from contextlib import suppress
 from gossamer.protocol.addresses import host_of, route
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.libp2p.dial_back import Reached, try_to_reach
-from gossamer.protocol.libp2p.dialling import Dialling
+from gossamer.protocol.libp2p.dialer import Dialer
 from gossamer.protocol.libp2p.p2pd import Control
 from gossamer.protocol.newest import keep_newest
 
@@ -26,9 +26,9 @@ REMEMBERED = 256  # partners whose next attempt is remembered
 class DirectRoute:
     """Upgrades connections of one p2pd. `is_busy` returns whether a call between us and a partner is open."""
 
-    def __init__(self, control: Control, dialling: Dialling, is_busy: Callable[[PeerId], bool]) -> None:
+    def __init__(self, control: Control, dialer: Dialer, is_busy: Callable[[PeerId], bool]) -> None:
         self._control = control
-        self._dialling = dialling
+        self._dialer = dialer
         self._is_busy = is_busy
         self._next_s: dict[PeerId, tuple[float, float]] = {}  # loop time of the next attempt, and the delay after it
 
@@ -52,7 +52,7 @@ class DirectRoute:
 
     async def _answers(self, partner: PeerId, addresses: Sequence[str]) -> bool:
         """Return whether a libp2p peer answers at one of these addresses without a relay."""
-        direct = [address for address in self._dialling.plausible(partner, addresses) if route(address) != "relayed"]
+        direct = [address for address in self._dialer.plausible(partner, addresses) if route(address) != "relayed"]
         for address in direct:
             with suppress(ValueError):
                 if await try_to_reach(address) is Reached.YES:

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable
 from gossamer.protocol.errors import BadMessage, TransportError, Unreachable
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.libp2p.attached import AttachedP2P
-from gossamer.protocol.libp2p.dialling import Dialling
+from gossamer.protocol.libp2p.dialer import Dialer
 from gossamer.protocol.libp2p.kademlia import KEY_BYTES, RecordProtocol, can_be_called
 from gossamer.protocol.libp2p.neighbours import Held, nearest, place_of
-from gossamer.protocol.libp2p.record_store import RECORDS_IN_VIEW, RecordShelf
+from gossamer.protocol.libp2p.record_store import RECORDS_IN_VIEW, RecordStore
 from gossamer.protocol.libp2p.walk import Walk
 from gossamer.protocol.messages.records import MemberRecord
 
@@ -37,7 +37,7 @@ class DhtDirectory:
     own timeout and is cancel-safe.
     """
 
-    def __init__(self, p2p: AttachedP2P, shelf: RecordShelf, lines: Dialling, bare: Callable[[], MemberRecord | None]) -> None:
+    def __init__(self, p2p: AttachedP2P, shelf: RecordStore, lines: Dialer, bare: Callable[[], MemberRecord | None]) -> None:
         self._p2p = p2p
         self._shelf = shelf
         self._lines = lines

@@ -4,7 +4,7 @@ The framing is hivemind's. Sizes are checked before parsing, and each reply is c
 record; a caller without a member's record gets only a pong and is not added to the routing table. A node's place is the hash of its peer
 id, so no node can choose it. Look-ups are not for a certain key: they return the members near any place.
 
-Records have absolute expiry times. `RecordShelf.now` is the time; it follows the swarm if this machine's clock is wrong
+Records have absolute expiry times. `RecordStore.now` is the time; it follows the swarm if this machine's clock is wrong
 (peer/swarm/swarm_time.py). hivemind instead refuses to start if clocks differ by 3 s; that check is not used here.
 """
 
@@ -22,10 +22,10 @@ from gossamer.protocol.addresses import network_of, route
 from gossamer.protocol.budgets import Allowance, Budgets
 from gossamer.protocol.errors import BadMessage, GossamerError, TransportError, Unreachable
 from gossamer.protocol.identity import PeerId
-from gossamer.protocol.libp2p.dialling import Dialling
+from gossamer.protocol.libp2p.dialer import Dialer
 from gossamer.protocol.libp2p.hivemind_imports import DHTProtocol, P2PContext, P2PDaemonError, P2PHandlerError, PeerID, dht_pb2
 from gossamer.protocol.libp2p.neighbours import Held, Holdings, Neighbours, nearest
-from gossamer.protocol.libp2p.record_store import RecordShelf, join_records, shorten, split_reply
+from gossamer.protocol.libp2p.record_store import RecordStore, join_records, shorten, split_reply
 from gossamer.protocol.messages.records import MemberRecord
 
 log = logging.getLogger(__name__)
@@ -51,12 +51,12 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
 
     _rpc_handlers = None  # overrides the parent's, which are shared by all subclasses
     _stub_type = None
-    shelf: RecordShelf
+    shelf: RecordStore
     _ends: dict[PeerId, str]  # remote multiaddrs of the connected peers
     _ends_at_s: float  # loop time of that list
 
     @classmethod
-    async def open(cls, p2p: Any, shelf: RecordShelf, lines: Dialling, card: Callable[[], Held | None]) -> Self:
+    async def open(cls, p2p: Any, shelf: RecordStore, lines: Dialer, card: Callable[[], Held | None]) -> Self:
         """Register the RPCs and start serving."""
         self: Self = cls(_initialized_with_create=True)
         me, clock = PeerId(p2p.peer_id.to_bytes()), asyncio.get_running_loop().time

@@ -19,12 +19,12 @@ from gossamer.protocol.errors import BadMessage, BadSettings, GossamerError, Tra
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.libp2p.attached import AttachedP2P
 from gossamer.protocol.libp2p.dial_back import DialBack
-from gossamer.protocol.libp2p.dialling import Dialling
+from gossamer.protocol.libp2p.dialer import Dialer
 from gossamer.protocol.libp2p.directory import DhtDirectory
 from gossamer.protocol.libp2p.hivemind_imports import P2PDaemonError
 from gossamer.protocol.libp2p.p2pd import Daemon, DaemonSettings
 from gossamer.protocol.libp2p.reachability import Reachability
-from gossamer.protocol.libp2p.record_store import RecordShelf
+from gossamer.protocol.libp2p.record_store import RecordStore
 from gossamer.protocol.libp2p.relay_trial import try_relay
 from gossamer.protocol.libp2p.splice import CarriedBytes
 from gossamer.protocol.libp2p.tunnel import TunnelTransport
@@ -71,7 +71,7 @@ class Libp2pNode:
     def __init__(
         self,
         settings: DaemonSettings,
-        shelf: RecordShelf,
+        shelf: RecordStore,
         handler: StreamHandler,
         bootstraps: Callable[[], Sequence[str]] = tuple,
         is_banned: Callable[[PeerId], bool] = lambda partner: False,
@@ -176,11 +176,11 @@ class Libp2pNode:
                 daemon = await self._start_daemon(stack)
                 p2p = await AttachedP2P.attach(daemon.socket_path)
                 stack.push_async_callback(p2p.close)
-                dialling = Dialling(daemon.control, lambda: self._addresses, lambda: self._reachability.public_host)
-                directory = DhtDirectory(p2p, self._shelf, dialling, lambda: self.bare_record())
+                dialer = Dialer(daemon.control, lambda: self._addresses, lambda: self._reachability.public_host)
+                directory = DhtDirectory(p2p, self._shelf, dialer, lambda: self.bare_record())
                 await directory.open()
                 admission = Admission(is_banned=self._is_banned)
-                tunnel = TunnelTransport(daemon.control, self._settings.folder, self._serve, admission, self.carried, dialling)
+                tunnel = TunnelTransport(daemon.control, self._settings.folder, self._serve, admission, self.carried, dialer)
                 await stack.enter_async_context(tunnel)
                 dial_back = DialBack(self._settings.folder / "reach.sock", lambda: self.relays_at)
                 await dial_back.open(daemon.control)

@@ -16,7 +16,7 @@ from typing import Any
 from gossamer.protocol.addresses import route
 from gossamer.protocol.errors import Unreachable
 from gossamer.protocol.identity import PeerId
-from gossamer.protocol.libp2p.dialling import Dialling
+from gossamer.protocol.libp2p.dialer import Dialer
 from gossamer.protocol.libp2p.direct_route import DirectRoute
 from gossamer.protocol.libp2p.grpc_stream import BROKEN, GrpcStream, accepted, ended_well, open_channel, start_call
 from gossamer.protocol.libp2p.p2pd import BUFFER_BYTES, Control
@@ -100,10 +100,10 @@ class Outbound:
     """Opens streams to partners. `folder` holds its sockets; `carried` counts the bytes of all connections."""
 
     def __init__(
-        self, control: Control, folder: Path, carried: CarriedBytes, dialling: Dialling | Control, direct_route: DirectRoute | None = None
+        self, control: Control, folder: Path, carried: CarriedBytes, dialer: Dialer | Control, direct_route: DirectRoute | None = None
     ) -> None:
         self._control = control
-        self._dialling = dialling
+        self._dialer = dialer
         self._direct_route = direct_route
         self._folder = folder
         self._carried = carried
@@ -146,7 +146,7 @@ class Outbound:
     async def _connection(self, partner: PeerId, addresses: Sequence[str]) -> Connection:
         if addresses and partner not in await self._control.connected():
             with suppress(Unreachable):  # the addresses may be stale; the partner may be dialling us
-                await self._dialling.connect(partner, addresses)
+                await self._dialer.connect(partner, addresses)
         remote, address = await self._control.open_stream(partner, PROTOCOL)
         connection = Connection(partner, address, self._folder / f"call-{secrets.token_hex(4)}.sock", remote, self._carried)
         try:

@@ -24,7 +24,7 @@ LASTING_S = RECORD_LIFETIME_S / 2  # a record with this much remaining validity 
 _LENGTH_BYTES = 2
 
 
-class RecordShelf:
+class RecordStore:
     """Verified records of one run. `is_member` decides which records are kept. `now` returns Unix time in seconds."""
 
     def __init__(

@@ -22,7 +22,7 @@ from typing import Any, Self
 
 from gossamer.protocol.errors import BadMessage
 from gossamer.protocol.identity import PeerId
-from gossamer.protocol.libp2p.dialling import Dialling
+from gossamer.protocol.libp2p.dialer import Dialer
 from gossamer.protocol.libp2p.direct_route import DirectRoute
 from gossamer.protocol.libp2p.grpc_stream import (
     ACCEPTED,
@@ -170,7 +170,7 @@ def _unlink(name: str) -> None:
 class TunnelTransport:
     """The Transport over one running p2pd. Use as `async with`, on one event loop.
 
-    Leaving it ends every stream: handlers and callers get PeerGone. `dialling` filters the addresses of partners; without it, all addresses
+    Leaving it ends every stream: handlers and callers get PeerGone. `dialer` filters the addresses of partners; without it, all addresses
     are dialled.
     """
 
@@ -181,11 +181,11 @@ class TunnelTransport:
         handler: StreamHandler,
         admission: Admission,
         carried: CarriedBytes,
-        dialling: Dialling | None = None,
+        dialer: Dialer | None = None,
     ) -> None:
         self._control = control
-        direct_route = DirectRoute(control, dialling, self._is_busy) if dialling else None
-        self._outbound = Outbound(control, folder, carried, dialling or control, direct_route)
+        direct_route = DirectRoute(control, dialer, self._is_busy) if dialer else None
+        self._outbound = Outbound(control, folder, carried, dialer or control, direct_route)
         self._admission = admission
         self._inbound = Inbound(folder / "in.sock", handler, admission, carried)
 

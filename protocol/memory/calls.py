@@ -15,7 +15,7 @@ from gossamer.protocol.memory.network import CallHandler, MemoryNetwork, MemoryP
 
 
 class MemoryP2P:
-    """The unary calls of one MemoryPeer. It has the interface of AttachedP2P and of Dialling."""
+    """The unary calls of one MemoryPeer. It has the interface of AttachedP2P and of Dialer."""
 
     def __init__(self, network: MemoryNetwork, peer: MemoryPeer) -> None:
         self.peer_id = PeerID(peer.peer_id.raw)

@@ -1,7 +1,7 @@
-"""What a release has written is read by every later one that speaks its version: these bytes are never written anew.
+"""Frozen files: every later release that supports a protocol version must read these bytes. They are never rewritten.
 
-`release_1` is of protocol 1. A change of its files is a change that no peer of that release could follow: it wants another version
-of the protocol, and a folder of its own.
+`release_1` has protocol version 1. A change of its files would break peers of that release: it needs another protocol version, and a
+folder of its own.
 """
 
 from __future__ import annotations

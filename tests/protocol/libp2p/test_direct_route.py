@@ -11,7 +11,7 @@ import pytest
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.libp2p import direct_route
 from gossamer.protocol.libp2p.dial_back import Reached
-from gossamer.protocol.libp2p.dialling import Dialling
+from gossamer.protocol.libp2p.dialer import Dialer
 from gossamer.protocol.libp2p.direct_route import AGAIN_S, OBSERVERS, DirectRoute
 from gossamer.protocol.libp2p.p2pd import Control
 from gossamer.protocol.memory import virtual_time
@@ -31,7 +31,7 @@ class World(Control):
         self.answers: set[str] = set()
         self.tried: list[str] = []
         self.is_busy = False
-        self.way = DirectRoute(self, Dialling(self, lambda: ("/ip4/192.168.1.9/tcp/1",)), lambda partner: self.is_busy)
+        self.way = DirectRoute(self, Dialer(self, lambda: ("/ip4/192.168.1.9/tcp/1",)), lambda partner: self.is_busy)
 
     async def connected(self) -> dict[PeerId, str]:
         return dict(self.ends)

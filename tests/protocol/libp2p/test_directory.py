@@ -19,7 +19,7 @@ from gossamer.protocol.libp2p.attached import AttachedP2P
 from gossamer.protocol.libp2p.directory import DhtDirectory
 from gossamer.protocol.libp2p.neighbours import Held
 from gossamer.protocol.libp2p.p2pd import Daemon, DaemonSettings
-from gossamer.protocol.libp2p.record_store import RecordShelf
+from gossamer.protocol.libp2p.record_store import RecordStore
 from gossamer.protocol.messages.records import MemberRecord
 from tests.protocol.samples import OTHER_RUN_ID, RECORD, RUN_ID
 
@@ -32,7 +32,7 @@ class Seat:
     daemon: Daemon
     p2p: AttachedP2P
     directory: DhtDirectory
-    shelf: RecordShelf
+    shelf: RecordStore
     strangers: set[PeerId]  # peers whose records it rejects
 
     def record(self, sequence: int = 1) -> MemberRecord:
@@ -54,7 +54,7 @@ async def take_seat(stack: AsyncExitStack, home: Path, first: Seat | None) -> Se
     settings = DaemonSettings(home / "key", home / "run", "127.0.0.1")
     daemon = await stack.enter_async_context(Daemon(settings))
     strangers: set[PeerId] = set()
-    shelf = RecordShelf(RUN_ID, lambda record: record.peer_id not in strangers)
+    shelf = RecordStore(RUN_ID, lambda record: record.peer_id not in strangers)
     p2p = await AttachedP2P.attach(daemon.socket_path)
     stack.push_async_callback(p2p.close)
     directory = DhtDirectory(p2p, shelf, daemon.control, lambda: signed(identity, daemon.addresses, 0))

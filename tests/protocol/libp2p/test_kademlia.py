@@ -15,7 +15,7 @@ from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.libp2p.hivemind_imports import P2PDaemonError, P2PHandlerError, PeerID, dht_pb2
 from gossamer.protocol.libp2p.kademlia import KEY_BYTES, KNOWN, NAMED, NAMED_TOO, PER_PEER, Overload, RecordProtocol, can_be_called
 from gossamer.protocol.libp2p.neighbours import Held, place_of
-from gossamer.protocol.libp2p.record_store import RecordShelf, join_records, split_reply
+from gossamer.protocol.libp2p.record_store import RecordStore, join_records, split_reply
 from gossamer.protocol.memory import virtual_time
 from gossamer.protocol.messages.records import MemberRecord
 from tests.protocol.libp2p.test_record_store import record
@@ -70,7 +70,7 @@ def play(test: Callable[[RecordProtocol], Coroutine[Any, Any, None]]) -> None:
 
     async def main() -> None:
         p2p: Any = SimpleNamespace(peer_id=PeerID(ME.peer_id.raw), add_protobuf_handler=add_protobuf_handler)
-        shelf = RecordShelf(RUN_ID, lambda made: made.peer_id != STRANGER.peer_id, lambda: NOW_S)
+        shelf = RecordStore(RUN_ID, lambda made: made.peer_id != STRANGER.peer_id, lambda: NOW_S)
         await test(await RecordProtocol.open(p2p, shelf, Lines(), lambda: held_of(record(ME))))
 
     virtual_time.run(main())

@@ -140,7 +140,7 @@ def test_a_folder_too_deep_for_sockets_is_rejected(settings: DaemonSettings) -> 
 def test_another_binary_is_rejected(settings: DaemonSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(daemon, "KNOWN_SHA256", {key: "0" * 64 for key in daemon.KNOWN_SHA256})
     daemon.verified_binary.cache_clear()
-    with pytest.raises(BadSettings, match="sha256"):
+    with pytest.raises(BadSettings, match="SHA-256"):
         asyncio.run(start(settings))
 
 

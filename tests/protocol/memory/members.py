@@ -13,7 +13,7 @@ from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.libp2p.directory import DhtDirectory
 from gossamer.protocol.libp2p.hivemind_imports import dht_pb2
 from gossamer.protocol.libp2p.neighbours import Held, nearest
-from gossamer.protocol.libp2p.record_store import RecordShelf
+from gossamer.protocol.libp2p.record_store import RecordStore
 from gossamer.protocol.memory.calls import MemoryP2P
 from gossamer.protocol.memory.network import EPOCH_S, MemoryNetwork
 from gossamer.protocol.messages.records import MemberRecord
@@ -63,7 +63,7 @@ class Seat:
             network.hidden[self.peer_id] = ()
         self.p2p: Any = MemoryP2P(network, self.life)
         self.membership = membership(self.identity)
-        shelf = RecordShelf(RUN_ID, is_member, now_s, random.Random(number))
+        shelf = RecordStore(RUN_ID, is_member, now_s, random.Random(number))
         self.directory = DhtDirectory(self.p2p, shelf, self.p2p, lambda: self.membership.bare_record(self.addresses, now_s()))
 
     @property

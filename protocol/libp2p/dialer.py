@@ -23,7 +23,7 @@ HOSTS = 1024  # hosts whose failures are remembered
 _PRIVATE = tuple(map(ipaddress.ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "127.0.0.0/8", "169.254.0.0/16")))
 
 
-class Dialling:
+class Dialer:
     """Dials peers through one p2pd.
 
     `own` returns the addresses at which we listen. `public_host` returns our public IP address as other peers observe it, empty if unknown.
