@@ -78,7 +78,7 @@ class Member(Seat):
     async def live(self) -> None:
         """Run until cancelled."""
         if self.is_liar:
-            self.lie()
+            self.misbehave()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.presence.run())
             tasks.create_task(self._pulse())

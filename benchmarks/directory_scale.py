@@ -33,7 +33,7 @@ from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.libp2p.directory import HOME_S, LEAVE_S, MIX_S, MIXED, MOST_CALLS, NUM_HOLDERS, NUM_LOOKED_AT
 from gossamer.protocol.libp2p.kademlia import NAMED, NAMED_TOO
 from gossamer.protocol.libp2p.neighbours import BUCKET, nearest, place_of
-from gossamer.protocol.libp2p.record_store import split_answer
+from gossamer.protocol.libp2p.record_store import split_reply
 from gossamer.protocol.libp2p.walk import Walk
 from gossamer.protocol.memory import virtual_time
 from gossamer.protocol.memory.conversation import FRAMING_BYTES, Link
@@ -78,7 +78,7 @@ class Weights:
 
 
 def _records_in(response: Any) -> list[bytes]:
-    return [told for told in split_answer(response.results[0].value) if len(told) > GIST_BYTES]
+    return [told for told in split_reply(response.results[0].value) if len(told) > GIST_BYTES]
 
 
 @dataclass
@@ -143,7 +143,7 @@ async def real(num_members: int, num_walks: int, weights: Weights) -> Walks:
         return sorted((member.peer_id for member in swarm), key=lambda peer: place_of(peer) ^ place)[:num]
 
     for member in rng.choices(swarm, k=num_walks):
-        protocol = member.directory._protocol
+        protocol = member.directory.protocol
         await walks.both(
             lambda place, protocol=protocol: functools.partial(protocol.call_find, place=place),  # type: ignore[misc]
             protocol.neighbours.all(), member.peer_id, rng.getrandbits(PLACE_BITS), truly,

@@ -24,7 +24,7 @@ from gossamer.peer.model.plan import fragment_codecs
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.libp2p.node import Libp2pNode
 from gossamer.protocol.libp2p.p2pd import DaemonSettings
-from gossamer.protocol.libp2p.record_store import RecordShelf
+from gossamer.protocol.libp2p.record_store import RecordStore
 from gossamer.protocol.limits import CHUNK_BYTES
 from gossamer.protocol.messages.messages import Chunk, Part
 from gossamer.protocol.run.manifest import SignedManifest
@@ -70,8 +70,8 @@ async def tunnel_overhead(num_bytes: int, folder: Path) -> int:
             received += len(message.data)
         done.set()
 
-    async with Libp2pNode(_settings(folder, "a"), RecordShelf(bytes(32)), drain) as receiver, \
-            Libp2pNode(_settings(folder, "b"), RecordShelf(bytes(32)), drain) as sender:  # fmt: skip
+    async with Libp2pNode(_settings(folder, "a"), RecordStore(bytes(32)), drain) as receiver, \
+            Libp2pNode(_settings(folder, "b"), RecordStore(bytes(32)), drain) as sender:  # fmt: skip
         stream = await sender.connect(receiver.peer_id, receiver.addresses, Purpose.MEET)
         for offset in range(0, num_bytes, CHUNK_BYTES):
             await stream.send(Chunk(Part.PAYLOAD, offset, bytes(min(CHUNK_BYTES, num_bytes - offset))))

@@ -140,7 +140,7 @@ class Download:
         finally:
             await cancel(asking)
             self._free |= dict.fromkeys(piece for piece in asked if piece != HELD)
-            self._changes.tell()
+            self._changes.notify()
 
     async def _ask(self, source: Source, asked: deque[int], flow: Flow, holding: Holding) -> None:
         try:
@@ -148,16 +148,16 @@ class Download:
                 news_s = math.inf if holding.has_all or HELD in asked else holding.told_s + NEWS_S - loop_s()
                 if news_s <= 0:
                     asked.append(HELD)
-                    self._changes.tell()
+                    self._changes.notify()
                     await source.ask(ContentsKind.RESULT_PIECES, 0, bits_bytes(self.pieces.num_pieces))
                 elif len(asked) < flow.window and (piece := self._next(holding)) is not None:
                     asked.append(piece)
-                    self._changes.tell()
+                    self._changes.notify()
                     await source.ask(self._kind, self.pieces.offset(piece), self.pieces.size(piece))
                 else:
                     await self._change(news_s)
         finally:
-            self._changes.tell()
+            self._changes.notify()
 
     def _next(self, holding: Holding) -> int | None:
         """Return a piece to ask this donor for, which nobody else is asked for then; None where it has none."""
@@ -173,7 +173,7 @@ class Download:
         self.num_by[donor] += 1
         self._moved_s = loop_s()
         flow.came(loop_s())
-        self._changes.tell()
+        self._changes.notify()
         self._on_piece(donor)
 
     async def _hear(self, source: Source, asked: deque[int], holding: Holding) -> None:
@@ -190,7 +190,7 @@ class Download:
             holding.news_s = holding.told_s
         elif holding.told_s - holding.news_s > NO_NEWS_S:
             raise NothingNew("it has no piece that is missing here")
-        self._changes.tell()
+        self._changes.notify()
 
     async def _change(self, most_s: float = math.inf) -> None:
         with contextlib.suppress(TimeoutError):

@@ -46,7 +46,7 @@ from gossamer.protocol.errors import BadSettings, Unreachable
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.libp2p.node import Libp2pNode
 from gossamer.protocol.libp2p.p2pd import DaemonSettings
-from gossamer.protocol.libp2p.record_store import RecordShelf
+from gossamer.protocol.libp2p.record_store import RecordStore
 from gossamer.protocol.run.invite import Credential, Invite
 from gossamer.protocol.run.manifest import Manifest, SignedManifest
 from gossamer.protocol.streams.throttle import Throttle
@@ -119,7 +119,7 @@ class NodeProcess:
         run = self._invite or self._held
         if run is None:
             raise BadSettings(f"{self._home.path} holds no run", hint="give an invite")
-        shelf = RecordShelf(run.run_id, self._door.is_member, self._time.now_s)
+        shelf = RecordStore(run.run_id, self._door.is_member, self._time.now_s)
         answer = self._throttle.handler(self._door.answer)
         async with Libp2pNode(self._daemon_settings(), shelf, answer, self._ways_in, self._door.is_banned) as network:
             counting = asyncio.create_task(self._tell_traffic(network))
@@ -157,7 +157,7 @@ class NodeProcess:
         relays = shows_the_way and not is_limited if self._config.relay is None else self._config.relay
         return replace(settings, relays=relays, through=self._relays_of_last_time())
 
-    async def _take_part(self, network: Libp2pNode, shelf: RecordShelf, signed: SignedManifest) -> None:
+    async def _take_part(self, network: Libp2pNode, shelf: RecordStore, signed: SignedManifest) -> None:
         manifest = signed.manifest()
         self._child.emit(RunKnown(signed.run_id.hex(), manifest.run.total_steps))
         membership = Membership.of(self._identity, manifest, self._credential)
@@ -249,7 +249,7 @@ class NodeProcess:
 
     # ------------------------------------------------------------------ without one
 
-    async def _show_the_way(self, network: Libp2pNode, shelf: RecordShelf, hearsay: Hearsay) -> None:
+    async def _show_the_way(self, network: Libp2pNode, shelf: RecordStore, hearsay: Hearsay) -> None:
         """Be part of the directory, and remember who has announced itself: the next start shall find a way in."""
         sight = Sight(self._child.emit, hearsay)
         told: dict[str, str] = {}

@@ -35,7 +35,7 @@ from gossamer.protocol.addresses import by_peer, read_address, with_peer
 from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.libp2p.directory import DhtDirectory
-from gossamer.protocol.libp2p.record_store import RecordShelf
+from gossamer.protocol.libp2p.record_store import RecordStore
 from gossamer.protocol.memory.calls import MemoryP2P
 from gossamer.protocol.memory.conversation import Link
 from gossamer.protocol.memory.network import MemoryNetwork
@@ -130,7 +130,7 @@ class Resident:
             self._move_to(rng.sample(self._open_peers(), min(NUM_RELAYS, len(self._open_peers()))))
         life = network.transport(self.peer_id, self._answer, self._link, is_banned=self._door.is_banned)
         p2p: Any = MemoryP2P(network, life)
-        shelf = RecordShelf(run.signed.run_id, self._door.is_member, hearsay.time.now_s, rng)
+        shelf = RecordStore(run.signed.run_id, self._door.is_member, hearsay.time.now_s, rng)
         self.directory = DhtDirectory(p2p, shelf, p2p, lambda: membership.bare_record(self.addresses, hearsay.time.now_s()))
         client = FetchClient(self.identity, terms.run_id, credential, life)
         presence = Presence(membership, self.directory, lambda: self.addresses, hearsay, standing, self._on_event, 0)
@@ -159,7 +159,7 @@ class Resident:
         for task in self._tasks:
             task.cancel()
 
-    async def _live(self, client: FetchClient, node: Node, presence: Presence, upkeep: Upkeep, p2p: MemoryP2P, shelf: RecordShelf) -> None:
+    async def _live(self, client: FetchClient, node: Node, presence: Presence, upkeep: Upkeep, p2p: MemoryP2P, shelf: RecordStore) -> None:
         await self.directory.open()
         if self.identity is not self._run.host and self.counts.num_lives == 1:
             ways_in = (*self._run.invite.bootstraps, *self.book.ways_in(loop_s()))
@@ -170,7 +170,7 @@ class Resident:
             for work in (presence.run(), upkeep.run(), node.run(), self.trainer.drive(node), self._pulse(p2p, shelf)):
                 tasks.create_task(work)
 
-    async def _pulse(self, p2p: MemoryP2P, shelf: RecordShelf) -> None:
+    async def _pulse(self, p2p: MemoryP2P, shelf: RecordStore) -> None:
         """What libp2p and its supervision do for the directory: company, and places at relays."""
         rng = random.Random(str(self.peer_id))
         while True:

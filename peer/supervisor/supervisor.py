@@ -239,7 +239,7 @@ class Supervisor:
                     self.leave("asked to leave, and finished")
                 continue
             self._awake.discard(name)
-            self._changes.tell()
+            self._changes.notify()
             if exit.code == 0:
                 return
             if name == TRAINER and was_away and not self._condition.trains and exit.failure is not None and exit.failure.final:
@@ -284,7 +284,7 @@ class Supervisor:
             self._condition.rest = rest
             if (rest is None) != (before is None):
                 self._tell_node()
-            self._changes.tell()
+            self._changes.notify()
             self._describe()
 
     def _tell_node(self) -> None:
@@ -306,7 +306,7 @@ class Supervisor:
         self._awake.discard(name)
         self._away.add(name)
         self._condition.words[name] = LastWord()
-        self._changes.tell()
+        self._changes.notify()
         self._describe()
         return None
 
@@ -335,7 +335,7 @@ class Supervisor:
     def _hear(self, name: str, event: Event) -> None:
         if name == NODE and isinstance(event, ProcessSays) and event.state == RESTING:
             self._is_quiet = True
-            self._changes.tell()
+            self._changes.notify()
         elif isinstance(event, TrafficCounted):
             self._note(MonthCounted(self._resting.count_traffic(event.sent_bytes + event.received_bytes)))
         else:
@@ -435,7 +435,7 @@ class Supervisor:
         self._restarting |= {name for name in LocalSettings.setting(key).restarts if name in self._children and name not in self._away}
         self._look_at_rest()
         self._tell_node()
-        self._changes.tell()
+        self._changes.notify()
         return {"value": value}
 
     def leave(self, reason: str) -> None:

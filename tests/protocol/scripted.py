@@ -1,4 +1,4 @@
-"""A network in memory that follows a test's script: a peer dies at its k-th message, refuses streams for a while, and somebody is told."""
+"""An in-memory network with scripted faults: a peer crashes at its k-th message, or rejects streams for a while."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from tests.protocol.knowing import KnowingNetwork
 
 @dataclass(slots=True)
 class Doom:
-    """What happens to a peer at its k-th message, counted over all its streams since it came up."""
+    """A fault at a peer's k-th message, counted over all its streams since its start."""
 
     sent: int | None = None  # when it sends its k-th message
-    received: int | None = None  # when it takes its k-th message, unread
-    is_delivered: bool = False  # what it had sent still arrives; otherwise what is under way is lost, the k-th too
-    how: str = "dies"  # or its line is "cut", or it "closes" that stream
+    received: int | None = None  # when it receives its k-th message, before reading it
+    is_delivered: bool = False  # frames in flight still arrive; otherwise they are lost, including the k-th message
+    how: str = "dies"  # or "cut": a partition; or "closes": it closes that stream
 
 
 @dataclass(slots=True)
 class Counts:
-    """The messages of one life."""
+    """The message counts of one peer since its start."""
 
     num_sent: int = 0
     num_received: int = 0
@@ -35,7 +35,7 @@ class Counts:
 
 
 class ScriptedNetwork(KnowingNetwork):
-    """The network, and the script that its peers follow."""
+    """The network and its scripted faults."""
 
     def __init__(self, seed: int = 0, link: Link | None = None) -> None:
         super().__init__(seed, link)
@@ -70,19 +70,19 @@ class ScriptedNetwork(KnowingNetwork):
             tell(peer_id)
 
     def kill_at(self, peer_id: PeerId, *, sent: int | None = None, received: int | None = None, is_delivered: bool = False) -> None:
-        """Kill a peer when it sends its k-th message, or takes its k-th; counted from when it came up."""
+        """Kill a peer when it sends or receives its k-th message, counted since its start."""
         self.condemn(peer_id, Doom(sent, received, is_delivered))
 
     def condemn(self, peer_id: PeerId, doom: Doom) -> None:
-        """Have it happen to a peer."""
+        """Schedule a fault for a peer."""
         self.counts[peer_id].dooms.append(doom)
 
     def on_death(self, tell: Callable[[PeerId], None]) -> None:
-        """Have `tell` called when a peer is killed, before anything else of it runs: to cancel its tasks."""
+        """Call `tell` when a peer is killed, before any of its code runs again, for example to cancel its tasks."""
         self._on_death.append(tell)
 
     def refuse(self, peer_id: PeerId, refuses: bool = True) -> None:
-        """Have a peer turn away every new stream, or accept them again."""
+        """Make a peer reject every new stream, or accept streams again."""
         (self._refusing.add if refuses else self._refusing.discard)(peer_id)
 
 
@@ -95,7 +95,7 @@ class ScriptedTransport:
 
 
 class ScriptedStream:
-    """A stream whose messages count."""
+    """A stream that counts its messages and triggers the faults."""
 
     def __init__(self, network: ScriptedNetwork, peer_id: PeerId, inner: Stream) -> None:
         self._network, self._peer_id, self._inner = network, peer_id, inner

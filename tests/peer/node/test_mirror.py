@@ -27,8 +27,8 @@ def test_an_asker_hears_from_where_it_comes_and_what_time_it_is() -> None:
 
 def test_echoes_are_counted_per_partner_and_in_all() -> None:
     async def test() -> None:
-        mirror, num_allowed = Mirror(time.time), int(ECHOES_TO_ONE.most) // CHUNK_BYTES
-        for number in range(int(ECHOES_TO_ALL.most / ECHOES_TO_ONE.most)):
+        mirror, num_allowed = Mirror(time.time), int(ECHOES_TO_ONE.capacity) // CHUNK_BYTES
+        for number in range(int(ECHOES_TO_ALL.capacity / ECHOES_TO_ONE.capacity)):
             partner = Identity(number.to_bytes(32, "little")).peer_id
             for _ in range(num_allowed):
                 mirror.allow_echo(partner, CHUNK_BYTES)
@@ -45,7 +45,7 @@ def test_introductions_are_counted_per_partner_and_per_network() -> None:
     async def test() -> None:
         mirror, places = Mirror(time.time), [f"/ip4/5.5.0.{number}/tcp/4001" for number in range(250)]
         keys = [Identity(number.to_bytes(32, "little")).peer_id for number in range(250)]
-        of_one, of_network = INTRODUCTIONS_TO_ONE.most, INTRODUCTIONS_TO_NETWORK.most
+        of_one, of_network = INTRODUCTIONS_TO_ONE.capacity, INTRODUCTIONS_TO_NETWORK.capacity
         assert sum(mirror.may_introduce(keys[0], places[0]) for _ in range(2 * int(of_one))) == of_one
         told = sum(mirror.may_introduce(key, place) for key, place in zip(keys, places, strict=True) for _ in range(4))
         assert told == of_network - of_one, "two hundred keys of one network"

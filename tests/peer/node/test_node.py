@@ -64,7 +64,7 @@ def test_who_is_banned_gets_no_manifest(tmp_path: Path) -> None:
         asker = FetchClient(MALLORY, swarm.terms.run_id, None, swarm.network.transport(MALLORY.peer_id, nobody))
         assert (await asker.header(peer.peer_id, (), ContentsKind.MANIFEST)).total_bytes == len(swarm.signed)
         peer.book.ban(MALLORY.peer_id, now())
-        with pytest.raises(Unreachable, match="turned the stream away"):
+        with pytest.raises(Unreachable, match="rejected the stream"):
             await asker.header(peer.peer_id, (), ContentsKind.MANIFEST)
 
     play(Swarm(tmp_path, manifest=QUIET), story)

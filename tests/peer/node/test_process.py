@@ -26,7 +26,7 @@ from gossamer.peer.node.process import NodeProcess
 from gossamer.protocol.errors import BadSettings, Unreachable
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.libp2p.p2pd import DaemonSettings
-from gossamer.protocol.libp2p.record_store import RecordShelf
+from gossamer.protocol.libp2p.record_store import RecordStore
 from gossamer.protocol.messages.messages import Refusal, RunPhase
 from gossamer.protocol.messages.records import MemberRecord
 from gossamer.protocol.messages.terms import FragmentTerms, ModelPlan
@@ -53,7 +53,7 @@ class Quiet:
     def __init__(
         self,
         settings: DaemonSettings,
-        shelf: RecordShelf,
+        shelf: RecordStore,
         answer: Callable[..., Awaitable[None]],
         ways_in: Callable[[], Sequence[str]],
         is_banned: object,
