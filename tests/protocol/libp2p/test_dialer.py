@@ -1,4 +1,4 @@
-"""Dialling the addresses in untrusted records: implausible addresses and hosts with many failures are skipped."""
+"""Dialer the addresses in untrusted records: implausible addresses and hosts with many failures are skipped."""
 
 from __future__ import annotations
 

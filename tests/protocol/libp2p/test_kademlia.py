@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from types import MappingProxyType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -185,7 +185,7 @@ def test_peers_on_the_local_network_do_not_share_a_rate_limit() -> None:
             for _ in range(8):
                 await one.rpc_find(find(7, card(caller)), from_peer(caller))
 
-    play(test, {caller.peer_id: f"/ip4/127.0.0.1/tcp/{number}" for number, caller in enumerate(callers)})
+    play(test)
 
 
 def answered(one: RecordProtocol, response: object) -> list[Any]:
