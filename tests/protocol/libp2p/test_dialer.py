@@ -1,4 +1,4 @@
-"""Dialer the addresses in untrusted records: implausible addresses and hosts with many failures are skipped."""
+"""Dialling the addresses in untrusted records: implausible addresses and hosts with many failures are skipped."""
 
 from __future__ import annotations
 
