@@ -44,8 +44,8 @@ class FinalAveraging:
         if self._began is None:
             self._began = clock_steps, loop_s()
 
-    def rested(self) -> None:
-        """Forget it: we have paused meanwhile."""
+    def paused(self) -> None:
+        """Forget our pace: the peer has paused since."""
         self._began = None
 
     def completed(self, fragment: int) -> None:

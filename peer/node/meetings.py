@@ -114,6 +114,14 @@ class Meetings:
             await active.over.wait()
         return active is not None
 
+    async def until_allowed(self) -> None:
+        """Wait until meetings may begin."""
+        await self._standing.until(lambda: self._standing.may_meet)
+
+    def soonest_s(self) -> float | None:
+        """Return from when on somebody may be called, in loop time; None while nobody is known."""
+        return self._book.soonest_s(loop_s())
+
     async def try_next(self, fragment: int, tried: set[PeerId]) -> Finish | None:
         """Choose a partner that is not in `tried`, add it there, and meet it; None when there is nobody to call, or no call may begin."""
         if not self._may_call(fragment):

@@ -16,9 +16,8 @@ from gossamer.peer.link import records as ask
 from gossamer.peer.link.socket import NodeEnd
 from gossamer.peer.meeting.words import Finish, MeetingOutcome
 from gossamer.peer.node.meetings import Meetings
-from gossamer.peer.swarm.address_book import AddressBook, loop_s
+from gossamer.peer.swarm.address_book import loop_s
 from gossamer.peer.swarm.membership import Membership
-from gossamer.peer.swarm.standing import Standing
 from gossamer.protocol.identity import PeerId
 
 PAUSE_S = (0.05, 0.4)  # between two tries, so that two peers that called each other do not do it again in step
@@ -37,13 +36,9 @@ class Goal:
 class Searches:
     """The searches of one node, as tasks of `run`."""
 
-    def __init__(
-        self, membership: Membership, standing: Standing, book: AddressBook, meetings: Meetings, link: NodeEnd, rng: random.Random
-    ) -> None:
+    def __init__(self, membership: Membership, meetings: Meetings, link: NodeEnd, rng: random.Random) -> None:
         self._deadline_s = membership.deadline_s
         self._give_up = ask.Defer if membership.defer else ask.Solo
-        self._standing = standing
-        self._book = book
         self._meetings = meetings
         self._link = link
         self._rng = rng
@@ -91,13 +86,13 @@ class Searches:
     async def _try(self, fragment: int, goal: Goal, tried: set[PeerId]) -> bool:
         """Wait for the meeting in progress, or begin one; False when there is nobody to meet before the goal's time."""
         meetings, loop = self._meetings, asyncio.get_running_loop()
-        await self._standing.until(lambda: self._standing.may_meet)
+        await meetings.until_allowed()
         finish = None
         if await meetings.wait_over(fragment):
             if meetings.num_completed(fragment) < goal.num_completed and loop.time() >= goal.until_s:
                 return False
         else:
-            soonest_s = self._book.soonest_s(loop.time())
+            soonest_s = meetings.soonest_s()
             if soonest_s is None or max(soonest_s, loop.time()) >= goal.until_s:
                 return False
             finish = await meetings.try_next(fragment, tried)

@@ -62,8 +62,9 @@ class Libp2pNode:
     """Transport and Directory of one peer over libp2p. Use as `async with`, on the process's only event loop.
 
     `bootstraps` is asked for multiaddrs with /p2p/<peer id> (invite, address book) whenever no connection exists, `is_banned` about
-    everybody who opens a stream to us. Entering raises BadSettings (busy port, unusable folder) or TransportError; it does not wait
-    for any bootstrap.
+    everybody who opens a stream to us. `bare_record` signs, for our addresses, the record that other members see before we announce
+    ourselves; None while we are not known to be a member. Entering raises BadSettings (busy port, unusable folder) or TransportError; it
+    does not wait for any bootstrap.
     """
 
     peer_id: PeerId
@@ -76,14 +77,14 @@ class Libp2pNode:
         handler: StreamHandler,
         bootstraps: Callable[[], Sequence[str]] = tuple,
         is_banned: Callable[[PeerId], bool] = lambda partner: False,
+        bare_record: Callable[[tuple[str, ...]], MemberRecord | None] = lambda addresses: None,
     ) -> None:
         self._settings = settings
         self._shelf = shelf
         self._handler = handler
         self._bootstraps = bootstraps
         self._is_banned = is_banned
-        self.bare_record: Callable[[], MemberRecord | None] = lambda: None
-        """Signs what we show to other members before we have announced ourselves; set as soon as it is known that we are one."""
+        self._bare_record = bare_record
         self.carried = CarriedBytes()
         """Bytes given to and taken from p2pd by streams, HTTP/2 framing included."""
         self._unit: _Unit | None = None
@@ -178,7 +179,7 @@ class Libp2pNode:
                 p2p = await AttachedP2P.attach(daemon.socket_path)
                 stack.push_async_callback(p2p.close)
                 dialling = Dialling(daemon.control, lambda: self._addresses, lambda: self._reachability.public_host)
-                directory = DhtDirectory(p2p, self._shelf, dialling, lambda: self.bare_record())
+                directory = DhtDirectory(p2p, self._shelf, dialling, lambda: self._bare_record(self.addresses))
                 await directory.open()
                 admission = Admission(is_banned=self._is_banned)
                 tunnel = TunnelTransport(daemon.control, self._settings.folder, self._serve, admission, self.carried, dialling)

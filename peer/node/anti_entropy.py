@@ -31,7 +31,7 @@ CROWD = 32  # a larger swarm's peers each call their doors more seldom, so that 
 T = TypeVar("T")
 
 
-class Upkeep:
+class AntiEntropy:
     """The rounds of one peer. `doors` are multiaddrs that end in a peer's id; `connected` tells to whom connections are open."""
 
     def __init__(
