@@ -31,14 +31,14 @@ from tests.swarm.tiny import CountedReplica
 
 
 class Link:
-    """A NodeEnd in memory, attached to the trainer when it runs. `cut` is the death of the trainer."""
+    """A NodeEnd in memory: like a socket, it keeps what the trainer reports until it runs. `cut` is the death of the trainer."""
 
-    def __init__(self, plan: ModelPlan, attach: Callable[[Link], None]) -> None:
+    def __init__(self, plan: ModelPlan) -> None:
         self.is_up = True
         self.end: End | None = None
         self._plan = plan
-        self._attach = attach
-        self._on_notice: Callable[[ask.Notice], None] = lambda notice: None
+        self._unread: list[ask.Notice] = []
+        self._on_notice: Callable[[ask.Notice], None] = self._unread.append
         self._waiting: dict[int | str, asyncio.Future[ask.Reply]] = {}
 
     async def connect(self) -> ModelPlan:
@@ -46,7 +46,8 @@ class Link:
 
     async def run(self, on_notice: Callable[[ask.Notice], None]) -> None:
         self._on_notice = on_notice
-        self._attach(self)
+        for notice in self._unread:
+            on_notice(notice)
         await asyncio.Future()
 
     async def request(self, request: ask.AnsweredRequest) -> ask.Reply:

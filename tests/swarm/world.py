@@ -77,8 +77,8 @@ class EmptyDirectory:
 class HeardLink(Link):
     """Remembers what the node said."""
 
-    def __init__(self, plan: ModelPlan, attach: Callable[[Link], None]) -> None:
-        super().__init__(plan, attach)
+    def __init__(self, plan: ModelPlan) -> None:
+        super().__init__(plan)
         self.said: list[ask.Request] = []
 
     async def request(self, request: ask.AnsweredRequest) -> ask.Reply:
@@ -191,7 +191,7 @@ class Peer:
         swarm, habits, network = self.swarm, self.habits, self.swarm.network
         self.payloads.clear(Writer.NODE)
         self.journal = Journal(self.home.journal)
-        self.link = HeardLink(swarm.plan, lambda link: self.trainer.connect(link))
+        self.link = HeardLink(swarm.plan)
         self.own = OwnSide(self.link, self.payloads, self.journal)
         signed = None if habits.bootstraps else swarm.signed
         run = HeldRun(swarm.terms.run_id, signed, habits.credential, habits.bootstraps, habits.is_founder)
@@ -208,6 +208,7 @@ class Peer:
             has_weights=habits.has_start,
         )
         self.transport: Transport = network.transport(self.peer_id, self._answer, habits.wire, is_banned=self.peer.is_banned)
+        self.trainer.connect(self.link)
         directory = EmptyDirectory() if habits.is_blind else network.peers[self.peer_id]
         self._run(
             self._serve(PeerNetwork(swarm.wrap(self, self.transport), directory, lambda: self.addresses, self._connected)), self._node_tasks

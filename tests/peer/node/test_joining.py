@@ -24,7 +24,7 @@ from gossamer.protocol.messages.messages import Chunk, Contents, ContentsKind, F
 from gossamer.protocol.streams.transport import Purpose, Stream
 from tests.swarm.mallory import MALLORY
 from tests.swarm.tiny import tiny_manifest
-from tests.swarm.world import Peer, Swarm, play
+from tests.swarm.world import Peer, Swarm, play, started
 
 QUIET = tiny_manifest(run={"total_steps": 100_000})
 
@@ -41,6 +41,7 @@ async def newcomer(swarm: Swarm, *donors: object) -> tuple[Peer, Joining]:
     peer = swarm.add(told_to_start=True, is_founder=False, wait_for_peers=9)
     peer.trainer.frozen = True
     peer.start()
+    await started()
     for donor in donors:
         peer.book.hint(donor.peer_id, "/ip4/192.0.2.1/tcp/4001", asyncio.get_running_loop().time())  # type: ignore[attr-defined]
     client = FetchClient(peer.identity, swarm.terms.run_id, OwnCredential(), peer.transport)

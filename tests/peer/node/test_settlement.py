@@ -54,7 +54,10 @@ def bring_up(swarm: Swarm, answer: Callable[[ContentsKind], tuple[memoryview, by
             await stream.receive()
             await stream.send(Refusal(RefusalCode.BUSY))
             return
-        while isinstance(request := await stream.receive(), FetchRequest) and request.kind in OF_RESULT:
+        while isinstance(request := await stream.receive(), FetchRequest):
+            if request.kind not in OF_RESULT:
+                await stream.send(Refusal(RefusalCode.NOT_READY))
+                return
             whole, name = answer(request.kind)
             part = bytes(whole[request.offset : request.offset + request.num_bytes])
             if part and request.kind is ContentsKind.RESULT:
