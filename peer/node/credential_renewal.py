@@ -1,12 +1,12 @@
-"""By whose word who takes part: what issuers have revoked goes from peer to peer, and our own credential is renewed before it ends.
+"""Revocations, and the renewal of this peer's own credential.
 
-Every ROUND_S we ask somebody which revocations he holds; where his set has another name than ours, we take it, check each signature and
-keep what is new in the home. `peer revoke` writes there too, so the file is read again. Who is revoked is called no more; when it calls it
-is found in the terms that every Hello, request and record is held against. It is shown the issuer's word on it, and ends by that alone: to
-go on would be work for nobody, and that others say "no member" is worth no more than a warning.
+About every ROUND_S this peer asks another one for the digest of its revocations. If the digest differs from its own, it fetches them,
+checks each signature, and saves the new ones in the home. `peer revoke` writes that file too, so each round reads it again. A revoked peer
+is not called any more, and its Hellos, requests and records fail the check against the run's terms. It may still fetch the revocation:
+only the issuer's signature ends a node; refusals by other peers lead to a warning.
 
-An issuer that is asked by a member in force signs it a credential with a later end (peer/node/donor.py). So an invite's end says until when
-newcomers may use it; who has come stays until he is revoked, or no issuer was there for a month.
+An issuer signs a later end date for any member in force that asks (peer/node/donor.py). So the end date of an invite limits new joins. A
+member stays until it is revoked, or until no issuer was reachable for a month.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from gossamer.protocol.run.invite import Credential
 ROUND_S = 30.0
 ASK_S = 10.0  # for an answer
 DAY_S = 24 * 3600
-RENEW_S = 20 * DAY_S  # before the end we begin to ask
+RENEW_S = 20 * DAY_S  # before its end a credential is renewed
 WARN_S = 7 * DAY_S
 UNWANTED = 3
 TOPIC = "membership"
@@ -62,7 +62,7 @@ class CredentialRenewal:
         self._num_unwanted = 0  # answers in a row that we are no member
 
     async def run(self) -> None:
-        """See to it until cancelled. Raises RunRefusesUs once an issuer's word that we are revoked is here."""
+        """Ask, renew and warn until cancelled. Raises RunRefusesUs once an issuer has revoked this peer."""
         while True:
             self.read_file()
             self._pass_over_revoked()
@@ -75,12 +75,12 @@ class CredentialRenewal:
     # ------------------------------------------------------------------ revocations
 
     def read_file(self) -> None:
-        """Take in what is in the home; a damaged file is like none, and others have it."""
+        """Add the revocations in the home; a damaged file is ignored, since other peers hold them too."""
         with contextlib.suppress(OSError, PeerMisbehaved):
             self.take(self._home.revocations.read_bytes())
 
     def take(self, data: bytes) -> bool:
-        """Take in somebody's set; tell whether it held anything new. Raises BadMessage or BadSignature, and keeps what came before."""
+        """Add another peer's revocations; return whether any was new. Raises BadMessage or BadSignature; those before the bad one stay."""
         is_new = False
         for revocation in read_revocations(data):
             check_revocation(revocation, self.terms)
@@ -92,7 +92,7 @@ class CredentialRenewal:
     def _pass_over_revoked(self) -> None:
         for entry in self._book.live(loop_s()):
             if entry.record is not None and self.terms.revocations.cover(entry.peer_id, entry.record.credential):
-                self._book.leaves(entry.peer_id, loop_s())  # not banned: when it calls it is told why it is refused
+                self._book.leaves(entry.peer_id, loop_s())  # not banned: it must be able to fetch the revocation
 
     async def _ask_for_revocations(self) -> None:
         others = self._book.reachable(loop_s())
@@ -109,7 +109,7 @@ class CredentialRenewal:
                 self._num_unwanted += refusal.code is RefusalCode.NOT_INVITED
                 raise
             if data and self.take(data):
-                self.read_file()  # what `peer revoke` has written meanwhile stays
+                self.read_file()  # keep what `peer revoke` has written since
                 await asyncio.to_thread(write_whole, self._home.revocations, self.terms.revocations.to_bytes())
 
     # ------------------------------------------------------------------ our own credential
@@ -154,7 +154,7 @@ class CredentialRenewal:
 
 
 def membership_warning(left_s: float, *, is_unwanted: bool) -> str:
-    """Return what the operator should know of this peer's membership; empty where all is well."""
+    """Return the warning about this peer's membership for its operator; empty if all is well."""
     if is_unwanted:
         return (
             "others say that this peer is no member and do not meet it: its invite may have been revoked; ask the host, and for a new one"
