@@ -137,7 +137,6 @@ class NodePeer:
         dispatcher = Dispatcher(self.book, "still joining" if trainer else "I show newcomers the way; I do not train", self._answering)
         self.answer = self.throttle.handler(dispatcher.answer)
         self._stopping = asyncio.Event()
-        self._named: list[bytes] = []  # records of members, from the peer that gave us the manifest
         self.member: Member | None = None
         self.node: Node | None = None
         for peer, addresses in by_peer(run.bootstraps).items():
@@ -206,10 +205,10 @@ class NodePeer:
             await self.node.meetings.leave(LEAVE_S)
 
     async def _live(self, network: PeerNetwork) -> None:
-        signed = self._run.manifest or await self._arrive(network)
+        signed, named = (self._run.manifest, []) if self._run.manifest else await self._arrive(network)
         manifest = signed.manifest()
         member = self.member = self._make_member(signed, manifest, network)
-        member.gossip.take_all(self._named)
+        member.gossip.take_all(named)
         member.renewal.read_file()
         self._emit(RunKnown(signed.run_id.hex(), member.membership.total_steps))
         async with asyncio.TaskGroup() as tasks:
@@ -223,12 +222,12 @@ class NodePeer:
             for loop in loops:
                 loop.cancel()
 
-    async def _arrive(self, network: PeerNetwork) -> SignedManifest:
-        """Get the manifest from a peer that the invite names, and keep it."""
+    async def _arrive(self, network: PeerNetwork) -> tuple[SignedManifest, list[bytes]]:
+        """Get the manifest and records of some members from a peer of the run; the manifest is kept in the home."""
         client = FetchClient(self._identity, self._run.run_id, self._credential, network.transport)
-        signed, self._named = await find_run(client, self.ways_in(), self.time, lambda reason: self._emit(ProcessSays("joining", reason)))
+        signed, named = await find_run(client, self.ways_in(), self.time, lambda reason: self._emit(ProcessSays("joining", reason)))
         write_whole(self._home.manifest, signed.to_bytes(), private=True)
-        return signed
+        return signed, named
 
     async def _train(self, own: OwnSide, member: Member, presence: Presence, network: PeerNetwork) -> None:
         """Wait for the trainer, then meet others until the run is over."""
