@@ -1,6 +1,6 @@
-"""A trainer without tensors: it counts steps by the clock, lets fragments come due, and answers with made-up bytes of the right size.
+"""A trainer without tensors: it counts steps by the time, lets fragments come due, and answers with random bytes of the right size.
 
-To its node it is a trainer like any other, so that node, meetings and joining are the real ones where nothing is trained.
+Its node cannot tell it from a real one, so node, meetings and joining are the real code though nothing is trained.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TOKENS = 512  # of a step
 
 
 class StandInTrainer(NodeEnd):
-    """The link to a trainer that is not there. `joins`: it waits for the word to begin, or for others' weights."""
+    """The link to a simulated trainer. `joins`: it starts only on `Start`, or with the weights of other peers."""
 
     def __init__(self, payloads: PayloadFolder, rng: random.Random, *, joins: bool) -> None:
         super().__init__(Path())
@@ -103,7 +103,7 @@ class StandInTrainer(NodeEnd):
         return ask.Written(request.name, "nothing is trained here")
 
     def tell(self, request: ask.ToldRequest) -> None:
-        """Take it in."""
+        """Handle a request that has no reply."""
         match request:
             case ask.Drop(number):
                 self._forget(number)

@@ -1,7 +1,6 @@
-"""Swarms that are cut in two and grow together again: presence, hearsay, doors and upkeep of every peer are the real ones, in virtual time.
+"""Partitioned swarms that merge again: whole nodes in virtual time, with a trainer that never meets.
 
-Unless there is to be one, there is no directory at all, so nobody is found but through what peers tell each other; and no trainer, so no
-meeting helps.
+By default there is no directory, so peers are found through gossip alone.
 
     python -m tests.swarm.healing --peers 30 --cut 300 --seeds 20 [--directory]
 """
