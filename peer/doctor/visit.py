@@ -19,6 +19,7 @@ from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.machine.runtime_folder import runtime_folder
 from gossamer.peer.node.fetching import FetchClient, in_their_version
 from gossamer.peer.swarm.address_book import AddressBook
+from gossamer.peer.swarm.membership import OwnCredential
 from gossamer.protocol.addresses import by_peer
 from gossamer.protocol.errors import GossamerError, PeerMisbehaved, RefusalCode, Refused, TransportError
 from gossamer.protocol.identity import Identity, PeerId
@@ -142,7 +143,7 @@ async def _call_all(
         settings = DaemonSettings(key, folder / "net", place.host, place.port, asks_router=False)
         daemon = await stack.enter_async_context(Daemon(settings))
         tunnel = TunnelTransport(daemon.control, folder / "net", _nobody_calls, Admission(), CarriedBytes())
-        client = FetchClient(identity, run_id, credential, await stack.enter_async_context(tunnel))
+        client = FetchClient(identity, run_id, OwnCredential(credential), await stack.enter_async_context(tunnel))
         port = place.tried(daemon.port)
         calls = tuple(await asyncio.gather(*(_call(daemon.control, client, *peer, port) for peer in by_peer(addresses).items())))
         left_s = ends_s - loop.time() - 1.0  # a measurement that takes too long must not cost us what we have

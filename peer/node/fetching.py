@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from gossamer.peer.swarm.membership import OwnCredential
 from gossamer.peer.swarm.swarm_time import SwarmTime
 from gossamer.protocol.addresses import network_of
 from gossamer.protocol.errors import (
@@ -32,7 +33,6 @@ from gossamer.protocol.limits import CHUNK_BYTES, MANIFEST_BYTES, NONCE_BYTES, S
 from gossamer.protocol.messages.introduction import INTRODUCTION_BYTES, Introduction
 from gossamer.protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Message, Part, Refusal
 from gossamer.protocol.messages.sighting import SIGHTING_BYTES, Sighting
-from gossamer.protocol.run.invite import Credential
 from gossamer.protocol.streams.transport import Purpose, Stream, Transport
 
 T = TypeVar("T")
@@ -48,11 +48,11 @@ _FINAL = {
 
 @dataclass(slots=True)
 class FetchClient:
-    """Who asks, and by whose word: a credential is renewed while we run."""
+    """Who asks, and by which credential, which is renewed while we run."""
 
     identity: Identity
     run_id: bytes
-    credential: Credential | None
+    credential: OwnCredential
     transport: Transport
     versions: tuple[int, ...] = SPOKEN  # of the protocol, that may be spoken in the run, as far as we know: the likeliest first
 
@@ -154,7 +154,7 @@ class Source:
             offset=offset,
             num_bytes=num_bytes,
             fragment=fragment,
-            credential=client.credential,
+            credential=client.credential.current,
             records=records,
         ).signed(client.identity)
         self._asked.append(request)

@@ -1,6 +1,7 @@
-"""The hatch: where newcomers are told what the run is and who is in it, each in seconds, a few at a time.
+"""A bounded queue for newcomers: a few at a time get the manifest and member records, each within seconds.
 
-It is open to everybody with an invite, so whoever takes long here gives way: to the clock, or to the next one where all places are taken.
+It is open to everybody with an invite. An answer that takes too long is cancelled: after MOST_S, or as soon as all places are taken and
+another newcomer asks.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ MOST_S = 5.0  # 64 KiB at the slowest legal rate take 2 s
 
 
 class Hatch:
-    """Places for answers; one for all streams of a node."""
+    """A limited number of places for answers; one queue for all streams of a node."""
 
     def __init__(self) -> None:
-        self._answering: dict[asyncio.Task[None], None] = {}  # the slowest, for it has been here longest, stands first
+        self._answering: dict[asyncio.Task[None], None] = {}  # the oldest first
 
     async def answer(self, work: Coroutine[Any, Any, None]) -> None:
-        """Let an answer be given. Raises Refused when it took too long or had to give way, and what `work` raises. Cancel-safe."""
+        """Run an answer in one of the places. Raises Refused when it was cancelled for another or for time, and as `work`. Cancel-safe."""
         if len(self._answering) >= PLACES:
             slowest = next(iter(self._answering))
             del self._answering[slowest]
@@ -33,7 +34,7 @@ class Hatch:
         try:
             await asyncio.wait([task], timeout=MOST_S)
             if not task.done() or task.cancelled():
-                raise Refused(RefusalCode.BUSY, "others wait to be told about the run; read faster, or come again")
+                raise Refused(RefusalCode.BUSY, "busy; retry later")
             task.result()
         finally:
             self._answering.pop(task, None)

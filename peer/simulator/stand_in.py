@@ -1,6 +1,6 @@
-"""A trainer without tensors: it counts steps by the clock, lets fragments come due, and answers with made-up bytes of the right size.
+"""A trainer without tensors: it counts steps by the time, lets fragments come due, and answers with random bytes of the right size.
 
-To its node it is a trainer like any other, so that node, meetings and joining are the real ones where nothing is trained.
+Its node cannot tell it from a real one, so node, meetings and joining are the real code though nothing is trained.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ import asyncio
 import hashlib
 import random
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 from gossamer.peer.link import records as ask
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.link.records import File, payload_name
 from gossamer.peer.link.socket import NodeEnd
-from gossamer.peer.node.node import Node
 from gossamer.protocol.messages.messages import RunPhase
 from gossamer.protocol.messages.terms import FragmentTerms, ModelPlan
 
@@ -27,7 +27,7 @@ TOKENS = 512  # of a step
 
 
 class StandInTrainer(NodeEnd):
-    """The link to a trainer that is not there. `joins`: it waits for the word to begin, or for others' weights."""
+    """The link to a simulated trainer. `joins`: it starts only on `Start`, or with the weights of other peers."""
 
     def __init__(self, payloads: PayloadFolder, rng: random.Random, *, joins: bool) -> None:
         super().__init__(Path())
@@ -39,24 +39,28 @@ class StandInTrainer(NodeEnd):
         self._clock_s = 0.0  # loop time at which it stood so
         self._open: dict[int, int] = {}  # meetings by fragment
 
-    async def drive(self, node: Node) -> None:
+    async def connect(self) -> ModelPlan:
+        """Return the plan at once."""
+        return PLAN
+
+    async def run(self, on_notice: Callable[[ask.Notice], None]) -> None:
         """Train, as far as the node can tell, until cancelled."""
         self._set_clock(self._clock_steps)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._tell_progress(node))
+            tasks.create_task(self._report_progress(on_notice))
             for fragment in range(len(PLAN.fragments)):
-                tasks.create_task(self._count_down(node, fragment))
+                tasks.create_task(self._count_down(on_notice, fragment))
 
-    async def _tell_progress(self, node: Node) -> None:
+    async def _report_progress(self, on_notice: Callable[[ask.Notice], None]) -> None:
         while True:
-            node.on_notice(ask.Progress(self._clock, RunPhase.TRAIN, self._has_begun))
+            on_notice(ask.Progress(self._clock, RunPhase.TRAIN, self._has_begun))
             await asyncio.sleep(PROGRESS_S if self._has_begun else 1.0)
 
-    async def _count_down(self, node: Node, fragment: int) -> None:
+    async def _count_down(self, on_notice: Callable[[ask.Notice], None], fragment: int) -> None:
         while True:
             await asyncio.sleep(self._rng.uniform(*DUE_S))
             if self._has_begun:
-                node.on_notice(ask.Due(fragment, RunPhase.TRAIN))
+                on_notice(ask.Due(fragment, RunPhase.TRAIN))
 
     @property
     def _clock(self) -> int:
@@ -99,7 +103,7 @@ class StandInTrainer(NodeEnd):
         return ask.Written(request.name, "nothing is trained here")
 
     def tell(self, request: ask.ToldRequest) -> None:
-        """Take it in."""
+        """Handle a request that has no reply."""
         match request:
             case ask.Drop(number):
                 self._forget(number)

@@ -60,9 +60,10 @@ class _Unit:
 class Libp2pNode:
     """Transport and Directory of one peer over libp2p. Use as `async with`, on the process's only event loop.
 
-    `bootstraps` returns multiaddrs with /p2p/<peer id> (invite, address book); it is called whenever no member is known. `is_banned` is
-    called for each peer that opens a stream to us. Entering raises BadSettings (busy port, unusable folder) or TransportError. It does not
-    wait for a bootstrap node.
+    `bootstraps` returns multiaddrs with /p2p/<peer id> (invite, address book); it is called whenever no connection exists. `is_banned` is
+    called for each peer that opens a stream to us. `bare_record` signs, for our addresses, the record that other members see before our
+    first announcement; it returns None while we are not known to be a member. Entering raises BadSettings (busy port, unusable folder) or
+    TransportError. It does not wait for a bootstrap node.
     """
 
     peer_id: PeerId
@@ -75,14 +76,14 @@ class Libp2pNode:
         handler: StreamHandler,
         bootstraps: Callable[[], Sequence[str]] = tuple,
         is_banned: Callable[[PeerId], bool] = lambda partner: False,
+        bare_record: Callable[[tuple[str, ...]], MemberRecord | None] = lambda addresses: None,
     ) -> None:
         self._settings = settings
         self._shelf = shelf
         self._handler = handler
         self._bootstraps = bootstraps
         self._is_banned = is_banned
-        self.bare_record: Callable[[], MemberRecord | None] = lambda: None
-        """Returns a signed record to present before the first announcement; None while we have no membership. Its owner sets it."""
+        self._bare_record = bare_record
         self.carried = CarriedBytes()
         """Bytes that streams exchanged with p2pd, including HTTP/2 framing."""
         self._unit: _Unit | None = None
@@ -177,7 +178,7 @@ class Libp2pNode:
                 p2p = await AttachedP2P.attach(daemon.socket_path)
                 stack.push_async_callback(p2p.close)
                 dialer = Dialer(daemon.control, lambda: self._addresses, lambda: self._reachability.public_host)
-                directory = DhtDirectory(p2p, self._shelf, dialer, lambda: self.bare_record())
+                directory = DhtDirectory(p2p, self._shelf, dialer, lambda: self._bare_record(self.addresses))
                 await directory.open()
                 admission = Admission(is_banned=self._is_banned)
                 tunnel = TunnelTransport(daemon.control, self._settings.folder, self._serve, admission, self.carried, dialer)

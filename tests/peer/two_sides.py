@@ -15,7 +15,7 @@ from gossamer.peer.meeting import words as on
 from gossamer.peer.meeting.hello import Greeting
 from gossamer.peer.meeting.machine import Meeting
 from gossamer.peer.meeting.words import Finish, MeetingOutcome, MeetingState
-from gossamer.peer.swarm.membership import Membership
+from gossamer.peer.swarm.membership import Membership, OwnCredential
 from gossamer.protocol.errors import RefusalCode
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.messages.messages import Chunk, Decision, Hello, Message, Outcome, Part, RunPhase
@@ -41,7 +41,7 @@ NOW_S = 1_800_000_000.0
 
 
 def membership(identity: Identity) -> Membership:
-    return Membership(identity, TERMS, None, total_steps=100_000, deadline_s=DEADLINE_S, defer=False)
+    return Membership(identity, TERMS, OwnCredential(), total_steps=100_000, deadline_s=DEADLINE_S, defer=False)
 
 
 @dataclass

@@ -40,6 +40,7 @@ class ScriptedNetwork(KnowingNetwork):
     def __init__(self, seed: int = 0, link: Link | None = None) -> None:
         super().__init__(seed, link)
         self.counts: dict[PeerId, Counts] = {}
+        self.counted: frozenset[Purpose] = frozenset(Purpose)  # whose messages count
         self._refusing: set[PeerId] = set()
         self._on_death: list[Callable[[PeerId], None]] = []
 
@@ -55,7 +56,7 @@ class ScriptedNetwork(KnowingNetwork):
             return peer_id in self._refusing or is_banned(partner)
 
         async def handle(purpose: Purpose, stream: Stream) -> None:
-            scripted: Any = ScriptedStream(self, peer_id, stream)
+            scripted: Any = ScriptedStream(self, peer_id, purpose, stream)
             await handler(purpose, scripted)
 
         made = super().transport(peer_id, handle, link, caps, turns_away)
@@ -91,15 +92,15 @@ class ScriptedTransport:
         self._network, self._peer_id, self._inner = network, peer_id, inner
 
     async def connect(self, partner: PeerId, addresses: Sequence[str], purpose: Purpose) -> Any:
-        return ScriptedStream(self._network, self._peer_id, await self._inner.connect(partner, addresses, purpose))
+        return ScriptedStream(self._network, self._peer_id, purpose, await self._inner.connect(partner, addresses, purpose))
 
 
 class ScriptedStream:
     """A stream that counts its messages and triggers the faults."""
 
-    def __init__(self, network: ScriptedNetwork, peer_id: PeerId, inner: Stream) -> None:
+    def __init__(self, network: ScriptedNetwork, peer_id: PeerId, purpose: Purpose, inner: Stream) -> None:
         self._network, self._peer_id, self._inner = network, peer_id, inner
-        self._counts = network.counts[peer_id]
+        self._counts = network.counts[peer_id] if purpose in network.counted else Counts()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)

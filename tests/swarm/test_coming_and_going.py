@@ -11,15 +11,11 @@ import torch
 
 from gossamer.peer.meeting.words import MeetingState
 from gossamer.peer.node import pieces
-from gossamer.peer.node.arrival import find_run
-from gossamer.peer.node.fetching import FetchClient
-from gossamer.peer.swarm.swarm_time import SwarmTime
 from gossamer.protocol.errors import RefusalCode, RunRefusesUs, SwarmUnreachable
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.memory.conversation import Link as Wire
 from gossamer.protocol.messages.messages import Refusal, RunPhase
 from gossamer.protocol.streams.transport import Purpose, Stream
-from tests.swarm.mallory import nobody
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import ADDRESSES, Peer, Swarm, play
 
@@ -167,11 +163,8 @@ def test_the_host_dies_a_second_after_it_let_somebody_in_who_goes_on_with_whom_i
     async def story(swarm: Swarm) -> None:
         host, member = swarm.start(2)
         await swarm.until(lambda: member.trainer.replica.own_steps >= 40)
-        joiner = swarm.add(**JOINER, is_blind=True)
-        knocks = Identity(b"k" * 32)  # its life before it has a node
-        client = FetchClient(knocks, swarm.terms.run_id, None, swarm.network.transport(knocks.peer_id, nobody))
-        _, joiner.named = await find_run(client, [f"{ADDRESSES[0]}/p2p/{host.peer_id}"], SwarmTime(swarm.network.now_s), lambda _: None)
-        joiner.start()
+        joiner = swarm.add(**JOINER, is_blind=True, bootstraps=(f"{ADDRESSES[0]}/p2p/{host.peer_id}",)).start()
+        await swarm.until(lambda: joiner.peer.member)
         await asyncio.sleep(1.0)
         host.kill()
         await swarm.until(lambda: joiner.partners()[str(member.peer_id)] >= 2, within_s=40.0)

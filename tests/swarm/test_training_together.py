@@ -25,9 +25,9 @@ def train(swarm: Swarm, num_steps: int) -> list[Peer]:
 
 
 def test_a_swarm_stays_together_and_peers_apart_do_not(tmp_path: Path) -> None:
-    together = Swarm(tmp_path / "together")
+    together = Swarm(tmp_path / "together", seed=1)
     peers = train(together, 100)
-    apart = Swarm(tmp_path / "apart")
+    apart = Swarm(tmp_path / "apart", seed=1)
 
     async def alone(swarm: Swarm) -> None:
         swarm.network.partition(*([peer.peer_id] for peer in [swarm.add() for _ in range(4)]))

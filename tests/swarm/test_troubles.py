@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from gossamer.protocol.memory.conversation import Link as Wire
+from gossamer.protocol.streams.transport import Purpose
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play
 
@@ -26,6 +27,7 @@ def completed(peer: Peer) -> int:
 
 def test_a_partner_dies_in_the_middle_and_the_next_one_is_tried(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
+        swarm.network.counted = frozenset({Purpose.MEET})
         peers = swarm.start(4)
         for peer in peers:
             peer.trainer.frozen = True

@@ -25,18 +25,30 @@ from gossamer.peer.machine.home import Home
 from gossamer.peer.trainer import trainer as real
 from gossamer.peer.trainer.replica import Replica
 from gossamer.peer.trainer.saver import Saver
+from gossamer.protocol.messages.terms import ModelPlan
 from tests.peer.trainer_thread import Supervision
 from tests.swarm.tiny import CountedReplica
 
 
 class Link:
-    """A NodeEnd in memory. `cut` is the death of the trainer."""
+    """A NodeEnd in memory: like a socket, it keeps what the trainer reports until it runs. `cut` is the death of the trainer."""
 
-    def __init__(self, on_notice: Callable[[ask.Notice], None]) -> None:
+    def __init__(self, plan: ModelPlan) -> None:
         self.is_up = True
         self.end: End | None = None
-        self._on_notice = on_notice
+        self._plan = plan
+        self._unread: list[ask.Notice] = []
+        self._on_notice: Callable[[ask.Notice], None] = self._unread.append
         self._waiting: dict[int | str, asyncio.Future[ask.Reply]] = {}
+
+    async def connect(self) -> ModelPlan:
+        return self._plan
+
+    async def run(self, on_notice: Callable[[ask.Notice], None]) -> None:
+        self._on_notice = on_notice
+        for notice in self._unread:
+            on_notice(notice)
+        await asyncio.Future()
 
     async def request(self, request: ask.AnsweredRequest) -> ask.Reply:
         if not self.is_up or self.end is None:

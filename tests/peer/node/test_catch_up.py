@@ -13,7 +13,7 @@ from gossamer.peer.node.catch_up import LOOK_S, OUTCAST, STEP_BACK_S, CatchUp
 from gossamer.protocol.errors import RefusalCode
 from gossamer.protocol.identity import Identity, PeerId
 from tests.swarm.tiny import tiny_manifest
-from tests.swarm.world import Peer, Swarm, play
+from tests.swarm.world import Peer, Swarm, play, started
 
 QUIET = tiny_manifest(run={"total_steps": 100_000})
 TOO_FAR = Finish(MeetingOutcome.REFUSED, "too far", RefusalCode.CLOCK_TOO_FAR)
@@ -41,7 +41,8 @@ def test_who_lacks_the_weights_of_the_start_takes_those_of_others_from_the_first
         await swarm.until(lambda: all(peer.clones for peer in newcomers), within_s=60.0)
         await swarm.until(lambda: all(peer.trainer.started for peer in newcomers), within_s=10.0)
 
-    play(Swarm(tmp_path, manifest=QUIET), story)
+    weights = {"weights": "ab" * 32}  # they do not follow from the seed
+    play(Swarm(tmp_path, manifest=tiny_manifest(run={"total_steps": 100_000}, model=weights)), story)
 
 
 def test_only_who_is_further_behind_than_the_run_allows_takes_over_weights(tmp_path: Path) -> None:
@@ -89,6 +90,7 @@ def tell(upkeep: CatchUp, partners: list[PeerId], finish: Finish, num: int = OUT
 def test_a_row_of_refusals_is_forgotten_at_a_meeting_that_counts(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         (peer,) = swarm.start(1)
+        await started()
         upkeep, others = peer.node.catch_up, know(peer, 1, 1000)
         tell(upkeep, others, TOO_FAR, OUTCAST - 1)
         assert upkeep.wanted() is None
@@ -106,6 +108,7 @@ def test_a_row_of_refusals_is_forgotten_at_a_meeting_that_counts(tmp_path: Path)
 def test_who_calls_us_only_to_refuse_us_does_not_give_us_his_weights(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         (peer,) = swarm.start(1)
+        await started()
         upkeep, others = peer.node.catch_up, know(peer, 5, 20)
         for finish in (TOO_FAR, GATE):
             tell(upkeep, others, finish, 100, initiated=False)
@@ -137,6 +140,7 @@ def test_one_far_ahead_keeps_its_weights_and_sets_its_clock_back(tmp_path: Path)
 def test_two_liars_among_many_do_not_make_us_ask(tmp_path: Path, finish: Finish) -> None:
     async def story(swarm: Swarm) -> None:
         (peer,) = swarm.start(1)
+        await started()
         upkeep, others = peer.node.catch_up, know(peer, 5, 20)
         for liar in others[:2]:
             peer.book.saw(liar, asyncio.get_running_loop().time(), 50_000)
@@ -149,6 +153,7 @@ def test_two_liars_among_many_do_not_make_us_ask(tmp_path: Path, finish: Finish)
 def test_a_clock_that_is_too_far_must_have_been_signed(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         (peer,) = swarm.start(1)
+        await started()
         upkeep, others = peer.node.catch_up, know(peer, 4, peer.clock + 10)
         tell(upkeep, others, TOO_FAR, 100)
         assert upkeep.wanted() is None
@@ -159,9 +164,10 @@ def test_a_clock_that_is_too_far_must_have_been_signed(tmp_path: Path) -> None:
 def test_shut_out_at_many_gates_we_take_weights_of_about_our_time(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         (peer,) = swarm.start(1)
+        await started()
         upkeep, others = peer.node.catch_up, know(peer, 4, 40)
         tell(upkeep, others, GATE)
         wanted = upkeep.wanted()
-        assert wanted is not None and wanted.earliest_clock_steps == peer.clock + 1 and wanted.latest_clock_steps == 40 + 60
+        assert wanted is not None and wanted.earliest_clock_steps == peer.standing.clock_steps + 1 and wanted.latest_clock_steps == 40 + 60
 
     play(Swarm(tmp_path, manifest=QUIET), story)

@@ -14,6 +14,7 @@ import torch
 from gossamer.peer.link import records as ask
 from gossamer.peer.node.donor import COPY_S, IDLE_S, MOST_GIVEN, REST_S
 from gossamer.peer.node.fetching import FRAME_S, FetchClient
+from gossamer.peer.swarm.membership import OwnCredential
 from gossamer.protocol.errors import BadContents, BadMessage, BadSignature, DeadlineExceeded, PeerGone, PeerMisbehaved, RefusalCode, Refused
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.limits import CHUNK_BYTES
@@ -29,7 +30,7 @@ DATA = b"weights!" * 100
 
 def asker(swarm: Swarm, number: int = 0) -> FetchClient:
     identity = Identity(bytes([200 + number]) * 32)
-    return FetchClient(identity, swarm.terms.run_id, None, swarm.network.transport(identity.peer_id, nobody))
+    return FetchClient(identity, swarm.terms.run_id, OwnCredential(), swarm.network.transport(identity.peer_id, nobody))
 
 
 def anything(header: Contents) -> None:
@@ -85,7 +86,7 @@ def test_a_donor_that_has_not_begun_gives_its_manifest_and_no_weights(tmp_path: 
         donor = swarm.add(told_to_start=True, wait_for_peers=5).start()
         await asyncio.sleep(2.0)
         newcomer = asker(swarm)
-        assert (await newcomer.header(donor.peer_id, (), ContentsKind.MANIFEST)).total_bytes == len(swarm.signed)
+        assert (await newcomer.header(donor.peer_id, (), ContentsKind.MANIFEST)).total_bytes == len(swarm.signed.to_bytes())
         with pytest.raises(Refused) as refusal:
             await newcomer.header(donor.peer_id, (), ContentsKind.STATE)
         assert refusal.value.code is RefusalCode.NOT_READY

@@ -18,12 +18,13 @@ from gossamer.peer.node import pieces as files
 from gossamer.peer.node.fetching import FetchClient, as_final
 from gossamer.peer.node.joining import Joining, Wanted
 from gossamer.peer.swarm.heads import Heads
+from gossamer.peer.swarm.membership import OwnCredential
 from gossamer.protocol.errors import BadMessage, BadSettings, RefusalCode, Refused, RunRefusesUs, WrongVersion
 from gossamer.protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Part, Refusal
 from gossamer.protocol.streams.transport import Purpose, Stream
 from tests.swarm.mallory import MALLORY
 from tests.swarm.tiny import tiny_manifest
-from tests.swarm.world import Peer, Swarm, play
+from tests.swarm.world import Peer, Swarm, play, started
 
 QUIET = tiny_manifest(run={"total_steps": 100_000})
 
@@ -40,9 +41,10 @@ async def newcomer(swarm: Swarm, *donors: object) -> tuple[Peer, Joining]:
     peer = swarm.add(told_to_start=True, is_founder=False, wait_for_peers=9)
     peer.trainer.frozen = True
     peer.start()
+    await started()
     for donor in donors:
         peer.book.hint(donor.peer_id, "/ip4/192.0.2.1/tcp/4001", asyncio.get_running_loop().time())  # type: ignore[attr-defined]
-    client = FetchClient(peer.identity, swarm.terms.run_id, None, peer.transport)
+    client = FetchClient(peer.identity, swarm.terms.run_id, OwnCredential(), peer.transport)
     heads = Heads(peer.book, swarm.terms)
     return peer, Joining(
         client, swarm.terms, heads, peer.standing, peer.node.meetings, peer.link, swarm.folder / "joining", InOrder(), peer.on_event

@@ -44,15 +44,19 @@ def home() -> Iterator[Path]:
 
 def new_node(folder: Path, bootstraps: Callable[[], tuple[str, ...]] = tuple, port: int = 0, at: str = "127.0.0.1") -> Libp2pNode:
     Identity.load_or_create(folder / "key")
-    node = Libp2pNode(DaemonSettings(folder / "key", folder / "run", at, port), RecordStore(RUN_ID), echo, bootstraps)
-    node.bare_record = lambda: record_of(node, folder, 0)
-    return node
+    settings = DaemonSettings(folder / "key", folder / "run", at, port)
+    return Libp2pNode(settings, RecordStore(RUN_ID), echo, bootstraps, bare_record=lambda addresses: record_at(addresses, folder, 0))
 
 
 def record_of(node: Libp2pNode, folder: Path, sequence: int) -> MemberRecord:
-    addresses = announceable(node.addresses, node.peer_id)
-    made = replace(RECORD, peer_id=node.peer_id, addresses=addresses, credential=None, sequence=sequence, expires_s=int(time.time()) + 90)
-    return replace(made, signature=b"").signed(Identity.load_or_create(folder / "key"))
+    return record_at(node.addresses, folder, sequence)
+
+
+def record_at(addresses: tuple[str, ...], folder: Path, sequence: int) -> MemberRecord:
+    who = Identity.load_or_create(folder / "key")
+    own, expires_s = announceable(addresses, who.peer_id), int(time.time()) + 90
+    made = replace(RECORD, peer_id=who.peer_id, addresses=own, credential=None, sequence=sequence, expires_s=expires_s)
+    return replace(made, signature=b"").signed(who)
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -7,7 +7,7 @@ import hashlib
 import random
 from typing import Any
 
-from gossamer.peer.swarm.membership import Membership
+from gossamer.peer.swarm.membership import Membership, OwnCredential
 from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.libp2p.directory import DhtDirectory
@@ -46,7 +46,7 @@ def is_member(record: MemberRecord) -> bool:
 
 def membership(identity: Identity) -> Membership:
     credential = None if identity is HOST else INVITE.credential_for(identity.peer_id)
-    return Membership(identity, TERMS, credential, 1000, 10.0, False)
+    return Membership(identity, TERMS, OwnCredential(credential), 1000, 10.0, False)
 
 
 class Seat:

@@ -1,12 +1,12 @@
-"""By whose word who takes part: what issuers have revoked goes from peer to peer, and our own credential is renewed before it ends.
+"""Revocations, and the renewal of this peer's own credential.
 
-Every ROUND_S we ask somebody which revocations he holds; where his set has another name than ours, we take it, check each signature and
-keep what is new in the home. `peer revoke` writes there too, so the file is read again. Who is revoked is called no more; when it calls it
-is found in the terms that every Hello, request and record is held against. It is shown the issuer's word on it, and ends by that alone: to
-go on would be work for nobody, and that others say "no member" is worth no more than a warning.
+About every ROUND_S this peer asks another one for the digest of its revocations. If the digest differs from its own, it fetches them,
+checks each signature, and saves the new ones in the home. `peer revoke` writes that file too, so each round reads it again. A revoked peer
+is not called any more, and its Hellos, requests and records fail the check against the run's terms. It may still fetch the revocation:
+only the issuer's signature ends a node; refusals by other peers lead to a warning.
 
-An issuer that is asked by a member in force signs it a credential with a later end (peer/node/donor.py). So an invite's end says until when
-newcomers may use it; who has come stays until he is revoked, or no issuer was there for a month.
+An issuer signs a later end date for any member in force that asks (peer/node/donor.py). So the end date of an invite limits new joins. A
+member stays until it is revoked, or until no issuer was reachable for a month.
 """
 
 from __future__ import annotations
@@ -15,46 +15,54 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from gossamer.peer.machine.events import Event, Warned
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.node.fetching import FetchClient
-from gossamer.peer.swarm.address_book import AddressBook, KnownPeer, loop_s
+from gossamer.peer.swarm.address_book import KnownPeer, loop_s
+from gossamer.peer.swarm.hearsay import Hearsay
 from gossamer.peer.swarm.membership import Membership
 from gossamer.protocol.errors import BadMessage, GossamerError, PeerMisbehaved, RefusalCode, Refused, RunRefusesUs
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.messages import ContentsKind
 from gossamer.protocol.messages.revocations import need_credential, read_revocations
-from gossamer.protocol.messages.terms import RunTerms, check_revocation
+from gossamer.protocol.messages.terms import check_revocation
 from gossamer.protocol.run.invite import Credential
 
 ROUND_S = 30.0
 ASK_S = 10.0  # for an answer
 DAY_S = 24 * 3600
-RENEW_S = 20 * DAY_S  # before the end we begin to ask
+RENEW_S = 20 * DAY_S  # before its end a credential is renewed
 WARN_S = 7 * DAY_S
 UNWANTED = 3
 TOPIC = "membership"
 
 
-@dataclass(slots=True)
-class Vouching:
-    """See to it, for all who show our credential."""
+class CredentialRenewal:
+    """Take in revocations, and keep this peer's credential in force. `warned` is the warning that the operator sees now."""
 
-    home: Home
-    terms: RunTerms
-    shown_by: list[Membership | FetchClient]  # who shows our credential
-    client: FetchClient  # likewise
-    book: AddressBook
-    rng: random.Random
-    emit: Callable[[Event], None]
-    now_s: Callable[[], float]  # Unix time
-    warned: str = ""
-    num_unwanted: int = 0  # answers in a row that we are no member
+    def __init__(
+        self,
+        home: Home,
+        membership: Membership,
+        client: FetchClient,
+        gossip: Hearsay,
+        rng: random.Random,
+        emit: Callable[[Event], None],
+    ) -> None:
+        self.terms = membership.terms
+        self.warned = ""
+        self._home = home
+        self._own = membership.own_credential
+        self._client = client
+        self._book = gossip.book
+        self._time = gossip.time
+        self._rng = rng
+        self._emit = emit
+        self._num_unwanted = 0  # answers in a row that we are no member
 
     async def run(self) -> None:
-        """See to it until cancelled. Raises RunRefusesUs once an issuer's word that we are revoked is here."""
+        """Ask, renew and warn until cancelled. Raises RunRefusesUs once an issuer has revoked this peer."""
         while True:
             self.read_file()
             self._pass_over_revoked()
@@ -62,17 +70,17 @@ class Vouching:
             self._end_if_revoked()
             await self._renew()
             self._warn()
-            await asyncio.sleep(self.rng.uniform(0.5, 1.5) * ROUND_S)
+            await asyncio.sleep(self._rng.uniform(0.5, 1.5) * ROUND_S)
 
     # ------------------------------------------------------------------ revocations
 
     def read_file(self) -> None:
-        """Take in what is in the home; a damaged file is like none, and others have it."""
+        """Add the revocations in the home; a damaged file is ignored, since other peers hold them too."""
         with contextlib.suppress(OSError, PeerMisbehaved):
-            self.take(self.home.revocations.read_bytes())
+            self.take(self._home.revocations.read_bytes())
 
     def take(self, data: bytes) -> bool:
-        """Take in somebody's set; tell whether it held anything new. Raises BadMessage or BadSignature, and keeps what came before."""
+        """Add another peer's revocations; return whether any was new. Raises BadMessage or BadSignature; those before the bad one stay."""
         is_new = False
         for revocation in read_revocations(data):
             check_revocation(revocation, self.terms)
@@ -82,69 +90,63 @@ class Vouching:
         return is_new
 
     def _pass_over_revoked(self) -> None:
-        for entry in self.book.live(loop_s()):
+        for entry in self._book.live(loop_s()):
             if entry.record is not None and self.terms.revocations.cover(entry.peer_id, entry.record.credential):
-                self.book.leaves(entry.peer_id, loop_s())  # not banned: when it calls it is told why it is refused
+                self._book.leaves(entry.peer_id, loop_s())  # not banned: it must be able to fetch the revocation
 
     async def _ask_for_revocations(self) -> None:
-        others = self.book.reachable(loop_s())
+        others = self._book.reachable(loop_s())
         if not others:
             return
-        other = self.rng.choice(others)
+        other = self._rng.choice(others)
         with contextlib.suppress(GossamerError, TimeoutError, OSError):
             try:
                 async with asyncio.timeout(ASK_S):
                     known = self.terms.revocations.digest()
-                    data = await self.client.document(other.peer_id, other.addresses, ContentsKind.REVOCATIONS, known)
-                self.num_unwanted = 0
+                    data = await self._client.document(other.peer_id, other.addresses, ContentsKind.REVOCATIONS, known)
+                self._num_unwanted = 0
             except Refused as refusal:
-                self.num_unwanted += refusal.code is RefusalCode.NOT_INVITED
+                self._num_unwanted += refusal.code is RefusalCode.NOT_INVITED
                 raise
             if data and self.take(data):
-                self.read_file()  # what `peer revoke` has written meanwhile stays
-                await asyncio.to_thread(write_whole, self.home.revocations, self.terms.revocations.to_bytes())
+                self.read_file()  # keep what `peer revoke` has written since
+                await asyncio.to_thread(write_whole, self._home.revocations, self.terms.revocations.to_bytes())
 
     # ------------------------------------------------------------------ our own credential
 
-    @property
-    def _credential(self) -> Credential | None:
-        return self.client.credential
-
     async def _renew(self) -> None:
-        credential = self._credential
-        if credential is None or self.client.identity.peer_id in self.terms.issuers or self._left_s() > RENEW_S:
+        credential = self._own.current
+        if credential is None or self._client.identity.peer_id in self.terms.issuers or self._left_s() > RENEW_S:
             return
         for issuer in self._issuers(credential.issuer):
             with contextlib.suppress(GossamerError, TimeoutError, OSError):
                 async with asyncio.timeout(ASK_S):
-                    data = await self.client.document(issuer.peer_id, issuer.addresses, ContentsKind.CREDENTIAL, b"")
+                    data = await self._client.document(issuer.peer_id, issuer.addresses, ContentsKind.CREDENTIAL, b"")
                 self._take_over(need_credential(data), credential)
-                await asyncio.to_thread(write_whole, self.home.credential, data, private=True)
+                await asyncio.to_thread(write_whole, self._home.credential, data, private=True)
                 return
 
     def _issuers(self, first: PeerId) -> list[KnownPeer]:
-        return [entry for entry in self.book.reachable(loop_s()) if entry.peer_id == first]
+        return [entry for entry in self._book.reachable(loop_s()) if entry.peer_id == first]
 
     def _take_over(self, renewed: Credential, old: Credential) -> None:
-        renewed.check(self.client.run_id, self.client.identity.peer_id)
+        renewed.check(self._client.run_id, self._client.identity.peer_id)
         if renewed.issuer != old.issuer or renewed.not_after_s <= old.not_after_s:
             raise BadMessage("a credential that is no renewal of ours")
-        self.client.credential = renewed
-        for who in self.shown_by:
-            who.credential = renewed
+        self._own.current = renewed
 
     def _left_s(self) -> float:
-        credential = self._credential
-        return credential.not_after_s - self.now_s() if credential else float("inf")
+        credential = self._own.current
+        return credential.not_after_s - self._time.now_s() if credential else float("inf")
 
     def _warn(self) -> None:
-        words = membership_warning(self._left_s(), is_unwanted=self.num_unwanted >= UNWANTED)
+        words = membership_warning(self._left_s(), is_unwanted=self._num_unwanted >= UNWANTED)
         if words != self.warned:
             self.warned = words
-            self.emit(Warned(TOPIC, words))
+            self._emit(Warned(TOPIC, words))
 
     def _end_if_revoked(self) -> None:
-        if self.terms.access == "invite" and self.terms.revocations.cover(self.client.identity.peer_id, self._credential):
+        if self.terms.access == "invite" and self.terms.revocations.cover(self._client.identity.peer_id, self._own.current):
             raise RunRefusesUs(
                 "the peer that wrote this peer's invite has revoked it: no other peer of the run meets this one any more",
                 hint="what it has trained is kept (`peer export`); ask the host why, and for a new invite, then `peer join` with that",
@@ -152,7 +154,7 @@ class Vouching:
 
 
 def membership_warning(left_s: float, *, is_unwanted: bool) -> str:
-    """Return what the operator should know of this peer's membership; empty where all is well."""
+    """Return the warning about this peer's membership for its operator; empty if all is well."""
     if is_unwanted:
         return (
             "others say that this peer is no member and do not meet it: its invite may have been revoked; ask the host, and for a new one"

@@ -1,4 +1,4 @@
-"""The door: closed at first, then open for what is there."""
+"""The dispatcher: it refuses while nothing serves a purpose, and bans whoever breaks the protocol."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import time
 
 import pytest
 
+from gossamer.peer.node.dispatcher import Dispatcher
 from gossamer.peer.node.donor import FetchServer
-from gossamer.peer.node.door import Door
 from gossamer.peer.node.fetching import FetchClient
 from gossamer.peer.node.mirror import Mirror
-from gossamer.peer.swarm.address_book import AddressBook
+from gossamer.peer.swarm.address_book import AddressBook, loop_s
 from gossamer.peer.swarm.hearsay import Hearsay
+from gossamer.peer.swarm.membership import OwnCredential
 from gossamer.peer.swarm.swarm_time import SwarmTime
 from gossamer.protocol.errors import RefusalCode, Unreachable
 from gossamer.protocol.identity import Identity
@@ -22,7 +23,6 @@ from gossamer.protocol.limits import PROTOCOL_VERSION
 from gossamer.protocol.memory import virtual_time
 from gossamer.protocol.memory.network import MemoryNetwork
 from gossamer.protocol.messages.messages import Chunk, ContentsKind, FetchRequest, Part, Refusal
-from gossamer.protocol.messages.records import MemberRecord
 from gossamer.protocol.messages.terms import RunTerms
 from gossamer.protocol.run.invite import Invite
 from gossamer.protocol.run.manifest import Manifest, SignedManifest
@@ -43,21 +43,20 @@ def invite(lifetime_s: int = HOUR_S) -> Invite:
 
 def asker(network: MemoryNetwork, who: Identity, word: Invite | None) -> FetchClient:
     credential = word.credential_for(who.peer_id) if word else None
-    return FetchClient(who, SIGNED.run_id, credential, network.transport(who.peer_id, nobody))
+    return FetchClient(who, SIGNED.run_id, OwnCredential(credential), network.transport(who.peer_id, nobody))
 
 
-def door(*, knows: bool = True) -> Door:
-    made = Door(AddressBook(SEED.peer_id), "come back later")
-    if knows:
-        terms = RunTerms.from_manifest(SIGNED.manifest())
-        hearsay = Hearsay(terms, AddressBook(SEED.peer_id), SwarmTime(), random.Random(0))
-        made.open(FetchServer(SEED, terms, SIGNED.to_bytes(), time.time, Mirror(time.time), hearsay))
-    return made
+def dispatcher(*, knows: bool = True) -> tuple[Dispatcher, AddressBook]:
+    """Return one that gives the manifest if it knows the run, and nothing else."""
+    book, terms = AddressBook(SEED.peer_id), RunTerms.from_manifest(SIGNED.manifest())
+    gossip = Hearsay(terms, AddressBook(SEED.peer_id), SwarmTime(), random.Random(0))
+    server = FetchServer(SEED, terms, SIGNED.to_bytes(), time.time, Mirror(time.time), gossip)
+    return Dispatcher(book, "come back later", {Purpose.FETCH: server}.get if knows else lambda purpose: None), book
 
 
 def served(*, knows: bool = True) -> MemoryNetwork:
-    network, made = MemoryNetwork(), door(knows=knows)
-    network.transport(SEED.peer_id, made.answer, is_banned=made.is_banned)
+    network, (made, book) = MemoryNetwork(), dispatcher(knows=knows)
+    network.transport(SEED.peer_id, made.answer, is_banned=lambda partner: book.is_banned(partner, loop_s()))
     return network
 
 
@@ -87,7 +86,7 @@ def test_who_asks_for_a_meeting_and_does_not_listen_is_hung_up_on(knows: bool) -
     async def scene() -> None:
         stream = Deaf(STRANGER.peer_id)
         async with asyncio.timeout(5.0):
-            await handle(door(knows=knows).answer, Purpose.MEET, stream)
+            await handle(dispatcher(knows=knows)[0].answer, Purpose.MEET, stream)
         assert stream.is_closed
 
     virtual_time.run(scene())
@@ -96,20 +95,20 @@ def test_who_asks_for_a_meeting_and_does_not_listen_is_hung_up_on(knows: bool) -
 @pytest.mark.parametrize("kind", [ContentsKind.MANIFEST, ContentsKind.INTRODUCTION])
 def test_who_asks_what_the_run_is_and_does_not_listen_loses_its_place_in_seconds(kind: ContentsKind) -> None:
     async def scene() -> None:
-        stream, made = Deaf(NEWCOMER.peer_id, wants(kind, 1024)), door()
+        stream, (made, book) = Deaf(NEWCOMER.peer_id, wants(kind, 1024)), dispatcher()
         async with asyncio.timeout(10.0):
             await handle(made.answer, Purpose.FETCH, stream)
-        assert stream.is_closed and not made.is_banned(NEWCOMER.peer_id), "its line may be slow"
+        assert stream.is_closed and not book.is_banned(NEWCOMER.peer_id, loop_s()), "its line may be slow"
 
     virtual_time.run(scene())
 
 
 def test_who_asks_for_nonsense_and_does_not_listen_is_hung_up_on_and_banned() -> None:
     async def scene() -> None:
-        stream, made = Deaf(STRANGER.peer_id, Chunk(Part.PAYLOAD, 0, b"x")), door()
+        stream, (made, book) = Deaf(STRANGER.peer_id, Chunk(Part.PAYLOAD, 0, b"x")), dispatcher()
         async with asyncio.timeout(5.0):
             await handle(made.answer, Purpose.FETCH, stream)
-        assert stream.is_closed and made.is_banned(STRANGER.peer_id)
+        assert stream.is_closed and book.is_banned(STRANGER.peer_id, loop_s())
 
     virtual_time.run(scene())
 
@@ -127,14 +126,3 @@ def test_who_broke_the_rules_is_turned_away_from_then_on() -> None:
         await network.close()
 
     virtual_time.run(scene())
-
-
-def test_the_directory_holds_members_only_once_it_is_known_who_is_one() -> None:
-    def record(who: Identity, word: Invite | None) -> MemberRecord:
-        credential = word.credential_for(who.peer_id) if word else None
-        expires_s = int(time.time()) + 60
-        return MemberRecord(SIGNED.run_id, who.peer_id, (), 0, False, 1, expires_s, credential).signed(who)
-
-    assert door().is_member(record(NEWCOMER, invite()))
-    assert not door().is_member(record(STRANGER, None))
-    assert not door(knows=False).is_member(record(NEWCOMER, invite())), "before we know the run, nobody is known to be one"

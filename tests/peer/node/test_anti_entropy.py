@@ -6,15 +6,22 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from gossamer.peer.node.upkeep import AGAIN_S, CROWD, EVERY_S, QUICK_ROUNDS
+import pytest
+
+from gossamer.peer.node import credential_renewal
+from gossamer.peer.node.anti_entropy import AGAIN_S, CROWD, EVERY_S, QUICK_ROUNDS
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.memory import virtual_time
 from gossamer.protocol.memory.network import MemoryNetwork
 from gossamer.protocol.messages.records import MemberRecord
 from gossamer.protocol.streams.transport import Purpose, Stream
 from tests.peer.neighbours import somebody
-from tests.peer.two_sides import RUN_ID
-from tests.swarm.healing import Resident
+from tests.swarm.healing import RUN, Resident
+
+
+@pytest.fixture(autouse=True)
+def no_other_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(credential_renewal, "ROUND_S", 1e9)
 
 
 async def silent(purpose: Purpose, stream: Stream) -> None:
@@ -52,7 +59,7 @@ def calls_of(
 
 def record_of(network: MemoryNetwork, number: int, lifetime_s: int = 300) -> MemberRecord:
     who = somebody(number)
-    unsigned = MemberRecord(RUN_ID, who.peer_id, ("/ip4/192.0.2.7/tcp/4001",), 0, False, 1, int(network.now_s()) + lifetime_s)
+    unsigned = MemberRecord(RUN.run_id, who.peer_id, ("/ip4/192.0.2.7/tcp/4001",), 0, False, 1, int(network.now_s()) + lifetime_s)
     return unsigned.signed(who)
 
 
@@ -81,7 +88,7 @@ def test_who_makes_people_up_keeps_nobody_busy() -> None:
     async def flood(network: MemoryNetwork, resident: Resident) -> None:
         async def make_up() -> None:
             for number in range(200, 1000):
-                resident.hearsay.take(record_of(network, number))
+                resident.peer.member.gossip.take(record_of(network, number))
                 await asyncio.sleep(1.0)
 
         resident.flood = asyncio.create_task(make_up())  # type: ignore[attr-defined]
