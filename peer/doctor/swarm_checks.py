@@ -5,7 +5,7 @@ from __future__ import annotations
 from gossamer.peer.doctor.case import Case
 from gossamer.peer.doctor.finding import Finding, fail, failed_by, ok, warn
 from gossamer.peer.doctor.visit import Call, CallRound
-from gossamer.peer.node.fetching import as_final
+from gossamer.peer.sync.client import as_final
 from gossamer.protocol.errors import ExitCode
 
 NOBODY = "no invite and no run in the home, so nobody was asked"

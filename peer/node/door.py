@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from gossamer.peer.node.donor import FetchServer
 from gossamer.peer.node.meetings import Meetings, say
 from gossamer.peer.swarm.address_book import AddressBook, loop_s
+from gossamer.peer.sync.server import FetchServer
 from gossamer.protocol.errors import PeerMisbehaved, RefusalCode, Refused, TransportError
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.messages import refusal_of

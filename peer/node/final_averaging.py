@@ -1,4 +1,4 @@
-"""The end of a run: the peers average their fast weights in pairs, and then settle on one peer's (peer/node/settlement.py).
+"""The end of a run: the peers average their fast weights in pairs, and then settle on one peer's (peer/sync/result_agreement.py).
 
 Each fragment meets at gamma 1, alpha 0 (optim.noloco.FINISH) with whoever has reached the end too. A meeting takes the pair's difference
 away, so a round of meetings leaves about half of the variance; peers that meet as often as they can are near each other anyway, and a few
@@ -13,9 +13,9 @@ import contextlib
 
 from gossamer.peer.node.meetings import Meetings
 from gossamer.peer.node.partner_search import Searches
-from gossamer.peer.node.settlement import Settlement
 from gossamer.peer.swarm.address_book import AddressBook, KnownPeer, loop_s
 from gossamer.peer.swarm.presence import RECORD_S
+from gossamer.peer.sync.result_agreement import ResultAgreement
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.tasks import cancel
 
@@ -28,7 +28,7 @@ class FinalAveraging:
     """Drive the last averaging: `run` it when the trainer has reached the end of the schedule."""
 
     def __init__(
-        self, searches: Searches, meetings: Meetings, book: AddressBook, settlement: Settlement, num_fragments: int, total_steps: int
+        self, searches: Searches, meetings: Meetings, book: AddressBook, settlement: ResultAgreement, num_fragments: int, total_steps: int
     ) -> None:
         self._searches = searches
         self._meetings = meetings

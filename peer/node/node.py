@@ -16,20 +16,20 @@ from gossamer.peer.link import records as ask
 from gossamer.peer.machine.events import Event, MeetingDone
 from gossamer.peer.meeting.driver import OwnSide
 from gossamer.peer.meeting.machine import Meeting
-from gossamer.peer.node.catch_up import CatchUp
-from gossamer.peer.node.donor import StateDonor
-from gossamer.peer.node.fetching import FetchClient
 from gossamer.peer.node.final_averaging import FinalAveraging
-from gossamer.peer.node.joining import Joining
 from gossamer.peer.node.meetings import Meetings
 from gossamer.peer.node.partner_search import Searches
-from gossamer.peer.node.pulling import Pulling
-from gossamer.peer.node.settlement import Settlement
 from gossamer.peer.swarm.heads import Heads
 from gossamer.peer.swarm.hearsay import Hearsay
 from gossamer.peer.swarm.membership import Membership
 from gossamer.peer.swarm.presence import Presence
 from gossamer.peer.swarm.standing import PeerState, Standing
+from gossamer.peer.sync.client import FetchClient
+from gossamer.peer.sync.fragment_sync import FragmentSync
+from gossamer.peer.sync.result_agreement import ResultAgreement
+from gossamer.peer.sync.state_source import StateSource
+from gossamer.peer.sync.state_sync import StateSync
+from gossamer.peer.sync.state_transfer import StateTransfer
 from gossamer.protocol.messages.messages import RunPhase
 from gossamer.protocol.streams.transport import Transport
 from gossamer.protocol.tasks import work_until
@@ -64,16 +64,16 @@ class Node:
         self._is_over = False
         self.meetings = Meetings(membership, standing, transport, hearsay, own, rng, self._on_meeting_done)
         self.searches = Searches(membership, standing, book, self.meetings, link, rng)
-        self.donor = StateDonor(link, own.payloads, standing, membership.terms, self.meetings.until_quiet)
+        self.donor = StateSource(link, own.payloads, standing, membership.terms, self.meetings.until_quiet)
         client = self.client = FetchClient(
             membership.identity, membership.terms.run_id, membership.credential, transport, (membership.terms.protocol_version,)
         )
         terms, heads = membership.terms, Heads(book, membership.terms)
-        self.joining = Joining(client, terms, heads, standing, self.meetings, link, downloads / "state", rng, emit)
-        pulling = Pulling(client, terms, book, standing, link, own.payloads, rng, emit)
+        self.joining = StateTransfer(client, terms, heads, standing, self.meetings, link, downloads / "state", rng, emit)
+        pulling = FragmentSync(client, terms, book, standing, link, own.payloads, rng, emit)
         result = downloads / "result"
-        settlement = Settlement(client, terms, heads, standing, self.meetings, self.donor, link, own.payloads, result, rng, emit)
-        self.catch_up = CatchUp(
+        settlement = ResultAgreement(client, terms, heads, standing, self.meetings, self.donor, link, own.payloads, result, rng, emit)
+        self.state_sync = StateSync(
             membership, standing, presence, heads, self.joining, pulling, settlement, link, emit,
             is_founder=is_founder, has_start=has_start, wait_for_peers=wait_for_peers,
         )  # fmt: skip
@@ -102,7 +102,7 @@ class Node:
         standing = self._standing
         while True:
             await standing.until(lambda: standing.state is not PeerState.PAUSED)
-            await work_until(self.catch_up.run(), standing.until(lambda: standing.state is PeerState.PAUSED))
+            await work_until(self.state_sync.run(), standing.until(lambda: standing.state is PeerState.PAUSED))
             self._final_averaging.rested()
 
     def on_notice(self, notice: ask.Notice) -> None:
@@ -124,7 +124,7 @@ class Node:
 
     def _on_meeting_done(self, meeting: Meeting, done: MeetingDone) -> None:
         if meeting.finish is not None:
-            self.catch_up.on_meeting(meeting.partner, meeting.finish, initiated=meeting.initiates)
+            self.state_sync.on_meeting(meeting.partner, meeting.finish, initiated=meeting.initiates)
         if done.outcome == "completed" and meeting.pairing.phase is RunPhase.FINISH:
             self._final_averaging.completed(done.fragment)
         self._emit(done)

@@ -26,10 +26,7 @@ from gossamer.peer.meeting.driver import OwnSide
 from gossamer.peer.meeting.journal import Journal
 from gossamer.peer.meeting.line import Line, Way
 from gossamer.peer.node.arrival import find_run
-from gossamer.peer.node.donor import FetchServer
 from gossamer.peer.node.door import Door
-from gossamer.peer.node.fetching import FetchClient
-from gossamer.peer.node.mirror import Mirror
 from gossamer.peer.node.node import Node
 from gossamer.peer.node.traffic import NodeTraffic
 from gossamer.peer.node.upkeep import Upkeep
@@ -41,6 +38,9 @@ from gossamer.peer.swarm.presence import Presence
 from gossamer.peer.swarm.sight import Sight
 from gossamer.peer.swarm.standing import Standing
 from gossamer.peer.swarm.swarm_time import SwarmTime
+from gossamer.peer.sync.client import FetchClient
+from gossamer.peer.sync.mirror import Mirror
+from gossamer.peer.sync.server import FetchServer
 from gossamer.protocol.addresses import by_peer, read_address
 from gossamer.protocol.errors import BadSettings, Unreachable
 from gossamer.protocol.identity import Identity

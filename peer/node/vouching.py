@@ -5,7 +5,7 @@ keep what is new in the home. `peer revoke` writes there too, so the file is rea
 is found in the terms that every Hello, request and record is held against. It is shown the issuer's word on it, and ends by that alone: to
 go on would be work for nobody, and that others say "no member" is worth no more than a warning.
 
-An issuer that is asked by a member in force signs it a credential with a later end (peer/node/donor.py). So an invite's end says until when
+An issuer signs a member in force a credential with a later end (peer/sync/server.py). So an invite's end says until when
 newcomers may use it; who has come stays until he is revoked, or no issuer was there for a month.
 """
 
@@ -19,9 +19,9 @@ from dataclasses import dataclass
 
 from gossamer.peer.machine.events import Event, Warned
 from gossamer.peer.machine.home import Home, write_whole
-from gossamer.peer.node.fetching import FetchClient
 from gossamer.peer.swarm.address_book import AddressBook, KnownPeer, loop_s
 from gossamer.peer.swarm.membership import Membership
+from gossamer.peer.sync.client import FetchClient
 from gossamer.protocol.errors import BadMessage, GossamerError, PeerMisbehaved, RefusalCode, Refused, RunRefusesUs
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.messages import ContentsKind

@@ -18,10 +18,7 @@ from gossamer.peer.machine.events import Event, MeetingDone
 from gossamer.peer.meeting.driver import OwnSide
 from gossamer.peer.meeting.journal import Journal
 from gossamer.peer.node.arrival import find_run
-from gossamer.peer.node.donor import FetchServer
 from gossamer.peer.node.door import Door
-from gossamer.peer.node.fetching import FetchClient
-from gossamer.peer.node.mirror import Mirror
 from gossamer.peer.node.node import Node
 from gossamer.peer.node.upkeep import Upkeep
 from gossamer.peer.simulator.stand_in import PLAN, StandInTrainer
@@ -31,6 +28,9 @@ from gossamer.peer.swarm.membership import Membership
 from gossamer.peer.swarm.presence import Presence
 from gossamer.peer.swarm.standing import Standing
 from gossamer.peer.swarm.swarm_time import SwarmTime
+from gossamer.peer.sync.client import FetchClient
+from gossamer.peer.sync.mirror import Mirror
+from gossamer.peer.sync.server import FetchServer
 from gossamer.protocol.addresses import by_peer, read_address, with_peer
 from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.identity import Identity, PeerId

@@ -20,16 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.peer.machine.events import Event
-from gossamer.peer.node.donor import FetchServer
 from gossamer.peer.node.door import Door
-from gossamer.peer.node.fetching import FetchClient
-from gossamer.peer.node.mirror import Mirror
 from gossamer.peer.node.upkeep import Upkeep
 from gossamer.peer.swarm.address_book import AddressBook
 from gossamer.peer.swarm.hearsay import Hearsay
 from gossamer.peer.swarm.presence import Presence
 from gossamer.peer.swarm.standing import Standing
 from gossamer.peer.swarm.swarm_time import SwarmTime
+from gossamer.peer.sync.client import FetchClient
+from gossamer.peer.sync.mirror import Mirror
+from gossamer.peer.sync.server import FetchServer
 from gossamer.protocol.addresses import by_peer, with_peer
 from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.identity import Identity, PeerId

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from gossamer.peer.meeting.words import MeetingState
-from gossamer.peer.node import pieces
 from gossamer.peer.node.arrival import find_run
-from gossamer.peer.node.fetching import FetchClient
 from gossamer.peer.swarm.swarm_time import SwarmTime
+from gossamer.peer.sync import pieces
+from gossamer.peer.sync.client import FetchClient
 from gossamer.protocol.errors import RefusalCode, RunRefusesUs, SwarmUnreachable
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.memory.conversation import Link as Wire

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gossamer.peer.node.run_result import RunResult
+from gossamer.peer.sync.run_result import RunResult
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Part
 from gossamer.protocol.streams.transport import Stream

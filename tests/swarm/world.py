@@ -24,9 +24,7 @@ from gossamer.peer.machine.events import Event, MeetingDone, ProcessSays, StateC
 from gossamer.peer.machine.status import Status, apply
 from gossamer.peer.meeting.driver import OwnSide
 from gossamer.peer.meeting.journal import Journal
-from gossamer.peer.node.donor import FetchServer
 from gossamer.peer.node.door import Door
-from gossamer.peer.node.mirror import Mirror
 from gossamer.peer.node.node import Node
 from gossamer.peer.swarm.address_book import AddressBook
 from gossamer.peer.swarm.hearsay import Hearsay
@@ -34,6 +32,8 @@ from gossamer.peer.swarm.membership import Membership
 from gossamer.peer.swarm.presence import Presence
 from gossamer.peer.swarm.standing import Standing
 from gossamer.peer.swarm.swarm_time import SwarmTime
+from gossamer.peer.sync.mirror import Mirror
+from gossamer.peer.sync.server import FetchServer
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.memory import virtual_time
 from gossamer.protocol.memory.conversation import Link as Wire

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from gossamer.peer.machine.home import Home
-from gossamer.peer.node import donor
+from gossamer.peer.sync import server
 from gossamer.peer.node import vouching as module
-from gossamer.peer.node.donor import MEMBER_S, FetchServer
-from gossamer.peer.node.mirror import Mirror
 from gossamer.peer.node.vouching import DAY_S, Vouching, latest_credential, membership_warning
+from gossamer.peer.sync.mirror import Mirror
+from gossamer.peer.sync.server import MEMBER_S, FetchServer
 from gossamer.protocol.errors import BadMessage, BadSignature, RefusalCode, Refused, RunRefusesUs
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.messages.messages import ContentsKind
@@ -78,7 +78,7 @@ def test_a_guest_that_trains_ends_by_the_issuers_word_and_by_nobody_elses(tmp_pa
         watch = vouching_of(guest, Home(tmp_path / "guest"))
         running = asyncio.create_task(watch.run())
         known = [vouching_of(peer, Home(tmp_path / peer.peer_id.short())) for peer in (a, b)]
-        monkeypatch.setattr(donor, "check_fetch", refuse_members)
+        monkeypatch.setattr(server, "check_fetch", refuse_members)
         await swarm.until(lambda: "others say" in watch.warned, within_s=60.0)
         assert not running.done()
         monkeypatch.undo()

@@ -4,7 +4,7 @@ A state over a slow line is older when it is whole than two partners' clocks may
 their way at a time, so that the line is busy while fragments are coded. The trainer decodes what has come beside its steps, and moves when
 all have come, which costs it two looks at its held-out text however many fragments these are; or earlier, by what is there, when the first
 is getting old: so each fragment is young when it is moved, however large the model. From then on it is met about. The other side:
-peer/node/donor.py; what is computed: peer/trainer/pulling.py.
+peer/sync/state_source.py; what is computed: peer/trainer/pulling.py.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.link.records import File, payload_name
 from gossamer.peer.link.socket import LinkLost, NodeEnd
 from gossamer.peer.machine.events import Event, FragmentPulled
-from gossamer.peer.node.fetching import FetchClient, Source, pull_seed
 from gossamer.peer.swarm.address_book import AddressBook, KnownPeer, loop_s
 from gossamer.peer.swarm.standing import Standing
+from gossamer.peer.sync.client import FetchClient, Source, pull_seed
 from gossamer.protocol.errors import GossamerError, PeerMisbehaved
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.limits import NONCE_BYTES
@@ -59,7 +59,7 @@ class Round:
     arrived: list[Arrived] = field(default_factory=list)
 
 
-class Pulling:
+class FragmentSync:
     """Pull stale fragments. `files` is the folder shared with the trainer."""
 
     def __init__(

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from gossamer.peer.link import records as ask
-from gossamer.peer.node import pieces as files
-from gossamer.peer.node import settlement
-from gossamer.peer.node.donor import OF_RESULT
-from gossamer.peer.node.pieces import Pieces, to_bits
-from gossamer.peer.node.run_result import RunResult
+from gossamer.peer.sync import pieces as files
+from gossamer.peer.sync import result_agreement
+from gossamer.peer.sync.pieces import Pieces, to_bits
+from gossamer.peer.sync.run_result import RunResult
+from gossamer.peer.sync.state_source import OF_RESULT
 from gossamer.protocol.errors import BadContents, RefusalCode, Refused
 from gossamer.protocol.memory.conversation import Link as Wire
 from gossamer.protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Part, Refusal, RunPhase
@@ -96,7 +96,7 @@ def test_a_result_that_predicts_worse_is_left_and_the_others_settle_on_their_own
 
 def test_one_that_has_met_us_and_gives_its_result_drop_by_drop_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "PIECE_BYTES", 500)
-    monkeypatch.setattr(settlement, "STRANGERS_S", 5.0)
+    monkeypatch.setattr(result_agreement, "STRANGERS_S", 5.0)
 
     async def story(swarm: Swarm) -> None:
         peers = swarm.start(3)
@@ -138,7 +138,7 @@ def test_nobody_stays_for_one_that_has_all_of_the_result_and_is_slow_to_judge_it
 
         async def later(request: ask.AnsweredRequest) -> ask.Reply:
             if isinstance(request, ask.Adopt):
-                await asyncio.sleep(settlement.LINGER_S / 2)
+                await asyncio.sleep(result_agreement.LINGER_S / 2)
             return await at_once(request)
 
         monkeypatch.setattr(slow.link, "request", later)
@@ -170,7 +170,7 @@ def test_one_that_lacks_pieces_of_the_result_is_waited_for(has: str, waits: bool
         await swarm.until(lambda: all(peer.node.donor.result for peer in peers), within_s=90.0)
         began_s = asyncio.get_running_loop().time()
         await swarm.until(lambda: all(peer.is_done for peer in peers), within_s=90.0)
-        assert (asyncio.get_running_loop().time() - began_s > settlement.LINGER_S / 2) == waits
+        assert (asyncio.get_running_loop().time() - began_s > result_agreement.LINGER_S / 2) == waits
 
     play(Swarm(tmp_path, manifest=tiny_manifest(run={"total_steps": 60})), story)
 

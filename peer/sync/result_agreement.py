@@ -2,7 +2,7 @@
 
 After the last averaging the weights differ a little, so one peer's count. Whoever of those that have come to the end has the smallest id
 writes down its own at once, the next one if none is found RANK_S later, and so on; so the death of one costs no more than that. Everybody
-else fetches them by pieces, from anybody who has some of them already (peer/node/run_result.py). Should two results have been written down,
+else fetches them by pieces, from anybody who has some of them already (peer/sync/run_result.py). Should two results have been written down,
 all take the one whose name is smaller. It is judged like any state: whose own weights predict better keeps them.
 
 Who is done stays until all within reach have the same result, or all its pieces, LINGER_S at most, or longer while somebody still fetches.
@@ -28,16 +28,16 @@ from gossamer.peer.link import records as ask
 from gossamer.peer.link.payload_folder import PayloadFolder, mapped
 from gossamer.peer.link.socket import LinkLost, NodeEnd
 from gossamer.peer.machine.events import Event, ProcessSays, ResultTaken
-from gossamer.peer.node import pieces as files
-from gossamer.peer.node.donor import StateDonor
-from gossamer.peer.node.download import Download
-from gossamer.peer.node.fetching import FetchClient
-from gossamer.peer.node.meetings import Meetings
-from gossamer.peer.node.pieces import Pieces
-from gossamer.peer.node.run_result import RunResult, fetch_hashes, whole_coming
 from gossamer.peer.swarm.address_book import KnownPeer, loop_s
 from gossamer.peer.swarm.heads import Heads
 from gossamer.peer.swarm.standing import Standing
+from gossamer.peer.sync import pieces as files
+from gossamer.peer.sync.client import FetchClient
+from gossamer.peer.sync.own_meetings import OwnMeetings
+from gossamer.peer.sync.pieces import Pieces
+from gossamer.peer.sync.run_result import RunResult, fetch_hashes, whole_coming
+from gossamer.peer.sync.state_source import StateSource
+from gossamer.peer.sync.transfer import Transfer
 from gossamer.protocol.errors import GossamerError, PeerMisbehaved
 from gossamer.protocol.limits import SLOWEST_BYTES_PER_S
 from gossamer.protocol.messages.messages import ContentsKind
@@ -59,7 +59,7 @@ Found = dict[bytes, list[KnownPeer]]
 """Who has which result, by its name."""
 
 
-class Settlement:
+class ResultAgreement:
     """Agree on the result and have the trainer take it over. `file` is where it is kept while it comes."""
 
     def __init__(
@@ -68,8 +68,8 @@ class Settlement:
         terms: RunTerms,
         heads: Heads,
         standing: Standing,
-        meetings: Meetings,
-        donor: StateDonor,
+        meetings: OwnMeetings,
+        donor: StateSource,
         link: NodeEnd,
         payloads: PayloadFolder,
         file: Path,
@@ -165,7 +165,7 @@ class Settlement:
                 if result is None:
                     return False
                 order = sorted(pieces.missing(), key=lambda piece: (piece - self._first(pieces.num_pieces)) % pieces.num_pieces)
-                download = Download(self._client, self._book, ContentsKind.RESULT, pieces, order, result.check, lambda _: None)
+                download = Transfer(self._client, self._book, ContentsKind.RESULT, pieces, order, result.check, lambda _: None)
                 await download.from_donors(self._holders(found[name]), DONORS)
                 if not pieces.is_whole:
                     return False

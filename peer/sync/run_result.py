@@ -1,7 +1,7 @@
 """The result of a run, as it passes from peer to peer: a piece can be checked, and so given on, as soon as it has come.
 
 It is named by the SHA-256 of its pieces' hashes, so nobody can pass off a piece that is not in it, and one upload at the end of a run is
-not everybody's bottleneck: those who fetch give each other what they have. How they fetch: peer/node/settlement.py.
+not everybody's bottleneck: those who fetch give each other what they have. How they fetch: peer/sync/result_agreement.py.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 
-from gossamer.peer.node import pieces as files
-from gossamer.peer.node.fetching import Source
-from gossamer.peer.node.pieces import Pieces
+from gossamer.peer.sync import pieces as files
+from gossamer.peer.sync.client import Source
+from gossamer.peer.sync.pieces import Pieces
 from gossamer.protocol.errors import BadContents, BadMessage, RefusalCode, Refused
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.limits import CHUNK_BYTES

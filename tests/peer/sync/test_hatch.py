@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gossamer.peer.node.hatch import MOST_S, PLACES, Hatch
+from gossamer.peer.sync.hatch import MOST_S, PLACES, Hatch
 from gossamer.protocol.errors import RefusalCode, Refused, TransportError
 from gossamer.protocol.memory import virtual_time
 from gossamer.protocol.tasks import cancel

@@ -1,7 +1,7 @@
 """Taking the manifest, or a part of a donor's state, from another peer: the asking half of the `Fetch` streams.
 
 Every answer has a header, signed over the asker's own nonce, with the hash of the bytes that follow. Which parts to ask of whom:
-peer/node/download.py. The other half: peer/node/donor.py.
+peer/sync/transfer.py. The other half: peer/sync/state_source.py.
 """
 
 from __future__ import annotations

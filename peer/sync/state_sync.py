@@ -1,4 +1,4 @@
-"""When state comes here: the trainer is to begin, and to stay with the others. How it comes: peer/node/joining.py.
+"""When state comes here: the trainer is to begin, and to stay with the others. How it comes: peer/sync/state_transfer.py.
 
 To begin, a founder starts from the run's initial weights, unless half of those who announce themselves have begun without it. Anybody else
 does so too while the others are hardly further, if it has these weights: they follow from the seed, or lie in a folder of its own. Later,
@@ -30,14 +30,14 @@ from gossamer.peer.link import records as ask
 from gossamer.peer.link.socket import NodeEnd
 from gossamer.peer.machine.events import Event, ProcessSays
 from gossamer.peer.meeting.words import Finish, MeetingOutcome
-from gossamer.peer.node.joining import Joining, Wanted
-from gossamer.peer.node.pulling import Pulling
-from gossamer.peer.node.settlement import Settlement
 from gossamer.peer.swarm.address_book import loop_s
 from gossamer.peer.swarm.heads import Heads
 from gossamer.peer.swarm.membership import Membership
 from gossamer.peer.swarm.presence import Presence
 from gossamer.peer.swarm.standing import PeerState, Standing
+from gossamer.peer.sync.fragment_sync import FragmentSync
+from gossamer.peer.sync.result_agreement import ResultAgreement
+from gossamer.peer.sync.state_transfer import StateTransfer, Wanted
 from gossamer.protocol.errors import RefusalCode
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.messages import Contents, RunPhase
@@ -54,7 +54,7 @@ COMPANY_KEPT_S = 20.0  # after a meeting that counted: no clock that others decl
 STEP_BACK_S = 60.0  # shut out for so long, far ahead of the others: they would have caught up if they could
 
 
-class CatchUp:
+class StateSync:
     """See that the trainer begins (`has_start`: with the run's own weights) and stays with others (`is_founder`: if there are any)."""
 
     def __init__(
@@ -63,9 +63,9 @@ class CatchUp:
         standing: Standing,
         presence: Presence,
         heads: Heads,
-        joining: Joining,
-        pulling: Pulling,
-        settlement: Settlement,
+        joining: StateTransfer,
+        pulling: FragmentSync,
+        settlement: ResultAgreement,
         link: NodeEnd,
         emit: Callable[[Event], None],
         *,
@@ -105,7 +105,7 @@ class CatchUp:
             self._gated.append(partner)
 
     async def run(self) -> None:
-        """See to it until cancelled. Raises what Joining raises when a trainer that waits for weights cannot get any."""
+        """See to it until cancelled. Raises what StateTransfer raises when a trainer that waits for weights cannot get any."""
         standing = self._standing
         while True:
             await standing.until(lambda: standing.state is not PeerState.UNTOLD)

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from gossamer.peer.link import records as ask
-from gossamer.peer.node.donor import COPY_S, IDLE_S, MOST_GIVEN, REST_S
-from gossamer.peer.node.fetching import FRAME_S, FetchClient
+from gossamer.peer.sync.client import FRAME_S, FetchClient
+from gossamer.peer.sync.state_source import COPY_S, IDLE_S, MOST_GIVEN, REST_S
 from gossamer.protocol.errors import BadContents, BadMessage, BadSignature, DeadlineExceeded, PeerGone, PeerMisbehaved, RefusalCode, Refused
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.limits import CHUNK_BYTES

@@ -2,35 +2,30 @@
 
 Who asks is checked like any partner. The state is given in pieces, from an idle copy of the slow weights that the trainer writes beside its
 steps, renewed while it is asked for and let go when it is not. A piece waits while we meet somebody, as long as the one before it took, so
-that meetings have the larger part of the line. The other half: peer/node/fetching.py.
+that meetings have the larger part of the line. The other half: peer/sync/client.py.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import itertools
 import math
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from gossamer.peer.link import records as ask
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.link.records import File, payload_name
 from gossamer.peer.link.socket import LinkLost, NodeEnd
-from gossamer.peer.node.fetching import part_bytes, pull_seed, receive, send, send_chunks, take_chunks
-from gossamer.peer.node.hatch import Hatch
-from gossamer.peer.node.mirror import Mirror
-from gossamer.peer.node.run_result import RunResult
 from gossamer.peer.swarm.address_book import loop_s
-from gossamer.peer.swarm.hearsay import Hearsay
 from gossamer.peer.swarm.standing import Standing
-from gossamer.protocol.errors import BadMessage, RefusalCode, Refused
-from gossamer.protocol.identity import Identity, PeerId
-from gossamer.protocol.messages.messages import Contents, ContentsKind, FetchRequest, Part
-from gossamer.protocol.messages.revocations import credential_bytes
-from gossamer.protocol.messages.terms import RunTerms, check_fetch
+from gossamer.peer.sync.client import part_bytes, pull_seed, take_chunks
+from gossamer.peer.sync.run_result import RunResult
+from gossamer.protocol.errors import RefusalCode, Refused
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.messages.messages import ContentsKind, FetchRequest, Part
+from gossamer.protocol.messages.terms import RunTerms
 from gossamer.protocol.streams.transport import Stream
 
 COPY_S = 10.0  # how old the copy may be, at least, before it is renewed
@@ -40,7 +35,6 @@ IDLE_S = 60.0  # the copy's memory is free again when nobody has asked for so lo
 MOST_GIVEN = 4  # states, in bytes, to one partner that has to try again
 REST_S = 600.0  # after which it may have as many more, or once our clock has gone on by the gap that may be between two
 GIVING_S = 2.0  # after a part of the result was asked for, more will be
-MEMBER_S = 30 * 24 * 3600  # what an issuer gives who renews
 YIELD_S = 2.0  # the longest that one piece waits for meetings
 OF_RESULT = (ContentsKind.RESULT, ContentsKind.RESULT_HASHES, ContentsKind.RESULT_PIECES)
 
@@ -64,7 +58,7 @@ class Given:
     num_bytes: int = 0
 
 
-class StateDonor:
+class StateSource:
     """Gives our state to members, within bounds: it counts what it gives, so there is one for all streams of a node.
 
     `until_quiet` waits for the end of the meetings under way, which come first.
@@ -232,116 +226,7 @@ class StateDonor:
         self._copy = None
 
 
-_OF_ANYBODY = frozenset(ContentsKind) - {*OF_RESULT, ContentsKind.STATE, ContentsKind.SLOW}
-
-
 def _heard(task: asyncio.Task[None]) -> None:
     """Take note of how it ended, whether anybody waits for it or not."""
     if not task.cancelled():
         task.exception()
-
-
-@dataclass(frozen=True, slots=True)
-class FetchServer:
-    """Serve the manifest, what a member wants to know of itself, and where there is a donor our state, to members of the run."""
-
-    identity: Identity
-    terms: RunTerms
-    manifest: bytes
-    now_s: Callable[[], float]  # Unix time
-    mirror: Mirror
-    hearsay: Hearsay
-    donor: StateDonor | None = None
-    hatch: Hatch = field(default_factory=Hatch)
-
-    async def answer(self, stream: Stream) -> None:
-        """Serve an inbound `Fetch` stream until its opener ends it. Raises Refused and PeerMisbehaved for the partner, TransportError."""
-        with contextlib.ExitStack() as serving:
-            last_s: float | None = None
-            while True:
-                request = await receive(stream)
-                began_s = loop_s()
-                if not isinstance(request, FetchRequest):
-                    raise BadMessage(f"a fetch consists of FetchRequests, not of a {type(request).__name__}")
-                check_fetch(request, self.terms, self.identity.peer_id, stream.partner, self.now_s())
-                if request.kind in _OF_ANYBODY:
-                    await self._answer_about_us(stream, request)
-                    continue
-                if self.donor is None:
-                    raise Refused(RefusalCode.NOT_READY, "I have no weights")
-                if last_s is None and request.kind is not ContentsKind.SLOW:  # who pulls asks on two streams at once
-                    serving.enter_context(self.donor.serving(stream))
-                await self._give(self.donor, stream, request, last_s or 0.0)
-                last_s = loop_s() - began_s
-
-    async def _answer_about_us(self, stream: Stream, request: FetchRequest) -> None:
-        """Answer what needs no weights."""
-        if request.kind in (ContentsKind.MANIFEST, ContentsKind.INTRODUCTION):
-            await self.hatch.answer(self._answer_newcomer(stream, request))
-            return
-        if request.kind is ContentsKind.REVOCATIONS:
-            shown = self.terms.revocations.shown_to(request.sender, request.credential)
-            data = memoryview(shown.to_bytes())
-            part = data[request.offset : request.offset + request.num_bytes]
-            await self._send(stream, request, len(data), part, 0, shown.digest())
-            return
-        if request.kind is ContentsKind.CREDENTIAL:
-            renewed = self._renewed(request)
-            await self._send(stream, request, len(renewed), renewed[: request.num_bytes], 0)
-            return
-        data = await self._reflected(stream, request)
-        await self._send(stream, request, len(data), data, 0)
-
-    async def _answer_newcomer(self, stream: Stream, request: FetchRequest) -> None:
-        """Tell what the run is, or who is in it."""
-        if request.kind is ContentsKind.MANIFEST:
-            await self._send(stream, request, len(self.manifest), self._of_manifest(request), 0)
-        else:
-            data = self._introduced(stream, request)
-            await self._send(stream, request, len(data), data, 0)
-
-    async def _give(self, donor: StateDonor, stream: Stream, request: FetchRequest, last_s: float) -> None:
-        """Give weights; the piece before took `last_s`."""
-        if request.kind in OF_RESULT:
-            total_bytes, data, name = donor.of_result(stream.partner, request)
-            await self._send(stream, request, total_bytes, data, donor.clock_steps, name)
-        elif request.kind is ContentsKind.SLOW:
-            data, clock_steps = await donor.coded(stream, request)
-            await self._send(stream, request, len(data), data, clock_steps)
-        else:
-            data, clock_steps = await donor.piece(stream.partner, request)
-            await donor.give_way(last_s)
-            await self._send(stream, request, self.terms.state_bytes, data, clock_steps)
-
-    def _introduced(self, stream: Stream, request: FetchRequest) -> memoryview:
-        """Name members; once there have been enough of them, only the time: what is asked for beside it may still be given."""
-        if not self.mirror.may_introduce(stream.partner, stream.observed):
-            return memoryview(self.hearsay.introduction(stream.partner, 0))
-        self.hearsay.take_all(request.records)
-        return memoryview(self.hearsay.introduction(stream.partner, request.num_bytes))
-
-    async def _reflected(self, stream: Stream, request: FetchRequest) -> memoryview:
-        if request.kind is ContentsKind.SIGHTING:
-            return memoryview(self.mirror.sighting(stream.observed))[: request.num_bytes]
-        self.mirror.allow_echo(stream.partner, request.num_bytes)
-        said: list[bytes] = []
-        await take_chunks(stream, Part.CONTENTS, request.num_bytes, said.append)
-        return memoryview(b"".join(said))
-
-    def _renewed(self, request: FetchRequest) -> memoryview:
-        """Sign the asker's credential anew, where it is ours. Raises Refused."""
-        credential = request.credential
-        if credential is None or credential.issuer != self.identity.peer_id or credential.not_after_s <= self.now_s():
-            raise Refused(RefusalCode.NOT_FOUND, "I have signed no invite of yours that is in force")
-        renewed = credential.renewed(self.identity, request.run_id, request.sender, int(self.now_s()) + MEMBER_S)
-        return memoryview(credential_bytes(renewed))
-
-    def _of_manifest(self, request: FetchRequest) -> memoryview:
-        return memoryview(self.manifest)[request.offset : request.offset + request.num_bytes]
-
-    async def _send(
-        self, stream: Stream, request: FetchRequest, total_bytes: int, data: memoryview, clock_steps: int, name: bytes = b""
-    ) -> None:
-        header = Contents(request.kind, total_bytes, hashlib.sha256(data).digest(), clock_steps, name)
-        await send(stream, header.signed(self.identity, *request.asked))
-        await send_chunks(stream, Part.CONTENTS, data, request.offset)

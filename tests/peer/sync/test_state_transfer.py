@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from gossamer.optim.fragments import scatter
-from gossamer.peer.node import pieces as files
-from gossamer.peer.node.fetching import FetchClient, as_final
-from gossamer.peer.node.joining import Joining, Wanted
 from gossamer.peer.swarm.heads import Heads
+from gossamer.peer.sync import pieces as files
+from gossamer.peer.sync.client import FetchClient, as_final
+from gossamer.peer.sync.state_transfer import StateTransfer, Wanted
 from gossamer.protocol.errors import BadMessage, BadSettings, RefusalCode, Refused, RunRefusesUs, WrongVersion
 from gossamer.protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Part, Refusal
 from gossamer.protocol.streams.transport import Purpose, Stream
@@ -35,7 +35,7 @@ class InOrder(random.Random):
         """Leave them as they are."""
 
 
-async def newcomer(swarm: Swarm, *donors: object) -> tuple[Peer, Joining]:
+async def newcomer(swarm: Swarm, *donors: object) -> tuple[Peer, StateTransfer]:
     """A peer that waits for more company than comes, so that only the test has it join; it knows these donors, in this order."""
     peer = swarm.add(told_to_start=True, is_founder=False, wait_for_peers=9)
     peer.trainer.frozen = True
@@ -44,7 +44,7 @@ async def newcomer(swarm: Swarm, *donors: object) -> tuple[Peer, Joining]:
         peer.book.hint(donor.peer_id, "/ip4/192.0.2.1/tcp/4001", asyncio.get_running_loop().time())  # type: ignore[attr-defined]
     client = FetchClient(peer.identity, swarm.terms.run_id, None, peer.transport)
     heads = Heads(peer.book, swarm.terms)
-    return peer, Joining(
+    return peer, StateTransfer(
         client, swarm.terms, heads, peer.standing, peer.node.meetings, peer.link, swarm.folder / "joining", InOrder(), peer.on_event
     )
 

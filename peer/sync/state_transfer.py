@@ -19,15 +19,15 @@ from pathlib import Path
 from gossamer.peer.link import records as ask
 from gossamer.peer.link.socket import LinkLost, NodeEnd
 from gossamer.peer.machine.events import Event, ProcessSays, ProgressMade, StateCloned
-from gossamer.peer.node import pieces as files
-from gossamer.peer.node.donor_samples import DonorSamples, spread_over
-from gossamer.peer.node.download import Download
-from gossamer.peer.node.fetching import FetchClient, as_final
-from gossamer.peer.node.meetings import Meetings
-from gossamer.peer.node.pieces import Pieces
 from gossamer.peer.swarm.address_book import KnownPeer, loop_s
 from gossamer.peer.swarm.heads import Head, Heads
 from gossamer.peer.swarm.standing import Standing
+from gossamer.peer.sync import pieces as files
+from gossamer.peer.sync.client import FetchClient, as_final
+from gossamer.peer.sync.own_meetings import OwnMeetings
+from gossamer.peer.sync.pieces import Pieces
+from gossamer.peer.sync.source_samples import SourceSamples, spread_over
+from gossamer.peer.sync.transfer import Transfer
 from gossamer.protocol.errors import (
     BadContents,
     BadMessage,
@@ -82,7 +82,7 @@ class Wanted:
             raise NoUse(f"its clock shows {header.clock_steps} steps, others are at {self.latest_clock_steps} or less")
 
 
-class Joining:
+class StateTransfer:
     """Get a state, and have the trainer adopt it. `file` is where it is kept meanwhile."""
 
     def __init__(
@@ -91,7 +91,7 @@ class Joining:
         terms: RunTerms,
         heads: Heads,
         standing: Standing,
-        meetings: Meetings,
+        meetings: OwnMeetings,
         link: NodeEnd,
         file: Path,
         rng: random.Random,
@@ -112,7 +112,7 @@ class Joining:
         self._dissenting: frozenset[PeerId] = frozenset()  # who gives other weights than most
         self._refused: set[PeerId] = set()  # who alone gave weights that were refused
         self._told_s = -TELL_S
-        self._progress: DownloadProgress | None = None
+        self._progress: TransferProgress | None = None
 
     async def hear_clocks(self) -> None:
         """Ask peers for their clocks, and return once the book knows one of a peer that has begun.
@@ -183,7 +183,7 @@ class Joining:
         """Return whom to fetch from. Who has nothing of its own yet compares donors before; who has, compares with that."""
         if self._standing.has_begun or self._num_donors == 1 or self._progress is not None:
             return [donor for donor in self._donors() if donor.peer_id not in self._dissenting] or self._donors()
-        samples = DonorSamples(self._client, state_bytes, self._rng)
+        samples = SourceSamples(self._client, state_bytes, self._rng)
         found = await samples.compare(self._heads_by_chance(), DONORS)
         if found is None:
             return self._donors()
@@ -232,7 +232,7 @@ class Joining:
         return pieces
 
     async def _fetch(self, pieces: Pieces, donors: list[KnownPeer], wanted: Callable[[], Wanted]) -> list[GossamerError]:
-        progress = self._progress = self._progress or DownloadProgress(loop_s(), pieces.done_bytes)
+        progress = self._progress = self._progress or TransferProgress(loop_s(), pieces.done_bytes)
 
         def check(donor: PeerId, header: Contents, _piece: int) -> None:
             self._book.tells_clock(donor, header.clock_steps)  # records are old by some seconds
@@ -243,7 +243,7 @@ class Joining:
             self._tell(progress, pieces)
 
         self._tell(progress, pieces)
-        download = Download(self._client, self._book, ContentsKind.STATE, pieces, pieces.missing(), check, on_piece)
+        download = Transfer(self._client, self._book, ContentsKind.STATE, pieces, pieces.missing(), check, on_piece)
         return await download.from_donors(donors, self._num_donors)
 
     async def _adopt(self, pieces: Pieces, total_steps: int) -> GossamerError | None:
@@ -283,7 +283,7 @@ class Joining:
             return BadContents(adopted.reason)
         return NoUse(adopted.reason)
 
-    def _tell(self, progress: DownloadProgress, pieces: Pieces) -> None:
+    def _tell(self, progress: TransferProgress, pieces: Pieces) -> None:
         if loop_s() - self._told_s >= TELL_S or pieces.is_whole:
             self._told_s = loop_s()
             self._emit(ProcessSays("joining", progress.describe(pieces.done_bytes, pieces.num_bytes, loop_s())))
@@ -291,7 +291,7 @@ class Joining:
 
 
 @dataclass(slots=True)
-class DownloadProgress:
+class TransferProgress:
     """How far a download is, over all rounds of asking."""
 
     began_s: float  # loop time

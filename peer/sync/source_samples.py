@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gossamer.peer.node.fetching import FetchClient
 from gossamer.peer.swarm.address_book import KnownPeer
 from gossamer.peer.swarm.heads import Head
+from gossamer.peer.sync.client import FetchClient
 from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.messages import ContentsKind
@@ -30,7 +30,7 @@ ALIKE = 0.3  # of the longer sample's length; peers that meet are at most a fift
 
 
 @dataclass(frozen=True, slots=True)
-class DonorsCompared:
+class SourcesCompared:
     """What was found: whom to fetch from, how many at once, and a sentence for the operator."""
 
     donors: list[KnownPeer]
@@ -39,7 +39,7 @@ class DonorsCompared:
     says: str
 
 
-class DonorSamples:
+class SourceSamples:
     """Samples of donors' states, of so many bytes each whole."""
 
     def __init__(self, client: FetchClient, state_bytes: int, rng: random.Random) -> None:
@@ -48,7 +48,7 @@ class DonorSamples:
         last = (state_bytes - num_bytes) // 2
         self._spans = [(2 * rng.randint(0, last), num_bytes) for _ in range(SPANS)]  # on the borders of values of two bytes
 
-    async def compare(self, heads: Sequence[Head], at_once: int) -> DonorsCompared | None:
+    async def compare(self, heads: Sequence[Head], at_once: int) -> SourcesCompared | None:
         """Compare donors of these heads, in their order; None where fewer than two answer."""
         donors = spread_over(heads)
         if len(donors) < 2:
@@ -60,7 +60,7 @@ class DonorSamples:
         camps = _camps([sample for _, sample in there])
         if len(camps) == 1:
             says = f"{len(there)} donors of {min(len(heads), len(there))} invites or networks give the same weights"
-            return DonorsCompared(donors, frozenset(), at_once, says)
+            return SourcesCompared(donors, frozenset(), at_once, says)
         camps.sort(key=len, reverse=True)
         chosen = [there[number][0] for number in camps[0]]
         others = [there[number][0] for camp in camps[1:] for number in camp]
@@ -68,8 +68,8 @@ class DonorSamples:
         says = f"donors give different weights: {names} first, not {', '.join(donor.peer_id.short() for donor in others)}"
         is_tie = len(camps[1]) == len(camps[0])
         if is_tie:
-            return DonorsCompared([*chosen, *others], frozenset(), 1, says)
-        return DonorsCompared(chosen, frozenset(donor.peer_id for donor in others), at_once, says)
+            return SourcesCompared([*chosen, *others], frozenset(), 1, says)
+        return SourcesCompared(chosen, frozenset(donor.peer_id for donor in others), at_once, says)
 
     async def _sample(self, donor: KnownPeer) -> np.ndarray | None:
         try:

@@ -16,9 +16,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from gossamer.peer.node.fetching import FetchClient, Source
-from gossamer.peer.node.pieces import Pieces, bits_bytes, from_bits
 from gossamer.peer.swarm.address_book import AddressBook, KnownPeer, loop_s
+from gossamer.peer.sync.client import FetchClient, Source
+from gossamer.peer.sync.pieces import Pieces, bits_bytes, from_bits
 from gossamer.protocol.errors import GossamerError, PeerMisbehaved
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.messages import Contents, ContentsKind
@@ -66,7 +66,7 @@ class Holding:
     news_s: float = 0.0  # when it last had something for us
 
 
-class Download:
+class Transfer:
     """One content on its way. `check` raises for a header whose piece is not wanted; `order`: in which to ask for what is missing."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""CatchUp: a founder begins by itself, and who has fallen behind takes over newer weights."""
+"""StateSync: a founder begins by itself, and who has fallen behind takes over newer weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gossamer.peer.meeting.words import Finish, MeetingOutcome
-from gossamer.peer.node.catch_up import LOOK_S, OUTCAST, STEP_BACK_S, CatchUp
+from gossamer.peer.sync.state_sync import LOOK_S, OUTCAST, STEP_BACK_S, StateSync
 from gossamer.protocol.errors import RefusalCode
 from gossamer.protocol.identity import Identity, PeerId
 from tests.swarm.tiny import tiny_manifest
@@ -81,7 +81,7 @@ def know(peer: Peer, num_others: int, clock_steps: int) -> list[PeerId]:
     return others
 
 
-def tell(upkeep: CatchUp, partners: list[PeerId], finish: Finish, num: int = OUTCAST, *, initiated: bool = True) -> None:
+def tell(upkeep: StateSync, partners: list[PeerId], finish: Finish, num: int = OUTCAST, *, initiated: bool = True) -> None:
     for number in range(num):
         upkeep.on_meeting(partners[number % len(partners)], finish, initiated=initiated)
 
@@ -89,7 +89,7 @@ def tell(upkeep: CatchUp, partners: list[PeerId], finish: Finish, num: int = OUT
 def test_a_row_of_refusals_is_forgotten_at_a_meeting_that_counts(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         (peer,) = swarm.start(1)
-        upkeep, others = peer.node.catch_up, know(peer, 1, 1000)
+        upkeep, others = peer.node.state_sync, know(peer, 1, 1000)
         tell(upkeep, others, TOO_FAR, OUTCAST - 1)
         assert upkeep.wanted() is None
         tell(upkeep, others, Finish(MeetingOutcome.COMPLETED, ""), 1)
@@ -106,7 +106,7 @@ def test_a_row_of_refusals_is_forgotten_at_a_meeting_that_counts(tmp_path: Path)
 def test_who_calls_us_only_to_refuse_us_does_not_give_us_his_weights(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         (peer,) = swarm.start(1)
-        upkeep, others = peer.node.catch_up, know(peer, 5, 20)
+        upkeep, others = peer.node.state_sync, know(peer, 5, 20)
         for finish in (TOO_FAR, GATE):
             tell(upkeep, others, finish, 100, initiated=False)
         assert upkeep.wanted() is None
@@ -121,7 +121,7 @@ def test_one_far_ahead_keeps_its_weights_and_sets_its_clock_back(tmp_path: Path)
         (peer,) = swarm.start(1)
         await asyncio.sleep(STEP_BACK_S + 1.0)
         peer.trainer.frozen = True
-        upkeep, others = peer.node.catch_up, know(peer, 5, 20)
+        upkeep, others = peer.node.state_sync, know(peer, 5, 20)
         before = peer.slow
         for told, has_moved in ((OUTCAST - 1, False), (1, True)):
             tell(upkeep, others, TOO_FAR, told)
@@ -137,7 +137,7 @@ def test_one_far_ahead_keeps_its_weights_and_sets_its_clock_back(tmp_path: Path)
 def test_two_liars_among_many_do_not_make_us_ask(tmp_path: Path, finish: Finish) -> None:
     async def story(swarm: Swarm) -> None:
         (peer,) = swarm.start(1)
-        upkeep, others = peer.node.catch_up, know(peer, 5, 20)
+        upkeep, others = peer.node.state_sync, know(peer, 5, 20)
         for liar in others[:2]:
             peer.book.saw(liar, asyncio.get_running_loop().time(), 50_000)
         tell(upkeep, others[:2], finish, 100)
@@ -149,7 +149,7 @@ def test_two_liars_among_many_do_not_make_us_ask(tmp_path: Path, finish: Finish)
 def test_a_clock_that_is_too_far_must_have_been_signed(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         (peer,) = swarm.start(1)
-        upkeep, others = peer.node.catch_up, know(peer, 4, peer.clock + 10)
+        upkeep, others = peer.node.state_sync, know(peer, 4, peer.clock + 10)
         tell(upkeep, others, TOO_FAR, 100)
         assert upkeep.wanted() is None
 
@@ -159,7 +159,7 @@ def test_a_clock_that_is_too_far_must_have_been_signed(tmp_path: Path) -> None:
 def test_shut_out_at_many_gates_we_take_weights_of_about_our_time(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         (peer,) = swarm.start(1)
-        upkeep, others = peer.node.catch_up, know(peer, 4, 40)
+        upkeep, others = peer.node.state_sync, know(peer, 4, 40)
         tell(upkeep, others, GATE)
         wanted = upkeep.wanted()
         assert wanted is not None and wanted.earliest_clock_steps == peer.clock + 1 and wanted.latest_clock_steps == 40 + 60
