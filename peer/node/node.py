@@ -69,15 +69,15 @@ class Node:
             membership.identity, membership.terms.run_id, membership.credential, transport, (membership.terms.protocol_version,)
         )
         terms, heads = membership.terms, Heads(book, membership.terms)
-        self.joining = StateTransfer(client, terms, heads, standing, self.meetings, link, downloads / "state", rng, emit)
-        pulling = FragmentSync(client, terms, book, standing, link, own.payloads, rng, emit)
+        transfer = StateTransfer(client, terms, heads, standing, self.meetings, link, downloads / "state", rng, emit)
+        fragments = FragmentSync(client, terms, book, standing, link, own.payloads, rng, emit)
         result = downloads / "result"
-        settlement = ResultAgreement(client, terms, heads, standing, self.meetings, self.donor, link, own.payloads, result, rng, emit)
+        agreement = ResultAgreement(client, terms, heads, standing, self.meetings, self.donor, link, own.payloads, result, rng, emit)
         self.state_sync = StateSync(
-            membership, standing, presence, heads, self.joining, pulling, settlement, link, emit,
+            membership, standing, presence, heads, transfer, fragments, agreement, link, emit,
             is_founder=is_founder, has_start=has_start, wait_for_peers=wait_for_peers,
         )  # fmt: skip
-        self._final_averaging = FinalAveraging(self.searches, self.meetings, book, settlement, len(terms.fragments), membership.total_steps)
+        self._final_averaging = FinalAveraging(self.searches, self.meetings, book, agreement, len(terms.fragments), membership.total_steps)
 
     async def run(self) -> None:
         """Run until cancelled, or until the run is over and the trainer has saved its result.

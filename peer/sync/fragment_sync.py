@@ -85,7 +85,7 @@ class FragmentSync:
         self._refused: set[PeerId] = set()  # whose weights were no better than ours: not asked as long as there are others
         self._names = itertools.count()
 
-    async def pull_stale(self, check: Callable[[Contents], None]) -> None:
+    async def run(self, check: Callable[[Contents], None]) -> None:
         """Pull each stale fragment once, from anybody who gives it; `check` raises for a donor's header whose bytes are not wanted."""
         reachable = self._book.reachable(loop_s())
         donors = [donor for donor in reachable if donor.peer_id not in self._refused] or reachable

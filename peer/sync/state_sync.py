@@ -1,28 +1,15 @@
-"""When state comes here: the trainer is to begin, and to stay with the others. How it comes: peer/sync/state_transfer.py.
+"""Keep this peer's weights in step with the swarm: observe, decide (peer/sync/decision.py), act.
 
-To begin, a founder starts from the run's initial weights, unless half of those who announce themselves have begun without it. Anybody else
-does so too while the others are hardly further, if it has these weights: they follow from the seed, or lie in a folder of its own. Later,
-or without them, it takes what others give. From then on a peer drops its own weights for others' in these cases alone, and only for such as
-are further and predict its own text no worse:
-
-- it is behind: no meeting counts, and the typical clock (of all heads, ours included: peer/swarm/heads.py) is further on than may meet;
-- partners refuse it because the clocks are too far apart, and the clocks that they have signed say so too;
-- the merge gate, theirs or ours, stops its meetings: after a partition, say.
-
-Clocks only say where to look: no weights are taken over for their clock's sake, and no clock is followed further than most heads are.
-
-Who is too far ahead of all others (they came back with old checkpoints) keeps its weights, and after STEP_BACK_S sets its clock back, for
-they may catch up. The last two cases and this one need OUTCAST meetings in a row without one that counted, begun by us, with MANY partners
-or all within reach. Nobody can force his own weights on us: a single liar moves no median, who calls us only to refuse us is not counted,
-and whatever made us ask, a donor must sign a clock that lies about where most clocks are (`Wanted`).
-
-Once half of the others have come to the end of the run, it takes the result that they settle on.
+Refusals and gated meetings count only in a row: OUTCAST meetings that we began, none completed, with MANY partners of most Sybil groups or
+all within reach. So nobody can force weights on us: one malicious peer moves no median, calls that only refuse us are not counted, and
+whatever made us ask, a source must sign a global step near those of most others (`Wanted`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import deque
 from collections.abc import Callable, Collection
 
@@ -35,27 +22,29 @@ from gossamer.peer.swarm.heads import Heads
 from gossamer.peer.swarm.membership import Membership
 from gossamer.peer.swarm.presence import Presence
 from gossamer.peer.swarm.standing import PeerState, Standing
+from gossamer.peer.sync.decision import AskClocks, Fetch, SyncFragments, SyncView, TakeResult, decide, fresh_fragment, wanted
 from gossamer.peer.sync.fragment_sync import FragmentSync
 from gossamer.peer.sync.result_agreement import ResultAgreement
-from gossamer.peer.sync.state_transfer import StateTransfer, Wanted
+from gossamer.peer.sync.state_transfer import StateTransfer
 from gossamer.protocol.errors import RefusalCode
 from gossamer.protocol.identity import PeerId
-from gossamer.protocol.messages.messages import Contents, RunPhase
+from gossamer.protocol.messages.messages import RunPhase
 
-LOOK_S = 10.0  # between two looks at whether we have fallen behind
-START_SHARE = 10  # of the gap that may be between two clocks: a tenth; who comes no later than that begins from the seed
-FIRST_LOOK_S = 3.0  # for the directory to tell a founder that its run goes on already
+LOOK_S = 10.0  # between two decisions
+FIRST_LOOK_S = 3.0  # for the directory to show a founder that its run goes on already
 START_S = 60.0  # for the trainer to begin once it was told
-COMPANY_S = 0.5  # between two looks at whether there are peers enough to begin with
-OUTCAST = 6  # meetings in a row that we began and that failed for our clock, or for the gate, without one that counted
+COMPANY_S = 0.5  # between two looks at whether there are enough peers to begin with
+OUTCAST = 6  # meetings in a row that we began and that failed for our global step, or for the gate, without a completed one
 REMEMBERED = 64  # of those meetings
-MANY = 3  # partners of a head at least, or all within reach, that they were with
-COMPANY_KEPT_S = 20.0  # after a meeting that counted: no clock that others declare makes us doubt that we are with them
-STEP_BACK_S = 60.0  # shut out for so long, far ahead of the others: they would have caught up if they could
+MANY = 3  # partners of a Sybil group at least, or all within reach, that they were with
+COMPANY_KEPT_S = 20.0  # after a completed meeting, no announced global step makes us doubt that we are in step with the others
 
 
 class StateSync:
-    """See that the trainer begins (`has_start`: with the run's own weights) and stays with others (`is_founder`: if there are any)."""
+    """Have the trainer begin, and keep it in step with the others.
+
+    `has_start`: the run's initial weights are here. `is_founder`: this peer made the run. `wait_for_peers`: others that it waits for.
+    """
 
     def __init__(
         self,
@@ -63,9 +52,9 @@ class StateSync:
         standing: Standing,
         presence: Presence,
         heads: Heads,
-        joining: StateTransfer,
-        pulling: FragmentSync,
-        settlement: ResultAgreement,
+        transfer: StateTransfer,
+        fragments: FragmentSync,
+        agreement: ResultAgreement,
         link: NodeEnd,
         emit: Callable[[Event], None],
         *,
@@ -73,30 +62,29 @@ class StateSync:
         has_start: bool,
         wait_for_peers: int,
     ) -> None:
-        self._state_bytes = membership.terms.state_bytes
-        self._gap_steps = membership.terms.max_clock_gap_steps
+        self._terms = membership.terms
         self._total_steps = membership.total_steps
         self._standing = standing
         self._presence = presence
         self._heads = heads
         self._book = heads.book
-        self._joining = joining
-        self._pulling = pulling
-        self._settlement = settlement
+        self._transfer = transfer
+        self._fragments = fragments
+        self._agreement = agreement
         self._link = link
         self._emit = emit
         self._is_founder = is_founder
         self._has_start = has_start
         self._wait_for_peers = wait_for_peers
-        self._too_far: deque[PeerId] = deque(maxlen=REMEMBERED)  # who refused us, in a row, without a meeting that counted
-        self._gated: deque[PeerId] = deque(maxlen=REMEMBERED)  # likewise: whose gate, or at ours
-        self._met_s = 0.0  # when the last meeting counted
+        self._too_far: deque[PeerId] = deque(maxlen=REMEMBERED)  # who refused us, in a row, without a completed meeting
+        self._gated: deque[PeerId] = deque(maxlen=REMEMBERED)  # likewise: partners whose gate, or at ours
+        self._met_s = -math.inf  # when the last meeting completed
 
     def on_meeting(self, partner: PeerId, finish: Finish, *, initiated: bool) -> None:
-        """Take in how a meeting ended. Who calls us only to refuse us, as often as he likes, says nothing about our weights."""
+        """Take in how a meeting ended. A peer that calls us only to refuse us says nothing about our weights."""
         if finish.outcome is MeetingOutcome.COMPLETED:
             self._met_s = loop_s()
-            self._forget_outcasts()
+            self._forget_refusals()
         elif not initiated:
             return
         elif finish.refusal is RefusalCode.CLOCK_TOO_FAR:
@@ -105,133 +93,109 @@ class StateSync:
             self._gated.append(partner)
 
     async def run(self) -> None:
-        """See to it until cancelled. Raises what StateTransfer raises when a trainer that waits for weights cannot get any."""
+        """Decide and act until cancelled. Raises as `StateTransfer.take_over` when a trainer that waits for weights cannot get any."""
         standing = self._standing
         while True:
             await standing.until(lambda: standing.state is not PeerState.UNTOLD)
             if standing.state is PeerState.WAITING:
-                await self._begin()
+                await self._wait_for_company()
+                await self._presence.first_look(FIRST_LOOK_S)
+                await self._act()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(START_S):
+                        await standing.until(lambda: standing.state is not PeerState.WAITING)
             elif standing.may_meet and standing.phase is RunPhase.TRAIN:
-                await self._stay()
+                await self._act()
             await self._rest()
-
-    async def _rest(self) -> None:
-        """Wait for the next look: a moment where there is something to be done."""
-        until_s = loop_s() + LOOK_S
-        while loop_s() < until_s:
-            await asyncio.sleep(COMPANY_S)
-            if self._standing.state is PeerState.WAITING or self._standing.stale or self._is_ending():
-                return
-
-    async def _stay(self) -> None:
-        if self._is_ending() and (found := await self._settlement.find()):
-            await self._settlement.take(found)
-        elif self._standing.stale:
-            await self._pulling.pull_stale(self._need_young)
-        else:
-            await self._catch_up()
-
-    def _is_ending(self) -> bool:
-        """Tell whether half of the others have come to the end: then there is a result, or soon will be, and it is ours too."""
-        return self._heads.half_say(loop_s(), lambda entry: entry.finished and not entry.failures, own=False)
-
-    # ------------------------------------------------------------------ to begin with
-
-    async def _begin(self) -> None:
-        await self._wait_for_company()
-        await self._presence.first_look(FIRST_LOOK_S)
-        if self._has_start and self._is_founder and not self._heads.half_say(loop_s(), lambda entry: entry.clock_steps > 0):
-            self._link.tell(ask.Start())
-        else:
-            await self._joining.hear_clocks()
-            if self._has_start and self._typical_clock() <= self._gap_steps // START_SHARE:
-                self._link.tell(ask.Start())
-            else:
-                await self._joining.take_over(self._to_begin_with)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(START_S):
-                await self._standing.until(lambda: self._standing.state is not PeerState.WAITING)
 
     async def _wait_for_company(self) -> None:
         while (seen := len(self._book.live(loop_s()))) < self._wait_for_peers:
             self._emit(ProcessSays("waiting", f"waiting for peers: {seen} seen, {self._wait_for_peers} wanted"))
             await asyncio.sleep(COMPANY_S)
 
-    # ------------------------------------------------------------------ to stay with the others
+    async def _rest(self) -> None:
+        """Wait for the next decision: a moment where there is something to do."""
+        until_s = loop_s() + LOOK_S
+        while loop_s() < until_s:
+            await asyncio.sleep(COMPANY_S)
+            if self._standing.state is PeerState.WAITING or self._standing.stale or self._is_ending():
+                return
 
-    def _need_young(self, header: Contents) -> None:
-        """Raise NoUse for the header of a fragment that is of another time than most are."""
-        wanted = self._about(self._typical_clock(self._standing.clock_steps))
-        wanted.check_clock(header)
+    async def _act(self) -> None:
+        """Do what is to be done now. A trainer that waits is not left before it has weights."""
+        is_waiting = self._standing.state is PeerState.WAITING
+        found = await self._agreement.find() if not is_waiting and self._is_ending() else {}
+        decision = decide(self.view(has_result=bool(found)))
+        if isinstance(decision, AskClocks):
+            await (self._transfer.hear_clocks() if is_waiting else self._transfer.ask_clocks())
+            decision = decide(self.view(are_clocks_fresh=True))
+        match decision:
+            case ask.Start():
+                self._link.tell(decision)
+            case TakeResult():
+                await self._agreement.take(found)
+            case SyncFragments():
+                await self._fragments.run(lambda header: fresh_fragment(self.view()).check_clock(header))
+            case Fetch(target) if is_waiting:
+                await self._transfer.take_over(lambda: wanted(self.view()) or target)
+            case Fetch(target):
+                if await self._transfer.ask_everybody(lambda: wanted(self.view()) or target) is None:
+                    self._forgive()
+            case ask.StepBack():
+                self._link.tell(decision)
+                self._forgive()
 
-    def wanted(self) -> Wanted | None:
-        """Say which state would be of more use than our own weights; None when ours are good enough."""
-        own, gap_steps = self._standing.clock_steps, self._gap_steps
-        typical = self._typical_clock(own)
-        if typical - own > gap_steps and not self._is_in_company():
-            return self._about(typical, own + 1)
-        if self._is_far_from_all():
-            others = self._typical_clock()
-            return self._about(others, own + gap_steps + 1) if own - others <= gap_steps else None
-        return self._about(typical, own + 1) if self._is_outcast(self._gated) else None
+    # ------------------------------------------------------------------ what is known
 
-    async def _catch_up(self) -> None:
-        """Take over a useful state, if there is one to be wished for and to be had."""
-        if self.wanted() is None and not self._is_outcast(self._too_far):
-            return
-        await self._joining.ask_clocks()
-        wanted = self.wanted()
-        if wanted is None:
-            self._step_back()
-        elif await self._joining.ask_everybody(lambda: self.wanted() or wanted) is None:
-            self._forget_outcasts()
-            self._book.forget_refusals(loop_s())
+    def view(self, *, has_result: bool = False, are_clocks_fresh: bool = False) -> SyncView:
+        """Return what is known at this moment."""
+        standing, own_steps = self._standing, self._standing.clock_steps
+        is_waiting, since_met_s = standing.state is PeerState.WAITING, loop_s() - self._met_s
+        return SyncView(
+            state_bytes=self._terms.state_bytes,
+            total_steps=self._total_steps,
+            gap_steps=self._terms.max_clock_gap_steps,
+            own_steps=own_steps,
+            typical_steps=self._heads.typical_clock(loop_s(), self._total_steps, own_steps),
+            others_steps=self._heads.typical_clock(loop_s(), self._total_steps),
+            is_waiting=is_waiting,
+            has_start=self._has_start,
+            is_founder=self._is_founder,
+            others_have_begun=is_waiting and self._heads.half_say(loop_s(), lambda entry: entry.clock_steps > 0),
+            are_clocks_fresh=are_clocks_fresh,
+            has_result=has_result,
+            has_stale=bool(standing.stale),
+            since_met_s=since_met_s,
+            is_in_company=since_met_s < COMPANY_KEPT_S and not self._voters() & {*self._too_far, *self._gated},
+            is_refused=self._is_outcast(self._too_far),
+            is_far=self._is_outcast([partner for partner in self._too_far if self._is_far(partner)]),
+            is_gated=self._is_outcast(self._gated),
+        )
 
-    def _step_back(self) -> None:
-        """Set our clock back to where the others can meet us, if we are too far ahead of them and have been for long."""
-        within_reach = self._typical_clock() + self._gap_steps * 3 // 4
-        is_ahead = self._is_far_from_all() and within_reach < self._standing.clock_steps - self._gap_steps // 4
-        if is_ahead and loop_s() - self._met_s > STEP_BACK_S:
-            self._link.tell(ask.StepBack(within_reach))
-            self._forget_outcasts()
-            self._book.forget_refusals(loop_s())
-
-    def _is_far_from_all(self) -> bool:
-        return self._is_outcast([partner for partner in self._too_far if self._is_far(partner)])
-
-    def _typical_clock(self, own_steps: int | None = None) -> int:
-        return self._heads.typical_clock(loop_s(), self._total_steps, own_steps)
-
-    def _is_in_company(self) -> bool:
-        """Tell whether a meeting has just counted, and nobody who has a say has refused us since: no clock speaks against that."""
-        has_met = self._met_s > 0.0 and loop_s() - self._met_s < COMPANY_KEPT_S
-        return has_met and not self._voiced() & {*self._too_far, *self._gated}
+    def _is_ending(self) -> bool:
+        """Tell whether half of the others are at the end of the run: then there is a result, or soon will be."""
+        return self._heads.half_say(loop_s(), lambda entry: entry.finished and not entry.failures, own=False)
 
     def _is_outcast(self, by: Collection[PeerId]) -> bool:
         if len(by) < OUTCAST:
             return False
-        voiced = self._voiced()
-        by = [partner for partner in by if partner in voiced]
+        voters = self._voters()
+        by = [partner for partner in by if partner in voters]
         return len(by) >= OUTCAST and self._heads.half_name(loop_s(), set(by), MANY)
 
-    def _voiced(self) -> set[PeerId]:
-        """Return whose refusals say something: of a head with members whom we have met, a stranger's do not."""
+    def _voters(self) -> set[PeerId]:
+        """Return the peers whose refusals count: in a Sybil group with members that we have met, strangers do not."""
         return {entry.peer_id for entry in self._heads.voices(loop_s()) if not entry.failures}
 
     def _is_far(self, partner: PeerId) -> bool:
         clock_steps = self._book.clock_of(partner)
-        return clock_steps is not None and abs(clock_steps - self._standing.clock_steps) > self._gap_steps
+        return clock_steps is not None and abs(clock_steps - self._standing.clock_steps) > self._terms.max_clock_gap_steps
 
-    def _forget_outcasts(self) -> None:
+    def _forget_refusals(self) -> None:
         self._too_far.clear()
         self._gated.clear()
 
-    def _to_begin_with(self) -> Wanted:
-        """Want any state when no clock is known: whom the invite names has announced nothing yet."""
-        typical, total_steps = self._typical_clock(), self._total_steps
-        return self._about(typical) if typical else Wanted(self._state_bytes, 0, total_steps, total_steps)
-
-    def _about(self, clock_steps: int, earliest_steps: int = 0) -> Wanted:
-        """Want a state of about this clock, and no earlier than `earliest_steps`."""
-        earliest_steps = max(0, earliest_steps, clock_steps - self._gap_steps)
-        return Wanted(self._state_bytes, earliest_steps, min(self._total_steps, clock_steps + self._gap_steps), self._total_steps)
+    def _forgive(self) -> None:
+        """Forget all refusals, ours and those in the book: they were about weights, or a global step, that are gone."""
+        self._forget_refusals()
+        self._book.forget_refusals(loop_s())

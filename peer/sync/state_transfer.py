@@ -24,13 +24,13 @@ from gossamer.peer.swarm.heads import Head, Heads
 from gossamer.peer.swarm.standing import Standing
 from gossamer.peer.sync import pieces as files
 from gossamer.peer.sync.client import FetchClient, as_final
+from gossamer.peer.sync.decision import NoUse, Wanted
 from gossamer.peer.sync.own_meetings import OwnMeetings
 from gossamer.peer.sync.pieces import Pieces
 from gossamer.peer.sync.source_samples import SourceSamples, spread_over
 from gossamer.peer.sync.transfer import Transfer
 from gossamer.protocol.errors import (
     BadContents,
-    BadMessage,
     BadSettings,
     GossamerError,
     PeerMisbehaved,
@@ -51,35 +51,6 @@ CLOCK_S = 5.0  # for them to answer
 TELL_S = 0.5  # between two words about how far it is
 OLD_SHARE = 4  # of the gap that may be between two clocks: a state whose oldest piece is a fourth of it behind is too old to be met about
 LONG_S = 3600.0  # a download that takes longer than this is worth a word
-
-
-class NoUse(GossamerError):
-    """A donor's state would not help us; nobody's fault."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """Which state is of use."""
-
-    state_bytes: int
-    earliest_clock_steps: int
-    latest_clock_steps: int  # one that is further than anybody else is would end our training
-    total_steps: int
-
-    def check(self, header: Contents) -> None:
-        """Raise BadMessage for a state that cannot be, NoUse for one of another time, before any of its bytes come."""
-        if header.total_bytes != self.state_bytes:
-            raise BadMessage(f"a state of {header.total_bytes} bytes; the manifest implies {self.state_bytes}")
-        self.check_clock(header)
-
-    def check_clock(self, header: Contents) -> None:
-        """Raise as `check`, for the clock's sake alone."""
-        if header.clock_steps > self.total_steps:
-            raise BadMessage(f"a clock of {header.clock_steps} steps in a run of {self.total_steps}")
-        if header.clock_steps < self.earliest_clock_steps:
-            raise NoUse(f"its clock shows {header.clock_steps} steps, others are at {self.earliest_clock_steps} or more")
-        if header.clock_steps > self.latest_clock_steps:
-            raise NoUse(f"its clock shows {header.clock_steps} steps, others are at {self.latest_clock_steps} or less")
 
 
 class StateTransfer:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from gossamer.peer.machine.home import Home
-from gossamer.peer.sync import server
 from gossamer.peer.node import vouching as module
 from gossamer.peer.node.vouching import DAY_S, Vouching, latest_credential, membership_warning
+from gossamer.peer.sync import server
 from gossamer.peer.sync.mirror import Mirror
 from gossamer.peer.sync.server import MEMBER_S, FetchServer
 from gossamer.protocol.errors import BadMessage, BadSignature, RefusalCode, Refused, RunRefusesUs

@@ -17,7 +17,8 @@ from gossamer.optim.fragments import scatter
 from gossamer.peer.swarm.heads import Heads
 from gossamer.peer.sync import pieces as files
 from gossamer.peer.sync.client import FetchClient, as_final
-from gossamer.peer.sync.state_transfer import StateTransfer, Wanted
+from gossamer.peer.sync.decision import Wanted
+from gossamer.peer.sync.state_transfer import StateTransfer
 from gossamer.protocol.errors import BadMessage, BadSettings, RefusalCode, Refused, RunRefusesUs, WrongVersion
 from gossamer.protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Part, Refusal
 from gossamer.protocol.streams.transport import Purpose, Stream
