@@ -27,6 +27,7 @@ from gossamer.peer.swarm.standing import PeerState, Standing
 from gossamer.peer.sync.client import FetchClient
 from gossamer.peer.sync.fragment_sync import FragmentSync
 from gossamer.peer.sync.result_agreement import ResultAgreement
+from gossamer.peer.sync.sources import Sources
 from gossamer.peer.sync.state_source import StateSource
 from gossamer.peer.sync.state_sync import StateSync
 from gossamer.peer.sync.state_transfer import StateTransfer
@@ -69,10 +70,11 @@ class Node:
             membership.identity, membership.terms.run_id, membership.credential, transport, (membership.terms.protocol_version,)
         )
         terms, heads = membership.terms, Heads(book, membership.terms)
-        transfer = StateTransfer(client, terms, heads, standing, self.meetings, link, downloads / "state", rng, emit)
-        fragments = FragmentSync(client, terms, book, standing, link, own.payloads, rng, emit)
+        sources = Sources(client, heads, rng)
+        transfer = StateTransfer(sources, terms, standing, self.meetings, link, downloads / "state", emit)
+        fragments = FragmentSync(sources, terms, standing, link, own.payloads, emit)
         result = downloads / "result"
-        agreement = ResultAgreement(client, terms, heads, standing, self.meetings, self.donor, link, own.payloads, result, rng, emit)
+        agreement = ResultAgreement(sources, terms, standing, self.meetings, self.donor, link, own.payloads, result, emit)
         self.state_sync = StateSync(
             membership, standing, presence, heads, transfer, fragments, agreement, link, emit,
             is_founder=is_founder, has_start=has_start, wait_for_peers=wait_for_peers,

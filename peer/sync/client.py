@@ -92,6 +92,11 @@ class Source:
         self._stream = stream
         self._asked: deque[FetchRequest] = deque()
 
+    @property
+    def peer_id(self) -> PeerId:
+        """Return who is at the other end."""
+        return self._stream.partner
+
     async def ask(self, kind: ContentsKind, offset: int, num_bytes: int) -> None:
         """Ask for these bytes of a content. Raises TransportError."""
         await self._ask(kind, secrets.token_bytes(NONCE_BYTES), offset, num_bytes, 0)

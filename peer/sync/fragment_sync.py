@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import random
 import secrets
 from collections import deque
 from collections.abc import Callable
@@ -22,10 +21,11 @@ from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.link.records import File, payload_name
 from gossamer.peer.link.socket import LinkLost, NodeEnd
 from gossamer.peer.machine.events import Event, FragmentPulled
-from gossamer.peer.swarm.address_book import AddressBook, KnownPeer, loop_s
+from gossamer.peer.swarm.address_book import KnownPeer, loop_s
 from gossamer.peer.swarm.standing import Standing
-from gossamer.peer.sync.client import FetchClient, Source, pull_seed
-from gossamer.protocol.errors import GossamerError, PeerMisbehaved
+from gossamer.peer.sync.client import Source, pull_seed
+from gossamer.peer.sync.sources import Sources
+from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.limits import NONCE_BYTES
 from gossamer.protocol.messages.messages import Contents
@@ -64,22 +64,18 @@ class FragmentSync:
 
     def __init__(
         self,
-        client: FetchClient,
+        sources: Sources,
         terms: RunTerms,
-        book: AddressBook,
         standing: Standing,
         link: NodeEnd,
         files: PayloadFolder,
-        rng: random.Random,
         emit: Callable[[Event], None],
     ) -> None:
-        self._client = client
+        self._sources = sources
         self._terms = terms
-        self._book = book
         self._standing = standing
         self._link = link
         self._files = files
-        self._rng = rng
         self._emit = emit
         self._num_tries = dict.fromkeys(range(len(terms.fragments)), 0)
         self._refused: set[PeerId] = set()  # whose weights were no better than ours: not asked as long as there are others
@@ -87,9 +83,9 @@ class FragmentSync:
 
     async def run(self, check: Callable[[Contents], None]) -> None:
         """Pull each stale fragment once, from anybody who gives it; `check` raises for a donor's header whose bytes are not wanted."""
-        reachable = self._book.reachable(loop_s())
+        reachable = self._sources.book.reachable(loop_s())
         donors = [donor for donor in reachable if donor.peer_id not in self._refused] or reachable
-        self._rng.shuffle(donors)
+        self._sources.rng.shuffle(donors)
         if len(donors) < AT_ONCE:
             donors *= AT_ONCE
         work = Round(deque(sorted(self._standing.stale)), deque(donors), check)
@@ -103,13 +99,11 @@ class FragmentSync:
         while work.left and work.donors:
             donor = work.donors.popleft()
             try:
-                async with self._client.source(donor.peer_id, donor.addresses) as source:
+                async with self._sources.open(donor) as source:
                     while work.left:
                         await self._pull(source, donor.peer_id, work)
                         if self._is_old(work):
                             await self._move(work)
-            except PeerMisbehaved:
-                self._book.ban(donor.peer_id, loop_s())
             except (GossamerError, LinkLost, OSError):
                 continue
 

@@ -19,7 +19,6 @@ import asyncio
 import contextlib
 import itertools
 import math
-import random
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -29,16 +28,17 @@ from gossamer.peer.link.payload_folder import PayloadFolder, mapped
 from gossamer.peer.link.socket import LinkLost, NodeEnd
 from gossamer.peer.machine.events import Event, ProcessSays, ResultTaken
 from gossamer.peer.swarm.address_book import KnownPeer, loop_s
-from gossamer.peer.swarm.heads import Heads
 from gossamer.peer.swarm.standing import Standing
 from gossamer.peer.sync import pieces as files
-from gossamer.peer.sync.client import FetchClient
+from gossamer.peer.sync.client import Source
 from gossamer.peer.sync.own_meetings import OwnMeetings
 from gossamer.peer.sync.pieces import Pieces
 from gossamer.peer.sync.run_result import RunResult, fetch_hashes, whole_coming
+from gossamer.peer.sync.sources import Sources
 from gossamer.peer.sync.state_source import StateSource
 from gossamer.peer.sync.transfer import Transfer
-from gossamer.protocol.errors import GossamerError, PeerMisbehaved
+from gossamer.protocol.errors import GossamerError
+from gossamer.protocol.identity import PeerId
 from gossamer.protocol.limits import SLOWEST_BYTES_PER_S
 from gossamer.protocol.messages.messages import ContentsKind
 from gossamer.protocol.messages.terms import RunTerms
@@ -64,30 +64,25 @@ class ResultAgreement:
 
     def __init__(
         self,
-        client: FetchClient,
+        sources: Sources,
         terms: RunTerms,
-        heads: Heads,
         standing: Standing,
         meetings: OwnMeetings,
         donor: StateSource,
         link: NodeEnd,
         payloads: PayloadFolder,
         file: Path,
-        rng: random.Random,
         emit: Callable[[Event], None],
     ) -> None:
-        self._client = client
+        self._sources = sources
         self._state_bytes = terms.state_bytes
-        self._me = client.identity.peer_id
-        self._book = heads.book
-        self._heads = heads
+        self._book = sources.book
         self._standing = standing
         self._meetings = meetings
         self._donor = donor
         self._link = link
         self._payloads = payloads
         self._file = file
-        self._rng = rng
         self._emit = emit
         self._strangers_s = STRANGERS_S + terms.state_bytes / STRANGERS_BYTES_PER_S
         self._needed_s = STRANGERS_S + terms.state_bytes / SLOWEST_BYTES_PER_S  # the longest that one whom we have met may fetch
@@ -114,16 +109,14 @@ class ResultAgreement:
         await self._linger()
 
     async def find(self) -> Found:
-        """Ask peers which result they have; those that do not answer, or have none, are left out. We hear who has come to the end, too."""
+        """Ask peers which result they have; leave out those that do not answer, or have none. This also shows who is at the end."""
         known = self._speakers()
-        asked = self._rng.sample(known, min(ASKED, len(known)))
-        names = await asyncio.gather(*(self._name_at(entry) for entry in asked))
-        found: Found = {}
-        for entry, name in zip(asked, names, strict=True):
-            if name and name not in self._refused:
+        asked, found = self._sources.rng.sample(known, min(ASKED, len(known))), Found()
+        for entry, name in await self._sources.ask_all(asked, self._settled_name, ANSWER_S):
+            if isinstance(name, GossamerError):
+                self._in_vain.update(() if entry.meetings else self._sources.heads.answerable(entry))
+            elif name and name not in self._refused:
                 found.setdefault(name, []).append(entry)
-            elif name is None and not entry.meetings:
-                self._in_vain.update(self._heads.answerable(entry))
         if found:
             self._heard_s = loop_s() + HEARD_S
         return found
@@ -149,7 +142,7 @@ class ResultAgreement:
                     is_taken = await self._take(name, found)
         if not is_taken:
             for entry in found[name]:
-                self._in_vain.update(self._heads.answerable(entry))
+                self._in_vain.update(self._sources.heads.answerable(entry))
         return is_taken
 
     @property
@@ -165,8 +158,10 @@ class ResultAgreement:
                 if result is None:
                     return False
                 order = sorted(pieces.missing(), key=lambda piece: (piece - self._first(pieces.num_pieces)) % pieces.num_pieces)
-                download = Transfer(self._client, self._book, ContentsKind.RESULT, pieces, order, result.check, lambda _: None)
-                await download.from_donors(self._holders(found[name]), DONORS)
+                num_by = Counter[PeerId]()
+                await Transfer(self._sources, ContentsKind.RESULT, pieces, order, result.check, num_by).run(
+                    self._holders(found[name]), DONORS
+                )
                 if not pieces.is_whole:
                     return False
                 adopted = await self._adopt(pieces.path)
@@ -180,19 +175,15 @@ class ResultAgreement:
             self._refused.add(name)
             self._emit(ProcessSays("finishing", f"kept our own weights: {adopted.reason}"))
             return False
-        self._settled(RunResult(result.hashes, data), tuple(map(str, download.num_by)), loop_s() - began_s)
+        self._settled(RunResult(result.hashes, data), tuple(map(str, num_by)), loop_s() - began_s)
         return True
 
     async def _named(self, name: bytes, donors: list[KnownPeer], pieces: Pieces) -> RunResult | None:
         """Have one of those that have settled on a result give its hashes; None where nobody does."""
         for donor in donors:
-            try:
-                async with self._client.source(donor.peer_id, donor.addresses) as source:
+            with contextlib.suppress(GossamerError):
+                async with self._sources.open(donor) as source:
                     return RunResult(await fetch_hashes(source, name, self._state_bytes), pieces)
-            except PeerMisbehaved:
-                self._book.ban(donor.peer_id, loop_s())
-            except GossamerError:
-                continue
         return None
 
     def _first(self, num_pieces: int) -> int:
@@ -211,8 +202,8 @@ class ResultAgreement:
         """Return, in random order, whose word about results is worth a question: whom we have met, and a few strangers of each kind."""
         near = self._book.reachable(loop_s())
         cost, chosen = Counter(self._in_vain), list[KnownPeer]()
-        for entry in self._rng.sample(near, len(near)):
-            marks = self._heads.answerable(entry)
+        for entry in self._sources.rng.sample(near, len(near)):
+            marks = self._sources.heads.answerable(entry)
             if all(cost[mark] < TRIES for mark in marks):
                 chosen.append(entry)
                 if not entry.meetings:
@@ -223,7 +214,7 @@ class ResultAgreement:
 
     def _rank(self) -> int:
         """Return how many of those that have come to the end come before us."""
-        return sum(entry.peer_id < self._me for entry in self._speakers() if entry.finished)
+        return sum(entry.peer_id < self._sources.client.identity.peer_id for entry in self._speakers() if entry.finished)
 
     async def _write_down(self) -> None:
         name = f"clone-result-{next(self._names)}"
@@ -282,32 +273,29 @@ class ResultAgreement:
         return bool(fetching) and loop_s() < since_s + (self._needed_s if fetching & known else self._strangers_s)
 
     async def _all_have(self, name: bytes, until_s: float) -> bool:
-        """Tell whether each peer within reach answers with this result, needs nothing more of it, or is gone; not if that takes long."""
-        near = self._speakers()
+        """Tell whether each peer within reach has this result, or all its pieces, or is gone; False when asking takes too long.
+
+        A slow peer may judge a whole result for long, and needs nobody for that.
+        """
+        near, theirs = self._speakers(), dict[PeerId, bytes]()
+
+        async def ask_name(source: Source) -> None:
+            theirs[source.peer_id] = await self._settled_name(source)
+            if not theirs[source.peer_id]:
+                theirs[source.peer_id] = await whole_coming(source, self._state_bytes)
+
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(until_s):
                 for start in range(0, len(near), ASKED):
-                    names = await asyncio.gather(*(self._name_at(entry, or_coming=True) for entry in near[start : start + ASKED]))
-                    if any(theirs not in (name, None) for theirs in names):
+                    await self._sources.ask_all(near[start : start + ASKED], ask_name, ANSWER_S)
+                    if any(their != name for their in theirs.values()):
                         return False
                 return True
         return False
 
-    async def _name_at(self, entry: KnownPeer, *, or_coming: bool = False) -> bytes | None:
-        """Return the name of a peer's result, empty where it has none; None where it does not answer.
-
-        `or_coming`: or of the one of which it has all pieces; a slow peer may judge them for long, and needs nobody for that.
-        """
-        name: bytes | None = None
-        with contextlib.suppress(GossamerError, TimeoutError):
-            try:
-                async with asyncio.timeout(ANSWER_S), self._client.source(entry.peer_id, entry.addresses) as source:
-                    header = await source.header(ContentsKind.RESULT)
-                    if self._standing.finished and header.clock_steps >= self._standing.clock_steps:
-                        self._book.saw(entry.peer_id, loop_s(), header.clock_steps, finished=True)
-                    name = header.name
-                    if or_coming and not name:
-                        name = await whole_coming(source, self._state_bytes)
-            except PeerMisbehaved:
-                self._book.ban(entry.peer_id, loop_s())
-        return name
+    async def _settled_name(self, source: Source) -> bytes:
+        """Return the name of a source's result, empty where it has none; note whether it is at the end. Raises as `Source.take`."""
+        header = await source.header(ContentsKind.RESULT)
+        if self._standing.finished and header.clock_steps >= self._standing.clock_steps:
+            self._book.saw(source.peer_id, loop_s(), header.clock_steps, finished=True)
+        return header.name

@@ -1,22 +1,20 @@
-"""What a newcomer can know of its donors before it takes a whole state: whether they give the same weights.
+"""Compare sources before a whole state is taken: do they give the same weights?
 
-It asks up to three donors, of as many heads as there are (peer/swarm/heads.py), for the same few places of their states, drawn at random.
-Peers that meet are near each other, so honest samples are alike; weights of somebody's own making are not. Most heads say where the state
-comes from; where they are one against one, it comes from one donor, and the loss on our own text judges it.
+A newcomer asks up to three sources, of as many Sybil groups as there are (peer/swarm/heads.py), for the same few random places of their
+states. Partners stay near each other, so honest samples are alike; fabricated weights are not. The majority becomes the source. In a tie
+the state comes from one source at a time, and the loss on our own text judges it.
 """
 
 from __future__ import annotations
 
-import asyncio
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from gossamer.peer.swarm.address_book import KnownPeer
-from gossamer.peer.swarm.heads import Head
-from gossamer.peer.sync.client import FetchClient
+from gossamer.peer.sync.client import Source
+from gossamer.peer.sync.sources import Sources, spread_over
 from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.messages import ContentsKind
@@ -24,69 +22,52 @@ from gossamer.protocol.messages.messages import ContentsKind
 COMPARED = 3
 SPANS = 4
 SPAN_BYTES = 16 * 1024
-SHARE = 64  # of the state, at most, is one of them
+SHARE = 64  # of the state, at most, is one span
 SAMPLE_S = 10.0
-ALIKE = 0.3  # of the longer sample's length; peers that meet are at most a fifth of that apart (docs/log.md), unrelated weights 1.4
+ALIKE = 0.3  # of the longer sample's length; partners are at most a fifth of it apart (docs/log.md), unrelated weights 1.4
 
 
 @dataclass(frozen=True, slots=True)
 class SourcesCompared:
-    """What was found: whom to fetch from, how many at once, and a sentence for the operator."""
+    """Whom to fetch from, how many at once, and a sentence for the operator."""
 
-    donors: list[KnownPeer]
+    sources: list[KnownPeer]
     dissenting: frozenset[PeerId]  # who gives other weights than most
     num_at_once: int
     says: str
 
 
-class SourceSamples:
-    """Samples of donors' states, of so many bytes each whole."""
+async def compare(sources: Sources, state_bytes: int, at_once: int) -> SourcesCompared | None:
+    """Compare live peers that have a state of so many bytes; None where fewer than two answer."""
+    groups = sources.live_groups()
+    peers = spread_over(groups)
+    if len(peers) < 2:
+        return None
+    num_bytes = max(2, min(SPAN_BYTES, state_bytes // SHARE // 2 * 2))
+    last = (state_bytes - num_bytes) // 2
+    spans = [(2 * sources.rng.randint(0, last), num_bytes) for _ in range(SPANS)]  # on the borders of values of two bytes
 
-    def __init__(self, client: FetchClient, state_bytes: int, rng: random.Random) -> None:
-        self._client = client
-        num_bytes = max(2, min(SPAN_BYTES, state_bytes // SHARE // 2 * 2))
-        last = (state_bytes - num_bytes) // 2
-        self._spans = [(2 * rng.randint(0, last), num_bytes) for _ in range(SPANS)]  # on the borders of values of two bytes
+    async def sample(source: Source) -> np.ndarray:
+        for offset, size in spans:
+            await source.ask(ContentsKind.STATE, offset, size)
+        halves = np.frombuffer(b"".join([(await source.take())[1] for _ in spans]), dtype="<u2").astype(np.uint32) << 16
+        return halves.view(np.float32).astype(np.float64)  # bf16 is the upper half of a float
 
-    async def compare(self, heads: Sequence[Head], at_once: int) -> SourcesCompared | None:
-        """Compare donors of these heads, in their order; None where fewer than two answer."""
-        donors = spread_over(heads)
-        if len(donors) < 2:
-            return None
-        samples = await asyncio.gather(*(self._sample(donor) for donor in donors[:COMPARED]))
-        there = [(donor, sample) for donor, sample in zip(donors, samples, strict=False) if sample is not None]
-        if len(there) < 2:
-            return None
-        camps = _camps([sample for _, sample in there])
-        if len(camps) == 1:
-            says = f"{len(there)} donors of {min(len(heads), len(there))} invites or networks give the same weights"
-            return SourcesCompared(donors, frozenset(), at_once, says)
-        camps.sort(key=len, reverse=True)
-        chosen = [there[number][0] for number in camps[0]]
-        others = [there[number][0] for camp in camps[1:] for number in camp]
-        names = " and ".join(donor.peer_id.short() for donor in chosen)
-        says = f"donors give different weights: {names} first, not {', '.join(donor.peer_id.short() for donor in others)}"
-        is_tie = len(camps[1]) == len(camps[0])
-        if is_tie:
-            return SourcesCompared([*chosen, *others], frozenset(), 1, says)
-        return SourcesCompared(chosen, frozenset(donor.peer_id for donor in others), at_once, says)
-
-    async def _sample(self, donor: KnownPeer) -> np.ndarray | None:
-        try:
-            async with asyncio.timeout(SAMPLE_S), self._client.source(donor.peer_id, donor.addresses) as source:
-                for offset, num_bytes in self._spans:
-                    await source.ask(ContentsKind.STATE, offset, num_bytes)
-                parts = [(await source.take())[1] for _ in self._spans]
-        except (GossamerError, TimeoutError):
-            return None
-        halves = np.frombuffer(b"".join(parts), dtype="<u2").astype(np.uint32) << 16  # bf16 is the upper half of a float
-        return halves.view(np.float32).astype(np.float64)
-
-
-def spread_over(heads: Sequence[Head]) -> list[KnownPeer]:
-    """Return the members of all heads, one of each, then another of each, and so on."""
-    longest = max(map(len, heads), default=0)
-    return [head[turn] for turn in range(longest) for head in heads if turn < len(head)]
+    answers = await sources.ask_all(peers[:COMPARED], sample, SAMPLE_S)
+    there = [(peer, values) for peer, values in answers if not isinstance(values, GossamerError)]
+    if len(there) < 2:
+        return None
+    camps = sorted(_camps([values for _, values in there]), key=len, reverse=True)
+    if len(camps) == 1:
+        says = f"{len(there)} donors of {min(len(groups), len(there))} invites or networks give the same weights"
+        return SourcesCompared(peers, frozenset(), at_once, says)
+    chosen = [there[number][0] for number in camps[0]]
+    others = [there[number][0] for camp in camps[1:] for number in camp]
+    names = " and ".join(peer.peer_id.short() for peer in chosen)
+    says = f"donors give different weights: {names} first, not {', '.join(peer.peer_id.short() for peer in others)}"
+    if len(camps[1]) == len(camps[0]):
+        return SourcesCompared([*chosen, *others], frozenset(), 1, says)
+    return SourcesCompared(chosen, frozenset(peer.peer_id for peer in others), at_once, says)
 
 
 def _camps(samples: Sequence[np.ndarray]) -> list[list[int]]:

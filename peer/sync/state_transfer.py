@@ -1,15 +1,14 @@
-"""How a peer gets a state when it begins: by pieces, from several donors at once, until the trainer has taken it over.
+"""Transfer a whole state: in pieces, from several sources at once, until the trainer has adopted it.
 
-Pieces may come from different donors and moments: a mixture of near replicas is as good to begin with as one of them. What can be checked
-of a piece is size and hash, and that the donor's clock is about where most others say that theirs are; of the whole, what the trainer finds
-(peer/trainer/shared_state.py). What is here stays on the disk until it is adopted or refused, so nothing is fetched twice.
+Pieces may come from different sources and moments: a mixture of near replicas is as good to begin with as one of them. Each piece must have
+the right size and hash, and a global step near that of most others; the trainer judges the whole (peer/trainer/shared_state.py). Pieces
+stay on the disk until the state is adopted or refused, so nothing is fetched twice.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import shutil
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -20,76 +19,63 @@ from gossamer.peer.link import records as ask
 from gossamer.peer.link.socket import LinkLost, NodeEnd
 from gossamer.peer.machine.events import Event, ProcessSays, ProgressMade, StateCloned
 from gossamer.peer.swarm.address_book import KnownPeer, loop_s
-from gossamer.peer.swarm.heads import Head, Heads
 from gossamer.peer.swarm.standing import Standing
 from gossamer.peer.sync import pieces as files
-from gossamer.peer.sync.client import FetchClient, as_final
+from gossamer.peer.sync.client import as_final
 from gossamer.peer.sync.decision import NoUse, Wanted
 from gossamer.peer.sync.own_meetings import OwnMeetings
 from gossamer.peer.sync.pieces import Pieces
-from gossamer.peer.sync.source_samples import SourceSamples, spread_over
+from gossamer.peer.sync.source_samples import compare
+from gossamer.peer.sync.sources import Sources, spread_over
 from gossamer.peer.sync.transfer import Transfer
-from gossamer.protocol.errors import (
-    BadContents,
-    BadSettings,
-    GossamerError,
-    PeerMisbehaved,
-    Refused,
-    SwarmUnreachable,
-    TransportError,
-)
+from gossamer.protocol.errors import BadContents, BadSettings, GossamerError, Refused, SwarmUnreachable, TransportError
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.messages import Contents, ContentsKind
 from gossamer.protocol.messages.terms import RunTerms
 
-PATIENCE_S = 60.0  # without any donor that answers at all
-PAUSE_S = 1.0  # between two rounds of asking everybody
-ROUNDS_TO_BELIEVE = 3  # in which every donor that answers does not want us: a single one must not send us away
-DONORS = 4  # at once
-ASKED = 8  # for their clocks, at once
+PATIENCE_S = 60.0  # without any source that answers at all
+PAUSE_S = 1.0  # between two rounds
+ROUNDS_TO_BELIEVE = 3  # in which every source that answers rejects us: a single one must not send us away
+SOURCES = 4  # at once
+ASKED = 8  # for their global steps, at once
 CLOCK_S = 5.0  # for them to answer
-TELL_S = 0.5  # between two words about how far it is
-OLD_SHARE = 4  # of the gap that may be between two clocks: a state whose oldest piece is a fourth of it behind is too old to be met about
-LONG_S = 3600.0  # a download that takes longer than this is worth a word
+REPORT_S = 0.5  # between two reports of progress
+OLD_SHARE = 4  # of the allowed gap: a state whose oldest piece is a fourth of it behind is too old to meet about
+LONG_S = 3600.0  # a transfer that takes longer is announced as slow
 
 
 class StateTransfer:
-    """Get a state, and have the trainer adopt it. `file` is where it is kept meanwhile."""
+    """Fetch a state, and have the trainer adopt it. `file` holds it meanwhile."""
 
     def __init__(
         self,
-        client: FetchClient,
+        sources: Sources,
         terms: RunTerms,
-        heads: Heads,
         standing: Standing,
         meetings: OwnMeetings,
         link: NodeEnd,
         file: Path,
-        rng: random.Random,
         emit: Callable[[Event], None],
     ) -> None:
-        self._client = client
-        self._num_fragments = len(terms.fragments)
-        self._gap_steps = terms.max_clock_gap_steps
-        self._heads = heads
-        self._book = heads.book
+        self._sources = sources
+        self._book = sources.book
+        self._terms = terms
         self._standing = standing
         self._meetings = meetings
         self._link = link
         self._file = file
-        self._rng = rng
         self._emit = emit
-        self._num_donors = DONORS
-        self._dissenting: frozenset[PeerId] = frozenset()  # who gives other weights than most
-        self._refused: set[PeerId] = set()  # who alone gave weights that were refused
-        self._told_s = -TELL_S
+        self._num_sources = SOURCES
+        self._dissenting: frozenset[PeerId] = frozenset()  # sources that give other weights than most
+        self._refused: set[PeerId] = set()  # sources that alone gave weights that were refused
+        self._reported_s = -REPORT_S
         self._progress: TransferProgress | None = None
 
     async def hear_clocks(self) -> None:
-        """Ask peers for their clocks, and return once the book knows one of a peer that has begun.
+        """Ask peers for their global steps, and return once the book knows one of a peer that has begun.
 
         Waits as long as they answer that they have not begun themselves. Raises SwarmUnreachable when none has answered for PATIENCE_S,
-        RunRefusesUs or WrongVersion when all that answer do not want us.
+        RunRefusesUs or WrongVersion when all that answer reject us.
         """
         await self._until_done(self.ask_clocks)
 
@@ -98,16 +84,16 @@ class StateTransfer:
         await self._until_done(lambda: self.ask_everybody(wanted))
 
     async def ask_everybody(self, wanted: Callable[[], Wanted]) -> list[GossamerError] | None:
-        """Fetch what every live peer together can give. Return None once it is adopted, else what those that answered said.
+        """Fetch what all live peers together can give. Return None once it is adopted, else the errors of those that answered.
 
         Raises BadSettings when the disk has no room for it.
         """
-        donors = await self._compared(wanted().state_bytes)
-        if not donors:
+        sources = await self._compared()
+        if not sources:
             return []
         try:
-            with contextlib.closing(self._open(wanted().state_bytes)) as pieces:
-                errors = await self._fetch(pieces, donors, wanted)
+            with contextlib.closing(self._open()) as pieces:
+                errors = await self._fetch(pieces, sources, wanted)
                 if pieces.is_whole:
                     refusal = await self._adopt(pieces, wanted().total_steps)
                     if refusal is None:
@@ -115,15 +101,24 @@ class StateTransfer:
                     errors.append(refusal)
         except OSError as full:
             errors = [NoUse(f"no room for the weights here: {full.strerror}")]
-        for error in errors:
-            self._emit(ProcessSays("joining", f"no weights yet: {error}"))
-        return [error for error in errors if not isinstance(error, TransportError)]
+        return self._explained("no weights yet", errors)
+
+    async def ask_clocks(self) -> list[GossamerError] | None:
+        """Ask some live peers for their global steps. Return None when one that has begun answered, else the errors of those that did."""
+        answers = await self._sources.ask_all(self._order()[:ASKED], lambda source: source.header(ContentsKind.STATE), CLOCK_S)
+        for peer, answer in answers:
+            if isinstance(answer, Contents):
+                self._book.tells_clock(peer.peer_id, answer.clock_steps)
+        errors = [answer for _, answer in answers if isinstance(answer, GossamerError)]
+        if len(errors) < len(answers):
+            return None
+        return self._explained("waiting until somebody begins", [error for error in errors if not isinstance(error, TransportError)])
 
     # ------------------------------------------------------------------ whom to ask, again and again
 
     async def _until_done(self, ask_all: Callable[[], Awaitable[list[GossamerError] | None]]) -> None:
-        heard_s, num_unwanted = loop_s(), 0
-        while loop_s() - heard_s < PATIENCE_S:
+        answered_s, num_unwanted = loop_s(), 0
+        while loop_s() - answered_s < PATIENCE_S:
             began_s = loop_s()
             answers = await ask_all()
             if answers is None:
@@ -133,7 +128,7 @@ class StateTransfer:
             if final is not None and num_unwanted >= ROUNDS_TO_BELIEVE:
                 raise final
             if answers:
-                heard_s = loop_s()
+                answered_s = loop_s()
             await asyncio.sleep(max(0.0, PAUSE_S - (loop_s() - began_s)))
         raise SwarmUnreachable(
             f"no peer of the run answered for {PATIENCE_S:.0f} s",
@@ -141,57 +136,34 @@ class StateTransfer:
             "peers that have banned this one do not answer it either",
         )
 
-    def _donors(self) -> list[KnownPeer]:
-        """Return the live peers in an order by chance, head by head; those whose weights were refused come last."""
-        return sorted(spread_over(self._heads_by_chance()), key=lambda donor: donor.peer_id in self._refused)
+    def _explained(self, what: str, errors: list[GossamerError]) -> list[GossamerError]:
+        """Report errors to the operator, and return those of peers that answered."""
+        for error in errors:
+            self._emit(ProcessSays("joining", f"{what}: {error}"))
+        return [error for error in errors if not isinstance(error, TransportError)]
 
-    def _heads_by_chance(self) -> list[Head]:
-        donors = self._book.live(loop_s())
-        self._rng.shuffle(donors)
-        return self._heads.group(donors)
+    def _order(self) -> list[KnownPeer]:
+        """Return the live peers in random order, group by group; those whose weights were refused come last."""
+        return sorted(spread_over(self._sources.live_groups()), key=lambda peer: peer.peer_id in self._refused)
 
-    async def _compared(self, state_bytes: int) -> list[KnownPeer]:
-        """Return whom to fetch from. Who has nothing of its own yet compares donors before; who has, compares with that."""
-        if self._standing.has_begun or self._num_donors == 1 or self._progress is not None:
-            return [donor for donor in self._donors() if donor.peer_id not in self._dissenting] or self._donors()
-        samples = SourceSamples(self._client, state_bytes, self._rng)
-        found = await samples.compare(self._heads_by_chance(), DONORS)
+    async def _compared(self) -> list[KnownPeer]:
+        """Return whom to fetch from. A peer without weights of its own compares sources first; others compare with their own weights."""
+        if self._standing.has_begun or self._num_sources == 1 or self._progress is not None:
+            order = self._order()
+            return [peer for peer in order if peer.peer_id not in self._dissenting] or order
+        found = await compare(self._sources, self._terms.state_bytes, SOURCES)
         if found is None:
-            return self._donors()
-        self._dissenting = found.dissenting
-        self._num_donors = found.num_at_once
+            return self._order()
+        self._dissenting, self._num_sources = found.dissenting, found.num_at_once
         self._emit(ProcessSays("joining", found.says))
-        return found.donors
-
-    async def ask_clocks(self) -> list[GossamerError] | None:
-        """Have some live peers tell their clocks. Return None when one that has begun did, else what those that answered said."""
-        asked = await asyncio.gather(*(self._clock_of(donor) for donor in self._donors()[:ASKED]))
-        if None in asked:
-            return None
-        answers = [error for error in asked if error is not None and not isinstance(error, TransportError)]
-        for error in answers:
-            self._emit(ProcessSays("joining", f"waiting until somebody begins: {error}"))
-        return answers
-
-    async def _clock_of(self, donor: KnownPeer) -> GossamerError | None:
-        try:
-            async with asyncio.timeout(CLOCK_S):
-                header = await self._client.header(donor.peer_id, donor.addresses, ContentsKind.STATE)
-        except TimeoutError:
-            return TransportError(f"{donor.peer_id.short()} does not answer")
-        except PeerMisbehaved as error:
-            self._book.ban(donor.peer_id, loop_s())
-            return error
-        except GossamerError as error:
-            return error
-        self._book.tells_clock(donor.peer_id, header.clock_steps)
-        return None
+        return found.sources
 
     # ------------------------------------------------------------------ one state
 
-    def _open(self, num_bytes: int) -> Pieces:
+    def _open(self) -> Pieces:
         """Go on with what is on the disk, or begin. Raises OSError, and BadSettings when there is not enough room."""
-        pieces = Pieces.open(self._file, self._client.run_id, num_bytes)
+        num_bytes = self._terms.state_bytes
+        pieces = Pieces.open(self._file, self._terms.run_id, num_bytes)
         left, free = num_bytes - pieces.done_bytes, shutil.disk_usage(self._file.parent).free
         if left > free:
             pieces.close()
@@ -202,27 +174,25 @@ class StateTransfer:
             )
         return pieces
 
-    async def _fetch(self, pieces: Pieces, donors: list[KnownPeer], wanted: Callable[[], Wanted]) -> list[GossamerError]:
+    async def _fetch(self, pieces: Pieces, sources: list[KnownPeer], wanted: Callable[[], Wanted]) -> list[GossamerError]:
         progress = self._progress = self._progress or TransferProgress(loop_s(), pieces.done_bytes)
 
-        def check(donor: PeerId, header: Contents, _piece: int) -> None:
-            self._book.tells_clock(donor, header.clock_steps)  # records are old by some seconds
-            wanted().check(header)  # as of now: clocks go on while a long download lasts
+        def check(source: PeerId, header: Contents, _piece: int) -> None:
+            self._book.tells_clock(source, header.clock_steps)  # records are some seconds old
+            wanted().check(header)  # as of now: global steps go on during a long transfer
 
-        def on_piece(donor: PeerId) -> None:
-            progress.num_by[donor] += 1
-            self._tell(progress, pieces)
-
-        self._tell(progress, pieces)
-        download = Transfer(self._client, self._book, ContentsKind.STATE, pieces, pieces.missing(), check, on_piece)
-        return await download.from_donors(donors, self._num_donors)
+        self._report(progress, pieces)
+        transfer = Transfer(
+            self._sources, ContentsKind.STATE, pieces, pieces.missing(), check, progress.num_by, lambda: self._report(progress, pieces)
+        )
+        return await transfer.run(sources, self._num_sources)
 
     async def _adopt(self, pieces: Pieces, total_steps: int) -> GossamerError | None:
-        """Have the trainer take the state over; return why it did not. What it refuses is not kept."""
+        """Have the trainer adopt the state; return why it did not. What it refuses is not kept."""
         await self.ask_clocks()
-        oldest, now = min(pieces.clocks.values()), self._heads.typical_clock(loop_s(), total_steps)
-        is_old = now - oldest > self._gap_steps // OLD_SHARE
-        clock_steps = now if is_old else min(oldest, now or oldest)  # what is old is pulled before it is met about; no donor sets our clock
+        oldest, now = min(pieces.clocks.values()), self._sources.heads.typical_clock(loop_s(), total_steps)
+        is_old = now - oldest > self._terms.max_clock_gap_steps // OLD_SHARE
+        clock_steps = now if is_old else min(oldest, now or oldest)  # an old state is synced before any meeting; no source sets our step
         try:
             async with self._meetings.set_aside():
                 adopted = await self._link.request(ask.Adopt(str(pieces.path), clock_steps))
@@ -233,44 +203,44 @@ class StateTransfer:
         assert isinstance(adopted, ask.Adopted) and progress is not None
         if not adopted.accepted:
             return self._blame(progress.num_by, adopted)
-        self._num_donors = DONORS
-        self._standing.stale = set(range(self._num_fragments)) if is_old and not adopted.reason else set()
+        self._num_sources = SOURCES
+        self._standing.stale = set(range(len(self._terms.fragments))) if is_old and not adopted.reason else set()
         if adopted.reason:
             self._emit(ProcessSays("joining", f"kept our own weights: {adopted.reason}"))
             return None
-        donors = tuple(str(donor) for donor, _ in progress.num_by.most_common())
+        sources = tuple(str(source) for source, _ in progress.num_by.most_common())
         fetched_bytes = pieces.num_bytes - progress.began_bytes
-        self._emit(StateCloned(donors, clock_steps, pieces.num_bytes, fetched_bytes, loop_s() - progress.began_s))
+        self._emit(StateCloned(sources, clock_steps, pieces.num_bytes, fetched_bytes, loop_s() - progress.began_s))
         return None
 
     def _blame(self, num_by: Counter[PeerId], adopted: ask.Adopted) -> GossamerError:
-        """A bad piece names its donor only where all are its own; so from here on one donor gives all."""
-        self._num_donors = 1
+        """Take one source at a time from here on: a bad piece names its source only where all pieces are from it."""
+        self._num_sources = 1
         if len(num_by) == 1:
-            self._refused |= set(num_by)
-        if len(num_by) == 1 and not adopted.is_sound:
-            (donor,) = num_by
-            self._book.ban(donor, loop_s())
-            return BadContents(adopted.reason)
+            (source,) = num_by
+            self._refused.add(source)
+            if not adopted.is_sound:
+                self._book.ban(source, loop_s())
+                return BadContents(adopted.reason)
         return NoUse(adopted.reason)
 
-    def _tell(self, progress: TransferProgress, pieces: Pieces) -> None:
-        if loop_s() - self._told_s >= TELL_S or pieces.is_whole:
-            self._told_s = loop_s()
+    def _report(self, progress: TransferProgress, pieces: Pieces) -> None:
+        if loop_s() - self._reported_s >= REPORT_S or pieces.is_whole:
+            self._reported_s = loop_s()
             self._emit(ProcessSays("joining", progress.describe(pieces.done_bytes, pieces.num_bytes, loop_s())))
             self._emit(ProgressMade("downloading weights", pieces.done_bytes / max(1, pieces.num_bytes)))
 
 
 @dataclass(slots=True)
 class TransferProgress:
-    """How far a download is, over all rounds of asking."""
+    """How far a transfer is, over all rounds."""
 
     began_s: float  # loop time
     began_bytes: int  # what was there then
-    num_by: Counter[PeerId] = field(default_factory=Counter)  # pieces, by donor
+    num_by: Counter[PeerId] = field(default_factory=Counter)  # pieces, by source
 
     def describe(self, done_bytes: int, total_bytes: int, now_s: float) -> str:
-        """Say per cent, rate and estimate, and what that means where it will take long."""
+        """Return a sentence with per cent, rate and time left, and a warning where it takes long."""
         rate = (done_bytes - self.began_bytes) / max(1e-9, now_s - self.began_s)
         words = f"downloading weights: {100 * done_bytes // max(1, total_bytes)} % of {total_bytes / 1e6:.1f} MB"
         if rate <= 0.0:
@@ -281,6 +251,6 @@ class TransferProgress:
 
 
 def _unanimous(answers: list[GossamerError]) -> GossamerError | None:
-    """Return the final error behind what everybody said, None unless all of it is final."""
+    """Return the final error behind all answers, None unless all of them are final."""
     finals = [as_final(answer) if isinstance(answer, Refused) else None for answer in answers]
     return finals[0] if finals and None not in finals else None

@@ -18,6 +18,7 @@ from gossamer.peer.swarm.heads import Heads
 from gossamer.peer.sync import pieces as files
 from gossamer.peer.sync.client import FetchClient, as_final
 from gossamer.peer.sync.decision import Wanted
+from gossamer.peer.sync.sources import Sources
 from gossamer.peer.sync.state_transfer import StateTransfer
 from gossamer.protocol.errors import BadMessage, BadSettings, RefusalCode, Refused, RunRefusesUs, WrongVersion
 from gossamer.protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Part, Refusal
@@ -44,10 +45,8 @@ async def newcomer(swarm: Swarm, *donors: object) -> tuple[Peer, StateTransfer]:
     for donor in donors:
         peer.book.hint(donor.peer_id, "/ip4/192.0.2.1/tcp/4001", asyncio.get_running_loop().time())  # type: ignore[attr-defined]
     client = FetchClient(peer.identity, swarm.terms.run_id, None, peer.transport)
-    heads = Heads(peer.book, swarm.terms)
-    return peer, StateTransfer(
-        client, swarm.terms, heads, peer.standing, peer.node.meetings, peer.link, swarm.folder / "joining", InOrder(), peer.on_event
-    )
+    sources = Sources(client, Heads(peer.book, swarm.terms), InOrder())
+    return peer, StateTransfer(sources, swarm.terms, peer.standing, peer.node.meetings, peer.link, swarm.folder / "joining", peer.on_event)
 
 
 def wanted(swarm: Swarm, earliest_steps: int = 0, latest_steps: int = 100_000) -> Callable[[], Wanted]:
