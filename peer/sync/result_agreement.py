@@ -1,16 +1,17 @@
-"""The result of a run: one peer's averaged weights, bit for bit the same at every peer that is there at the end.
+"""Result agreement: all peers at the end of a run take one peer's averaged weights, the same bit for bit.
 
-After the last averaging the weights differ a little, so one peer's count. Whoever of those that have come to the end has the smallest id
-writes down its own at once, the next one if none is found RANK_S later, and so on; so the death of one costs no more than that. Everybody
-else fetches them by pieces, from anybody who has some of them already (peer/sync/run_result.py). Should two results have been written down,
-all take the one whose name is smaller. It is judged like any state: whose own weights predict better keeps them.
+1. After the last averaging the weights still differ a little. Of the peers at the end, the one with the smallest id writes its own weights
+   down at once; the next one does so RANK_S later if no result is found, and so on. So the death of one costs no more than RANK_S.
+2. All others fetch the result piece by piece, from any peer that has some of it (peer/sync/run_result.py). Should two results have been
+   written, all take the one with the smaller name. The trainer judges it like any state, and keeps its own weights if they predict better.
+3. A peer with a result stays until all within reach have the same one, or all its pieces: for LINGER_S at most, or longer while a peer
+   still fetches.
 
-Who is done stays until all within reach have the same result, or all its pieces, LINGER_S at most, or longer while somebody still fetches.
-A peer that still trains when half of the others have come to the end takes their result, and is done too.
+A peer that still trains when half of the others are at the end takes their result.
 
-Keys cost nothing, so who says what counts: first those with whom our meetings have counted, then a few strangers of each invite or network,
-until these have cost us TRIES answers that came to nothing. So many keys hold up an ending by seconds, and no longer. One whom we have
-met has PATIENCE times as long for a result as meetings of as many bytes usually take, and what has come of it is kept for its next try.
+Identities are free, so answers are weighted by their source: first the peers that we have met, then a few strangers of each invite or
+network, until these have cost us TRIES useless answers. So a Sybil group delays an ending by seconds at most. A peer that we have met has
+TIMEOUT_FACTOR times as long as meetings of as many bytes take; what has arrived by then is kept for its next try.
 """
 
 from __future__ import annotations
@@ -46,21 +47,21 @@ from gossamer.protocol.messages.terms import RunTerms
 ASKED = 8  # peers at once
 ANSWER_S = 3.0  # for them
 PAUSE_S = 0.3  # between two rounds of asking
-HEARD_S = 9.0  # for one that has a result and does not answer any more
-RANK_S = 2.0  # before the next one in the order of ids writes its weights down
-RANKS = 16  # at most: who comes after them all has waited long enough
-PATIENCE = 4.0
+HEARD_S = 9.0  # to wait for a peer that has a result and does not answer any more
+RANK_S = 2.0  # before the next peer in the order of ids writes its weights down
+RANKS = 16  # at most: peers of a higher rank have waited long enough
+TIMEOUT_FACTOR = 4.0
 LINGER_S = 10.0  # for others to fetch
-DONORS = 4  # at once
-TRIES = 3  # answers of strangers that share an invite or a network, or of one whom we have met, that came to nothing
-STRANGERS_S, STRANGERS_BYTES_PER_S = 60.0, 1e6  # what only strangers have comes, or goes to them, as fast as this, or not at all
+SOURCES = 4  # at once
+TRIES = 3  # useless answers of strangers that share an invite or a network, or of one peer that we have met
+STRANGERS_S, STRANGERS_BYTES_PER_S = 60.0, 1e6  # a transfer between strangers takes no longer than this, and is no slower
 
 Found = dict[bytes, list[KnownPeer]]
-"""Who has which result, by its name."""
+"""The peers that have each result, by its name."""
 
 
 class ResultAgreement:
-    """Agree on the result and have the trainer take it over. `file` is where it is kept while it comes."""
+    """Agree on the result and have the trainer take it. `file` holds it while it comes."""
 
     def __init__(
         self,
@@ -85,19 +86,19 @@ class ResultAgreement:
         self._file = file
         self._emit = emit
         self._strangers_s = STRANGERS_S + terms.state_bytes / STRANGERS_BYTES_PER_S
-        self._needed_s = STRANGERS_S + terms.state_bytes / SLOWEST_BYTES_PER_S  # the longest that one whom we have met may fetch
+        self._needed_s = STRANGERS_S + terms.state_bytes / SLOWEST_BYTES_PER_S  # the longest that a peer that we have met may fetch
         self._state_meetings = len(terms.fragments) * terms.state_bytes / max(1, sum(sizes.slow_bytes for sizes in terms.fragments))
         self._refused: set[bytes] = set()  # results that are worse than our own weights
-        self._in_vain = Counter[object]()  # answers that came to nothing, by who answers for them
+        self._useless = Counter[object]()  # answers, by the peer, invite or network that is accountable for them
         self._names = itertools.count()
-        self._settling = asyncio.Lock()
-        self._heard_s = -math.inf  # until when somebody's result is waited for who may be too busy giving it to answer; loop time
+        self._taking = asyncio.Lock()
+        self._heard_s = -math.inf  # until when to wait for a peer with a result that may be too busy serving it to answer; loop time
 
     async def run(self) -> None:
-        """Settle on a result, and stay until all within reach have it or the time is up."""
+        """Agree on a result, and stay until all within reach have it or the time is up."""
         began_s = loop_s()
         while self._donor.result is None:
-            async with self._settling:  # what is being taken already is not asked for twice: a donor hears a partner on one stream
+            async with self._taking:  # a source serves a peer on one stream, so nothing is asked for twice
                 found = await self.find() if self._donor.result is None else {}
                 is_our_turn = not found and loop_s() - max(began_s, self._heard_s) >= RANK_S * min(RANKS, self._rank())
                 if self._donor.result is None and is_our_turn:
@@ -114,7 +115,7 @@ class ResultAgreement:
         asked, found = self._sources.rng.sample(known, min(ASKED, len(known))), Found()
         for entry, name in await self._sources.ask_all(asked, self._settled_name, ANSWER_S):
             if isinstance(name, GossamerError):
-                self._in_vain.update(() if entry.meetings else self._sources.heads.answerable(entry))
+                self._useless.update(() if entry.meetings else self._sources.heads.answerable(entry))
             elif name and name not in self._refused:
                 found.setdefault(name, []).append(entry)
         if found:
@@ -128,40 +129,37 @@ class ResultAgreement:
                 await self.take(found)
             await asyncio.sleep(PAUSE_S)
 
-    async def take(self, found: Found) -> bool:
-        """Fetch the result with the smallest name, of those we have met if they have any, and have it taken over; tell whether it was."""
+    async def take(self, found: Found) -> None:
+        """Fetch the result with the smallest name, of peers that we have met if they have any, and have the trainer take it."""
         is_strangers = {name: not any(entry.meetings for entry in entries) for name, entries in found.items()}
         name = min(found, key=lambda name: (is_strangers[name], name))
         is_taken = False
-        async with self._settling:
+        async with self._taking:
             result = self._donor.result
             if result is not None and name >= result.name:
-                return False
+                return
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._strangers_s if is_strangers[name] else self._known_s):
                     is_taken = await self._take(name, found)
         if not is_taken:
             for entry in found[name]:
-                self._in_vain.update(self._sources.heads.answerable(entry))
-        return is_taken
+                self._useless.update(self._sources.heads.answerable(entry))
 
     @property
     def _known_s(self) -> float:
-        """How long a result may take that one has whom we have met."""
-        return STRANGERS_S + PATIENCE * self._state_meetings * self._meetings.usual_s
+        """How long the transfer from a peer that we have met may take."""
+        return STRANGERS_S + TIMEOUT_FACTOR * self._state_meetings * self._meetings.usual_s
 
     async def _take(self, name: bytes, found: Found) -> bool:
-        began_s = loop_s()
+        """Fetch a result and have the trainer judge it; return whether it took it."""
+        began_s, num_by = loop_s(), Counter[PeerId]()
         try:
             with contextlib.closing(Pieces.open(self._file, name, self._state_bytes)) as pieces:
                 result = self._donor.coming = await self._named(name, found[name], pieces)
                 if result is None:
                     return False
-                order = sorted(pieces.missing(), key=lambda piece: (piece - self._first(pieces.num_pieces)) % pieces.num_pieces)
-                num_by = Counter[PeerId]()
-                await Transfer(self._sources, ContentsKind.RESULT, pieces, order, result.check, num_by).run(
-                    self._holders(found[name]), DONORS
-                )
+                transfer = Transfer(self._sources, ContentsKind.RESULT, pieces, self._order(pieces), result.check, num_by)
+                await transfer.run(self._holders(found[name]), SOURCES)
                 if not pieces.is_whole:
                     return False
                 adopted = await self._adopt(pieces.path)
@@ -169,7 +167,7 @@ class ResultAgreement:
         except OSError:
             return False
         finally:
-            self._donor.coming = None  # what has come stays on the disk, and is gone on with
+            self._donor.coming = None  # the pieces stay on the disk for the next try
         if adopted.reason:
             files.remove(self._file)
             self._refused.add(name)
@@ -178,30 +176,31 @@ class ResultAgreement:
         self._settled(RunResult(result.hashes, data), tuple(map(str, num_by)), loop_s() - began_s)
         return True
 
-    async def _named(self, name: bytes, donors: list[KnownPeer], pieces: Pieces) -> RunResult | None:
-        """Have one of those that have settled on a result give its hashes; None where nobody does."""
-        for donor in donors:
+    async def _named(self, name: bytes, peers: list[KnownPeer], pieces: Pieces) -> RunResult | None:
+        """Ask the peers that have a result for its hashes, one after the other; None where none of them answers."""
+        for peer in peers:
             with contextlib.suppress(GossamerError):
-                async with self._sources.open(donor) as source:
+                async with self._sources.open(peer) as source:
                     return RunResult(await fetch_hashes(source, name, self._state_bytes), pieces)
         return None
 
-    def _first(self, num_pieces: int) -> int:
-        """Return where to begin: each of those that have come to the end elsewhere, so that soon each has what the others want."""
-        return num_pieces * self._rank() // (1 + sum(entry.finished for entry in self._book.live(loop_s())))
+    def _order(self, pieces: Pieces) -> list[int]:
+        """Return the missing pieces; each peer at the end begins elsewhere, so that soon each has what the others want."""
+        first = pieces.num_pieces * self._rank() // (1 + sum(entry.finished for entry in self._book.live(loop_s())))
+        return sorted(pieces.missing(), key=lambda piece: (piece - first) % pieces.num_pieces)
 
     def _holders(self, settled: list[KnownPeer]) -> list[KnownPeer]:
-        """Return whom to ask for pieces: those that have all; of what one has that we have met, then those at the end, and the others."""
+        """Return whom to ask for pieces: peers that have all; if we have met one of them, then those at the end, then all others."""
         if not any(entry.meetings for entry in settled):
-            return settled  # nobody else may be after it
+            return settled  # no one else may want it
         near = [entry for entry in self._speakers() if entry not in settled]
         near.sort(key=lambda entry: not entry.finished)
         return [*sorted(settled, key=lambda entry: not entry.meetings), *near]
 
     def _speakers(self) -> list[KnownPeer]:
-        """Return, in random order, whose word about results is worth a question: whom we have met, and a few strangers of each kind."""
+        """Return, in random order, the peers worth asking: those that we have met, and a few strangers of each invite or network."""
         near = self._book.reachable(loop_s())
-        cost, chosen = Counter(self._in_vain), list[KnownPeer]()
+        cost, chosen = Counter(self._useless), list[KnownPeer]()
         for entry in self._sources.rng.sample(near, len(near)):
             marks = self._sources.heads.answerable(entry)
             if all(cost[mark] < TRIES for mark in marks):
@@ -213,10 +212,11 @@ class ResultAgreement:
     # ------------------------------------------------------------------ our own
 
     def _rank(self) -> int:
-        """Return how many of those that have come to the end come before us."""
+        """Return how many of the peers at the end have a smaller id than ours."""
         return sum(entry.peer_id < self._sources.client.identity.peer_id for entry in self._speakers() if entry.finished)
 
     async def _write_down(self) -> None:
+        """Make our own weights the result."""
         name = f"clone-result-{next(self._names)}"
         try:
             async with self._meetings.set_aside():
@@ -232,29 +232,25 @@ class ResultAgreement:
             self._settled(await asyncio.to_thread(RunResult.of, data), (), 0.0)
 
     async def _adopt(self, path: Path) -> ask.Adopted:
+        """Have the trainer judge a whole result; or its successor, where the trainer dies: the sources may have left by then."""
         async with self._meetings.set_aside():
-            adopted = await self._judged(path)
-            self._standing.has_settled = self._standing.has_settled or adopted.accepted
-        return adopted
+            while True:
+                with contextlib.suppress(LinkLost):
+                    adopted = await self._link.request(ask.Adopt(str(path), 0, is_result=True))
+                    assert isinstance(adopted, ask.Adopted)
+                    self._standing.has_settled |= adopted.accepted
+                    return adopted
+                await asyncio.sleep(PAUSE_S)
 
-    async def _judged(self, path: Path) -> ask.Adopted:
-        """Have the trainer judge what is here, and its successor where it dies over it: others may have gone."""
-        while True:
-            with contextlib.suppress(LinkLost):
-                adopted = await self._link.request(ask.Adopt(str(path), 0, is_result=True))
-                assert isinstance(adopted, ask.Adopted)
-                return adopted
-            await asyncio.sleep(PAUSE_S)
-
-    def _settled(self, result: RunResult, donors: tuple[str, ...], seconds: float) -> None:
+    def _settled(self, result: RunResult, sources: tuple[str, ...], seconds: float) -> None:
         files.remove(self._file)
         self._donor.result = result
-        self._emit(ResultTaken(result.name.hex(), donors, self._state_bytes, seconds))
+        self._emit(ResultTaken(result.name.hex(), sources, self._state_bytes, seconds))
 
     # ------------------------------------------------------------------ the others
 
     async def _linger(self) -> None:
-        """Stay until all within reach have our result; take another one whose name is smaller."""
+        """Stay until all within reach have our result; take another one if its name is smaller."""
         began_s = loop_s()
         while loop_s() < began_s + LINGER_S or self._is_needed(began_s):
             result = self._donor.result
@@ -267,15 +263,15 @@ class ResultAgreement:
             await asyncio.sleep(PAUSE_S)
 
     def _is_needed(self, since_s: float) -> bool:
-        """Tell whether somebody still fetches from us who has not been at it for too long; whom we have met has more time."""
+        """Return whether a peer still fetches from us within its time; a peer that we have met has more time than a stranger."""
         known = {entry.peer_id for entry in self._book.live(loop_s()) if entry.meetings}
         fetching = self._donor.fetching
         return bool(fetching) and loop_s() < since_s + (self._needed_s if fetching & known else self._strangers_s)
 
     async def _all_have(self, name: bytes, until_s: float) -> bool:
-        """Tell whether each peer within reach has this result, or all its pieces, or is gone; False when asking takes too long.
+        """Return whether each peer within reach has this result, or all its pieces, or is gone; False when asking takes too long.
 
-        A slow peer may judge a whole result for long, and needs nobody for that.
+        A slow peer may take long to judge a whole result, and needs no source for that.
         """
         near, theirs = self._speakers(), dict[PeerId, bytes]()
 

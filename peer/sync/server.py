@@ -16,7 +16,7 @@ from gossamer.peer.swarm.hearsay import Hearsay
 from gossamer.peer.sync.client import receive, send, send_chunks, take_chunks
 from gossamer.peer.sync.hatch import Hatch
 from gossamer.peer.sync.mirror import Mirror
-from gossamer.peer.sync.state_source import OF_RESULT, StateSource
+from gossamer.peer.sync.state_source import OF_RESULT, ServedPart, StateSource
 from gossamer.protocol.errors import BadMessage, RefusalCode, Refused
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.messages.messages import Contents, ContentsKind, FetchRequest, Part
@@ -24,13 +24,14 @@ from gossamer.protocol.messages.revocations import credential_bytes
 from gossamer.protocol.messages.terms import RunTerms, check_fetch
 from gossamer.protocol.streams.transport import Stream
 
-MEMBER_S = 30 * 24 * 3600  # what an issuer gives who renews
-_OF_ANYBODY = frozenset(ContentsKind) - {*OF_RESULT, ContentsKind.STATE, ContentsKind.SLOW}
+MEMBER_S = 30 * 24 * 3600  # for which an issuer renews a credential
+OF_NEWCOMERS = (ContentsKind.MANIFEST, ContentsKind.INTRODUCTION)
+OF_WEIGHTS = (*OF_RESULT, ContentsKind.STATE, ContentsKind.SLOW)
 
 
 @dataclass(frozen=True, slots=True)
 class FetchServer:
-    """Serve the manifest, what a member wants to know of itself, and where there is a donor our state, to members of the run."""
+    """Serve members of the run: its manifest, its members, what they ask of themselves, and our weights where there is a trainer."""
 
     identity: Identity
     terms: RunTerms
@@ -51,84 +52,58 @@ class FetchServer:
                 if not isinstance(request, FetchRequest):
                     raise BadMessage(f"a fetch consists of FetchRequests, not of a {type(request).__name__}")
                 check_fetch(request, self.terms, self.identity.peer_id, stream.partner, self.now_s())
-                if request.kind in _OF_ANYBODY:
-                    await self._answer_about_us(stream, request)
-                    continue
-                if self.donor is None:
+                if request.kind in OF_NEWCOMERS:
+                    await self.hatch.answer(self._describe(stream, request))
+                elif request.kind not in OF_WEIGHTS:
+                    await self._describe(stream, request)
+                elif self.donor is None:
                     raise Refused(RefusalCode.NOT_READY, "I have no weights")
-                if last_s is None and request.kind is not ContentsKind.SLOW:  # who pulls asks on two streams at once
-                    serving.enter_context(self.donor.serving(stream))
-                await self._give(self.donor, stream, request, last_s or 0.0)
-                last_s = loop_s() - began_s
+                else:
+                    if last_s is None and request.kind is not ContentsKind.SLOW:  # a fragment sync asks on two streams at once
+                        serving.enter_context(self.donor.serving(stream))
+                    await self._send(stream, request, await self.donor.answer(stream, request, last_s or 0.0))
+                    last_s = loop_s() - began_s
 
-    async def _answer_about_us(self, stream: Stream, request: FetchRequest) -> None:
-        """Answer what needs no weights."""
-        if request.kind in (ContentsKind.MANIFEST, ContentsKind.INTRODUCTION):
-            await self.hatch.answer(self._answer_newcomer(stream, request))
-            return
-        if request.kind is ContentsKind.REVOCATIONS:
-            shown = self.terms.revocations.shown_to(request.sender, request.credential)
-            data = memoryview(shown.to_bytes())
-            part = data[request.offset : request.offset + request.num_bytes]
-            await self._send(stream, request, len(data), part, 0, shown.digest())
-            return
-        if request.kind is ContentsKind.CREDENTIAL:
-            renewed = self._renewed(request)
-            await self._send(stream, request, len(renewed), renewed[: request.num_bytes], 0)
-            return
-        data = await self._reflected(stream, request)
-        await self._send(stream, request, len(data), data, 0)
+    async def _describe(self, stream: Stream, request: FetchRequest) -> None:
+        """Answer what needs no weights. Raises as `answer`."""
+        match request.kind:
+            case ContentsKind.MANIFEST:
+                answer = ServedPart.part_of(self.manifest, request)
+            case ContentsKind.INTRODUCTION:
+                answer = ServedPart.whole(self._introduction(stream, request))
+            case ContentsKind.REVOCATIONS:
+                shown = self.terms.revocations.shown_to(request.sender, request.credential)
+                answer = ServedPart.part_of(shown.to_bytes(), request, name=shown.digest())
+            case ContentsKind.CREDENTIAL:
+                answer = ServedPart.part_of(self._renewed(request), request)
+            case ContentsKind.SIGHTING:
+                answer = ServedPart.whole(self.mirror.sighting(stream.observed)[: request.num_bytes])
+            case _:
+                answer = ServedPart.whole(await self._echo(stream, request))
+        await self._send(stream, request, answer)
 
-    async def _answer_newcomer(self, stream: Stream, request: FetchRequest) -> None:
-        """Tell what the run is, or who is in it."""
-        if request.kind is ContentsKind.MANIFEST:
-            await self._send(stream, request, len(self.manifest), self._of_manifest(request), 0)
-        else:
-            data = self._introduced(stream, request)
-            await self._send(stream, request, len(data), data, 0)
-
-    async def _give(self, donor: StateSource, stream: Stream, request: FetchRequest, last_s: float) -> None:
-        """Give weights; the piece before took `last_s`."""
-        if request.kind in OF_RESULT:
-            total_bytes, data, name = donor.of_result(stream.partner, request)
-            await self._send(stream, request, total_bytes, data, donor.clock_steps, name)
-        elif request.kind is ContentsKind.SLOW:
-            data, clock_steps = await donor.coded(stream, request)
-            await self._send(stream, request, len(data), data, clock_steps)
-        else:
-            data, clock_steps = await donor.piece(stream.partner, request)
-            await donor.give_way(last_s)
-            await self._send(stream, request, self.terms.state_bytes, data, clock_steps)
-
-    def _introduced(self, stream: Stream, request: FetchRequest) -> memoryview:
-        """Name members; once there have been enough of them, only the time: what is asked for beside it may still be given."""
+    def _introduction(self, stream: Stream, request: FetchRequest) -> bytes:
+        """Name members; past the budget return only the time, for other requests on the stream may still be served."""
         if not self.mirror.may_introduce(stream.partner, stream.observed):
-            return memoryview(self.hearsay.introduction(stream.partner, 0))
+            return self.hearsay.introduction(stream.partner, 0)
         self.hearsay.take_all(request.records)
-        return memoryview(self.hearsay.introduction(stream.partner, request.num_bytes))
+        return self.hearsay.introduction(stream.partner, request.num_bytes)
 
-    async def _reflected(self, stream: Stream, request: FetchRequest) -> memoryview:
-        if request.kind is ContentsKind.SIGHTING:
-            return memoryview(self.mirror.sighting(stream.observed))[: request.num_bytes]
+    async def _echo(self, stream: Stream, request: FetchRequest) -> bytes:
         self.mirror.allow_echo(stream.partner, request.num_bytes)
-        said: list[bytes] = []
-        await take_chunks(stream, Part.CONTENTS, request.num_bytes, said.append)
-        return memoryview(b"".join(said))
+        parts: list[bytes] = []
+        await take_chunks(stream, Part.CONTENTS, request.num_bytes, parts.append)
+        return b"".join(parts)
 
-    def _renewed(self, request: FetchRequest) -> memoryview:
-        """Sign the asker's credential anew, where it is ours. Raises Refused."""
+    def _renewed(self, request: FetchRequest) -> bytes:
+        """Renew the sender's credential, where we issued it. Raises Refused."""
         credential = request.credential
         if credential is None or credential.issuer != self.identity.peer_id or credential.not_after_s <= self.now_s():
             raise Refused(RefusalCode.NOT_FOUND, "I have signed no invite of yours that is in force")
-        renewed = credential.renewed(self.identity, request.run_id, request.sender, int(self.now_s()) + MEMBER_S)
-        return memoryview(credential_bytes(renewed))
+        return credential_bytes(credential.renewed(self.identity, request.run_id, request.sender, int(self.now_s()) + MEMBER_S))
 
-    def _of_manifest(self, request: FetchRequest) -> memoryview:
-        return memoryview(self.manifest)[request.offset : request.offset + request.num_bytes]
-
-    async def _send(
-        self, stream: Stream, request: FetchRequest, total_bytes: int, data: memoryview, clock_steps: int, name: bytes = b""
-    ) -> None:
-        header = Contents(request.kind, total_bytes, hashlib.sha256(data).digest(), clock_steps, name)
+    async def _send(self, stream: Stream, request: FetchRequest, answer: ServedPart) -> None:
+        sha256 = hashlib.sha256(answer.data).digest()
+        header = Contents(request.kind, answer.total_bytes, sha256, answer.clock_steps, answer.name)
         await send(stream, header.signed(self.identity, *request.asked))
-        await send_chunks(stream, Part.CONTENTS, data, request.offset)
+        await send_chunks(stream, Part.CONTENTS, answer.data, request.offset)

@@ -1,8 +1,8 @@
-"""Giving the manifest, or this peer's state, to another peer: the answering half of the `Fetch` streams.
+"""Serve this peer's weights to members of the run: its state, its fragments coded against a sketch, and the result of the run.
 
-Who asks is checked like any partner. The state is given in pieces, from an idle copy of the slow weights that the trainer writes beside its
-steps, renewed while it is asked for and let go when it is not. A piece waits while we meet somebody, as long as the one before it took, so
-that meetings have the larger part of the line. The other half: peer/sync/client.py.
+The state is served in pieces from an idle copy of the slow weights. The trainer writes the copy beside its steps; it is renewed while it is
+asked for, and freed when it is not. A piece waits while a meeting is under way, as long as the piece before it took, so that meetings have
+the larger part of the line.
 """
 
 from __future__ import annotations
@@ -37,6 +37,26 @@ REST_S = 600.0  # after which it may have as many more, or once our clock has go
 GIVING_S = 2.0  # after a part of the result was asked for, more will be
 YIELD_S = 2.0  # the longest that one piece waits for meetings
 OF_RESULT = (ContentsKind.RESULT, ContentsKind.RESULT_HASHES, ContentsKind.RESULT_PIECES)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedPart:
+    """The bytes that answer a request, and what their header says."""
+
+    total_bytes: int  # of the whole content
+    data: memoryview
+    clock_steps: int = 0
+    name: bytes = b""  # of a result, or the digest of a document
+
+    @classmethod
+    def whole(cls, data: bytes) -> ServedPart:
+        """Answer with a whole content."""
+        return cls(len(data), memoryview(data))
+
+    @classmethod
+    def part_of(cls, data: bytes, request: FetchRequest, clock_steps: int = 0, name: bytes = b"") -> ServedPart:
+        """Answer with the part of a content that is asked for."""
+        return cls(len(data), memoryview(data)[request.offset : request.offset + request.num_bytes], clock_steps, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,45 +122,50 @@ class StateSource:
             if self._streams.get(stream.partner) is stream:
                 del self._streams[stream.partner]
 
-    async def piece(self, partner: PeerId, request: FetchRequest) -> tuple[memoryview, int]:
-        """Return the part of our state that is asked for, and the clock behind it. Raises Refused."""
+    async def answer(self, stream: Stream, request: FetchRequest, last_s: float) -> ServedPart:
+        """Return what is asked for of our weights; the answer before took `last_s`. Raises Refused, and as `receive`."""
+        if request.kind in OF_RESULT:
+            return self._part_of_result(stream.partner, request)
+        if request.kind is ContentsKind.SLOW:
+            return await self._coded(stream, request)
+        answer = await self._piece(stream.partner, request)
+        with contextlib.suppress(TimeoutError):  # meetings go first
+            async with asyncio.timeout(min(YIELD_S, last_s)):
+                await self._until_quiet()
+        return answer
+
+    @property
+    def fetching(self) -> set[PeerId]:
+        """Return the peers that have just asked for a part of our result."""
+        return {partner for partner, at_s in self._gave_s.items() if loop_s() - at_s < GIVING_S}
+
+    async def _piece(self, partner: PeerId, request: FetchRequest) -> ServedPart:
         if not self._standing.has_begun:
             raise Refused(RefusalCode.NOT_READY, "I have not begun to train")
         num_bytes = part_bytes(request, self._state_bytes)
         if not num_bytes:
-            return memoryview(b""), self._standing.clock_steps
+            return ServedPart(self._state_bytes, memoryview(b""), self._standing.clock_steps)
         self._count(partner, num_bytes)
         try:
             copy = await self._recent_copy()
         except LinkLost:
             raise Refused(RefusalCode.NOT_READY, "trainer restarting") from None
-        return copy.data[request.offset : request.offset + num_bytes], copy.clock_steps
+        return ServedPart(self._state_bytes, copy.data[request.offset : request.offset + num_bytes], copy.clock_steps)
 
-    @property
-    def clock_steps(self) -> int:
-        """Return where we stand ourselves."""
-        return self._standing.clock_steps
-
-    @property
-    def fetching(self) -> set[PeerId]:
-        """Return who has asked for a part of our result just now."""
-        return {partner for partner, at_s in self._gave_s.items() if loop_s() - at_s < GIVING_S}
-
-    def of_result(self, partner: PeerId, request: FetchRequest) -> tuple[int, memoryview, bytes]:
-        """Return the size of what is asked for of our result, the part of it, and whose it is by name. Raises Refused."""
-        if request.kind is ContentsKind.RESULT and not request.num_bytes:  # which one we have settled on, if any
-            return self._state_bytes, memoryview(b""), self.result.name if self.result else b""
-        result = self.result or self.coming
+    def _part_of_result(self, partner: PeerId, request: FetchRequest) -> ServedPart:
+        clock_steps, result = self._standing.clock_steps, self.result or self.coming
+        if request.kind is ContentsKind.RESULT and not request.num_bytes:  # the name of the one that we have settled on, if any
+            return ServedPart(self._state_bytes, memoryview(b""), clock_steps, self.result.name if self.result else b"")
         if result is None:
-            return 0, memoryview(b""), b""
+            return ServedPart(0, memoryview(b""), clock_steps)
         self._gave_s = {other: self._gave_s[other] for other in self.fetching} | {partner: loop_s()}
         if request.kind is ContentsKind.RESULT:
-            return self._state_bytes, result.part(request.offset, request.num_bytes), result.name
+            return ServedPart(self._state_bytes, result.part(request.offset, request.num_bytes), clock_steps, result.name)
         data = result.hashes if request.kind is ContentsKind.RESULT_HASHES else result.held()
-        return len(data), memoryview(data)[request.offset : request.offset + request.num_bytes], result.name
+        return ServedPart.part_of(data, request, clock_steps, result.name)
 
-    async def coded(self, stream: Stream, request: FetchRequest) -> tuple[memoryview, int]:
-        """Code a fragment's slow weights against the sketch that follows the request; one at a time. Raises Refused, as `receive`."""
+    async def _coded(self, stream: Stream, request: FetchRequest) -> ServedPart:
+        """Code a fragment's slow weights against the sketch that follows the request; one at a time."""
         if not self._standing.has_begun or request.fragment in self._standing.stale:
             raise Refused(RefusalCode.NOT_READY, "my own weights are not fit to be pulled yet")
         if request.fragment >= len(self._fragments):
@@ -157,18 +182,12 @@ class StateSource:
             data = self._payloads.read(coded)
             if not isinstance(written, ask.Written) or written.reason or len(data) != sizes.slow_bytes:
                 raise Refused(RefusalCode.NOT_READY, "my weights could not be coded against this")
-            return data, clock_steps
+            return ServedPart(len(data), data, clock_steps)
         except (LinkLost, OSError):
             raise Refused(RefusalCode.NOT_READY, "no room, or my trainer is restarting") from None
         finally:
             for file in (sketch, coded):
                 self._payloads.remove(file)
-
-    async def give_way(self, last_s: float) -> None:
-        """Let meetings go first, no longer than the last piece took."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(min(YIELD_S, last_s)):
-                await self._until_quiet()
 
     def _count(self, partner: PeerId, num_bytes: int) -> None:
         now_s, clock_steps = loop_s(), self._standing.clock_steps
