@@ -1,10 +1,11 @@
-"""Pulling: what came slowly is too old to be met about, and is moved to where others are, fragments of one round together.
+"""Fragment sync: bring fragments that are too old to meet about up to date, several in one round.
 
-A state over a slow line is older when it is whole than two partners' clocks may be apart. A pull takes a quarter of its bytes. Two are on
-their way at a time, so that the line is busy while fragments are coded. The trainer decodes what has come beside its steps, and moves when
-all have come, which costs it two looks at its held-out text however many fragments these are; or earlier, by what is there, when the first
-is getting old: so each fragment is young when it is moved, however large the model. From then on it is met about. The other side:
-peer/sync/state_source.py; what is computed: peer/trainer/pulling.py.
+Over a slow line a whole state is older, once it is here, than partners may be apart. A fragment sync takes a quarter of its bytes: we send
+a sketch of our slow weights, and a source codes its own against it. Two fragments are on their way at a time, so the line is busy while
+others are coded. The trainer decodes beside its steps. It moves the weights when all fragments have come, at the cost of two evaluations on
+its held-out text, or earlier, when the first fragment gets old: so each is young when it is moved, however large the model.
+
+The other side: peer/sync/state_source.py. The arithmetic: peer/trainer/pulling.py.
 """
 
 from __future__ import annotations
@@ -31,36 +32,36 @@ from gossamer.protocol.limits import NONCE_BYTES
 from gossamer.protocol.messages.messages import Contents
 from gossamer.protocol.messages.terms import RunTerms
 
-AT_ONCE = 2  # one is coded while the other is on the line; of one donor too, if it is the only one
-OLD_SHARE = 8  # of the gap that may be between two clocks: what was asked for an eighth of it ago waits for no other fragment
-TRIES = 2  # for blocks that could not be decoded; and of two whose weights are no better than ours none is asked for more
-FEW_FAILED = 0.05  # of a fragment's blocks: of thousands some always fail, and a meeting, which takes such alone too, beats a second pull
+AT_ONCE = 2  # one is coded while the other is on the line; from one source too, if it is the only one
+OLD_SHARE = 8  # of the allowed gap: a fragment that was asked for an eighth of it ago waits for no other
+TRIES = 2  # for a fragment, whether blocks failed to decode or the weights were no better than ours
+FEW_FAILED = 0.05  # of a fragment's blocks: of thousands some always fail, and a meeting copes with them better than a second try
 
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A pull whose bytes are the trainer's."""
+    """A fragment that the trainer has decoded."""
 
     name: str
-    donor: PeerId
+    source: PeerId
     fragment: int
     header: Contents
-    asked_steps: int  # our clock then
+    asked_steps: int  # our global step then
     took_s: float
 
 
 @dataclass(slots=True)
 class Round:
-    """What is pulled, by whoever gives."""
+    """The stale fragments of one round, and their sources."""
 
-    left: deque[int]  # fragments that nobody is asked for
-    donors: deque[KnownPeer]  # that nobody uses
+    left: deque[int]  # fragments that no source is asked for
+    peers: deque[KnownPeer]  # sources that are not in use
     check: Callable[[Contents], None]
     arrived: list[Arrived] = field(default_factory=list)
 
 
 class FragmentSync:
-    """Pull stale fragments. `files` is the folder shared with the trainer."""
+    """Bring stale fragments up to date. `files` is the folder shared with the trainer."""
 
     def __init__(
         self,
@@ -78,30 +79,30 @@ class FragmentSync:
         self._files = files
         self._emit = emit
         self._num_tries = dict.fromkeys(range(len(terms.fragments)), 0)
-        self._refused: set[PeerId] = set()  # whose weights were no better than ours: not asked as long as there are others
+        self._refused: set[PeerId] = set()  # sources whose weights were no better than ours: not asked as long as there are others
         self._names = itertools.count()
 
     async def run(self, check: Callable[[Contents], None]) -> None:
-        """Pull each stale fragment once, from anybody who gives it; `check` raises for a donor's header whose bytes are not wanted."""
+        """Sync each stale fragment once, from any source; `check` raises for a header whose bytes are not wanted."""
         reachable = self._sources.book.reachable(loop_s())
-        donors = [donor for donor in reachable if donor.peer_id not in self._refused] or reachable
-        self._sources.rng.shuffle(donors)
-        if len(donors) < AT_ONCE:
-            donors *= AT_ONCE
-        work = Round(deque(sorted(self._standing.stale)), deque(donors), check)
+        peers = [peer for peer in reachable if peer.peer_id not in self._refused] or reachable
+        self._sources.rng.shuffle(peers)
+        if len(peers) < AT_ONCE:
+            peers *= AT_ONCE
+        work = Round(deque(sorted(self._standing.stale)), deque(peers), check)
         async with asyncio.TaskGroup() as tasks:
             for _ in range(AT_ONCE):
-                tasks.create_task(self._use_donors(work))
+                tasks.create_task(self._use_sources(work))
         await self._move(work)
 
-    async def _use_donors(self, work: Round) -> None:
-        """Pull from one donor after another, each as long as it gives."""
-        while work.left and work.donors:
-            donor = work.donors.popleft()
+    async def _use_sources(self, work: Round) -> None:
+        """Use one source after another, each as long as it delivers."""
+        while work.left and work.peers:
+            peer = work.peers.popleft()
             try:
-                async with self._sources.open(donor) as source:
+                async with self._sources.open(peer) as source:
                     while work.left:
-                        await self._pull(source, donor.peer_id, work)
+                        await self._sync_next(source, work)
                         if self._is_old(work):
                             await self._move(work)
             except (GossamerError, LinkLost, OSError):
@@ -109,10 +110,10 @@ class FragmentSync:
 
     def _is_old(self, work: Round) -> bool:
         old_steps = self._standing.clock_steps - self._terms.max_clock_gap_steps // OLD_SHARE
-        return any(pull.asked_steps < old_steps for pull in work.arrived)
+        return any(one.asked_steps < old_steps for one in work.arrived)
 
-    async def _pull(self, source: Source, donor: PeerId, work: Round) -> None:
-        """Pull the next fragment; it is left where that comes to nothing. Raises GossamerError, LinkLost, OSError."""
+    async def _sync_next(self, source: Source, work: Round) -> None:
+        """Fetch and decode the next fragment, or leave it for another source. Raises GossamerError, LinkLost, OSError."""
         began_s, asked_steps, nonce = loop_s(), self._standing.clock_steps, secrets.token_bytes(NONCE_BYTES)
         fragment, name = work.left.popleft(), f"pull-{next(self._names)}"
         answer = payload_name(name, File.PARTNER_PAYLOAD)
@@ -123,7 +124,7 @@ class FragmentSync:
             size = self._terms.fragments[fragment].slow_bytes
             header = await source.take_slow(size, work.check, lambda data: self._files.append(answer, data))
             await self._written(ask.DecodeSlow(name))
-            work.arrived.append(Arrived(name, donor, fragment, header, asked_steps, loop_s() - began_s))
+            work.arrived.append(Arrived(name, source.peer_id, fragment, header, asked_steps, loop_s() - began_s))
         except BaseException:
             work.left.append(fragment)
             raise
@@ -132,35 +133,35 @@ class FragmentSync:
                 self._files.remove(payload_name(name, file))
 
     async def _written(self, request: ask.SketchSlow | ask.DecodeSlow) -> None:
-        """Have the trainer do its part. Raises LinkLost, and OSError when it cannot."""
+        """Have the trainer write its part. Raises LinkLost, and OSError when it fails."""
         written = await self._link.request(request)
         if not isinstance(written, ask.Written) or written.reason:
-            raise OSError(0, "the trainer cannot")
+            raise OSError(0, "the trainer failed")
 
     async def _move(self, work: Round) -> None:
-        """Have the trainer move by what has come; what is where others' is, or was tried often enough, is stale no more."""
+        """Have the trainer move by what has come. A fragment that is up to date, or was tried often enough, is no longer stale."""
         arrived, work.arrived = work.arrived, []
         if not arrived:
             return
-        by_donor = [[pull.name for pull in arrived if pull.donor == donor] for donor in {pull.donor: None for pull in arrived}]
-        request = ask.Pull(arrived[0].name, tuple(map(tuple, by_donor)), min(pull.header.clock_steps for pull in arrived))
+        by_source = [[one.name for one in arrived if one.source == source] for source in {one.source: None for one in arrived}]
+        request = ask.Pull(arrived[0].name, tuple(map(tuple, by_source)), min(one.header.clock_steps for one in arrived))
         try:
             pulled = await self._link.request(request)
         except LinkLost:
             return
         assert isinstance(pulled, ask.Pulled)
-        for pull in arrived:
-            failed_share, header = pulled.moved.get(pull.name), pull.header
-            self._num_tries[pull.fragment] += 1
-            if is_enough(failed_share, self._num_tries[pull.fragment]):
-                self._num_tries[pull.fragment] = 0
-                self._standing.stale.discard(pull.fragment)
+        for one in arrived:
+            failed_share, header = pulled.moved.get(one.name), one.header
+            self._num_tries[one.fragment] += 1
+            if is_enough(failed_share, self._num_tries[one.fragment]):
+                self._num_tries[one.fragment] = 0
+                self._standing.stale.discard(one.fragment)
             if failed_share is None:
-                self._refused.add(pull.donor)
+                self._refused.add(one.source)
             reason = pulled.reason if failed_share is None else ""
-            self._emit(FragmentPulled(str(pull.donor), pull.fragment, header.clock_steps, header.total_bytes, pull.took_s, reason))
+            self._emit(FragmentPulled(str(one.source), one.fragment, header.clock_steps, header.total_bytes, one.took_s, reason))
 
 
 def is_enough(failed_share: float | None, num_tries: int) -> bool:
-    """Tell whether a fragment may be met about after so many pulls; the last left such a share of its blocks, or moved nothing (None)."""
+    """Return whether a fragment may be met about after so many tries; the last failed for a share of its blocks, or moved none (None)."""
     return (failed_share is not None and failed_share <= FEW_FAILED) or num_tries >= TRIES

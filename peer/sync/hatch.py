@@ -1,6 +1,6 @@
-"""The hatch: where newcomers are told what the run is and who is in it, each in seconds, a few at a time.
+"""A bounded queue for newcomers, who ask what the run is and who is in it: each is served within seconds, a few at a time.
 
-It is open to everybody with an invite, so whoever takes long here gives way: to the clock, or to the next one where all places are taken.
+Every peer with an invite may ask, so a slow answer is dropped after a while, or when all places are taken and another newcomer asks.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ MOST_S = 5.0  # 64 KiB at the slowest legal rate take 2 s
 
 
 class Hatch:
-    """Places for answers; one for all streams of a node."""
+    """Places for answers; one object for all streams of a node."""
 
     def __init__(self) -> None:
-        self._answering: dict[asyncio.Task[None], None] = {}  # the slowest, for it has been here longest, stands first
+        self._answering: dict[asyncio.Task[None], None] = {}  # the one that has been here longest stands first
 
     async def answer(self, work: Coroutine[Any, Any, None]) -> None:
-        """Let an answer be given. Raises Refused when it took too long or had to give way, and what `work` raises. Cancel-safe."""
+        """Run the work that answers a newcomer. Raises Refused when it took too long or was displaced, and as `work`. Cancel-safe."""
         if len(self._answering) >= PLACES:
             slowest = next(iter(self._answering))
             del self._answering[slowest]
@@ -33,7 +33,7 @@ class Hatch:
         try:
             await asyncio.wait([task], timeout=MOST_S)
             if not task.done() or task.cancelled():
-                raise Refused(RefusalCode.BUSY, "others wait to be told about the run; read faster, or come again")
+                raise Refused(RefusalCode.BUSY, "busy with other newcomers; retry later")
             task.result()
         finally:
             self._answering.pop(task, None)

@@ -1,6 +1,6 @@
-"""What others may ask of us about themselves: from where they come, what time it is here, and what the line between us carries.
+"""The observed-address service: a peer asks from which address we see it, what time it is here, and what the line between us carries.
 
-Within budgets, and no answer is larger than what it answers. Whether others can call somebody is tried below: protocol/libp2p/dial_back.py.
+Within budgets, and no answer is larger than its request. Whether others can dial a peer is tried below: protocol/libp2p/dial_back.py.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from gossamer.protocol.messages.sighting import Sighting
 ECHOES_TO_ALL = Allowance(32 << 20, 600.0)  # bytes
 ECHOES_TO_ONE = Allowance(2 << 20, 600.0)
 INTRODUCTIONS_TO_ALL = Allowance(3000, 600.0)
-INTRODUCTIONS_TO_ONE = Allowance(120, 600.0)  # who keeps up asks four times as seldom (see upkeep.py)
-INTRODUCTIONS_TO_NETWORK = Allowance(600, 600.0)  # or through one relay: keys cost nothing
+INTRODUCTIONS_TO_ONE = Allowance(120, 600.0)  # a peer asks four times as seldom when all is well (see upkeep.py)
+INTRODUCTIONS_TO_NETWORK = Allowance(600, 600.0)  # or through one relay: identities are free
 
 
 class Mirror:
-    """Answers who asks about itself; one for all streams of a node. `now_s` is Unix time."""
+    """Answers what peers ask about themselves; one object for all streams of a node. `now_s` is Unix time."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
@@ -31,15 +31,15 @@ class Mirror:
         self._introductions = Budgets(loop_s, INTRODUCTIONS_TO_ALL, INTRODUCTIONS_TO_ONE, INTRODUCTIONS_TO_NETWORK)
 
     def sighting(self, observed: str) -> bytes:
-        """Say from where somebody comes, as its connection shows, and what time it is here."""
+        """Return the address that a connection shows, and the time here, as bytes of a `Sighting`."""
         return Sighting(observed if len(observed) <= ADDRESS_CHARS else "", int(1000 * self._now_s())).to_bytes()
 
     def allow_echo(self, partner: PeerId, num_bytes: int) -> None:
-        """Count an echo. Raises Refused where there have been enough of them lately."""
+        """Count an echo. Raises Refused when its budget is spent."""
         if not self._echoes.take(num_bytes, partner):
             raise Refused(RefusalCode.BUSY, "I have echoed enough lately")
 
     def may_introduce(self, partner: PeerId, observed: str) -> bool:
-        """Count an answer about who is there; False where there have been enough of them lately, to it or to its network."""
+        """Count an introduction; return False when the budget of the peer or of its network is spent."""
         is_near = not observed or route(observed) == "local"
         return self._introductions.take(1, partner, partner if is_near else network_of(observed))

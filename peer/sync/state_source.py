@@ -28,13 +28,13 @@ from gossamer.protocol.messages.messages import ContentsKind, FetchRequest, Part
 from gossamer.protocol.messages.terms import RunTerms
 from gossamer.protocol.streams.transport import Stream
 
-COPY_S = 10.0  # how old the copy may be, at least, before it is renewed
-LATE_SHARE = 4  # of the gap that may be between two clocks: one that is a fourth of it behind is renewed before it is given
-COPY_SHARE = 0.02  # of the time at most goes into copies: the trainer's second thread makes them
-IDLE_S = 60.0  # the copy's memory is free again when nobody has asked for so long
-MOST_GIVEN = 4  # states, in bytes, to one partner that has to try again
-REST_S = 600.0  # after which it may have as many more, or once our clock has gone on by the gap that may be between two
-GIVING_S = 2.0  # after a part of the result was asked for, more will be
+COPY_S = 10.0  # the least age at which the copy is renewed
+LATE_SHARE = 4  # of the allowed gap: a copy that is a fourth of it behind is renewed before it is served
+COPY_SHARE = 0.02  # of the time, at most, goes into copies; the trainer's second thread makes them
+IDLE_S = 60.0  # without a request: then the memory of the copy is freed
+MOST_GIVEN = 4  # states, in bytes, to one peer: it may have to try again
+REST_S = 600.0  # after which it may have as many more, or once our global step has gone on by the allowed gap
+GIVING_S = 2.0  # after a request for a part of the result, more are expected
 YIELD_S = 2.0  # the longest that one piece waits for meetings
 OF_RESULT = (ContentsKind.RESULT, ContentsKind.RESULT_HASHES, ContentsKind.RESULT_PIECES)
 
@@ -61,7 +61,7 @@ class ServedPart:
 
 @dataclass(frozen=True, slots=True)
 class IdleCopy:
-    """The slow weights at one moment; the file is gone, its bytes stay mapped."""
+    """The slow weights at one moment; the file is removed, its bytes stay mapped."""
 
     data: memoryview
     made_s: float  # loop time, when it was begun
@@ -71,17 +71,17 @@ class IdleCopy:
 
 @dataclass(slots=True)
 class Given:
-    """How much one partner has had since when."""
+    """How much one peer was served in its current period."""
 
     since_s: float  # loop time
-    clock_steps: int  # ours, then
+    clock_steps: int  # our global step then
     num_bytes: int = 0
 
 
 class StateSource:
-    """Gives our state to members, within bounds: it counts what it gives, so there is one for all streams of a node.
+    """Serves our weights to members, within budgets: one object for all streams of a node.
 
-    `until_quiet` waits for the end of the meetings under way, which come first.
+    `until_quiet` waits for the end of the meetings in progress, which come first.
     """
 
     def __init__(
@@ -97,13 +97,13 @@ class StateSource:
         self._standing = standing
         self._state_bytes = terms.state_bytes
         self._fragments = terms.fragments
-        self.result: RunResult | None = None  # once we have settled on one
-        self.coming: RunResult | None = None  # while it is fetched: what has come of it is given on
-        self._gave_s: dict[PeerId, float] = {}  # when each that fetches last asked for a part of the result
+        self.result: RunResult | None = None  # once we have one
+        self.coming: RunResult | None = None  # while it is fetched: the pieces that are here are served
+        self._gave_s: dict[PeerId, float] = {}  # when each peer last asked for a part of the result
         self._coding = asyncio.Lock()
         self._gap_steps = terms.max_clock_gap_steps
         self._until_quiet = until_quiet
-        self._streams: dict[PeerId, Stream] = {}  # on which each asks for it
+        self._streams: dict[PeerId, Stream] = {}  # on which each peer asks
         self._given: dict[PeerId, Given] = {}
         self._copy: IdleCopy | None = None
         self._copying: asyncio.Task[None] | None = None
@@ -112,7 +112,7 @@ class StateSource:
 
     @contextlib.contextmanager
     def serving(self, stream: Stream) -> Iterator[None]:
-        """Note that a partner fetches on this stream: an earlier one of its is a broken one that we have not noticed yet, and ends."""
+        """Note that a peer fetches on this stream. An earlier stream of the same peer is broken, and is closed."""
         if (earlier := self._streams.pop(stream.partner, None)) is not None:
             earlier.hang_up()
         self._streams[stream.partner] = stream
@@ -204,7 +204,7 @@ class StateSource:
     # ------------------------------------------------------------------ the copy
 
     async def _recent_copy(self) -> IdleCopy:
-        """Return the copy that is there, and have it renewed where it is old; wait for the first."""
+        """Return the copy, and have it renewed if it is old; wait for the first one, and for one in place of a late one."""
         if self._idle is not None:
             self._idle.cancel()
         self._idle = asyncio.get_running_loop().call_later(IDLE_S, self._let_go)
@@ -241,11 +241,11 @@ class StateSource:
         return IdleCopy(data, made_s, loop_s() - made_s, clock_steps)
 
     def _let_go(self) -> None:
-        """Free the copy's memory: nobody has asked for it."""
+        """Free the memory of the copy."""
         self._copy = None
 
 
 def _heard(task: asyncio.Task[None]) -> None:
-    """Take note of how it ended, whether anybody waits for it or not."""
+    """Retrieve the exception, which asyncio would log if no one else awaits the task."""
     if not task.cancelled():
         task.exception()

@@ -78,6 +78,6 @@ def test_an_answer_that_is_cancelled_leaves_nothing() -> None:
         answer = start(hatch, 1.0)
         await asyncio.sleep(0.5)
         await cancel(answer)
-        assert not hatch._answering
+        assert not [task for task in asyncio.all_tasks() if task.get_name() == "hatch"]
 
     play(test)
