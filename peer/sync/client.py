@@ -56,17 +56,17 @@ class FetchClient:
     transport: Transport
     versions: tuple[int, ...] = SPOKEN  # of the protocol that the run may speak, as far as we know: the likeliest first
 
-    async def header(self, donor: PeerId, addresses: tuple[str, ...], kind: ContentsKind) -> Contents:
+    async def header(self, peer: PeerId, addresses: tuple[str, ...], kind: ContentsKind) -> Contents:
         """Request only the header of a content: it has the global step of the source, and the name of a result.
 
         Raises TransportError, PeerMisbehaved or Refused.
         """
-        async with self.source(donor, addresses) as source:
+        async with self.source(peer, addresses) as source:
             return await source.header(kind)
 
-    async def document(self, donor: PeerId, addresses: tuple[str, ...], kind: ContentsKind, known: bytes) -> bytes:
+    async def document(self, peer: PeerId, addresses: tuple[str, ...], kind: ContentsKind, known: bytes) -> bytes:
         """Fetch a content of one chunk at most; return nothing if its name is `known`. Raises as `header`."""
-        async with self.source(donor, addresses) as source:
+        async with self.source(peer, addresses) as source:
             if known and (await source.header(kind, _is_small)).name == known:
                 return b""
             await source.ask(kind, 0, CHUNK_BYTES)
@@ -74,10 +74,10 @@ class FetchClient:
             return data
 
     @contextlib.asynccontextmanager
-    async def source(self, donor: PeerId, addresses: tuple[str, ...]) -> AsyncIterator[Source]:
+    async def source(self, peer: PeerId, addresses: tuple[str, ...]) -> AsyncIterator[Source]:
         """Open a stream to a source for the body. Raises TransportError."""
-        async with _within(CONNECT_S, f"no connection to {donor.short()}"):
-            stream = await self.transport.connect(donor, addresses, Purpose.FETCH)
+        async with _within(CONNECT_S, f"no connection to {peer.short()}"):
+            stream = await self.transport.connect(peer, addresses, Purpose.FETCH)
         try:
             yield Source(self, stream)
         finally:
@@ -148,12 +148,12 @@ class Source:
     async def _ask(
         self, kind: ContentsKind, nonce: bytes, offset: int, num_bytes: int, fragment: int, records: tuple[bytes, ...] = ()
     ) -> None:
-        client, donor = self._client, self._stream.partner
+        client, peer = self._client, self._stream.partner
         request = FetchRequest(
             protocol_version=client.versions[0],
             run_id=client.run_id,
             sender=client.identity.peer_id,
-            receiver=donor,
+            receiver=peer,
             nonce=nonce,
             kind=kind,
             offset=offset,

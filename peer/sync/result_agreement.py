@@ -69,7 +69,7 @@ class ResultAgreement:
         terms: RunTerms,
         standing: Standing,
         meetings: OwnMeetings,
-        donor: StateSource,
+        own: StateSource,
         link: NodeEnd,
         payloads: PayloadFolder,
         file: Path,
@@ -80,7 +80,7 @@ class ResultAgreement:
         self._book = sources.book
         self._standing = standing
         self._meetings = meetings
-        self._donor = donor
+        self._own = own
         self._link = link
         self._payloads = payloads
         self._file = file
@@ -97,13 +97,13 @@ class ResultAgreement:
     async def run(self) -> None:
         """Agree on a result, and stay until all within reach have it or the time is up."""
         began_s = loop_s()
-        while self._donor.result is None:
+        while self._own.result is None:
             async with self._taking:  # a source serves a peer on one stream, so nothing is asked for twice
-                found = await self.find() if self._donor.result is None else {}
+                found = await self.find() if self._own.result is None else {}
                 is_our_turn = not found and loop_s() - max(began_s, self._heard_s) >= RANK_S * min(RANKS, self._rank())
-                if self._donor.result is None and is_our_turn:
+                if self._own.result is None and is_our_turn:
                     await self._write_down()
-            if self._donor.result is None:
+            if self._own.result is None:
                 if found:
                     await self.take(found)
                 await asyncio.sleep(PAUSE_S)
@@ -123,8 +123,8 @@ class ResultAgreement:
         return found
 
     async def take_first(self) -> None:
-        """Wait until somebody has a result that is good enough, and take it."""
-        while self._donor.result is None:
+        """Wait until a peer has a result that is good enough, and take it."""
+        while self._own.result is None:
             if found := await self.find():
                 await self.take(found)
             await asyncio.sleep(PAUSE_S)
@@ -135,7 +135,7 @@ class ResultAgreement:
         name = min(found, key=lambda name: (is_strangers[name], name))
         is_taken = False
         async with self._taking:
-            result = self._donor.result
+            result = self._own.result
             if result is not None and name >= result.name:
                 return
             with contextlib.suppress(TimeoutError):
@@ -155,7 +155,7 @@ class ResultAgreement:
         began_s, num_by = loop_s(), Counter[PeerId]()
         try:
             with contextlib.closing(Pieces.open(self._file, name, self._state_bytes)) as pieces:
-                result = self._donor.coming = await self._named(name, found[name], pieces)
+                result = self._own.coming = await self._named(name, found[name], pieces)
                 if result is None:
                     return False
                 transfer = Transfer(self._sources, ContentsKind.RESULT, pieces, self._order(pieces), result.check, num_by)
@@ -167,7 +167,7 @@ class ResultAgreement:
         except OSError:
             return False
         finally:
-            self._donor.coming = None  # the pieces stay on the disk for the next try
+            self._own.coming = None  # the pieces stay on the disk for the next try
         if adopted.reason:
             files.remove(self._file)
             self._refused.add(name)
@@ -244,7 +244,7 @@ class ResultAgreement:
 
     def _settled(self, result: RunResult, sources: tuple[str, ...], seconds: float) -> None:
         files.remove(self._file)
-        self._donor.result = result
+        self._own.result = result
         self._emit(ResultTaken(result.name.hex(), sources, self._state_bytes, seconds))
 
     # ------------------------------------------------------------------ the others
@@ -253,7 +253,7 @@ class ResultAgreement:
         """Stay until all within reach have our result; take another one if its name is smaller."""
         began_s = loop_s()
         while loop_s() < began_s + LINGER_S or self._is_needed(began_s):
-            result = self._donor.result
+            result = self._own.result
             assert result is not None
             found = await self.find()
             if found and min(found) < result.name:
@@ -265,7 +265,7 @@ class ResultAgreement:
     def _is_needed(self, since_s: float) -> bool:
         """Return whether a peer still fetches from us within its time; a peer that we have met has more time than a stranger."""
         known = {entry.peer_id for entry in self._book.live(loop_s()) if entry.meetings}
-        fetching = self._donor.fetching
+        fetching = self._own.fetching
         return bool(fetching) and loop_s() < since_s + (self._needed_s if fetching & known else self._strangers_s)
 
     async def _all_have(self, name: bytes, until_s: float) -> bool:

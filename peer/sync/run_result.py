@@ -50,12 +50,12 @@ class RunResult:
             raise Refused(RefusalCode.NOT_FOUND, "I do not have this piece of the result")
         return data
 
-    def check(self, donor: PeerId, header: Contents, piece: int) -> None:
+    def check(self, source: PeerId, header: Contents, piece: int) -> None:
         """Raise unless the header of a source announces this piece of this result."""
         if header.name != self.name:
             raise Refused(RefusalCode.NOT_FOUND, "it has another result by now")
         if header.sha256 != self.hashes[HASH_BYTES * piece : HASH_BYTES * (piece + 1)]:
-            raise BadContents(f"{donor.short()} gives a piece that is not in the result it names")
+            raise BadContents(f"{source.short()} gives a piece that is not in the result it names")
 
 
 async def fetch_hashes(source: Source, name: bytes, num_bytes: int) -> bytes:

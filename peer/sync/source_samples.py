@@ -59,12 +59,12 @@ async def compare(sources: Sources, state_bytes: int, at_once: int) -> SourcesCo
         return None
     camps = sorted(_camps([values for _, values in there]), key=len, reverse=True)
     if len(camps) == 1:
-        says = f"{len(there)} donors of {min(len(groups), len(there))} invites or networks give the same weights"
+        says = f"{len(there)} sources of {min(len(groups), len(there))} invites or networks give the same weights"
         return SourcesCompared(peers, frozenset(), at_once, says)
     chosen = [there[number][0] for number in camps[0]]
     others = [there[number][0] for camp in camps[1:] for number in camp]
     names = " and ".join(peer.peer_id.short() for peer in chosen)
-    says = f"donors give different weights: {names} first, not {', '.join(peer.peer_id.short() for peer in others)}"
+    says = f"sources give different weights: {names} first, not {', '.join(peer.peer_id.short() for peer in others)}"
     if len(camps[1]) == len(camps[0]):
         return SourcesCompared([*chosen, *others], frozenset(), 1, says)
     return SourcesCompared(chosen, frozenset(peer.peer_id for peer in others), at_once, says)

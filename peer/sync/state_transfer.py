@@ -112,7 +112,7 @@ class StateTransfer:
         errors = [answer for _, answer in answers if isinstance(answer, GossamerError)]
         if len(errors) < len(answers):
             return None
-        return self._explained("waiting until somebody begins", [error for error in errors if not isinstance(error, TransportError)])
+        return self._explained("waiting until a peer begins", [error for error in errors if not isinstance(error, TransportError)])
 
     # ------------------------------------------------------------------ whom to ask, again and again
 
