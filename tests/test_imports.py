@@ -16,7 +16,7 @@ PROTOCOL = {*PROTOCOL_ROOT, "protocol.run", "protocol.messages", "protocol.strea
 EVERYTHING = {
     *PROTOCOL, "protocol.memory",
     "optim", "optim.codecs", "peer", "peer.machine", "peer.link", "peer.text", "peer.model", "peer.swarm", "peer.meeting",
-    "peer.trainer", "peer.node", "peer.supervisor", "peer.simulator", "peer.doctor",
+    "peer.trainer", "peer.sync", "peer.node", "peer.supervisor", "peer.simulator", "peer.doctor",
 }  # fmt: skip
 BELOW = {
     # folder: the folders that it may import from, beside itself
@@ -37,7 +37,9 @@ BELOW = {
     "peer.meeting": {*PROTOCOL, "peer.link", "peer.swarm", "peer.machine"},
     "peer.supervisor": {*PROTOCOL, "peer.machine"},
     "peer.trainer": {*PROTOCOL, "optim", "optim.codecs", "peer.link", "peer.model", "peer.text", "peer.machine"},
-    "peer.node": {*PROTOCOL, "peer.meeting", "peer.link", "peer.swarm", "peer.machine"},  # not peer.model: no tensor, no transformers
+    # neither peer.sync nor peer.node imports peer.model: no tensor, no transformers
+    "peer.sync": {*PROTOCOL, "peer.meeting", "peer.link", "peer.swarm", "peer.machine"},
+    "peer.node": {*PROTOCOL, "peer.sync", "peer.meeting", "peer.link", "peer.swarm", "peer.machine"},
     "peer.simulator": {
         *PROTOCOL,
         "optim",
@@ -47,12 +49,13 @@ BELOW = {
         "peer.text",
         "peer.machine",
         "protocol.memory",
+        "peer.sync",
         "peer.node",
         "peer.meeting",
         "peer.link",
         "peer.swarm",
     },  # fmt: skip
-    "peer.doctor": {*PROTOCOL, "peer.node", "peer.trainer", "peer.meeting", "peer.swarm", "peer.model", "peer.machine"},
+    "peer.doctor": {*PROTOCOL, "peer.sync", "peer.node", "peer.trainer", "peer.meeting", "peer.swarm", "peer.model", "peer.machine"},
     "cli": {*EVERYTHING, "cli.page"},
     "cli.page": {"cli", "peer.machine", "protocol"},
 }
@@ -148,6 +151,7 @@ LOADED = {
         "datasets",
     ),
     "gossamer.peer.trainer.__main__, gossamer.peer.trainer.process": (
+        "gossamer.peer.sync",
         "gossamer.peer.node",
         "gossamer.peer.supervisor",
         "gossamer.peer.meeting",
@@ -159,6 +163,7 @@ LOADED = {
     ),
     "gossamer.peer.supervisor.supervisor": (
         "gossamer.peer.simulator",
+        "gossamer.peer.sync",
         "gossamer.peer.node",
         "gossamer.peer.trainer",
         "gossamer.peer.meeting",
@@ -172,6 +177,7 @@ LOADED = {
     "gossamer.cli.status": ("asyncio", "pydantic", "rich", "gossamer.peer.supervisor", "gossamer.peer.swarm", "numpy"),
     "gossamer.cli.main, gossamer.cli.doctor, gossamer.peer.doctor.examination": ("gossamer.peer.simulator",),
     ", ".join(f"gossamer.cli.{verb}" for verb in ("host", "join", "bootstrap", "demo", "doctor", "export", "simulate")): (
+        "gossamer.peer.sync",
         "gossamer.peer.node",
         "gossamer.peer.trainer",
         "torch",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gossamer.peer.doctor.finding import Finding, fail, failed_by, ok, warn
 from gossamer.peer.doctor.visit import Call, CallRound
-from gossamer.peer.node.fetching import as_final
+from gossamer.peer.sync.client import as_final
 from gossamer.protocol.errors import ExitCode
 
 NO_RUN = ok("no invite and no run in the home: no peer was called")

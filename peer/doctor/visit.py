@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.machine.runtime_folder import runtime_folder
-from gossamer.peer.node.fetching import FetchClient, in_their_version
 from gossamer.peer.swarm.address_book import AddressBook
 from gossamer.peer.swarm.membership import OwnCredential
+from gossamer.peer.sync.client import FetchClient, in_their_version
 from gossamer.protocol.addresses import by_peer
 from gossamer.protocol.errors import GossamerError, PeerMisbehaved, RefusalCode, Refused, TransportError
 from gossamer.protocol.identity import Identity, PeerId

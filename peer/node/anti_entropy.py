@@ -14,9 +14,9 @@ import random
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import TypeVar
 
-from gossamer.peer.node.fetching import FetchClient
 from gossamer.peer.swarm.address_book import KnownPeer, loop_s
 from gossamer.peer.swarm.hearsay import Hearsay
+from gossamer.peer.sync.client import FetchClient
 from gossamer.protocol.addresses import by_peer
 from gossamer.protocol.errors import PeerMisbehaved, Refused, TransportError
 from gossamer.protocol.identity import PeerId

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from gossamer.peer.node.fetching import FetchClient, as_final, in_their_version
 from gossamer.peer.swarm.swarm_time import SwarmTime
+from gossamer.peer.sync.client import FetchClient, as_final, in_their_version
 from gossamer.protocol.addresses import by_peer, with_peer
 from gossamer.protocol.errors import BadMessage, BadSignature, GossamerError, PeerMisbehaved, Refused, SwarmUnreachable, TransportError
 from gossamer.protocol.identity import PeerId

@@ -5,7 +5,7 @@ checks each signature, and saves the new ones in the home. `peer revoke` writes 
 is not called any more, and its Hellos, requests and records fail the check against the run's terms. It may still fetch the revocation:
 only the issuer's signature ends a node; refusals by other peers lead to a warning.
 
-An issuer signs a later end date for any member in force that asks (peer/node/donor.py). So the end date of an invite limits new joins. A
+An issuer signs a later end date for any member in force that asks (peer/sync/server.py). So the end date of an invite limits new joins. A
 member stays until it is revoked, or until no issuer was reachable for a month.
 """
 
@@ -18,10 +18,10 @@ from collections.abc import Callable
 
 from gossamer.peer.machine.events import Event, Warned
 from gossamer.peer.machine.home import Home, write_whole
-from gossamer.peer.node.fetching import FetchClient
 from gossamer.peer.swarm.address_book import KnownPeer, loop_s
 from gossamer.peer.swarm.hearsay import Hearsay
 from gossamer.peer.swarm.membership import Membership
+from gossamer.peer.sync.client import FetchClient
 from gossamer.protocol.errors import BadMessage, GossamerError, PeerMisbehaved, RefusalCode, Refused, RunRefusesUs
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.messages import ContentsKind

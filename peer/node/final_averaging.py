@@ -1,4 +1,4 @@
-"""The end of a run: the peers average their fast weights in pairs, then agree on one peer's weights (peer/node/settlement.py).
+"""The end of a run: the peers average their fast weights in pairs, then agree on one peer's weights (peer/sync/result_agreement.py).
 
 Each fragment meets at gamma 1, alpha 0 (optim.noloco.FINISH) with any peer that has reached the end too. A meeting removes the difference
 of its pair, so one round of meetings leaves about half of the variance. Peers that meet often are near each other anyway, and more than a
@@ -13,9 +13,9 @@ import contextlib
 
 from gossamer.peer.node.meetings import Meetings
 from gossamer.peer.node.partner_search import Searches
-from gossamer.peer.node.settlement import Settlement
 from gossamer.peer.swarm.address_book import AddressBook, KnownPeer, loop_s
 from gossamer.peer.swarm.presence import RECORD_S
+from gossamer.peer.sync.result_agreement import ResultAgreement
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.tasks import cancel
 
@@ -28,12 +28,12 @@ class FinalAveraging:
     """The final averaging: `run` it when the trainer has reached the end of the schedule."""
 
     def __init__(
-        self, searches: Searches, meetings: Meetings, book: AddressBook, settlement: Settlement, num_fragments: int, total_steps: int
+        self, searches: Searches, meetings: Meetings, book: AddressBook, agreement: ResultAgreement, num_fragments: int, total_steps: int
     ) -> None:
         self._searches = searches
         self._meetings = meetings
         self._book = book
-        self._settlement = settlement
+        self._agreement = agreement
         self._company: set[PeerId] = set()  # peers that have reached the end
         self._left = dict.fromkeys(range(num_fragments), ROUNDS)
         self._total_steps = total_steps
@@ -54,11 +54,11 @@ class FinalAveraging:
 
     async def run(self) -> None:
         """Average until every fragment has had its rounds, the time is up, or somebody has a result; then settle."""
-        _, averaging = work = [asyncio.create_task(step) for step in (self._settlement.take_first(), self._average())]
+        _, averaging = work = [asyncio.create_task(step) for step in (self._agreement.take_first(), self._average())]
         try:
             await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
             averaging.cancel()
-            await self._settlement.run()  # what is being taken already goes on
+            await self._agreement.run()  # what is being taken already goes on
         finally:
             await cancel(*work)
 

@@ -13,12 +13,12 @@ from gossamer.peer.link import records as ask
 from gossamer.peer.link.socket import NodeEnd
 from gossamer.peer.machine.events import Event, MeetingDone
 from gossamer.peer.meeting.machine import Meeting
-from gossamer.peer.node.catch_up import CatchUp
-from gossamer.peer.node.donor import FetchServer, StateDonor
 from gossamer.peer.node.final_averaging import FinalAveraging
 from gossamer.peer.node.meetings import Meetings
 from gossamer.peer.node.partner_search import Searches
 from gossamer.peer.swarm.standing import PeerState, Standing
+from gossamer.peer.sync.server import FetchServer
+from gossamer.peer.sync.state_sync import StateSync
 from gossamer.protocol.messages.messages import RunPhase
 from gossamer.protocol.tasks import work_until
 
@@ -32,9 +32,8 @@ class Node:
         self,
         meetings: Meetings,
         searches: Searches,
-        donor: StateDonor,
         server: FetchServer,
-        catch_up: CatchUp,
+        state_sync: StateSync,
         final_averaging: FinalAveraging,
         standing: Standing,
         link: NodeEnd,
@@ -42,9 +41,8 @@ class Node:
     ) -> None:
         self.meetings = meetings
         self.searches = searches
-        self.donor = donor
         self.server = server
-        self.catch_up = catch_up
+        self.state_sync = state_sync
         self._final_averaging = final_averaging
         self._standing = standing
         self._link = link
@@ -58,7 +56,7 @@ class Node:
         Raises an exception group with what cannot be repaired here: SwarmUnreachable, RunRefusesUs, WrongVersion, or a bug.
         """
         async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(loop) for loop in (self.searches.run(), self._catch_up_while_awake())]
+            running = [tasks.create_task(loop) for loop in (self.searches.run(), self._sync_while_awake())]
             await self._standing.until(lambda: self._standing.finished)
             await self._final_averaging.run()
             await self.meetings.leave(CLOSE_S)
@@ -68,12 +66,12 @@ class Node:
             for loop in running:
                 loop.cancel()
 
-    async def _catch_up_while_awake(self) -> None:
+    async def _sync_while_awake(self) -> None:
         """Stay with the others, and start anew after each pause: a transfer for the trainer of before the pause is of no use."""
         standing = self._standing
         while True:
             await standing.until(lambda: standing.state is not PeerState.PAUSED)
-            await work_until(self.catch_up.run(), standing.until(lambda: standing.state is PeerState.PAUSED))
+            await work_until(self.state_sync.run(), standing.until(lambda: standing.state is PeerState.PAUSED))
             self._final_averaging.paused()
 
     # ------------------------------------------------------------------ events of the trainer and of meetings
@@ -98,7 +96,7 @@ class Node:
     def on_meeting_done(self, meeting: Meeting, done: MeetingDone) -> None:
         """Handle the end of a meeting."""
         if meeting.finish is not None:
-            self.catch_up.on_meeting(meeting.partner, meeting.finish, initiated=meeting.initiates)
+            self.state_sync.on_meeting(meeting.partner, meeting.finish, initiated=meeting.initiates)
         if done.outcome == "completed" and meeting.pairing.phase is RunPhase.FINISH:
             self._final_averaging.completed(done.fragment)
         self._emit(done)

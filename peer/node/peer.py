@@ -22,19 +22,12 @@ from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.meeting.driver import OwnSide
 from gossamer.peer.node.anti_entropy import AntiEntropy
 from gossamer.peer.node.arrival import find_run
-from gossamer.peer.node.catch_up import CatchUp
 from gossamer.peer.node.credential_renewal import CredentialRenewal, latest_credential
 from gossamer.peer.node.dispatcher import Answers, Dispatcher
-from gossamer.peer.node.donor import FetchServer, StateDonor
-from gossamer.peer.node.fetching import FetchClient
 from gossamer.peer.node.final_averaging import FinalAveraging
-from gossamer.peer.node.joining import Joining
 from gossamer.peer.node.meetings import Meetings
-from gossamer.peer.node.mirror import Mirror
 from gossamer.peer.node.node import Node
 from gossamer.peer.node.partner_search import Searches
-from gossamer.peer.node.pulling import Pulling
-from gossamer.peer.node.settlement import Settlement
 from gossamer.peer.swarm.address_book import AddressBook, loop_s
 from gossamer.peer.swarm.heads import Heads
 from gossamer.peer.swarm.hearsay import Hearsay
@@ -43,6 +36,15 @@ from gossamer.peer.swarm.presence import Presence
 from gossamer.peer.swarm.sight import Sight
 from gossamer.peer.swarm.standing import Standing
 from gossamer.peer.swarm.swarm_time import SwarmTime
+from gossamer.peer.sync.client import FetchClient
+from gossamer.peer.sync.fragment_sync import FragmentSync
+from gossamer.peer.sync.mirror import Mirror
+from gossamer.peer.sync.result_agreement import ResultAgreement
+from gossamer.peer.sync.server import FetchServer
+from gossamer.peer.sync.sources import Sources
+from gossamer.peer.sync.state_source import StateSource
+from gossamer.peer.sync.state_sync import StateSync
+from gossamer.peer.sync.state_transfer import StateTransfer
 from gossamer.protocol.addresses import by_peer
 from gossamer.protocol.errors import BadSettings, Refused, TransportError
 from gossamer.protocol.identity import Identity, PeerId
@@ -271,24 +273,23 @@ class NodePeer:
         )
 
     def _make_node(self, own: OwnSide, plan: ModelPlan, member: Member, presence: Presence, network: PeerNetwork) -> Node:
-        membership, client, gossip = member.membership.with_plan(plan), member.client, member.gossip
-        terms, book, standing, link, downloads = membership.terms, self.book, self.standing, own.link, self._home.downloads
+        membership, gossip, known = member.membership.with_plan(plan), member.gossip, member.server
+        terms, standing, link, downloads = membership.terms, self.standing, own.link, self._home.downloads
         rng, emit = self._rng, self._emit
-        heads = Heads(book, terms)
         meetings = Meetings(membership, standing, network.transport, gossip, own, rng, lambda *ended: node.on_meeting_done(*ended))
         searches = Searches(membership, meetings, link, rng)
-        donor = StateDonor(link, own.payloads, standing, terms, meetings.until_quiet)
-        joining = Joining(client, terms, heads, standing, meetings, link, downloads / "state", rng, emit)
-        pulling = Pulling(client, terms, book, standing, link, own.payloads, rng, emit)
-        settlement = Settlement(client, terms, heads, standing, meetings, donor, link, own.payloads, downloads / "result", rng, emit)
-        catch_up = CatchUp(
-            membership, standing, presence, heads, joining, pulling, settlement, link, emit,
+        source = StateSource(link, own.payloads, standing, terms, meetings.until_quiet)
+        server = FetchServer(known.identity, terms, known.manifest, known.now_s, known.mirror, gossip, source, known.hatch)
+        sources = Sources(member.client, Heads(self.book, terms), rng)
+        transfer = StateTransfer(sources, terms, standing, meetings, link, downloads / "state", emit)
+        fragments = FragmentSync(sources, terms, standing, link, own.payloads, emit)
+        agreement = ResultAgreement(sources, terms, standing, meetings, source, link, own.payloads, downloads / "result", emit)
+        state_sync = StateSync(
+            membership, standing, presence, sources.heads, transfer, fragments, agreement, link, emit,
             is_founder=self._run.is_founder,
             has_start=self._has_weights or member.manifest.model.weights is None,
             wait_for_peers=self._wait_for_peers,
         )  # fmt: skip
-        averaging = FinalAveraging(searches, meetings, book, settlement, len(terms.fragments), membership.total_steps)
-        known = member.server
-        server = FetchServer(known.identity, terms, known.manifest, known.now_s, known.mirror, gossip, donor, known.hatch)
-        node = Node(meetings, searches, donor, server, catch_up, averaging, standing, link, emit)
+        averaging = FinalAveraging(searches, meetings, self.book, agreement, len(terms.fragments), membership.total_steps)
+        node = Node(meetings, searches, server, state_sync, averaging, standing, link, emit)
         return node

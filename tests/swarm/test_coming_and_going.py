@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gossamer.peer.meeting.words import MeetingState
-from gossamer.peer.node import pieces
+from gossamer.peer.sync import pieces
 from gossamer.protocol.errors import RefusalCode, RunRefusesUs, SwarmUnreachable
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.memory.conversation import Link as Wire

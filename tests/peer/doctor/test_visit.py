@@ -21,11 +21,11 @@ from gossamer.peer.doctor.swarm_checks import bootstraps
 from gossamer.peer.doctor.visit import Call, short_reason
 from gossamer.peer.machine.home import write_whole
 from gossamer.peer.node.dispatcher import Dispatcher
-from gossamer.peer.node.donor import FetchServer
-from gossamer.peer.node.mirror import Mirror
 from gossamer.peer.swarm.address_book import AddressBook
 from gossamer.peer.swarm.hearsay import Hearsay
 from gossamer.peer.swarm.swarm_time import SwarmTime
+from gossamer.peer.sync.mirror import Mirror
+from gossamer.peer.sync.server import FetchServer
 from gossamer.protocol.libp2p.p2pd import Daemon, DaemonSettings
 from gossamer.protocol.libp2p.splice import CarriedBytes
 from gossamer.protocol.libp2p.tunnel import TunnelTransport

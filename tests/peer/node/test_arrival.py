@@ -12,13 +12,13 @@ import pytest
 
 from gossamer.peer.node.arrival import PATIENCE_S, find_run
 from gossamer.peer.node.dispatcher import Dispatcher
-from gossamer.peer.node.donor import FetchServer
-from gossamer.peer.node.fetching import FetchClient
-from gossamer.peer.node.mirror import Mirror
 from gossamer.peer.swarm.address_book import AddressBook
 from gossamer.peer.swarm.hearsay import Hearsay
 from gossamer.peer.swarm.membership import OwnCredential
 from gossamer.peer.swarm.swarm_time import SwarmTime
+from gossamer.peer.sync.client import FetchClient
+from gossamer.peer.sync.mirror import Mirror
+from gossamer.peer.sync.server import FetchServer
 from gossamer.protocol.errors import PeerGone, RefusalCode, RunRefusesUs, SwarmUnreachable, WrongVersion
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.memory import virtual_time

@@ -10,10 +10,10 @@ import pytest
 
 from gossamer.peer.machine.home import Home
 from gossamer.peer.node import credential_renewal as module
-from gossamer.peer.node import donor
 from gossamer.peer.node.credential_renewal import DAY_S, CredentialRenewal, latest_credential, membership_warning
-from gossamer.peer.node.donor import MEMBER_S, FetchServer
-from gossamer.peer.node.mirror import Mirror
+from gossamer.peer.sync import server
+from gossamer.peer.sync.mirror import Mirror
+from gossamer.peer.sync.server import MEMBER_S, FetchServer
 from gossamer.protocol.errors import BadMessage, BadSignature, RefusalCode, Refused, RunRefusesUs
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.messages.messages import ContentsKind
@@ -71,7 +71,7 @@ def test_a_guest_that_trains_ends_by_the_issuers_word_and_by_nobody_elses(tmp_pa
             peer.join_with(credential_of(swarm, peer.identity, invite)).start()
         await swarm.until(lambda: guest.outcomes()["completed"] >= 1)
         watch, *known = [await renewal_of(peer) for peer in (guest, a, b)]
-        monkeypatch.setattr(donor, "check_fetch", refuse_members)
+        monkeypatch.setattr(server, "check_fetch", refuse_members)
         await swarm.until(lambda: "others say" in watch.warned, within_s=60.0)
         monkeypatch.undo()
         monkeypatch.setattr(module, "ROUND_S", 1.0)

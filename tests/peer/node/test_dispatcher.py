@@ -10,13 +10,13 @@ import time
 import pytest
 
 from gossamer.peer.node.dispatcher import Dispatcher
-from gossamer.peer.node.donor import FetchServer
-from gossamer.peer.node.fetching import FetchClient
-from gossamer.peer.node.mirror import Mirror
 from gossamer.peer.swarm.address_book import AddressBook, loop_s
 from gossamer.peer.swarm.hearsay import Hearsay
 from gossamer.peer.swarm.membership import OwnCredential
 from gossamer.peer.swarm.swarm_time import SwarmTime
+from gossamer.peer.sync.client import FetchClient
+from gossamer.peer.sync.mirror import Mirror
+from gossamer.peer.sync.server import FetchServer
 from gossamer.protocol.errors import RefusalCode, Unreachable
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.limits import PROTOCOL_VERSION

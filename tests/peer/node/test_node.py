@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.peer.node.fetching import FetchClient
 from gossamer.peer.swarm.membership import OwnCredential
 from gossamer.peer.swarm.presence import FAREWELL_S
+from gossamer.peer.sync.client import FetchClient
 from gossamer.protocol.errors import Unreachable
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.memory.conversation import Link as Wire

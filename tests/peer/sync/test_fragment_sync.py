@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from gossamer.peer.machine.events import FragmentPulled
-from gossamer.peer.node import pieces as files
-from gossamer.peer.node.pulling import is_enough
+from gossamer.peer.sync import pieces as files
+from gossamer.peer.sync.fragment_sync import is_enough
 from gossamer.protocol.memory.conversation import Link as Wire
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play

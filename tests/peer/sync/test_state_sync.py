@@ -1,4 +1,4 @@
-"""CatchUp: a founder begins by itself, and who has fallen behind takes over newer weights."""
+"""StateSync: a founder begins by itself, and who has fallen behind takes over newer weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from gossamer.peer.meeting.words import Finish, MeetingOutcome
-from gossamer.peer.node.catch_up import LOOK_S, OUTCAST, STEP_BACK_S, CatchUp
+from gossamer.peer.sync.decision import STEP_BACK_S, wanted
+from gossamer.peer.sync.state_sync import LOOK_S, OUTCAST, StateSync
 from gossamer.protocol.errors import RefusalCode
 from gossamer.protocol.identity import Identity, PeerId
 from tests.swarm.tiny import tiny_manifest
@@ -82,25 +83,25 @@ def know(peer: Peer, num_others: int, clock_steps: int) -> list[PeerId]:
     return others
 
 
-def tell(upkeep: CatchUp, partners: list[PeerId], finish: Finish, num: int = OUTCAST, *, initiated: bool = True) -> None:
+def tell(sync: StateSync, partners: list[PeerId], finish: Finish, num: int = OUTCAST, *, initiated: bool = True) -> None:
     for number in range(num):
-        upkeep.on_meeting(partners[number % len(partners)], finish, initiated=initiated)
+        sync.on_meeting(partners[number % len(partners)], finish, initiated=initiated)
 
 
 def test_a_row_of_refusals_is_forgotten_at_a_meeting_that_counts(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         (peer,) = swarm.start(1)
         await started()
-        upkeep, others = peer.node.catch_up, know(peer, 1, 1000)
-        tell(upkeep, others, TOO_FAR, OUTCAST - 1)
-        assert upkeep.wanted() is None
-        tell(upkeep, others, Finish(MeetingOutcome.COMPLETED, ""), 1)
-        tell(upkeep, others, TOO_FAR, 1)
-        assert upkeep.wanted() is None
-        tell(upkeep, others, TOO_FAR, OUTCAST - 1)
-        wanted = upkeep.wanted()
-        assert wanted is not None and peer.clock < wanted.earliest_clock_steps <= 1000, "only a donor that is further than we are"
-        assert wanted.latest_clock_steps == 1000 + 60
+        sync, others = peer.node.state_sync, know(peer, 1, 1000)
+        tell(sync, others, TOO_FAR, OUTCAST - 1)
+        assert wanted(sync.view()) is None
+        tell(sync, others, Finish(MeetingOutcome.COMPLETED, ""), 1)
+        tell(sync, others, TOO_FAR, 1)
+        assert wanted(sync.view()) is None
+        tell(sync, others, TOO_FAR, OUTCAST - 1)
+        target = wanted(sync.view())
+        assert target is not None and peer.clock < target.earliest_clock_steps <= 1000, "only a donor that is further than we are"
+        assert target.latest_clock_steps == 1000 + 60
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
@@ -109,12 +110,12 @@ def test_who_calls_us_only_to_refuse_us_does_not_give_us_his_weights(tmp_path: P
     async def story(swarm: Swarm) -> None:
         (peer,) = swarm.start(1)
         await started()
-        upkeep, others = peer.node.catch_up, know(peer, 5, 20)
+        sync, others = peer.node.state_sync, know(peer, 5, 20)
         for finish in (TOO_FAR, GATE):
-            tell(upkeep, others, finish, 100, initiated=False)
-        assert upkeep.wanted() is None
-        tell(upkeep, others, GATE)
-        assert upkeep.wanted() is not None, "where we called, it counts"
+            tell(sync, others, finish, 100, initiated=False)
+        assert wanted(sync.view()) is None
+        tell(sync, others, GATE)
+        assert wanted(sync.view()) is not None, "where we called, it counts"
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
@@ -124,11 +125,11 @@ def test_one_far_ahead_keeps_its_weights_and_sets_its_clock_back(tmp_path: Path)
         (peer,) = swarm.start(1)
         await asyncio.sleep(STEP_BACK_S + 1.0)
         peer.trainer.frozen = True
-        upkeep, others = peer.node.catch_up, know(peer, 5, 20)
+        sync, others = peer.node.state_sync, know(peer, 5, 20)
         before = peer.slow
         for told, has_moved in ((OUTCAST - 1, False), (1, True)):
-            tell(upkeep, others, TOO_FAR, told)
-            assert upkeep.wanted() is None
+            tell(sync, others, TOO_FAR, told)
+            assert wanted(sync.view()) is None
             await asyncio.sleep(LOOK_S + 8.0)  # dead peers are asked for their clocks
             assert (peer.clock == 20 + 45) == has_moved
         assert torch.equal(peer.slow, before)
@@ -141,11 +142,11 @@ def test_two_liars_among_many_do_not_make_us_ask(tmp_path: Path, finish: Finish)
     async def story(swarm: Swarm) -> None:
         (peer,) = swarm.start(1)
         await started()
-        upkeep, others = peer.node.catch_up, know(peer, 5, 20)
+        sync, others = peer.node.state_sync, know(peer, 5, 20)
         for liar in others[:2]:
             peer.book.saw(liar, asyncio.get_running_loop().time(), 50_000)
-        tell(upkeep, others[:2], finish, 100)
-        assert upkeep.wanted() is None
+        tell(sync, others[:2], finish, 100)
+        assert wanted(sync.view()) is None
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
@@ -154,9 +155,9 @@ def test_a_clock_that_is_too_far_must_have_been_signed(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         (peer,) = swarm.start(1)
         await started()
-        upkeep, others = peer.node.catch_up, know(peer, 4, peer.clock + 10)
-        tell(upkeep, others, TOO_FAR, 100)
-        assert upkeep.wanted() is None
+        sync, others = peer.node.state_sync, know(peer, 4, peer.clock + 10)
+        tell(sync, others, TOO_FAR, 100)
+        assert wanted(sync.view()) is None
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
@@ -165,9 +166,9 @@ def test_shut_out_at_many_gates_we_take_weights_of_about_our_time(tmp_path: Path
     async def story(swarm: Swarm) -> None:
         (peer,) = swarm.start(1)
         await started()
-        upkeep, others = peer.node.catch_up, know(peer, 4, 40)
-        tell(upkeep, others, GATE)
-        wanted = upkeep.wanted()
-        assert wanted is not None and wanted.earliest_clock_steps == peer.standing.clock_steps + 1 and wanted.latest_clock_steps == 40 + 60
+        sync, others = peer.node.state_sync, know(peer, 4, 40)
+        tell(sync, others, GATE)
+        target = wanted(sync.view())
+        assert target is not None and target.earliest_clock_steps == peer.standing.clock_steps + 1 and target.latest_clock_steps == 40 + 60
 
     play(Swarm(tmp_path, manifest=QUIET), story)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gossamer.peer.node.hatch import MOST_S, PLACES, Hatch
+from gossamer.peer.sync.hatch import MOST_S, PLACES, Hatch
 from gossamer.protocol.errors import RefusalCode, Refused, TransportError
 from gossamer.protocol.memory import virtual_time
 from gossamer.protocol.tasks import cancel
@@ -78,6 +78,6 @@ def test_an_answer_that_is_cancelled_leaves_nothing() -> None:
         answer = start(hatch, 1.0)
         await asyncio.sleep(0.5)
         await cancel(answer)
-        assert not hatch._answering
+        assert not [task for task in asyncio.all_tasks() if task.get_name() == "hatch"]
 
     play(test)

@@ -1,7 +1,7 @@
-"""Contents of known size on the disk, as they come: a file with every piece in its place, and a log beside it of the pieces that are there.
+"""A content of known size on the disk while it is fetched: a file with every piece in its place, and a log of the pieces beside it.
 
-A piece is written before it is logged, so whatever way the process ends, what the log names is there; what it does not name is fetched
-again. Nobody else's file is needed to go on: a content that was begun an hour ago is begun anew, for its donors have moved on.
+A piece is written before it is logged, so after a crash every logged piece is there, and all others are fetched again. A content whose last
+piece is an hour old is begun anew, because its sources have moved on.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Self
 
 PIECE_BYTES = 64 * 1024  # a quarter of a second at 2 Mbit/s; the header of each costs half a thousandth of it
-KEPT_S = 3600.0  # what is older than this is not gone on with
-_HEAD = struct.Struct("<32sQ")  # whose content it is, and its size
-_ENTRY = struct.Struct("<QQ")  # a piece that is there, and the donor's clock
+KEPT_S = 3600.0  # an older content is begun anew
+_HEAD = struct.Struct("<32sQ")  # owner of the content, and its size
+_ENTRY = struct.Struct("<QQ")  # a piece that is there, and the global step of its source
 
 
 class Pieces:
@@ -25,13 +25,13 @@ class Pieces:
     def __init__(self, path: Path, num_bytes: int, data: int, log: int) -> None:
         self.path = path
         self.num_bytes = num_bytes
-        self.clocks: dict[int, int] = {}  # by piece: the donor's schedule clock
+        self.clocks: dict[int, int] = {}  # by piece: the global step of its source
         self._data = data
         self._log = log
 
     @classmethod
     def open(cls, path: Path, owner: bytes, num_bytes: int) -> Self:
-        """Go on with a content of so many bytes, or begin it; `owner` (32 bytes) is whose it is, the run's id say. Raises OSError."""
+        """Go on with a content of so many bytes, or begin it. `owner`: 32 bytes, such as the id of the run. Raises OSError."""
         head, beside = _HEAD.pack(owner, num_bytes), _log_of(path)
         if not _is_fresh(beside, head):
             remove(path)
@@ -76,7 +76,7 @@ class Pieces:
         return (piece for piece in range(self.num_pieces) if piece not in self.clocks)
 
     def put(self, piece: int, data: bytes, clock_steps: int) -> None:
-        """Keep a piece, whole and checked. Raises OSError."""
+        """Store a piece, whole and verified. Raises OSError."""
         os.pwrite(self._data, data, self.offset(piece))
         os.write(self._log, _ENTRY.pack(piece, clock_steps))
         self.clocks[piece] = clock_steps
@@ -86,7 +86,7 @@ class Pieces:
         return os.pread(self._data, num_bytes, offset) if offset // PIECE_BYTES in self.clocks else b""
 
     def close(self) -> None:
-        """Let go of the files; they stay."""
+        """Close the files; they stay on the disk."""
         os.close(self._data)
         os.close(self._log)
 
@@ -110,7 +110,7 @@ def bits_bytes(num_pieces: int) -> int:
 
 
 def to_bits(pieces: Iterable[int], num_pieces: int) -> bytes:
-    """Write which pieces of so many are meant: a bit each, the lowest first."""
+    """Encode a set of pieces as a bit each, the lowest first."""
     bits = bytearray(bits_bytes(num_pieces))
     for piece in pieces:
         bits[piece // 8] |= 1 << piece % 8
@@ -118,7 +118,7 @@ def to_bits(pieces: Iterable[int], num_pieces: int) -> bytes:
 
 
 def from_bits(bits: bytes, num_pieces: int) -> set[int]:
-    """Read what `to_bits` wrote; what is cut off is not meant."""
+    """Decode what `to_bits` wrote; a piece whose bit is missing is not in the set."""
     return {piece for piece in range(min(num_pieces, 8 * len(bits))) if bits[piece // 8] >> piece % 8 & 1}
 
 

@@ -14,11 +14,13 @@ import pytest
 import torch
 
 from gossamer.optim.fragments import scatter
-from gossamer.peer.node import pieces as files
-from gossamer.peer.node.fetching import FetchClient, as_final
-from gossamer.peer.node.joining import Joining, Wanted
 from gossamer.peer.swarm.heads import Heads
 from gossamer.peer.swarm.membership import OwnCredential
+from gossamer.peer.sync import pieces as files
+from gossamer.peer.sync.client import FetchClient, as_final
+from gossamer.peer.sync.decision import Wanted
+from gossamer.peer.sync.sources import Sources
+from gossamer.peer.sync.state_transfer import StateTransfer
 from gossamer.protocol.errors import BadMessage, BadSettings, RefusalCode, Refused, RunRefusesUs, WrongVersion
 from gossamer.protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Part, Refusal
 from gossamer.protocol.streams.transport import Purpose, Stream
@@ -36,7 +38,7 @@ class InOrder(random.Random):
         """Leave them as they are."""
 
 
-async def newcomer(swarm: Swarm, *donors: object) -> tuple[Peer, Joining]:
+async def newcomer(swarm: Swarm, *donors: object) -> tuple[Peer, StateTransfer]:
     """A peer that waits for more company than comes, so that only the test has it join; it knows these donors, in this order."""
     peer = swarm.add(told_to_start=True, is_founder=False, wait_for_peers=9)
     peer.trainer.frozen = True
@@ -45,10 +47,8 @@ async def newcomer(swarm: Swarm, *donors: object) -> tuple[Peer, Joining]:
     for donor in donors:
         peer.book.hint(donor.peer_id, "/ip4/192.0.2.1/tcp/4001", asyncio.get_running_loop().time())  # type: ignore[attr-defined]
     client = FetchClient(peer.identity, swarm.terms.run_id, OwnCredential(), peer.transport)
-    heads = Heads(peer.book, swarm.terms)
-    return peer, Joining(
-        client, swarm.terms, heads, peer.standing, peer.node.meetings, peer.link, swarm.folder / "joining", InOrder(), peer.on_event
-    )
+    sources = Sources(client, Heads(peer.book, swarm.terms), InOrder())
+    return peer, StateTransfer(sources, swarm.terms, peer.standing, peer.node.meetings, peer.link, swarm.folder / "joining", peer.on_event)
 
 
 def wanted(swarm: Swarm, earliest_steps: int = 0, latest_steps: int = 100_000) -> Callable[[], Wanted]:

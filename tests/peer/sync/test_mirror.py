@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from gossamer.peer.node.mirror import ECHOES_TO_ALL, ECHOES_TO_ONE, INTRODUCTIONS_TO_NETWORK, INTRODUCTIONS_TO_ONE, Mirror
+from gossamer.peer.sync.mirror import ECHOES_TO_ALL, ECHOES_TO_ONE, INTRODUCTIONS_TO_NETWORK, INTRODUCTIONS_TO_ONE, Mirror
 from gossamer.protocol.errors import RefusalCode, Refused
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.limits import CHUNK_BYTES

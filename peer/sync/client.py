@@ -1,7 +1,7 @@
-"""Taking the manifest, or a part of a donor's state, from another peer: the asking half of the `Fetch` streams.
+"""Request the manifest, weights and documents from another peer: the client of the `Fetch` streams.
 
-Every answer has a header, signed over the asker's own nonce, with the hash of the bytes that follow. Which parts to ask of whom:
-peer/node/download.py. The other half: peer/node/donor.py.
+Every answer has a header, signed over the nonce of the request, with the hash of the bytes that follow. Which parts to request from whom:
+peer/sync/transfer.py. The server: peer/sync/server.py.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from gossamer.protocol.streams.transport import Purpose, Stream, Transport
 
 T = TypeVar("T")
 
-FRAME_S = 30.0  # a partner that says nothing, or takes nothing, for so long has gone
+FRAME_S = 30.0  # a peer that sends nothing, or takes nothing, for so long is gone
 CONNECT_S = 15.0
 _FINAL = {
     RefusalCode.NOT_INVITED: RunRefusesUs,
@@ -48,25 +48,25 @@ _FINAL = {
 
 @dataclass(slots=True)
 class FetchClient:
-    """Who asks, and by which credential, which is renewed while we run."""
+    """Opens streams to sources as this peer. The credential is replaced when it is renewed."""
 
     identity: Identity
     run_id: bytes
     credential: OwnCredential
     transport: Transport
-    versions: tuple[int, ...] = SPOKEN  # of the protocol, that may be spoken in the run, as far as we know: the likeliest first
+    versions: tuple[int, ...] = SPOKEN  # of the protocol that the run may speak, as far as we know: the likeliest first
 
-    async def header(self, donor: PeerId, addresses: tuple[str, ...], kind: ContentsKind) -> Contents:
-        """Ask a donor for the header of a content alone: it tells the donor's clock, and of a result the name.
+    async def header(self, peer: PeerId, addresses: tuple[str, ...], kind: ContentsKind) -> Contents:
+        """Request only the header of a content: it has the global step of the source, and the name of a result.
 
         Raises TransportError, PeerMisbehaved or Refused.
         """
-        async with self.source(donor, addresses) as source:
+        async with self.source(peer, addresses) as source:
             return await source.header(kind)
 
-    async def document(self, donor: PeerId, addresses: tuple[str, ...], kind: ContentsKind, known: bytes) -> bytes:
-        """Fetch a content of one chunk at most; nothing where its name is the `known` one. Raises as `header`."""
-        async with self.source(donor, addresses) as source:
+    async def document(self, peer: PeerId, addresses: tuple[str, ...], kind: ContentsKind, known: bytes) -> bytes:
+        """Fetch a content of one chunk at most; return nothing if its name is `known`. Raises as `header`."""
+        async with self.source(peer, addresses) as source:
             if known and (await source.header(kind, _is_small)).name == known:
                 return b""
             await source.ask(kind, 0, CHUNK_BYTES)
@@ -74,10 +74,10 @@ class FetchClient:
             return data
 
     @contextlib.asynccontextmanager
-    async def source(self, donor: PeerId, addresses: tuple[str, ...]) -> AsyncIterator[Source]:
-        """Open a stream to a donor, for the body. Raises TransportError."""
-        async with _within(CONNECT_S, f"no connection to {donor.short()}"):
-            stream = await self.transport.connect(donor, addresses, Purpose.FETCH)
+    async def source(self, peer: PeerId, addresses: tuple[str, ...]) -> AsyncIterator[Source]:
+        """Open a stream to a source for the body. Raises TransportError."""
+        async with _within(CONNECT_S, f"no connection to {peer.short()}"):
+            stream = await self.transport.connect(peer, addresses, Purpose.FETCH)
         try:
             yield Source(self, stream)
         finally:
@@ -85,41 +85,46 @@ class FetchClient:
 
 
 class Source:
-    """A donor at the other end of a stream: it may be asked for more while earlier answers come, which are taken in the order of asking."""
+    """A source at the other end of a stream. Requests may be sent ahead; answers are taken in the order of the requests."""
 
     def __init__(self, client: FetchClient, stream: Stream) -> None:
         self._client = client
         self._stream = stream
         self._asked: deque[FetchRequest] = deque()
 
+    @property
+    def peer_id(self) -> PeerId:
+        """Return who is at the other end."""
+        return self._stream.partner
+
     async def ask(self, kind: ContentsKind, offset: int, num_bytes: int) -> None:
-        """Ask for these bytes of a content. Raises TransportError."""
+        """Request these bytes of a content. Raises TransportError."""
         await self._ask(kind, secrets.token_bytes(NONCE_BYTES), offset, num_bytes, 0)
 
     async def header(self, kind: ContentsKind, check: Callable[[Contents], None] = lambda header: None) -> Contents:
-        """Ask for the header of a content alone, and return it. Raises as `take`."""
+        """Request only the header of a content, and return it. Raises as `take`."""
         await self.ask(kind, 0, 0)
         header, _ = await self.take(check)
         return header
 
     async def ask_slow(self, fragment: int, nonce: bytes, sketch: memoryview) -> None:
-        """Ask for a fragment's slow weights, coded against our sketch of ours, whose seed follows from the nonce. Raises TransportError."""
+        """Request the slow weights of a fragment, coded against the sketch of ours; the nonce gives the seed. Raises TransportError."""
         await self._ask(ContentsKind.SLOW, nonce, 0, 0, fragment)
         await send_chunks(self._stream, Part.SKETCH, sketch, 0)
 
     async def sighting(self) -> Sighting:
-        """Ask what the other sees of us. Raises as `take`."""
+        """Request the address from which the source sees us. Raises as `take`."""
         await self.ask(ContentsKind.SIGHTING, 0, SIGHTING_BYTES)
         _, data = await self.take()
         return Sighting.from_bytes(data)
 
     async def take_manifest(self) -> bytes:
-        """Return the signed manifest that was asked for; whether it has the run's hash is the caller's to check. Raises as `take`."""
+        """Return the signed manifest that was requested. The caller checks that it has the hash of the run. Raises as `take`."""
         _, data = await self.take(_is_manifest)
         return data
 
     async def introduction(self, records: tuple[bytes, ...], time: SwarmTime, *, is_door: bool) -> Introduction:
-        """Ask who is there, and pass records on; `time` hears what it is there. The records are unchecked. Raises as `take`."""
+        """Exchange member records, and give the time of the source to `time`. The records are unchecked. Raises as `take`."""
         asked_s = asyncio.get_running_loop().time()
         await self._ask(ContentsKind.INTRODUCTION, secrets.token_bytes(NONCE_BYTES), 0, INTRODUCTION_BYTES, 0, records)
         _, data = await self.take()
@@ -130,7 +135,7 @@ class Source:
         return introduction
 
     async def echo(self, num_bytes: int) -> tuple[float, float]:
-        """Send so many bytes (a chunk at most) and have them sent back; return how long each way took, in seconds. Raises as `take`."""
+        """Send so many bytes (a chunk at most) and have them sent back; return the seconds that each direction took. Raises as `take`."""
         loop, data = asyncio.get_running_loop(), secrets.token_bytes(num_bytes)
         began_s, heard_s = loop.time(), [0.0]
         await self._ask(ContentsKind.ECHO, secrets.token_bytes(NONCE_BYTES), 0, num_bytes, 0)
@@ -143,12 +148,12 @@ class Source:
     async def _ask(
         self, kind: ContentsKind, nonce: bytes, offset: int, num_bytes: int, fragment: int, records: tuple[bytes, ...] = ()
     ) -> None:
-        client, donor = self._client, self._stream.partner
+        client, peer = self._client, self._stream.partner
         request = FetchRequest(
             protocol_version=client.versions[0],
             run_id=client.run_id,
             sender=client.identity.peer_id,
-            receiver=donor,
+            receiver=peer,
             nonce=nonce,
             kind=kind,
             offset=offset,
@@ -163,7 +168,7 @@ class Source:
     async def take(self, check: Callable[[Contents], None] = lambda header: None, within_s: float = FRAME_S) -> tuple[Contents, bytes]:
         """Return the answer to the first request that has none: its verified header, and the bytes.
 
-        `check` raises for a header whose bytes are not wanted. A donor that says nothing for `within_s` has fallen silent. Raises
+        `check` raises for a header whose bytes are not wanted. A source that sends nothing for `within_s` has fallen silent. Raises
         TransportError, PeerMisbehaved or Refused, and what `check` raises.
         """
         request, header = await self._header(check, within_s)
@@ -178,7 +183,7 @@ class Source:
         return header, chunk.data
 
     async def take_slow(self, num_bytes: int, check: Callable[[Contents], None], keep: Callable[[bytes], None]) -> Contents:
-        """Return the verified header of what `ask_slow` asked for, once all its bytes have been kept. Raises as `take`."""
+        """Return the verified header of what `ask_slow` requested, once `keep` has all its bytes. Raises as `take`."""
         _, header = await self._header(check, FRAME_S)
         if header.total_bytes != num_bytes:
             raise BadMessage(f"a fragment of {header.total_bytes} bytes; the manifest implies {num_bytes}")
@@ -198,7 +203,7 @@ class Source:
 
 
 async def in_their_version(client: FetchClient, ask: Callable[[FetchClient], Awaitable[T]]) -> T:
-    """Return what `ask` comes to in the first version of ours that the other side speaks. Raises as `ask`."""
+    """Return the result of `ask` in the first of our versions that the other side speaks. Raises as `ask`."""
     for version in client.versions:
         try:
             return await ask(replace(client, versions=(version,)))
@@ -209,7 +214,7 @@ async def in_their_version(client: FetchClient, ask: Callable[[FetchClient], Awa
 
 
 def pull_seed(run_id: bytes, nonce: bytes) -> int:
-    """Return the seed of the codec for a pull, which both sides derive from the request."""
+    """Return the seed of the codec for a fragment sync; both sides derive it from the request."""
     return int.from_bytes(hashlib.sha256(b"gossamer-pull" + run_id + nonce).digest()[:8], "little") & (2**63 - 1)
 
 
@@ -220,13 +225,13 @@ async def send_chunks(stream: Stream, part: Part, data: memoryview, first: int) 
 
 
 async def send(stream: Stream, message: Message) -> None:
-    """Send a message. Raises PeerGone, and DeadlineExceeded when the partner takes nothing."""
+    """Send a message. Raises PeerGone, and DeadlineExceeded when the peer takes nothing."""
     async with _within(FRAME_S, f"{stream.partner.short()} takes nothing"):
         await stream.send(message)
 
 
 async def take_chunks(stream: Stream, part: Part, num_bytes: int, keep: Callable[[bytes], None]) -> bytes:
-    """Keep so many bytes as they come, in chunks in their order, and return their SHA-256. Raises as `receive`, and BadMessage."""
+    """Pass so many bytes to `keep` as they come, and return their SHA-256. Raises as `receive`, and BadMessage."""
     digest, done = hashlib.sha256(), 0
     while done < num_bytes:
         chunk = await receive(stream)
@@ -263,7 +268,7 @@ def _is_small(header: Contents) -> None:
 
 
 async def receive(stream: Stream, within_s: float = FRAME_S) -> Message:
-    """Return the partner's next message. Raises Refused for a Refusal, DeadlineExceeded when it falls silent, PeerGone, BadMessage."""
+    """Return the next message. Raises Refused for a Refusal, DeadlineExceeded when the peer falls silent, PeerGone, BadMessage."""
     async with _within(within_s, f"{stream.partner.short()} fell silent"):
         message = await stream.receive()
     if isinstance(message, Refusal):

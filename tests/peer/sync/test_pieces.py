@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.peer.node import pieces as files
-from gossamer.peer.node.pieces import KEPT_S, Pieces
+from gossamer.peer.sync import pieces as files
+from gossamer.peer.sync.pieces import KEPT_S, Pieces
 
 OWNER, SIZE = b"r" * 32, 2 * files.PIECE_BYTES + 100
 DATA = os.urandom(SIZE)

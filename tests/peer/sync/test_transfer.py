@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.peer.node import pieces as files
-from gossamer.peer.node.download import UNDER_WAY_PIECES, Flow
+from gossamer.peer.sync import pieces as files
+from gossamer.peer.sync.transfer import UNDER_WAY_PIECES, Flow
 from gossamer.protocol.memory.conversation import Link as Wire
 from gossamer.protocol.messages.messages import FetchRequest, Message
 from gossamer.protocol.streams.transport import Purpose, Stream, Transport
