@@ -20,7 +20,6 @@ from gossamer.optim.codecs import CODECS, Codec
 from gossamer.optim.codecs.modulo import Modulo
 from gossamer.optim.fragment_codec import FragmentCodec
 from gossamer.optim.fragments import Fragment, gather, scatter
-from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.model.model import build_model
 from gossamer.peer.text.batches import Draw
 from gossamer.peer.text.corpus import load_corpus
@@ -37,7 +36,7 @@ def replica(manifest: Manifest, number: int, folder: Path) -> Replica:
     inner = manifest.inner
     draw = Draw(0, bytes([number]) * 38, inner.batch_size, inner.sequence_length)
     corpus = load_corpus(manifest.data, load_tokenizer(manifest.tokenizer), draw, None, folder)
-    return Replica(manifest, build_model(manifest.model, 0), corpus, PayloadFolder(folder / str(number)), number, lambda solo: None)
+    return Replica(manifest, build_model(manifest.model, 0), corpus, number, lambda solo: None)
 
 
 def lost(codec: Codec, fragment: Fragment, messages: tuple[Tensor, Tensor]) -> tuple[float, float, float, int, int]:
@@ -59,7 +58,7 @@ def train(pair: tuple[Replica, Replica], num_steps: int) -> list[tuple[Fragment,
     for one in pair:
         for _ in range(num_steps):
             one.inner_step()
-    fragments = [state.codec.fragment for state in pair[0].outer.fragments]
+    fragments = [state.codec.fragment for state in pair[0].fragments]
     return [(fragment, (gather(fragment, pair[0].parameters), gather(fragment, pair[1].parameters))) for fragment in fragments]
 
 

@@ -73,7 +73,7 @@ def check(job: Manifest, folder: Path) -> dict[str, float]:
     saver = Saver(home, PeerConfig(home=home.path), lambda event: None, time.monotonic)
     for _ in range(2):
         replica.inner_step()
-        side = MeetingSide(max(replica.outer.fragments, key=lambda fragment: fragment.slow.numel()))
+        side = MeetingSide(max(replica.fragments, key=lambda fragment: fragment.slow.numel()))
         sketch = side.prepare(NoLoCo(outer.alpha, outer.beta, outer.gamma), 0.5, 1)
         side.judge(side.encode(sketch))
         side.merge(side.step(side.failed_blocks))

@@ -301,11 +301,12 @@ class Progress(LinkRecord):
     tokens: int = 0  # trained by this peer since it joined
 
 
-CodingRequest = Prepare | Encode | Check  # these need no step boundary
-WritingRequest = CopyState | SketchSlow | CodeSlow | DecodeSlow  # nor do these
+CodingRequest = Prepare | Encode | Check
+WritingRequest = CopyState | SketchSlow | CodeSlow | DecodeSlow
 MeetingRequest = CodingRequest | Open | Apply
 AnsweredRequest = MeetingRequest | WritingRequest | BringUp | Settle | Adopt | Pull
-BesideRequest = MeetingRequest | Drop | Solo | Defer  # these need weights that stand still at most
+AnyTimeRequest = CodingRequest | WritingRequest | NodeReport
+BesideRequest = Open | Apply | Drop | Solo | Defer  # these need weights that nobody changes meanwhile
 ToldRequest = Drop | Solo | Defer | StepBack | NodeReport | Start | FinishDone
 Request = AnsweredRequest | ToldRequest
 Reply = Opened | Unavailable | SketchReady | PayloadReady | Checked | Applied | Written | Adopted | Pulled

@@ -143,10 +143,24 @@ class FragmentState:
         return torch.empty(self.slow.shape, dtype=self.slow.dtype, device=self.slow.device, pin_memory=self.device.type == "cuda")
 
 
+@dataclass(frozen=True, slots=True)
+class FragmentWeights:
+    """A fragment's part of another peer's state: new tensors, f32[numel], on the device where the fragment's rest."""
+
+    fragment: FragmentState
+    slow: Tensor
+    momentum: Tensor
+
+
 def length_of(values: Tensor) -> float:
     """Return the Euclidean length; finite for all finite values."""
     length = float(values.norm())
     return length if math.isfinite(length) else float(values.double().norm())  # the square of a legal value can overflow f32
+
+
+def bytes_on(device: torch.device, data: memoryview) -> Tensor:
+    """Return bytes as uint8[bytes] on a device."""
+    return torch.frombuffer(data, dtype=torch.uint8).to(device) if data else torch.empty(0, dtype=torch.uint8, device=device)
 
 
 def mark(device: torch.device) -> torch.cuda.Event | None:

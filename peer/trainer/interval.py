@@ -21,10 +21,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from gossamer.optim.fragments import MEETING_INTERVAL
-from gossamer.peer.link.records import NodeReport, Open
+from gossamer.peer.link.records import NodeReport
 from gossamer.peer.machine.events import IntervalSet
 from gossamer.peer.trainer.replica import Replica
-from gossamer.protocol.messages.messages import RunPhase
 
 SHORTEST_STEPS: Final = 4
 LONGEST_STEPS: Final = 1000  # a line that cannot carry even that is too slow for the run
@@ -143,24 +142,18 @@ class Pace:
         reason = self._interval.reason if self._interval else "the manifest says so"
         emit(IntervalSet(replica.countdown.inner_steps, reason))
 
-    def hear(self, report: NodeReport) -> None:
-        """Take in what the node says of the line and of itself. From any thread."""
-        if report.cpu_s < self._report.cpu_s:  # another one, which began to count anew
-            self._earlier_nodes_s += self._report.cpu_s
-        self._report = report
+    @property
+    def min_call_steps(self) -> int:
+        """Return the fewest inner steps between two meetings of a fragment, where the line sets the interval; else 0."""
+        return self._interval.steps // 2 if self._interval is not None and self._interval.is_for_line else 0
 
-    def is_too_soon(self, call: Open) -> bool:
-        """Whether a call, by whomever, comes sooner after the fragment's last outer step than our line carries them. From any thread."""
-        replica = self._replica
-        if self._interval is None or not self._interval.is_for_line or replica.phase is RunPhase.FINISH or not replica.own_steps:
-            return False
-        steps_since = replica.outer.fragments[call.fragment].tokens * replica.own_steps / replica.tokens
-        return steps_since < self._interval.steps // 2
-
-    def update(self, train_s: float, blocked_s: float, coding_cpu_s: float) -> None:
-        """Find the interval again from the time spent so far; about once a second."""
+    def update(self, report: NodeReport, train_s: float, blocked_s: float, coding_cpu_s: float) -> None:
+        """Find the interval again from the node's last report and the time spent so far; about once a second."""
         if self._interval is None:
             return
+        if report.cpu_s < self._report.cpu_s:  # a new node, which counts from zero
+            self._earlier_nodes_s += self._report.cpu_s
+        self._report = report
         sync_cpu_s = self._earlier_nodes_s + self._report.cpu_s + coding_cpu_s
         spent = Spent(
             self._replica.own_steps,

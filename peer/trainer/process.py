@@ -34,6 +34,7 @@ from gossamer.peer.text.batches import Draw
 from gossamer.peer.text.corpus import load_corpus
 from gossamer.peer.text.tokenizer import BYTES, load_tokenizer
 from gossamer.peer.trainer.device import keep_within
+from gossamer.peer.trainer.exchange import TrainerExchange
 from gossamer.peer.trainer.need import fitting, rooms, within
 from gossamer.peer.trainer.replica import Replica
 from gossamer.peer.trainer.saver import Saver
@@ -97,11 +98,9 @@ def _build_replica(child: Child, home: Home, manifest: Manifest) -> Replica:
     mask_as_run(model, manifest)
     draw = Draw(run_seed, peer_id.raw, inner.batch_size, inner.sequence_length)
     corpus = load_corpus(manifest.data, tokenizer, draw, settings.config.data, home.cache, WorkProgress(child.emit, "tokenizing the text"))
-    payloads = PayloadFolder(settings.runtime / "payloads")
-    payloads.clear(Writer.TRAINER)
     model = model.to(device)
     ranks = processes.joined(manifest, model) if processes is not None else None
-    return Replica(manifest, model, corpus, payloads, peer_seed(run_seed, peer_id), child.emit, computing, ranks)
+    return Replica(manifest, model, corpus, peer_seed(run_seed, peer_id), child.emit, computing, ranks)
 
 
 def _initial_model(manifest: Manifest, folder: Path | None) -> PreTrainedModel:
@@ -163,4 +162,8 @@ def build(child: Child) -> Trainer:
     loaded = load_latest(home.checkpoints, manifest.run_id, WorkProgress(child.emit, "reading the checkpoint"))
     if loaded is not None:
         saver.restore(replica, loaded)
-    return Trainer(child, replica, TrainerEnd(child.settings.runtime), saver, time.monotonic, queued_clock())
+    runtime = child.settings.runtime
+    payloads = PayloadFolder(runtime / "payloads")
+    payloads.clear(Writer.TRAINER)
+    exchange = TrainerExchange(TrainerEnd(runtime), payloads, replica, child.emit)
+    return Trainer(child, replica, exchange, saver, time.monotonic, queued_clock())

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
@@ -24,7 +25,7 @@ from gossamer.peer.machine.events import CheckpointFailed, CheckpointRejected, C
 from gossamer.peer.machine.home import Home
 from gossamer.peer.model.checkpoint import CheckpointContents, Loaded, save
 from gossamer.peer.model.computing import is_out_of_memory
-from gossamer.peer.trainer.replica import Replica
+from gossamer.peer.trainer.replica import ALONE, Replica
 from gossamer.protocol.errors import BadSettings, GossamerError
 
 T = TypeVar("T")
@@ -84,8 +85,11 @@ class Saver:
         has_come = seconds >= self._config.checkpoint_interval_s or (enough_steps > 0 and steps >= enough_steps)
         return self._is_wanted or (has_come and seconds >= self._least_s)
 
-    def begin(self, replica: Replica) -> None:
-        """Save as soon as may be, beside the inner steps: now if the copies have a place and no other is being written."""
+    def begin(self, replica: Replica, reading: AbstractContextManager[None] = ALONE) -> None:
+        """Save as soon as possible, beside the inner steps: now if the copies have a place and no other checkpoint is being written.
+
+        The weights are copied inside `reading`, in which they are only read; meetings may be decided there.
+        """
         self._is_wanted = True
         self.look()
         if self._is_busy():
@@ -97,7 +101,7 @@ class Saver:
             self._readying = _beside(lambda: _places(lacking))
             return
         state = copy.deepcopy(replica.state())  # of the same moment as `tensors`: what counts meanwhile replaces tensors, and changes none
-        with replica.reading():
+        with reading:
             for name, tensor in moving.items():
                 self._copies[name].copy_(tensor, non_blocking=True)
             if any(tensor.is_cuda for tensor in moving.values()):

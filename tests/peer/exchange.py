@@ -9,8 +9,8 @@ from pathlib import Path
 from gossamer.peer.link import records as ask
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.link.records import File, payload_name
-from gossamer.peer.trainer.replica import Replica
 from gossamer.protocol.messages.messages import RunPhase
+from tests.peer.small import AskedReplica
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Side:
         return bytes(self.payloads.read(payload_name(number, file)))
 
 
-def replica_side(replica: Replica, folder: Path) -> Side:
+def replica_side(replica: AskedReplica, folder: Path) -> Side:
     def answer(request: ask.MeetingRequest) -> ask.Reply:
         reply = replica.handle(request)
         assert reply is not None

@@ -19,6 +19,7 @@ from gossamer.peer.machine.child import ChildSettings
 from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.events import Event, ProcessSays
 from gossamer.peer.machine.home import Home
+from gossamer.peer.trainer.exchange import TrainerExchange
 from gossamer.peer.trainer.replica import Replica
 from gossamer.peer.trainer.saver import Saver
 from gossamer.peer.trainer.trainer import Trainer
@@ -81,7 +82,8 @@ class RunningTrainer:
         self.supervision = Supervision(ChildSettings(config=self.config, peer_id="12D3KooX", runtime=runtime, told_to_start=told_to_start))
         self.replica: Replica = small_replica(runtime / "payloads", manifest, emit=self.supervision.emit)
         self.saver = Saver(self.home, self.config, self.supervision.emit, time.monotonic)
-        self.trainer = Trainer(self.supervision, self.replica, TrainerEnd(runtime), self.saver, time.monotonic, lambda: 0.0)
+        exchange = TrainerExchange(TrainerEnd(runtime), self.replica.payloads, self.replica, self.supervision.emit)
+        self.trainer = Trainer(self.supervision, self.replica, exchange, self.saver, time.monotonic, lambda: 0.0)
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -23,7 +24,8 @@ from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.events import Event, OutputsMoved, SoloStep, StepDone
 from gossamer.peer.machine.home import Home
 from gossamer.peer.trainer import trainer as real
-from gossamer.peer.trainer.replica import Replica
+from gossamer.peer.trainer.exchange import TrainerExchange
+from gossamer.peer.trainer.replica import ALONE, Replica
 from gossamer.peer.trainer.saver import Saver
 from tests.peer.trainer_thread import Supervision
 from tests.swarm.tiny import CountedReplica
@@ -125,7 +127,7 @@ class Disk(Saver):
     def save(self, replica: Replica) -> None:
         self.has_checkpoint = True
 
-    def begin(self, replica: Replica) -> None:
+    def begin(self, replica: Replica, reading: AbstractContextManager[None] = ALONE) -> None:
         self.has_checkpoint = True
 
     def is_due(self, replica: Replica) -> bool:
@@ -148,7 +150,9 @@ class Trainer:
         self._link: Link | None = None
         self._end = End()
         now_s = asyncio.get_running_loop().time
-        self._real = real.Trainer(child, self.replica, self._end, Disk(Home(config.home), config, child.emit, now_s), now_s, lambda: 0.0)
+        self._exchange = TrainerExchange(self._end, self.replica.payloads, self.replica, child.emit)
+        saver = Disk(Home(config.home), config, child.emit, now_s)
+        self._real = real.Trainer(child, self.replica, self._exchange, saver, now_s, lambda: 0.0)
 
     @property
     def started(self) -> bool:
@@ -156,7 +160,7 @@ class Trainer:
 
     @property
     def applied(self) -> Counter[str]:
-        return self.replica.applied
+        return self.replica.counted
 
     @property
     def solo(self) -> list[int]:

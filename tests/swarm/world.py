@@ -130,7 +130,7 @@ class Peer:
 
     @property
     def slow(self) -> Tensor:
-        return torch.cat([fragment.slow for fragment in self.trainer.replica.outer.fragments])
+        return torch.cat([fragment.slow for fragment in self.trainer.replica.fragments])
 
     @property
     def clock(self) -> int:

@@ -46,7 +46,7 @@ def test_a_step_learns_and_counts(tmp_path: Path) -> None:
     losses = [replica.inner_step() for _ in range(40)]
     assert sum(step.loss for step in losses[-5:]) < sum(step.loss for step in losses[:5]) - 1.0
     assert (replica.own_steps, replica.clock_steps, replica.tokens) == (40, 40, 40 * STEP_TOKENS)
-    assert [fragment.tokens for fragment in replica.outer.fragments] == [40 * STEP_TOKENS] * len(replica.outer.fragments)
+    assert [fragment.tokens for fragment in replica.fragments] == [40 * STEP_TOKENS] * len(replica.fragments)
     assert losses[0].learning_rate == learning_rate(0, 0, inner_settings(MANIFEST))
     assert all(step.num_tokens == STEP_TOKENS for step in losses)
 
@@ -71,7 +71,7 @@ def test_a_loss_that_is_not_finite_changes_no_weight(tmp_path: Path) -> None:
 @pytest.mark.parametrize("codec", ["fp32", "int8", "modulo4"])
 def test_the_plan_is_what_it_sends(tmp_path: Path, codec: str) -> None:
     replica = small_replica(tmp_path, small_manifest(codec={"name": codec}))
-    sizes = [(f.codec.sketch_bytes, f.codec.payload_bytes, f.codec.num_blocks) for f in replica.outer.fragments]
+    sizes = [(f.codec.sketch_bytes, f.codec.payload_bytes, f.codec.num_blocks) for f in replica.fragments]
     assert [(f.sketch_bytes, f.payload_bytes, f.num_blocks) for f in replica.plan.fragments] == sizes
     replica.handle(ask.CopyState("clone-1"))
     assert len(replica.payloads.read("clone-1")) == replica.plan.state_bytes
@@ -95,7 +95,7 @@ def test_a_run_without_momentum_keeps_none(tmp_path: Path) -> None:
     train(one, 2)
     one.handle(ask.Solo(make_due(one)))
     one.handle(ask.Settle("result"))
-    for fragment in one.outer.fragments:
+    for fragment in one.fragments:
         assert fragment.momentum.untyped_storage().nbytes() == 4
         assert not fragment.momentum.any()
     assert not [name for name in one.tensors() if name.startswith("momentum/")]
@@ -206,15 +206,15 @@ def test_solo_is_not_taken_after_a_meeting_that_counts(tmp_path: Path) -> None:
 def test_defer_counts_down_again_without_a_step(tmp_path: Path) -> None:
     replica = small_replica(tmp_path, MANIFEST)
     train(replica, 2)
-    before = [fragment.slow.clone() for fragment in replica.outer.fragments]
+    before = [fragment.slow.clone() for fragment in replica.fragments]
     fragment = make_due(replica)
     left = replica.countdown.state()
     replica.handle(ask.Defer((fragment + 1) % 3))  # not due: nothing happens
     assert replica.countdown.state() == left
     replica.handle(ask.Defer(fragment))
     assert fragment not in replica.countdown.due()
-    assert all(torch.equal(f.slow, was) for f, was in zip(replica.outer.fragments, before, strict=True))
-    assert replica.outer.fragments[fragment].tokens == 2 * STEP_TOKENS
+    assert all(torch.equal(f.slow, was) for f, was in zip(replica.fragments, before, strict=True))
+    assert replica.fragments[fragment].tokens == 2 * STEP_TOKENS
 
 
 @pytest.mark.parametrize(("no_partner", "num_solo"), [("solo", 1), ("defer", 0)])
@@ -222,7 +222,7 @@ def test_without_a_node_the_manifest_decides(tmp_path: Path, no_partner: str, nu
     told: list[SoloStep] = []
     replica = small_replica(tmp_path, small_manifest(outer={"no_partner": no_partner}), emit=told.append)
     fragment = make_due(replica)
-    replica.go_alone(fragment, "no node")
+    replica.exchange.announce([fragment])
     assert len(told) == num_solo
     assert fragment not in replica.countdown.due()
 
@@ -231,7 +231,7 @@ def test_losing_the_node_frees_every_fragment(tmp_path: Path) -> None:
     replica = small_replica(tmp_path, MANIFEST)
     for fragment in range(3):
         opened(replica_side(replica, tmp_path), Terms(fragment=fragment, number=fragment))
-    replica.lose_node()
+    replica.exchange.drop_all()
     for fragment in range(3):
         opened(replica_side(replica, tmp_path), Terms(fragment=fragment, number=10 + fragment))
 
@@ -241,12 +241,12 @@ def test_ending_alone_makes_slow_weights_the_fast_ones(tmp_path: Path) -> None:
     train(replica, 5)
     opened(replica_side(replica, tmp_path), Terms())
     fast = {name: parameter.detach().clone() for name, parameter in replica.parameters.items()}
-    replica.end_alone()
+    replica.exchange.end_alone()
     for name, parameter in replica.parameters.items():
         assert torch.allclose(parameter, fast[name], atol=1e-7)
-    assert float(replica.outer.fragments[0].momentum.norm()) > 0
-    replica.end_alone()
-    assert float(replica.outer.fragments[0].momentum.norm()) < 1e-5  # there was nothing left to average
+    assert float(replica.fragments[0].momentum.norm()) > 0
+    replica.exchange.end_alone()
+    assert float(replica.fragments[0].momentum.norm()) < 1e-5  # there was nothing left to average
 
 
 # --------------------------------------------------------------------------- restoring

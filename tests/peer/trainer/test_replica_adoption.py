@@ -12,8 +12,9 @@ from gossamer.optim.inner import learning_rate
 from gossamer.peer.link import records as ask
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.model.plan import CLOCK_FACTOR, inner_settings
-from gossamer.peer.trainer import replica as replica_module
-from gossamer.peer.trainer.replica import LATE_SHARE, Replica
+from gossamer.peer.trainer import shared_state
+from gossamer.peer.trainer.exchange import LATE_SHARE
+from gossamer.peer.trainer.replica import Replica
 from gossamer.protocol.messages.messages import RunPhase
 from tests.peer.exchange import Terms, opened
 from tests.peer.small import fingerprint, small_replica
@@ -33,12 +34,12 @@ def test_a_state_is_adopted_whole(tmp_path: Path) -> None:
     train(donor, 2)
     file = clone(donor, tmp_path / "i")
     assert joiner.handle(ask.Adopt(file, 11)) == ask.Adopted(file, True, "")
-    for mine, theirs in zip(joiner.outer.fragments, donor.outer.fragments, strict=True):
+    for mine, theirs in zip(joiner.fragments, donor.fragments, strict=True):
         assert torch.equal(mine.slow, theirs.slow.bfloat16().float())
         assert torch.equal(mine.momentum, theirs.momentum.bfloat16().float())
         assert mine.tokens == 0
     fast = torch.cat([parameter.detach().flatten() for parameter in joiner.parameters.values()])
-    slow = sum(float(fragment.slow.double().sum()) for fragment in joiner.outer.fragments)
+    slow = sum(float(fragment.slow.double().sum()) for fragment in joiner.fragments)
     assert float(fast.double().sum()) == pytest.approx(slow, rel=1e-9)
     assert (joiner.clock_steps, joiner.own_steps) == (11, 0)
 
@@ -58,11 +59,11 @@ def test_who_predicts_better_keeps_its_weights_and_takes_over_the_clock(tmp_path
     (donor, joiner), _ = pair(tmp_path)
     train(joiner, 3)
     losses = iter([2.0, 2.5])
-    monkeypatch.setattr(replica_module, "held_out_loss", lambda *_, **__: next(losses))
-    before = [fragment.slow for fragment in joiner.outer.fragments]
+    monkeypatch.setattr(shared_state, "held_out_loss", lambda *_, **__: next(losses))
+    before = [fragment.slow for fragment in joiner.fragments]
     reply = joiner.handle(ask.Adopt(clone(donor, tmp_path / "i"), 40))
     assert isinstance(reply, ask.Adopted) and reply.accepted and "2.5000" in reply.reason
-    assert all(fragment.slow is slow for fragment, slow in zip(joiner.outer.fragments, before, strict=True))
+    assert all(fragment.slow is slow for fragment, slow in zip(joiner.fragments, before, strict=True))
     assert (joiner.clock_steps, joiner.own_steps) == (40, 3)
 
 
@@ -77,7 +78,7 @@ def test_a_clock_is_set_back_and_never_forward(tmp_path: Path) -> None:
 def test_a_joiner_warms_up_again(tmp_path: Path) -> None:
     (donor, joiner), _ = pair(tmp_path)
     train(donor, 20)
-    donor.end_alone()  # its slow weights have learnt too
+    donor.exchange.end_alone()  # its slow weights have learnt too
     joiner.handle(ask.Adopt(clone(donor, tmp_path / "i"), 20))
     assert not joiner.inner.devices.state()
     settings = inner_settings(MANIFEST)
@@ -115,14 +116,14 @@ def test_a_bad_state_is_refused_with_a_reason_and_changes_nothing(tmp_path: Path
     data = bytearray(file.read_bytes())
     if fault == "nan":
         data[-2:] = b"\xff\xff"  # in the last momentum
-    sizes = [fragment.slow.numel() for fragment in joiner.outer.fragments]
+    sizes = [fragment.slow.numel() for fragment in joiner.fragments]
     values = np.frombuffer(data, dtype=np.uint16)
     if fault == "huge":
         values[:] = 0x7F00  # 1.7e38
     elif fault == "huge momentum":
         values[sum(sizes) : sum(sizes) + sizes[0]] = 0x4248  # 50
     elif fault == "useless":
-        monkeypatch.setattr(replica_module, "held_out_loss", lambda *_, **__: float("nan"))
+        monkeypatch.setattr(shared_state, "held_out_loss", lambda *_, **__: float("nan"))
     file.write_bytes({"short": data[:-4], "long": data + bytes(4), "missing": b""}.get(fault, data))
     before = fingerprint(joiner)
     reply = joiner.handle(ask.Adopt(str(file), 5))
@@ -144,10 +145,10 @@ def test_a_copy_that_finds_no_room_is_answered_with_the_sum(tmp_path: Path, monk
 def test_what_has_long_waited_for_a_partner_is_brought_up_before_it_is_given(tmp_path: Path) -> None:
     replica = small_replica(tmp_path, MANIFEST)
     late_steps = MANIFEST.outer.max_clock_gap_steps // LATE_SHARE
-    before = [fragment.slow for fragment in replica.outer.fragments]
+    before = [fragment.slow for fragment in replica.fragments]
 
     def has_moved() -> list[bool]:
-        return [fragment.slow is not slow for fragment, slow in zip(replica.outer.fragments, before, strict=True)]
+        return [fragment.slow is not slow for fragment, slow in zip(replica.fragments, before, strict=True)]
 
     train(replica, late_steps)
     for _ in range(late_steps):

@@ -54,7 +54,7 @@ class Story:
             if step - opened >= FLIGHT_STEPS:
                 self._decide(number, fragment, opened)
         for fragment in self.replica.countdown.due():
-            if self.replica.outer.fragments[fragment].meeting is None:
+            if self.replica.fragments[fragment].meeting is None:
                 if self._meets and (step + fragment) % 3:
                     self._begin(fragment, step)
                 else:
@@ -65,7 +65,7 @@ class Story:
         number, seed = self._numbers, 1000 * step + fragment
         assert isinstance(self.replica.handle(ask.Open(number, fragment)), ask.Opened)
         reply = self.replica.handle(ask.Prepare(number, 40, step + 2, seed, RunPhase.TRAIN))
-        codec, folder = self.replica.outer.fragments[fragment].codec, self.replica.payloads
+        codec, folder = self.replica.fragments[fragment].codec, self.replica.payloads
         message, none = partner_message(self.replica.manifest, fragment, seed), torch.empty(0, dtype=torch.uint8)
         own_sketch, partner_sketch = none, none
         if isinstance(reply, ask.SketchReady):
@@ -89,7 +89,7 @@ class Story:
     def forget_meetings(self) -> None:
         """The node is gone."""
         self._open.clear()
-        self.replica.lose_node()
+        self.replica.exchange.drop_all()
 
 
 _INITIAL: dict[bytes, list[Tensor]] = {}
@@ -97,7 +97,7 @@ _INITIAL: dict[bytes, list[Tensor]] = {}
 
 def partner_message(manifest: Manifest, fragment: int, seed: int) -> Tensor:
     if manifest.run_id not in _INITIAL:
-        _INITIAL[manifest.run_id] = [f.slow for f in small_replica(Path(tempfile.gettempdir()), manifest).outer.fragments]
+        _INITIAL[manifest.run_id] = [f.slow for f in small_replica(Path(tempfile.gettempdir()), manifest).fragments]
     slow = _INITIAL[manifest.run_id][fragment]
     noise = torch.randn(slow.shape, generator=torch.Generator().manual_seed(seed))
     return 0.7 * slow + 0.002 * noise
@@ -160,7 +160,7 @@ def test_the_cuts_meet_every_case(tmp_path: Path) -> None:
     seen = set()
     for step in range(1, NUM_STEPS, 4):
         story.run(step)
-        waits = [f for f in story.replica.countdown.due() if story.replica.outer.fragments[f].meeting is None]
+        waits = [f for f in story.replica.countdown.due() if story.replica.fragments[f].meeting is None]
         seen.add("open" if story.is_meeting else "due" if waits else "neither")
     assert seen >= {"open", "neither"}
     story.run(NUM_STEPS)

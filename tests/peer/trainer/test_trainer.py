@@ -107,7 +107,7 @@ def written(path: Path, content: bytes) -> str:
 def test_it_begins_with_a_donors_weights_or_says_why_not(tmp_path: Path) -> None:
     async def test() -> None:
         async with trainer(tmp_path, LONG, told_to_start=True) as running, node(running) as one:
-            num_values = 2 * sum(fragment.slow.numel() for fragment in running.replica.outer.fragments)
+            num_values = 2 * sum(fragment.slow.numel() for fragment in running.replica.fragments)
             bad, good = (written(tmp_path / name, value * num_values) for name, value in (("bad", b"\xff\xff"), ("good", b"\x23\x3c")))
             refused = await one.end.request(ask.Adopt(bad, 40))
             assert refused == ask.Adopted(bad, False, "the state holds values that are not finite", is_sound=False)
@@ -191,7 +191,7 @@ def test_the_last_averaging_ends_when_the_node_says_so(tmp_path: Path) -> None:
             one.end.tell(ask.FinishDone())
             await running.ended()
             await eventually(lambda: any(p.done for p in one.progress()), "the last word")
-            for fragment in running.replica.outer.fragments:
+            for fragment in running.replica.fragments:
                 fast = torch.cat([running.replica.parameters[p.name].detach().flatten() for p in fragment.codec.fragment.pieces])
                 assert torch.allclose(fragment.slow, fast, atol=1e-7)
 
@@ -219,7 +219,7 @@ def test_a_run_that_diverges_ends_and_leaves_the_earlier_checkpoints(tmp_path: P
                 await eventually(lambda: running.replica.own_steps > 3, "some steps")
                 step = running.replica.inner_step
 
-                def diverged() -> InnerStep:
+                def diverged(*_: object) -> InnerStep:
                     with torch.no_grad():
                         next(iter(running.replica.parameters.values()))[:] = torch.inf
                     return step()

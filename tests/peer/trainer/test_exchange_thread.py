@@ -1,11 +1,13 @@
-"""The trainer's second thread, over the real link, against a node that the test plays on a bare socket. The test is the trainer."""
+"""The exchange's thread, over the real link, against a node that the test plays on a bare socket. The test is the training loop."""
 
 from __future__ import annotations
 
+import contextlib
+import select
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,13 +20,13 @@ from gossamer.peer.link import records as ask
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.link.records import File, payload_name
 from gossamer.peer.link.socket import SOCKET_NAME, TrainerEnd
-from gossamer.peer.trainer.coding_thread import Batch, CodingThread
-from gossamer.peer.trainer.replica import Replica
+from gossamer.peer.trainer.exchange import TrainerExchange
 from gossamer.protocol.messages.messages import RunPhase
 from tests.peer.exchange import Side, Terms, exchange, meet, replica_side
-from tests.peer.small import small_manifest, small_replica
+from tests.peer.small import AskedReplica, small_manifest, small_replica, unheard
 
 NAME = "ab" * 16
+NO_MEETING = "no such meeting here: the trainer or the link was restarted"
 
 
 class Gate(FragmentCodec):
@@ -44,15 +46,14 @@ class Gate(FragmentCodec):
 
 
 class Trainer:
-    """A replica and its coding thread, with a node at the other end."""
+    """A replica and its exchange, with a node at the other end."""
 
-    def __init__(self, runtime: Path, codec: str = "int8") -> None:
+    def __init__(self, runtime: Path, codec: str = "int8", device: str = "cpu") -> None:
         self.payloads = PayloadFolder(runtime / "payloads")
-        self.replica = small_replica(runtime / "payloads", small_manifest(codec={"name": codec}))
-        self.link = TrainerEnd(runtime)
-        self.reports = list[ask.NodeReport]()
-        self.thread = CodingThread(self.link, self.replica.outer, self.replica.answer_beside, self.reports.append)
-        self.thread.start()
+        self.replica = small_replica(runtime / "payloads", small_manifest(codec={"name": codec}), device=device)
+        self.exchange = TrainerExchange(TrainerEnd(runtime), self.payloads, self.replica, unheard)
+        self.replica.exchange = self.exchange
+        self.exchange.start()
         self.runtime = runtime
         self.node = self.come()
 
@@ -61,6 +62,10 @@ class Trainer:
         node.settimeout(20)
         node.connect(str(self.runtime / SOCKET_NAME))
         return node
+
+    def greet(self) -> None:
+        """Read what a new node is told first."""
+        assert isinstance(self.reply(), ask.Built) and isinstance(self.reply(), ask.Progress)
 
     def ask(self, *requests: ask.Request) -> None:
         self.node.sendall(b"".join(map(ask.REQUESTS.write, requests)))
@@ -71,23 +76,24 @@ class Trainer:
             line += self.node.recv(1)
         return ask.ANSWERS.read(line)
 
-    def taken(self) -> Batch:
-        """What the next step boundary finds, one batch at a time."""
-        while not (batches := self.thread.take()):
-            self.thread.wait(20)
-        (batch,) = batches
-        return batch
+    def settle(self) -> None:
+        """Wait until the thread has read all that was asked, and see that it has answered nothing: the next reply is that of the last."""
+        self.ask(ask.Check(77))
+        assert self.reply() == ask.Unavailable(77, NO_MEETING)
 
-    def kept(self, count: int) -> list[ask.Request]:
-        """The `count` requests that wait for a boundary: the answer to a later one may be there before they are kept."""
-        kept = list[ask.Request]()
-        while len(kept) < count:
-            self.thread.wait(20)
-            kept += [request for batch in self.thread.take() for request in batch.requests]
-        return kept
+    def boundary(self) -> list[object]:
+        """Do as the training loop does between two inner steps."""
+        self.exchange.wait(20)
+        return list(self.exchange.at_boundary())
+
+    def step(self, call: Callable[[], None]) -> None:
+        """Make an inner step in which something is asked while its gradient is computed."""
+        hook = self.replica.model.register_forward_hook(lambda *_: call())
+        self.replica.inner_step(self.exchange.while_weights_are_read())
+        hook.remove()
 
     def gate(self, fragment: int = 0) -> Gate:
-        state = self.replica.outer.fragments[fragment]
+        state = self.replica.fragments[fragment]
         state.codec = gate = Gate(state.codec)
         return gate
 
@@ -99,36 +105,40 @@ class Trainer:
         self.ask(ask.Prepare(1, 100, 0, 7, RunPhase.TRAIN))
         assert gate.entered.wait(20)
 
-    def boundary(self) -> list[ask.Request]:
-        """Do as the trainer does between two inner steps."""
-        batch = self.taken()
-        for request in batch.requests:
-            if (reply := self.replica.handle(request)) is not None:
-                self.link.send(reply, batch.session)
-        return list(batch.requests)
+    def close(self) -> None:
+        self.node.close()
+        self.exchange.close()
+
+
+@contextlib.contextmanager
+def linked(*special: str) -> Iterator[Trainer]:
+    with tempfile.TemporaryDirectory(prefix="exchange-") as runtime:
+        one = Trainer(Path(runtime), *special)
+        assert one.boundary() == []
+        one.greet()
+        yield one
+        one.close()
 
 
 @pytest.fixture
 def trainer() -> Iterator[Trainer]:
-    with tempfile.TemporaryDirectory(prefix="coding-") as runtime:
-        one = Trainer(Path(runtime))
-        assert one.taken() == Batch(1, ())
+    with linked() as one:
         yield one
-        one.node.close()
-        one.thread.close()
 
 
 def test_a_whole_meeting_needs_two_boundaries_and_ends_as_one_between_steps(trainer: Trainer, tmp_path: Path) -> None:
-    manifest = trainer.replica.manifest
+    manifest, state = trainer.replica.manifest, trainer.replica.fragments[0]
     twin, partner = (small_replica(tmp_path / name, manifest, peer) for name, peer in (("twin", b"me"), ("partner", b"you")))
     for replica in (trainer.replica, twin, partner):
         replica.inner_step()
     alone = replica_side(partner, tmp_path / "partner")
 
     trainer.ask(ask.Open(1, 0))
-    assert trainer.boundary() == [ask.Open(1, 0)]
+    trainer.settle()
+    assert state.meeting is None
+    trainer.boundary()
     mine = trainer.reply()
-    assert isinstance(mine, ask.Opened)
+    assert isinstance(mine, ask.Opened) and state.meeting == 1
 
     def answer(request: ask.MeetingRequest) -> ask.Reply:
         if isinstance(request, ask.Open):
@@ -141,7 +151,9 @@ def test_a_whole_meeting_needs_two_boundaries_and_ends_as_one_between_steps(trai
     exchange((Side(answer, trainer.payloads), alone), Terms())
     assert answer(ask.Check(1)) == alone.answer(ask.Check(1))
     trainer.ask(ask.Apply(1, NAME, ""))
-    assert trainer.boundary() == [ask.Apply(1, NAME, "")]
+    trainer.settle()
+    assert not trainer.replica.applied
+    trainer.boundary()
     assert trainer.reply() == ask.Applied(1)
 
     other = small_replica(tmp_path / "other", manifest, b"you")
@@ -152,11 +164,15 @@ def test_a_whole_meeting_needs_two_boundaries_and_ends_as_one_between_steps(trai
 
 
 def test_what_needs_a_boundary_waits_for_one_in_its_order(trainer: Trainer) -> None:
-    asked: list[ask.Request] = [ask.Open(1, 0), ask.Open(2, 1), ask.Drop(1), ask.Apply(9, NAME, "zz"), ask.Solo(2), ask.Start()]
-    trainer.ask(*asked, ask.Check(77))
-    assert trainer.reply() == ask.Unavailable(77, "no such meeting here: the trainer or the link was restarted")  # the last, answered first
-    assert trainer.kept(len(asked)) == asked
-    assert all(state.meeting is None for state in trainer.replica.outer.fragments)
+    fragments = trainer.replica.fragments
+    trainer.ask(ask.Open(1, 0), ask.Open(2, 1), ask.Drop(1), ask.Apply(9, NAME, "zz"), ask.Solo(2), ask.Start(), ask.Open(3, 0))
+    trainer.settle()
+    assert all(state.meeting is None for state in fragments)
+    assert trainer.boundary() == [ask.Start()], "the training loop acts upon this one"
+    replies = [trainer.reply() for _ in range(4)]
+    opened = ask.Opened(1, 0, 0, RunPhase.TRAIN), ask.Opened(2, 0, 0, RunPhase.TRAIN), ask.Opened(3, 0, 0, RunPhase.TRAIN)
+    assert replies == [opened[0], opened[1], ask.Unavailable(9, NO_MEETING), opened[2]]
+    assert [state.meeting for state in fragments] == [3, 2, None]
 
 
 def test_a_call_in_the_middle_of_a_step_is_answered_there_with_the_weights_before_it(trainer: Trainer, tmp_path: Path) -> None:
@@ -165,31 +181,29 @@ def test_a_call_in_the_middle_of_a_step_is_answered_there_with_the_weights_befor
     assert twin.handle(ask.Open(1, 0)) == ask.Opened(1, 0, 0, RunPhase.TRAIN)
     expected = twin.handle(prepare)
 
-    def call(*_: object) -> None:
+    def call() -> None:
         trainer.ask(report, ask.Open(1, 0))  # it comes every other second: a long step has always heard one
         replies.append(trainer.reply())
 
-    hook = replica.model.register_forward_hook(call)
-    replica.inner_step()
-    hook.remove()
+    trainer.step(call)
     assert replies == [ask.Opened(1, 0, 0, RunPhase.TRAIN)], "no token of the step that is under way counts"
-    assert replica.own_steps == 1 and trainer.reports == [report] and not trainer.thread.take()
+    assert replica.own_steps == 1 and trainer.exchange.report == report
     trainer.ask(prepare)
     assert trainer.reply() == expected, "the hash of what is sent"
 
 
 def test_a_call_in_the_middle_of_a_step_waits_behind_what_came_before_it(trainer: Trainer) -> None:
-    trainer.ask(ask.Drop(7), ask.Check(77))
-    trainer.reply()
+    trainer.ask(ask.Drop(7))
+    trainer.settle()
 
-    def call(*_: object) -> None:
-        trainer.ask(ask.Open(2, 1), ask.Check(78))
-        assert trainer.reply() == ask.Unavailable(78, "no such meeting here: the trainer or the link was restarted")
+    def call() -> None:
+        trainer.ask(ask.Open(2, 1))
+        trainer.settle()
 
-    hook = trainer.replica.model.register_forward_hook(call)
-    trainer.replica.inner_step()
-    hook.remove()
-    assert trainer.kept(2) == [ask.Drop(7), ask.Open(2, 1)]
+    trainer.step(call)
+    trainer.settle()
+    trainer.boundary()
+    assert trainer.reply() == ask.Opened(2, trainer.replica.tokens, 1, RunPhase.TRAIN), "it was answered at the boundary"
 
 
 def test_what_comes_to_nothing_in_the_middle_of_a_step_ends_there_and_keeps_no_call_waiting(trainer: Trainer, tmp_path: Path) -> None:
@@ -200,61 +214,76 @@ def test_what_comes_to_nothing_in_the_middle_of_a_step_ends_there_and_keeps_no_c
         one.inner_step()
     twin.handle(ask.Solo(due[0]))
 
-    def call(*_: object) -> None:
+    def call() -> None:
         trainer.ask(ask.Open(1, due[0]))
         replies.append(trainer.reply())
         trainer.ask(ask.Drop(1), ask.Solo(due[0]))
         trainer.ask(ask.Open(2, due[0]))
         replies.append(trainer.reply())
 
-    hook = replica.model.register_forward_hook(call)
-    replica.inner_step()
-    hook.remove()
+    trainer.step(call)
     tokens = replica.tokens // 2  # of a step
-    assert replies == [ask.Opened(1, tokens, 1, RunPhase.TRAIN), ask.Opened(2, 0, 1, RunPhase.TRAIN)] and not trainer.thread.take()
-    state = replica.outer.fragments[due[0]]
+    assert replies == [ask.Opened(1, tokens, 1, RunPhase.TRAIN), ask.Opened(2, 0, 1, RunPhase.TRAIN)]
+    state = replica.fragments[due[0]]
     assert state.since.steps == 1 and due[0] not in replica.countdown.due()
-    assert torch.equal(state.slow, twin.outer.fragments[due[0]].slow), "the step alone is not that of the weights before"
+    assert torch.equal(state.slow, twin.fragments[due[0]].slow), "the step alone is not that of the weights before"
 
 
-def test_the_node_is_answered_while_weights_are_read_and_what_it_decides_moves_them_afterwards(tmp_path: Path) -> None:
-    replica, partner = small_replica(tmp_path / "me", small_manifest()), small_replica(tmp_path / "you", small_manifest(), b"you")
-    for one in (replica, partner):
+def judged(replica: AskedReplica, payloads: Path, partner: Path) -> None:
+    """Bring a meeting of a replica's first fragment to where it can be applied."""
+    other = small_replica(partner, replica.manifest, b"you")
+    for one in (replica, other):
         one.inner_step()
-    assert replica.answer_beside(ask.Open(9, 1)) is None, "the trainer's own thread may be changing them"
-    exchange((replica_side(replica, tmp_path / "me"), replica_side(partner, tmp_path / "you")), Terms())
+    exchange((replica_side(replica, payloads), replica_side(other, partner)), Terms())
     replica.handle(ask.Check(1))
-    before = replica.outer.fragments[0].fast()
-    with replica.reading():
-        assert replica.answer_beside(ask.Open(9, 1)) == (ask.Opened(9, replica.tokens, 1, RunPhase.TRAIN),)
-        assert replica.answer_beside(ask.Apply(1, NAME, "")) == (ask.Applied(1),)
-        assert torch.equal(gather(replica.outer.fragments[0].codec.fragment, replica.parameters), before)
-    assert not torch.equal(gather(replica.outer.fragments[0].codec.fragment, replica.parameters), before)
+
+
+def test_the_node_is_answered_while_weights_are_read_and_what_it_decides_moves_them_afterwards(trainer: Trainer, tmp_path: Path) -> None:
+    replica = trainer.replica
+    judged(replica, trainer.runtime / "payloads", tmp_path)
+    fragment, before = replica.fragments[0].codec.fragment, replica.fragments[0].fast()
+    with trainer.exchange.while_weights_are_read():
+        trainer.ask(ask.Open(9, 1), ask.Apply(1, NAME, ""))
+        assert trainer.reply() == ask.Opened(9, replica.tokens, 1, RunPhase.TRAIN)
+        assert trainer.reply() == ask.Applied(1)
+        assert torch.equal(gather(fragment, replica.parameters), before)
+    replica.move()
+    assert not torch.equal(gather(fragment, replica.parameters), before)
+
+
+def test_a_merge_that_is_to_be_measured_waits_for_the_boundary(trainer: Trainer, tmp_path: Path) -> None:
+    judged(trainer.replica, trainer.runtime / "payloads", tmp_path)
+    trainer.exchange.measures_next = True
+    with trainer.exchange.while_weights_are_read():
+        trainer.ask(ask.Apply(1, NAME, ""))
+        trainer.settle()
+    trainer.boundary()
+    assert trainer.reply() == ask.Applied(1) and not trainer.exchange.measures_next
+
+
+def test_a_call_sooner_than_the_line_carries_it_is_refused(trainer: Trainer) -> None:
+    trainer.replica.inner_step()
+    trainer.exchange.min_call_steps = 2
+    too_soon = trainer.replica.handle(ask.Open(1, 0))
+    assert isinstance(too_soon, ask.Unavailable) and "line" in too_soon.reason
+    trainer.replica.inner_step()
+    assert isinstance(trainer.replica.handle(ask.Open(1, 0)), ask.Opened)
 
 
 def test_a_meeting_decided_in_the_middle_of_a_step_counts_there_and_moves_the_model_behind_it(trainer: Trainer, tmp_path: Path) -> None:
-    def met(replica: Replica, folder: Path) -> Replica:
-        partner = small_replica(folder / "partner", replica.manifest, b"you")
-        for one in (replica, partner):
-            one.inner_step()
-        exchange((replica_side(replica, folder / "payloads"), replica_side(partner, folder / "partner")), Terms())
-        replica.handle(ask.Check(1))
-        return replica
-
     replica, replies = trainer.replica, list[ask.Answer]()
-    later, sooner = (met(small_replica(tmp_path / name / "payloads", replica.manifest), tmp_path / name) for name in ("later", "sooner"))
-    met(replica, trainer.runtime)
+    later, sooner = (small_replica(tmp_path / name / "payloads", replica.manifest) for name in ("later", "sooner"))
+    for one, folder in ((replica, trainer.runtime), (later, tmp_path / "later"), (sooner, tmp_path / "sooner")):
+        judged(one, folder / "payloads", folder / "partner")
 
-    def decide(*_: object) -> None:
+    def decide() -> None:
         trainer.ask(ask.Apply(1, NAME, ""))
         replies.append(trainer.reply())
         trainer.ask(ask.Open(2, 0))
         replies.append(trainer.reply())
 
-    hook = replica.model.register_forward_hook(decide)
-    replica.inner_step()
-    hook.remove()
-    assert isinstance(replies[1], ask.Opened) and replies[0] == ask.Applied(1) and not trainer.thread.take()
+    trainer.step(decide)
+    assert isinstance(replies[1], ask.Opened) and replies[0] == ask.Applied(1)
 
     later.inner_step()
     later.handle(ask.Apply(1, NAME, ""))
@@ -272,18 +301,16 @@ def test_a_partners_clock_that_ends_the_schedule_in_the_middle_of_a_step_ends_it
     partner = small_replica(tmp_path, replica.manifest, b"you")
     replica.clock_steps, replica.own_steps, partner.clock_steps = total_steps - 1, total_steps - 1, total_steps
     for one in (replica, partner):
-        one.outer.count(100)
+        one.count(100)
     exchange((replica_side(replica, trainer.runtime / "payloads"), replica_side(partner, tmp_path)), Terms())
     replica.handle(ask.Check(1))
 
-    def decide(*_: object) -> None:
+    def decide() -> None:
         trainer.ask(ask.Apply(1, NAME, ""))
         assert trainer.reply() == ask.Applied(1)
         assert replica.clock_steps == total_steps
 
-    hook = replica.model.register_forward_hook(decide)
-    replica.inner_step()
-    hook.remove()
+    trainer.step(decide)
     assert replica.clock_steps == total_steps and replica.phase is RunPhase.FINISH
 
 
@@ -303,8 +330,8 @@ def test_the_trainer_steps_while_a_message_is_coded(trainer: Trainer) -> None:
     gate = trainer.gate()
     trainer.prepare(gate)
     for _ in range(3):
-        trainer.replica.inner_step()
-        assert trainer.thread.take() == []
+        trainer.replica.inner_step(trainer.exchange.while_weights_are_read())
+        assert list(trainer.exchange.at_boundary()) == []
     gate.door.set()
     assert isinstance(trainer.reply(), ask.PayloadReady)
 
@@ -312,33 +339,29 @@ def test_the_trainer_steps_while_a_message_is_coded(trainer: Trainer) -> None:
 def test_adopting_a_donors_state_waits_for_the_coding_and_leaves_nothing_of_it(trainer: Trainer) -> None:
     gate = trainer.gate()
     trainer.prepare(gate)
-    dropping = threading.Thread(target=trainer.replica.lose_node)  # as adopting does first
+    dropping = threading.Thread(target=trainer.exchange.drop_all)  # as adopting does first
     dropping.start()
     dropping.join(0.1)
-    assert dropping.is_alive(), "it was dropped under the coding thread's hands"
+    assert dropping.is_alive(), "it was dropped while the other thread coded"
     gate.door.set()
     dropping.join(20)
     assert isinstance(trainer.reply(), ask.PayloadReady)
     assert not trainer.payloads.read(payload_name(1, File.OWN_PAYLOAD))
-    assert trainer.replica.outer.fragments[0].meeting is None
+    assert trainer.replica.fragments[0].meeting is None
     trainer.ask(ask.Check(1))
     assert isinstance(trainer.reply(), ask.Unavailable)
 
 
 def test_a_node_that_dies_is_heard_out_and_its_successor_gets_no_reply_of_its(trainer: Trainer) -> None:
-    trainer.ask(ask.Open(1, 0))
+    trainer.ask(ask.Open(1, 0), ask.Start())
     trainer.node.close()
-    trainer.node = trainer.come()
-    batches: list[Batch] = []
-    while sum(1 for batch in batches if batch.session == 2) == 0:
-        trainer.thread.wait(20)
-        batches += trainer.thread.take()
-    assert batches == [Batch(1, (ask.Open(1, 0),)), Batch(0, ()), Batch(2, ())]
-    reply = trainer.replica.handle(ask.Open(1, 0))
-    assert isinstance(reply, ask.Opened)
-    trainer.link.send(reply, 1)
-    trainer.link.send(ask.Due(2, RunPhase.TRAIN), 2)
-    assert trainer.reply() == ask.Due(2, RunPhase.TRAIN)
+    trainer.node, acted = trainer.come(), list[object]()
+    while not select.select([trainer.node], [], [], 0)[0]:
+        acted += trainer.boundary()
+    assert acted == [ask.Start()]
+    trainer.greet()
+    assert trainer.replica.fragments[0].meeting is None
+    trainer.settle()
 
 
 def test_a_bug_in_the_thread_is_raised_in_the_trainer(trainer: Trainer) -> None:
@@ -349,32 +372,31 @@ def test_a_bug_in_the_thread_is_raised_in_the_trainer(trainer: Trainer) -> None:
     trainer.boundary()
     trainer.ask(ask.Prepare(1, 100, 0, 7, RunPhase.TRAIN))
     with pytest.raises(RuntimeError, match="ours"):
-        trainer.taken()
+        trainer.boundary()
 
 
 def test_closing_ends_the_thread_and_frees_the_socket(trainer: Trainer) -> None:
-    trainer.thread.close()
-    assert all(thread.name != "coding" for thread in threading.enumerate())
+    trainer.exchange.close()
+    assert all(thread.name != "exchange" for thread in threading.enumerate())
     assert not (trainer.runtime / SOCKET_NAME).exists()
     assert trainer.node.recv(1) == b""
 
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
-def test_beside_a_gpu_that_is_behind_its_host_a_meeting_begins_with_the_weights_behind_the_step(tmp_path: Path) -> None:
-    def sketch(name: str, is_behind: bool) -> ask.Reply | None:
-        replica = small_replica(tmp_path / name, small_manifest(codec={"name": "modulo4"}), device="cuda")
-        square = torch.ones((8192, 8192), device="cuda")
-        for _ in range(20 if is_behind else 0):  # a tenth of a second and more
-            square = (square @ square).clamp_(max=1.0)
-        with torch.no_grad():
-            for parameter in replica.parameters.values():
-                parameter.add_(square[0, 0])
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        with replica.reading():
-            assert isinstance((replica.answer_beside(ask.Open(1, 0), stream) or ())[0], ask.Opened)
-        torch.cuda.synchronize()
-        return replica.handle(ask.Prepare(1, 100, 0, 7, RunPhase.TRAIN))
+def test_beside_a_gpu_that_is_behind_its_host_a_meeting_begins_with_the_weights_behind_the_step() -> None:
+    def sketch(is_behind: bool) -> ask.Answer:
+        with linked("modulo4", "cuda") as trainer:
+            square = torch.ones((8192, 8192), device="cuda")
+            for _ in range(20 if is_behind else 0):  # a tenth of a second and more
+                square = (square @ square).clamp_(max=1.0)
+            with torch.no_grad():
+                for parameter in trainer.replica.parameters.values():
+                    parameter.add_(square[0, 0])
+            with trainer.exchange.while_weights_are_read():
+                trainer.ask(ask.Open(1, 0), ask.Prepare(1, 100, 0, 7, RunPhase.TRAIN))
+                assert isinstance(trainer.reply(), ask.Opened)
+            return trainer.reply()
 
-    behind = sketch("behind", is_behind=True)
-    assert isinstance(behind, ask.SketchReady) and behind == sketch("waited", is_behind=False)
+    behind = sketch(is_behind=True)
+    assert isinstance(behind, ask.SketchReady) and behind == sketch(is_behind=False)

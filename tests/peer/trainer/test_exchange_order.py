@@ -1,4 +1,4 @@
-"""What the outer loop does with requests that are repeated, out of turn, or too late."""
+"""What the exchange does with requests that are repeated, out of turn, or too late."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 
 from gossamer.peer.link import records as ask
 from gossamer.peer.link.records import File
-from gossamer.peer.trainer.outer_loop import JOURNALED
+from gossamer.peer.trainer.replica import JOURNALED
 from gossamer.protocol.messages.messages import RunPhase
 from tests.peer.exchange import Terms, checked, exchange, meet, opened
-from tests.peer.trainer.test_outer_loop import Peer, pair, same, sides
+from tests.peer.trainer.test_exchange import Peer, pair, same, sides
 
 
 def test_a_meeting_counts_once(tmp_path: Path) -> None:
@@ -29,7 +29,7 @@ def test_a_meeting_that_counted_before_a_restart_does_not_count_again(tmp_path: 
     peers = pair(tmp_path)
     meet(sides(peers), Terms())
     restarted = Peer(tmp_path, "again")
-    restarted.loop.restore(peers[0].loop.state())
+    restarted.replica.restore(restarted.replica.tensors(), peers[0].replica.state())
     exchange((restarted.side, pair(tmp_path)[1].side), Terms(number=5))
     assert checked(restarted.side, 5).accepted
     before = restarted.state()
@@ -41,10 +41,10 @@ def test_a_meeting_that_counted_before_a_restart_does_not_count_again(tmp_path: 
 def test_the_journal_of_applied_meetings_is_bounded(tmp_path: Path) -> None:
     peers = pair(tmp_path)
     for number in range(1, JOURNALED + 9):
-        peers[0].loop.applied[f"{number:032x}"] = None
+        peers[0].replica.journal(f"{number:032x}")
     meet(sides(peers), Terms(name="ab" * 16))
-    assert len(peers[0].loop.applied) == JOURNALED
-    assert "ab" * 16 in peers[0].loop.applied
+    assert len(peers[0].replica.applied) == JOURNALED
+    assert "ab" * 16 in peers[0].replica.applied
 
 
 def test_a_fragment_is_in_one_meeting_at_a_time(tmp_path: Path) -> None:
@@ -53,9 +53,18 @@ def test_a_fragment_is_in_one_meeting_at_a_time(tmp_path: Path) -> None:
     assert peer.side.answer(ask.Open(2, 0)) == ask.Unavailable(2, "the fragment is in another meeting")
     assert isinstance(peer.side.answer(ask.Open(1, 1)), ask.Unavailable)  # the number is taken
     assert isinstance(peer.side.answer(ask.Open(3, 1)), ask.Opened)
+
+
+def test_a_fragment_in_a_meeting_takes_no_solo_step(tmp_path: Path) -> None:
+    peer = pair(tmp_path)[0]
+    while 0 not in peer.replica.countdown.due():
+        peer.replica.countdown.tick()
+    opened(peer.side, Terms(number=1))
     before = peer.state()
-    assert not peer.solo()
+    peer.side.answer(ask.Solo(0))
     assert same(before, peer.state())
+    peer.side.answer(ask.Drop(1))
+    assert not same(before, peer.state())
 
 
 def test_two_fragments_meet_side_by_side(tmp_path: Path) -> None:
@@ -75,15 +84,15 @@ def test_dropping_restores(tmp_path: Path) -> None:
     before = peers[0].state()
     exchange(sides(peers), Terms())
     checked(peers[0].side, 1)
-    assert peers[0].loop.drop(1) == 0
-    assert peers[0].loop.drop(1) is None
+    for _ in range(2):
+        assert peers[0].side.answer(ask.Drop(1)) is None
     assert same(before, peers[0].state())
     assert not peers[0].side.get(1, File.OWN_PAYLOAD)
     assert not peers[0].side.get(1, File.OWN_SKETCH)
     for late in (ask.Prepare(1, 0, 0, 1, RunPhase.TRAIN), ask.Encode(1), ask.Check(1), ask.Apply(1, "ab" * 16, "")):
         assert isinstance(peers[0].side.answer(late), ask.Unavailable)
     assert same(before, peers[0].state())
-    peers[1].loop.drop_all()
+    peers[1].side.answer(ask.Drop(1))
     meet(sides(peers), Terms(number=2))
 
 
@@ -135,7 +144,7 @@ def test_a_full_folder_costs_the_meeting_only(tmp_path: Path) -> None:
 
 def test_the_partners_clock_is_passed_on(tmp_path: Path) -> None:
     peers = pair(tmp_path)
-    peers[1].clock_steps = 77
+    peers[1].replica.clock_steps = 77
     meet(sides(peers), Terms())
     assert peers[0].steps == [(0, 77)]
     assert peers[1].steps == [(0, 0)]
@@ -145,7 +154,7 @@ def test_equal_shares_when_nobody_trained(tmp_path: Path) -> None:
     peers = Peer(tmp_path, "i"), Peer(tmp_path, "j")
     for peer, draws in zip(peers, (1, 2), strict=True):
         peer.move(torch.Generator().manual_seed(draws))
-    mean = (peers[0].fast() + peers[1].fast()) / 2 - peers[0].loop.fragments[0].slow
+    mean = (peers[0].fast() + peers[1].fast()) / 2 - peers[0].replica.fragments[0].slow
     meet(sides(peers), Terms())
-    moved = peers[0].loop.fragments[0].momentum
+    moved = peers[0].replica.fragments[0].momentum
     assert torch.allclose(moved, 0.7 * mean, atol=1e-6)
