@@ -1,6 +1,6 @@
 """The trainer's side of the link: every request of the node is read, carried out and answered here.
 
-Threads. Two threads use an `TrainerExchange`. One lock stands between them, `_weights`: its holder may change weights, meetings and counters.
+Threads. Two threads use it, with one lock between them, `_weights`: its holder may change weights, meetings and counters.
 
 - The trainer's thread calls the public methods. It holds the lock at all times except inside `while_weights_are_read`.
 - The exchange's own thread reads the link. It carries out an `AnyTimeRequest` at once, without the lock: coding and copying only read

@@ -1,10 +1,9 @@
 """One side of one meeting over one fragment, as tensors: message, sketch, encode, gap, gate, step, merge.
 
-The only place where a meeting is computed. Real peers (outer_loop.py) add the link's requests, files and a lock; simulated ones
-(peer/simulator/pairs.py) hand one side's tensors straight to the other. Between the snapshot and the merge everything here reads the
-fragment and writes only to the meeting: slow weights and momentum stand still while a meeting is open, and the fast weights are in the
-snapshot. So all of that may run on a second thread, beside the inner steps. Snapshot and merge need weights that stand still, as they do
-while a gradient is computed; the model's own weights are moved at a step boundary.
+The only place where a meeting is computed. Real peers (exchange.py) add the link's requests, files and locks; simulated peers
+(peer/simulator/pairs.py) pass one side's tensors straight to the other. Between the snapshot and the merge everything here reads the
+fragment and writes only to the meeting: nothing changes slow weights and momentum while a meeting is open, and the fast weights are in the
+snapshot.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """Several devices in one trainer: it is the first rank, and starts and orders a process for each further device.
 
-The first rank alone has the link, the text, the outer state and the checkpoints; the others compute what they are ordered to. Whichever
-dies, all die, and the supervisor starts the trainer again from its checkpoint. Nobody but the operator can tell how many there are.
+Only the first rank has the link, the text, the outer state and the checkpoints; the others compute. When one rank dies, all die, and the
+supervisor starts the trainer again from its checkpoint. Partners cannot tell how many ranks a peer has.
 """
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
@@ -21,9 +22,7 @@ from transformers import PreTrainedModel
 from gossamer.peer.machine.child import cpu_s
 from gossamer.peer.machine.config import LocalSettings
 from gossamer.peer.model.computing import Computing
-from gossamer.peer.trainer import orders as order
-from gossamer.peer.trainer.orders import ORDERS, Order, RankSettings
-from gossamer.peer.trainer.rank import FIRST, Rank, join, leave
+from gossamer.peer.trainer.rank import FIRST, Rank, RankSettings, join, leave
 from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.run.manifest import Manifest
 
@@ -54,17 +53,7 @@ class RankProcesses:
         store.unlink(missing_ok=True)
         threads = threads_each(config, devices)
         for number, device in enumerate(devices[1:], FIRST + 1):
-            self._start(
-                RankSettings(
-                    number=number,
-                    count=self.count,
-                    device=str(device),
-                    threads=threads,
-                    gpu_memory=config.gpu_memory,
-                    manifest=manifest,
-                    store=store,
-                )
-            )
+            self._start(RankSettings(number, self.count, str(device), threads, config.gpu_memory, str(manifest), str(store)))
 
     @property
     def pids(self) -> list[int]:
@@ -75,11 +64,10 @@ class RankProcesses:
         """Wait until the ranks are ready to compute with this model, which has its weights."""
         return Ranks(manifest, model, self)
 
-    def tell(self, said: Order) -> None:
-        """Give an order to all of them."""
-        line = ORDERS.write(said)
+    def order(self, name: str, *arguments: object) -> None:
+        """Order all of them to call a method (rank.py) with arguments that fit into JSON."""
         for process in self._processes:
-            _write(process, line)
+            _write(process, (name, arguments))
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -110,7 +98,7 @@ class RankProcesses:
         self._processes.append(process)
         self._watchers.append(watcher)
         watcher.start()
-        _write(process, settings.to_line())
+        _write(process, settings)
 
     def _watch(self, settings: RankSettings, process: subprocess.Popen[bytes]) -> None:
         code = process.wait()
@@ -123,9 +111,9 @@ class RankProcesses:
             self._give_up(self._fell)
 
 
-def _write(process: subprocess.Popen[bytes], line: bytes) -> None:
+def _write(process: subprocess.Popen[bytes], line: object) -> None:
     assert process.stdin is not None
-    process.stdin.write(line)
+    process.stdin.write(json.dumps(line).encode() + b"\n")
     process.stdin.flush()
 
 
@@ -153,35 +141,34 @@ class Ranks:
     def backward(self, batch: Tensor, seed: int, computing: Computing) -> Tensor | None:
         """As Devices.backward."""
         changed = self._rank.changed()
-        batch_size, length = batch.shape
-        cut = computing.micro_batch, computing.recompute, computing.compiles
-        with self._all(order.Backward(changed, batch_size, length, seed, *cut)):
+        order = changed, list(batch.shape), seed, computing.micro_batch, computing.recompute, computing.compiles
+        with self._all("backward", *order):
             return self._rank.backward(changed, batch, seed, computing)
 
     def clip(self, most: float) -> Tensor:
         """As Devices.clip."""
-        with self._all(order.Clip(most)):
+        with self._all("clip", most):
             return self._rank.clip(most)
 
     def step(self, rate: float) -> None:
         """As Devices.step."""
-        with self._all(order.Step(rate)):
+        with self._all("step", rate):
             self._rank.step(rate)
 
     def state(self) -> dict[str, Tensor]:
         """As Devices.state."""
-        with self._all(order.GiveState()):
+        with self._all("give_state"):
             return self._rank.give_state()
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """As Devices.restore."""
-        with self._all(order.TakeState()):
+        with self._all("take_state"):
             self._rank.take_state(state)
 
     def forget(self) -> None:
         """As Devices.forget."""
-        with self._all(order.BeginAnew()):
-            self._rank.own.forget()
+        with self._all("forget"):
+            self._rank.forget()
 
     def cpu_s(self) -> float:
         """As Devices.cpu_s."""
@@ -193,7 +180,7 @@ class Ranks:
         leave()
 
     @contextmanager
-    def _all(self, said: Order) -> Iterator[None]:
+    def _all(self, name: str, *arguments: object) -> Iterator[None]:
         with self._processes.together():
-            self._processes.tell(said)
+            self._processes.order(name, *arguments)
             yield
