@@ -1,4 +1,4 @@
-"""The trainer process, put together from the home folder and the checkpoint in it."""
+"""Builds the trainer process from the home folder and the newest checkpoint in it."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ from gossamer.protocol.identity import PeerId
 from gossamer.protocol.run.manifest import Manifest, SignedManifest
 
 if TYPE_CHECKING:
-    from gossamer.peer.trainer.ranks import RankProcesses  # which loads what only several devices need
+    from gossamer.peer.trainer.ranks import RankProcesses  # loaded only for several devices
 
-TELL_S = 1.0  # between two words on how far a long work is
+TELL_S = 1.0  # between two reports on a long work
 
 
 def peer_seed(run_seed: int, peer_id: PeerId) -> int:
-    """Derive this peer's own seed, for its countdown, from the run's."""
+    """Derive this peer's random seed from the run's."""
     return int.from_bytes(hashlib.sha256(run_seed.to_bytes(8, "little") + peer_id.raw).digest()[:6], "little")
 
 
 class WorkProgress:
-    """Tells how far a long work is, about once a second: to tokenize a large text, or to read a large checkpoint, takes minutes."""
+    """Reports the progress of a long work about once a second: tokenizing a large text or reading a large checkpoint takes minutes."""
 
     def __init__(self, emit: Callable[[Event], None], work: str, now_s: Callable[[], float] = time.monotonic) -> None:
         self._emit = emit
@@ -63,7 +63,7 @@ class WorkProgress:
         self._began_s = self._told_s = now_s()
 
     def __call__(self, done_bytes: int, total_bytes: int) -> None:
-        """Take in how many bytes of how many are done."""
+        """Report the progress, in bytes."""
         now_s = self._now_s()
         if now_s - self._told_s < TELL_S:
             return
@@ -78,7 +78,7 @@ class WorkProgress:
 def _build_replica(child: Child, home: Home, manifest: Manifest) -> Replica:
     """Build the model with its initial weights, and its text.
 
-    Raises OperatorError for what cannot be, or does not fit: before anything is fetched or made.
+    Raises OperatorError for a run that cannot be built or does not fit, before anything is downloaded or built.
     """
     need_abilities(manifest)
     settings, inner, run_seed = child.settings, manifest.inner, manifest.run.seed
@@ -104,7 +104,7 @@ def _build_replica(child: Child, home: Home, manifest: Manifest) -> Replica:
 
 
 def _initial_model(manifest: Manifest, folder: Path | None) -> PreTrainedModel:
-    """Build the model with the weights that the run starts from, where this peer has them; else others' come later. Raises BadManifest."""
+    """Build the model, with the run's starting weights if this peer has them; else it fetches a state later. Raises BadManifest."""
     if manifest.model.weights is None or folder is None:
         return build_model(manifest.model, manifest.run.seed)
     from gossamer.peer.model.start import load_start
@@ -113,7 +113,7 @@ def _initial_model(manifest: Manifest, folder: Path | None) -> PreTrainedModel:
 
 
 def _start_ranks(child: Child, home: Home, devices: Sequence[torch.device]) -> RankProcesses:
-    """Start a process for each device but the first; when one falls while the trainer cannot see it, the trainer ends."""
+    """Start a process for each device but the first; if one dies while the trainer cannot notice it, this process exits."""
     from gossamer.peer.trainer.ranks import RankProcesses, threads_each
 
     config = child.settings.config
@@ -124,13 +124,13 @@ def _start_ranks(child: Child, home: Home, devices: Sequence[torch.device]) -> R
 
 
 def _wanted_computing(config: PeerConfig, dtype: torch.dtype, devices: Sequence[torch.device]) -> Computing:
-    """Return how the operator wants the peer to compute; compiled, unless they say otherwise, where a GPU gains by it."""
+    """Return how the operator wants the peer to compute; without a setting, compiled on a GPU that supports it."""
     compiles = devices[0].type == "cuda" and has_triton() if config.compile is None else config.compile
     return Computing(dtype, config.micro_batch, config.recompute, compiles, len(devices))
 
 
 def _reason_for(computing: Computing, config: PeerConfig, manifest: Manifest) -> str:
-    """Say why a peer begins to compute as it does."""
+    """Return why a peer starts to compute as it does, in words."""
     if computing.micro_batch == config.micro_batch:
         return "as the settings say"
     return "the whole batch fits" if computing.micro_batch == computing.rows(manifest.inner.batch_size) else "what fits, by the count"
@@ -142,7 +142,7 @@ def run_trainer(child: Child) -> None:
 
 
 def build(child: Child) -> Trainer:
-    """Put the trainer together, from its checkpoint where there is one, and tell what it trains."""
+    """Build the trainer, from its checkpoint if there is one, and emit what it trains."""
     config = child.settings.config
     home = Home(config.home)
     keep_products_exact()

@@ -27,16 +27,16 @@ from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.run.manifest import Manifest
 
 PROGRAM: Final = "gossamer.peer.trainer.rank_process"
-NOTICE_S: Final = 5.0  # in which the trainer's own thread should hear of a rank that fell: where it waits for a GPU, it never does
-END_S: Final = 5.0  # for the others to end by themselves
+NOTICE_S: Final = 5.0  # for the trainer's own thread to notice a dead rank: while it waits for a GPU, it never does
+END_S: Final = 5.0  # for the other ranks to exit by themselves
 
 
 class RankFell(GossamerError):
-    """A rank's process ended: the machine's fault, or ours. The supervisor starts all anew."""
+    """A rank's process exited: the machine's fault, or ours. The supervisor restarts the trainer."""
 
 
 class RankProcesses:
-    """The processes of all ranks but the first. They load what they need while the trainer makes its model ready."""
+    """The processes of all ranks but the first. They load their code while the trainer builds its model."""
 
     def __init__(
         self, manifest: Path, devices: Sequence[torch.device], store: Path, give_up: Callable[[RankFell], NoReturn], config: LocalSettings
@@ -61,7 +61,7 @@ class RankProcesses:
         return [process.pid for process in self._processes]
 
     def joined(self, manifest: Manifest, model: PreTrainedModel) -> Ranks:
-        """Wait until the ranks are ready to compute with this model, which has its weights."""
+        """Wait until the ranks are ready to compute with this model, whose weights are final."""
         return Ranks(manifest, model, self)
 
     def order(self, name: str, *arguments: object) -> None:
@@ -71,7 +71,7 @@ class RankProcesses:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Do inside what only succeeds if all ranks live. Raises RankFell for what fails because one does not."""
+        """Run code that all ranks run at once. Raises RankFell if it fails because a rank is dead."""
         try:
             yield
         except (RuntimeError, BrokenPipeError) as error:
@@ -81,7 +81,7 @@ class RankProcesses:
             raise
 
     def close(self) -> None:
-        """End them, however busy they are."""
+        """End the processes, however busy they are."""
         self._is_closing = True
         self._has_noticed.set()
         for process in self._processes:
@@ -118,14 +118,14 @@ def _write(process: subprocess.Popen[bytes], line: object) -> None:
 
 
 def threads_each(config: LocalSettings, devices: Sequence[torch.device]) -> int:
-    """Return how many processor threads each rank takes, 0 for torch's choice: ranks on the CPU share what there is for all."""
+    """Return the processor threads of each rank, 0 for torch's choice: ranks on the CPU share the threads of one trainer."""
     if devices[0].type != "cpu":
         return config.threads
     return max(1, (config.threads or torch.get_num_threads()) // len(devices))
 
 
 class Ranks:
-    """Several devices as one. Make it when the first rank's model has its weights; waits for the others."""
+    """Several devices as one (Devices). Make it when the first rank's model has its weights; waits for the other ranks."""
 
     def __init__(self, manifest: Manifest, model: PreTrainedModel, processes: RankProcesses) -> None:
         self._processes = processes
@@ -135,7 +135,7 @@ class Ranks:
         self.moved = self._rank.own.moved
 
     def send(self, batch: Tensor) -> Tensor:
-        """As Devices.send: it is shared when all are ready."""
+        """As Devices.send: `backward` shares the batch with all ranks."""
         return batch
 
     def backward(self, batch: Tensor, seed: int, computing: Computing) -> Tensor | None:

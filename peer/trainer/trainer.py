@@ -23,31 +23,31 @@ from gossamer.peer.trainer.saver import Saver
 from gossamer.protocol.errors import OperatorError
 from gossamer.protocol.messages.messages import RunPhase
 
-TELL_S = 1.0  # between two words to the supervisor
-IDLE_S = 0.05  # how long a trainer that has nothing to train waits for the node at a time
-LONELY_FINISH_S = 60.0  # without a node for so long, the last averaging is given up
+TELL_S = 1.0  # between two reports to the supervisor
+IDLE_S = 0.05  # how long a trainer with nothing to train waits for the node at a time
+LONELY_FINISH_S = 60.0  # after so long without a node the trainer gives up the last averaging
 EVAL_INTERVAL_STEPS = 100  # inner steps between two measurements of the held-out loss
-NUM_EVAL_BATCHES = 8  # behind each: enough to follow a run by; figures that are reported rest on evaluation.NUM_BATCHES...
-MOST_EVAL_TOKENS = 32_768  # ...of so many tokens together at most: partners wait meanwhile, and eight large batches take three steps' time
-MAX_BAD_BATCHES = 10  # in a row, before the run itself must be at fault
+NUM_EVAL_BATCHES = 8  # in each: enough to follow a run; reported figures rest on evaluation.NUM_BATCHES...
+MOST_EVAL_TOKENS = 32_768  # ...of at most so many tokens together: eight large batches take as long as three steps
+MAX_BAD_BATCHES = 10  # in a row, before the trainer stops: the run diverges
 
 
 class State(Enum):
-    """How far a trainer is."""
+    """The trainer's lifecycle state."""
 
-    READY = auto()  # waits for the node's word
+    READY = auto()  # waits for the node's Start
     BEGUN = auto()  # trains, or takes part in the last averaging
     OVER = auto()  # the last averaging is over
 
 
 Blocker = Literal["meetings", "checkpoints"]
-"""What keeps a trainer from inner steps."""
+"""What blocks a trainer between inner steps."""
 
 
 class Stopwatch:
     """Where the time of one trainer process goes, from its start: in inner steps, or blocked by synchronization between them.
 
-    `queued_s` is a clock that goes on while the machine runs something else though we are ready: that is nobody's synchronization.
+    `queued_s` returns for how long this thread was ready while the machine ran other programs: that is not blocked time.
     """
 
     def __init__(self, emit: Callable[[Event], None], now_s: Callable[[], float], queued_s: Callable[[], float]) -> None:
@@ -55,9 +55,9 @@ class Stopwatch:
         self._now_s = now_s
         self._queued_s = queued_s
         self.train_s = 0.0
-        self.blocked_s: dict[Blocker, float] = {"meetings": 0.0, "checkpoints": 0.0}  # parts of it
-        self.evaluation_s = 0.0  # beside it
-        self._steps: list[InnerStep] = []  # since it was told last
+        self.blocked_s: dict[Blocker, float] = {"meetings": 0.0, "checkpoints": 0.0}  # parts of `train_s`
+        self.evaluation_s = 0.0  # not part of `train_s`
+        self._steps: list[InnerStep] = []  # since the last report
         self._told_s = self._now_s()
         self._start_cpu_s = time.process_time()
 
@@ -74,7 +74,7 @@ class Stopwatch:
     def blocked(self, by: Blocker) -> Iterator[None]:
         """Count the time inside as blocked, and as part of training.
 
-        What is started on a device must be finished inside, or the next inner step pays for it unseen.
+        Work that is started on a device must be finished inside, or it counts as the next inner step.
         """
         start_s, start_queued_s = self._now_s(), self._queued_s()
         try:
@@ -87,7 +87,7 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Count the time inside as neither."""
+        """Count the time inside as evaluation, neither training nor blocked."""
         start_s = self._now_s()
         yield
         self.evaluation_s += self._now_s() - start_s
@@ -97,11 +97,11 @@ class Stopwatch:
         self._steps.append(step)
 
     def is_time_to_tell(self) -> bool:
-        """Return whether the last telling is old enough for another."""
+        """Return whether the last report is old enough for another."""
         return self._now_s() - self._told_s >= TELL_S
 
     def tell(self, replica: Replica, coding_cpu_s: float) -> None:
-        """Emit how far the trainer is; `coding_cpu_s` is what the other thread has used."""
+        """Emit the trainer's progress; `coding_cpu_s` is the processor time of the exchange's thread."""
         passed_s = max(1e-9, self._now_s() - self._told_s)
         self._told_s = self._now_s()
         so_far = replica.own_steps, replica.clock_steps, replica.tokens
@@ -274,7 +274,7 @@ class Trainer:
         self._say("training", self._saver.trouble)
 
     def _finish(self) -> None:
-        """The schedule has run out: only answer meetings, until the node says that the last averaging is over."""
+        """The schedule has ended: only answer meetings, until the node reports the end of the last averaging."""
         is_lonely = self._now_s() - self._node_seen_s > LONELY_FINISH_S
         if self._is_alone or is_lonely:
             self.state = State.OVER
