@@ -16,6 +16,7 @@ from gossamer.protocol.messages.messages import RunPhase
 from gossamer.protocol.messages.terms import FragmentTerms, ModelPlan
 from tests.peer.waiting import eventually
 
+UNASKED = ask.ANSWERS.write(ask.Applied(1))
 PLAN = ModelPlan(16, (FragmentTerms(0, 1000, 0), FragmentTerms(64, 900, 20)), 800)
 PROGRESS = ask.Progress(5, RunPhase.TRAIN, True)
 
@@ -174,7 +175,7 @@ def test_the_node_finds_the_next_trainer(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("before", [b"", ask.ANSWERS.write(ask.Built(PLAN))], ids=["at first", "later"])
-@pytest.mark.parametrize("said", [b"garbage\n", b"x" * (link.LINE_BYTES + 2), ask.ANSWERS.write(ask.Applied(1)), b'{"record":"Dru'])
+@pytest.mark.parametrize("said", [b"garbage\n", b"x" * (link.LINE_BYTES + 2), UNASKED, b'{"record":"Dru'])
 def test_the_node_leaves_a_trainer_that_makes_no_sense_and_comes_back(folder: Path, said: bytes, before: bytes) -> None:
     async def test() -> None:
         came: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()

@@ -58,7 +58,13 @@ def test_who_knows_nobody_goes_alone_at_once(tmp_path: Path) -> None:
     play(Swarm(tmp_path, manifest=QUIET), story)
 
 
-@pytest.mark.parametrize(("no_partner", "kind", "other"), [("solo", ask.Solo, ask.Defer), ("defer", ask.Defer, ask.Solo)])
+@pytest.mark.parametrize(
+    ("no_partner", "kind", "other"),
+    [
+        ("solo", ask.Solo, ask.Defer),
+        ("defer", ask.Defer, ask.Solo),
+    ],
+)
 def test_when_nobody_agrees_by_the_deadline_the_manifest_decides(
     tmp_path: Path, no_partner: str, kind: type[ask.Solo] | type[ask.Defer], other: type[ask.Solo] | type[ask.Defer]
 ) -> None:

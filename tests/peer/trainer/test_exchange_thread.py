@@ -165,7 +165,8 @@ def test_a_whole_meeting_needs_two_boundaries_and_ends_as_one_between_steps(trai
 
 def test_what_needs_a_boundary_waits_for_one_in_its_order(trainer: Trainer) -> None:
     fragments = trainer.replica.fragments
-    trainer.ask(ask.Open(1, 0), ask.Open(2, 1), ask.Drop(1), ask.Apply(9, NAME, "zz"), ask.Solo(2), ask.Start(), ask.Open(3, 0))
+    trainer.ask(ask.Open(1, 0), ask.Open(2, 1), ask.Drop(1))
+    trainer.ask(ask.Apply(9, NAME, "zz"), ask.Solo(2), ask.Start(), ask.Open(3, 0))
     trainer.settle()
     assert all(state.meeting is None for state in fragments)
     assert trainer.boundary() == [ask.Start()], "the training loop acts upon this one"
