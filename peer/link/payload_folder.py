@@ -14,7 +14,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gossamer.peer.link.records import File, Writer, payload_name
+from gossamer.peer.link.messages import File, Writer, payload_name
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
 from gossamer.protocol.messages.terms import ModelPlan
 
 SOCKET_NAME = "trainer.sock"
@@ -62,7 +62,7 @@ class TrainerEnd:
         """
         return self._num_sessions if self._node is not None else 0
 
-    def poll(self) -> list[ask.Request]:
+    def poll(self) -> list[messages.Request]:
         """Return the requests since the last call; accept a node that connects. Returns at once.
 
         The last requests of a node that died are still returned, and its session ends at the next call: partners may rely on them.
@@ -77,11 +77,11 @@ class TrainerEnd:
                 self._hang_up()
             return requests
 
-    def send(self, record: ask.Answer, session: int) -> None:
+    def send(self, record: messages.Answer, session: int) -> None:
         """Send a record to the node of this session, or keep it until the socket accepts it; do nothing if that node is gone."""
         with self._using:
             if session and session == self.session and not self._has_ended:
-                self._unsent += ask.ANSWERS.write(record)
+                self._unsent += messages.ANSWERS.write(record)
                 self._flush()
 
     def wait(self, seconds: float) -> None:
@@ -126,14 +126,14 @@ class TrainerEnd:
         except OSError:
             self._unsent.clear()  # the node is gone; its last requests are still to be read
 
-    def _requests(self) -> list[ask.Request]:
+    def _requests(self) -> list[messages.Request]:
         *lines, rest = bytes(self._received).split(b"\n")
         self._received = bytearray(rest)
         if len(rest) > LINE_BYTES:
             self._hang_up("the node sent an endless line")
             return []
         try:
-            return [ask.REQUESTS.read(line) for line in lines]
+            return [messages.REQUESTS.read(line) for line in lines]
         except ValueError as error:
             self._hang_up(str(error))
             return []
@@ -159,32 +159,32 @@ class NodeEnd:
         self._path = folder / SOCKET_NAME
         self._reader = asyncio.StreamReader()
         self._writer: asyncio.StreamWriter | None = None
-        self._waiting: dict[int | str, asyncio.Future[ask.Reply]] = {}  # by the request's subject
+        self._waiting: dict[int | str, asyncio.Future[messages.Reply]] = {}  # by the request's subject
 
     @property
     def connected(self) -> bool:
         """Whether the trainer is connected."""
         return self._writer is not None
 
-    async def request(self, request: ask.AnsweredRequest) -> ask.Reply:
+    async def request(self, request: messages.AnsweredRequest) -> messages.Reply:
         """Send a request and wait for its reply, for up to a step boundary. One request at a time may wait for each meeting or file.
 
         Cancel-safe: a later reply is ignored. Raises LinkLost.
         """
         if self._writer is None:
             raise LinkLost("the trainer is not there")
-        about = ask.subject(request)
+        about = messages.subject(request)
         if about in self._waiting:
             raise ValueError(f"{about} waits for the reply to an earlier request")
-        reply: asyncio.Future[ask.Reply] = asyncio.get_running_loop().create_future()
+        reply: asyncio.Future[messages.Reply] = asyncio.get_running_loop().create_future()
         self._waiting[about] = reply
-        self._writer.write(ask.REQUESTS.write(request))
+        self._writer.write(messages.REQUESTS.write(request))
         return await reply
 
-    def tell(self, request: ask.ToldRequest) -> None:
+    def tell(self, request: messages.ToldRequest) -> None:
         """Send a request that has no reply; do nothing when the link is down."""
         if self._writer is not None:
-            self._writer.write(ask.REQUESTS.write(request))
+            self._writer.write(messages.REQUESTS.write(request))
 
     async def connect(self) -> ModelPlan:
         """Connect to the trainer, and return the plan that it sends first. Cancel-safe."""
@@ -195,7 +195,7 @@ class NodeEnd:
                 await asyncio.sleep(RECONNECT_S)
                 continue
             try:
-                if isinstance(built := await self._next(), ask.Built):
+                if isinstance(built := await self._next(), messages.Built):
                     self._writer = writer
                     return built.plan
             finally:
@@ -203,7 +203,7 @@ class NodeEnd:
                     writer.close()
             await asyncio.sleep(RECONNECT_S)
 
-    async def run(self, on_notice: Callable[[ask.Notice], None]) -> None:
+    async def run(self, on_notice: Callable[[messages.Notice], None]) -> None:
         """Pass on the trainer's notices, and connect again whenever the link breaks, until cancelled."""
         while True:
             try:
@@ -213,27 +213,27 @@ class NodeEnd:
             await asyncio.sleep(RECONNECT_S)
             await self.connect()
 
-    async def _read(self, on_notice: Callable[[ask.Notice], None]) -> None:
+    async def _read(self, on_notice: Callable[[messages.Notice], None]) -> None:
         while (record := await self._next()) is not None:
-            if isinstance(record, ask.Notice):
+            if isinstance(record, messages.Notice):
                 on_notice(record)
             elif not self._answer(record):
                 log.warning("link to the trainer closed: a %s without a request", type(record).__name__)
                 return
 
-    async def _next(self) -> ask.Answer | None:
+    async def _next(self) -> messages.Answer | None:
         """Return the next record; None when there will be none."""
         try:
             line = await self._reader.readline()
-            return ask.ANSWERS.read(line) if line.endswith(b"\n") else None  # half a line: the trainer died in the middle of it
+            return messages.ANSWERS.read(line) if line.endswith(b"\n") else None  # half a line: the trainer died in the middle of it
         except ConnectionError:
             return None
         except ValueError as error:
             log.warning("link to the trainer closed: %s", error)
             return None
 
-    def _answer(self, reply: ask.Reply) -> bool:
-        waiting = self._waiting.pop(ask.subject(reply), None)
+    def _answer(self, reply: messages.Reply) -> bool:
+        waiting = self._waiting.pop(messages.subject(reply), None)
         if waiting is None:
             return False
         if not waiting.done():

@@ -26,7 +26,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Collection
 
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
 from gossamer.peer.link.socket import NodeEnd
 from gossamer.peer.machine.events import Event, ProcessSays
 from gossamer.peer.meeting.words import Finish, MeetingOutcome
@@ -141,11 +141,11 @@ class CatchUp:
         await self._wait_for_company()
         await self._presence.first_look(FIRST_LOOK_S)
         if self._has_start and self._is_founder and not self._heads.half_say(loop_s(), lambda entry: entry.clock_steps > 0):
-            self._link.tell(ask.Start())
+            self._link.tell(messages.Start())
         else:
             await self._joining.hear_clocks()
             if self._has_start and self._typical_clock() <= self._gap_steps // START_SHARE:
-                self._link.tell(ask.Start())
+                self._link.tell(messages.Start())
             else:
                 await self._joining.take_over(self._to_begin_with)
         with contextlib.suppress(TimeoutError):
@@ -192,7 +192,7 @@ class CatchUp:
         within_reach = self._typical_clock() + self._gap_steps * 3 // 4
         is_ahead = self._is_far_from_all() and within_reach < self._standing.clock_steps - self._gap_steps // 4
         if is_ahead and loop_s() - self._met_s > STEP_BACK_S:
-            self._link.tell(ask.StepBack(within_reach))
+            self._link.tell(messages.StepBack(within_reach))
             self._forget_outcasts()
             self._book.forget_refusals(loop_s())
 

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
 from gossamer.peer.link.socket import LinkLost, NodeEnd
 from gossamer.peer.machine.events import Event, ProcessSays, ProgressMade, StateCloned
 from gossamer.peer.node import pieces as files
@@ -254,12 +254,12 @@ class Joining:
         clock_steps = now if is_old else min(oldest, now or oldest)  # what is old is pulled before it is met about; no donor sets our clock
         try:
             async with self._meetings.set_aside():
-                adopted = await self._link.request(ask.Adopt(str(pieces.path), clock_steps))
+                adopted = await self._link.request(messages.Adopt(str(pieces.path), clock_steps))
         except LinkLost:
             return NoUse("our own trainer is being restarted")
         files.remove(pieces.path)
         progress, self._progress = self._progress, None
-        assert isinstance(adopted, ask.Adopted) and progress is not None
+        assert isinstance(adopted, messages.Adopted) and progress is not None
         if not adopted.accepted:
             return self._blame(progress.num_by, adopted)
         self._num_donors = DONORS
@@ -272,7 +272,7 @@ class Joining:
         self._emit(StateCloned(donors, clock_steps, pieces.num_bytes, fetched_bytes, loop_s() - progress.began_s))
         return None
 
-    def _blame(self, num_by: Counter[PeerId], adopted: ask.Adopted) -> GossamerError:
+    def _blame(self, num_by: Counter[PeerId], adopted: messages.Adopted) -> GossamerError:
         """A bad piece names its donor only where all are its own; so from here on one donor gives all."""
         self._num_donors = 1
         if len(num_by) == 1:

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
 from gossamer.peer.machine.events import Event, MeetingDone
 from gossamer.peer.meeting.driver import OwnSide
 from gossamer.peer.meeting.machine import Meeting
@@ -90,7 +90,7 @@ class Node:
             await self._final_averaging.run()
             await self.meetings.leave(CLOSE_S)
             self._is_over = True
-            self._link.tell(ask.FinishDone())
+            self._link.tell(messages.FinishDone())
             await self._trainer_done.wait()
             for loop in running:
                 loop.cancel()
@@ -105,22 +105,22 @@ class Node:
             await work_until(self.catch_up.run(), standing.until(lambda: standing.state is PeerState.PAUSED))
             self._final_averaging.rested()
 
-    def on_notice(self, notice: ask.Notice) -> None:
+    def on_notice(self, notice: messages.Notice) -> None:
         """Take in what the trainer says unasked."""
         match notice:
-            case ask.Due():
+            case messages.Due():
                 self.searches.on_due(notice)
-            case ask.Progress():
+            case messages.Progress():
                 self._on_progress(notice)
 
-    def _on_progress(self, progress: ask.Progress) -> None:
+    def _on_progress(self, progress: messages.Progress) -> None:
         self._standing.told(progress.clock_steps, progress.phase, progress.started, progress.tokens)
         if progress.started:
             self._final_averaging.trains(progress.clock_steps)
         if progress.done:
             self._trainer_done.set()
         elif self._is_over:
-            self._link.tell(ask.FinishDone())  # another trainer than the one that we told, or the link broke in between
+            self._link.tell(messages.FinishDone())  # another trainer than the one that we told, or the link broke in between
 
     def _on_meeting_done(self, meeting: Meeting, done: MeetingDone) -> None:
         if meeting.finish is not None:

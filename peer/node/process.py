@@ -14,9 +14,9 @@ import random
 import time
 from dataclasses import replace
 
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
+from gossamer.peer.link.messages import Writer
 from gossamer.peer.link.payload_folder import PayloadFolder
-from gossamer.peer.link.records import Writer
 from gossamer.peer.link.socket import NodeEnd
 from gossamer.peer.machine.child import Child, ChildSettings, cpu_s
 from gossamer.peer.machine.events import RESTING, ConnectionsChanged, NodeSpent, ProcessSays, RunKnown, TrafficCounted
@@ -233,7 +233,7 @@ class NodeProcess:
         while True:
             told = await self._tell_connections(network, told)
             used_s = time.process_time() + cpu_s(network.daemon_pid)
-            own.link.tell(ask.NodeReport(own.line.slower_bytes_per_s, used_s))
+            own.link.tell(messages.NodeReport(own.line.slower_bytes_per_s, used_s))
             self._child.emit(NodeSpent(max(0.0, used_s - start_s)))
             await asyncio.sleep(TELL_LINE_S)
 

@@ -17,9 +17,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
+from gossamer.peer.link.messages import File, payload_name
 from gossamer.peer.link.payload_folder import PayloadFolder
-from gossamer.peer.link.records import File, payload_name
 from gossamer.peer.link.socket import LinkLost, NodeEnd
 from gossamer.peer.machine.events import Event, FragmentPulled
 from gossamer.peer.node.fetching import FetchClient, Source, pull_seed
@@ -123,12 +123,12 @@ class Pulling:
         fragment, name = work.left.popleft(), f"pull-{next(self._names)}"
         answer = payload_name(name, File.PARTNER_PAYLOAD)
         try:
-            await self._written(ask.SketchSlow(name, fragment, pull_seed(self._terms.run_id, nonce)))
+            await self._written(messages.SketchSlow(name, fragment, pull_seed(self._terms.run_id, nonce)))
             self._files.write(answer, b"")
             await source.ask_slow(fragment, nonce, self._files.read(payload_name(name, File.OWN_SKETCH)))
             size = self._terms.fragments[fragment].slow_bytes
             header = await source.take_slow(size, work.check, lambda data: self._files.append(answer, data))
-            await self._written(ask.DecodeSlow(name))
+            await self._written(messages.DecodeSlow(name))
             work.arrived.append(Arrived(name, donor, fragment, header, asked_steps, loop_s() - began_s))
         except BaseException:
             work.left.append(fragment)
@@ -137,10 +137,10 @@ class Pulling:
             for file in (File.OWN_SKETCH, File.PARTNER_PAYLOAD):
                 self._files.remove(payload_name(name, file))
 
-    async def _written(self, request: ask.SketchSlow | ask.DecodeSlow) -> None:
+    async def _written(self, request: messages.SketchSlow | messages.DecodeSlow) -> None:
         """Have the trainer do its part. Raises LinkLost, and OSError when it cannot."""
         written = await self._link.request(request)
-        if not isinstance(written, ask.Written) or written.reason:
+        if not isinstance(written, messages.Written) or written.reason:
             raise OSError(0, "the trainer cannot")
 
     async def _move(self, work: Round) -> None:
@@ -149,12 +149,12 @@ class Pulling:
         if not arrived:
             return
         by_donor = [[pull.name for pull in arrived if pull.donor == donor] for donor in {pull.donor: None for pull in arrived}]
-        request = ask.Pull(arrived[0].name, tuple(map(tuple, by_donor)), min(pull.header.clock_steps for pull in arrived))
+        request = messages.Pull(arrived[0].name, tuple(map(tuple, by_donor)), min(pull.header.clock_steps for pull in arrived))
         try:
             pulled = await self._link.request(request)
         except LinkLost:
             return
-        assert isinstance(pulled, ask.Pulled)
+        assert isinstance(pulled, messages.Pulled)
         for pull in arrived:
             failed_share, header = pulled.moved.get(pull.name), pull.header
             self._num_tries[pull.fragment] += 1

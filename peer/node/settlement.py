@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
 from gossamer.peer.link.payload_folder import PayloadFolder, mapped
 from gossamer.peer.link.socket import LinkLost, NodeEnd
 from gossamer.peer.machine.events import Event, ProcessSays, ResultTaken
@@ -229,9 +229,9 @@ class Settlement:
         name = f"clone-result-{next(self._names)}"
         try:
             async with self._meetings.set_aside():
-                written = await self._link.request(ask.Settle(name))
+                written = await self._link.request(messages.Settle(name))
                 data = self._payloads.read(name)
-                is_whole = isinstance(written, ask.Written) and not written.reason and len(data) == self._state_bytes
+                is_whole = isinstance(written, messages.Written) and not written.reason and len(data) == self._state_bytes
                 self._standing.has_settled = is_whole
         except LinkLost:
             return
@@ -240,18 +240,18 @@ class Settlement:
         if is_whole:
             self._settled(await asyncio.to_thread(RunResult.of, data), (), 0.0)
 
-    async def _adopt(self, path: Path) -> ask.Adopted:
+    async def _adopt(self, path: Path) -> messages.Adopted:
         async with self._meetings.set_aside():
             adopted = await self._judged(path)
             self._standing.has_settled = self._standing.has_settled or adopted.accepted
         return adopted
 
-    async def _judged(self, path: Path) -> ask.Adopted:
+    async def _judged(self, path: Path) -> messages.Adopted:
         """Have the trainer judge what is here, and its successor where it dies over it: others may have gone."""
         while True:
             with contextlib.suppress(LinkLost):
-                adopted = await self._link.request(ask.Adopt(str(path), 0, is_result=True))
-                assert isinstance(adopted, ask.Adopted)
+                adopted = await self._link.request(messages.Adopt(str(path), 0, is_result=True))
+                assert isinstance(adopted, messages.Adopted)
                 return adopted
             await asyncio.sleep(PAUSE_S)
 

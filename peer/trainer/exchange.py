@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 
 from gossamer.optim.noloco import FINISH
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
+from gossamer.peer.link.messages import File, payload_name
 from gossamer.peer.link.payload_folder import PayloadFolder
-from gossamer.peer.link.records import File, payload_name
 from gossamer.peer.link.socket import TrainerEnd
 from gossamer.peer.machine.events import Event, OutputsMoved, SoloStep
 from gossamer.peer.model.evaluation import output_distance, predictions
@@ -61,7 +61,7 @@ class TrainerExchange:
     """Answers the node for a replica. The loop calls `at_boundary` between inner steps and opens `while_weights_are_read` in between."""
 
     def __init__(self, link: TrainerEnd, payloads: PayloadFolder, replica: Replica, emit: Callable[[Event], None]) -> None:
-        self.report = ask.NodeReport(0.0, 0.0)  # the last one
+        self.report = messages.NodeReport(0.0, 0.0)  # the last one
         self.has_begun = False  # the trainer trains, or has trained
         self.min_call_steps = 0  # a meeting sooner than this after its fragment's last outer step is refused; 0: none
         self.measures_next = False  # whether the next merge is measured: how far it moves the model's outputs
@@ -76,7 +76,7 @@ class TrainerExchange:
         self._weights = threading.Lock()
         self._weights.acquire()
         self._still: torch.cuda.Event | None = None  # on a GPU: the point after which the weights are only read
-        self._waiting: deque[ask.Request | int] = deque()  # for the boundary; a number is the link's new session
+        self._waiting: deque[messages.Request | int] = deque()  # for the boundary; a number is the link's new session
         self._read_session = 0  # of the last request that the thread has read
         self._session = 0  # of the last request that a boundary has carried out
         self._has_news = threading.Event()
@@ -97,7 +97,7 @@ class TrainerExchange:
         """Start to read the link."""
         self._thread.start()
 
-    def at_boundary(self) -> Iterator[ask.Start | ask.FinishDone | ask.Adopted]:
+    def at_boundary(self) -> Iterator[messages.Start | messages.FinishDone | messages.Adopted]:
         """Carry out and answer what waits for a step boundary; yield, in order, what the training loop must act upon.
 
         These are Start, FinishDone, and the Adopted of a state that was accepted from peers that still train. Exhaust the iterator before
@@ -115,11 +115,11 @@ class TrainerExchange:
             reply = self.carry_out(request)
             if reply is not None:
                 self._link.send(reply, self._session)
-            if isinstance(request, ask.Start | ask.FinishDone):
+            if isinstance(request, messages.Start | messages.FinishDone):
                 yield request
-            elif isinstance(request, ask.Adopt) and request.is_result:
+            elif isinstance(request, messages.Adopt) and request.is_result:
                 self.send_progress()
-            elif isinstance(reply, ask.Adopted) and reply.accepted:
+            elif isinstance(reply, messages.Adopted) and reply.accepted:
                 yield reply
         if count:
             self._finish_on_device()
@@ -134,13 +134,13 @@ class TrainerExchange:
         finally:
             self._weights.acquire()
 
-    def carry_out(self, request: ask.Request) -> ask.Reply | None:
+    def carry_out(self, request: messages.Request) -> messages.Reply | None:
         """Carry out one request at a step boundary, move the model by it, and return the reply. `at_boundary` calls it for the node."""
-        meeting = self._meetings.get(request.meeting) if isinstance(request, ask.Apply) and self.measures_next else None
+        meeting = self._meetings.get(request.meeting) if isinstance(request, messages.Apply) and self.measures_next else None
         before = None if meeting is None else self._predictions()
         reply = self._answer(request)
         self._replica.move()
-        if meeting is not None and before is not None and isinstance(reply, ask.Applied):
+        if meeting is not None and before is not None and isinstance(reply, messages.Applied):
             self._emit(OutputsMoved(meeting.fragment, output_distance([before, self._predictions()])))
             self.measures_next = False
         return reply
@@ -149,7 +149,7 @@ class TrainerExchange:
         """Ask the node for partners for fragments whose countdown ran out; without a node each takes a solo step, or is counted anew."""
         for fragment in due:
             if self._session:
-                self._link.send(ask.Due(fragment, self._replica.phase), self._session)
+                self._link.send(messages.Due(fragment, self._replica.phase), self._session)
             elif self._replica.manifest.outer.no_partner == "defer":
                 self._replica.countdown.reset(fragment)
             else:
@@ -161,7 +161,7 @@ class TrainerExchange:
     def send_progress(self, *, done: bool = False) -> None:
         """Send the node the trainer's counters; `done`: the result is saved and the trainer ends."""
         replica = self._replica
-        self._link.send(ask.Progress(replica.clock_steps, replica.phase, self.has_begun, done, replica.tokens), self._session)
+        self._link.send(messages.Progress(replica.clock_steps, replica.phase, self.has_begun, done, replica.tokens), self._session)
 
     def drop_all(self) -> None:
         """Forget everything that the node has begun."""
@@ -206,21 +206,21 @@ class TrainerExchange:
             self._bug = error
             self._has_news.set()
 
-    def _keep(self, item: ask.Request | int) -> None:
+    def _keep(self, item: messages.Request | int) -> None:
         self._waiting.append(item)
         self._has_news.set()
 
-    def _is_done_now(self, request: ask.Request) -> bool:
+    def _is_done_now(self, request: messages.Request) -> bool:
         """Carry out a request beside the inner step if it allows that; return whether it is done."""
-        if isinstance(request, ask.AnyTimeRequest):
+        if isinstance(request, messages.AnyTimeRequest):
             with behind(self._snapshot_mark(request), self._stream):
                 reply = self._answer(request)
             self._send(reply)
             return True
-        if isinstance(request, ask.Apply) and request.meeting_id not in self._replica.applied:
+        if isinstance(request, messages.Apply) and request.meeting_id not in self._replica.applied:
             with behind(self._snapshot_mark(request), self._stream), contextlib.suppress(ValueError, torch.OutOfMemoryError):
                 self._outer_step(request)  # ahead of the merge, which answers with the error if there is one
-        if not isinstance(request, ask.BesideRequest) or self._waiting or (self.measures_next and isinstance(request, ask.Apply)):
+        if not isinstance(request, messages.BesideRequest) or self._waiting or (self.measures_next and isinstance(request, messages.Apply)):
             return False
         if not self._weights.acquire(blocking=False):
             return False
@@ -232,83 +232,83 @@ class TrainerExchange:
         self._send(reply)
         return True
 
-    def _send(self, reply: ask.Reply | None) -> None:
+    def _send(self, reply: messages.Reply | None) -> None:
         if reply is not None:
             self._link.send(reply, self._read_session)
 
-    def _snapshot_mark(self, request: ask.Request) -> torch.cuda.Event | None:
+    def _snapshot_mark(self, request: messages.Request) -> torch.cuda.Event | None:
         """Return the mark after the snapshot that a request works on; None where there is nothing to wait for."""
-        meeting = self._meetings.get(request.meeting) if isinstance(request, ask.MeetingRequest) else None
+        meeting = self._meetings.get(request.meeting) if isinstance(request, messages.MeetingRequest) else None
         return None if meeting is None else meeting.side.taken
 
     # ------------------------------------------------------------------ every request
 
-    def _answer(self, request: ask.Request) -> ask.Reply | None:
+    def _answer(self, request: messages.Request) -> messages.Reply | None:
         """Carry out a request. A message, a file or a memory that does not allow it changes nothing and is the reply."""
         try:
             return self._carry_out(request)
         except (OSError, ValueError, torch.OutOfMemoryError) as error:
             reason = getattr(error, "strerror", None) or str(error)
-            if isinstance(request, ask.MeetingRequest):
-                return ask.Unavailable(request.meeting, reason)
-            if isinstance(request, ask.WritingRequest):
-                return ask.Written(request.name, reason)
+            if isinstance(request, messages.MeetingRequest):
+                return messages.Unavailable(request.meeting, reason)
+            if isinstance(request, messages.WritingRequest):
+                return messages.Written(request.name, reason)
             raise
 
-    def _carry_out(self, request: ask.Request) -> ask.Reply | None:
+    def _carry_out(self, request: messages.Request) -> messages.Reply | None:
         replica = self._replica
         match request:
-            case ask.Open():
+            case messages.Open():
                 return self._open(request)
-            case ask.Prepare():
+            case messages.Prepare():
                 return self._prepare(request)
-            case ask.Encode():
+            case messages.Encode():
                 with self._work_on(request.meeting) as meeting:
                     return self._encode(meeting)
-            case ask.Check():
+            case messages.Check():
                 return self._check(request)
-            case ask.Apply():
+            case messages.Apply():
                 return self._apply(request)
-            case ask.Drop(number):
+            case messages.Drop(number):
                 fragment = self._drop(number)
                 if fragment in self._solo_later:
                     self._solo_if_due(fragment)
-            case ask.Solo(fragment):
+            case messages.Solo(fragment):
                 self._solo_if_due(fragment)
-            case ask.Defer(fragment):
+            case messages.Defer(fragment):
                 if fragment in replica.countdown.due():
                     replica.countdown.reset(fragment)
-            case ask.CopyState(name):
+            case messages.CopyState(name):
                 write_state(replica, self._payloads, name)
-                return ask.Written(name, "")
-            case ask.SketchSlow():
+                return messages.Written(name, "")
+            case messages.SketchSlow():
                 return self._pulls.sketch(request)
-            case ask.CodeSlow():
+            case messages.CodeSlow():
                 return self._pulls.code(request)
-            case ask.DecodeSlow():
+            case messages.DecodeSlow():
                 return self._pulls.decode(request)
-            case ask.Pull():
+            case messages.Pull():
                 return self._pulls.move(request, replica)
-            case ask.BringUp(name):
+            case messages.BringUp(name):
                 self._bring_up()
-                return ask.Written(name, "")
-            case ask.Settle(name):
+                return messages.Written(name, "")
+            case messages.Settle(name):
                 self.end_alone()
                 settle(replica)
-                return self._answer(ask.CopyState(name))
-            case ask.Adopt():
+                return self._answer(messages.CopyState(name))
+            case messages.Adopt():
                 return adopt(replica, request, self.drop_all)
-            case ask.StepBack(clock_steps):
+            case messages.StepBack(clock_steps):
                 replica.clock_steps = min(replica.clock_steps, clock_steps)
-            case ask.NodeReport():
+            case messages.NodeReport():
                 self.report = request
-            case ask.Start() | ask.FinishDone():
+            case messages.Start() | messages.FinishDone():
                 pass  # the training loop's: `at_boundary` yields them
         return None
 
     # ------------------------------------------------------------------ meetings
 
-    def _open(self, request: ask.Open) -> ask.Reply:
+    def _open(self, request: messages.Open) -> messages.Reply:
         """Lock the fragment and take a snapshot of its fast weights."""
         replica, number = self._replica, request.meeting
         state = replica.fragments[request.fragment]
@@ -320,9 +320,9 @@ class TrainerExchange:
             raise ValueError("this meeting is open already")
         self._meetings[number] = OpenMeeting(number, request.fragment, MeetingSide(state))
         state.meeting = number
-        return ask.Opened(number, state.tokens, replica.clock_steps, replica.phase)
+        return messages.Opened(number, state.tokens, replica.clock_steps, replica.phase)
 
-    def _prepare(self, request: ask.Prepare) -> ask.Reply:
+    def _prepare(self, request: messages.Prepare) -> messages.Reply:
         """Form the message; write its sketch, or its payload where the codec has no sketch."""
         with self._work_on(request.meeting) as meeting:
             is_last = request.phase is RunPhase.FINISH
@@ -331,19 +331,19 @@ class TrainerExchange:
             meeting.partner_clock_steps = request.partner_clock_steps
             if not sketch.numel():
                 return self._encode(meeting)
-            return ask.SketchReady(meeting.number, self._write(meeting, File.OWN_SKETCH, sketch))
+            return messages.SketchReady(meeting.number, self._write(meeting, File.OWN_SKETCH, sketch))
 
-    def _encode(self, meeting: OpenMeeting) -> ask.Reply:
+    def _encode(self, meeting: OpenMeeting) -> messages.Reply:
         payload = meeting.side.encode(self._read(meeting, File.PARTNER_SKETCH))
-        return ask.PayloadReady(meeting.number, self._write(meeting, File.OWN_PAYLOAD, payload))
+        return messages.PayloadReady(meeting.number, self._write(meeting, File.OWN_PAYLOAD, payload))
 
-    def _check(self, request: ask.Check) -> ask.Reply:
+    def _check(self, request: messages.Check) -> messages.Reply:
         """Judge the partner's payload; one that is not accepted cannot be applied."""
         with self._work_on(request.meeting) as meeting:
             reason = meeting.side.judge(self._read(meeting, File.PARTNER_PAYLOAD))
-            return ask.Checked(meeting.number, not reason, reason, "" if reason else pack(meeting.side.failed_blocks))
+            return messages.Checked(meeting.number, not reason, reason, "" if reason else pack(meeting.side.failed_blocks))
 
-    def _apply(self, request: ask.Apply) -> ask.Reply:
+    def _apply(self, request: messages.Apply) -> messages.Reply:
         """Take the outer step of a meeting that counts, once for each meeting id."""
         if request.meeting_id not in self._replica.applied:
             meeting, step = self._outer_step(request)
@@ -352,9 +352,9 @@ class TrainerExchange:
             self._replica.count_outer_step(meeting.fragment, meeting.partner_clock_steps)
             self._solo_later.discard(meeting.fragment)
         self._drop(request.meeting)
-        return ask.Applied(request.meeting)
+        return messages.Applied(request.meeting)
 
-    def _outer_step(self, request: ask.Apply) -> tuple[OpenMeeting, OuterStep]:
+    def _outer_step(self, request: messages.Apply) -> tuple[OpenMeeting, OuterStep]:
         """Compute the outer step of a meeting for the failed blocks of both sides, once. Raises ValueError, torch.OutOfMemoryError."""
         with self._work_on(request.meeting) as meeting:
             if meeting.step is None or meeting.step[0] != request.failed_blocks:
@@ -420,7 +420,7 @@ class TrainerExchange:
         """Forget what the former node has begun; tell the new one, if there is one, about the model, the counters and due fragments."""
         self.drop_all()
         self._session = session
-        self._link.send(ask.Built(self._replica.plan), session)  # a node reads this first
+        self._link.send(messages.Built(self._replica.plan), session)  # a node reads this first
         self.send_progress()
         self.announce(self._replica.countdown.due())
 

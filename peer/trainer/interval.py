@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gossamer.optim.fragments import MEETING_INTERVAL
-from gossamer.peer.link.records import NodeReport
+from gossamer.peer.link.messages import NodeReport
 from gossamer.peer.machine.events import IntervalSet
 from gossamer.peer.trainer.replica import Replica
 

@@ -14,8 +14,8 @@ from torch.utils._triton import has_triton
 from transformers import PreTrainedModel
 
 from gossamer.optim.codecs.hadamard import keep_products_exact
+from gossamer.peer.link.messages import Writer
 from gossamer.peer.link.payload_folder import PayloadFolder
-from gossamer.peer.link.records import Writer
 from gossamer.peer.link.socket import TrainerEnd
 from gossamer.peer.machine.child import Child
 from gossamer.peer.machine.config import PeerConfig

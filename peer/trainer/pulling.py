@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from gossamer.optim.fragments import add
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
+from gossamer.peer.link.messages import File, payload_name
 from gossamer.peer.link.payload_folder import PayloadFolder
-from gossamer.peer.link.records import File, payload_name
 from gossamer.peer.trainer.fragment_state import FragmentState, bytes_on
 from gossamer.peer.trainer.replica import Replica
 from gossamer.peer.trainer.shared_state import judged_loss, try_change
@@ -56,7 +56,7 @@ class Pulls:
         self._decoded: dict[str, FragmentShift] = {}
         self._working = threading.Lock()
 
-    def sketch(self, request: ask.SketchSlow) -> ask.Written:
+    def sketch(self, request: messages.SketchSlow) -> messages.Written:
         """Write a sketch of a fragment's slow weights. Raises OSError, and ValueError for weights that are not finite."""
         fragment = self._fragments[request.fragment]
         slow = fragment.slow
@@ -66,9 +66,9 @@ class Pulls:
             self._open = {name: pull for name, pull in self._open.items() if pull.fragment is not fragment}
             self._decoded = {name: shift for name, shift in self._decoded.items() if shift.fragment is not fragment}
             self._open[request.name] = OpenPull(fragment, slow, sketch, request.seed)
-        return ask.Written(request.name, "")
+        return messages.Written(request.name, "")
 
-    def code(self, request: ask.CodeSlow) -> ask.Written:
+    def code(self, request: messages.CodeSlow) -> messages.Written:
         """Write sketch and payload of a fragment's slow weights, in one file, against another peer's sketch. Raises as `sketch`."""
         fragment = self._fragments[request.fragment]
         slow = fragment.here(fragment.slow)
@@ -76,9 +76,9 @@ class Pulls:
         sketch = fragment.codec.sketch(slow, request.seed)
         payload = fragment.codec.encode(slow, request.seed, sketch, theirs).payload
         self._write(request.name, File.OWN_PAYLOAD, torch.cat((sketch, payload)))
-        return ask.Written(request.name, "")
+        return messages.Written(request.name, "")
 
-    def decode(self, request: ask.DecodeSlow) -> ask.Written:
+    def decode(self, request: messages.DecodeSlow) -> messages.Written:
         """Decode the source's answer, and keep it. Raises ValueError for an answer that no honest peer sends, and without a sketch."""
         with self._working:
             pull = self._open.pop(request.name, None)
@@ -91,9 +91,9 @@ class Pulls:
         shift = FragmentShift(request.name, fragment, fragment.at_rest(gap.values), float(gap.failed.float().mean()))
         with self._working:
             self._decoded[request.name] = shift
-        return ask.Written(request.name, "")
+        return messages.Written(request.name, "")
 
-    def move(self, request: ask.Pull, replica: Replica) -> ask.Pulled:
+    def move(self, request: messages.Pull, replica: Replica) -> messages.Pulled:
         """Move fragments, slow and fast weights alike, by what was decoded, unless that predicts our own held-out text worse.
 
         Everything together, else everything of each source that is no worse by itself. Call at a step boundary.
@@ -105,7 +105,7 @@ class Pulls:
             fragment.slow = fragment.at_rest(fragment.here(fragment.slow) + fragment.here(shift.values))
         if moved:
             replica.clock_steps = max(replica.clock_steps, min(request.clock_steps, replica.manifest.run.total_steps))
-        return ask.Pulled(request.name, {shift.name: shift.failed_share for shift in moved}, reason)
+        return messages.Pulled(request.name, {shift.name: shift.failed_share for shift in moved}, reason)
 
     def forget(self) -> None:
         """Forget every sync: the node that asked for them is gone."""

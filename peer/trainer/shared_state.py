@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gossamer.optim.fragments import scatter
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
 from gossamer.peer.link.payload_folder import PayloadFolder, mapped
 from gossamer.peer.model.evaluation import held_out_loss
 from gossamer.peer.trainer.fragment_state import FragmentState, FragmentWeights, length_of
@@ -100,7 +100,7 @@ def judged_loss(replica: Replica) -> float:
     return held_out_loss(replica.model, replica.corpus, JUDGE_BATCHES, computing=replica.inner.computing, most_tokens=JUDGE_TOKENS)
 
 
-def adopt(replica: Replica, request: ask.Adopt, before_taking: Callable[[], None]) -> ask.Adopted:
+def adopt(replica: Replica, request: messages.Adopt, before_taking: Callable[[], None]) -> messages.Adopted:
     """Take over a fetched state; refuse one with fewer steps than our own weights, or whose loss on our text is worse.
 
     A state that fails by its loss alone shows that ours is as far as the other peers', whatever the clocks say. Then only their clock is
@@ -110,21 +110,21 @@ def adopt(replica: Replica, request: ask.Adopt, before_taking: Callable[[], None
     clock_steps = total_steps if request.is_result else min(request.clock_steps, total_steps)
     if replica.own_steps and clock_steps <= replica.clock_steps and not request.is_result:
         reason = f"{clock_steps} steps are behind it, {replica.clock_steps} behind our own weights"
-        return ask.Adopted(request.name, False, reason)
+        return messages.Adopted(request.name, False, reason)
     try:
         parts = read_state(mapped(Path(request.name)), replica.fragments)
     except ValueError as error:
-        return ask.Adopted(request.name, False, str(error), is_sound=False)
+        return messages.Adopted(request.name, False, str(error), is_sound=False)
     tolerance = RESULT_TOLERANCE if request.is_result else TOLERANCE
     reason = try_on(parts, replica.parameters, lambda: judged_loss(replica), tolerance)
     if not reason:
         before_taking()
         replica.take_over(parts, clock_steps)
-        return ask.Adopted(request.name, True, "")
+        return messages.Adopted(request.name, True, "")
     if request.is_result or not replica.own_steps:
-        return ask.Adopted(request.name, False, reason)
+        return messages.Adopted(request.name, False, reason)
     replica.set_clock(clock_steps)
-    return ask.Adopted(request.name, True, reason)
+    return messages.Adopted(request.name, True, reason)
 
 
 def try_on(parts: Sequence[FragmentWeights], parameters: Mapping[str, Tensor], loss: Callable[[], float], tolerance: float) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from enum import Enum, auto
 from typing import Literal
 
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
 from gossamer.peer.machine.child import Child
 from gossamer.peer.machine.events import EvalDone, Event, ProcessSays, StepDone, TrainerIdle
 from gossamer.peer.model.evaluation import held_out_loss
@@ -189,12 +189,12 @@ class Trainer:
         """Open the boundary to the node: the part of a turn that is done even where nothing is trained."""
         for request in self._exchange.at_boundary():
             match request:
-                case ask.Start():
+                case messages.Start():
                     self._begin()
-                case ask.FinishDone():
+                case messages.FinishDone():
                     if self._replica.phase is RunPhase.FINISH:
                         self.state = State.OVER
-                case ask.Adopted():
+                case messages.Adopted():
                     if self._saver.has_checkpoint:
                         self._saver.begin(self._replica, self._reading())
                     self._begin()

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.machine.events import Event
 from gossamer.peer.model.model import build_model
@@ -67,10 +67,10 @@ class NoLink:
 
     session = 0
 
-    def poll(self) -> list[ask.Request]:
+    def poll(self) -> list[messages.Request]:
         return []
 
-    def send(self, record: ask.Answer, session: int) -> None:
+    def send(self, record: messages.Answer, session: int) -> None:
         assert not session
 
     def wait(self, seconds: float) -> None:
@@ -90,7 +90,7 @@ class AskedReplica(Replica):
     def exchange(self) -> TrainerExchange:
         return TrainerExchange(NoLink(), self.payloads, self, self.emit)
 
-    def handle(self, request: ask.Request) -> ask.Reply | None:
+    def handle(self, request: messages.Request) -> messages.Reply | None:
         return self.exchange.carry_out(request)
 
 

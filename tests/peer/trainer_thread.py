@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.link.socket import NodeEnd, TrainerEnd
 from gossamer.peer.machine.child import ChildSettings
@@ -50,7 +50,7 @@ class Node:
     """The node's side of the link, with what it was told."""
 
     def __init__(self, runtime: Path) -> None:
-        self.notices: list[ask.Notice] = []
+        self.notices: list[messages.Notice] = []
         self.end = NodeEnd(runtime)
         self.payloads = PayloadFolder(runtime / "payloads")
         self._running = asyncio.create_task(self._run())
@@ -64,11 +64,11 @@ class Node:
         with contextlib.suppress(asyncio.CancelledError):
             await self._running
 
-    def dues(self) -> list[ask.Due]:
-        return [notice for notice in self.notices if isinstance(notice, ask.Due)]
+    def dues(self) -> list[messages.Due]:
+        return [notice for notice in self.notices if isinstance(notice, messages.Due)]
 
-    def progress(self) -> list[ask.Progress]:
-        return [notice for notice in self.notices if isinstance(notice, ask.Progress)]
+    def progress(self) -> list[messages.Progress]:
+        return [notice for notice in self.notices if isinstance(notice, messages.Progress)]
 
 
 class RunningTrainer:

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
+from gossamer.peer.link.messages import Writer
 from gossamer.peer.link.payload_folder import PayloadFolder
-from gossamer.peer.link.records import Writer
 from gossamer.peer.machine.events import Event, MeetingDone, ProcessSays, StateCloned
 from gossamer.peer.machine.status import Status, apply
 from gossamer.peer.meeting.driver import OwnSide
@@ -79,15 +79,15 @@ class EmptyDirectory:
 class HeardLink(Link):
     """Remembers what the node said."""
 
-    def __init__(self, on_notice: Callable[[ask.Notice], None]) -> None:
+    def __init__(self, on_notice: Callable[[messages.Notice], None]) -> None:
         super().__init__(on_notice)
-        self.said: list[ask.Request] = []
+        self.said: list[messages.Request] = []
 
-    async def request(self, request: ask.AnsweredRequest) -> ask.Reply:
+    async def request(self, request: messages.AnsweredRequest) -> messages.Reply:
         self.said.append(request)
         return await super().request(request)
 
-    def tell(self, request: ask.ToldRequest) -> None:
+    def tell(self, request: messages.ToldRequest) -> None:
         self.said.append(request)
         super().tell(request)
 

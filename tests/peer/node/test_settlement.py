@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
 from gossamer.peer.node import pieces as files
 from gossamer.peer.node import settlement
 from gossamer.peer.node.donor import OF_RESULT
@@ -136,8 +136,8 @@ def test_nobody_stays_for_one_that_has_all_of_the_result_and_is_slow_to_judge_it
         *quick, slow = sorted(swarm.start(3), key=lambda peer: peer.peer_id)  # the last one does not write it down
         at_once = slow.link.request
 
-        async def later(request: ask.AnsweredRequest) -> ask.Reply:
-            if isinstance(request, ask.Adopt):
+        async def later(request: messages.AnsweredRequest) -> messages.Reply:
+            if isinstance(request, messages.Adopt):
                 await asyncio.sleep(settlement.LINGER_S / 2)
             return await at_once(request)
 

@@ -10,7 +10,7 @@ import torch
 
 from gossamer.optim.gossip import GASLoC, SlowMo
 from gossamer.optim.noloco import NoLoCo, PairRule
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
 from gossamer.peer.simulator.matching import Matcher, matcher
 from gossamer.peer.simulator.methods import PAIR_RULES, pair_rule
 from gossamer.peer.simulator.pairs import Gossip, Pair, PairPeer
@@ -82,7 +82,7 @@ def _meet_real(sides: tuple[Side, Side], terms: Terms) -> None:
     bitmaps = [bytes.fromhex(checked(side, terms.number).failed_blocks) for side in sides]
     union = bytes(one | other for one, other in zip_longest(*bitmaps, fillvalue=0)).hex()
     for side in sides:
-        assert side.answer(ask.Apply(terms.number, terms.name, union)) == ask.Applied(terms.number)
+        assert side.answer(messages.Apply(terms.number, terms.name, union)) == messages.Applied(terms.number)
 
 
 def test_steps_made_since_the_snapshot_are_kept() -> None:

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from gossamer.optim.codecs import CODECS
 from gossamer.optim.fragments import gather
 from gossamer.optim.noloco import NoLoCo
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
+from gossamer.peer.link.messages import File
 from gossamer.peer.link.payload_folder import PayloadFolder
-from gossamer.peer.link.records import File
 from gossamer.peer.trainer.exchange import TrainerExchange, pack, unpack
 from gossamer.peer.trainer.replica import Replica
 from gossamer.protocol.messages.messages import RunPhase
@@ -155,7 +155,7 @@ def test_steps_made_in_flight_are_kept(tmp_path: Path) -> None:
     for peer, want, moved in zip(peers, wanted, flown, strict=True):
         assert checked(peer.side, 1).accepted
         peer.move(draws, 0.0)
-        peer.side.answer(ask.Apply(1, "ab" * 16, ""))
+        peer.side.answer(messages.Apply(1, "ab" * 16, ""))
         assert_at(peer, want, 3e-7, moved)
         assert peer.replica.fragments[0].tokens == 50  # what was trained in flight stands behind the next pseudo-gradient
 
@@ -210,7 +210,7 @@ def test_a_block_that_one_side_cannot_decode_is_reported_and_taken_alone_by_both
     verdicts = [checked(peer.side, 1) for peer in peers]
     assert [verdict.failed_blocks for verdict in verdicts] == ["02", ""]
     for peer, want in zip(peers, wanted, strict=True):
-        assert peer.side.answer(ask.Apply(1, "ab" * 16, "02")) == ask.Applied(1)
+        assert peer.side.answer(messages.Apply(1, "ab" * 16, "02")) == messages.Applied(1)
         alone = torch.tensor([replica.phi for replica in want[1024:2048]])
         assert torch.allclose(peer.replica.fragments[0].slow[1024:2048], alone, atol=2e-7)
 
@@ -240,12 +240,12 @@ def test_a_hostile_payload_is_refused_and_changes_nothing(tmp_path: Path, attack
     verdict = checked(victim.side, 1)
     assert not verdict.accepted
     assert verdict.reason
-    assert isinstance(victim.side.answer(ask.Apply(1, "cd" * 16, "")), ask.Unavailable)  # even if the node wanted it
-    victim.side.answer(ask.Drop(1))
+    assert isinstance(victim.side.answer(messages.Apply(1, "cd" * 16, "")), messages.Unavailable)  # even if the node wanted it
+    victim.side.answer(messages.Drop(1))
     assert same(before, victim.state())
     assert json.dumps(victim.replica.state()) == gate
     assert not victim.steps
-    assert isinstance(victim.side.answer(ask.Open(2, 0)), ask.Opened)
+    assert isinstance(victim.side.answer(messages.Open(2, 0)), messages.Opened)
 
 
 @pytest.mark.parametrize("name", ["int8", "modulo4"])
@@ -264,9 +264,9 @@ def test_a_hostile_sketch_is_refused(tmp_path: Path, sketch: bytes) -> None:
     peer = pair(tmp_path, "modulo4")[0]
     opened(peer.side, Terms())
     before = peer.state()
-    assert isinstance(peer.side.answer(ask.Prepare(1, 100, 0, 7, RunPhase.TRAIN)), ask.SketchReady)
+    assert isinstance(peer.side.answer(messages.Prepare(1, 100, 0, 7, RunPhase.TRAIN)), messages.SketchReady)
     peer.side.put(1, File.PARTNER_SKETCH, sketch)
-    assert isinstance(peer.side.answer(ask.Encode(1)), ask.Unavailable)
+    assert isinstance(peer.side.answer(messages.Encode(1)), messages.Unavailable)
     assert same(before, peer.state())
 
 

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from gossamer.optim.fragment_codec import FragmentCodec, FragmentEncoded
 from gossamer.optim.fragments import gather
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
+from gossamer.peer.link.messages import File, payload_name
 from gossamer.peer.link.payload_folder import PayloadFolder
-from gossamer.peer.link.records import File, payload_name
 from gossamer.peer.link.socket import SOCKET_NAME, TrainerEnd
 from gossamer.peer.trainer.exchange import TrainerExchange
 from gossamer.protocol.messages.messages import RunPhase
@@ -65,21 +65,21 @@ class Trainer:
 
     def greet(self) -> None:
         """Read what a new node is told first."""
-        assert isinstance(self.reply(), ask.Built) and isinstance(self.reply(), ask.Progress)
+        assert isinstance(self.reply(), messages.Built) and isinstance(self.reply(), messages.Progress)
 
-    def ask(self, *requests: ask.Request) -> None:
-        self.node.sendall(b"".join(map(ask.REQUESTS.write, requests)))
+    def ask(self, *requests: messages.Request) -> None:
+        self.node.sendall(b"".join(map(messages.REQUESTS.write, requests)))
 
-    def reply(self) -> ask.Answer:
+    def reply(self) -> messages.Answer:
         line = b""
         while not line.endswith(b"\n"):
             line += self.node.recv(1)
-        return ask.ANSWERS.read(line)
+        return messages.ANSWERS.read(line)
 
     def settle(self) -> None:
         """Wait until the thread has read all that was asked, and see that it has answered nothing: the next reply is that of the last."""
-        self.ask(ask.Check(77))
-        assert self.reply() == ask.Unavailable(77, NO_MEETING)
+        self.ask(messages.Check(77))
+        assert self.reply() == messages.Unavailable(77, NO_MEETING)
 
     def boundary(self) -> list[object]:
         """Do as the training loop does between two inner steps."""
@@ -99,10 +99,10 @@ class Trainer:
 
     def prepare(self, gate: Gate) -> None:
         """Open a meeting, and have its message encoded up to the door."""
-        self.ask(ask.Open(1, 0))
+        self.ask(messages.Open(1, 0))
         self.boundary()
         self.reply()
-        self.ask(ask.Prepare(1, 100, 0, 7, RunPhase.TRAIN))
+        self.ask(messages.Prepare(1, 100, 0, 7, RunPhase.TRAIN))
         assert gate.entered.wait(20)
 
     def close(self) -> None:
@@ -133,28 +133,28 @@ def test_a_whole_meeting_needs_two_boundaries_and_ends_as_one_between_steps(trai
         replica.inner_step()
     alone = replica_side(partner, tmp_path / "partner")
 
-    trainer.ask(ask.Open(1, 0))
+    trainer.ask(messages.Open(1, 0))
     trainer.settle()
     assert state.meeting is None
     trainer.boundary()
     mine = trainer.reply()
-    assert isinstance(mine, ask.Opened) and state.meeting == 1
+    assert isinstance(mine, messages.Opened) and state.meeting == 1
 
-    def answer(request: ask.MeetingRequest) -> ask.Reply:
-        if isinstance(request, ask.Open):
+    def answer(request: messages.MeetingRequest) -> messages.Reply:
+        if isinstance(request, messages.Open):
             return mine
         trainer.ask(request)
         reply = trainer.reply()  # and no boundary came
-        assert isinstance(reply, ask.PayloadReady | ask.Checked)
+        assert isinstance(reply, messages.PayloadReady | messages.Checked)
         return reply
 
     exchange((Side(answer, trainer.payloads), alone), Terms())
-    assert answer(ask.Check(1)) == alone.answer(ask.Check(1))
-    trainer.ask(ask.Apply(1, NAME, ""))
+    assert answer(messages.Check(1)) == alone.answer(messages.Check(1))
+    trainer.ask(messages.Apply(1, NAME, ""))
     trainer.settle()
     assert not trainer.replica.applied
     trainer.boundary()
-    assert trainer.reply() == ask.Applied(1)
+    assert trainer.reply() == messages.Applied(1)
 
     other = small_replica(tmp_path / "other", manifest, b"you")
     other.inner_step()
@@ -165,66 +165,66 @@ def test_a_whole_meeting_needs_two_boundaries_and_ends_as_one_between_steps(trai
 
 def test_what_needs_a_boundary_waits_for_one_in_its_order(trainer: Trainer) -> None:
     fragments = trainer.replica.fragments
-    trainer.ask(ask.Open(1, 0), ask.Open(2, 1), ask.Drop(1))
-    trainer.ask(ask.Apply(9, NAME, "zz"), ask.Solo(2), ask.Start(), ask.Open(3, 0))
+    trainer.ask(messages.Open(1, 0), messages.Open(2, 1), messages.Drop(1))
+    trainer.ask(messages.Apply(9, NAME, "zz"), messages.Solo(2), messages.Start(), messages.Open(3, 0))
     trainer.settle()
     assert all(state.meeting is None for state in fragments)
-    assert trainer.boundary() == [ask.Start()], "the training loop acts upon this one"
+    assert trainer.boundary() == [messages.Start()], "the training loop acts upon this one"
     replies = [trainer.reply() for _ in range(4)]
-    opened = ask.Opened(1, 0, 0, RunPhase.TRAIN), ask.Opened(2, 0, 0, RunPhase.TRAIN), ask.Opened(3, 0, 0, RunPhase.TRAIN)
-    assert replies == [opened[0], opened[1], ask.Unavailable(9, NO_MEETING), opened[2]]
+    opened = messages.Opened(1, 0, 0, RunPhase.TRAIN), messages.Opened(2, 0, 0, RunPhase.TRAIN), messages.Opened(3, 0, 0, RunPhase.TRAIN)
+    assert replies == [opened[0], opened[1], messages.Unavailable(9, NO_MEETING), opened[2]]
     assert [state.meeting for state in fragments] == [3, 2, None]
 
 
 def test_a_call_in_the_middle_of_a_step_is_answered_there_with_the_weights_before_it(trainer: Trainer, tmp_path: Path) -> None:
-    replica, twin, replies = trainer.replica, small_replica(tmp_path, trainer.replica.manifest), list[ask.Answer]()
-    prepare, report = ask.Prepare(1, 100, 0, 7, RunPhase.TRAIN), ask.NodeReport(1e6, 0.5)
-    assert twin.handle(ask.Open(1, 0)) == ask.Opened(1, 0, 0, RunPhase.TRAIN)
+    replica, twin, replies = trainer.replica, small_replica(tmp_path, trainer.replica.manifest), list[messages.Answer]()
+    prepare, report = messages.Prepare(1, 100, 0, 7, RunPhase.TRAIN), messages.NodeReport(1e6, 0.5)
+    assert twin.handle(messages.Open(1, 0)) == messages.Opened(1, 0, 0, RunPhase.TRAIN)
     expected = twin.handle(prepare)
 
     def call() -> None:
-        trainer.ask(report, ask.Open(1, 0))  # it comes every other second: a long step has always heard one
+        trainer.ask(report, messages.Open(1, 0))  # it comes every other second: a long step has always heard one
         replies.append(trainer.reply())
 
     trainer.step(call)
-    assert replies == [ask.Opened(1, 0, 0, RunPhase.TRAIN)], "no token of the step that is under way counts"
+    assert replies == [messages.Opened(1, 0, 0, RunPhase.TRAIN)], "no token of the step that is under way counts"
     assert replica.own_steps == 1 and trainer.exchange.report == report
     trainer.ask(prepare)
     assert trainer.reply() == expected, "the hash of what is sent"
 
 
 def test_a_call_in_the_middle_of_a_step_waits_behind_what_came_before_it(trainer: Trainer) -> None:
-    trainer.ask(ask.Drop(7))
+    trainer.ask(messages.Drop(7))
     trainer.settle()
 
     def call() -> None:
-        trainer.ask(ask.Open(2, 1))
+        trainer.ask(messages.Open(2, 1))
         trainer.settle()
 
     trainer.step(call)
     trainer.settle()
     trainer.boundary()
-    assert trainer.reply() == ask.Opened(2, trainer.replica.tokens, 1, RunPhase.TRAIN), "it was answered at the boundary"
+    assert trainer.reply() == messages.Opened(2, trainer.replica.tokens, 1, RunPhase.TRAIN), "it was answered at the boundary"
 
 
 def test_what_comes_to_nothing_in_the_middle_of_a_step_ends_there_and_keeps_no_call_waiting(trainer: Trainer, tmp_path: Path) -> None:
-    replica, twin, replies = trainer.replica, small_replica(tmp_path, trainer.replica.manifest), list[ask.Answer]()
+    replica, twin, replies = trainer.replica, small_replica(tmp_path, trainer.replica.manifest), list[messages.Answer]()
     for one in (replica, twin):
         while not (due := one.countdown.tick()):
             pass
         one.inner_step()
-    twin.handle(ask.Solo(due[0]))
+    twin.handle(messages.Solo(due[0]))
 
     def call() -> None:
-        trainer.ask(ask.Open(1, due[0]))
+        trainer.ask(messages.Open(1, due[0]))
         replies.append(trainer.reply())
-        trainer.ask(ask.Drop(1), ask.Solo(due[0]))
-        trainer.ask(ask.Open(2, due[0]))
+        trainer.ask(messages.Drop(1), messages.Solo(due[0]))
+        trainer.ask(messages.Open(2, due[0]))
         replies.append(trainer.reply())
 
     trainer.step(call)
     tokens = replica.tokens // 2  # of a step
-    assert replies == [ask.Opened(1, tokens, 1, RunPhase.TRAIN), ask.Opened(2, 0, 1, RunPhase.TRAIN)]
+    assert replies == [messages.Opened(1, tokens, 1, RunPhase.TRAIN), messages.Opened(2, 0, 1, RunPhase.TRAIN)]
     state = replica.fragments[due[0]]
     assert state.since.steps == 1 and due[0] not in replica.countdown.due()
     assert torch.equal(state.slow, twin.fragments[due[0]].slow), "the step alone is not that of the weights before"
@@ -236,7 +236,7 @@ def judged(replica: AskedReplica, payloads: Path, partner: Path) -> None:
     for one in (replica, other):
         one.inner_step()
     exchange((replica_side(replica, payloads), replica_side(other, partner)), Terms())
-    replica.handle(ask.Check(1))
+    replica.handle(messages.Check(1))
 
 
 def test_the_node_is_answered_while_weights_are_read_and_what_it_decides_moves_them_afterwards(trainer: Trainer, tmp_path: Path) -> None:
@@ -244,9 +244,9 @@ def test_the_node_is_answered_while_weights_are_read_and_what_it_decides_moves_t
     judged(replica, trainer.runtime / "payloads", tmp_path)
     fragment, before = replica.fragments[0].codec.fragment, replica.fragments[0].fast()
     with trainer.exchange.while_weights_are_read():
-        trainer.ask(ask.Open(9, 1), ask.Apply(1, NAME, ""))
-        assert trainer.reply() == ask.Opened(9, replica.tokens, 1, RunPhase.TRAIN)
-        assert trainer.reply() == ask.Applied(1)
+        trainer.ask(messages.Open(9, 1), messages.Apply(1, NAME, ""))
+        assert trainer.reply() == messages.Opened(9, replica.tokens, 1, RunPhase.TRAIN)
+        assert trainer.reply() == messages.Applied(1)
         assert torch.equal(gather(fragment, replica.parameters), before)
     replica.move()
     assert not torch.equal(gather(fragment, replica.parameters), before)
@@ -256,43 +256,43 @@ def test_a_merge_that_is_to_be_measured_waits_for_the_boundary(trainer: Trainer,
     judged(trainer.replica, trainer.runtime / "payloads", tmp_path)
     trainer.exchange.measures_next = True
     with trainer.exchange.while_weights_are_read():
-        trainer.ask(ask.Apply(1, NAME, ""))
+        trainer.ask(messages.Apply(1, NAME, ""))
         trainer.settle()
     trainer.boundary()
-    assert trainer.reply() == ask.Applied(1) and not trainer.exchange.measures_next
+    assert trainer.reply() == messages.Applied(1) and not trainer.exchange.measures_next
 
 
 def test_a_call_sooner_than_the_line_carries_it_is_refused(trainer: Trainer) -> None:
     trainer.replica.inner_step()
     trainer.exchange.min_call_steps = 2
-    too_soon = trainer.replica.handle(ask.Open(1, 0))
-    assert isinstance(too_soon, ask.Unavailable) and "line" in too_soon.reason
+    too_soon = trainer.replica.handle(messages.Open(1, 0))
+    assert isinstance(too_soon, messages.Unavailable) and "line" in too_soon.reason
     trainer.replica.inner_step()
-    assert isinstance(trainer.replica.handle(ask.Open(1, 0)), ask.Opened)
+    assert isinstance(trainer.replica.handle(messages.Open(1, 0)), messages.Opened)
 
 
 def test_a_meeting_decided_in_the_middle_of_a_step_counts_there_and_moves_the_model_behind_it(trainer: Trainer, tmp_path: Path) -> None:
-    replica, replies = trainer.replica, list[ask.Answer]()
+    replica, replies = trainer.replica, list[messages.Answer]()
     later, sooner = (small_replica(tmp_path / name / "payloads", replica.manifest) for name in ("later", "sooner"))
     for one, folder in ((replica, trainer.runtime), (later, tmp_path / "later"), (sooner, tmp_path / "sooner")):
         judged(one, folder / "payloads", folder / "partner")
 
     def decide() -> None:
-        trainer.ask(ask.Apply(1, NAME, ""))
+        trainer.ask(messages.Apply(1, NAME, ""))
         replies.append(trainer.reply())
-        trainer.ask(ask.Open(2, 0))
+        trainer.ask(messages.Open(2, 0))
         replies.append(trainer.reply())
 
     trainer.step(decide)
-    assert isinstance(replies[1], ask.Opened) and replies[0] == ask.Applied(1)
+    assert isinstance(replies[1], messages.Opened) and replies[0] == messages.Applied(1)
 
     later.inner_step()
-    later.handle(ask.Apply(1, NAME, ""))
+    later.handle(messages.Apply(1, NAME, ""))
     for name, tensor in later.tensors().items():
         assert torch.equal(tensor, replica.tensors()[name]), f"{name}: the gradient was not that of the weights before"
-    sooner.handle(ask.Apply(1, NAME, ""))
-    sooner.handle(ask.Open(2, 0))
-    prepare = ask.Prepare(2, 100, 0, 7, RunPhase.TRAIN)
+    sooner.handle(messages.Apply(1, NAME, ""))
+    sooner.handle(messages.Open(2, 0))
+    prepare = messages.Prepare(2, 100, 0, 7, RunPhase.TRAIN)
     trainer.ask(prepare)
     assert trainer.reply() == sooner.handle(prepare), "the next meeting's snapshot is not that of the meeting before"
 
@@ -304,11 +304,11 @@ def test_a_partners_clock_that_ends_the_schedule_in_the_middle_of_a_step_ends_it
     for one in (replica, partner):
         one.count(100)
     exchange((replica_side(replica, trainer.runtime / "payloads"), replica_side(partner, tmp_path)), Terms())
-    replica.handle(ask.Check(1))
+    replica.handle(messages.Check(1))
 
     def decide() -> None:
-        trainer.ask(ask.Apply(1, NAME, ""))
-        assert trainer.reply() == ask.Applied(1)
+        trainer.ask(messages.Apply(1, NAME, ""))
+        assert trainer.reply() == messages.Applied(1)
         assert replica.clock_steps == total_steps
 
     trainer.step(decide)
@@ -318,13 +318,13 @@ def test_a_partners_clock_that_ends_the_schedule_in_the_middle_of_a_step_ends_it
 def test_an_impossible_apply_is_answered_at_the_boundary(trainer: Trainer, tmp_path: Path) -> None:
     partner = replica_side(small_replica(tmp_path, trainer.replica.manifest, b"you"), tmp_path)
     exchange((replica_side(trainer.replica, trainer.runtime / "payloads"), partner), Terms())
-    trainer.replica.handle(ask.Check(1))
-    trainer.ask(ask.Apply(1, NAME, "ff" * 99))  # a bitmap of another size
+    trainer.replica.handle(messages.Check(1))
+    trainer.ask(messages.Apply(1, NAME, "ff" * 99))  # a bitmap of another size
     trainer.boundary()
-    assert isinstance(trainer.reply(), ask.Unavailable)
-    trainer.ask(ask.Apply(1, NAME, ""))
+    assert isinstance(trainer.reply(), messages.Unavailable)
+    trainer.ask(messages.Apply(1, NAME, ""))
     trainer.boundary()
-    assert trainer.reply() == ask.Applied(1)
+    assert trainer.reply() == messages.Applied(1)
 
 
 def test_the_trainer_steps_while_a_message_is_coded(trainer: Trainer) -> None:
@@ -334,7 +334,7 @@ def test_the_trainer_steps_while_a_message_is_coded(trainer: Trainer) -> None:
         trainer.replica.inner_step(trainer.exchange.while_weights_are_read())
         assert list(trainer.exchange.at_boundary()) == []
     gate.door.set()
-    assert isinstance(trainer.reply(), ask.PayloadReady)
+    assert isinstance(trainer.reply(), messages.PayloadReady)
 
 
 def test_adopting_a_donors_state_waits_for_the_coding_and_leaves_nothing_of_it(trainer: Trainer) -> None:
@@ -346,20 +346,20 @@ def test_adopting_a_donors_state_waits_for_the_coding_and_leaves_nothing_of_it(t
     assert dropping.is_alive(), "it was dropped while the other thread coded"
     gate.door.set()
     dropping.join(20)
-    assert isinstance(trainer.reply(), ask.PayloadReady)
+    assert isinstance(trainer.reply(), messages.PayloadReady)
     assert not trainer.payloads.read(payload_name(1, File.OWN_PAYLOAD))
     assert trainer.replica.fragments[0].meeting is None
-    trainer.ask(ask.Check(1))
-    assert isinstance(trainer.reply(), ask.Unavailable)
+    trainer.ask(messages.Check(1))
+    assert isinstance(trainer.reply(), messages.Unavailable)
 
 
 def test_a_node_that_dies_is_heard_out_and_its_successor_gets_no_reply_of_its(trainer: Trainer) -> None:
-    trainer.ask(ask.Open(1, 0), ask.Start())
+    trainer.ask(messages.Open(1, 0), messages.Start())
     trainer.node.close()
     trainer.node, acted = trainer.come(), list[object]()
     while not select.select([trainer.node], [], [], 0)[0]:
         acted += trainer.boundary()
-    assert acted == [ask.Start()]
+    assert acted == [messages.Start()]
     trainer.greet()
     assert trainer.replica.fragments[0].meeting is None
     trainer.settle()
@@ -369,9 +369,9 @@ def test_a_bug_in_the_thread_is_raised_in_the_trainer(trainer: Trainer) -> None:
     gate = trainer.gate()
     gate.bug = RuntimeError("ours")
     gate.door.set()
-    trainer.ask(ask.Open(1, 0))
+    trainer.ask(messages.Open(1, 0))
     trainer.boundary()
-    trainer.ask(ask.Prepare(1, 100, 0, 7, RunPhase.TRAIN))
+    trainer.ask(messages.Prepare(1, 100, 0, 7, RunPhase.TRAIN))
     with pytest.raises(RuntimeError, match="ours"):
         trainer.boundary()
 
@@ -386,7 +386,7 @@ def test_closing_ends_the_thread_and_frees_the_socket(trainer: Trainer) -> None:
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
 def test_beside_a_gpu_that_is_behind_its_host_a_meeting_begins_with_the_weights_behind_the_step() -> None:
-    def sketch(is_behind: bool) -> ask.Answer:
+    def sketch(is_behind: bool) -> messages.Answer:
         with linked("modulo4", "cuda") as trainer:
             square = torch.ones((8192, 8192), device="cuda")
             for _ in range(20 if is_behind else 0):  # a tenth of a second and more
@@ -395,9 +395,9 @@ def test_beside_a_gpu_that_is_behind_its_host_a_meeting_begins_with_the_weights_
                 for parameter in trainer.replica.parameters.values():
                     parameter.add_(square[0, 0])
             with trainer.exchange.while_weights_are_read():
-                trainer.ask(ask.Open(1, 0), ask.Prepare(1, 100, 0, 7, RunPhase.TRAIN))
-                assert isinstance(trainer.reply(), ask.Opened)
+                trainer.ask(messages.Open(1, 0), messages.Prepare(1, 100, 0, 7, RunPhase.TRAIN))
+                assert isinstance(trainer.reply(), messages.Opened)
             return trainer.reply()
 
     behind = sketch(is_behind=True)
-    assert isinstance(behind, ask.SketchReady) and behind == sketch(is_behind=False)
+    assert isinstance(behind, messages.SketchReady) and behind == sketch(is_behind=False)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
 from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.events import CheckpointFailed, CheckpointRejected, CheckpointSaved, Event
 from gossamer.peer.machine.home import Home
@@ -113,8 +113,8 @@ def test_a_meeting_that_counts_while_the_weights_are_copied_is_in_the_next_one(t
         @contextlib.contextmanager
         def while_the_node_asks() -> Iterator[None]:
             with trainer.exchange.while_weights_are_read():
-                trainer.ask(ask.Apply(1, "ab" * 16, ""))
-                assert trainer.reply() == ask.Applied(1)
+                trainer.ask(messages.Apply(1, "ab" * 16, ""))
+                assert trainer.reply() == messages.Applied(1)
                 yield
             replica.move()
 
