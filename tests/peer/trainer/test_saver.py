@@ -27,11 +27,13 @@ class Kept:
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.now_s = 50.0
+        self.moments_s = iter(())  # what the clock shows next, before `now_s` again
         self.home = Home(folder / "home")
         self.home.create()
         self.replica = small_replica(folder / "payloads", MANIFEST)
         self.events: list[Event] = []
-        self.saver = Saver(self.home, PeerConfig(home=self.home.path, **settings), self.events.append, lambda: self.now_s)
+        config = PeerConfig(home=self.home.path, **settings)
+        self.saver = Saver(self.home, config, self.events.append, lambda: next(self.moments_s, self.now_s))
 
     def step(self, number: int = 1) -> None:
         for _ in range(number):
@@ -139,11 +141,11 @@ def test_a_second_one_waits_for_the_first(tmp_path: Path) -> None:
 
 def test_what_a_checkpoint_costs_decides_how_often_there_is_one(tmp_path: Path) -> None:
     kept = Kept(tmp_path, checkpoint_interval_s=60.0, checkpoint_interval_steps=0)
-    real, moments = kept.saver._now_s, iter([0.0, 2.0])
     kept.step()
     kept.saver.begin(kept.replica)
     kept.saver.finish()
-    kept.saver._now_s = lambda: real() + next(moments, 2.0)  # the copy takes two seconds
+    began_s, kept.now_s = kept.now_s, kept.now_s + 2.0
+    kept.moments_s = iter([began_s])  # the copy takes two seconds
     kept.saver.begin(kept.replica)
     kept.saver.finish()
     kept.now_s += 61.0
