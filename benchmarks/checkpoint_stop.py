@@ -21,7 +21,6 @@ from pathlib import Path
 
 import torch
 
-from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.events import CheckpointSaved, Event
 from gossamer.peer.machine.home import Home
@@ -51,7 +50,7 @@ def build(job: Manifest, folder: Path) -> Replica:
     """Build a replica in a folder."""
     draw = Draw(0, b"me", job.inner.batch_size, job.inner.sequence_length)
     corpus = load_corpus(job.data, load_tokenizer(job.tokenizer), draw, None, folder)
-    return Replica(job, build_model(job.model, 0), corpus, PayloadFolder(folder / "payloads"), 0, lambda event: None)
+    return Replica(job, build_model(job.model, 0), corpus, 0, lambda event: None)
 
 
 def seconds(work: Callable[[], object]) -> float:

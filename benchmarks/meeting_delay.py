@@ -77,7 +77,8 @@ class DemoPeer(Peer):
         draw = Draw(manifest.run.seed, self.peer_id.raw, manifest.inner.batch_size, manifest.inner.sequence_length)
         corpus = load_corpus(manifest.data, load_tokenizer(manifest.tokenizer), draw, None, self.swarm.folder / "cache")
         seed = int.from_bytes(self.peer_id.raw[-6:], "little")
-        replica = Replica(manifest, build_model(manifest.model, manifest.run.seed), corpus, self.payloads, seed, emit)
+        replica: Any = Replica(manifest, build_model(manifest.model, manifest.run.seed), corpus, seed, emit)
+        replica.payloads = self.payloads
         replica.inner = BegunInnerLoop(manifest, replica.model, corpus, replica.inner.computing, emit)
         return replica
 

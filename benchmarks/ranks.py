@@ -27,7 +27,6 @@ import torch
 import torch.multiprocessing as mp
 
 from benchmarks.checkpoint_stop import manifest
-from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.machine.child import cpu_s
 from gossamer.peer.machine.config import LocalSettings
 from gossamer.peer.model.computing import Computing, next_token_loss
@@ -82,10 +81,10 @@ def corpus_of(given: Manifest, folder: Path) -> Corpus:
 
 def replica(given: Manifest, folder: Path, ranks: RankProcesses | None) -> Replica:
     """Build a peer's replica on one device, or on several."""
-    model, payloads = build_model(given.model, 0), PayloadFolder(folder / "payloads")
+    model = build_model(given.model, 0)
     devices = ranks.joined(given, model) if ranks is not None else None
     how = Computing(num_devices=COUNT if ranks is not None else 1)
-    return Replica(given, model, corpus_of(given, folder), payloads, 0, lambda event: None, how, devices)
+    return Replica(given, model, corpus_of(given, folder), 0, lambda event: None, how, devices)
 
 
 def steps(one: Replica) -> None:

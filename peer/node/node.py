@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
 from gossamer.peer.link.socket import NodeEnd
 from gossamer.peer.machine.events import Event, MeetingDone
 from gossamer.peer.meeting.machine import Meeting
@@ -61,7 +61,7 @@ class Node:
             await self._final_averaging.run()
             await self.meetings.leave(CLOSE_S)
             self._is_over = True
-            self._link.tell(ask.FinishDone())
+            self._link.tell(messages.FinishDone())
             await self._trainer_done.wait()
             for loop in running:
                 loop.cancel()
@@ -76,22 +76,22 @@ class Node:
 
     # ------------------------------------------------------------------ events of the trainer and of meetings
 
-    def on_notice(self, notice: ask.Notice) -> None:
+    def on_notice(self, notice: messages.Notice) -> None:
         """Handle what the trainer reports unasked."""
         match notice:
-            case ask.Due():
+            case messages.Due():
                 self.searches.on_due(notice)
-            case ask.Progress():
+            case messages.Progress():
                 self._on_progress(notice)
 
-    def _on_progress(self, progress: ask.Progress) -> None:
+    def _on_progress(self, progress: messages.Progress) -> None:
         self._standing.told(progress.clock_steps, progress.phase, progress.started, progress.tokens)
         if progress.started:
             self._final_averaging.trains(progress.clock_steps)
         if progress.done:
             self._trainer_done.set()
         elif self._is_over:
-            self._link.tell(ask.FinishDone())  # the trainer was restarted, or the link broke before it read the first one
+            self._link.tell(messages.FinishDone())  # the trainer was restarted, or the link broke before it read the first one
 
     def on_meeting_done(self, meeting: Meeting, done: MeetingDone) -> None:
         """Handle the end of a meeting."""

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
 from gossamer.peer.link.socket import NodeEnd
 from gossamer.peer.meeting.words import Finish, MeetingOutcome
 from gossamer.peer.node.meetings import Meetings
@@ -38,14 +38,14 @@ class Searches:
 
     def __init__(self, membership: Membership, meetings: Meetings, link: NodeEnd, rng: random.Random) -> None:
         self._deadline_s = membership.deadline_s
-        self._give_up = ask.Defer if membership.defer else ask.Solo
+        self._give_up = messages.Defer if membership.defer else messages.Solo
         self._meetings = meetings
         self._link = link
         self._rng = rng
         self._new: asyncio.Queue[int] = asyncio.Queue()
         self._goals: dict[int, Goal] = {}
 
-    def on_due(self, due: ask.Due) -> None:
+    def on_due(self, due: messages.Due) -> None:
         """Start a search for a fragment, or extend the one that runs."""
         if due.fragment not in self._goals:
             self._new.put_nowait(due.fragment)

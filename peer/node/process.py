@@ -12,8 +12,8 @@ import random
 import time
 from dataclasses import replace
 
+from gossamer.peer.link.messages import Writer
 from gossamer.peer.link.payload_folder import PayloadFolder
-from gossamer.peer.link.records import Writer
 from gossamer.peer.link.socket import NodeEnd
 from gossamer.peer.machine.child import Child, ChildSettings
 from gossamer.peer.machine.events import RESTING, ProcessSays

@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import Callable
 
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
 from gossamer.peer.machine.child import cpu_s
 from gossamer.peer.machine.events import ConnectionsChanged, Event, NodeSpent, TrafficCounted
 from gossamer.peer.machine.home import Home, write_whole
@@ -68,7 +68,7 @@ class NodeReports:
     def _report_cost(self, trainer: OwnSide) -> None:
         """Report the line's rate and the processor time of this process and p2pd."""
         used_s = time.process_time() + cpu_s(self._network.daemon_pid)
-        trainer.link.tell(ask.NodeReport(trainer.line.slower_bytes_per_s, used_s))
+        trainer.link.tell(messages.NodeReport(trainer.line.slower_bytes_per_s, used_s))
         self._emit(NodeSpent(max(0.0, used_s - self._start_s)))
 
     async def _save_for_ever(self) -> None:

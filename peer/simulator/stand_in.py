@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
+from gossamer.peer.link.messages import File, payload_name
 from gossamer.peer.link.payload_folder import PayloadFolder
-from gossamer.peer.link.records import File, payload_name
 from gossamer.peer.link.socket import NodeEnd
 from gossamer.protocol.messages.messages import RunPhase
 from gossamer.protocol.messages.terms import FragmentTerms, ModelPlan
@@ -43,7 +43,7 @@ class StandInTrainer(NodeEnd):
         """Return the plan at once."""
         return PLAN
 
-    async def run(self, on_notice: Callable[[ask.Notice], None]) -> None:
+    async def run(self, on_notice: Callable[[messages.Notice], None]) -> None:
         """Train, as far as the node can tell, until cancelled."""
         self._set_clock(self._clock_steps)
         async with asyncio.TaskGroup() as tasks:
@@ -51,16 +51,16 @@ class StandInTrainer(NodeEnd):
             for fragment in range(len(PLAN.fragments)):
                 tasks.create_task(self._count_down(on_notice, fragment))
 
-    async def _report_progress(self, on_notice: Callable[[ask.Notice], None]) -> None:
+    async def _report_progress(self, on_notice: Callable[[messages.Notice], None]) -> None:
         while True:
-            on_notice(ask.Progress(self._clock, RunPhase.TRAIN, self._has_begun))
+            on_notice(messages.Progress(self._clock, RunPhase.TRAIN, self._has_begun))
             await asyncio.sleep(PROGRESS_S if self._has_begun else 1.0)
 
-    async def _count_down(self, on_notice: Callable[[ask.Notice], None], fragment: int) -> None:
+    async def _count_down(self, on_notice: Callable[[messages.Notice], None], fragment: int) -> None:
         while True:
             await asyncio.sleep(self._rng.uniform(*DUE_S))
             if self._has_begun:
-                on_notice(ask.Due(fragment, RunPhase.TRAIN))
+                on_notice(messages.Due(fragment, RunPhase.TRAIN))
 
     @property
     def _clock(self) -> int:
@@ -73,44 +73,44 @@ class StandInTrainer(NodeEnd):
 
     # ------------------------------------------------------------------ what the node asks and tells
 
-    async def request(self, request: ask.AnsweredRequest) -> ask.Reply:
+    async def request(self, request: messages.AnsweredRequest) -> messages.Reply:
         """Answer at once."""
         match request:
-            case ask.Open(number, fragment):
+            case messages.Open(number, fragment):
                 if fragment in self._open:
-                    return ask.Unavailable(number, "the fragment is in another meeting")
+                    return messages.Unavailable(number, "the fragment is in another meeting")
                 self._open[fragment] = number
-                return ask.Opened(number, TOKENS, self._clock, RunPhase.TRAIN)
-            case ask.Prepare(number):
-                return ask.SketchReady(number, self._write(number, File.OWN_SKETCH))
-            case ask.Encode(number):
-                return ask.PayloadReady(number, self._write(number, File.OWN_PAYLOAD))
-            case ask.Check(number):
-                return ask.Checked(number, True, "", "")
-            case ask.Apply(number, meeting_id):
+                return messages.Opened(number, TOKENS, self._clock, RunPhase.TRAIN)
+            case messages.Prepare(number):
+                return messages.SketchReady(number, self._write(number, File.OWN_SKETCH))
+            case messages.Encode(number):
+                return messages.PayloadReady(number, self._write(number, File.OWN_PAYLOAD))
+            case messages.Check(number):
+                return messages.Checked(number, True, "", "")
+            case messages.Apply(number, meeting_id):
                 self.applied[meeting_id] += 1
                 self._forget(number)
-                return ask.Applied(number)
-            case ask.Adopt(name, clock_steps):
+                return messages.Applied(number)
+            case messages.Adopt(name, clock_steps):
                 self._set_clock(clock_steps)
                 self._has_begun = True
-                return ask.Adopted(name, True, "")
-            case ask.CopyState(name):
+                return messages.Adopted(name, True, "")
+            case messages.CopyState(name):
                 self._payloads.write(name, bytes(PLAN.state_bytes))
-                return ask.Written(name, "")
-            case ask.Pull(name):
-                return ask.Pulled(name, {}, "nothing is trained here")
-        return ask.Written(request.name, "nothing is trained here")
+                return messages.Written(name, "")
+            case messages.Pull(name):
+                return messages.Pulled(name, {}, "nothing is trained here")
+        return messages.Written(request.name, "nothing is trained here")
 
-    def tell(self, request: ask.ToldRequest) -> None:
+    def tell(self, request: messages.ToldRequest) -> None:
         """Handle a request that has no reply."""
         match request:
-            case ask.Drop(number):
+            case messages.Drop(number):
                 self._forget(number)
-            case ask.Start():
+            case messages.Start():
                 self._set_clock(0)
                 self._has_begun = True
-            case ask.StepBack(clock_steps):
+            case messages.StepBack(clock_steps):
                 self._set_clock(clock_steps)
 
     def _forget(self, number: int) -> None:

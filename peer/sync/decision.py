@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gossamer.peer.link.records import Start, StepBack
+from gossamer.peer.link.messages import Start, StepBack
 from gossamer.protocol.errors import BadMessage, GossamerError
 from gossamer.protocol.messages.messages import Contents
 

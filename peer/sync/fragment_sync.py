@@ -17,9 +17,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
+from gossamer.peer.link.messages import File, payload_name
 from gossamer.peer.link.payload_folder import PayloadFolder
-from gossamer.peer.link.records import File, payload_name
 from gossamer.peer.link.socket import LinkLost, NodeEnd
 from gossamer.peer.machine.events import Event, FragmentPulled
 from gossamer.peer.swarm.address_book import KnownPeer, loop_s
@@ -118,12 +118,12 @@ class FragmentSync:
         fragment, name = work.left.popleft(), f"pull-{next(self._names)}"
         answer = payload_name(name, File.PARTNER_PAYLOAD)
         try:
-            await self._written(ask.SketchSlow(name, fragment, pull_seed(self._terms.run_id, nonce)))
+            await self._written(messages.SketchSlow(name, fragment, pull_seed(self._terms.run_id, nonce)))
             self._files.write(answer, b"")
             await source.ask_slow(fragment, nonce, self._files.read(payload_name(name, File.OWN_SKETCH)))
             size = self._terms.fragments[fragment].slow_bytes
             header = await source.take_slow(size, work.check, lambda data: self._files.append(answer, data))
-            await self._written(ask.DecodeSlow(name))
+            await self._written(messages.DecodeSlow(name))
             work.arrived.append(Arrived(name, source.peer_id, fragment, header, asked_steps, loop_s() - began_s))
         except BaseException:
             work.left.append(fragment)
@@ -132,10 +132,10 @@ class FragmentSync:
             for file in (File.OWN_SKETCH, File.PARTNER_PAYLOAD):
                 self._files.remove(payload_name(name, file))
 
-    async def _written(self, request: ask.SketchSlow | ask.DecodeSlow) -> None:
+    async def _written(self, request: messages.SketchSlow | messages.DecodeSlow) -> None:
         """Have the trainer write its part. Raises LinkLost, and OSError when it fails."""
         written = await self._link.request(request)
-        if not isinstance(written, ask.Written) or written.reason:
+        if not isinstance(written, messages.Written) or written.reason:
             raise OSError(0, "the trainer failed")
 
     async def _move(self, work: Round) -> None:
@@ -144,12 +144,12 @@ class FragmentSync:
         if not arrived:
             return
         by_source = [[one.name for one in arrived if one.source == source] for source in {one.source: None for one in arrived}]
-        request = ask.Pull(arrived[0].name, tuple(map(tuple, by_source)), min(one.header.clock_steps for one in arrived))
+        request = messages.Pull(arrived[0].name, tuple(map(tuple, by_source)), min(one.header.clock_steps for one in arrived))
         try:
             pulled = await self._link.request(request)
         except LinkLost:
             return
-        assert isinstance(pulled, ask.Pulled)
+        assert isinstance(pulled, messages.Pulled)
         for one in arrived:
             failed_share, header = pulled.moved.get(one.name), one.header
             self._num_tries[one.fragment] += 1

@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
 from gossamer.peer.link.payload_folder import PayloadFolder, mapped
 from gossamer.peer.link.socket import LinkLost, NodeEnd
 from gossamer.peer.machine.events import Event, ProcessSays, ResultTaken
@@ -220,9 +220,9 @@ class ResultAgreement:
         name = f"clone-result-{next(self._names)}"
         try:
             async with self._meetings.set_aside():
-                written = await self._link.request(ask.Settle(name))
+                written = await self._link.request(messages.Settle(name))
                 data = self._payloads.read(name)
-                is_whole = isinstance(written, ask.Written) and not written.reason and len(data) == self._state_bytes
+                is_whole = isinstance(written, messages.Written) and not written.reason and len(data) == self._state_bytes
                 self._standing.has_settled = is_whole
         except LinkLost:
             return
@@ -231,13 +231,13 @@ class ResultAgreement:
         if is_whole:
             self._settled(await asyncio.to_thread(RunResult.of, data), (), 0.0)
 
-    async def _adopt(self, path: Path) -> ask.Adopted:
+    async def _adopt(self, path: Path) -> messages.Adopted:
         """Have the trainer judge a whole result; or its successor, where the trainer dies: the sources may have left by then."""
         async with self._meetings.set_aside():
             while True:
                 with contextlib.suppress(LinkLost):
-                    adopted = await self._link.request(ask.Adopt(str(path), 0, is_result=True))
-                    assert isinstance(adopted, ask.Adopted)
+                    adopted = await self._link.request(messages.Adopt(str(path), 0, is_result=True))
+                    assert isinstance(adopted, messages.Adopted)
                     self._standing.has_settled |= adopted.accepted
                     return adopted
                 await asyncio.sleep(PAUSE_S)

@@ -14,9 +14,9 @@ import math
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
+from gossamer.peer.link.messages import File, payload_name
 from gossamer.peer.link.payload_folder import PayloadFolder
-from gossamer.peer.link.records import File, payload_name
 from gossamer.peer.link.socket import LinkLost, NodeEnd
 from gossamer.peer.swarm.address_book import loop_s
 from gossamer.peer.swarm.standing import Standing
@@ -178,9 +178,9 @@ class StateSource:
             self._payloads.write(sketch, b"")
             await take_chunks(stream, Part.SKETCH, sizes.sketch_bytes, lambda data: self._payloads.append(sketch, data))
             async with self._coding:
-                written = await self._link.request(ask.CodeSlow(name, request.fragment, pull_seed(request.run_id, request.nonce)))
+                written = await self._link.request(messages.CodeSlow(name, request.fragment, pull_seed(request.run_id, request.nonce)))
             data = self._payloads.read(coded)
-            if not isinstance(written, ask.Written) or written.reason or len(data) != sizes.slow_bytes:
+            if not isinstance(written, messages.Written) or written.reason or len(data) != sizes.slow_bytes:
                 raise Refused(RefusalCode.NOT_READY, "my weights could not be coded against this")
             return ServedPart(len(data), data, clock_steps)
         except (LinkLost, OSError):
@@ -227,11 +227,11 @@ class StateSource:
 
     async def _new_copy(self) -> IdleCopy:
         name = f"clone-{next(self._names)}"
-        await self._link.request(ask.BringUp(name))
+        await self._link.request(messages.BringUp(name))
         made_s, clock_steps = loop_s(), self._standing.clock_steps
         try:
-            taken = await self._link.request(ask.CopyState(name))
-            if not isinstance(taken, ask.Written) or taken.reason:
+            taken = await self._link.request(messages.CopyState(name))
+            if not isinstance(taken, messages.Written) or taken.reason:
                 raise Refused(RefusalCode.NOT_READY, "no room for a copy of my state now")
             data = self._payloads.read(name)
         finally:

@@ -13,7 +13,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Collection
 
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
 from gossamer.peer.link.socket import NodeEnd
 from gossamer.peer.machine.events import Event, ProcessSays
 from gossamer.peer.meeting.words import Finish, MeetingOutcome
@@ -130,7 +130,7 @@ class StateSync:
             await (self._transfer.hear_clocks() if is_waiting else self._transfer.ask_clocks())
             decision = decide(self.view(are_clocks_fresh=True))
         match decision:
-            case ask.Start():
+            case messages.Start():
                 self._link.tell(decision)
             case TakeResult():
                 await self._agreement.take(found)
@@ -141,7 +141,7 @@ class StateSync:
             case Fetch(target):
                 if await self._transfer.ask_everybody(lambda: wanted(self.view()) or target) is None:
                     self._forgive()
-            case ask.StepBack():
+            case messages.StepBack():
                 self._link.tell(decision)
                 self._forgive()
 

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
 from gossamer.peer.link.socket import LinkLost, NodeEnd
 from gossamer.peer.machine.events import Event, ProcessSays, ProgressMade, StateCloned
 from gossamer.peer.swarm.address_book import KnownPeer, loop_s
@@ -195,12 +195,12 @@ class StateTransfer:
         clock_steps = now if is_old else min(oldest, now or oldest)  # an old state is synced before any meeting; no source sets our step
         try:
             async with self._meetings.set_aside():
-                adopted = await self._link.request(ask.Adopt(str(pieces.path), clock_steps))
+                adopted = await self._link.request(messages.Adopt(str(pieces.path), clock_steps))
         except LinkLost:
             return NoUse("our own trainer is being restarted")
         files.remove(pieces.path)
         progress, self._progress = self._progress, None
-        assert isinstance(adopted, ask.Adopted) and progress is not None
+        assert isinstance(adopted, messages.Adopted) and progress is not None
         if not adopted.accepted:
             return self._blame(progress.num_by, adopted)
         self._num_sources = SOURCES
@@ -213,7 +213,7 @@ class StateTransfer:
         self._emit(StateCloned(sources, clock_steps, pieces.num_bytes, fetched_bytes, loop_s() - progress.began_s))
         return None
 
-    def _blame(self, num_by: Counter[PeerId], adopted: ask.Adopted) -> GossamerError:
+    def _blame(self, num_by: Counter[PeerId], adopted: messages.Adopted) -> GossamerError:
         """Take one source at a time from here on: a bad piece names its source only where all pieces are from it."""
         self._num_sources = 1
         if len(num_by) == 1:

@@ -203,7 +203,7 @@ def _loss(seed: int, rate: float) -> float:
 def _held_out(swarm: Swarm) -> float:
     replica = swarm.peers[0].trainer.replica
     mean: Tensor = torch.stack([peer.slow for peer in swarm.peers]).mean(0)
-    for fragment in replica.outer.fragments:
+    for fragment in replica.fragments:
         scatter(fragment.codec.fragment, mean[: fragment.slow.numel()], replica.parameters)
         mean = mean[fragment.slow.numel() :]
     return held_out_loss(replica.model, replica.corpus, JUDGE_BATCHES)
@@ -236,7 +236,7 @@ def soak(number: int) -> float:
                 sizes = len(asyncio.all_tasks()), len(a.book._entries)
         await asyncio.sleep(10.0)
         assert len(asyncio.all_tasks()) <= sizes[0] and len(a.book._entries) == sizes[1]
-        assert not any(fragment.meeting is not None for peer in (a, b) for fragment in peer.trainer.replica.outer.fragments)
+        assert not any(fragment.meeting is not None for peer in (a, b) for fragment in peer.trainer.replica.fragments)
         assert not [path for peer in (a, b) for path in peer.payloads.path("x").parent.iterdir()]
         grown.append(_resident_mib() - before)
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
 from gossamer.peer.link.socket import NodeEnd
 from gossamer.peer.machine.events import Event
 from gossamer.peer.machine.home import Home
@@ -49,8 +49,8 @@ class IdleTrainer(NodeEnd):
     async def connect(self) -> ModelPlan:
         return PLAN
 
-    async def run(self, on_notice: Callable[[ask.Notice], None]) -> None:
-        on_notice(ask.Progress(0, RunPhase.TRAIN, True))
+    async def run(self, on_notice: Callable[[messages.Notice], None]) -> None:
+        on_notice(messages.Progress(0, RunPhase.TRAIN, True))
         await asyncio.Future()
 
 

@@ -33,7 +33,7 @@ def now() -> float:
 
 def adopted(joiner: Peer, donor: Peer) -> bool:
     """Tell whether the joiner has just taken over this donor's weights and momentum."""
-    pairs = zip(joiner.trainer.replica.outer.fragments, donor.trainer.replica.outer.fragments, strict=True)
+    pairs = zip(joiner.trainer.replica.fragments, donor.trainer.replica.fragments, strict=True)
     return all(as_sent(theirs.slow, own.slow) and as_sent(theirs.momentum, own.momentum) for own, theirs in pairs)
 
 
@@ -213,7 +213,7 @@ def test_finishing_leaves_all_peers_with_the_same_weights(tmp_path: Path, speeds
         assert apart > 0.0
         for peer in peers:
             assert torch.equal(peer.fast, peers[0].fast), "the result is not the same at all"
-            assert torch.equal(peer.slow, torch.cat([f.slow for f in peer.trainer.replica.outer.fragments]))
+            assert torch.equal(peer.slow, torch.cat([f.slow for f in peer.trainer.replica.fragments]))
             assert peer.clock == 60 and peer.trainer.replica.phase is RunPhase.FINISH
 
     play(Swarm(tmp_path, manifest=tiny_manifest(run={"total_steps": 60})), story)
@@ -280,7 +280,7 @@ def test_leaving_finishes_or_drops_within_the_grace_time(
         taken = sum((peer.trainer.applied for peer in swarm.peers), Counter[str]())
         assert set(taken.values()) <= {2}, "an outer step that one side took and the other did not"
         assert sum(peer.partners()[str(a.peer_id)] for peer in (b, c)) == completed(a)
-        assert all(fragment.meeting is None for peer in (b, c) for fragment in peer.trainer.replica.outer.fragments)
+        assert all(fragment.meeting is None for peer in (b, c) for fragment in peer.trainer.replica.fragments)
 
     play(Swarm(tmp_path, manifest=QUIET, wire=Wire(latency_s=0.05, bytes_per_s=bytes_per_s)), story)
 

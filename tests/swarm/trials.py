@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
 from gossamer.peer.meeting import driver
 from gossamer.peer.meeting.machine import DOUBT_S
 from gossamer.protocol.memory import virtual_time
@@ -133,7 +133,7 @@ def _condemn(swarm: Swarm, victim: Peer, death: Death) -> None:
     kill: Callable[[], None] = victim.kill_trainer if death.what == "trainer" else victim.kill
     left = death.handled
 
-    def strike(_: ask.Reply) -> None:
+    def strike(_: messages.Reply) -> None:
         nonlocal left
         left -= 1
         if left == 0:

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
+from gossamer.peer.link.messages import Writer
 from gossamer.peer.link.payload_folder import PayloadFolder
-from gossamer.peer.link.records import Writer
 from gossamer.peer.machine.events import Event, MeetingDone, ProcessSays, StateCloned
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.status import Status, apply
@@ -79,13 +79,13 @@ class HeardLink(Link):
 
     def __init__(self, plan: ModelPlan) -> None:
         super().__init__(plan)
-        self.said: list[ask.Request] = []
+        self.said: list[messages.Request] = []
 
-    async def request(self, request: ask.AnsweredRequest) -> ask.Reply:
+    async def request(self, request: messages.AnsweredRequest) -> messages.Reply:
         self.said.append(request)
         return await super().request(request)
 
-    def tell(self, request: ask.ToldRequest) -> None:
+    def tell(self, request: messages.ToldRequest) -> None:
         self.said.append(request)
         super().tell(request)
 
@@ -150,7 +150,7 @@ class Peer:
 
     @property
     def slow(self) -> Tensor:
-        return torch.cat([fragment.slow for fragment in self.trainer.replica.outer.fragments])
+        return torch.cat([fragment.slow for fragment in self.trainer.replica.fragments])
 
     @property
     def clock(self) -> int:

@@ -47,7 +47,7 @@ def expect_nothing_left(*peers: Peer) -> None:
     for peer in peers:
         assert not peer.node.meetings.active
         assert not list(peer.payloads.path("x").parent.iterdir()), "files are left behind"
-        assert peer.trainer.replica.outer.fragments[0].meeting is None, "the trainer still holds the fragment"
+        assert peer.trainer.replica.fragments[0].meeting is None, "the trainer still holds the fragment"
 
 
 def test_a_meeting_that_counts_leaves_no_files(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import pytest
 
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
 from gossamer.peer.link.socket import TrainerEnd
 from gossamer.peer.machine.child import ChildSettings
 from gossamer.peer.machine.config import PeerConfig
@@ -240,11 +240,11 @@ def test_it_is_there_before_the_trainer_and_meets_once_it_has_said_what_the_mode
         network = running.networks[0]
         assert (await answer_to_a_caller(network)).detail == "still joining"
         assert not network.announced, "nobody could meet it yet"
-        trainer, asked = TrainerEnd(runtime), list[ask.Request]()
+        trainer, asked = TrainerEnd(runtime), list[messages.Request]()
         await running.true(lambda: trainer.poll() or trainer.session, "the node at the link")
-        trainer.send(ask.Built(PLAN), trainer.session)
-        trainer.send(ask.Progress(0, RunPhase.TRAIN, False), trainer.session)
-        await running.true(lambda: asked.extend(trainer.poll()) or ask.Start() in asked, "the word to begin")
+        trainer.send(messages.Built(PLAN), trainer.session)
+        trainer.send(messages.Progress(0, RunPhase.TRAIN, False), trainer.session)
+        await running.true(lambda: asked.extend(trainer.poll()) or messages.Start() in asked, "the word to begin")
         await running.true(lambda: network.announced, "announcement")
         num_announced = len(network.announced)
         await running.stop()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gossamer.optim.noloco import NoLoCo
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
 from gossamer.peer.simulator.matching import Matcher, matcher
 from gossamer.peer.simulator.methods import pair_rule
 from gossamer.peer.simulator.pairs import Gossip, Pair, PairPeer
@@ -67,7 +67,7 @@ def test_a_meeting_is_that_of_real_peers_bit_for_bit(tmp_path: Path, codec: str)
         _meet_real(sides, Terms(fragment, number, SEED, name=f"{number:032x}"))
     for outer, replica in zip(outers, real, strict=True):
         assert all(torch.equal(parameter, replica.parameters[name]) for name, parameter in outer.replica.parameters.items())
-        assert tokens(outer) == [fragment.tokens for fragment in replica.outer.fragments]
+        assert tokens(outer) == [fragment.tokens for fragment in replica.fragments]
         assert outer.replica.clock_steps == replica.clock_steps
 
 
@@ -81,7 +81,7 @@ def _meet_real(sides: tuple[Side, Side], terms: Terms) -> None:
     bitmaps = [bytes.fromhex(checked(side, terms.number).failed_blocks) for side in sides]
     union = bytes(one | other for one, other in zip_longest(*bitmaps, fillvalue=0)).hex()
     for side in sides:
-        assert side.answer(ask.Apply(terms.number, terms.name, union)) == ask.Applied(terms.number)
+        assert side.answer(messages.Apply(terms.number, terms.name, union)) == messages.Applied(terms.number)
 
 
 def test_steps_made_since_the_snapshot_are_kept() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
 from gossamer.peer.swarm.membership import OwnCredential
 from gossamer.peer.sync.client import FRAME_S, FetchClient
 from gossamer.peer.sync.state_source import COPY_S, IDLE_S, MOST_GIVEN, REST_S
@@ -57,7 +57,7 @@ async def still(swarm: Swarm) -> Peer:
 
 
 def num_copies(donor: Peer) -> int:
-    return sum(isinstance(request, ask.CopyState) for request in donor.link.said)
+    return sum(isinstance(request, messages.CopyState) for request in donor.link.said)
 
 
 def test_a_state_arrives_in_parts_and_leaves_nothing_behind(tmp_path: Path) -> None:

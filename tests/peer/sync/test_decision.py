@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from gossamer.peer.link.records import Start, StepBack
+from gossamer.peer.link.messages import Start, StepBack
 from gossamer.peer.sync.decision import (
     STEP_BACK_S,
     AskClocks,

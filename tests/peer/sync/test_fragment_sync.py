@@ -77,7 +77,7 @@ def test_who_gives_nonsense_in_a_round_moves_nothing_and_is_not_asked_again(tmp_
         for peer in swarm.peers:
             peer.trainer.frozen = True
         await asyncio.sleep(61.0)
-        for fragment in liar.trainer.replica.outer.fragments:
+        for fragment in liar.trainer.replica.fragments:
             fragment.slow = 3.0 * torch.randn(fragment.slow.shape, generator=torch.Generator().manual_seed(1))
         apart = distance(donor, puller)
         puller.standing.stale = {0, 1, 2}
@@ -108,7 +108,7 @@ def test_a_pull_moves_one_side_and_keeps_what_it_has_learnt(tmp_path: Path, code
     def flat(peer: Peer) -> torch.Tensor:
         """The slow weights in the order of the model's parameters."""
         slow = {}
-        for fragment in peer.trainer.replica.outer.fragments:
+        for fragment in peer.trainer.replica.fragments:
             start = 0
             for piece in fragment.codec.fragment.pieces:
                 slow[piece.name] = fragment.slow[start : start + piece.numel]

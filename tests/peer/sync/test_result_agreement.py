@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
 from gossamer.peer.sync import pieces as files
 from gossamer.peer.sync import result_agreement
 from gossamer.peer.sync.pieces import Pieces, to_bits
@@ -139,8 +139,8 @@ def test_nobody_stays_for_one_that_has_all_of_the_result_and_is_slow_to_judge_it
         *quick, slow = sorted(swarm.start(3), key=lambda peer: peer.peer_id)  # the last one does not write it down
         at_once = slow.link.request
 
-        async def later(request: ask.AnsweredRequest) -> ask.Reply:
-            if isinstance(request, ask.Adopt):
+        async def later(request: messages.AnsweredRequest) -> messages.Reply:
+            if isinstance(request, messages.Adopt):
                 await asyncio.sleep(result_agreement.LINGER_S / 2)
             return await at_once(request)
 

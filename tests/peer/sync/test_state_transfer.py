@@ -180,7 +180,7 @@ def test_weights_that_predict_worse_than_our_own_are_not_taken_over_by_who_has_n
         (elder,) = swarm.start(1)
         await swarm.until(lambda: elder.clock >= 5)
         elder.trainer.frozen = True
-        for fragment in elder.trainer.replica.outer.fragments:
+        for fragment in elder.trainer.replica.fragments:
             fragment.slow = fragment.slow + torch.randn(fragment.slow.shape, generator=torch.Generator().manual_seed(3))
             scatter(fragment.codec.fragment, fragment.slow, elder.trainer.replica.parameters)
         peer, joining = await newcomer(swarm, elder)

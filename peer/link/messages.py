@@ -1,8 +1,8 @@
-"""What the node asks of the trainer, and what the trainer tells the node: every record of the link, and nothing about how it travels.
+"""The records of the link: requests of the node, and replies and notices of the trainer. How they travel: socket.py.
 
-A request is answered by exactly one reply, or by none where the class says so: at once where only coding or a copy is asked for,
-else at the trainer's next step boundary. Bulk bytes never travel in a record: they lie in the payload folder under the names of
-`payload_name`.
+A request gets exactly one reply, or none where its class says so. Requests for coding or a copy are answered at once, the others at the
+trainer's next step boundary or while its weights are only read (peer/trainer/exchange.py). Bulk bytes never travel in a record: they lie
+in the payload folder under the names of `payload_name`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Said = TypeVar("Said")
 
 
 class Writer(Enum):
-    """Which process writes a file of the payload folder, and clears it away when it starts anew."""
+    """Which process writes a file of the payload folder, and removes it when it restarts."""
 
     TRAINER = ("*.own-*", "clone-*")  # the names' patterns
     NODE = ("*.partner-*",)
@@ -36,13 +36,13 @@ class File(Enum):
 
 
 def payload_name(meeting: int | str, file: File) -> str:
-    """Name the file of a meeting, or of a pull, in the payload folder."""
+    """Name the file of a meeting, or of a fragment sync, in the payload folder."""
     return f"{meeting}.{file.value}"
 
 
 @dataclass_transform(frozen_default=True)
 class LinkRecord:
-    """Makes a frozen dataclass of each subclass, with a last field `record` that holds the subclass's name and is its mark in a line."""
+    """Makes a frozen dataclass of each subclass, whose last field `record` is the subclass's name and identifies it in a line."""
 
     def __init_subclass__(cls) -> None:
         cls.__annotations__["record"] = Literal[cls.__name__]
@@ -97,7 +97,7 @@ class CopyState(LinkRecord):
 
 
 class BringUp(LinkRecord):
-    """Take the outer step of fragments that have long waited for a partner alone: their slow weights are asked for. Answered by Written."""
+    """Take the outer step of fragments that have long waited for a partner alone, before a copy of the state. Answered by Written."""
 
     name: str
 
@@ -109,15 +109,15 @@ class Settle(LinkRecord):
 
 
 class SketchSlow(LinkRecord):
-    """Begin to pull a fragment: write a sketch of its slow weights, beside the inner steps. Answered by Written."""
+    """Begin the sync of a fragment: write a sketch of its slow weights, beside the inner steps. Answered by Written."""
 
-    name: str  # of the pull, in the names of its files
+    name: str  # of the fragment sync, in the names of its files
     fragment: int
     seed: int  # both sides derive the same one from the request
 
 
 class CodeSlow(LinkRecord):
-    """Have somebody pull a fragment: code its slow weights against his sketch, beside the inner steps. Answered by Written."""
+    """Be the source of a fragment sync: code our slow weights against the other peer's sketch. Answered by Written."""
 
     name: str  # as in SketchSlow
     fragment: int
@@ -125,31 +125,31 @@ class CodeSlow(LinkRecord):
 
 
 class DecodeSlow(LinkRecord):
-    """Decode what came, beside the inner steps, and keep it for Pull. Answered by Written."""
+    """Decode the source's answer, beside the inner steps, and keep it for Pull. Answered by Written."""
 
     name: str  # as in SketchSlow
 
 
 class Pull(LinkRecord):
-    """Move fragments by what was decoded, and take over the clock behind that if it is ahead. Answered by Pulled.
+    """Move fragments by what was decoded, and take over the sources' clock if it is ahead. Answered by Pulled.
 
-    All together if that predicts no worse, else what each donor gave by itself.
+    All together if that predicts no worse, else the fragments of each source by itself.
     """
 
     name: str
-    donors: tuple[tuple[str, ...], ...]  # the names of the pulls, as in SketchSlow, by who gave
+    donors: tuple[tuple[str, ...], ...]  # the names of the fragment syncs, as in SketchSlow, by source
     clock_steps: int
 
 
 class Adopt(LinkRecord):
-    """Replace slow and fast weights and the clock by what others gave us, and re-warm, if it is better than what we have.
+    """Replace weights and clock by a fetched state, and warm up again, if that state is better than ours.
 
-    Answered by Adopted. Open meetings are dropped; a trainer that has not begun begins. Nothing changes when it is not accepted.
+    Answered by Adopted. Open meetings are dropped; a trainer that has not begun begins. A state that is not accepted changes nothing.
     """
 
     name: str  # of the file, with its folder
     clock_steps: int
-    is_result: bool = False  # the run's: it ends with it, whatever our clock says
+    is_result: bool = False  # the run's result: the run ends with it, whatever our clock
 
 
 # --------------------------------------------------------------------------- node to trainer, not answered
@@ -180,15 +180,15 @@ class Defer(LinkRecord):
 
 
 class StepBack(LinkRecord):
-    """Set the schedule clock back, for the others are behind; the weights stay."""
+    """Set the clock back to the other peers' global step; the weights stay."""
 
     clock_steps: int
 
 
 class NodeReport(LinkRecord):
-    """What the line carries, and what the node has cost so far: about every other second."""
+    """The line's rate and the node's processor time: about every other second."""
 
-    bytes_per_s: float  # the slower way; 0: not measured yet
+    bytes_per_s: float  # in the slower direction; 0: not measured yet
     cpu_s: float  # processor time of the node process and its daemon, since they started
 
 
@@ -197,7 +197,7 @@ class Start(LinkRecord):
 
 
 class FinishDone(LinkRecord):
-    """The last averaging is over (or nobody is left to average with): save and end."""
+    """The last averaging is over, or no partner is left for it: save and end."""
 
 
 # --------------------------------------------------------------------------- trainer to node: replies
@@ -252,26 +252,26 @@ class Applied(LinkRecord):
 
 
 class Written(LinkRecord):
-    """What was asked for lies in its files."""
+    """The requested files are written."""
 
     name: str
-    reason: str  # why it does not; empty when it does
+    reason: str  # why they are not; empty if they are
 
 
 class Pulled(LinkRecord):
-    """Which fragments are where others' were."""
+    """Which fragments were moved to the sources'."""
 
     name: str
-    moved: dict[str, float]  # by the name of the pull: the share of the blocks that could not be decoded and stay where they were
-    reason: str  # why the others are not, if there are any
+    moved: dict[str, float]  # by the name of the fragment sync: the share of the blocks that could not be decoded and were not moved
+    reason: str  # why the other fragments were not, if there are any
 
 
 class Adopted(LinkRecord):
-    """Whether what others gave is ours now."""
+    """Whether a fetched state is ours now."""
 
     name: str
     accepted: bool
-    reason: str  # why not; of what was accepted: why only the clock is ours now and the weights stay; else empty
+    reason: str  # why not; of an accepted state: why only the clock was taken over; else empty
     is_sound: bool = True  # False: it cannot be the state of an honest peer
 
 
@@ -279,7 +279,7 @@ class Adopted(LinkRecord):
 
 
 class Built(LinkRecord):
-    """What the model comes to on the wire: the first that a node hears of its trainer, which alone knows the model."""
+    """The sizes of the model on the wire: the first record to every node, which does not know the model."""
 
     plan: ModelPlan
 
@@ -292,7 +292,7 @@ class Due(LinkRecord):
 
 
 class Progress(LinkRecord):
-    """Where the trainer stands, about once a second and whenever a node connects."""
+    """The trainer's counters, about once a second and whenever a node connects."""
 
     clock_steps: int
     phase: RunPhase
@@ -301,11 +301,12 @@ class Progress(LinkRecord):
     tokens: int = 0  # trained by this peer since it joined
 
 
-CodingRequest = Prepare | Encode | Check  # these need no step boundary
-WritingRequest = CopyState | SketchSlow | CodeSlow | DecodeSlow  # nor do these
+CodingRequest = Prepare | Encode | Check
+WritingRequest = CopyState | SketchSlow | CodeSlow | DecodeSlow
 MeetingRequest = CodingRequest | Open | Apply
 AnsweredRequest = MeetingRequest | WritingRequest | BringUp | Settle | Adopt | Pull
-BesideRequest = MeetingRequest | Drop | Solo | Defer  # these need weights that stand still at most
+AnyTimeRequest = CodingRequest | WritingRequest | NodeReport
+BesideRequest = Open | Apply | Drop | Solo | Defer  # these need weights that nobody changes meanwhile
 ToldRequest = Drop | Solo | Defer | StepBack | NodeReport | Start | FinishDone
 Request = AnsweredRequest | ToldRequest
 Reply = Opened | Unavailable | SketchReady | PayloadReady | Checked | Applied | Written | Adopted | Pulled
@@ -315,14 +316,14 @@ Record = Request | Answer
 
 
 def subject(record: AnsweredRequest | Reply) -> int | str:
-    """Return what a request and its reply are both about: a meeting's number or a file's name."""
+    """Return the subject of a request or a reply, by which they match: a meeting's number or a file's name."""
     return (
         record.name if isinstance(record, WritingRequest | BringUp | Settle | Adopt | Pull | Written | Adopted | Pulled) else record.meeting
     )
 
 
 class Lines(Generic[Said]):
-    """What one side of the link says, a line of JSON for each record."""
+    """The records of one side of the link, as lines of JSON."""
 
     def __init__(self, records: TypeAdapter[Said]) -> None:
         self._records = records
@@ -332,7 +333,7 @@ class Lines(Generic[Said]):
         return self._records.dump_json(record) + b"\n"
 
     def read(self, line: bytes) -> Said:
-        """Read a record back. Both ends are our own processes, so anything that this side does not say is our fault: ValueError."""
+        """Read a record back. Raises ValueError for a line that this side never sends: a bug, for both ends are our own processes."""
         try:
             return self._records.validate_json(line)
         except ValidationError as error:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gossamer.peer.link import records as ask
-from gossamer.peer.link.records import ANSWERS, REQUESTS, File, Writer, payload_name
+from gossamer.peer.link import messages
+from gossamer.peer.link.messages import ANSWERS, REQUESTS, File, Writer, payload_name
 from gossamer.protocol.messages.messages import RunPhase
 from gossamer.protocol.messages.terms import FragmentTerms, ModelPlan
 
@@ -23,17 +23,17 @@ SAMPLES = {
     "dict[str, float]": {"pull-1": 0.25},
     "ModelPlan": ModelPlan(16, (FragmentTerms(1, 2, 3), FragmentTerms(0, 5, 0)), 800),
 }
-KINDS = typing.get_args(ask.Record)
+KINDS = typing.get_args(messages.Record)
 
 
-def sample(kind: type[ask.Record]) -> Any:
+def sample(kind: type[messages.Record]) -> Any:
     return kind(**{field.name: SAMPLES[str(field.type)] for field in dataclasses.fields(kind) if field.name != "record"})
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_every_record_survives_its_line_and_only_on_its_side(kind: type[ask.Record]) -> None:
+def test_every_record_survives_its_line_and_only_on_its_side(kind: type[messages.Record]) -> None:
     record = sample(kind)
-    own, other = (REQUESTS, ANSWERS) if issubclass(kind, ask.Request) else (ANSWERS, REQUESTS)
+    own, other = (REQUESTS, ANSWERS) if issubclass(kind, messages.Request) else (ANSWERS, REQUESTS)
     line = own.write(record)
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1
@@ -44,8 +44,8 @@ def test_every_record_survives_its_line_and_only_on_its_side(kind: type[ask.Reco
 
 
 def test_a_reply_names_what_its_request_is_about() -> None:
-    assert ask.subject(ask.Open(4, 0)) == ask.subject(ask.Unavailable(4, "busy")) == 4
-    assert ask.subject(ask.Adopt("clone", 3)) == ask.subject(ask.Adopted("clone", True, "")) == "clone"
+    assert messages.subject(messages.Open(4, 0)) == messages.subject(messages.Unavailable(4, "busy")) == 4
+    assert messages.subject(messages.Adopt("clone", 3)) == messages.subject(messages.Adopted("clone", True, "")) == "clone"
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,5 @@
+"""What meetings do to a replica, through the exchange: against the oracle, and against malicious partners."""
+
 from __future__ import annotations
 
 import json
@@ -8,55 +10,64 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
-from gossamer.optim.codecs import CODECS, codec
-from gossamer.optim.fragment_codec import FragmentCodec
-from gossamer.optim.fragments import Fragment, Piece, gather
+from gossamer.optim.codecs import CODECS
+from gossamer.optim.fragments import gather
 from gossamer.optim.noloco import NoLoCo
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
+from gossamer.peer.link.messages import File
 from gossamer.peer.link.payload_folder import PayloadFolder
-from gossamer.peer.link.records import File
-from gossamer.peer.trainer.outer_loop import OuterLoop, pack, unpack
+from gossamer.peer.trainer.exchange import TrainerExchange, pack, unpack
+from gossamer.peer.trainer.replica import Replica
 from gossamer.protocol.messages.messages import RunPhase
 from tests import reference
 from tests.peer.exchange import Side, Terms, checked, exchange, meet, opened
+from tests.peer.small import NoLink, small_corpus, small_manifest, unheard
 
 CPU = torch.device("cpu")
 RULE = NoLoCo()
 LETTERS = (RULE.alpha, RULE.beta, RULE.gamma)
 CODED, SMALL = 5000, 30  # values: the first are coded in blocks, the last short; the others travel in fp32
-FRAGMENTS = (
-    Fragment(0, "blocks", (Piece("matrix", CODED), Piece("norm", SMALL)), CODED),
-    Fragment(1, "outside", (Piece("embedding", 4096),), 4096),
-)
 NAMES = {"fp32": 2e-7, "bf16": 5e-3, "int8": 8e-3, "modulo8": 1e-3, "modulo4": 1.2e-2}  # and how near the oracle it comes
 
 
+class ToyModel(nn.Module):
+    """A block of a matrix and a norm, and an embedding outside: two fragments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        block = nn.Module()
+        block.matrix, block.norm = nn.Parameter(torch.zeros(CODED)), nn.Parameter(torch.zeros(SMALL))
+        self.layers = nn.ModuleList([block])
+        self.embedding = nn.Parameter(torch.zeros(4096))
+
+
+class ToyReplica(Replica):
+    """A replica that notes its outer steps, and follows no clock."""
+
+    steps: list[tuple[int, int]]
+
+    def count_outer_step(self, fragment: int, partner_clock_steps: int) -> None:
+        self.steps.append((fragment, partner_clock_steps))
+
+
 class Peer:
-    """An outer loop over a toy model, with what its callback heard."""
+    """A replica of a toy model and its exchange."""
 
     def __init__(self, folder: Path, name: str, codec_name: str = "fp32") -> None:
-        self.parameters = {piece.name: torch.zeros(piece.numel) for fragment in FRAGMENTS for piece in fragment.pieces}
-        draws = torch.Generator().manual_seed(5)
-        self.move(draws, 0.5)
-        self.steps: list[tuple[int, int]] = []
+        manifest = small_manifest(codec={"name": codec_name}, inner={"optimizer": "adamw"})
+        self.replica = ToyReplica(manifest, ToyModel(), small_corpus(manifest), 0, unheard)
+        self.replica.steps = self.steps = []
+        self.parameters = {name.split(".")[-1]: tensor.detach() for name, tensor in self.replica.parameters.items()}
+        self.move(torch.Generator().manual_seed(5), 0.5)
         self.payloads = PayloadFolder(folder / name)
-        codecs = tuple(FragmentCodec(fragment, codec(codec_name)) for fragment in FRAGMENTS)
-        self.loop = OuterLoop(codecs, self.parameters, RULE, self.payloads, lambda *step: self.steps.append(step))
-        self.clock_steps = 0
-        self.side = Side(self.answer, self.payloads)
+        self.exchange = TrainerExchange(NoLink(), self.payloads, self.replica, unheard)
+        self.side = Side(self.exchange.carry_out, self.payloads)
 
-    def answer(self, request: ask.MeetingRequest) -> ask.Reply:
-        """Answer at a step boundary."""
-        reply = self.loop.answer(request, self.clock_steps, RunPhase.TRAIN)
-        self.loop.move()
-        return reply
-
-    def solo(self, phase: RunPhase = RunPhase.TRAIN) -> bool:
-        is_taken = self.loop.solo(0, phase)
-        self.loop.move()
-        return is_taken
+    def solo(self, phase: RunPhase = RunPhase.TRAIN) -> None:
+        self.replica.step_alone(0, phase)
+        self.replica.move()
 
     def move(self, draws: torch.Generator, size: float = 0.01) -> None:
         """Take some inner steps."""
@@ -64,15 +75,15 @@ class Peer:
             tensor.add_(torch.randn(tensor.shape, generator=draws), alpha=size)
 
     def fast(self, fragment: int = 0) -> Tensor:
-        return gather(FRAGMENTS[fragment], self.parameters)
+        return gather(self.replica.fragments[fragment].codec.fragment, self.replica.parameters)
 
     def state(self) -> list[Tensor]:
         """All that a refusal must leave as it was."""
-        states = [tensor for f in self.loop.fragments for tensor in (f.slow, f.momentum, torch.tensor(f.tokens))]
+        states = [tensor for f in self.replica.fragments for tensor in (f.slow, f.momentum, torch.tensor(f.tokens))]
         return [tensor.clone() for tensor in (*self.parameters.values(), *states)]
 
     def oracle(self, fragment: int = 0) -> list[reference.Replica]:
-        state = self.loop.fragments[fragment]
+        state = self.replica.fragments[fragment]
         columns = zip(state.slow.tolist(), state.momentum.tolist(), self.fast(fragment).tolist(), strict=True)
         return [reference.Replica(*column) for column in columns]
 
@@ -89,7 +100,7 @@ def pair(folder: Path, codec_name: str = "fp32") -> tuple[Peer, Peer]:
         peer.move(draws)
         peer.solo()
         peer.move(draws)
-        peer.loop.count(tokens)
+        peer.replica.count(tokens)
         peer.steps.clear()
     return peers
 
@@ -105,7 +116,7 @@ def expected(peers: tuple[Peer, Peer], tokens: tuple[int, int]) -> list[list[ref
 
 
 def assert_at(peer: Peer, wanted: list[reference.Replica], tolerance: float, moved_in_flight: Tensor | float = 0.0) -> None:
-    state = peer.loop.fragments[0]
+    state = peer.replica.fragments[0]
     for have, name in ((state.slow, "phi"), (state.momentum, "delta"), (peer.fast() - moved_in_flight, "theta")):
         want = torch.tensor([getattr(replica, name) for replica in wanted], dtype=torch.float64)
         assert float((have.double() - want).abs().max()) < tolerance, name
@@ -126,7 +137,7 @@ def test_the_pairs_mean_moves_as_if_nothing_were_coded(tmp_path: Path, name: str
     peers = pair(tmp_path, name)
     wanted = expected(peers, (300, 100))
     meet(sides(peers), Terms())
-    mean = (peers[0].loop.fragments[0].slow.double() + peers[1].loop.fragments[0].slow.double()) / 2
+    mean = (peers[0].replica.fragments[0].slow.double() + peers[1].replica.fragments[0].slow.double()) / 2
     want = torch.tensor([(i.phi + j.phi) / 2 for i, j in zip(*wanted, strict=True)], dtype=torch.float64)
     assert float((mean - want).abs().max()) < 3e-7
 
@@ -139,14 +150,14 @@ def test_steps_made_in_flight_are_kept(tmp_path: Path) -> None:
     draws = torch.Generator().manual_seed(8)
     for peer in peers:
         peer.move(draws)
-        peer.loop.count(50)
+        peer.replica.count(50)
     flown = [peer.fast() - was for peer, was in zip(peers, before, strict=True)]
     for peer, want, moved in zip(peers, wanted, flown, strict=True):
         assert checked(peer.side, 1).accepted
         peer.move(draws, 0.0)
-        peer.side.answer(ask.Apply(1, "ab" * 16, ""))
+        peer.side.answer(messages.Apply(1, "ab" * 16, ""))
         assert_at(peer, want, 3e-7, moved)
-        assert peer.loop.fragments[0].tokens == 50  # what was trained in flight stands behind the next pseudo-gradient
+        assert peer.replica.fragments[0].tokens == 50  # what was trained in flight stands behind the next pseudo-gradient
 
 
 def test_the_last_averaging_ends_on_the_mean_of_the_fast_weights(tmp_path: Path) -> None:
@@ -155,24 +166,24 @@ def test_the_last_averaging_ends_on_the_mean_of_the_fast_weights(tmp_path: Path)
     meet(sides(peers), Terms(phase=RunPhase.FINISH))
     for peer in peers:
         assert float((peer.fast() - mean).abs().max()) < 1e-7
-        assert float((peer.loop.fragments[0].slow - mean).abs().max()) < 1e-7
+        assert float((peer.replica.fragments[0].slow - mean).abs().max()) < 1e-7
 
 
 def test_the_last_averaging_alone_keeps_the_fast_weights(tmp_path: Path) -> None:
     peer = pair(tmp_path)[0]
     fast = peer.fast()
-    assert peer.solo(RunPhase.FINISH)
+    peer.solo(RunPhase.FINISH)
     assert torch.allclose(peer.fast(), fast, atol=1e-7)
-    assert torch.allclose(peer.loop.fragments[0].slow, fast, atol=1e-7)
+    assert torch.allclose(peer.replica.fragments[0].slow, fast, atol=1e-7)
 
 
 def test_a_solo_step_is_the_oracles(tmp_path: Path) -> None:
     peer = pair(tmp_path)[0]
     wanted = [reference.solo(replica, RULE.alpha, RULE.beta) for replica in peer.oracle()]
-    assert peer.solo()
+    peer.solo()
     assert_at(peer, wanted, 2e-7)
-    assert peer.loop.fragments[0].tokens == 0
-    assert peer.loop.fragments[1].tokens == 300
+    assert peer.replica.fragments[0].tokens == 0
+    assert peer.replica.fragments[1].tokens == 300
     assert peer.steps == [(0, 0)]
 
 
@@ -199,9 +210,9 @@ def test_a_block_that_one_side_cannot_decode_is_reported_and_taken_alone_by_both
     verdicts = [checked(peer.side, 1) for peer in peers]
     assert [verdict.failed_blocks for verdict in verdicts] == ["02", ""]
     for peer, want in zip(peers, wanted, strict=True):
-        assert peer.side.answer(ask.Apply(1, "ab" * 16, "02")) == ask.Applied(1)
+        assert peer.side.answer(messages.Apply(1, "ab" * 16, "02")) == messages.Applied(1)
         alone = torch.tensor([replica.phi for replica in want[1024:2048]])
-        assert torch.allclose(peer.loop.fragments[0].slow[1024:2048], alone, atol=2e-7)
+        assert torch.allclose(peer.replica.fragments[0].slow[1024:2048], alone, atol=2e-7)
 
 
 def garbage(honest: bytes) -> bytes:
@@ -224,17 +235,17 @@ def test_a_hostile_payload_is_refused_and_changes_nothing(tmp_path: Path, attack
     peers = pair(tmp_path)
     victim = peers[0]
     exchange(sides(peers), Terms())
-    before, gate = victim.state(), json.dumps(victim.loop.state())
+    before, gate = victim.state(), json.dumps(victim.replica.state())
     victim.side.put(1, File.PARTNER_PAYLOAD, HOSTILE[attack](victim.side.get(1, File.PARTNER_PAYLOAD)))
     verdict = checked(victim.side, 1)
     assert not verdict.accepted
     assert verdict.reason
-    assert isinstance(victim.side.answer(ask.Apply(1, "cd" * 16, "")), ask.Unavailable)  # even if the node wanted it
-    victim.loop.drop(1)
+    assert isinstance(victim.side.answer(messages.Apply(1, "cd" * 16, "")), messages.Unavailable)  # even if the node wanted it
+    victim.side.answer(messages.Drop(1))
     assert same(before, victim.state())
-    assert json.dumps(victim.loop.state()) == gate
+    assert json.dumps(victim.replica.state()) == gate
     assert not victim.steps
-    assert isinstance(victim.side.answer(ask.Open(2, 0)), ask.Opened)
+    assert isinstance(victim.side.answer(messages.Open(2, 0)), messages.Opened)
 
 
 @pytest.mark.parametrize("name", ["int8", "modulo4"])
@@ -253,23 +264,24 @@ def test_a_hostile_sketch_is_refused(tmp_path: Path, sketch: bytes) -> None:
     peer = pair(tmp_path, "modulo4")[0]
     opened(peer.side, Terms())
     before = peer.state()
-    assert isinstance(peer.side.answer(ask.Prepare(1, 100, 0, 7, RunPhase.TRAIN)), ask.SketchReady)
+    assert isinstance(peer.side.answer(messages.Prepare(1, 100, 0, 7, RunPhase.TRAIN)), messages.SketchReady)
     peer.side.put(1, File.PARTNER_SKETCH, sketch)
-    assert isinstance(peer.side.answer(ask.Encode(1)), ask.Unavailable)
+    assert isinstance(peer.side.answer(messages.Encode(1)), messages.Unavailable)
     assert same(before, peer.state())
 
 
 def test_fragments_have_yardsticks_of_their_own_and_a_restored_loop_has_them_too(tmp_path: Path) -> None:
     peers = pair(tmp_path)
-    before = peers[0].loop.state()["gate"]
+    before = peers[0].replica.state()["outer"]["gate"]
     meet(sides(peers), Terms())
-    state = json.loads(json.dumps(peers[0].loop.state()))
-    assert state["gate"][0]["reach"] > 0.0 and state["gate"][1] == before[1]
+    state, tensors = json.loads(json.dumps(peers[0].replica.state())), peers[0].replica.tensors()
+    outer = state["outer"]
+    assert outer["gate"][0]["reach"] > 0.0 and outer["gate"][1] == before[1]
     again = Peer(tmp_path, "again")
-    again.loop.restore(state)
-    assert again.loop.state() == state
+    again.replica.restore(tensors, state)
+    assert again.replica.state() == state
     with pytest.raises(ValueError):
-        again.loop.restore({**state, "gate": state["gate"][:1]})
+        again.replica.restore(tensors, {**state, "outer": {**outer, "gate": outer["gate"][:1]}})
 
 
 def test_none_failed_is_empty() -> None:
