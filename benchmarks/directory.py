@@ -17,9 +17,9 @@ import random
 from dataclasses import dataclass, field
 
 from gossamer.peer.swarm.address_book import AddressBook
-from gossamer.peer.swarm.hearsay import Hearsay
+from gossamer.peer.swarm.lifecycle import Lifecycle
+from gossamer.peer.swarm.peer_exchange import PeerExchange
 from gossamer.peer.swarm.presence import Presence
-from gossamer.peer.swarm.standing import Standing
 from gossamer.peer.swarm.swarm_time import SwarmTime
 from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.libp2p.directory import NUM_HOLDERS
@@ -50,10 +50,10 @@ class Member(Seat):
     def __init__(self, network: MemoryNetwork, number: int, is_open: bool) -> None:
         super().__init__(network, number, is_open=is_open)
         self.is_liar = False
-        self.book, standing = AddressBook(self.peer_id), Standing()
-        standing.told(0, RunPhase.TRAIN, True)
-        hearsay = Hearsay(TERMS, self.book, SwarmTime(now_s), random.Random(number))
-        self.presence = Presence(self.membership, self, lambda: self.addresses, hearsay, standing, lambda event: None, 1)
+        self.book, lifecycle = AddressBook(self.peer_id), Lifecycle()
+        lifecycle.update(0, RunPhase.TRAIN, True)
+        peer_exchange = PeerExchange(TERMS, self.book, SwarmTime(now_s), random.Random(number))
+        self.presence = Presence(self.membership, self, lambda: self.addresses, peer_exchange, lifecycle, lambda event: None, 1)
         self.count = Count()
         self.swarm: list[Member] = []
 

@@ -28,7 +28,7 @@ class Greeting:
     now_s: float  # Unix time, for the expiry of credentials
     partner_hello: Hello | None = None  # checked; None on the initiator's side
     records: tuple[bytes, ...] = ()  # signed records to pass on: our own, and other peers'
-    patience_s: float = math.inf  # for how long the partner may say nothing, by earlier meetings; the terms bound it
+    timeout_s: float = math.inf  # for how long the partner may say nothing, by earlier meetings; the terms bound it
 
     @property
     def fragment_terms(self) -> FragmentTerms:

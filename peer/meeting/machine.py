@@ -58,7 +58,7 @@ CONNECT_S = 15.0
 AGAIN_S = 5.0  # where a way has worked: while all wait for one that is gone, nobody meets
 SILENCE_SHARE = 1 / 3  # of the deadline: so long a partner may say nothing, while its trainer works or bytes are on their way
 DOUBT_S = 20.0  # how long a responder asks for a decision that it did not see, at most
-DOUBT_PATIENCES = 2.0  # times its patience with a partner that has fallen silent, where that is less: whose stream ended may be restarting
+DOUBT_TIMEOUTS = 2.0  # times its patience with a partner that has fallen silent, where that is less: whose stream ended may be restarting
 STORY_EVENTS = 64
 CONFIRM_S = 5.0  # how long an initiator that has applied waits for the partner to say that it has recorded the decision
 NOT_CONFIRMED = "it counts here; whether the partner heard of it is not known"
@@ -215,7 +215,7 @@ class Meeting:
         if partner is not None:
             return [on.Send(own), *self._pair(partner, pairing(partner, own))]
         self._state = MeetingState.CONNECTING
-        return [on.Connect(), on.Allow(CONNECT_S if self.greeting.patience_s == math.inf else AGAIN_S)]
+        return [on.Connect(), on.Allow(CONNECT_S if self.greeting.timeout_s == math.inf else AGAIN_S)]
 
     # ------------------------------------------------------------------ partner
 
@@ -282,7 +282,7 @@ class Meeting:
         if self.state in TRAINERS_TURN:
             return on.Allow(self._deadline_s)
         silence_s = SILENCE_SHARE * self._deadline_s + transfer_s(min(num_bytes, self.payload_bytes))
-        return on.Allow(min(silence_s, self.greeting.patience_s))
+        return on.Allow(min(silence_s, self.greeting.timeout_s))
 
     # ------------------------------------------------------------------ decision, doubt, end
 
@@ -308,7 +308,7 @@ class Meeting:
         if self.state is MeetingState.IN_DOUBT:
             return self._end(MeetingOutcome.FAILED, "the stream broke before the decision, and the partner cannot be asked")
         if self._awaits_decision:
-            return self._doubt(DOUBT_PATIENCES * self.greeting.patience_s)
+            return self._doubt(DOUBT_TIMEOUTS * self.greeting.timeout_s)
         outcome = MeetingOutcome.ABANDONED if self.state in TRAINERS_TURN else MeetingOutcome.FAILED
         return self._end(outcome, f"the deadline passed while {self.state.name.lower()}", RefusalCode.TOO_SLOW)
 

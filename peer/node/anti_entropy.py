@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import TypeVar
 
 from gossamer.peer.swarm.address_book import KnownPeer, loop_s
-from gossamer.peer.swarm.hearsay import Hearsay
+from gossamer.peer.swarm.peer_exchange import PeerExchange
 from gossamer.peer.sync.client import FetchClient
 from gossamer.protocol.addresses import by_peer
 from gossamer.protocol.errors import PeerMisbehaved, Refused, TransportError
@@ -38,14 +38,14 @@ class AntiEntropy:
     def __init__(
         self,
         client: FetchClient,
-        hearsay: Hearsay,
+        peer_exchange: PeerExchange,
         bootstraps: Sequence[str],
         connected: Callable[[], Awaitable[Collection[PeerId]]],
         rng: random.Random,
     ) -> None:
         self._client = client
-        self._hearsay = hearsay
-        self._book = hearsay.book
+        self._peer_exchange = peer_exchange
+        self._book = peer_exchange.book
         self._connected = connected
         self._rng = rng
         self._bootstraps = {peer: addresses for peer, addresses in by_peer(bootstraps).items() if peer != client.identity.peer_id}
@@ -57,7 +57,7 @@ class AntiEntropy:
             await asyncio.sleep(AGAIN_S)
         num_quick = 0
         while True:
-            self._hearsay.news.clear()
+            self._peer_exchange.news.clear()
             await self._make_round()
             await asyncio.sleep(AGAIN_S)
             if num_quick < QUICK_ROUNDS and self._is_in_doubt():
@@ -65,12 +65,12 @@ class AntiEntropy:
                 continue
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._rng.uniform(*EVERY_S) - AGAIN_S):
-                    await (self._hearsay.news.wait() if num_quick < QUICK_ROUNDS else asyncio.sleep(EVERY_S[1]))
+                    await (self._peer_exchange.news.wait() if num_quick < QUICK_ROUNDS else asyncio.sleep(EVERY_S[1]))
             num_quick = 0
 
     def _is_in_doubt(self) -> bool:
         """Return whether the next round should follow soon: a peer came back, nobody is known, or the clocks of other peers differ."""
-        return self._hearsay.news.is_set() or not self._hearsay.time.is_settled or not self._book.announced(loop_s())
+        return self._peer_exchange.news.is_set() or not self._peer_exchange.time.is_settled or not self._book.announced(loop_s())
 
     async def _make_round(self) -> None:
         """Call all peers of a round concurrently."""
@@ -81,9 +81,9 @@ class AntiEntropy:
         seen: list[KnownPeer] = []
         lost: list[KnownPeer] = []
         for entry in self._book.known(loop_s()):
-            (seen if entry.record is not None and self._hearsay.is_in_force(entry.record) else lost).append(entry)
+            (seen if entry.record is not None and self._peer_exchange.is_in_force(entry.record) else lost).append(entry)
         chosen = {entry.peer_id: entry.addresses for entry in (*self._some(lost, LOST), *self._some(seen, SEEN))}
-        if self._bootstraps and self._rng.random() * len(seen) < CROWD * self._hearsay.familiar:
+        if self._bootstraps and self._rng.random() * len(seen) < CROWD * self._peer_exchange.familiar:
             peer = self._rng.choice(list(self._bootstraps))
             chosen[peer] = (*self._book.addresses(peer), *self._bootstraps[peer])
         with contextlib.suppress(TransportError):  # the network below is being restarted
@@ -98,7 +98,7 @@ class AntiEntropy:
         """Exchange records with a peer, and note in the address book how that went."""
         try:
             async with asyncio.timeout(CALL_S), self._client.source(peer, addresses) as source:
-                told, time = self._hearsay.records_for(peer), self._hearsay.time
+                told, time = self._peer_exchange.records_for(peer), self._peer_exchange.time
                 introduction = await source.introduction(told, time, is_door=peer in self._bootstraps)
         except (TransportError, TimeoutError):
             self._book.lost(peer, loop_s())
@@ -108,4 +108,4 @@ class AntiEntropy:
             self._book.answered(peer, loop_s())
         else:
             self._book.answered(peer, loop_s())
-            self._hearsay.introduce(introduction.members, peer)
+            self._peer_exchange.introduce(introduction.members, peer)

@@ -19,8 +19,8 @@ from collections.abc import Callable
 from gossamer.peer.machine.events import Event, Warned
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.swarm.address_book import KnownPeer, loop_s
-from gossamer.peer.swarm.hearsay import Hearsay
 from gossamer.peer.swarm.membership import Membership
+from gossamer.peer.swarm.peer_exchange import PeerExchange
 from gossamer.peer.sync.client import FetchClient
 from gossamer.protocol.errors import BadMessage, GossamerError, PeerMisbehaved, RefusalCode, Refused, RunRefusesUs
 from gossamer.protocol.identity import PeerId
@@ -46,7 +46,7 @@ class CredentialRenewal:
         home: Home,
         membership: Membership,
         client: FetchClient,
-        gossip: Hearsay,
+        gossip: PeerExchange,
         rng: random.Random,
         emit: Callable[[Event], None],
     ) -> None:

@@ -63,7 +63,7 @@ class FinalAveraging:
             await cancel(*work)
 
     async def _average(self) -> None:
-        most_s = WAIT_S + ROUNDS * len(self._left) * self._meetings.usual_s
+        most_s = WAIT_S + ROUNDS * len(self._left) * self._meetings.typical_s
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(most_s), asyncio.TaskGroup() as tasks:
                 for fragment in self._left:
@@ -97,5 +97,5 @@ class FinalAveraging:
             return True  # we were at the end when we were started
         began_steps, began_s = self._began
         steps_per_s = (self._total_steps - began_steps) / max(1e-3, now_s - began_s)
-        since_s = now_s - entry.told_s + self._meetings.usual_s  # a meeting's clock is that of its beginning
+        since_s = now_s - entry.told_s + self._meetings.typical_s  # a meeting's clock is that of its beginning
         return self._total_steps - entry.clock_steps <= steps_per_s * (since_s + WAIT_S)

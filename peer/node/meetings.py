@@ -17,10 +17,10 @@ from gossamer.peer.meeting.driver import Caller, Driver, OwnSide
 from gossamer.peer.meeting.hello import Greeting, has_ended
 from gossamer.peer.meeting.machine import SILENCE_SHARE, Meeting
 from gossamer.peer.meeting.words import Finish, MeetingOutcome, MeetingState
-from gossamer.peer.swarm.address_book import REST_FAILED_S, AddressBook, KnownPeer, loop_s
-from gossamer.peer.swarm.hearsay import Hearsay
+from gossamer.peer.swarm.address_book import BACK_OFF_FAILED_S, AddressBook, KnownPeer, loop_s
+from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.swarm.membership import Membership
-from gossamer.peer.swarm.standing import Standing
+from gossamer.peer.swarm.peer_exchange import PeerExchange
 from gossamer.protocol.errors import BadMessage, RefusalCode, Refused, TransportError
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.messages import Decision, Hello, Outcome, Refusal, Resolve, RunPhase
@@ -28,7 +28,7 @@ from gossamer.protocol.messages.terms import check_clock, check_hello
 from gossamer.protocol.streams.transport import Stream, Transport
 
 SAY_S = 2.0  # for a refusal to be sent
-FIRST_USUAL_S = 0.3
+FIRST_TYPICAL_S = 0.3
 LINE_UP_S = 2.0  # at most, that a caller waits for the end of another meeting: its own fragment is blocked meanwhile
 MAX_INBOUND = 2  # at once; of one partner: 1
 MAX_OUTBOUND = 2
@@ -44,26 +44,26 @@ class Meetings:
     def __init__(
         self,
         membership: Membership,
-        standing: Standing,
+        lifecycle: Lifecycle,
         transport: Transport,
-        hearsay: Hearsay,
+        peer_exchange: PeerExchange,
         own: OwnSide,
         rng: random.Random,
         on_done: Callable[[Meeting, MeetingDone], None],
     ) -> None:
         self._membership = membership
-        self._standing = standing
-        self._hearsay = hearsay
-        self._book = hearsay.book
+        self._lifecycle = lifecycle
+        self._peer_exchange = peer_exchange
+        self._book = peer_exchange.book
         self._own = own
         self._rng = rng
         self._on_done = on_done
-        self._caller = Caller(transport, hearsay.book, membership.terms.run_id)
+        self._caller = Caller(transport, peer_exchange.book, membership.terms.run_id)
         self._numbers = itertools.count(rng.getrandbits(48))  # an earlier node of the same trainer used other numbers
         self.active: dict[int, Driver] = {}  # by fragment
         self._completed: Counter[int] = Counter()
         self._num_outbound = 0
-        self.usual_s = FIRST_USUAL_S  # typical duration of a completed meeting
+        self.typical_s = FIRST_TYPICAL_S  # typical duration of a completed meeting
         self.inbound: set[PeerId] = set()
         self._next: set[int] = set()  # fragments for which a caller waits already
 
@@ -72,16 +72,16 @@ class Meetings:
     @asynccontextmanager
     async def set_aside(self) -> AsyncIterator[None]:
         """End all meetings, and start none while the body runs: it replaces the weights that they are about."""
-        self._standing.take_over()
+        self._lifecycle.begin_takeover()
         try:
             await self._end("taking over newer weights", RefusalCode.NOT_READY)
             yield
         finally:
-            self._standing.taken_over()
+            self._lifecycle.end_takeover()
 
     async def leave(self, grace_s: float) -> None:
         """Start nothing any more, and finish or drop the meetings in progress within `grace_s`."""
-        self._standing.leave()
+        self._lifecycle.leave()
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 await self._end("leaving", RefusalCode.LEAVING)
@@ -116,7 +116,7 @@ class Meetings:
 
     async def until_allowed(self) -> None:
         """Wait until meetings may begin."""
-        await self._standing.until(lambda: self._standing.may_meet)
+        await self._lifecycle.until(lambda: self._lifecycle.may_meet)
 
     def soonest_s(self) -> float | None:
         """Return from when on somebody may be called, in loop time; None while nobody is known."""
@@ -138,8 +138,8 @@ class Meetings:
             self._num_outbound -= 1
 
     def _may_call(self, fragment: int) -> bool:
-        is_free = fragment not in self.active and fragment not in self._standing.stale
-        return is_free and self._standing.may_meet and self._num_outbound < MAX_OUTBOUND and not self._is_full
+        is_free = fragment not in self.active and fragment not in self._lifecycle.stale
+        return is_free and self._lifecycle.may_meet and self._num_outbound < MAX_OUTBOUND and not self._is_full
 
     @property
     def _is_full(self) -> bool:
@@ -180,16 +180,16 @@ class Meetings:
 
     def _need_fit(self, hello: Hello, partner: PeerId) -> None:
         """Raise Refused, or PeerMisbehaved, unless we may meet the sender of this Hello."""
-        membership, standing = self._membership, self._standing
-        check_hello(hello, membership.terms, membership.identity.peer_id, partner, self._hearsay.time.now_s())
+        membership, lifecycle = self._membership, self._lifecycle
+        check_hello(hello, membership.terms, membership.identity.peer_id, partner, self._peer_exchange.time.now_s())
         self._book.saw(partner, loop_s(), hello.clock_steps, finished=has_ended(hello, membership))
-        if (code := standing.refusal) is not None:
-            is_over = code is RefusalCode.NOT_READY and standing.has_settled and not has_ended(hello, membership)
+        if (code := lifecycle.refusal) is not None:
+            is_over = code is RefusalCode.NOT_READY and lifecycle.has_settled and not has_ended(hello, membership)
             raise Refused(RefusalCode.WRONG_PHASE, "the run has ended here") if is_over else Refused(code)
-        if hello.fragment in standing.stale:
+        if hello.fragment in lifecycle.stale:
             raise Refused(RefusalCode.NOT_READY, "I have no young weights of this fragment yet")
-        check_clock(hello.clock_steps, standing.clock_steps, membership.terms)
-        if hello.phase is RunPhase.FINISH and standing.phase is RunPhase.TRAIN:
+        check_clock(hello.clock_steps, lifecycle.clock_steps, membership.terms)
+        if hello.phase is RunPhase.FINISH and lifecycle.phase is RunPhase.TRAIN:
             raise Refused(RefusalCode.WRONG_PHASE, "still training")
         if not self._book.is_welcome(partner, loop_s()):
             raise Refused(RefusalCode.BUSY, "resting after a meeting with you that came to nothing")
@@ -250,10 +250,10 @@ class Meetings:
             partner=partner,
             fragment=fragment,
             nonce=self._rng.randbytes(16),
-            now_s=self._hearsay.time.now_s(),
+            now_s=self._peer_exchange.time.now_s(),
             partner_hello=hello,
-            records=self._hearsay.records_for(partner),
-            patience_s=self._book.patience_s(partner),
+            records=self._peer_exchange.records_for(partner),
+            timeout_s=self._book.timeout_s(partner),
         )
         meeting = Meeting(next(self._numbers), greeting)
         driver = self.active[fragment] = Driver(meeting, stream, self._own, self._caller)
@@ -263,14 +263,14 @@ class Meetings:
             took_s = loop_s() - started_s
             if finish.outcome is MeetingOutcome.COMPLETED:
                 self._completed[fragment] += 1
-                self.usual_s += 0.2 * (took_s - self.usual_s)
+                self.typical_s += 0.2 * (took_s - self.typical_s)
         finally:
             del self.active[fragment]
         if driver.stream is None:
             if finish.outcome is MeetingOutcome.FAILED:
                 self._book.failed(partner, loop_s(), driver.silent_s)
             return finish
-        self._hearsay.take_all(meeting.partner_hello.records if meeting.partner_hello else ())
+        self._peer_exchange.take_all(meeting.partner_hello.records if meeting.partner_hello else ())
         learn_from(self._book, meeting, finish, loop_s(), took_s, driver.silent_s)
         self._on_done(meeting, meeting_done(meeting, finish, driver.stream, took_s, driver.round_trip_s))
         return finish
@@ -299,7 +299,7 @@ def learn_from(book: AddressBook, meeting: Meeting, finish: Finish, now_s: float
         case Finish(refusal=code) if code in _NOT_YET:
             book.not_now(partner, now_s, finished=partner_has_ended(meeting, finish))
         case Finish(outcome=MeetingOutcome.GATED):
-            book.refused(partner, now_s, REST_FAILED_S)
+            book.refused(partner, now_s, BACK_OFF_FAILED_S)
         case Finish(outcome=MeetingOutcome.REFUSED):
             book.refused(partner, now_s)
         case Finish(outcome=MeetingOutcome.FAILED):

@@ -16,7 +16,7 @@ from gossamer.peer.meeting.machine import Meeting
 from gossamer.peer.node.final_averaging import FinalAveraging
 from gossamer.peer.node.meetings import Meetings
 from gossamer.peer.node.partner_search import Searches
-from gossamer.peer.swarm.standing import PeerState, Standing
+from gossamer.peer.swarm.lifecycle import Lifecycle, LifecycleState
 from gossamer.peer.sync.server import FetchServer
 from gossamer.peer.sync.state_sync import StateSync
 from gossamer.protocol.messages.messages import RunPhase
@@ -35,7 +35,7 @@ class Node:
         server: FetchServer,
         state_sync: StateSync,
         final_averaging: FinalAveraging,
-        standing: Standing,
+        lifecycle: Lifecycle,
         link: NodeEnd,
         emit: Callable[[Event], None],
     ) -> None:
@@ -44,7 +44,7 @@ class Node:
         self.server = server
         self.state_sync = state_sync
         self._final_averaging = final_averaging
-        self._standing = standing
+        self._lifecycle = lifecycle
         self._link = link
         self._emit = emit
         self._trainer_done = asyncio.Event()
@@ -57,7 +57,7 @@ class Node:
         """
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(loop) for loop in (self.searches.run(), self._sync_while_awake())]
-            await self._standing.until(lambda: self._standing.finished)
+            await self._lifecycle.until(lambda: self._lifecycle.finished)
             await self._final_averaging.run()
             await self.meetings.leave(CLOSE_S)
             self._is_over = True
@@ -68,10 +68,10 @@ class Node:
 
     async def _sync_while_awake(self) -> None:
         """Stay with the others, and start anew after each pause: a transfer for the trainer of before the pause is of no use."""
-        standing = self._standing
+        lifecycle = self._lifecycle
         while True:
-            await standing.until(lambda: standing.state is not PeerState.PAUSED)
-            await work_until(self.state_sync.run(), standing.until(lambda: standing.state is PeerState.PAUSED))
+            await lifecycle.until(lambda: lifecycle.state is not LifecycleState.PAUSED)
+            await work_until(self.state_sync.run(), lifecycle.until(lambda: lifecycle.state is LifecycleState.PAUSED))
             self._final_averaging.paused()
 
     # ------------------------------------------------------------------ events of the trainer and of meetings
@@ -85,7 +85,7 @@ class Node:
                 self._on_progress(notice)
 
     def _on_progress(self, progress: messages.Progress) -> None:
-        self._standing.told(progress.clock_steps, progress.phase, progress.started, progress.tokens)
+        self._lifecycle.update(progress.clock_steps, progress.phase, progress.started, progress.tokens)
         if progress.started:
             self._final_averaging.trains(progress.clock_steps)
         if progress.done:

@@ -106,5 +106,5 @@ class Searches:
             case Finish(outcome=MeetingOutcome.ABANDONED):
                 return OWN_TROUBLE_S
             case Finish(outcome=MeetingOutcome.BUSY):
-                return self._rng.uniform(0.5, 1.5) * min(BUSY_S, self._meetings.usual_s)
+                return self._rng.uniform(0.5, 1.5) * min(BUSY_S, self._meetings.typical_s)
         return self._rng.uniform(*PAUSE_S)

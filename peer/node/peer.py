@@ -29,13 +29,13 @@ from gossamer.peer.node.meetings import Meetings
 from gossamer.peer.node.node import Node
 from gossamer.peer.node.partner_search import Searches
 from gossamer.peer.swarm.address_book import AddressBook, loop_s
-from gossamer.peer.swarm.heads import Heads
-from gossamer.peer.swarm.hearsay import Hearsay
+from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.swarm.membership import Membership, OwnCredential
+from gossamer.peer.swarm.peer_exchange import PeerExchange
 from gossamer.peer.swarm.presence import Presence
-from gossamer.peer.swarm.sight import Sight
-from gossamer.peer.swarm.standing import Standing
+from gossamer.peer.swarm.swarm_reporter import SwarmReporter
 from gossamer.peer.swarm.swarm_time import SwarmTime
+from gossamer.peer.swarm.sybil_groups import SybilGroups
 from gossamer.peer.sync.client import FetchClient
 from gossamer.peer.sync.fragment_sync import FragmentSync
 from gossamer.peer.sync.mirror import Mirror
@@ -99,7 +99,7 @@ class Member:
 
     manifest: Manifest
     membership: Membership
-    gossip: Hearsay
+    gossip: PeerExchange
     server: FetchServer
     client: FetchClient
     presence: Presence | None
@@ -132,7 +132,7 @@ class NodePeer:
         self._rng, self._emit, self._wait_for_peers, self._has_weights = rng, emit, wait_for_peers, has_weights
         self.book = AddressBook(identity.peer_id)
         self.time = SwarmTime(local_s)
-        self.standing = Standing()
+        self.lifecycle = Lifecycle()
         self.throttle = Throttle()
         self.shelf = RecordStore(run.run_id, self.is_member, self.time.now_s, rng)
         self._credential = OwnCredential(run.credential)
@@ -240,13 +240,13 @@ class NodePeer:
             await node.run()
             link.cancel()
 
-    async def _show_the_way(self, gossip: Hearsay, network: PeerNetwork) -> None:
+    async def _show_the_way(self, gossip: PeerExchange, network: PeerNetwork) -> None:
         """Be part of the directory, and remember whoever announces itself: the next start needs a way in."""
-        sight, num_connected = Sight(self._emit, gossip), 0
+        reporter, num_connected = SwarmReporter(self._emit, gossip), 0
         while True:
             with suppress(TransportError):  # the network below is restarting
                 num_connected = len(await network.connected())
-            sight.tell(num_connected, network.addresses())
+            reporter.report(num_connected, network.addresses())
             self._emit(ProcessSays("seeding", f"{num_connected} connected"))
             for record in self.shelf.records():
                 gossip.take(record)
@@ -257,10 +257,10 @@ class NodePeer:
     def _make_member(self, signed: SignedManifest, manifest: Manifest, network: PeerNetwork) -> Member:
         membership = Membership.of(self._identity, manifest, self._credential)
         terms = membership.terms
-        gossip = Hearsay(terms, self.book, self.time, self._rng)
+        gossip = PeerExchange(terms, self.book, self.time, self._rng)
         client = FetchClient(self._identity, terms.run_id, self._credential, network.transport, (terms.protocol_version,))
         server = FetchServer(self._identity, terms, signed.to_bytes(), self.time.now_s, Mirror(self.time.local_s), gossip)
-        presence = Presence(membership, network.directory, network.addresses, gossip, self.standing, self._emit, self._wait_for_peers)
+        presence = Presence(membership, network.directory, network.addresses, gossip, self.lifecycle, self._emit, self._wait_for_peers)
         return Member(
             manifest,
             membership,
@@ -274,22 +274,22 @@ class NodePeer:
 
     def _make_node(self, own: OwnSide, plan: ModelPlan, member: Member, presence: Presence, network: PeerNetwork) -> Node:
         membership, gossip, known = member.membership.with_plan(plan), member.gossip, member.server
-        terms, standing, link, downloads = membership.terms, self.standing, own.link, self._home.downloads
+        terms, lifecycle, link, downloads = membership.terms, self.lifecycle, own.link, self._home.downloads
         rng, emit = self._rng, self._emit
-        meetings = Meetings(membership, standing, network.transport, gossip, own, rng, lambda *ended: node.on_meeting_done(*ended))
+        meetings = Meetings(membership, lifecycle, network.transport, gossip, own, rng, lambda *ended: node.on_meeting_done(*ended))
         searches = Searches(membership, meetings, link, rng)
-        source = StateSource(link, own.payloads, standing, terms, meetings.until_quiet)
+        source = StateSource(link, own.payloads, lifecycle, terms, meetings.until_quiet)
         server = FetchServer(known.identity, terms, known.manifest, known.now_s, known.mirror, gossip, source, known.hatch)
-        sources = Sources(member.client, Heads(self.book, terms), rng)
-        transfer = StateTransfer(sources, terms, standing, meetings, link, downloads / "state", emit)
-        fragments = FragmentSync(sources, terms, standing, link, own.payloads, emit)
-        agreement = ResultAgreement(sources, terms, standing, meetings, source, link, own.payloads, downloads / "result", emit)
+        sources = Sources(member.client, SybilGroups(self.book, terms), rng)
+        transfer = StateTransfer(sources, terms, lifecycle, meetings, link, downloads / "state", emit)
+        fragments = FragmentSync(sources, terms, lifecycle, link, own.payloads, emit)
+        agreement = ResultAgreement(sources, terms, lifecycle, meetings, source, link, own.payloads, downloads / "result", emit)
         state_sync = StateSync(
-            membership, standing, presence, sources.heads, transfer, fragments, agreement, link, emit,
+            membership, lifecycle, presence, sources.groups, transfer, fragments, agreement, link, emit,
             is_founder=self._run.is_founder,
             has_start=self._has_weights or member.manifest.model.weights is None,
             wait_for_peers=self._wait_for_peers,
         )  # fmt: skip
         averaging = FinalAveraging(searches, meetings, self.book, agreement, len(terms.fragments), membership.total_steps)
-        node = Node(meetings, searches, server, state_sync, averaging, standing, link, emit)
+        node = Node(meetings, searches, server, state_sync, averaging, lifecycle, link, emit)
         return node

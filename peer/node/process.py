@@ -59,10 +59,10 @@ class NodeProcess:
         throttle = self._peer.throttle
         throttle.up.bytes_per_s, throttle.down.bytes_per_s = (self._line.limits[way] for way in (Way.UP, Way.DOWN))
         if settings.resting:
-            self._peer.standing.rest()
+            self._peer.lifecycle.pause()
             self._paused.set()
         else:
-            self._peer.standing.wake()
+            self._peer.lifecycle.resume()
 
     def stop(self) -> None:
         """Have `run` end in order."""

@@ -30,15 +30,15 @@ MAX_ENTRIES = 256  # a random part of a larger swarm mixes as well as all of it
 MAX_BANS = 1024
 MAX_HINTS = 8  # addresses of one peer
 KEPT = 64  # good peers remembered on disk
-REST_S = 1.0  # after the first failure or refusal; doubles up to
-REST_PER_WAIT = 2.0  # times as long as it kept us waiting, where that is longer: so a silent one takes a third of our time
-REST_FAILED_S = 60.0  # for a peer that cannot be reached, breaks off, or sends what our gate rejects
-REST_REFUSED_S = 8.0  # for one that answers, but will not meet
-LUCK = (0.2, 0.02)  # how fast we learn whether strangers are worth a try, and how often one is tried at least
+BACK_OFF_S = 1.0  # after the first failure or refusal; doubles up to
+BACK_OFF_PER_WAIT = 2.0  # times as long as it kept us waiting, where that is longer: so a silent one takes a third of our time
+BACK_OFF_FAILED_S = 60.0  # for a peer that cannot be reached, breaks off, or sends what our gate rejects
+BACK_OFF_REFUSED_S = 8.0  # for one that answers, but will not meet
+SUCCESS_RATE = (0.2, 0.02)  # how fast we learn whether strangers are worth a try, and how often one is tried at least
 BAN_S = 24 * 3600.0
 SILENCE_S = 40.0  # a peer that announces itself after so long was cut off, and is worth a try at once
 FORGET_S = 900.0  # a peer that nobody has announced for so long is not tried any more
-PATIENCE = (3.0, 5.0)  # times a usual meeting with somebody, and seconds: who is silent for longer than both is gone
+TIMEOUT = (3.0, 5.0)  # times a usual meeting with somebody, and seconds: who is silent for longer than both is gone
 AVOIDED = 3  # partners met last that are passed over, where there are enough others
 
 
@@ -60,10 +60,10 @@ class KnownPeer:
     told_s: float = -math.inf  # when it last told us its clock itself, in a meeting or calling for one
     failures: int = 0  # in a row: could not be reached, or broke off
     refusals: int = 0  # in a row: answered, but did not meet
-    rests_until_s: float = 0.0
+    backs_off_until_s: float = 0.0
     unwelcome_until_s: float = 0.0  # its calls are not answered either
     meetings: int = 0  # completed with it
-    usual_s: float = 0.0  # how long they have taken lately, or the last one, if that was longer
+    typical_s: float = 0.0  # how long they have taken lately, or the last one, if that was longer
     record: MemberRecord | None = None  # its latest word, to pass on
 
     @property
@@ -84,10 +84,10 @@ class KnownPeer:
         return self.meetings > 0 and not self.failures
 
     @property
-    def patience_s(self) -> float:
+    def timeout_s(self) -> float:
         """How long it may say nothing, going by its meetings with us and what has come of waiting; for ever where these say nothing."""
-        times, least_s = PATIENCE
-        return max(least_s, times * self.usual_s) if self.is_familiar else math.inf
+        times, least_s = TIMEOUT
+        return max(least_s, times * self.typical_s) if self.is_familiar else math.inf
 
     def is_newer(self, record: MemberRecord) -> bool:
         """Tell whether this record says more than the one we hold."""
@@ -95,7 +95,7 @@ class KnownPeer:
 
     def is_back(self, now_s: float) -> None:
         """Forget that it could not be reached."""
-        self.failures, self.rests_until_s, self.unwelcome_until_s = 0, min(self.rests_until_s, now_s), now_s
+        self.failures, self.backs_off_until_s, self.unwelcome_until_s = 0, min(self.backs_off_until_s, now_s), now_s
 
 
 class AddressBook:
@@ -106,7 +106,7 @@ class AddressBook:
         self._entries: dict[PeerId, KnownPeer] = {}
         self._banned_until_s: dict[PeerId, float] = {}
         self._last: deque[PeerId] = deque(maxlen=AVOIDED)
-        self._luck = 1.0  # the share of our calls to strangers that have come to a meeting lately
+        self._success_rate = 1.0  # the share of our calls to strangers that have come to a meeting lately
 
     # ------------------------------------------------------------------ what is learnt
 
@@ -160,51 +160,51 @@ class AddressBook:
         """Note a completed meeting, how long it took, and how far the partner was: its clock, and whether it has come to the end."""
         entry = self._entry(peer_id, now_s)
         entry.finished = entry.finished or finished
-        self._learn_luck(entry, met=True)
+        self._learn_success(entry, met=True)
         entry.meetings += 1
-        entry.usual_s = max(took_s, entry.usual_s + 0.2 * (took_s - entry.usual_s))
+        entry.typical_s = max(took_s, entry.typical_s + 0.2 * (took_s - entry.typical_s))
         entry.clock_steps, entry.told_s = clock_steps, now_s
         entry.seen_s = now_s
         entry.failures = entry.refusals = 0
-        entry.rests_until_s = entry.unwelcome_until_s = now_s
+        entry.backs_off_until_s = entry.unwelcome_until_s = now_s
         self._last.append(peer_id)
 
     def failed(self, peer_id: PeerId, now_s: float, waited_s: float = 0.0) -> None:
         """Let a peer rest after a failure that may be the network's; longer each time, and the longer we waited for nothing."""
         entry = self._entry(peer_id, now_s)
-        self._rest(entry, now_s, waited_s)
-        self._learn_luck(entry, met=False)
+        self._back_off(entry, now_s, waited_s)
+        self._learn_success(entry, met=False)
 
     def broke_off(self, peer_id: PeerId, now_s: float, waited_s: float = 0.0) -> None:
         """Let a peer rest after a meeting that it broke off or let run out, whoever had called: it must not keep others from us."""
         self.failed(peer_id, now_s, waited_s)
         entry = self._entry(peer_id, now_s)
-        entry.unwelcome_until_s = entry.rests_until_s
+        entry.unwelcome_until_s = entry.backs_off_until_s
 
-    def refused(self, peer_id: PeerId, now_s: float, most_s: float = REST_REFUSED_S) -> None:
+    def refused(self, peer_id: PeerId, now_s: float, most_s: float = BACK_OFF_REFUSED_S) -> None:
         """Let a peer rest with which there was no agreement; longer each time, but it is there, and either side may change."""
         entry = self._entry(peer_id, now_s)
-        entry.rests_until_s = now_s + min(most_s, REST_S * 2 ** min(entry.refusals, 16))
+        entry.backs_off_until_s = now_s + min(most_s, BACK_OFF_S * 2 ** min(entry.refusals, 16))
         entry.failures = 0
         entry.refusals += 1
-        self._learn_luck(entry, met=False)
+        self._learn_success(entry, met=False)
 
     def not_now(self, peer_id: PeerId, now_s: float, *, finished: bool = False) -> None:
         """Let a peer rest a moment that said it cannot meet yet, or does not any more."""
         entry = self._entry(peer_id, now_s)
         entry.finished = entry.finished or finished
-        entry.rests_until_s = max(entry.rests_until_s, now_s + REST_S)
+        entry.backs_off_until_s = max(entry.backs_off_until_s, now_s + BACK_OFF_S)
 
     def forget_refusals(self, now_s: float) -> None:
         """Ask everybody anew who would not meet us: we have other weights now."""
         for entry in self._entries.values():
             if entry.refusals:
-                entry.refusals, entry.rests_until_s = 0, now_s
+                entry.refusals, entry.backs_off_until_s = 0, now_s
 
     def lost(self, peer_id: PeerId, now_s: float) -> None:
         """Note that somebody did not answer a call that was no meeting; who is not in the book stays out of it."""
         if peer_id in self._entries:
-            self._rest(self._entries[peer_id], now_s)
+            self._back_off(self._entries[peer_id], now_s)
 
     def answered(self, peer_id: PeerId, now_s: float) -> None:
         """Note that somebody has just proven that it is there."""
@@ -256,10 +256,10 @@ class AddressBook:
         """Return the live peers whose own record we hold."""
         return [entry for entry in self.live(now_s) if entry.record is not None]
 
-    def patience_s(self, peer_id: PeerId) -> float:
+    def timeout_s(self, peer_id: PeerId) -> float:
         """Return how long somebody may say nothing, going by our meetings; for ever for whom we have not met, or not since a failure."""
         entry = self._entries.get(peer_id)
-        return math.inf if entry is None else entry.patience_s
+        return math.inf if entry is None else entry.timeout_s
 
     def clock_of(self, peer_id: PeerId) -> int | None:
         """Return the clock that a peer has last signed, None when none is known."""
@@ -270,29 +270,31 @@ class AddressBook:
         """Choose the next partner, or None when nobody can be asked now."""
         known = self.live(now_s)
         familiar = [entry for entry in known if entry.is_familiar]
-        if familiar and self._luck < 1.0 and rng.random() >= self._luck:
+        if familiar and self._success_rate < 1.0 and rng.random() >= self._success_rate:
             known = familiar
-        ready = [entry for entry in known if entry.rests_until_s <= now_s and entry.peer_id not in exclude]
+        ready = [entry for entry in known if entry.backs_off_until_s <= now_s and entry.peer_id not in exclude]
         num_avoided = min(AVOIDED, (len(ready) - 1) // 2)
         avoided = list(self._last)[-num_avoided:] if num_avoided > 0 else []
         fresh = [entry for entry in ready if entry.peer_id not in avoided]
         return rng.choice(fresh or ready) if ready else None
 
-    def _rest(self, entry: KnownPeer, now_s: float, waited_s: float = 0.0) -> None:
-        rest_s = min(REST_FAILED_S, max(REST_S * 2 ** min(entry.failures, 16), REST_PER_WAIT * waited_s))
-        entry.rests_until_s = max(entry.rests_until_s, now_s + rest_s)
+    def _back_off(self, entry: KnownPeer, now_s: float, waited_s: float = 0.0) -> None:
+        back_off_s = min(BACK_OFF_FAILED_S, max(BACK_OFF_S * 2 ** min(entry.failures, 16), BACK_OFF_PER_WAIT * waited_s))
+        entry.backs_off_until_s = max(entry.backs_off_until_s, now_s + back_off_s)
         entry.failures += 1
-        entry.usual_s = max(entry.usual_s, waited_s)  # it may be there, and slow: the next time it has longer, whatever it says till then
+        entry.typical_s = max(
+            entry.typical_s, waited_s
+        )  # it may be there, and slow: the next time it has longer, whatever it says till then
 
-    def _learn_luck(self, entry: KnownPeer, *, met: bool) -> None:
+    def _learn_success(self, entry: KnownPeer, *, met: bool) -> None:
         """Note how a call to a stranger went: a hundred keys that only refuse are not to use up our searches."""
         if not entry.meetings:
-            rate, least = LUCK
-            self._luck = max(least, self._luck + rate * (met - self._luck))
+            rate, least = SUCCESS_RATE
+            self._success_rate = max(least, self._success_rate + rate * (met - self._success_rate))
 
     def soonest_s(self, now_s: float) -> float | None:
         """Return when the first of the live peers can be asked; None when there is none."""
-        return min((max(now_s, entry.rests_until_s) for entry in self.live(now_s)), default=None)
+        return min((max(now_s, entry.backs_off_until_s) for entry in self.live(now_s)), default=None)
 
     def addresses(self, peer_id: PeerId) -> tuple[str, ...]:
         """Return the known addresses of a peer."""

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 
 from gossamer.peer.machine.events import Event
 from gossamer.peer.swarm.address_book import loop_s
-from gossamer.peer.swarm.hearsay import Hearsay
+from gossamer.peer.swarm.lifecycle import Lifecycle, LifecycleState
 from gossamer.peer.swarm.membership import Membership
-from gossamer.peer.swarm.sight import RELEASE, Sight
-from gossamer.peer.swarm.standing import PeerState, Standing
+from gossamer.peer.swarm.peer_exchange import PeerExchange
+from gossamer.peer.swarm.swarm_reporter import RELEASE, SwarmReporter
 from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.limits import RECORD_LIFETIME_S
 from gossamer.protocol.messages.records import MemberRecord, announceable
@@ -40,17 +40,17 @@ class Presence:
         membership: Membership,
         directory: Directory,
         addresses: Callable[[], tuple[str, ...]],
-        hearsay: Hearsay,
-        standing: Standing,
+        peer_exchange: PeerExchange,
+        lifecycle: Lifecycle,
         emit: Callable[[Event], None],
         wait_for_peers: int,
     ) -> None:
         self._membership = membership
         self._directory = directory
         self._addresses = addresses
-        self._hearsay = hearsay
-        self._standing = standing
-        self._sight = Sight(emit, hearsay)
+        self._peer_exchange = peer_exchange
+        self._lifecycle = lifecycle
+        self._reporter = SwarmReporter(emit, peer_exchange)
         self._enough = max(1, wait_for_peers)
         self._sequence = 0
         self._has_looked = asyncio.Event()
@@ -73,19 +73,19 @@ class Presence:
 
         Not before our trainer is there: who waits for company would begin without us, and who calls would find nobody to meet.
         """
-        await self._standing.until(lambda: self._standing.state is not PeerState.UNTOLD)
+        await self._lifecycle.until(lambda: self._lifecycle.state is not LifecycleState.UNKNOWN)
         while True:
             announced = self._news()
             await self._announce(RECORD_S, ANNOUNCE_S)
-            known = self._hearsay.book.live(loop_s())
+            known = self._peer_exchange.book.live(loop_s())
             until_s = loop_s() + (ANNOUNCE_S if known else LOOK_S[0])
             while loop_s() < until_s and self._news() == announced:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(TELL_S):
-                        await self._standing.until(lambda: self._news() != announced)  # noqa: B023 (awaited here)
+                        await self._lifecycle.until(lambda: self._news() != announced)  # noqa: B023 (awaited here)
 
     def _news(self) -> tuple[bool, bool, tuple[str, ...]]:
-        return self._standing.finished, self._standing.is_paused, announceable(self._addresses(), self._membership.identity.peer_id)
+        return self._lifecycle.finished, self._lifecycle.is_paused, announceable(self._addresses(), self._membership.identity.peer_id)
 
     async def _look_for_ever(self) -> None:
         pause_s = LOOK_S[0]
@@ -94,14 +94,14 @@ class Presence:
                 async with asyncio.timeout(LOOK_S[1]):
                     await self._look()
             self._has_looked.set()
-            known = len(self._hearsay.book.announced(loop_s()))
-            is_urgent = known < self._enough or self._standing.finished
+            known = len(self._peer_exchange.book.announced(loop_s()))
+            is_urgent = known < self._enough or self._lifecycle.finished
             pause_s = LOOK_S[0] if is_urgent else min(2 * pause_s, LOOK_S[2] if known >= MANY else LOOK_S[1])
             await asyncio.sleep(pause_s)
 
     async def _tell_for_ever(self) -> None:
         while True:
-            self._sight.tell(len(self._hearsay.book.live(loop_s())), self._addresses())
+            self._reporter.report(len(self._peer_exchange.book.live(loop_s())), self._addresses())
             await asyncio.sleep(TELL_S)
 
     async def leave(self) -> None:
@@ -111,29 +111,29 @@ class Presence:
     async def _announce(self, lifetime_s: int, within_s: float) -> None:
         with _unharmed("an announcement"):
             async with asyncio.timeout(within_s):
-                self._hearsay.own = self._record(lifetime_s)
-                await self._directory.announce(self._hearsay.own)
+                self._peer_exchange.own = self._record(lifetime_s)
+                await self._directory.announce(self._peer_exchange.own)
 
     def _record(self, lifetime_s: int) -> MemberRecord:
-        membership, now_s = self._membership, int(self._hearsay.time.now_s())
+        membership, now_s = self._membership, int(self._peer_exchange.time.now_s())
         self._sequence = max(self._sequence + 1, now_s)  # grows over restarts too
         return MemberRecord(
             run_id=membership.terms.run_id,
             peer_id=membership.identity.peer_id,
             addresses=announceable(self._addresses(), membership.identity.peer_id),
-            clock_steps=self._standing.clock_steps,
-            finished=self._standing.finished,
+            clock_steps=self._lifecycle.clock_steps,
+            finished=self._lifecycle.finished,
             sequence=self._sequence,
             expires_s=now_s + lifetime_s,
             credential=membership.credential,
-            paused=self._standing.is_paused,
-            tokens=self._standing.tokens,
+            paused=self._lifecycle.is_paused,
+            tokens=self._lifecycle.tokens,
             release=RELEASE,
         ).signed(membership.identity)
 
     async def _look(self) -> None:
         for number, record in enumerate(await self._directory.members(), 1):
-            self._hearsay.take(record)
+            self._peer_exchange.take(record)
             if number % RECORDS_AT_ONCE == 0:
                 await asyncio.sleep(0)
 

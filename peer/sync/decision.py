@@ -1,7 +1,7 @@
 """Decide when another peer's weights are wanted: one pure function over a frozen view. peer/sync/state_sync.py observes and acts.
 
 Global steps only say where to look: weights are never adopted because of their global step, and no global step beyond that of most Sybil
-groups (peer/swarm/heads.py) is followed. The trainer judges every state by the loss on its own held-out text.
+groups (peer/swarm/sybil_groups.py) is followed. The trainer judges every state by the loss on its own held-out text.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.link.socket import LinkLost, NodeEnd
 from gossamer.peer.machine.events import Event, FragmentPulled
 from gossamer.peer.swarm.address_book import KnownPeer, loop_s
-from gossamer.peer.swarm.standing import Standing
+from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.sync.client import Source, pull_seed
 from gossamer.peer.sync.sources import Sources
 from gossamer.protocol.errors import GossamerError
@@ -67,14 +67,14 @@ class FragmentSync:
         self,
         sources: Sources,
         terms: RunTerms,
-        standing: Standing,
+        lifecycle: Lifecycle,
         link: NodeEnd,
         files: PayloadFolder,
         emit: Callable[[Event], None],
     ) -> None:
         self._sources = sources
         self._terms = terms
-        self._standing = standing
+        self._lifecycle = lifecycle
         self._link = link
         self._files = files
         self._emit = emit
@@ -89,7 +89,7 @@ class FragmentSync:
         self._sources.rng.shuffle(peers)
         if len(peers) < AT_ONCE:
             peers *= AT_ONCE
-        work = Round(deque(sorted(self._standing.stale)), deque(peers), check)
+        work = Round(deque(sorted(self._lifecycle.stale)), deque(peers), check)
         async with asyncio.TaskGroup() as tasks:
             for _ in range(AT_ONCE):
                 tasks.create_task(self._use_sources(work))
@@ -109,12 +109,12 @@ class FragmentSync:
                 continue
 
     def _is_old(self, work: Round) -> bool:
-        old_steps = self._standing.clock_steps - self._terms.max_clock_gap_steps // OLD_SHARE
+        old_steps = self._lifecycle.clock_steps - self._terms.max_clock_gap_steps // OLD_SHARE
         return any(one.asked_steps < old_steps for one in work.arrived)
 
     async def _sync_next(self, source: Source, work: Round) -> None:
         """Fetch and decode the next fragment, or leave it for another source. Raises GossamerError, LinkLost, OSError."""
-        began_s, asked_steps, nonce = loop_s(), self._standing.clock_steps, secrets.token_bytes(NONCE_BYTES)
+        began_s, asked_steps, nonce = loop_s(), self._lifecycle.clock_steps, secrets.token_bytes(NONCE_BYTES)
         fragment, name = work.left.popleft(), f"pull-{next(self._names)}"
         answer = payload_name(name, File.PARTNER_PAYLOAD)
         try:
@@ -155,7 +155,7 @@ class FragmentSync:
             self._num_tries[one.fragment] += 1
             if is_enough(failed_share, self._num_tries[one.fragment]):
                 self._num_tries[one.fragment] = 0
-                self._standing.stale.discard(one.fragment)
+                self._lifecycle.stale.discard(one.fragment)
             if failed_share is None:
                 self._refused.add(one.source)
             reason = pulled.reason if failed_share is None else ""

@@ -9,7 +9,7 @@ from typing import Protocol
 class OwnMeetings(Protocol):
     """The meetings of this peer, which stop while its weights are replaced."""
 
-    usual_s: float
+    typical_s: float
     """Typical duration of completed meetings."""
 
     def set_aside(self) -> AbstractAsyncContextManager[None]:

@@ -29,7 +29,7 @@ from gossamer.peer.link.payload_folder import PayloadFolder, mapped
 from gossamer.peer.link.socket import LinkLost, NodeEnd
 from gossamer.peer.machine.events import Event, ProcessSays, ResultTaken
 from gossamer.peer.swarm.address_book import KnownPeer, loop_s
-from gossamer.peer.swarm.standing import Standing
+from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.sync import pieces as files
 from gossamer.peer.sync.client import Source
 from gossamer.peer.sync.own_meetings import OwnMeetings
@@ -67,7 +67,7 @@ class ResultAgreement:
         self,
         sources: Sources,
         terms: RunTerms,
-        standing: Standing,
+        lifecycle: Lifecycle,
         meetings: OwnMeetings,
         own: StateSource,
         link: NodeEnd,
@@ -78,7 +78,7 @@ class ResultAgreement:
         self._sources = sources
         self._state_bytes = terms.state_bytes
         self._book = sources.book
-        self._standing = standing
+        self._lifecycle = lifecycle
         self._meetings = meetings
         self._own = own
         self._link = link
@@ -115,7 +115,7 @@ class ResultAgreement:
         asked, found = self._sources.rng.sample(known, min(ASKED, len(known))), Found()
         for entry, name in await self._sources.ask_all(asked, self._settled_name, ANSWER_S):
             if isinstance(name, GossamerError):
-                self._useless.update(() if entry.meetings else self._sources.heads.answerable(entry))
+                self._useless.update(() if entry.meetings else self._sources.groups.answerable(entry))
             elif name and name not in self._refused:
                 found.setdefault(name, []).append(entry)
         if found:
@@ -143,12 +143,12 @@ class ResultAgreement:
                     is_taken = await self._take(name, found)
         if not is_taken:
             for entry in found[name]:
-                self._useless.update(self._sources.heads.answerable(entry))
+                self._useless.update(self._sources.groups.answerable(entry))
 
     @property
     def _known_s(self) -> float:
         """How long the transfer from a peer that we have met may take."""
-        return STRANGERS_S + TIMEOUT_FACTOR * self._state_meetings * self._meetings.usual_s
+        return STRANGERS_S + TIMEOUT_FACTOR * self._state_meetings * self._meetings.typical_s
 
     async def _take(self, name: bytes, found: Found) -> bool:
         """Fetch a result and have the trainer judge it; return whether it took it."""
@@ -202,7 +202,7 @@ class ResultAgreement:
         near = self._book.reachable(loop_s())
         cost, chosen = Counter(self._useless), list[KnownPeer]()
         for entry in self._sources.rng.sample(near, len(near)):
-            marks = self._sources.heads.answerable(entry)
+            marks = self._sources.groups.answerable(entry)
             if all(cost[mark] < TRIES for mark in marks):
                 chosen.append(entry)
                 if not entry.meetings:
@@ -223,7 +223,7 @@ class ResultAgreement:
                 written = await self._link.request(messages.Settle(name))
                 data = self._payloads.read(name)
                 is_whole = isinstance(written, messages.Written) and not written.reason and len(data) == self._state_bytes
-                self._standing.has_settled = is_whole
+                self._lifecycle.has_settled = is_whole
         except LinkLost:
             return
         finally:
@@ -238,7 +238,7 @@ class ResultAgreement:
                 with contextlib.suppress(LinkLost):
                     adopted = await self._link.request(messages.Adopt(str(path), 0, is_result=True))
                     assert isinstance(adopted, messages.Adopted)
-                    self._standing.has_settled |= adopted.accepted
+                    self._lifecycle.has_settled |= adopted.accepted
                     return adopted
                 await asyncio.sleep(PAUSE_S)
 
@@ -292,6 +292,6 @@ class ResultAgreement:
     async def _settled_name(self, source: Source) -> bytes:
         """Return the name of a source's result, empty where it has none; note whether it is at the end. Raises as `Source.take`."""
         header = await source.header(ContentsKind.RESULT)
-        if self._standing.finished and header.clock_steps >= self._standing.clock_steps:
+        if self._lifecycle.finished and header.clock_steps >= self._lifecycle.clock_steps:
             self._book.saw(source.peer_id, loop_s(), header.clock_steps, finished=True)
         return header.name

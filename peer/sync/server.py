@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gossamer.peer.swarm.address_book import loop_s
-from gossamer.peer.swarm.hearsay import Hearsay
+from gossamer.peer.swarm.peer_exchange import PeerExchange
 from gossamer.peer.sync.client import receive, send, send_chunks, take_chunks
 from gossamer.peer.sync.hatch import Hatch
 from gossamer.peer.sync.mirror import Mirror
@@ -38,7 +38,7 @@ class FetchServer:
     manifest: bytes
     now_s: Callable[[], float]  # Unix time
     mirror: Mirror
-    hearsay: Hearsay
+    peer_exchange: PeerExchange
     source: StateSource | None = None
     hatch: Hatch = field(default_factory=Hatch)
 
@@ -85,9 +85,9 @@ class FetchServer:
     def _introduction(self, stream: Stream, request: FetchRequest) -> bytes:
         """Name members; past the budget return only the time, for other requests on the stream may still be served."""
         if not self.mirror.may_introduce(stream.partner, stream.observed):
-            return self.hearsay.introduction(stream.partner, 0)
-        self.hearsay.take_all(request.records)
-        return self.hearsay.introduction(stream.partner, request.num_bytes)
+            return self.peer_exchange.introduction(stream.partner, 0)
+        self.peer_exchange.take_all(request.records)
+        return self.peer_exchange.introduction(stream.partner, request.num_bytes)
 
     async def _echo(self, stream: Stream, request: FetchRequest) -> bytes:
         self.mirror.allow_echo(stream.partner, request.num_bytes)

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequ
 from typing import TypeVar
 
 from gossamer.peer.swarm.address_book import AddressBook, KnownPeer, loop_s
-from gossamer.peer.swarm.heads import Head, Heads
+from gossamer.peer.swarm.sybil_groups import SybilGroup, SybilGroups
 from gossamer.peer.sync.client import FetchClient, Source
 from gossamer.protocol.errors import GossamerError, PeerMisbehaved, TransportError
 
@@ -19,21 +19,21 @@ T = TypeVar("T")
 class Sources:
     """Ask other peers. Owns the client, and the randomness that decides who is asked. Belongs to one event loop."""
 
-    def __init__(self, client: FetchClient, heads: Heads, rng: random.Random) -> None:
+    def __init__(self, client: FetchClient, groups: SybilGroups, rng: random.Random) -> None:
         self.client = client
-        self.heads = heads
+        self.groups = groups
         self.rng = rng
 
     @property
     def book(self) -> AddressBook:
         """Return the address book."""
-        return self.heads.book
+        return self.groups.book
 
-    def live_groups(self) -> list[Head]:
+    def live_groups(self) -> list[SybilGroup]:
         """Return the live peers in random order, by Sybil group."""
         live = self.book.live(loop_s())
         self.rng.shuffle(live)
-        return self.heads.group(live)
+        return self.groups.group(live)
 
     @contextlib.asynccontextmanager
     async def open(self, peer: KnownPeer) -> AsyncIterator[Source]:
@@ -63,7 +63,7 @@ class Sources:
         return list(zip(peers, answers, strict=True))
 
 
-def spread_over(groups: Sequence[Head]) -> list[KnownPeer]:
+def spread_over(groups: Sequence[SybilGroup]) -> list[KnownPeer]:
     """Return the members of all groups: one of each, then another of each, and so on."""
     longest = max(map(len, groups), default=0)
     return [group[turn] for turn in range(longest) for group in groups if turn < len(group)]

@@ -19,7 +19,7 @@ from gossamer.peer.link.messages import File, payload_name
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.link.socket import LinkLost, NodeEnd
 from gossamer.peer.swarm.address_book import loop_s
-from gossamer.peer.swarm.standing import Standing
+from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.sync.client import part_bytes, pull_seed, take_chunks
 from gossamer.peer.sync.run_result import RunResult
 from gossamer.protocol.errors import RefusalCode, Refused
@@ -88,13 +88,13 @@ class StateSource:
         self,
         link: NodeEnd,
         payloads: PayloadFolder,
-        standing: Standing,
+        lifecycle: Lifecycle,
         terms: RunTerms,
         until_quiet: Callable[[], Awaitable[None]],
     ) -> None:
         self._link = link
         self._payloads = payloads
-        self._standing = standing
+        self._lifecycle = lifecycle
         self._state_bytes = terms.state_bytes
         self._fragments = terms.fragments
         self.result: RunResult | None = None  # once we have one
@@ -140,11 +140,11 @@ class StateSource:
         return {partner for partner, at_s in self._gave_s.items() if loop_s() - at_s < GIVING_S}
 
     async def _piece(self, partner: PeerId, request: FetchRequest) -> ServedPart:
-        if not self._standing.has_begun:
+        if not self._lifecycle.has_begun:
             raise Refused(RefusalCode.NOT_READY, "I have not begun to train")
         num_bytes = part_bytes(request, self._state_bytes)
         if not num_bytes:
-            return ServedPart(self._state_bytes, memoryview(b""), self._standing.clock_steps)
+            return ServedPart(self._state_bytes, memoryview(b""), self._lifecycle.clock_steps)
         self._count(partner, num_bytes)
         try:
             copy = await self._recent_copy()
@@ -153,7 +153,7 @@ class StateSource:
         return ServedPart(self._state_bytes, copy.data[request.offset : request.offset + num_bytes], copy.clock_steps)
 
     def _part_of_result(self, partner: PeerId, request: FetchRequest) -> ServedPart:
-        clock_steps, result = self._standing.clock_steps, self.result or self.coming
+        clock_steps, result = self._lifecycle.clock_steps, self.result or self.coming
         if request.kind is ContentsKind.RESULT and not request.num_bytes:  # the name of the one that we have settled on, if any
             return ServedPart(self._state_bytes, memoryview(b""), clock_steps, self.result.name if self.result else b"")
         if result is None:
@@ -166,13 +166,13 @@ class StateSource:
 
     async def _coded(self, stream: Stream, request: FetchRequest) -> ServedPart:
         """Code a fragment's slow weights against the sketch that follows the request; one at a time."""
-        if not self._standing.has_begun or request.fragment in self._standing.stale:
+        if not self._lifecycle.has_begun or request.fragment in self._lifecycle.stale:
             raise Refused(RefusalCode.NOT_READY, "my own weights are not fit to be pulled yet")
         if request.fragment >= len(self._fragments):
             raise Refused(RefusalCode.WRONG_TERMS, f"fragment {request.fragment} of {len(self._fragments)}")
         sizes = self._fragments[request.fragment]
         self._count(stream.partner, sizes.slow_bytes)
-        name, clock_steps = f"give-{next(self._names)}", self._standing.clock_steps
+        name, clock_steps = f"give-{next(self._names)}", self._lifecycle.clock_steps
         sketch, coded = payload_name(name, File.PARTNER_SKETCH), payload_name(name, File.OWN_PAYLOAD)
         try:
             self._payloads.write(sketch, b"")
@@ -190,7 +190,7 @@ class StateSource:
                 self._payloads.remove(file)
 
     def _count(self, partner: PeerId, num_bytes: int) -> None:
-        now_s, clock_steps = loop_s(), self._standing.clock_steps
+        now_s, clock_steps = loop_s(), self._lifecycle.clock_steps
         self._given = {
             peer: had
             for peer, had in self._given.items()
@@ -209,7 +209,7 @@ class StateSource:
             self._idle.cancel()
         self._idle = asyncio.get_running_loop().call_later(IDLE_S, self._let_go)
         copy = self._copy
-        age_s, age_steps = (loop_s() - copy.made_s, self._standing.clock_steps - copy.clock_steps) if copy else (math.inf, 0)
+        age_s, age_steps = (loop_s() - copy.made_s, self._lifecycle.clock_steps - copy.clock_steps) if copy else (math.inf, 0)
         is_late = age_steps > self._gap_steps // LATE_SHARE
         if self._copying is None and (is_late or age_s > COPY_S) and age_s > (copy.took_s / COPY_SHARE if copy else 0.0):
             self._copying = asyncio.create_task(self._renew(), name="copy of the state")
@@ -228,7 +228,7 @@ class StateSource:
     async def _new_copy(self) -> IdleCopy:
         name = f"clone-{next(self._names)}"
         await self._link.request(messages.BringUp(name))
-        made_s, clock_steps = loop_s(), self._standing.clock_steps
+        made_s, clock_steps = loop_s(), self._lifecycle.clock_steps
         try:
             taken = await self._link.request(messages.CopyState(name))
             if not isinstance(taken, messages.Written) or taken.reason:

@@ -18,10 +18,10 @@ from gossamer.peer.link.socket import NodeEnd
 from gossamer.peer.machine.events import Event, ProcessSays
 from gossamer.peer.meeting.words import Finish, MeetingOutcome
 from gossamer.peer.swarm.address_book import loop_s
-from gossamer.peer.swarm.heads import Heads
+from gossamer.peer.swarm.lifecycle import Lifecycle, LifecycleState
 from gossamer.peer.swarm.membership import Membership
 from gossamer.peer.swarm.presence import Presence
-from gossamer.peer.swarm.standing import PeerState, Standing
+from gossamer.peer.swarm.sybil_groups import SybilGroups
 from gossamer.peer.sync.decision import AskClocks, Fetch, SyncFragments, SyncView, TakeResult, decide, fresh_fragment, wanted
 from gossamer.peer.sync.fragment_sync import FragmentSync
 from gossamer.peer.sync.result_agreement import ResultAgreement
@@ -49,9 +49,9 @@ class StateSync:
     def __init__(
         self,
         membership: Membership,
-        standing: Standing,
+        lifecycle: Lifecycle,
         presence: Presence,
-        heads: Heads,
+        groups: SybilGroups,
         transfer: StateTransfer,
         fragments: FragmentSync,
         agreement: ResultAgreement,
@@ -64,10 +64,10 @@ class StateSync:
     ) -> None:
         self._terms = membership.terms
         self._total_steps = membership.total_steps
-        self._standing = standing
+        self._lifecycle = lifecycle
         self._presence = presence
-        self._heads = heads
-        self._book = heads.book
+        self._groups = groups
+        self._book = groups.book
         self._transfer = transfer
         self._fragments = fragments
         self._agreement = agreement
@@ -94,17 +94,17 @@ class StateSync:
 
     async def run(self) -> None:
         """Decide and act until cancelled. Raises as `StateTransfer.take_over` when a trainer that waits for weights cannot get any."""
-        standing = self._standing
+        lifecycle = self._lifecycle
         while True:
-            await standing.until(lambda: standing.state is not PeerState.UNTOLD)
-            if standing.state is PeerState.WAITING:
+            await lifecycle.until(lambda: lifecycle.state is not LifecycleState.UNKNOWN)
+            if lifecycle.state is LifecycleState.WAITING:
                 await self._wait_for_company()
                 await self._presence.first_look(FIRST_LOOK_S)
                 await self._act()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(START_S):
-                        await standing.until(lambda: standing.state is not PeerState.WAITING)
-            elif standing.may_meet and standing.phase is RunPhase.TRAIN:
+                        await lifecycle.until(lambda: lifecycle.state is not LifecycleState.WAITING)
+            elif lifecycle.may_meet and lifecycle.phase is RunPhase.TRAIN:
                 await self._act()
             await self._rest()
 
@@ -118,12 +118,12 @@ class StateSync:
         until_s = loop_s() + LOOK_S
         while loop_s() < until_s:
             await asyncio.sleep(COMPANY_S)
-            if self._standing.state is PeerState.WAITING or self._standing.stale or self._is_ending():
+            if self._lifecycle.state is LifecycleState.WAITING or self._lifecycle.stale or self._is_ending():
                 return
 
     async def _act(self) -> None:
         """Do what is to be done now. A trainer that waits is not left before it has weights."""
-        is_waiting = self._standing.state is PeerState.WAITING
+        is_waiting = self._lifecycle.state is LifecycleState.WAITING
         found = await self._agreement.find() if not is_waiting and self._is_ending() else {}
         decision = decide(self.view(has_result=bool(found)))
         if isinstance(decision, AskClocks):
@@ -149,22 +149,22 @@ class StateSync:
 
     def view(self, *, has_result: bool = False, are_clocks_fresh: bool = False) -> SyncView:
         """Return what is known at this moment."""
-        standing, own_steps = self._standing, self._standing.clock_steps
-        is_waiting, since_met_s = standing.state is PeerState.WAITING, loop_s() - self._met_s
+        lifecycle, own_steps = self._lifecycle, self._lifecycle.clock_steps
+        is_waiting, since_met_s = lifecycle.state is LifecycleState.WAITING, loop_s() - self._met_s
         return SyncView(
             state_bytes=self._terms.state_bytes,
             total_steps=self._total_steps,
             gap_steps=self._terms.max_clock_gap_steps,
             own_steps=own_steps,
-            typical_steps=self._heads.typical_clock(loop_s(), self._total_steps, own_steps),
-            others_steps=self._heads.typical_clock(loop_s(), self._total_steps),
+            typical_steps=self._groups.typical_clock(loop_s(), self._total_steps, own_steps),
+            others_steps=self._groups.typical_clock(loop_s(), self._total_steps),
             is_waiting=is_waiting,
             has_start=self._has_start,
             is_founder=self._is_founder,
-            others_have_begun=is_waiting and self._heads.half_say(loop_s(), lambda entry: entry.clock_steps > 0),
+            others_have_begun=is_waiting and self._groups.half_say(loop_s(), lambda entry: entry.clock_steps > 0),
             are_clocks_fresh=are_clocks_fresh,
             has_result=has_result,
-            has_stale=bool(standing.stale),
+            has_stale=bool(lifecycle.stale),
             since_met_s=since_met_s,
             is_in_company=since_met_s < COMPANY_KEPT_S and not self._voters() & {*self._too_far, *self._gated},
             is_refused=self._is_outcast(self._too_far),
@@ -174,22 +174,22 @@ class StateSync:
 
     def _is_ending(self) -> bool:
         """Tell whether half of the others are at the end of the run: then there is a result, or soon will be."""
-        return self._heads.half_say(loop_s(), lambda entry: entry.finished and not entry.failures, own=False)
+        return self._groups.half_say(loop_s(), lambda entry: entry.finished and not entry.failures, own=False)
 
     def _is_outcast(self, by: Collection[PeerId]) -> bool:
         if len(by) < OUTCAST:
             return False
         voters = self._voters()
         by = [partner for partner in by if partner in voters]
-        return len(by) >= OUTCAST and self._heads.half_name(loop_s(), set(by), MANY)
+        return len(by) >= OUTCAST and self._groups.half_name(loop_s(), set(by), MANY)
 
     def _voters(self) -> set[PeerId]:
         """Return the peers whose refusals count: in a Sybil group with members that we have met, strangers do not."""
-        return {entry.peer_id for entry in self._heads.voices(loop_s()) if not entry.failures}
+        return {entry.peer_id for entry in self._groups.voters(loop_s()) if not entry.failures}
 
     def _is_far(self, partner: PeerId) -> bool:
         clock_steps = self._book.clock_of(partner)
-        return clock_steps is not None and abs(clock_steps - self._standing.clock_steps) > self._terms.max_clock_gap_steps
+        return clock_steps is not None and abs(clock_steps - self._lifecycle.clock_steps) > self._terms.max_clock_gap_steps
 
     def _forget_refusals(self) -> None:
         self._too_far.clear()

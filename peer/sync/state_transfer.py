@@ -19,7 +19,7 @@ from gossamer.peer.link import messages
 from gossamer.peer.link.socket import LinkLost, NodeEnd
 from gossamer.peer.machine.events import Event, ProcessSays, ProgressMade, StateCloned
 from gossamer.peer.swarm.address_book import KnownPeer, loop_s
-from gossamer.peer.swarm.standing import Standing
+from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.sync import pieces as files
 from gossamer.peer.sync.client import as_final
 from gossamer.peer.sync.decision import NoUse, Wanted
@@ -51,7 +51,7 @@ class StateTransfer:
         self,
         sources: Sources,
         terms: RunTerms,
-        standing: Standing,
+        lifecycle: Lifecycle,
         meetings: OwnMeetings,
         link: NodeEnd,
         file: Path,
@@ -60,7 +60,7 @@ class StateTransfer:
         self._sources = sources
         self._book = sources.book
         self._terms = terms
-        self._standing = standing
+        self._lifecycle = lifecycle
         self._meetings = meetings
         self._link = link
         self._file = file
@@ -148,7 +148,7 @@ class StateTransfer:
 
     async def _compared(self) -> list[KnownPeer]:
         """Return whom to fetch from. A peer without weights of its own compares sources first; others compare with their own weights."""
-        if self._standing.has_begun or self._num_sources == 1 or self._progress is not None:
+        if self._lifecycle.has_begun or self._num_sources == 1 or self._progress is not None:
             order = self._order()
             return [peer for peer in order if peer.peer_id not in self._dissenting] or order
         found = await compare(self._sources, self._terms.state_bytes, SOURCES)
@@ -190,7 +190,7 @@ class StateTransfer:
     async def _adopt(self, pieces: Pieces, total_steps: int) -> GossamerError | None:
         """Have the trainer adopt the state; return why it did not. What it refuses is not kept."""
         await self.ask_clocks()
-        oldest, now = min(pieces.clocks.values()), self._sources.heads.typical_clock(loop_s(), total_steps)
+        oldest, now = min(pieces.clocks.values()), self._sources.groups.typical_clock(loop_s(), total_steps)
         is_old = now - oldest > self._terms.max_clock_gap_steps // OLD_SHARE
         clock_steps = now if is_old else min(oldest, now or oldest)  # an old state is synced before any meeting; no source sets our step
         try:
@@ -204,7 +204,7 @@ class StateTransfer:
         if not adopted.accepted:
             return self._blame(progress.num_by, adopted)
         self._num_sources = SOURCES
-        self._standing.stale = set(range(len(self._terms.fragments))) if is_old and not adopted.reason else set()
+        self._lifecycle.stale = set(range(len(self._terms.fragments))) if is_old and not adopted.reason else set()
         if adopted.reason:
             self._emit(ProcessSays("joining", f"kept our own weights: {adopted.reason}"))
             return None

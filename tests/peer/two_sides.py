@@ -172,13 +172,13 @@ class Seat:
 class Table:
     """Both seats. The responder's machine exists once the initiator's Hello has arrived."""
 
-    def __init__(self, fragment: int = PLAIN, *, trainers: tuple[Trainer, Trainer] | None = None, patience_s: float = math.inf) -> None:
+    def __init__(self, fragment: int = PLAIN, *, trainers: tuple[Trainer, Trainer] | None = None, timeout_s: float = math.inf) -> None:
         self.fragment = fragment
-        self.patience_s = patience_s
+        self.timeout_s = timeout_s
         self.identities = (Identity(SEEDS[0]), Identity(SEEDS[1]))
         self.trainers = trainers or (Trainer(b"a", fragment), Trainer(b"b", fragment))
         them = self.identities[1].peer_id
-        greeting = Greeting(membership(self.identities[0]), them, fragment, b"n" * 16, NOW_S, patience_s=patience_s)
+        greeting = Greeting(membership(self.identities[0]), them, fragment, b"n" * 16, NOW_S, timeout_s=timeout_s)
         self.initiator = Seat(1, greeting, self.trainers[0])
         self.responder: Seat | None = None
 
@@ -189,7 +189,7 @@ class Table:
         hello = self.initiator.sent[0]
         assert isinstance(hello, Hello)
         me, partner = self.identities[1], self.identities[0].peer_id
-        greeting = Greeting(membership(me), partner, self.fragment, b"p" * 16, NOW_S, hello, patience_s=self.patience_s)
+        greeting = Greeting(membership(me), partner, self.fragment, b"p" * 16, NOW_S, hello, timeout_s=self.timeout_s)
         self.responder = Seat(2, greeting, self.trainers[1])
         self.initiator.other, self.responder.other = self.responder, self.initiator
         return self.responder
@@ -211,9 +211,9 @@ class Table:
         return seats
 
 
-def alone(state: MeetingState, fragment: int = SKETCHED, *, initiates: bool = True, patience_s: float = math.inf) -> Seat:
+def alone(state: MeetingState, fragment: int = SKETCHED, *, initiates: bool = True, timeout_s: float = math.inf) -> Seat:
     """Return one side of a meeting in this state, cut off from its partner: the test is the partner now."""
-    table = Table(fragment, patience_s=patience_s)
+    table = Table(fragment, timeout_s=timeout_s)
     if initiates and state in (MeetingState.OPENING, MeetingState.CONNECTING, MeetingState.GREETING):
         while table.initiator.state is not state:
             table.initiator.feed(table.initiator.waiting.popleft())

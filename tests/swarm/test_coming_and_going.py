@@ -60,7 +60,7 @@ def test_a_late_joiner_clones_weights_momentum_and_clock_and_warms_up_again(tmp_
         joiner = swarm.add(**JOINER)
         joiner.trainer.frozen = True
         joiner.start()
-        assert joiner.standing.refusal is RefusalCode.NOT_READY
+        assert joiner.lifecycle.refusal is RefusalCode.NOT_READY
         await swarm.until(lambda: joiner.trainer.started)
         assert any(adopted(joiner, donor) for donor in elders)
         assert 0 <= elders[0].clock - joiner.clock <= 10, "as the donor's node last heard, a second ago at most"
@@ -241,7 +241,7 @@ def test_a_peer_that_dies_at_the_end_keeps_nobody_for_ever(tmp_path: Path) -> No
 def test_the_trainer_restarts_at_the_end_and_still_hears_that_it_is_over(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         peer = swarm.add().start()
-        await swarm.until(lambda: peer.standing.finished)
+        await swarm.until(lambda: peer.lifecycle.finished)
         peer.save()
         peer.kill_trainer()  # the word that it is over goes nowhere
         await asyncio.sleep(20.0)

@@ -73,7 +73,7 @@ def test_keys_at_the_end_keep_nobody_from_the_result(tmp_path: Path, lie: str, o
         keys = AtTheEnd(swarm, KEYS, lambda: TOTAL_STEPS, bytes, invite=int(own_invite))
         keys.finished, keys.lie, keys.num_given = True, lie, Counter()
         work = asyncio.create_task(keys.run())
-        await swarm.until(lambda: all(peer.standing.finished for peer in peers))
+        await swarm.until(lambda: all(peer.lifecycle.finished for peer in peers))
         await swarm.until(lambda: all(peer.is_done for peer in peers), within_s=WITHIN_S)
         assert len({peer.node.server.source.result.name for peer in peers if peer.node.server.source.result}) == 1
         assert all(torch.equal(peer.fast, peers[0].fast) for peer in peers)

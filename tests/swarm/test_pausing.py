@@ -25,7 +25,7 @@ def is_calling(peer: Peer, other: Peer) -> bool:
 
 async def pause(peer: Peer) -> None:
     """As the supervisor does: the node rests, its meetings end, the trainer saves and goes."""
-    peer.standing.rest()
+    peer.lifecycle.pause()
     await peer.node.meetings.until_quiet()
     peer.save()
     peer.kill_trainer()
@@ -44,7 +44,7 @@ def test_the_others_go_on_without_it_and_call_it_again_when_it_is_back(tmp_path:
         await swarm.until(lambda: completed(first) >= before + 5)
         assert [calls_with(peer, third) for peer in (first, second)] == called, "nobody called it"
         assert third.peer_id in {record.peer_id for record in await swarm.network.peers[first.peer_id].members()}
-        third.standing.wake()
+        third.lifecycle.resume()
         third.restart_trainer()
         before = completed(third)
         await swarm.until(lambda: completed(third) >= before + 3)
@@ -62,11 +62,11 @@ def test_a_joiner_that_pauses_on_its_way_has_its_weights_soon_after_it_goes_on(t
         await swarm.until(lambda: all(completed(peer) >= 3 and peer.clock > 40 for peer in elders))
         joiner = swarm.add(told_to_start=True, is_founder=False).start()
         await swarm.until(lambda: any(said.state == "joining" for said in joiner.said))
-        joiner.standing.rest()
+        joiner.lifecycle.pause()
         joiner.kill_trainer()
         await asyncio.sleep(30.0)
         assert not completed(joiner)
-        joiner.standing.wake()
+        joiner.lifecycle.resume()
         joiner.restart_trainer()
         await swarm.until(lambda: completed(joiner) >= 2)
         assert joiner.clones, "it took over what the others give"

@@ -76,7 +76,7 @@ def test_meetings_keep_the_mean_of_the_slow_weights_and_shrink_their_spread(tmp_
         for peer in peers:
             for other in peers:
                 peer.book.hint(other.peer_id, "/ip4/192.0.2.1/tcp/4001", 0.0)
-        await swarm.until(lambda: all(peer.standing.may_meet for peer in peers))
+        await swarm.until(lambda: all(peer.lifecycle.may_meet for peer in peers))
         for _ in range(7):
             for peer in peers:
                 for fragment in range(3):
@@ -127,7 +127,7 @@ def test_two_peers_that_call_each_other_at_once_have_one_meeting(tmp_path: Path)
                 peer.book.hint(other.peer_id, "/ip4/192.0.2.1/tcp/4001", 0.0)
                 for stranger in swarm.peers[:-2]:
                     peer.book.ban(stranger.peer_id, 0.0)
-            await swarm.until(lambda a=a, b=b: a.standing.may_meet and b.standing.may_meet)
+            await swarm.until(lambda a=a, b=b: a.lifecycle.may_meet and b.lifecycle.may_meet)
             searches = [peer.node.searches.search(0) for peer in (a, b)]
             assert await asyncio.gather(*searches) == [True, True]
             assert a.outcomes()["completed"] == b.outcomes()["completed"] == 1

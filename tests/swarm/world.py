@@ -28,8 +28,8 @@ from gossamer.peer.meeting.journal import Journal
 from gossamer.peer.node.node import Node
 from gossamer.peer.node.peer import HeldRun, Member, NodePeer, PeerNetwork
 from gossamer.peer.swarm.address_book import AddressBook
+from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.swarm.presence import Presence
-from gossamer.peer.swarm.standing import Standing
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.memory import virtual_time
 from gossamer.protocol.memory.conversation import Link as Wire
@@ -121,8 +121,8 @@ class Peer:
         return self.peer.book
 
     @property
-    def standing(self) -> Standing:
-        return self.peer.standing
+    def lifecycle(self) -> Lifecycle:
+        return self.peer.lifecycle
 
     @property
     def member(self) -> Member:

@@ -22,7 +22,7 @@ from gossamer.peer.doctor.visit import Call, short_reason
 from gossamer.peer.machine.home import write_whole
 from gossamer.peer.node.dispatcher import Dispatcher
 from gossamer.peer.swarm.address_book import AddressBook
-from gossamer.peer.swarm.hearsay import Hearsay
+from gossamer.peer.swarm.peer_exchange import PeerExchange
 from gossamer.peer.swarm.swarm_time import SwarmTime
 from gossamer.peer.sync.mirror import Mirror
 from gossamer.peer.sync.server import FetchServer
@@ -57,8 +57,8 @@ async def said_by_one_that_answers(home: Path, clock_ahead_s: float, lifetimes_s
         write_whole(key, HOST.to_bytes(), private=True)
         mirror = Mirror(lambda: time.time() + clock_ahead_s)
         terms = RunTerms.from_manifest(SIGNED.manifest())
-        hearsay = Hearsay(terms, AddressBook(HOST.peer_id), SwarmTime(), random.Random(0))
-        server = FetchServer(HOST, terms, SIGNED.to_bytes(), time.time, mirror, hearsay)
+        peer_exchange = PeerExchange(terms, AddressBook(HOST.peer_id), SwarmTime(), random.Random(0))
+        server = FetchServer(HOST, terms, SIGNED.to_bytes(), time.time, mirror, peer_exchange)
         dispatcher = Dispatcher(AddressBook(HOST.peer_id), "not yet", {Purpose.FETCH: server}.get)
         async with (
             Daemon(DaemonSettings(key, folder, "127.0.0.1")) as daemon,

@@ -9,7 +9,7 @@ import pytest
 
 from gossamer.peer.link import messages
 from gossamer.peer.meeting import words as on
-from gossamer.peer.meeting.machine import AGAIN_S, CONNECT_S, DOUBT_PATIENCES, DOUBT_S
+from gossamer.peer.meeting.machine import AGAIN_S, CONNECT_S, DOUBT_S, DOUBT_TIMEOUTS
 from gossamer.peer.meeting.words import MeetingOutcome, MeetingState
 from gossamer.protocol.errors import RefusalCode
 from gossamer.protocol.messages.messages import Chunk, Commit, Commitment, Committed, Decision, Outcome, Part, Refusal, RunPhase
@@ -152,27 +152,27 @@ def test_a_partner_that_falls_silent_holds_the_fragment_for_a_third_of_the_deadl
 
 @pytest.mark.parametrize("state", [MeetingState.GREETING, MeetingState.EXCHANGING, MeetingState.JUDGING])
 def test_a_partner_that_used_to_be_quick_has_less_time_and_a_slow_one_no_more(state: MeetingState) -> None:
-    assert last_allowed_s(alone(state, patience_s=1.0)) == 1.0
-    assert last_allowed_s(alone(state, patience_s=1e3)) == last_allowed_s(alone(state))
+    assert last_allowed_s(alone(state, timeout_s=1.0)) == 1.0
+    assert last_allowed_s(alone(state, timeout_s=1e3)) == last_allowed_s(alone(state))
 
 
 @pytest.mark.parametrize("state", [MeetingState.PREPARING, MeetingState.ENCODING, MeetingState.CHECKING])
 def test_own_trainer_has_the_whole_deadline(state: MeetingState) -> None:
-    for patience_s in (1.0, 1e3):
-        assert last_allowed_s(alone(state, patience_s=patience_s)) == DEADLINE_S
+    for timeout_s in (1.0, 1e3):
+        assert last_allowed_s(alone(state, timeout_s=timeout_s)) == DEADLINE_S
 
 
 def test_a_quick_partner_that_fell_silent_is_asked_for_the_decision_for_two_silences_and_one_that_may_be_restarting_longer() -> None:
-    for patience_s, doubt_s in ((1.0, DOUBT_PATIENCES), (1e3, DOUBT_S), (math.inf, DOUBT_S)):
-        seat = alone(MeetingState.JUDGING, initiates=False, patience_s=patience_s)
+    for timeout_s, doubt_s in ((1.0, DOUBT_TIMEOUTS), (1e3, DOUBT_S), (math.inf, DOUBT_S)):
+        seat = alone(MeetingState.JUDGING, initiates=False, timeout_s=timeout_s)
         seat.feed(on.DeadlinePassed())
         assert seat.state is MeetingState.IN_DOUBT and last_allowed_s(seat) == doubt_s
-        assert last_allowed_s(alone(MeetingState.IN_DOUBT, initiates=False, patience_s=patience_s)) == DOUBT_S
+        assert last_allowed_s(alone(MeetingState.IN_DOUBT, initiates=False, timeout_s=timeout_s)) == DOUBT_S
 
 
 def test_a_way_that_has_worked_must_work_soon_however_long_meetings_take() -> None:
-    for patience_s, connect_s in ((5.0, AGAIN_S), (65.0, AGAIN_S), (math.inf, CONNECT_S)):
-        assert last_allowed_s(alone(MeetingState.CONNECTING, patience_s=patience_s)) == connect_s
+    for timeout_s, connect_s in ((5.0, AGAIN_S), (65.0, AGAIN_S), (math.inf, CONNECT_S)):
+        assert last_allowed_s(alone(MeetingState.CONNECTING, timeout_s=timeout_s)) == connect_s
 
 
 # --------------------------------------------------------------------------- doubt

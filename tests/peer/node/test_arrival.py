@@ -13,8 +13,8 @@ import pytest
 from gossamer.peer.node.arrival import PATIENCE_S, find_run
 from gossamer.peer.node.dispatcher import Dispatcher
 from gossamer.peer.swarm.address_book import AddressBook
-from gossamer.peer.swarm.hearsay import Hearsay
 from gossamer.peer.swarm.membership import OwnCredential
+from gossamer.peer.swarm.peer_exchange import PeerExchange
 from gossamer.peer.swarm.swarm_time import SwarmTime
 from gossamer.peer.sync.client import FetchClient
 from gossamer.peer.sync.mirror import Mirror
@@ -55,9 +55,9 @@ def serve(
 ) -> None:
     """Bring up a peer that gives its manifest, and knows these."""
     book = AddressBook(who.peer_id)
-    hearsay = Hearsay(terms, book, SwarmTime(), random.Random(0))
-    hearsay.take_all(record_of(one).to_bytes() for one in knows)
-    server = FetchServer(who, terms, manifest.to_bytes(), time.time, Mirror(time.time), hearsay)
+    peer_exchange = PeerExchange(terms, book, SwarmTime(), random.Random(0))
+    peer_exchange.take_all(record_of(one).to_bytes() for one in knows)
+    server = FetchServer(who, terms, manifest.to_bytes(), time.time, Mirror(time.time), peer_exchange)
     network.transport(who.peer_id, Dispatcher(book, "later", {Purpose.FETCH: server}.get).answer)
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from gossamer.peer.node.dispatcher import Dispatcher
 from gossamer.peer.swarm.address_book import AddressBook, loop_s
-from gossamer.peer.swarm.hearsay import Hearsay
 from gossamer.peer.swarm.membership import OwnCredential
+from gossamer.peer.swarm.peer_exchange import PeerExchange
 from gossamer.peer.swarm.swarm_time import SwarmTime
 from gossamer.peer.sync.client import FetchClient
 from gossamer.peer.sync.mirror import Mirror
@@ -49,7 +49,7 @@ def asker(network: MemoryNetwork, who: Identity, word: Invite | None) -> FetchCl
 def dispatcher(*, knows: bool = True) -> tuple[Dispatcher, AddressBook]:
     """Return one that gives the manifest if it knows the run, and nothing else."""
     book, terms = AddressBook(SEED.peer_id), RunTerms.from_manifest(SIGNED.manifest())
-    gossip = Hearsay(terms, AddressBook(SEED.peer_id), SwarmTime(), random.Random(0))
+    gossip = PeerExchange(terms, AddressBook(SEED.peer_id), SwarmTime(), random.Random(0))
     server = FetchServer(SEED, terms, SIGNED.to_bytes(), time.time, Mirror(time.time), gossip)
     return Dispatcher(book, "come back later", {Purpose.FETCH: server}.get if knows else lambda purpose: None), book
 

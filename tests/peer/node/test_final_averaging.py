@@ -77,7 +77,7 @@ def test_one_that_is_far_behind_takes_the_result_and_is_not_waited_for(tmp_path:
         slow.trainer.frozen = True
         for peer in (quick, other, slow):
             peer.start()
-        await swarm.until(lambda: quick.standing.finished and other.standing.finished, within_s=60.0)
+        await swarm.until(lambda: quick.lifecycle.finished and other.lifecycle.finished, within_s=60.0)
         began_s = now()
         await swarm.until(lambda: quick.is_done and other.is_done, within_s=WAIT_S + LINGER_S + CLOSE_S)
         assert now() - began_s < WAIT_S
@@ -91,9 +91,9 @@ def test_one_that_comes_soon_is_waited_for_and_its_weights_count(tmp_path: Path)
         quick, other, late = (swarm.add(step_s=step_s) for step_s in (0.1, 0.1, 0.13))
         for peer in (quick, other, late):
             peer.start()
-        await swarm.until(lambda: quick.standing.finished and other.standing.finished, within_s=60.0)
-        assert not late.standing.finished
-        await swarm.until(lambda: late.standing.finished, within_s=WAIT_S)
+        await swarm.until(lambda: quick.lifecycle.finished and other.lifecycle.finished, within_s=60.0)
+        assert not late.lifecycle.finished
+        await swarm.until(lambda: late.lifecycle.finished, within_s=WAIT_S)
         before = late.outcomes()["completed"]
         await swarm.until(lambda: all(peer.is_done for peer in swarm.peers), within_s=60.0)
         assert late.outcomes()["completed"] > before
@@ -109,7 +109,7 @@ def test_one_that_never_answers_is_waited_for_only_so_long(tmp_path: Path) -> No
             peer.start()
         await swarm.until(lambda: quick.clock > 15)
         dead.kill()
-        await swarm.until(lambda: quick.standing.finished, within_s=60.0)
+        await swarm.until(lambda: quick.lifecycle.finished, within_s=60.0)
         began_s = now()
         await swarm.until(lambda: quick.is_done, within_s=60.0)
         assert now() - began_s < WAIT_S + LINGER_S
@@ -120,7 +120,7 @@ def test_one_that_never_answers_is_waited_for_only_so_long(tmp_path: Path) -> No
 def test_the_death_of_who_would_write_the_result_down_costs_seconds(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         peers = sorted(swarm.start(4), key=lambda peer: peer.peer_id)
-        await swarm.until(lambda: all(peer.standing.finished for peer in peers))
+        await swarm.until(lambda: all(peer.lifecycle.finished for peer in peers))
         peers[0].kill()
         began_s = now()
         await swarm.until(lambda: all(peer.is_done for peer in peers[1:]), within_s=60.0)

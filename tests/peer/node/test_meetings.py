@@ -108,7 +108,7 @@ def test_whom_we_have_met_must_be_reached_sooner_than_a_stranger(tmp_path: Path,
 def test_one_that_trains_hears_from_whoever_has_settled_that_the_run_has_ended_there(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         trains, settled = await acquainted(swarm, 2)
-        settled.standing.has_settled = True
+        settled.lifecycle.has_settled = True
         assert (await call(trains, settled)).refusal is RefusalCode.WRONG_PHASE
         assert [entry.finished for entry in trains.book.live(asyncio.get_running_loop().time())] == [True]
 
@@ -146,7 +146,7 @@ def test_who_leaves_begins_nothing_and_says_so(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         a, b = await acquainted(swarm, 2)
         await b.node.meetings.leave(3.0)
-        b.standing.told(0, RunPhase.TRAIN, True)  # too late
+        b.lifecycle.update(0, RunPhase.TRAIN, True)  # too late
         finish = await a.node.meetings.try_next(0, set())
         assert finish is not None and finish.refusal is RefusalCode.LEAVING
         assert a.book.soonest_s(asyncio.get_running_loop().time()) is None, "it would ask again"

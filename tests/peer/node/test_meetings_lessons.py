@@ -60,7 +60,7 @@ def test_a_partner_that_leaves_is_forgotten() -> None:
 @pytest.mark.parametrize("code", [NOT_READY, WRONG_PHASE])
 def test_a_partner_that_is_not_ready_rests_without_a_mark(code: RefusalCode) -> None:
     entry = after(MeetingOutcome.REFUSED, code).live(0.0)[0]
-    assert entry.rests_until_s > 0.0 and not entry.failures and not entry.refusals
+    assert entry.backs_off_until_s > 0.0 and not entry.failures and not entry.refusals
 
 
 def test_who_refuses_to_meet_one_that_trains_for_the_phase_has_come_to_the_end() -> None:

@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 from gossamer.peer.swarm import address_book as partners
-from gossamer.peer.swarm.address_book import BAN_S, FORGET_S, PATIENCE, REST_FAILED_S, REST_REFUSED_S, REST_S, SILENCE_S, AddressBook
+from gossamer.peer.swarm.address_book import (
+    BACK_OFF_FAILED_S,
+    BACK_OFF_REFUSED_S,
+    BACK_OFF_S,
+    BAN_S,
+    FORGET_S,
+    SILENCE_S,
+    TIMEOUT,
+    AddressBook,
+)
 from tests.peer.neighbours import ME, book_of, ids, moved, record, somebody
 
 A, B, C, D = (somebody(number) for number in range(1, 5))
@@ -96,7 +105,7 @@ def test_excluded_banned_resting_and_forgotten_peers_are_not_chosen() -> None:
 
 
 def test_rest_doubles_up_to_its_bound_and_a_meeting_ends_it() -> None:
-    for fail, bound in ((AddressBook.failed, REST_FAILED_S), (AddressBook.refused, REST_REFUSED_S)):
+    for fail, bound in ((AddressBook.failed, BACK_OFF_FAILED_S), (AddressBook.refused, BACK_OFF_REFUSED_S)):
         book = book_of(A)
         rests = []
         for _ in range(40):
@@ -110,30 +119,30 @@ def test_rest_doubles_up_to_its_bound_and_a_meeting_ends_it() -> None:
 
 
 def test_who_kept_us_waiting_rests_twice_as_long_up_to_the_bound_whatever_else_fails_meanwhile() -> None:
-    for waited_s, rest_s in ((0.1, REST_S), (10.0, 20.0), (1000.0, REST_FAILED_S)):
+    for waited_s, back_off_s in ((0.1, BACK_OFF_S), (10.0, 20.0), (1000.0, BACK_OFF_FAILED_S)):
         for fail in (AddressBook.failed, AddressBook.broke_off):
             book = book_of(A)
             fail(book, A.peer_id, 5.0, waited_s)
-            assert book.soonest_s(5.0) == 5.0 + rest_s
-            if waited_s > REST_S:
+            assert book.soonest_s(5.0) == 5.0 + back_off_s
+            if waited_s > BACK_OFF_S:
                 book.lost(A.peer_id, 5.5)
-                assert book.soonest_s(5.5) == 5.0 + rest_s
+                assert book.soonest_s(5.5) == 5.0 + back_off_s
 
 
 def test_patience_goes_by_the_usual_meeting_and_begins_anew_with_a_failure() -> None:
-    book, (times, least_s) = book_of(A), PATIENCE
-    assert book.patience_s(A.peer_id) == book.patience_s(B.peer_id) == math.inf
+    book, (times, least_s) = book_of(A), TIMEOUT
+    assert book.timeout_s(A.peer_id) == book.timeout_s(B.peer_id) == math.inf
     book.met(A.peer_id, 0.0, 1, took_s=0.1)
-    assert book.patience_s(A.peer_id) == least_s
+    assert book.timeout_s(A.peer_id) == least_s
     book.met(A.peer_id, 0.0, 2, took_s=3.0)
-    assert book.patience_s(A.peer_id) == times * 3.0, "one long meeting is enough to be patient"
+    assert book.timeout_s(A.peer_id) == times * 3.0, "one long meeting is enough to be patient"
     book.met(A.peer_id, 0.0, 3, took_s=2.0)
-    assert times * 2.0 < book.patience_s(A.peer_id) < times * 3.0
+    assert times * 2.0 < book.timeout_s(A.peer_id) < times * 3.0
     for forget in (lambda: book.refused(A.peer_id, 0.0), lambda: book.answered(A.peer_id, 0.0)):
         book.broke_off(A.peer_id, 0.0, 20.0)
-        assert book.patience_s(A.peer_id) == math.inf
+        assert book.timeout_s(A.peer_id) == math.inf
         forget()
-        assert book.patience_s(A.peer_id) == times * 20.0, "what we waited for in vain is not forgotten with the failure"
+        assert book.timeout_s(A.peer_id) == times * 20.0, "what we waited for in vain is not forgotten with the failure"
 
 
 def test_not_now_is_short_and_counts_as_nothing() -> None:
@@ -166,16 +175,16 @@ def test_who_breaks_meetings_off_may_not_call_either_for_longer_each_time() -> N
     assert book.is_welcome(B.peer_id, 0.0), "whom we cannot reach may well reach us"
     assert book.is_welcome(C.peer_id, 0.0)
     now_s = 0.0
-    for rest_s in (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, REST_FAILED_S, REST_FAILED_S):
+    for back_off_s in (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, BACK_OFF_FAILED_S, BACK_OFF_FAILED_S):
         book.saw(A.peer_id, now_s, 7)
         book.broke_off(A.peer_id, now_s)
-        assert not book.is_welcome(A.peer_id, now_s + rest_s - 0.1) and book.is_welcome(A.peer_id, now_s + rest_s)
-        now_s += rest_s
+        assert not book.is_welcome(A.peer_id, now_s + back_off_s - 0.1) and book.is_welcome(A.peer_id, now_s + back_off_s)
+        now_s += back_off_s
     book.broke_off(A.peer_id, now_s)
     book.met(A.peer_id, now_s, 7)
     assert book.is_welcome(A.peer_id, now_s)
     book.broke_off(A.peer_id, now_s)
-    assert not book.is_welcome(A.peer_id, now_s + REST_S - 0.1) and book.is_welcome(A.peer_id, now_s + REST_S)
+    assert not book.is_welcome(A.peer_id, now_s + BACK_OFF_S - 0.1) and book.is_welcome(A.peer_id, now_s + BACK_OFF_S)
 
 
 def test_other_weights_end_the_refusals_and_not_the_failures() -> None:

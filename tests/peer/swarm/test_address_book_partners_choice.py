@@ -10,15 +10,15 @@ import pytest
 
 from gossamer.peer.swarm import address_book as partners
 from gossamer.peer.swarm.address_book import (
+    BACK_OFF_FAILED_S,
+    BACK_OFF_REFUSED_S,
+    BACK_OFF_S,
     BAN_S,
     FORGET_S,
     KEPT,
     MAX_BANS,
     MAX_ENTRIES,
     MAX_HINTS,
-    REST_FAILED_S,
-    REST_REFUSED_S,
-    REST_S,
     SILENCE_S,
     AddressBook,
 )
@@ -46,7 +46,7 @@ def record(identity: Identity, sequence: int = 1, clock_steps: int = 0, *, finis
     return MemberRecord(RUN_ID, identity.peer_id, (ADDRESS,), clock_steps, finished, sequence, NOW_S + 90).signed(identity)
 
 
-def rest_s(book: AddressBook, now_s: float) -> float:
+def back_off_s(book: AddressBook, now_s: float) -> float:
     soonest_s = book.soonest_s(now_s)
     assert soonest_s is not None
     return soonest_s - now_s
@@ -83,19 +83,19 @@ def test_nobody_is_chosen_from_an_empty_book_and_never_ourselves() -> None:
     assert book.choose(0.0, random.Random(0)) is None and book.soonest_s(0.0) is None
 
 
-@pytest.mark.parametrize(("what", "most_s"), [("failed", REST_FAILED_S), ("refused", REST_REFUSED_S)])
+@pytest.mark.parametrize(("what", "most_s"), [("failed", BACK_OFF_FAILED_S), ("refused", BACK_OFF_REFUSED_S)])
 def test_rests_double_up_to_a_bound_and_end_with_a_meeting(what: str, most_s: float) -> None:
     (peer,) = others(1)
     book, rests = book_of([peer]), list[float]()
     for _ in range(40):
         (book.failed if what == "failed" else book.refused)(peer, 0.0)
-        rests.append(rest_s(book, 0.0))
-    assert rests == [min(most_s, REST_S * 2.0**number) for number in range(40)]
+        rests.append(back_off_s(book, 0.0))
+    assert rests == [min(most_s, BACK_OFF_S * 2.0**number) for number in range(40)]
     assert book.choose(most_s - 0.1, random.Random(0)) is None and book.choose(most_s, random.Random(0)) is not None
     book.met(peer, 1.0, 0)
-    assert rest_s(book, 1.0) == 0.0
+    assert back_off_s(book, 1.0) == 0.0
     book.failed(peer, 1.0)
-    assert rest_s(book, 1.0) == REST_S
+    assert back_off_s(book, 1.0) == BACK_OFF_S
 
 
 def test_a_mere_call_ends_no_rest_and_other_weights_end_the_refusals() -> None:

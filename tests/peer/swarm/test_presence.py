@@ -10,9 +10,9 @@ import pytest
 
 from gossamer.peer.machine.events import AddressesChanged, Event, PeersSeen
 from gossamer.peer.swarm.address_book import AddressBook
-from gossamer.peer.swarm.hearsay import Hearsay
+from gossamer.peer.swarm.lifecycle import Lifecycle
+from gossamer.peer.swarm.peer_exchange import PeerExchange
 from gossamer.peer.swarm.presence import ANNOUNCE_S, LOOK_S, RECORD_S, Presence
-from gossamer.peer.swarm.standing import Standing
 from gossamer.peer.swarm.swarm_time import SwarmTime
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.memory.virtual_time import run
@@ -30,12 +30,12 @@ class Peer:
 
     def __init__(self, network: KnowingNetwork, identity: Identity, *, has_trainer: bool = True) -> None:
         network.transport(identity.peer_id, nobody)
-        self.book, self.standing, self.told = AddressBook(identity.peer_id), Standing(), list[Event]()
-        hearsay = Hearsay(TERMS, self.book, SwarmTime(network.now_s), random.Random(0))
+        self.book, self.lifecycle, self.told = AddressBook(identity.peer_id), Lifecycle(), list[Event]()
+        peer_exchange = PeerExchange(TERMS, self.book, SwarmTime(network.now_s), random.Random(0))
         directory, emit = network.peers[identity.peer_id], self.told.append
-        self.presence = Presence(membership(identity), directory, lambda: (ADDRESS,), hearsay, self.standing, emit, wait_for_peers=1)
+        self.presence = Presence(membership(identity), directory, lambda: (ADDRESS,), peer_exchange, self.lifecycle, emit, wait_for_peers=1)
         if has_trainer:
-            self.standing.told(0, RunPhase.TRAIN, False)
+            self.lifecycle.update(0, RunPhase.TRAIN, False)
         self.task = asyncio.create_task(self.presence.run())
 
     def clocks(self) -> list[int]:
@@ -71,7 +71,7 @@ def test_who_has_no_trainer_yet_is_not_found_and_found_soon_after() -> None:
         await asyncio.sleep(3 * LOOK_S[0])
         assert identity.peer_id not in {record.peer_id for record in await network.peers[A.peer_id].members()}
         assert len(late.clocks()) == 2, "it looks around meanwhile"
-        late.standing.told(0, RunPhase.TRAIN, False)
+        late.lifecycle.update(0, RunPhase.TRAIN, False)
         await asyncio.sleep(1.0)
         assert identity.peer_id in {record.peer_id for record in await network.peers[A.peer_id].members()}
         late.stop()
@@ -82,10 +82,10 @@ def test_who_has_no_trainer_yet_is_not_found_and_found_soon_after() -> None:
 def test_progress_is_heard_of_and_the_end_of_the_schedule_at_once() -> None:
     async def story(network: KnowingNetwork, a: Peer, b: Peer) -> None:
         await asyncio.sleep(5.0)
-        b.standing.told(70, RunPhase.TRAIN, True)
+        b.lifecycle.update(70, RunPhase.TRAIN, True)
         await asyncio.sleep(ANNOUNCE_S + LOOK_S[1] + 1.0)
         assert a.clocks() == [70]
-        b.standing.told(80, RunPhase.FINISH, True)
+        b.lifecycle.update(80, RunPhase.FINISH, True)
         await asyncio.sleep(1.0)
         (record,) = [record for record in await network.peers[A.peer_id].members() if record.peer_id == B.peer_id]
         assert record.finished and record.clock_steps == 80
@@ -143,15 +143,15 @@ def test_one_look_or_announcement_that_fails_as_none_should_is_logged_and_the_ne
 def test_who_pauses_is_not_called_and_its_clock_does_not_count_until_it_goes_on() -> None:
     async def story(network: KnowingNetwork, a: Peer, b: Peer) -> None:
         await asyncio.sleep(2 * LOOK_S[0])
-        a.standing.told(7, RunPhase.TRAIN, True)
-        a.standing.rest()
+        a.lifecycle.update(7, RunPhase.TRAIN, True)
+        a.lifecycle.pause()
         await asyncio.sleep(LOOK_S[1] + 1)
         assert b.clocks() == []
         assert len(await network.peers[B.peer_id].members()) == 2, "it keeps its place"
-        a.standing.wake()
+        a.lifecycle.resume()
         await asyncio.sleep(LOOK_S[1] + 1)
         assert b.clocks() == [], "its trainer is not back yet"
-        a.standing.told(7, RunPhase.TRAIN, True)
+        a.lifecycle.update(7, RunPhase.TRAIN, True)
         await asyncio.sleep(LOOK_S[1] + 1)
         assert b.clocks() == [7]
 

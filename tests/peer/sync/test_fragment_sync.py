@@ -51,7 +51,7 @@ def test_a_joiner_on_a_line_of_any_rate_meets_with_what_it_has(tmp_path: Path, m
         met_s = asyncio.get_running_loop().time() - began_s
         assert met_s < 1.5 * 1.3 * swarm.terms.state_bytes / bytes_per_s + 5.0
         await swarm.until(lambda: len({done.fragment for done in joiner.meetings if done.outcome == "completed"}) == 3, within_s=300.0)
-        assert not joiner.standing.stale and len(joiner.clones) == 1
+        assert not joiner.lifecycle.stale and len(joiner.clones) == 1
         assert bool(pulled) == (gaps > 0.25)
         assert distance(joiner, elders[0]) < 5 * distance(*elders)
 
@@ -80,8 +80,8 @@ def test_who_gives_nonsense_in_a_round_moves_nothing_and_is_not_asked_again(tmp_
         for fragment in liar.trainer.replica.fragments:
             fragment.slow = 3.0 * torch.randn(fragment.slow.shape, generator=torch.Generator().manual_seed(1))
         apart = distance(donor, puller)
-        puller.standing.stale = {0, 1, 2}
-        await swarm.until(lambda: not puller.standing.stale, within_s=60.0)
+        puller.lifecycle.stale = {0, 1, 2}
+        await swarm.until(lambda: not puller.lifecycle.stale, within_s=60.0)
         assert distance(donor, puller) < 0.4 * apart
         lies = [bool(pull.reason) for pull in pulled if pull.donor == str(liar.peer_id)]
         assert lies and all(lies) and not any(pull.reason for pull in pulled if pull.donor == str(donor.peer_id))
@@ -99,8 +99,8 @@ def test_a_pull_moves_one_side_and_keeps_what_it_has_learnt(tmp_path: Path, code
             peer.trainer.frozen = True
         await asyncio.sleep(61.0)
         before, learnt, apart = donor.hash, puller.fast - flat(puller), distance(donor, puller)
-        puller.standing.stale = {0, 1, 2}
-        await swarm.until(lambda: not puller.standing.stale, within_s=60.0)
+        puller.lifecycle.stale = {0, 1, 2}
+        await swarm.until(lambda: not puller.lifecycle.stale, within_s=60.0)
         assert donor.hash == before
         assert distance(donor, puller) < 0.4 * apart
         assert torch.allclose(puller.fast - flat(puller), learnt, atol=1e-5)

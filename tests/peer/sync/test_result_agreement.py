@@ -107,7 +107,7 @@ def test_one_that_has_met_us_and_gives_its_result_drop_by_drop_is_given_up(tmp_p
         await asyncio.sleep(5.0)
         for peer in peers:
             peer.book.met(MALLORY.peer_id, asyncio.get_running_loop().time(), 40, finished=True)
-        await swarm.until(lambda: all(peer.standing.finished for peer in peers))
+        await swarm.until(lambda: all(peer.lifecycle.finished for peer in peers))
         await swarm.until(lambda: all(peer.is_done for peer in peers), within_s=240.0)  # to the end it would give for sixteen minutes
         assert len({peer.node.server.source.result.name for peer in peers if peer.node.server.source.result}) == 1
 

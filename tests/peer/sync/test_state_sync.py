@@ -169,6 +169,6 @@ def test_shut_out_at_many_gates_we_take_weights_of_about_our_time(tmp_path: Path
         sync, others = peer.node.state_sync, know(peer, 4, 40)
         tell(sync, others, GATE)
         target = wanted(sync.view())
-        assert target is not None and target.earliest_clock_steps == peer.standing.clock_steps + 1 and target.latest_clock_steps == 40 + 60
+        assert target is not None and target.earliest_clock_steps == peer.lifecycle.clock_steps + 1 and target.latest_clock_steps == 40 + 60
 
     play(Swarm(tmp_path, manifest=QUIET), story)

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from gossamer.optim.fragments import scatter
-from gossamer.peer.swarm.heads import Heads
 from gossamer.peer.swarm.membership import OwnCredential
+from gossamer.peer.swarm.sybil_groups import SybilGroups
 from gossamer.peer.sync import pieces as files
 from gossamer.peer.sync.client import FetchClient, as_final
 from gossamer.peer.sync.decision import Wanted
@@ -47,8 +47,8 @@ async def newcomer(swarm: Swarm, *donors: object) -> tuple[Peer, StateTransfer]:
     for donor in donors:
         peer.book.hint(donor.peer_id, "/ip4/192.0.2.1/tcp/4001", asyncio.get_running_loop().time())  # type: ignore[attr-defined]
     client = FetchClient(peer.identity, swarm.terms.run_id, OwnCredential(), peer.transport)
-    sources = Sources(client, Heads(peer.book, swarm.terms), InOrder())
-    return peer, StateTransfer(sources, swarm.terms, peer.standing, peer.node.meetings, peer.link, swarm.folder / "joining", peer.on_event)
+    sources = Sources(client, SybilGroups(peer.book, swarm.terms), InOrder())
+    return peer, StateTransfer(sources, swarm.terms, peer.lifecycle, peer.node.meetings, peer.link, swarm.folder / "joining", peer.on_event)
 
 
 def wanted(swarm: Swarm, earliest_steps: int = 0, latest_steps: int = 100_000) -> Callable[[], Wanted]:

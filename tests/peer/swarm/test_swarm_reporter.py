@@ -10,8 +10,8 @@ import pytest
 from gossamer.peer.machine.events import AddressesChanged, Event, OthersTrained, PeersSeen, Warned
 from gossamer.peer.machine.status import VERSION
 from gossamer.peer.swarm.address_book import AddressBook
-from gossamer.peer.swarm.hearsay import Hearsay
-from gossamer.peer.swarm.sight import RELEASE, Sight, release_number, version_text
+from gossamer.peer.swarm.peer_exchange import PeerExchange
+from gossamer.peer.swarm.swarm_reporter import RELEASE, SwarmReporter, release_number, version_text
 from gossamer.peer.swarm.swarm_time import SwarmTime
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.memory.virtual_time import run
@@ -27,7 +27,7 @@ def told_of(*others: tuple[int, int]) -> list[Event]:
 
     async def look() -> None:
         book = AddressBook(ME.peer_id)
-        sight = Sight(told.append, Hearsay(TERMS, book, SwarmTime(lambda: 1000.0), random.Random(0)))
+        reporter = SwarmReporter(told.append, PeerExchange(TERMS, book, SwarmTime(lambda: 1000.0), random.Random(0)))
         for number, (release, tokens) in enumerate(others, 1):
             who = Identity(bytes(31) + bytes([number]))
             record = MemberRecord(
@@ -36,7 +36,7 @@ def told_of(*others: tuple[int, int]) -> list[Event]:
             book.learn(record.signed(who), asyncio.get_running_loop().time())
             book.met(who.peer_id, asyncio.get_running_loop().time(), 5)
         for _ in range(2):
-            sight.tell(len(others), ())
+            reporter.report(len(others), ())
 
     run(look())
     return told

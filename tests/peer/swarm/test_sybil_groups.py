@@ -1,4 +1,4 @@
-"""Heads, not keys: what a hundred keys of one invite weigh, and who has a say."""
+"""SybilGroups, not keys: what a hundred keys of one invite weigh, and who has a say."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gossamer.peer.swarm.address_book import AddressBook
-from gossamer.peer.swarm.heads import Heads
+from gossamer.peer.swarm.sybil_groups import SybilGroups
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.messages.records import MemberRecord
 from gossamer.protocol.run.invite import Credential
@@ -19,13 +19,13 @@ OPEN = replace(TERMS, access="open")
 INVITES = [Identity(bytes([60 + number]) * 32) for number in range(3)]
 
 
-def heads_of(clocks: Sequence[int]) -> Heads:
+def groups_of(clocks: Sequence[int]) -> SybilGroups:
     """Strangers of an open run with these clocks."""
     book = AddressBook(ME.peer_id)
     for number, clock_steps in enumerate(clocks, 1):
         learn(book, somebody(number), clock_steps)
     book.hint(somebody(1000).peer_id, "/ip4/192.0.2.1/tcp/1", 0.0)  # of whom no clock is known
-    return Heads(book, OPEN)
+    return SybilGroups(book, OPEN)
 
 
 def learn(book: AddressBook, who: Identity, clock_steps: int, *, invite: int | None = None, place: int = 1, finished: bool = False) -> None:
@@ -48,20 +48,20 @@ def crowd(book: AddressBook, num: int, clock_steps: int, invite: int) -> None:
     ("clocks", "typical"), [([], 0), ([7], 7), ([1, 9], 1), ([1, 5, 9], 5), ([1, 5, 6, 9], 5), ([0, 0, 0, 10**9], 0), ([0, 7], 7)]
 )
 def test_no_more_than_half_of_the_peers_are_before_the_typical_clock(clocks: list[int], typical: int) -> None:
-    assert heads_of(clocks).typical_clock(0.0, 1000) == typical
+    assert groups_of(clocks).typical_clock(0.0, 1000) == typical
 
 
 def test_a_lone_liar_moves_nobody() -> None:
     for lie in (1, 900, 10**9):
-        assert heads_of([102, lie]).typical_clock(0.0, 1000, 100) in (100, 102)
-    assert heads_of([900]).typical_clock(0.0, 1000, 100) == 100, "one against one"
-    assert heads_of([900, 0, 0, 0]).typical_clock(0.0, 1000, 0) == 0, "where all are at the start"
-    assert heads_of([100, 102, 104, 2**40]).typical_clock(0.0, 2**41) == 102
+        assert groups_of([102, lie]).typical_clock(0.0, 1000, 100) in (100, 102)
+    assert groups_of([900]).typical_clock(0.0, 1000, 100) == 100, "one against one"
+    assert groups_of([900, 0, 0, 0]).typical_clock(0.0, 1000, 0) == 0, "where all are at the start"
+    assert groups_of([100, 102, 104, 2**40]).typical_clock(0.0, 2**41) == 102
 
 
 def test_a_run_has_begun_where_half_of_those_that_announce_themselves_have() -> None:
     for clocks, has_begun in (([], False), ([0], False), ([0, 7], True), ([0, 7, 0], False), ([0, 7, 0, 8], True)):
-        assert heads_of(clocks).half_say(0.0, lambda entry: entry.clock_steps > 0) == has_begun
+        assert groups_of(clocks).half_say(0.0, lambda entry: entry.clock_steps > 0) == has_begun
 
 
 @pytest.mark.parametrize("num_keys", [1, 6, 100])
@@ -70,10 +70,10 @@ def test_the_holder_of_an_invite_is_one_head_with_however_many_keys(num_keys: in
     learn(book, ISSUER, 100)
     learn(book, somebody(1), 102, invite=0, place=2)
     crowd(book, num_keys, 900, invite=1)
-    heads = Heads(book, TERMS)
-    assert heads.typical_clock(0.0, 1000, 100) == 100
-    assert not heads.half_say(0.0, lambda entry: entry.finished, own=False)
-    assert not heads.half_name(0.0, [entry.peer_id for entry in book.live(0.0) if entry.clock_steps == 900], 3)
+    groups = SybilGroups(book, TERMS)
+    assert groups.typical_clock(0.0, 1000, 100) == 100
+    assert not groups.half_say(0.0, lambda entry: entry.finished, own=False)
+    assert not groups.half_name(0.0, [entry.peer_id for entry in book.live(0.0) if entry.clock_steps == 900], 3)
 
 
 def test_where_all_came_by_one_invite_those_whom_we_have_met_have_the_say() -> None:
@@ -81,13 +81,13 @@ def test_where_all_came_by_one_invite_those_whom_we_have_met_have_the_say() -> N
     for number in (1, 2, 3):
         learn(book, somebody(number), 100 + number, invite=0)
     crowd(book, 100, 900, invite=0)
-    heads = Heads(book, TERMS)
-    assert heads.typical_clock(0.0, 1000, 100) == 900, "strangers all of them"
+    groups = SybilGroups(book, TERMS)
+    assert groups.typical_clock(0.0, 1000, 100) == 900, "strangers all of them"
     for number in (1, 2, 3):
         book.met(somebody(number).peer_id, 0.0, 100 + number)
-    assert heads.typical_clock(0.0, 1000, 100) == 101
-    assert len(heads.voices(0.0)) == 3
-    assert not heads.half_say(0.0, lambda entry: entry.finished, own=False)
+    assert groups.typical_clock(0.0, 1000, 100) == 101
+    assert len(groups.voters(0.0)) == 3
+    assert not groups.half_say(0.0, lambda entry: entry.finished, own=False)
 
 
 def test_invites_that_are_used_in_one_network_are_one_head() -> None:
@@ -95,9 +95,9 @@ def test_invites_that_are_used_in_one_network_are_one_head() -> None:
     for number in (0, 1, 2):
         learn(book, somebody(number + 1), 900, invite=number, place=9)
     learn(book, ISSUER, 100)
-    heads = Heads(book, TERMS)
-    assert [len(head) for head in heads.group(book.live(0.0))] == [3, 1]
-    assert heads.typical_clock(0.0, 1000, 90) == 100
+    groups = SybilGroups(book, TERMS)
+    assert [len(group) for group in groups.group(book.live(0.0))] == [3, 1]
+    assert groups.typical_clock(0.0, 1000, 90) == 100
 
 
 def test_in_an_open_run_strangers_are_one_head_whatever_networks_they_name() -> None:
@@ -107,4 +107,4 @@ def test_in_an_open_run_strangers_are_one_head_whatever_networks_they_name() -> 
     for number, place in ((20, 21), (30, 31)):
         learn(book, somebody(number), 100, place=place)
         book.met(somebody(number).peer_id, 0.0, 100)
-    assert Heads(book, OPEN).typical_clock(0.0, 1000, 90) == 100
+    assert SybilGroups(book, OPEN).typical_clock(0.0, 1000, 90) == 100

@@ -24,7 +24,7 @@ LAST_WORD_S = 5.0  # a record that ends so soon is a farewell (see Presence.leav
 FAMILIARITY = 0.02  # how fast we learn how much of the swarm we know: from some fifty members named to us
 
 
-class Hearsay:
+class PeerExchange:
     """Records to and from others. `own` is this peer's latest record, once it announces itself."""
 
     def __init__(self, terms: RunTerms, book: AddressBook, time: SwarmTime, rng: random.Random) -> None:
