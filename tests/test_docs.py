@@ -17,7 +17,7 @@ from gossamer.peer.machine.config import LocalSettings
 from gossamer.peer.machine.events import Event
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.status import Status
-from gossamer.peer.meeting.words import MeetingOutcome
+from gossamer.peer.meeting.interface import MeetingOutcome
 from gossamer.protocol.errors import ExitCode
 from gossamer.protocol.run.manifest import Manifest
 from gossamer.protocol.wire import peer_pb2

@@ -1,1 +1,1 @@
-"""One meeting of two peers, without tensors: a machine without I/O, and the driver that connects it to the world. In the node."""
+"""One meeting of two peers, without tensors: a state machine without I/O, and the driver that carries out its commands. In the node."""

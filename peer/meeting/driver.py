@@ -1,7 +1,7 @@
-"""Carry out one meeting: feed the machine what the stream, the trainer, the disk and the clock say, and do what it asks.
+"""The driver of one meeting: it feeds the machine events of the stream, the trainer, the disk and the clock, and carries out its commands.
 
-The only place where a `Meeting` touches the world. One writer task keeps frames and bulk parts in the order in which the machine asked for
-them; one reader task takes frames in, at most a few ahead of the machine, so that a fast partner waits instead of filling our memory.
+One writer task sends frames and bulk parts in the order of the commands. One reader task receives frames, at most FRAMES_AHEAD ahead of the
+machine: a fast partner is slowed down and cannot fill our memory.
 """
 
 from __future__ import annotations
@@ -12,11 +12,35 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from gossamer.peer.link import messages
-from gossamer.peer.link.messages import File, payload_name
+from gossamer.peer.link.messages import Drop, File, MeetingRequest, payload_name
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.link.socket import LinkLost, NodeEnd
-from gossamer.peer.meeting import words as on
+from gossamer.peer.meeting.interface import (
+    AskDecision,
+    AskTrainer,
+    Command,
+    Connect,
+    Connected,
+    DeadlinePassed,
+    DropMeeting,
+    Event,
+    Finish,
+    Journaled,
+    NotJournaled,
+    PartnerGone,
+    PartnerMalformed,
+    PartnerSent,
+    Resolved,
+    Send,
+    SendPart,
+    SetTimer,
+    Started,
+    Stopped,
+    Store,
+    TrainerAnswered,
+    TrainerGone,
+    WriteJournal,
+)
 from gossamer.peer.meeting.journal import Journal
 from gossamer.peer.meeting.line import Exchange, Line
 from gossamer.peer.meeting.machine import Meeting
@@ -28,9 +52,9 @@ from gossamer.protocol.messages.messages import Chunk, Commit, Committed, Messag
 from gossamer.protocol.streams.transport import Purpose, Stream, Transport
 from gossamer.protocol.tasks import cancel
 
-FRAMES_AHEAD = 16  # frames taken from a partner before the machine has met them: 4 MiB at most
-TRY_S = 5.0  # for one question about a decision and its answer
-PAUSE_S = 0.5  # between two questions
+FRAMES_AHEAD = 16  # received frames that the machine has not handled yet: 4 MiB at most
+TRY_S = 5.0  # for one Resolve and its Outcome
+PAUSE_S = 0.5  # between two of them
 FLUSH_S = 2.0  # time for the last frames to leave before the stream is closed
 
 _OWN_FILES = {Part.SKETCH: File.OWN_SKETCH, Part.PAYLOAD: File.OWN_PAYLOAD}
@@ -39,7 +63,7 @@ _PARTNER_FILES = {Part.SKETCH: File.PARTNER_SKETCH, Part.PAYLOAD: File.PARTNER_P
 
 @dataclass(frozen=True, slots=True)
 class OwnSide:
-    """What a meeting finds on this side of the stream: the trainer, the folder that it shares with us, the disk, the line."""
+    """What a meeting uses on this side: the trainer's link, the folder shared with it, the journal, the line."""
 
     link: NodeEnd
     payloads: PayloadFolder
@@ -49,7 +73,7 @@ class OwnSide:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Opens streams to partners in one run: for a meeting, or to ask what they decided."""
+    """Opens streams to partners in one run: for a meeting, or to ask for a decision."""
 
     transport: Transport
     book: AddressBook
@@ -60,7 +84,7 @@ class Caller:
         return await self.transport.connect(partner, self.book.addresses(partner), Purpose.MEET)
 
     async def ask(self, partner: PeerId, meeting_id: bytes) -> Outcome:
-        """Ask again and again until the partner answers. Bounded by the caller's cancellation."""
+        """Ask for the outcome of a meeting until the partner answers. The caller bounds it by cancellation."""
         while True:
             try:
                 async with asyncio.timeout(TRY_S):
@@ -81,19 +105,19 @@ class Caller:
 
 
 class Driver:
-    """Run one meeting. Make one per meeting, call `run` once. `stream` is the caller's; None where we call."""
+    """Runs one meeting: make one per meeting, call `run` once. `stream` is the responder's; None on the initiator's side."""
 
     def __init__(self, meeting: Meeting, stream: Stream | None, own: OwnSide, caller: Caller) -> None:
         self.meeting = meeting
-        self.stream = stream  # also the one to a partner that was called, once it is there
-        self.written = asyncio.Event()  # the disk has taken the decision, or has refused it
+        self.stream = stream  # on the initiator's side: once it is open
+        self.written = asyncio.Event()  # the decision is on disk, or could not be written
         self.over = asyncio.Event()  # `run` has ended
-        self._heard_s = loop_s()  # when the partner last said something, or it became its turn to
-        self.round_trip_s = math.nan  # from our Commit to the partner's Committed: there, its disk, and back
+        self._heard_s = loop_s()  # when the partner last sent a frame, or we began to connect to it
+        self.round_trip_s = math.nan  # from our Commit to the partner's Committed: both directions and its disk
         self._committed_s = math.nan
         self._own = own
         self._caller = caller
-        self._events: asyncio.Queue[on.Event | BaseException] = asyncio.Queue()
+        self._events: asyncio.Queue[Event | BaseException] = asyncio.Queue()
         self._outgoing: asyncio.Queue[Message | Part | None] = asyncio.Queue()
         self._frames_ahead = asyncio.Semaphore(FRAMES_AHEAD)
         self._writing: asyncio.Task[None] | None = None
@@ -103,23 +127,22 @@ class Driver:
 
     @property
     def silent_s(self) -> float:
-        """Return for how long the partner has said nothing."""
+        """How long the partner has sent nothing."""
         return loop_s() - self._heard_s
 
     def stop(self, reason: str, code: RefusalCode) -> None:
-        """Ask the meeting to end and tell the partner `code`; one that may already count is left to end by itself."""
-        self._events.put_nowait(on.Stopped(reason, code))
+        """End the meeting and send the partner `code`. A meeting that may already count ends by itself instead."""
+        self._events.put_nowait(Stopped(reason, code))
 
-    async def run(self) -> on.Finish:
-        """Run the meeting to its end, close the stream, if there is one, and return how it ended.
+    async def run(self) -> Finish:
+        """Run the meeting to its end, close the stream, and return how it ended.
 
-        Cancel-safe: a meeting that was not yet decided is dropped on this side, a decided one is applied; the stream is closed. Raises
-        what is our own bug.
+        Cancel-safe: an undecided meeting is dropped on this side, a decided one is applied; the stream is closed. Raises only our own bugs.
         """
         try:
             if self.stream is not None:
                 self._talk(self.stream)
-            self._events.put_nowait(on.Started())
+            self._events.put_nowait(Started())
             finish = await self._until_finish()
             self._outgoing.put_nowait(None)
             if self._writing is not None:
@@ -129,12 +152,12 @@ class Driver:
             self._let_go()
             await self._clean_up()
 
-    async def _until_finish(self) -> on.Finish:
+    async def _until_finish(self) -> Finish:
         while True:
             event = await self._events.get()
             if isinstance(event, BaseException):
                 raise event
-            if isinstance(event, on.PartnerSent):
+            if isinstance(event, PartnerSent):
                 self._heard_s = loop_s()
                 if isinstance(event.message, Committed):
                     self.round_trip_s = loop_s() - self._committed_s
@@ -144,47 +167,47 @@ class Driver:
             if (finish := await self._handle(event)) is not None:
                 return finish
 
-    async def _handle(self, event: on.Event) -> on.Finish | None:
+    async def _handle(self, event: Event) -> Finish | None:
         for command in self.meeting.handle(event):
-            if isinstance(command, on.Finish):
+            if isinstance(command, Finish):
                 return command
             await self._carry_out(command)
         return None
 
-    async def _carry_out(self, command: on.Command) -> None:
+    async def _carry_out(self, command: Command) -> None:
         match command:
-            case on.Connect():
+            case Connect():
                 self._spawn(self._connect())
-            case on.Send(message):
+            case Send(message):
                 if isinstance(message, Commit):
                     self._committed_s = loop_s()
                 self._outgoing.put_nowait(message)
-            case on.SendPart(part):
+            case SendPart(part):
                 if part is Part.PAYLOAD:
                     self._exchange = Exchange(self._own.line, self.meeting.payload_bytes)
                 self._outgoing.put_nowait(part)
-            case on.Store(part, data):
+            case Store(part, data):
                 self._store(part, data)
-            case on.Tell(request):
+            case AskTrainer(request):
                 self._spawn(self._ask_trainer(request))
-                await asyncio.sleep(0)  # it is on its way before anything else happens: a Drop must follow it, an Apply precede the Commit
-            case on.WriteDown(meeting_id, failed_blocks):
+                await asyncio.sleep(0)  # the request must be sent before a later Drop, and Apply before Commit
+            case WriteJournal(meeting_id, failed_blocks):
                 await self._write_down(meeting_id, failed_blocks)
-            case on.Allow(seconds):
+            case SetTimer(seconds):
                 self._allow(seconds)
-            case on.AskAgain(meeting_id):
+            case AskDecision(meeting_id):
                 self._spawn(self._ask_again(meeting_id))
-            case on.Forget():
-                self._own.link.tell(messages.Drop(self.meeting.number))
+            case DropMeeting():
+                self._own.link.tell(Drop(self.meeting.number))
 
     def _store(self, part: Part, data: bytes) -> None:
         try:
             self._own.payloads.append(payload_name(self.meeting.number, _PARTNER_FILES[part]), data)
         except OSError as error:
-            self.stop(f"cannot store what the partner sends: {error.strerror}", RefusalCode.NOT_READY)
+            self.stop(f"cannot store the partner's payload: {error.strerror}", RefusalCode.NOT_READY)
 
     async def _write_down(self, meeting_id: bytes, failed_blocks: bytes) -> None:
-        """Have the decision written. A cancellation waits for the disk, and until the trainer is told: what is written counts."""
+        """Write the decision. A cancellation is delayed until the disk is done and Apply is sent: a written decision counts."""
         writing = asyncio.create_task(self._own.journal.commit(meeting_id, failed_blocks))
         cancelled: asyncio.CancelledError | None = None
         while not writing.done():
@@ -203,28 +226,28 @@ class Driver:
     def _allow(self, seconds: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._events.put_nowait, on.DeadlinePassed())
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._events.put_nowait, DeadlinePassed())
 
-    # ------------------------------------------------------------------ what goes on at the same time
+    # ------------------------------------------------------------------ tasks
 
-    async def _ask_trainer(self, request: messages.MeetingRequest) -> None:
+    async def _ask_trainer(self, request: MeetingRequest) -> None:
         try:
-            self._events.put_nowait(on.TrainerAnswered(await self._own.link.request(request)))
+            self._events.put_nowait(TrainerAnswered(await self._own.link.request(request)))
         except LinkLost:
-            self._events.put_nowait(on.TrainerGone())
+            self._events.put_nowait(TrainerGone())
 
     async def _ask_again(self, meeting_id: bytes) -> None:
-        self._events.put_nowait(on.Resolved(await self._caller.ask(self.meeting.partner, meeting_id)))
+        self._events.put_nowait(Resolved(await self._caller.ask(self.meeting.partner, meeting_id)))
 
     async def _connect(self) -> None:
         self._heard_s = loop_s()
         try:
             self.stream = await self._caller.connect(self.meeting.partner)
         except TransportError:
-            self._events.put_nowait(on.PartnerGone())
+            self._events.put_nowait(PartnerGone())
         else:
             self._heard_s = loop_s()
-            self._events.put_nowait(on.Connected())
+            self._events.put_nowait(Connected())
             self._talk(self.stream)
 
     def _talk(self, stream: Stream) -> None:
@@ -235,11 +258,11 @@ class Driver:
         try:
             while True:
                 await self._frames_ahead.acquire()
-                self._events.put_nowait(on.PartnerSent(await stream.receive()))
-        except (TransportError, Refused):  # the latter: a message of a kind that we do not know
-            self._events.put_nowait(on.PartnerGone())
+                self._events.put_nowait(PartnerSent(await stream.receive()))
+        except (TransportError, Refused):  # Refused: a kind of message that we do not know
+            self._events.put_nowait(PartnerGone())
         except PeerMisbehaved as error:
-            self._events.put_nowait(on.PartnerBroke(error))
+            self._events.put_nowait(PartnerMalformed(error))
 
     async def _write(self, stream: Stream) -> None:
         try:
@@ -249,7 +272,7 @@ class Driver:
                 else:
                     await stream.send(item)
         except TransportError:
-            return  # the reader notices too, and tells the machine
+            return  # the reader reports it
 
     async def _write_part(self, stream: Stream, part: Part) -> None:
         data = self._own.payloads.read(payload_name(self.meeting.number, _OWN_FILES[part]))
@@ -272,13 +295,13 @@ class Driver:
     # ------------------------------------------------------------------ ending
 
     def _let_go(self) -> None:
-        """Do at once all that must be done, whatever happens to the rest of the cleaning up."""
+        """Release what needs no waiting, so that it is done even if the rest of the cleanup fails."""
         if self._timer is not None:
             self._timer.cancel()
         if self._exchange is not None:
             self._exchange.end()
         if self.meeting.finish is None:
-            self._own.link.tell(messages.Drop(self.meeting.number))
+            self._own.link.tell(Drop(self.meeting.number))
         self._own.payloads.remove_meeting(self.meeting.number)
 
     async def _clean_up(self) -> None:
@@ -290,9 +313,9 @@ class Driver:
             self.over.set()
 
 
-def _journaled(writing: asyncio.Task[None]) -> on.Journaled | on.NotJournaled:
+def _journaled(writing: asyncio.Task[None]) -> Journaled | NotJournaled:
     try:
         writing.result()
-        return on.Journaled()
+        return Journaled()
     except OSError as error:
-        return on.NotJournaled(error.strerror or str(error))
+        return NotJournaled(error.strerror or str(error))

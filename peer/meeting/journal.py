@@ -1,7 +1,7 @@
-"""The journal: which meetings this peer decided to count, on disk before anything is applied.
+"""The journal: the meetings that count, on disk before they are applied.
 
-One JSON line per meeting, flushed to the disk before `commit` returns, so that a responder which lost the stream can still learn the
-decision after we were killed and restarted (`Resolve`). It keeps the last few thousand; older partners have long given up asking.
+One JSON line per meeting, flushed to disk before `commit` returns. So a responder that lost the stream can learn the decision (`Resolve`)
+even after this process was killed and restarted. The journal keeps the last few thousand meetings, far more than a responder may ask for.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ KEPT = 4096  # meetings; the file holds at most twice as many
 
 
 class Journal:
-    """Decisions by meeting id. One process writes, on one event loop; the disk's work is done in threads, one line after the other."""
+    """Decisions by meeting id. For one process and one event loop; threads write to disk, one line after another."""
 
     def __init__(self, path: Path) -> None:
-        """Open the journal, or begin one. Raises OSError."""
+        """Open or create the journal. Raises OSError."""
         self._path = path
         self._committed = _read(path)
         self._num_lines = 0
@@ -30,13 +30,13 @@ class Journal:
         self._writing = asyncio.Lock()
         try:
             self._rewrite()
-        except OSError:  # a full disk: the file that is there does as well, and a node that knows its decisions can tell them
+        except OSError:  # a full disk: the existing file still answers Resolve
             self._descriptor = _reopened(path)
 
     async def commit(self, meeting_id: bytes, failed_blocks: bytes) -> None:
-        """Record that a meeting counts; durable when this returns. A second call for the same meeting changes nothing.
+        """Record that a meeting counts, durably. A second call for the same meeting changes nothing.
 
-        Raises OSError, with nothing recorded. Not to be cancelled: the line may be on the disk all the same.
+        Raises OSError if nothing was recorded. Must not be cancelled: the line may be on disk nevertheless.
         """
         async with self._writing:
             if meeting_id in self._committed:
@@ -45,11 +45,11 @@ class Journal:
             keep_newest(self._committed, meeting_id, failed_blocks, KEPT)
             self._num_lines += 1
             if self._num_lines >= 2 * KEPT:
-                with contextlib.suppress(OSError):  # the long file does as well, and is shortened another time
+                with contextlib.suppress(OSError):  # a later commit rewrites it
                     await asyncio.to_thread(self._rewrite)
 
     def failed_blocks(self, meeting_id: bytes) -> bytes | None:
-        """Return the failed blocks of a meeting that counts, None for one that was never committed here (or long ago)."""
+        """Return the failed blocks of a meeting that counts; None if it was not committed here, or is too old."""
         return self._committed.get(meeting_id)
 
     def close(self) -> None:
@@ -64,11 +64,11 @@ class Journal:
             os.fdatasync(self._descriptor)
         except OSError:
             with contextlib.suppress(OSError):
-                os.ftruncate(self._descriptor, end)  # or the next line would be joined to what is left of this one
+                os.ftruncate(self._descriptor, end)  # so that the next line is not appended to a torn one
             raise
 
     def _rewrite(self) -> None:
-        """Write what is kept to a new file, which takes the place of the old one whole or not at all."""
+        """Replace the file atomically by one with the kept decisions only."""
         whole = self._path.with_suffix(".new")
         descriptor = os.open(whole, os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_WRONLY, 0o600)
         try:
@@ -82,7 +82,7 @@ class Journal:
             raise
         if self._descriptor >= 0:
             os.close(self._descriptor)
-        self._descriptor, self._num_lines = descriptor, len(lines)  # it has the name now, whatever happens to the folder
+        self._descriptor, self._num_lines = descriptor, len(lines)  # it is in place, even if syncing the folder fails
         sync_folder(self._path.parent)
 
 
@@ -90,14 +90,14 @@ def _read(path: Path) -> dict[bytes, bytes]:
     committed: dict[bytes, bytes] = {}
     if path.exists():
         for line in path.read_bytes().splitlines()[-KEPT:]:
-            with contextlib.suppress(ValueError, KeyError, TypeError):  # torn by a power cut: its meeting was not yet applied
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # torn by a power cut: its meeting was not applied
                 entry = json.loads(line)
                 committed[bytes.fromhex(entry["meeting"])] = bytes.fromhex(entry["failed_blocks"])
     return committed
 
 
 def _reopened(path: Path) -> int:
-    """Open a journal to go on with it, without a last line that was torn. Raises OSError."""
+    """Open the existing journal for appending and cut off a torn last line. Raises OSError."""
     descriptor = os.open(path, os.O_CREAT | os.O_APPEND | os.O_RDWR, 0o600)
     try:
         whole = path.read_bytes()

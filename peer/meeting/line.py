@@ -1,7 +1,7 @@
-"""What this peer's line carries, as its meetings find out and its operator allows: bytes a second, each way.
+"""The throughput of this peer's line, measured by its meetings and limited by its operator: bytes per second in each direction.
 
-A payload that takes seconds measures the line; one that takes a moment measures the partner's trainer and the way there, so what is said
-here is less than the line has, never more. Belongs to one event loop.
+A payload that takes seconds measures the line. A small one measures the partner's trainer and the latency, so a rate here may be too low,
+never too high. Belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from enum import Enum, auto
 from gossamer.protocol.limits import LEAST_BYTES_PER_S, SLOWEST_BYTES_PER_S
 from gossamer.protocol.messages.messages import Chunk, Commit, Message, Part, Verdict
 
-REMEMBERED = 16  # payloads, each way
-QUANTILE = 0.75  # of the rates of these: a slow partner says little about our line
+REMEMBERED = 16  # payloads in each direction
+QUANTILE = 0.75  # of their rates: a slow partner hardly measures our line
 
 
 def transfer_s(num_bytes: int) -> float:
-    """Return how long so many bytes may take on the slowest line that peers wait for."""
+    """Return how long so many bytes take on the slowest line that peers wait for."""
     return num_bytes / SLOWEST_BYTES_PER_S
 
 
@@ -31,30 +31,30 @@ class Way(Enum):
 
 
 class Line:
-    """The rates of the payloads that were sent and received lately."""
+    """The rates of recent payloads."""
 
     def __init__(self) -> None:
         self._num_active = 0
         self._rates: dict[Way, deque[float]] = {way: deque(maxlen=REMEMBERED) for way in Way}
         self.limits = dict.fromkeys(Way, math.inf)
-        """What the operator allows, each way, in bytes a second."""
+        """The operator's limits in bytes per second."""
 
     def begin(self) -> int:
-        """Note that payloads are being exchanged in a meeting; return in how many they are now."""
+        """Note that a meeting exchanges payloads now; return the number of such meetings."""
         self._num_active += 1
         return self._num_active
 
     def end(self) -> None:
-        """Note that one of these exchanges is over."""
+        """Note that one of these meetings has stopped exchanging."""
         self._num_active -= 1
 
     def carried(self, way: Way, num_bytes: int, seconds: float, num_sharing: int) -> None:
-        """Note that a payload took so long; `num_sharing` is in how many meetings the line was busy at its beginning."""
+        """Note that a payload took so long; `num_sharing`: the number of meetings on the line when it began."""
         if num_bytes:
             self._rates[way].append(num_bytes * (num_sharing + self._num_active) / 2 / max(seconds, 1e-6))
 
     def bytes_per_s(self, way: Way) -> float:
-        """Return what the line carries that way, and may carry; 0 when nothing is known yet."""
+        """Return the line's rate in a direction, within the operator's limit; 0 if it is unknown."""
         rates = sorted(self._rates[way])
         if not rates:
             return self.limits[way] if math.isfinite(self.limits[way]) else 0.0
@@ -62,17 +62,17 @@ class Line:
 
     @property
     def max_meetings(self) -> float:
-        """Return how many meetings at once the limits leave time enough for: partners wait for the slowest rate, not longer."""
+        """Return how many concurrent meetings the limits allow, if each needs the least rate that partners wait for."""
         return max(1.0, min(self.limits.values()) / LEAST_BYTES_PER_S)
 
     @property
     def slower_bytes_per_s(self) -> float:
-        """Return what the slower way carries; 0 as long as one of the two is not known."""
+        """Return the rate of the slower direction; 0 if either is unknown."""
         return min(self.bytes_per_s(way) for way in Way)
 
 
 class Exchange:
-    """Times the two payloads of one meeting, from the moment at which ours may leave: both leave at about the same time."""
+    """Measures the two payloads of one meeting, from when ours may be sent: both are sent at about the same time."""
 
     def __init__(self, line: Line, payload_bytes: int) -> None:
         self._line = line
@@ -82,7 +82,7 @@ class Exchange:
         self._started_s = asyncio.get_running_loop().time()
 
     def heard(self, message: Message) -> None:
-        """Learn from what the partner says: its payload is here, or ours is there."""
+        """Take in a message of the partner: its payload is complete, or ours has arrived."""
         if isinstance(message, Chunk) and message.part is Part.PAYLOAD and self._left:
             self._left -= len(message.data)
             if not self._left:
@@ -92,7 +92,7 @@ class Exchange:
             self._carried(Way.UP)
 
     def end(self) -> None:
-        """The line is not busy with this meeting any more."""
+        """Note that the payloads are exchanged, or the meeting is over."""
         if not self._is_over:
             self._is_over = True
             self._line.end()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from gossamer.peer.link import messages
 from gossamer.peer.link.socket import NodeEnd
-from gossamer.peer.meeting.words import Finish, MeetingOutcome
+from gossamer.peer.meeting.interface import Finish, MeetingOutcome
 from gossamer.peer.node.meetings import Meetings
 from gossamer.peer.swarm.address_book import loop_s
 from gossamer.peer.swarm.membership import Membership

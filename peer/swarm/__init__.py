@@ -1,1 +1,1 @@
-"""Who is there: the address book, and this peer's own presence in the directory. In the node."""
+"""The members of the swarm: address book, peer exchange, presence in the directory, lifecycle, time of day. In the node."""

@@ -1,13 +1,12 @@
-"""Who this peer may meet: the address book, what may enter it, and the choice of the next partner.
+"""The address book: which peers this peer may meet, and the choice of the next partner.
 
-The directory, the partners themselves (records in a Hello) and the last session's file all feed the book; none of them is trusted
-for more than "somebody with this key may be at this address", and only a later word of the same peer replaces an earlier one. A record
-that is not true costs the one who passed it on nothing: it may have been deceived itself. The choice is uniform over the peers that are
-live, not resting after a failure and not banned, and in a large enough swarm passes over those met last: random pairs are what NoLoCo's
-mixing needs (`optim/noloco.py`), a fixed rotation diverges.
+The directory, partners (records in a Hello) and the last session's file feed the book. An entry means only that a peer with this key may be
+at this address, and only a newer record of the same peer replaces an older one. A false record does not count against the peer that passed
+it on, which cannot know. The choice is uniform over the peers that are live, not in back-off and not banned. In a large enough swarm it
+skips the last partners: NoLoCo's mixing needs random pairs (`optim/noloco.py`); a fixed rotation diverges.
 
-Randomness is an argument, and so is time: `now_s` is a clock that only goes forward (the event loop's), so that a clock set back by hand
-lets nobody rest for hours. Nothing here waits. Sizes are bounded, whoever calls.
+Randomness and time are arguments. `now_s` is a monotonic clock (the event loop's), so that setting the system clock back does not prolong a
+back-off. Nothing here waits. All sizes are bounded, whatever other peers send.
 """
 
 from __future__ import annotations
@@ -26,24 +25,24 @@ from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.records import MemberRecord
 
-MAX_ENTRIES = 256  # a random part of a larger swarm mixes as well as all of it
+MAX_ENTRIES = 256  # a random sample of a larger swarm mixes as well as the whole swarm
 MAX_BANS = 1024
 MAX_HINTS = 8  # addresses of one peer
-KEPT = 64  # good peers remembered on disk
-BACK_OFF_S = 1.0  # after the first failure or refusal; doubles up to
-BACK_OFF_PER_WAIT = 2.0  # times as long as it kept us waiting, where that is longer: so a silent one takes a third of our time
-BACK_OFF_FAILED_S = 60.0  # for a peer that cannot be reached, breaks off, or sends what our gate rejects
-BACK_OFF_REFUSED_S = 8.0  # for one that answers, but will not meet
-SUCCESS_RATE = (0.2, 0.02)  # how fast we learn whether strangers are worth a try, and how often one is tried at least
+KEPT = 64  # peers that are saved to disk
+BACK_OFF_S = 1.0  # after the first failure or refusal; doubles up to one of the next two
+BACK_OFF_PER_WAIT = 2.0  # times our last wait for the peer, if that is longer: a silent peer takes a third of our time
+BACK_OFF_FAILED_S = 60.0  # for a peer that cannot be reached, breaks off, or sends what our merge gate rejects
+BACK_OFF_REFUSED_S = 8.0  # for a peer that answers with a refusal
+SUCCESS_RATE = (0.2, 0.02)  # of meetings with strangers: the weight of the last one, and the least share of choices that may be strangers
 BAN_S = 24 * 3600.0
-SILENCE_S = 40.0  # a peer that announces itself after so long was cut off, and is worth a try at once
-FORGET_S = 900.0  # a peer that nobody has announced for so long is not tried any more
-TIMEOUT = (3.0, 5.0)  # times a usual meeting with somebody, and seconds: who is silent for longer than both is gone
-AVOIDED = 3  # partners met last that are passed over, where there are enough others
+SILENCE_S = 40.0  # a peer that announces itself after such a gap was disconnected: its back-off ends
+FORGET_S = 900.0  # a peer without a new record for so long is no longer live
+TIMEOUT = (3.0, 5.0)  # for a silent partner: times the typical duration of its meetings, and the least number of seconds
+AVOIDED = 3  # last partners that are skipped, if there are enough others
 
 
 def loop_s() -> float:
-    """Return the running event loop's time, in which the book reckons: it only goes forward, and tests make it virtual."""
+    """Return the running event loop's time: the book's monotonic clock, which tests make virtual."""
     return asyncio.get_running_loop().time()
 
 
@@ -54,47 +53,47 @@ class KnownPeer:
     peer_id: PeerId
     addresses: tuple[str, ...] = ()
     clock_steps: int = 0
-    finished: bool = False  # it has said that it has come to the end of the run
-    paused: bool = False  # it has said that it rests: no use to call it, and its clock stands still
-    seen_s: float = 0.0  # when it was last announced or met
-    told_s: float = -math.inf  # when it last told us its clock itself, in a meeting or calling for one
-    failures: int = 0  # in a row: could not be reached, or broke off
-    refusals: int = 0  # in a row: answered, but did not meet
+    finished: bool = False  # it reports that it has reached the end of the run
+    paused: bool = False  # it reports that it is paused: it answers no call, and its global step stands still
+    seen_s: float = 0.0  # when a record, a call or a meeting last showed it
+    told_s: float = -math.inf  # when it last sent us its global step itself, in a Hello
+    failures: int = 0  # in a row: not reached, or broke off
+    refusals: int = 0  # in a row: answered, but did not meet us
     backs_off_until_s: float = 0.0
-    unwelcome_until_s: float = 0.0  # its calls are not answered either
+    unwelcome_until_s: float = 0.0  # its own calls are refused too
     meetings: int = 0  # completed with it
-    typical_s: float = 0.0  # how long they have taken lately, or the last one, if that was longer
-    record: MemberRecord | None = None  # its latest word, to pass on
+    typical_s: float = 0.0  # recent duration of its meetings; the last one's, if that was longer
+    record: MemberRecord | None = None  # its newest, for peer exchange
 
     @property
-    def crowds(self) -> tuple[str, str]:
-        """Return the network and the invite by which it is one of many; empty where there is none."""
+    def origins(self) -> tuple[str, str]:
+        """Its network and its invite, which many identities of one operator share; empty strings where unknown."""
         network = next((network_of(address) for address in self.addresses if route(address) != "local"), "")
         credential = self.record.credential if self.record else None
         return network, str(credential.bearer or "") if credential else ""
 
     @property
     def has_clock(self) -> bool:
-        """Whether the peer has told its clock."""
+        """Whether its global step is known."""
         return self.record is not None or self.clock_steps > 0
 
     @property
     def is_familiar(self) -> bool:
-        """Whether we have met it, and nothing has failed since."""
+        """Whether we have met it and nothing has failed since."""
         return self.meetings > 0 and not self.failures
 
     @property
     def timeout_s(self) -> float:
-        """How long it may say nothing, going by its meetings with us and what has come of waiting; for ever where these say nothing."""
+        """How long it may be silent in a meeting, by earlier meetings and waits; infinite for a peer that is not familiar."""
         times, least_s = TIMEOUT
         return max(least_s, times * self.typical_s) if self.is_familiar else math.inf
 
     def is_newer(self, record: MemberRecord) -> bool:
-        """Tell whether this record says more than the one we hold."""
+        """Tell whether this record is newer than ours."""
         return self.record is None or record.supersedes(self.record)
 
     def is_back(self, now_s: float) -> None:
-        """Forget that it could not be reached."""
+        """Forget its failures and end its back-off."""
         self.failures, self.backs_off_until_s, self.unwelcome_until_s = 0, min(self.backs_off_until_s, now_s), now_s
 
 
@@ -106,22 +105,22 @@ class AddressBook:
         self._entries: dict[PeerId, KnownPeer] = {}
         self._banned_until_s: dict[PeerId, float] = {}
         self._last: deque[PeerId] = deque(maxlen=AVOIDED)
-        self._success_rate = 1.0  # the share of our calls to strangers that have come to a meeting lately
+        self._success_rate = 1.0  # of our recent calls to strangers
 
-    # ------------------------------------------------------------------ what is learnt
+    # ------------------------------------------------------------------ updates
 
     @property
     def is_full(self) -> bool:
-        """Whether the swarm may be larger than the book: whoever comes in pushes somebody out."""
+        """Whether a new entry replaces an old one; the swarm may then be larger than the book."""
         return len(self._entries) >= MAX_ENTRIES
 
     def is_news(self, record: MemberRecord) -> bool:
-        """Tell whether a record is worth checking: another peer's, and later than the one that is held."""
+        """Tell whether a record is worth verifying: of another peer, and newer than ours."""
         entry = self._entries.get(record.peer_id)
         return record.peer_id != self._me and (entry is None or entry.is_newer(record))
 
     def learn(self, record: MemberRecord, now_s: float) -> None:
-        """Take in a verified record; one that is no later than the one we hold changes nothing."""
+        """Add a verified record; one that is not newer than ours changes nothing."""
         if not self.is_news(record):
             return
         entry = self._entry(record.peer_id, now_s)
@@ -135,7 +134,7 @@ class AddressBook:
         entry.record = record
 
     def hint(self, peer_id: PeerId, address: str, now_s: float) -> None:
-        """Take in an address from an invite, a command line or the last session."""
+        """Add an address from an invite, a command line or the last session."""
         if peer_id == self._me:
             return
         entry = self._entry(peer_id, now_s)
@@ -144,7 +143,7 @@ class AddressBook:
         entry.seen_s = max(entry.seen_s, now_s)
 
     def saw(self, peer_id: PeerId, now_s: float, clock_steps: int, *, finished: bool = False) -> None:
-        """Note that a member of the run has called us, and its clock. What it failed at stays: calling is easier than meeting."""
+        """Note that a member of the run has called us, and its global step. Its back-off stays: a call proves less than a meeting."""
         if peer_id != self._me:
             entry = self._entry(peer_id, now_s)
             entry.seen_s = max(entry.seen_s, now_s)
@@ -152,12 +151,12 @@ class AddressBook:
             entry.finished = entry.finished or finished
 
     def tells_clock(self, peer_id: PeerId, clock_steps: int) -> None:
-        """Note the clock that a known peer has signed in answer to us: later than what it has announced."""
+        """Note the global step that a known peer has signed in an answer: newer than its record."""
         if peer_id in self._entries:
             self._entries[peer_id].clock_steps = clock_steps
 
     def met(self, peer_id: PeerId, now_s: float, clock_steps: int, *, took_s: float = 0.0, finished: bool = False) -> None:
-        """Note a completed meeting, how long it took, and how far the partner was: its clock, and whether it has come to the end."""
+        """Note a completed meeting, how long it took, the partner's global step, and whether it has reached the end of the run."""
         entry = self._entry(peer_id, now_s)
         entry.finished = entry.finished or finished
         self._learn_success(entry, met=True)
@@ -170,19 +169,19 @@ class AddressBook:
         self._last.append(peer_id)
 
     def failed(self, peer_id: PeerId, now_s: float, waited_s: float = 0.0) -> None:
-        """Let a peer rest after a failure that may be the network's; longer each time, and the longer we waited for nothing."""
+        """Back off from a peer after a failure that may be the network's: longer each time, and at least twice as long as we waited."""
         entry = self._entry(peer_id, now_s)
         self._back_off(entry, now_s, waited_s)
         self._learn_success(entry, met=False)
 
     def broke_off(self, peer_id: PeerId, now_s: float, waited_s: float = 0.0) -> None:
-        """Let a peer rest after a meeting that it broke off or let run out, whoever had called: it must not keep others from us."""
+        """Back off from a peer that broke off a meeting or let it time out, and refuse its calls meanwhile."""
         self.failed(peer_id, now_s, waited_s)
         entry = self._entry(peer_id, now_s)
         entry.unwelcome_until_s = entry.backs_off_until_s
 
     def refused(self, peer_id: PeerId, now_s: float, most_s: float = BACK_OFF_REFUSED_S) -> None:
-        """Let a peer rest with which there was no agreement; longer each time, but it is there, and either side may change."""
+        """Back off from a peer that answers but does not meet us: longer each time, at most `most_s`."""
         entry = self._entry(peer_id, now_s)
         entry.backs_off_until_s = now_s + min(most_s, BACK_OFF_S * 2 ** min(entry.refusals, 16))
         entry.failures = 0
@@ -190,24 +189,24 @@ class AddressBook:
         self._learn_success(entry, met=False)
 
     def not_now(self, peer_id: PeerId, now_s: float, *, finished: bool = False) -> None:
-        """Let a peer rest a moment that said it cannot meet yet, or does not any more."""
+        """Back off shortly from a peer that cannot meet yet, or no longer."""
         entry = self._entry(peer_id, now_s)
         entry.finished = entry.finished or finished
         entry.backs_off_until_s = max(entry.backs_off_until_s, now_s + BACK_OFF_S)
 
     def forget_refusals(self, now_s: float) -> None:
-        """Ask everybody anew who would not meet us: we have other weights now."""
+        """End every back-off after a refusal: our weights have changed."""
         for entry in self._entries.values():
             if entry.refusals:
                 entry.refusals, entry.backs_off_until_s = 0, now_s
 
     def lost(self, peer_id: PeerId, now_s: float) -> None:
-        """Note that somebody did not answer a call that was no meeting; who is not in the book stays out of it."""
+        """Back off from a peer that did not answer a request other than a meeting; adds no entry."""
         if peer_id in self._entries:
             self._back_off(self._entries[peer_id], now_s)
 
     def answered(self, peer_id: PeerId, now_s: float) -> None:
-        """Note that somebody has just proven that it is there."""
+        """Note that a peer has just answered: it is reachable."""
         entry = self._entries.get(peer_id)
         if entry is not None:
             entry.seen_s = now_s
@@ -215,59 +214,59 @@ class AddressBook:
                 entry.is_back(now_s)
 
     def leaves(self, peer_id: PeerId, now_s: float) -> None:
-        """Stop asking a peer that says it is leaving, until it announces itself again."""
+        """Take a peer that leaves for not live until a newer record of it arrives."""
         entry = self._entry(peer_id, now_s)
         entry.seen_s = min(entry.seen_s, now_s - FORGET_S)
 
     def ban(self, peer_id: PeerId, now_s: float) -> None:
-        """Do not meet a peer that broke the rules for a day."""
+        """Ban a peer that violated the protocol, for a day."""
         self._banned_until_s[peer_id] = now_s + BAN_S
         while len(self._banned_until_s) > MAX_BANS:
             del self._banned_until_s[min(self._banned_until_s, key=lambda banned: self._banned_until_s[banned])]
 
-    # ------------------------------------------------------------------ what is asked
+    # ------------------------------------------------------------------ queries
 
     def is_banned(self, peer_id: PeerId, now_s: float) -> bool:
         """Tell whether a peer is banned now."""
         return self._banned_until_s.get(peer_id, now_s) > now_s
 
     def is_welcome(self, peer_id: PeerId, now_s: float) -> bool:
-        """Tell whether a peer's call may be answered."""
+        """Tell whether we answer a call of this peer."""
         return peer_id not in self._entries or self._entries[peer_id].unwelcome_until_s <= now_s
 
     def live(self, now_s: float) -> list[KnownPeer]:
-        """Return the peers that may be met, resting ones included, in the order in which they were first heard of."""
+        """Return the live peers, those in back-off included, in the order in which they were added."""
         return [entry for entry in self._entries.values() if self._is_live(entry, now_s)]
 
     def reachable(self, now_s: float) -> list[KnownPeer]:
-        """Return the live peers that we have not failed to reach last."""
+        """Return the live peers whose last contact did not fail."""
         return [entry for entry in self.live(now_s) if not entry.failures]
 
     def known(self, now_s: float) -> list[KnownPeer]:
-        """Return all who are not banned and have an address, however long nothing was heard of them."""
+        """Return all peers with an address that are not banned, live or not."""
         return [entry for entry in self._entries.values() if entry.addresses and not self.is_banned(entry.peer_id, now_s)]
 
     def record_of(self, peer_id: PeerId) -> MemberRecord | None:
-        """Return the latest word of a peer."""
+        """Return a peer's newest record."""
         entry = self._entries.get(peer_id)
         return entry.record if entry else None
 
     def announced(self, now_s: float) -> list[KnownPeer]:
-        """Return the live peers whose own record we hold."""
+        """Return the live peers with a record."""
         return [entry for entry in self.live(now_s) if entry.record is not None]
 
     def timeout_s(self, peer_id: PeerId) -> float:
-        """Return how long somebody may say nothing, going by our meetings; for ever for whom we have not met, or not since a failure."""
+        """Return how long a partner may be silent in a meeting; infinite if it is not familiar."""
         entry = self._entries.get(peer_id)
         return math.inf if entry is None else entry.timeout_s
 
     def clock_of(self, peer_id: PeerId) -> int | None:
-        """Return the clock that a peer has last signed, None when none is known."""
+        """Return the newest global step that a peer has signed, None if none is known."""
         entry = self._entries.get(peer_id)
         return entry.clock_steps if entry is not None and entry.has_clock else None
 
     def choose(self, now_s: float, rng: random.Random, *, exclude: Collection[PeerId] = ()) -> KnownPeer | None:
-        """Choose the next partner, or None when nobody can be asked now."""
+        """Choose the next partner; None if there is nobody to call now."""
         known = self.live(now_s)
         familiar = [entry for entry in known if entry.is_familiar]
         if familiar and self._success_rate < 1.0 and rng.random() >= self._success_rate:
@@ -282,18 +281,16 @@ class AddressBook:
         back_off_s = min(BACK_OFF_FAILED_S, max(BACK_OFF_S * 2 ** min(entry.failures, 16), BACK_OFF_PER_WAIT * waited_s))
         entry.backs_off_until_s = max(entry.backs_off_until_s, now_s + back_off_s)
         entry.failures += 1
-        entry.typical_s = max(
-            entry.typical_s, waited_s
-        )  # it may be there, and slow: the next time it has longer, whatever it says till then
+        entry.typical_s = max(entry.typical_s, waited_s)  # a peer that is only slow gets a longer timeout the next time
 
     def _learn_success(self, entry: KnownPeer, *, met: bool) -> None:
-        """Note how a call to a stranger went: a hundred keys that only refuse are not to use up our searches."""
+        """Note the result of a call to a stranger, so that a hundred identities that only refuse cannot use up our searches."""
         if not entry.meetings:
             rate, least = SUCCESS_RATE
             self._success_rate = max(least, self._success_rate + rate * (met - self._success_rate))
 
     def soonest_s(self, now_s: float) -> float | None:
-        """Return when the first of the live peers can be asked; None when there is none."""
+        """Return when the first back-off of a live peer ends (now, if one is in none); None if there is no live peer."""
         return min((max(now_s, entry.backs_off_until_s) for entry in self.live(now_s)), default=None)
 
     def addresses(self, peer_id: PeerId) -> tuple[str, ...]:
@@ -302,19 +299,19 @@ class AddressBook:
         return entry.addresses if entry else ()
 
     def ways_in(self, now_s: float) -> list[str]:
-        """Return the addresses of the best peers, silent ones included, each with its peer's id: where the swarm may be found."""
+        """Return the addresses of the best peers, each with its peer's id, live or not: bootstrap addresses for the next session."""
         return [with_peer(address, entry.peer_id) for entry in self._best(now_s) for address in entry.addresses]
 
-    # ------------------------------------------------------------------ for the next session
+    # ------------------------------------------------------------------ on disk
 
     def to_bytes(self, now_s: float) -> bytes:
-        """Return the best peers and the bans, to be kept for the next session."""
+        """Return the best peers and the bans as a file for the next session."""
         known = [{"peer": str(entry.peer_id), "addresses": list(entry.addresses)} for entry in self._best(now_s)]
         bans = [{"peer": str(peer), "banned_for_s": until_s - now_s} for peer, until_s in self._banned_until_s.items() if until_s > now_s]
         return json.dumps({"known": known, "banned": bans}, indent=1).encode()
 
     def load(self, path: Path, now_s: float) -> None:
-        """Add the peers of the last session, and what was left of the bans then. An unreadable file is like none: it only holds hints."""
+        """Add the peers of the last session and the rest of its bans. An unreadable file counts as none: it only holds hints."""
         try:
             content = json.loads(path.read_text())
             for line in content["known"]:
@@ -342,14 +339,15 @@ class AddressBook:
         return entry
 
     def _forget_one(self, now_s: float) -> None:
-        """Forget who is gone or fails; else, of whom we have not met, the one of the largest crowd that has been here longest.
+        """Remove a peer that is not live or fails; else, of those never met, the oldest of the most common origin.
 
-        So a book that is full stays a mixed sample of a swarm that goes on, and many keys of one network or one invite push out each other.
+        So a full book stays a mixed sample of the swarm, and identities of one network or one invite replace each other.
         """
-        crowds = Counter(crowd for entry in self._entries.values() for crowd in entry.crowds)
+        num_from = Counter(origin for entry in self._entries.values() for origin in entry.origins)
 
         def badness(entry: KnownPeer) -> tuple[bool, int, int, int]:
-            return not self._is_live(entry, now_s), entry.failures, -entry.meetings, sum(crowds[crowd] for crowd in entry.crowds if crowd)
+            num_alike = sum(num_from[origin] for origin in entry.origins if origin)
+            return not self._is_live(entry, now_s), entry.failures, -entry.meetings, num_alike
 
-        worst = max(self._entries.values(), key=badness)  # of equals the first
+        worst = max(self._entries.values(), key=badness)  # the first of equals
         del self._entries[worst.peer_id]

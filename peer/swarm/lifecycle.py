@@ -1,12 +1,12 @@
-"""Where this peer stands, as its own trainer last said, and the one answer to "may it meet?".
+"""The lifecycle of this peer: its state as its own trainer reports it, and whether it may meet.
 
-    UNKNOWN -- told --> WAITING <-- told --> TRAINING
-                          |                    |
-                          +---- take_over -----+--> TAKING_OVER -- taken_over --> WAITING or TRAINING, as was last told
-    any but LEAVING -- rest --> PAUSED -- wake --> UNKNOWN: another trainer will tell
-    any -- leave --> LEAVING, for good
+    UNKNOWN -- update --> WAITING <-- update --> TRAINING
+                             |                      |
+                             +--- begin_takeover ---+--> TAKING_OVER -- end_takeover --> WAITING or TRAINING, as last reported
+    any but LEAVING -- pause --> PAUSED -- resume --> UNKNOWN, until the next trainer reports
+    any -- leave --> LEAVING, which is final
 
-Only who is TRAINING meets; whoever asks otherwise gets the code of `refusal`.
+Only a TRAINING peer meets; in every other state `refusal` is the code for a partner that calls.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from gossamer.protocol.tasks import Changes
 
 
 class LifecycleState(Enum):
-    """What this peer is about."""
+    """The lifecycle state of this peer."""
 
-    UNKNOWN = auto()  # the trainer has not said where it stands
-    WAITING = auto()  # the trainer waits for the word to begin, or for weights
-    TRAINING = auto()  # it trains, or averages at the end of the run
-    TAKING_OVER = auto()  # other weights are about to replace its own
-    PAUSED = auto()  # its operator, or a setting of his, wants it to rest
+    UNKNOWN = auto()  # the trainer has not reported yet
+    WAITING = auto()  # the trainer waits for the order to start, or for weights
+    TRAINING = auto()  # it trains, or takes part in the last averaging
+    TAKING_OVER = auto()  # other weights are about to replace the trainer's
+    PAUSED = auto()  # by the operator or a setting
     LEAVING = auto()
 
 
 class Lifecycle:
-    """State, clock and phase of this peer. Belongs to one event loop."""
+    """State, global step and phase of this peer. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self.state = LifecycleState.UNKNOWN
-        self.clock_steps = 0  # own schedule clock
+        self.clock_steps = 0  # this peer's global step
         self.tokens = 0  # trained by this peer since it joined
         self.phase = RunPhase.TRAIN
         self.has_begun = False  # the trainer trains, or has trained
-        self.has_settled = False  # on the run's result: it meets nobody any more
-        self.stale: set[int] = set()  # fragments that are too old to be met about, or to be given
-        self.finished = False  # the trainer has once been at the end of the schedule
+        self.has_settled = False  # it has the agreed result and meets no more
+        self.stale: set[int] = set()  # fragments whose weights are too old to meet with or to serve
+        self.finished = False  # the trainer has reached the end of the schedule
         self._changes = Changes()
 
     @property
     def refusal(self) -> RefusalCode | None:
-        """What is said to who asks for a meeting; None when one may begin."""
+        """The code for a partner that calls; None if a meeting may begin."""
         if self.state is LifecycleState.LEAVING:
             return RefusalCode.LEAVING
         return None if self.may_meet else RefusalCode.NOT_READY
@@ -58,39 +58,39 @@ class Lifecycle:
 
     @property
     def is_paused(self) -> bool:
-        """Whether there is, or soon will be, no trainer: so it is announced, and nobody calls in vain."""
+        """Whether this peer has no trainer now, or soon will have none; it is announced as paused, so that no peer calls it."""
         return self.state in (LifecycleState.PAUSED, LifecycleState.UNKNOWN)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until something that depends on the lifecycle alone holds."""
+        """Wait until a condition on this lifecycle holds."""
         await self._changes.until(condition)
 
     def update(self, clock_steps: int, phase: RunPhase, has_begun: bool, tokens: int = 0) -> None:
-        """Take in where the trainer stands."""
+        """Take in a report of the trainer."""
         self.clock_steps, self.phase, self.has_begun, self.tokens = clock_steps, phase, has_begun, tokens
         self.finished |= has_begun and phase is RunPhase.FINISH
         self._enter(self.state if self.state in (LifecycleState.TAKING_OVER, LifecycleState.PAUSED) else self._as_reported())
 
     def begin_takeover(self) -> None:
-        """Other weights are here: begin nothing until they are the trainer's, or turn out to be of no use."""
+        """Begin no meeting until the trainer has adopted or rejected other weights."""
         self._enter(LifecycleState.TAKING_OVER)
 
     def end_takeover(self) -> None:
-        """The trainer has them, or does not take them."""
+        """Note that the trainer has adopted or rejected them."""
         if self.state is LifecycleState.TAKING_OVER:
             self._enter(self._as_reported())
 
     def pause(self) -> None:
-        """Begin nothing until `wake`."""
+        """Begin no meeting until `resume` and the next report."""
         self._enter(LifecycleState.PAUSED)
 
     def resume(self) -> None:
-        """Go on as soon as a trainer says where it stands."""
+        """Leave the pause; the next report of a trainer sets the state."""
         if self.state is LifecycleState.PAUSED:
             self._enter(LifecycleState.UNKNOWN)
 
     def leave(self) -> None:
-        """Begin nothing any more."""
+        """Begin no meeting any more."""
         self._enter(LifecycleState.LEAVING)
 
     def _as_reported(self) -> LifecycleState:

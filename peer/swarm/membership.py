@@ -1,4 +1,4 @@
-"""Who we are in this run, and by whose word."""
+"""This peer's membership in a run: identity, credential and terms."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Membership:
     terms: RunTerms
     own_credential: OwnCredential
     total_steps: int  # where the run ends
-    deadline_s: float  # to find a partner; and again for the meeting itself
-    defer: bool  # without a partner: wait on instead of a solo step
+    deadline_s: float  # to find a partner, and again for the meeting itself
+    defer: bool  # without a partner: wait instead of taking a solo step
 
     @classmethod
     def of(cls, identity: Identity, manifest: Manifest, credential: OwnCredential) -> Self:
@@ -49,9 +49,9 @@ class Membership:
         return replace(self, terms=self.terms.with_plan(plan))
 
     def bare_record(self, addresses: Iterable[str], now_s: float) -> MemberRecord:
-        """Sign a record that only shows that we are a member: who has no trainer, or not yet, meets nobody. `now_s`: Unix time.
+        """Sign a record for a peer without a trainer: it proves the membership, and says that the peer is paused. `now_s`: Unix time.
 
-        It is older than any that is announced in the same second.
+        Any record that is announced in the same second is newer.
         """
         return MemberRecord(
             run_id=self.terms.run_id,

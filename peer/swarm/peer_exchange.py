@@ -1,7 +1,7 @@
-"""Word of who is there, on its way between peers: what of it is passed on, and what is believed.
+"""Peer exchange: which member records are passed on to other peers, and which received ones enter the address book.
 
-Every record is its own peer's signed word, so whoever brings it need not be trusted, and is not blamed if it is old. Our own record goes to
-everybody whom we talk to. All is bounded: how many records go out at once, what one peer is told in a time, and the book that they end in.
+Every record is signed by its own peer, so the peer that passes it on need not be trusted, and an old record does not count against it. Our
+own record goes to every peer that we exchange records with. The number of records in a message and the size of the book are bounded.
 """
 
 from __future__ import annotations
@@ -20,27 +20,29 @@ from gossamer.protocol.messages.introduction import Introduction
 from gossamer.protocol.messages.records import MemberRecord
 from gossamer.protocol.messages.terms import RunTerms, check_record
 
-LAST_WORD_S = 5.0  # a record that ends so soon is a farewell (see Presence.leave), or nobody renews it; it is not passed on
-FAMILIARITY = 0.02  # how fast we learn how much of the swarm we know: from some fifty members named to us
+LAST_WORD_S = 5.0  # a record that expires so soon is a farewell (see Presence.leave) or is not renewed; it is not passed on
+FAMILIARITY = 0.02  # the weight of one received record in `familiar`: it averages over some fifty
 
 
 class PeerExchange:
-    """Records to and from others. `own` is this peer's latest record, once it announces itself."""
+    """Sends and receives member records. `own` is this peer's newest record, once it announces itself."""
 
     def __init__(self, terms: RunTerms, book: AddressBook, time: SwarmTime, rng: random.Random) -> None:
         self.terms = terms
         self.book = book
         self.time = time
         self.own: MemberRecord | None = None
-        self.news = asyncio.Event()  # set when somebody turns up of whom nothing was known any more; of strangers a full book is never done
-        self.familiar = 1.0  # the share of those named to us whom we knew: that of the swarm that is in our book
+        self.news = (
+            asyncio.Event()
+        )  # set when a peer appears or reappears; a full book would set it forever, so strangers do not set it then
+        self.familiar = 1.0  # the share of the received records whose peers were in the book: estimates the book's share of the swarm
         self._rng = rng
 
     def take(self, record: MemberRecord) -> None:
-        """Take in a record, if it says anything new, is in force, and its peer may take part."""
+        """Add a record to the book if it is newer than ours, valid, and its peer may take part."""
         if not self.book.is_news(record):
             return
-        with suppress(GossamerError, ValueError):  # the latter is a gap in our checks: no stranger is to end us through it
+        with suppress(GossamerError, ValueError):  # ValueError is a gap in our checks, which no stranger may exploit
             check_record(record, self.terms, self.time.now_s())
             before = self.book.record_of(record.peer_id)
             is_back = not self.book.is_full if before is None else not self.is_in_force(before)
@@ -51,16 +53,16 @@ class PeerExchange:
                 self.news.set()
 
     def take_all(self, raw: Iterable[bytes]) -> None:
-        """Take in records as a partner passed them on."""
+        """Add the valid ones of these encoded records."""
         for one in raw:
             with suppress(GossamerError, ValueError):
                 self.take(MemberRecord.from_bytes(one))
 
     def introduce(self, members: Iterable[bytes], by: PeerId) -> None:
-        """Take in members whom one of them has named at random, and learn from it how much of the swarm we know.
+        """Add the random members that peer `by` sent, and update `familiar`, the book's share of the swarm.
 
-        A book ends at 256 and says nothing of a larger swarm, but it is a random part of it. Somebody who names made-up members
-        needs an invite for each, and has us think the swarm larger than it is.
+        A full book is a random sample of a larger swarm. A malicious peer that invents members needs an invite for each, and only makes the
+        swarm look larger than it is.
         """
         for raw in members:
             with suppress(GossamerError, ValueError):
@@ -71,14 +73,14 @@ class PeerExchange:
                     self.familiar += FAMILIARITY * (was_known - self.familiar)
 
     def records_for(self, partner: PeerId, most: int = PASSED_RECORDS) -> tuple[bytes, ...]:
-        """Choose records for a partner: our own, and at random those of others whom we have not failed to reach."""
+        """Choose records for a partner: our own, and a random sample of those of reachable peers."""
         known = [entry.record for entry in self.book.announced(loop_s()) if entry.peer_id != partner and not entry.failures]
         others = [record for record in known if record is not None and self.is_in_force(record)]
         own = [self.own] if self.own is not None and self.is_in_force(self.own) else []
         return tuple(record.to_bytes() for record in (own + self._rng.sample(others, min(most, len(others))))[:most])
 
     def introduction(self, asker: PeerId, most_bytes: int) -> bytes:
-        """Name members to one that asks for them, in no more than `most_bytes`."""
+        """Return the answer to a peer that asks for members, of at most `most_bytes`."""
         members = self.records_for(asker, min(INTRODUCED, most_bytes // (RECORD_BYTES + 3)))
         return Introduction(members, int(1000 * self.time.local_s())).to_bytes()
 
@@ -87,5 +89,5 @@ class PeerExchange:
         return record is not None and self.is_in_force(record)
 
     def is_in_force(self, record: MemberRecord) -> bool:
-        """Tell whether a record holds for a while yet."""
+        """Tell whether a record is valid and does not expire soon."""
         return record.expires_s >= self.time.now_s() + LAST_WORD_S

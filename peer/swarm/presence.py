@@ -1,6 +1,6 @@
-"""This peer in the directory: it announces itself there and looks for others, again and again, and says when it leaves.
+"""This peer's presence in the directory: it announces itself, looks up other peers, and withdraws its record when it leaves.
 
-The directory is a hint and may fail for hours; that costs newcomers, never training.
+The directory may fail for hours: newcomers are then found later, and training continues.
 """
 
 from __future__ import annotations
@@ -24,16 +24,23 @@ from gossamer.protocol.streams.transport import Directory
 log = logging.getLogger(__name__)
 
 ANNOUNCE_S = 20.0
-RECORD_S = RECORD_LIFETIME_S  # in force for so long: a record is of use to whom it reaches by the third mouth, too
-LOOK_S = (2.0, 20.0, 120.0)  # between two looks: while too few are known or the end is near; otherwise longer each time, up to the second,
-MANY = 32  # or, where so many are known, up to the third: word of the others comes with meetings
-FAREWELL_S = 1  # lifetime of the record that says we are gone
-TELL_S = 0.5  # between two looks at what the supervisor is told of
-RECORDS_AT_ONCE = 32  # checked before others get their turn: a signature takes 0.1 ms
+RECORD_S = RECORD_LIFETIME_S  # long enough that a record is still valid after three hops of peer exchange
+LOOK_S = (
+    2.0,
+    20.0,
+    120.0,
+)  # between two lookups: the first while too few peers are known or the end is near; else doubling up to the second
+MANY = 32  # with so many known peers, doubling up to the third: peer exchange brings the rest
+FAREWELL_S = 1  # lifetime of the record of a peer that leaves
+REPORT_S = 0.5  # between two reports to the supervisor
+RECORDS_AT_ONCE = 32  # verified before other tasks run: a signature takes 0.1 ms
 
 
 class Presence:
-    """Announce and look, as loops of `run`. `addresses` are our own, as others may dial them; `wait_for_peers` are enough to know."""
+    """Announces this peer and looks up others, in the loops of `run`.
+
+    `addresses` returns our own addresses as other peers dial them. Lookups are frequent until `wait_for_peers` peers are known.
+    """
 
     def __init__(
         self,
@@ -56,22 +63,22 @@ class Presence:
         self._has_looked = asyncio.Event()
 
     async def run(self) -> None:
-        """Be there until cancelled."""
+        """Run until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            for loop in (self._announce_for_ever, self._look_for_ever, self._tell_for_ever):
+            for loop in (self._announce_for_ever, self._look_for_ever, self._report_for_ever):
                 tasks.create_task(loop())
 
     async def first_look(self, most_s: float) -> bool:
-        """Wait until the directory was asked once, with or without success, but no longer than `most_s`; tell whether it was."""
+        """Wait up to `most_s` until the directory was queried once, with or without success; tell whether it was."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(most_s):
                 await self._has_looked.wait()
         return self._has_looked.is_set()
 
     async def _announce_for_ever(self) -> None:
-        """Announce again and again; at once where others wait for it: when we have come to the end, pause, go on, or are reached elsewhere.
+        """Announce regularly, and at once when this peer reaches the end, pauses, resumes, or changes its addresses.
 
-        Not before our trainer is there: who waits for company would begin without us, and who calls would find nobody to meet.
+        It waits for the trainer: a peer that is announced without one counts for peers that wait for company, and cannot meet.
         """
         await self._lifecycle.until(lambda: self._lifecycle.state is not LifecycleState.UNKNOWN)
         while True:
@@ -81,7 +88,7 @@ class Presence:
             until_s = loop_s() + (ANNOUNCE_S if known else LOOK_S[0])
             while loop_s() < until_s and self._news() == announced:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(TELL_S):
+                    async with asyncio.timeout(REPORT_S):
                         await self._lifecycle.until(lambda: self._news() != announced)  # noqa: B023 (awaited here)
 
     def _news(self) -> tuple[bool, bool, tuple[str, ...]]:
@@ -90,7 +97,7 @@ class Presence:
     async def _look_for_ever(self) -> None:
         pause_s = LOOK_S[0]
         while True:
-            with _unharmed("a look into the directory"):
+            with _unharmed("a directory lookup"):
                 async with asyncio.timeout(LOOK_S[1]):
                     await self._look()
             self._has_looked.set()
@@ -99,13 +106,13 @@ class Presence:
             pause_s = LOOK_S[0] if is_urgent else min(2 * pause_s, LOOK_S[2] if known >= MANY else LOOK_S[1])
             await asyncio.sleep(pause_s)
 
-    async def _tell_for_ever(self) -> None:
+    async def _report_for_ever(self) -> None:
         while True:
             self._reporter.report(len(self._peer_exchange.book.live(loop_s())), self._addresses())
-            await asyncio.sleep(TELL_S)
+            await asyncio.sleep(REPORT_S)
 
     async def leave(self) -> None:
-        """Tell the directory that we are gone; takes a second at most."""
+        """Announce that this peer leaves; takes a second at most."""
         await self._announce(FAREWELL_S, 1.0)
 
     async def _announce(self, lifetime_s: int, within_s: float) -> None:
@@ -116,7 +123,7 @@ class Presence:
 
     def _record(self, lifetime_s: int) -> MemberRecord:
         membership, now_s = self._membership, int(self._peer_exchange.time.now_s())
-        self._sequence = max(self._sequence + 1, now_s)  # grows over restarts too
+        self._sequence = max(self._sequence + 1, now_s)  # so that it also grows over restarts
         return MemberRecord(
             run_id=membership.terms.run_id,
             peer_id=membership.identity.peer_id,
@@ -140,7 +147,7 @@ class Presence:
 
 @contextlib.contextmanager
 def _unharmed(what: str) -> Iterator[None]:
-    """Go on whatever happens in the body: what the network does is expected, anything else is our fault, and logged."""
+    """Suppress every error of the body; errors other than the network's are our bugs, and are logged."""
     try:
         yield
     except (GossamerError, TimeoutError):

@@ -1,11 +1,11 @@
-"""What time it is: by this machine's clock, set right by what partners in different networks say.
+"""The swarm's time of day: this machine's clock, corrected by what peers in different networks report.
 
-Records are in force between absolute times, so a peer whose clock is an hour wrong would believe nobody, and nobody would believe it. Each
-network has one voice, the median of its peers', and our own clock has one; the median of the voices holds. Where all whom we have heard
-are in one network, each of them has a voice. A single peer is followed only if it is a door of the run, whom a newcomer has to believe, and
-where not both can be meant.
+Records are valid between absolute times, so a peer whose clock is an hour wrong accepts no record, and no peer accepts its records. The
+time is the median of one reading per network (the median of its peers) and our own clock. If all readings are of one network, each counts.
+A single reading is used only if it comes from a bootstrap node of the run, which a newcomer has to trust, and if it differs from our clock
+by more than the permitted skew.
 
-Only what partners have said lately counts, and nothing from before our clock was set, or the machine slept.
+Only recent readings count. A step of our clock, or a sleep of the machine, discards all.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from gossamer.protocol.identity import PeerId
 from gossamer.protocol.limits import CLOCK_SKEW_S
 from gossamer.protocol.newest import keep_newest
 
-NETWORKS = 64  # whose voices are kept
+NETWORKS = 64  # whose readings are kept
 PEERS = 8  # of one network
 LATELY_S = 900.0
-SET_S = 2.0  # by so much our clock goes on its own way against the machine's uptime before it counts as set
-SAY_S = 10.0  # an error that is worth a word
-HELD_S = 1.0  # what was reckoned holds so long where nothing new is heard: each record in a full book asks
+SET_S = 2.0  # a larger drift between our clock and the loop's monotonic one counts as a step
+WARN_S = 10.0  # an error that the operator is warned of
+HELD_S = 1.0  # how long a result is cached without a new reading: every record of a full book needs it
 
 
 @dataclass(frozen=True, slots=True)
-class Voice:
-    """What one peer said."""
+class Reading:
+    """One peer's clock."""
 
-    ahead_s: float  # of this machine's clock
+    ahead_s: float  # of this machine's clock, when it was read
     heard_s: float  # loop time
     is_door: bool
 
@@ -42,67 +42,67 @@ class SwarmTime:
 
     def __init__(self, local_s: Callable[[], float] = time.time) -> None:
         self.local_s = local_s
-        self._voices: dict[str, dict[PeerId, Voice]] = {}
-        self._since_s: float | None = None  # Unix time at the loop's zero, by our clock
-        self._reckoned_s: tuple[float, float] | None = None  # what `ahead_s` is, and until which loop time
+        self._readings: dict[str, dict[PeerId, Reading]] = {}
+        self._since_s: float | None = None  # our clock minus the loop's
+        self._result_s: tuple[float, float] | None = None  # the cached `ahead_s`, and the loop time at which it expires
 
     def now_s(self) -> float:
-        """Return what time it is."""
+        """Return the time of day: Unix time."""
         return self.local_s() + self.ahead_s
 
     def heard(self, network: str, peer: PeerId, unix_s: float, *, is_door: bool = False) -> None:
-        """Take in what time it is just now at a peer in a network."""
-        voice = Voice(unix_s - self.local_s(), loop_s(), is_door)
+        """Take in a reading: the time of day now at a peer in a network."""
+        reading = Reading(unix_s - self.local_s(), loop_s(), is_door)
         self._forget_if_set()
-        self._reckoned_s = None
-        peers = self._voices.get(network, {})
-        keep_newest(peers, peer, voice, PEERS)
-        keep_newest(self._voices, network, peers, NETWORKS)
+        self._result_s = None
+        peers = self._readings.get(network, {})
+        keep_newest(peers, peer, reading, PEERS)
+        keep_newest(self._readings, network, peers, NETWORKS)
 
     @property
     def ahead_s(self) -> float:
-        """By how much this machine's clock is behind: what is to be added to it."""
+        """The correction that is added to this machine's clock."""
         self._forget_if_set()
-        if self._reckoned_s is None or loop_s() >= self._reckoned_s[1]:
-            self._reckoned_s = self._reckon(), loop_s() + HELD_S
-        return self._reckoned_s[0]
+        if self._result_s is None or loop_s() >= self._result_s[1]:
+            self._result_s = self._median(), loop_s() + HELD_S
+        return self._result_s[0]
 
-    def _reckon(self) -> float:
+    def _median(self) -> float:
         networks = self._networks()
-        voices = [statistics.median_low(voice.ahead_s for voice in peers) for peers in networks]
+        ahead_s = [statistics.median_low(reading.ahead_s for reading in peers) for peers in networks]
         if len(networks) == 1:
-            voices = [voice.ahead_s for voice in networks[0]]
-        if len(voices) == 1:
-            (voice,) = networks[0]
-            return voice.ahead_s if voice.is_door and abs(voice.ahead_s) > CLOCK_SKEW_S else 0.0
-        return statistics.median_low([0.0, *voices])
+            ahead_s = [reading.ahead_s for reading in networks[0]]
+        if len(ahead_s) == 1:
+            (reading,) = networks[0]
+            return reading.ahead_s if reading.is_door and abs(reading.ahead_s) > CLOCK_SKEW_S else 0.0
+        return statistics.median_low([0.0, *ahead_s])
 
     @property
     def is_settled(self) -> bool:
-        """Whether most of the clocks that were heard, and ours, tell the time that holds: another voice would hardly move it."""
+        """Whether most readings and our own clock agree with the result, so that another reading would hardly move it."""
         ahead_s = self.ahead_s
-        clocks_s = [0.0, *(voice.ahead_s for peers in self._networks() for voice in peers)]
+        clocks_s = [0.0, *(reading.ahead_s for peers in self._networks() for reading in peers)]
         return 2 * sum(abs(clock_s - ahead_s) <= CLOCK_SKEW_S for clock_s in clocks_s) > len(clocks_s)
 
     @property
     def warning(self) -> str:
-        """What the operator should know of this machine's clock; empty where it is right, or nobody can say."""
+        """A warning about this machine's clock; empty if the clock is right or unverified."""
         ahead_s, num = self.ahead_s, len(self._networks())
-        if abs(ahead_s) < SAY_S:
+        if abs(ahead_s) < WARN_S:
             return ""
         side, networks = "behind" if ahead_s > 0 else "ahead of", f"peers in {num} networks" if num > 1 else "the peers that were asked"
         return f"this machine's clock is about {abs(ahead_s):.0f} s {side} {networks}; theirs is used: set yours by network time"
 
-    def _networks(self) -> list[list[Voice]]:
-        """Return what was heard lately, by network."""
+    def _networks(self) -> list[list[Reading]]:
+        """Return the recent readings by network."""
         after_s = loop_s() - LATELY_S
-        lately = [[voice for voice in peers.values() if voice.heard_s >= after_s] for peers in self._voices.values()]
-        return [voices for voices in lately if voices]
+        lately = [[reading for reading in peers.values() if reading.heard_s >= after_s] for peers in self._readings.values()]
+        return [readings for readings in lately if readings]
 
     def _forget_if_set(self) -> None:
-        """Forget what was heard by another clock: ours was set, or the loop's has stood still while the machine slept."""
+        """Discard all readings if our clock was set since, or the loop's clock stood still while the machine slept."""
         since_s = self.local_s() - loop_s()
         if self._since_s is not None and abs(since_s - self._since_s) > SET_S:
-            self._voices.clear()
-            self._reckoned_s = None
+            self._readings.clear()
+            self._result_s = None
         self._since_s = since_s

@@ -1,13 +1,11 @@
-"""Whose word counts, and for how much: groups, never keys, for keys cost nothing.
+"""Sybil groups: statements of other peers are weighted by group, never by identity, because identities are free.
 
-A group is everybody who came by the same invite, or is found in the same network; whom the manifest or an invite names counts by name. What
-peers of one group say together weighs as much as what one of another says: the holder of an ordinary invite is one group with a hundred keys.
-Inside a group those speak with whom meetings of ours have counted, for that is evidence; strangers only where there are no others. Where all
-the others are one group there is nothing else to count, and each of them weighs alike.
+A Sybil group is all peers with one invite or in one network; a peer that the manifest or an invite names is a group by itself. Each group
+weighs the same: the holder of an ordinary invite is one group, even with a hundred identities. Inside a group only peers count that we have
+completed meetings with, which is evidence; if there are none, all count. If all other peers are one group, each of them weighs the same.
 
-In an open run nobody vouches for anybody: strangers are one group together, and whom we have met counts by network. What a record says of
-networks is only a claim. So groups decide where to look and what to wait for, never which weights are taken over: their loss on our own
-text does.
+In an open run all strangers are one group, and peers that we have met are grouped by network. The networks in a record are only claims. So
+groups decide where to look and what to wait for, never which weights are adopted: their loss on our own text decides that.
 """
 
 from __future__ import annotations
@@ -25,20 +23,20 @@ SybilGroup = list[KnownPeer]
 
 @dataclass(frozen=True, slots=True)
 class SybilGroups:
-    """The groups of those in the book."""
+    """The Sybil groups of the peers in the book."""
 
     book: AddressBook
     terms: RunTerms
 
     def voters(self, now_s: float) -> list[KnownPeer]:
-        """Return who has a say among the live peers that have told their clocks."""
+        """Return the live peers whose statements count: those with a known global step that their group counts."""
         return [entry for group in self._groups(now_s) for entry in group]
 
     def typical_clock(self, now_s: float, total_steps: int, own_steps: int | None = None) -> int:
-        """Return the lower median of the others' clocks, by groups, and our own; 0 when none is known.
+        """Return the lower median of the groups' global steps and our own; 0 if none is known.
 
-        Each says it of itself: neither the furthest clock counts, nor one beyond the end of the run, and of two clocks the lower one does.
-        Without a clock of our own, those who have not begun either do not count.
+        Each peer reports its own step, so the median protects against overstatement. Steps beyond the end of the run do not count. Without
+        `own_steps`, peers that have not begun do not count.
         """
         groups = [[entry.clock_steps for entry in group if entry.clock_steps <= total_steps] for group in self._groups(now_s)]
         if own_steps is None:
@@ -48,8 +46,8 @@ class SybilGroups:
         return _lower_median(clocks if own_steps is None else [*clocks, own_steps])
 
     def half_say(self, now_s: float, says: Callable[[KnownPeer], bool], own: bool | None = None) -> bool:
-        """Tell whether half of the groups say so, we among them where we have a say; never where nobody else does."""
-        if not any(says(entry) for entry in self.book.live(now_s)):  # to put 256 together takes far longer than to ask each
+        """Tell whether half of the groups agree, our own statement (if any) included; False if no other peer agrees."""
+        if not any(says(entry) for entry in self.book.live(now_s)):  # grouping 256 entries takes far longer than this test
             return False
         groups = [[says(entry) for entry in group] for group in self._groups(now_s)]
         shares = [float(said) for said in groups[0]] if len(groups) == 1 else [sum(group) / len(group) for group in groups]
@@ -57,13 +55,13 @@ class SybilGroups:
         return any(shares) and 2 * said >= len(shares) + (own is not None)
 
     def half_name(self, now_s: float, peers: Collection[PeerId], many: int) -> bool:
-        """Tell whether of more than half of the groups, we among them, so many members (or all within reach) are among these peers."""
+        """Tell whether more than half of the groups have `many` members (or all reachable ones) among these peers."""
         groups = [[entry.peer_id in peers for entry in group if not entry.failures] for group in self._groups(now_s)]
         named = [sum(group) >= min(many, len(group)) for group in groups if group]
         return 2 * sum(named) > len(named)
 
     def answerable(self, entry: KnownPeer) -> set[object]:
-        """Return who answers for what a peer says: itself once we have met it, else its invite and its networks."""
+        """Return what a peer's statement is attributed to: the peer itself once we have met it, else its invite and networks."""
         return {entry.peer_id} if entry.meetings else self._marks(entry)
 
     def _groups(self, now_s: float) -> list[SybilGroup]:
@@ -71,7 +69,7 @@ class SybilGroups:
         return [[entry for entry in group if entry.meetings] or group for group in groups]
 
     def group(self, entries: Sequence[KnownPeer]) -> list[SybilGroup]:
-        """Put together those who share an invite or a network, in the order in which they come."""
+        """Group peers that share an invite or a network, in the order of their first member."""
         groups: list[tuple[set[object], SybilGroup]] = []
         for entry in entries:
             marks, members = self._marks(entry), [entry]
@@ -85,7 +83,7 @@ class SybilGroups:
         voucher = vouched_by(entry.peer_id, entry.record.credential if entry.record else None, self.terms)
         if voucher is None and not entry.meetings:
             return {"a stranger"}
-        # A relay hides where its peers are; on a local network each machine is known by sight.
+        # A relay hides its peers' networks. On a local network each host counts, because its address cannot be faked.
         direct = [(address, route(address)) for address in entry.addresses if route(address) != "relayed"]
         networks: set[object] = {network_of(address) if way == "direct" else host_of(address) for address, way in direct}
         return {voucher, *networks} if voucher else networks or {"a stranger"}

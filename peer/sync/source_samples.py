@@ -1,8 +1,8 @@
 """Compare sources before a whole state is taken: do they give the same weights?
 
-A newcomer asks up to three sources, of as many Sybil groups as there are (peer/swarm/sybil_groups.py), for the same few random places of their
-states. Partners stay near each other, so honest samples are alike; fabricated weights are not. The majority becomes the source. In a tie
-the state comes from one source at a time, and the loss on our own text judges it.
+A newcomer asks up to three sources, of as many Sybil groups as there are (peer/swarm/sybil_groups.py), for the same few random places of
+their states. Partners stay near each other, so honest samples are alike; fabricated weights are not. The majority becomes the source. In a
+tie the state comes from one source at a time, and the loss on our own text judges it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Two meeting machines back to back, without any I/O: what one sends is what the other gets, in the order that the test chooses.
+"""Two meeting machines without I/O: each receives what the other sends, in the order that the test chooses.
 
-Each seat has a trainer that replies by script, a disk, and a line to the other seat that can be cut. Nothing here decides anything.
+Each seat has a scripted trainer, a disk, and a line to the other seat that can be cut.
 """
 
 from __future__ import annotations
@@ -10,11 +10,47 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from gossamer.peer.link import messages
-from gossamer.peer.meeting import words as on
-from gossamer.peer.meeting.hello import Greeting
+from gossamer.peer.link.messages import (
+    Applied,
+    Apply,
+    Check,
+    Checked,
+    Encode,
+    Open,
+    Opened,
+    PayloadReady,
+    Prepare,
+    Reply,
+    Request,
+    SketchReady,
+)
+from gossamer.peer.meeting.interface import (
+    AskDecision,
+    AskTrainer,
+    Command,
+    Connect,
+    Connected,
+    DropMeeting,
+    Event,
+    Finish,
+    Greeting,
+    Journaled,
+    MeetingOutcome,
+    MeetingState,
+    NotJournaled,
+    PartnerGone,
+    PartnerSent,
+    Send,
+    SendPart,
+    SetTimer,
+    Started,
+    Stopped,
+    Store,
+    TrainerAnswered,
+    TrainerGone,
+    WriteJournal,
+)
 from gossamer.peer.meeting.machine import Meeting
-from gossamer.peer.meeting.words import Finish, MeetingOutcome, MeetingState
 from gossamer.peer.swarm.membership import Membership, OwnCredential
 from gossamer.protocol.errors import RefusalCode
 from gossamer.protocol.identity import Identity
@@ -46,7 +82,7 @@ def membership(identity: Identity) -> Membership:
 
 @dataclass
 class Trainer:
-    """Replies by script; `replies` holds what differs from the ordinary."""
+    """Replies as an ordinary trainer does, except for the `replies` by type of request."""
 
     name: bytes
     fragment: int
@@ -54,8 +90,8 @@ class Trainer:
     clock_steps: int = 100
     phase: RunPhase = RunPhase.TRAIN
     failed_blocks: str = ""
-    replies: dict[type, messages.Reply] = field(default_factory=dict)
-    asked: list[messages.Request] = field(default_factory=list)
+    replies: dict[type, Reply] = field(default_factory=dict)
+    asked: list[Request] = field(default_factory=list)
     applied: list[str] = field(default_factory=list)
 
     def payload(self, part: Part) -> bytes:
@@ -63,47 +99,47 @@ class Trainer:
         num_bytes = sizes.sketch_bytes if part is Part.SKETCH else sizes.payload_bytes
         return (self.name * num_bytes)[:num_bytes]
 
-    def reply(self, request: messages.Request) -> messages.Reply:
+    def reply(self, request: Request) -> Reply:
         self.asked.append(request)
         if type(request) in self.replies:
             return self.replies[type(request)]
         match request:
-            case messages.Open(number):
-                return messages.Opened(number, self.tokens, self.clock_steps, self.phase)
-            case messages.Prepare(number) if TERMS.fragments[self.fragment].sketch_bytes:
-                return messages.SketchReady(number, hashlib.sha256(self.payload(Part.SKETCH)).hexdigest())
-            case messages.Prepare(number) | messages.Encode(number):
-                return messages.PayloadReady(number, hashlib.sha256(self.payload(Part.PAYLOAD)).hexdigest())
-            case messages.Check(number):
-                return messages.Checked(number, True, "", self.failed_blocks)
-            case messages.Apply(number, meeting_id):
+            case Open(number):
+                return Opened(number, self.tokens, self.clock_steps, self.phase)
+            case Prepare(number) if TERMS.fragments[self.fragment].sketch_bytes:
+                return SketchReady(number, hashlib.sha256(self.payload(Part.SKETCH)).hexdigest())
+            case Prepare(number) | Encode(number):
+                return PayloadReady(number, hashlib.sha256(self.payload(Part.PAYLOAD)).hexdigest())
+            case Check(number):
+                return Checked(number, True, "", self.failed_blocks)
+            case Apply(number, meeting_id):
                 self.applied.append(meeting_id)
-                return messages.Applied(number)
+                return Applied(number)
         raise AssertionError(request)
 
 
 class Seat:
-    """One side: the machine, its trainer, its disk, what waits for it, and what it was told to do."""
+    """One side: the machine, its trainer, its disk, the events that wait for it, and its commands."""
 
     def __init__(self, number: int, greeting: Greeting, trainer: Trainer) -> None:
         self.meeting = Meeting(number, greeting)
         self.trainer = trainer
         self.trainer_is_there = True
         self.disk_is_full = False
-        self.waiting: deque[on.Event] = deque([on.Started()])  # own events that have not been fed yet
+        self.waiting: deque[Event] = deque([Started()])  # own events that have not been fed yet
         self.incoming: deque[Message] = deque()  # what the line has not delivered yet
         self.line_is_cut = False
         self.other: Seat | None = None
         self.journal: dict[bytes, bytes] = {}
         self.stored: dict[Part, bytes] = {Part.SKETCH: b"", Part.PAYLOAD: b""}
         self.sent: list[Message] = []
-        self.commands: list[on.Command] = []
+        self.commands: list[Command] = []
         self.asks_again = False
         self.num_drops = 0
         self.finish: Finish | None = None
 
-    def feed(self, event: on.Event) -> list[on.Command]:
-        """Give the machine one event and carry out what it asks for."""
+    def feed(self, event: Event) -> list[Command]:
+        """Feed the machine one event and carry out its commands."""
         commands = self.meeting.handle(event)
         self.commands += commands
         for command in commands:
@@ -113,36 +149,36 @@ class Seat:
 
     def hear(self) -> None:
         """Deliver the next message from the partner."""
-        self.feed(on.PartnerSent(self.incoming.popleft()))
+        self.feed(PartnerSent(self.incoming.popleft()))
 
-    def _carry_out(self, command: on.Command) -> None:
+    def _carry_out(self, command: Command) -> None:
         match command:
-            case on.Tell(request):
-                told = on.TrainerAnswered(self.trainer.reply(request)) if self.trainer_is_there else on.TrainerGone()
+            case AskTrainer(request):
+                told = TrainerAnswered(self.trainer.reply(request)) if self.trainer_is_there else TrainerGone()
                 self.waiting.append(told)
-            case on.Connect():
-                self.waiting.append(on.Connected())
-            case on.Send(message):
+            case Connect():
+                self.waiting.append(Connected())
+            case Send(message):
                 self._send(message)
-            case on.SendPart(part):
+            case SendPart(part):
                 data = self.trainer.payload(part)
                 for offset in range(0, len(data), CHUNK_BYTES):
                     self._send(Chunk(part, offset, data[offset : offset + CHUNK_BYTES]))
-            case on.Store(part, data):
+            case Store(part, data):
                 self.stored[part] += data
-            case on.WriteDown(meeting_id, failed_blocks):
+            case WriteJournal(meeting_id, failed_blocks):
                 if self.disk_is_full:
-                    self.waiting.append(on.NotJournaled("no space left"))
+                    self.waiting.append(NotJournaled("no space left"))
                 else:
                     self.journal[meeting_id] = failed_blocks
-                    self.waiting.append(on.Journaled())
-            case on.AskAgain():
+                    self.waiting.append(Journaled())
+            case AskDecision():
                 self.asks_again = True
-            case on.Forget():
+            case DropMeeting():
                 self.num_drops += 1
             case Finish():
                 self.finish = command
-            case on.Allow(seconds):
+            case SetTimer(seconds):
                 assert seconds > 0
 
     def _send(self, message: Message) -> None:
@@ -151,9 +187,9 @@ class Seat:
             self.other.incoming.append(message)
 
     def outcome(self, meeting_id: bytes) -> Outcome:
-        """Answer a partner that asks again, as a node does."""
+        """Answer Resolve as a node does."""
         if self.meeting.pairing.meeting_id == meeting_id and not self.meeting.is_decided and self.finish is None:
-            self.feed(on.Stopped("the partner lost the stream", RefusalCode.TOO_SLOW))
+            self.feed(Stopped("the partner lost the stream", RefusalCode.TOO_SLOW))
         failed_blocks = self.journal.get(meeting_id)
         if failed_blocks is None:
             return Outcome(meeting_id, Decision.DROPPED)
@@ -198,7 +234,7 @@ class Table:
         return self.initiator, self.responder or self.greet()
 
     def run(self, *, until: MeetingState | None = None) -> tuple[Seat, Seat]:
-        """Let everything happen in turn until nothing is left to happen, or the responder is in this state."""
+        """Alternate between both sides until nothing is left to do, or the responder is in this state."""
         seats = self.seats()
         while any(seat.waiting or seat.incoming for seat in seats):
             for seat in seats:
@@ -211,9 +247,15 @@ class Table:
         return seats
 
 
-def alone(state: MeetingState, fragment: int = SKETCHED, *, initiates: bool = True, timeout_s: float = math.inf) -> Seat:
-    """Return one side of a meeting in this state, cut off from its partner: the test is the partner now."""
-    table = Table(fragment, timeout_s=timeout_s)
+def alone(
+    state: MeetingState, fragment: int = SKETCHED, *, initiates: bool = True, timeout_s: float = math.inf, failed_blocks: str = ""
+) -> Seat:
+    """Return one side of a meeting in this state, disconnected from its partner: the test is the partner now.
+
+    `failed_blocks`: the bitmap, in hex, that both trainers report.
+    """
+    trainers = Trainer(b"a", fragment, failed_blocks=failed_blocks), Trainer(b"b", fragment, failed_blocks=failed_blocks)
+    table = Table(fragment, trainers=trainers, timeout_s=timeout_s)
     if initiates and state in (MeetingState.OPENING, MeetingState.CONNECTING, MeetingState.GREETING):
         while table.initiator.state is not state:
             table.initiator.feed(table.initiator.waiting.popleft())
@@ -229,13 +271,13 @@ def alone(state: MeetingState, fragment: int = SKETCHED, *, initiates: bool = Tr
 
 
 def _walk(table: Table, seat: Seat, state: MeetingState) -> None:
-    """Step the seat alone as far as it can go before its partner is needed, so that it passes through every state."""
+    """Let the seat go as far as it can before the other one moves, so that it passes through every state."""
     other = table.seats()[1] if seat is table.initiator else table.initiator
     for _ in range(1000):
         if seat.state is state:
             return
         if seat.state is MeetingState.JUDGING and state is MeetingState.IN_DOUBT:
-            seat.feed(on.PartnerGone())
+            seat.feed(PartnerGone())
         elif seat.waiting:
             seat.feed(seat.waiting.popleft())
         elif seat.incoming:

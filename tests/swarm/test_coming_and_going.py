@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gossamer.peer.meeting.words import MeetingState
+from gossamer.peer.meeting.interface import MeetingState
 from gossamer.peer.sync import pieces
 from gossamer.protocol.errors import RefusalCode, RunRefusesUs, SwarmUnreachable
 from gossamer.protocol.identity import Identity

@@ -71,7 +71,7 @@ def test_strangers_are_neither_met_nor_remembered(tmp_path: Path) -> None:
         await stream.send(hello_to(swarm, a.peer_id))
         answer = await stream.receive()
         assert isinstance(answer, Refusal) and answer.code is RefusalCode.NOT_INVITED
-        await asyncio.sleep(25.0)  # with a look into the directory
+        await asyncio.sleep(25.0)  # with a directory lookup
         await swarm.until(lambda: a.outcomes()["completed"] >= 3)
         assert list(a.book._entries) == [b.peer_id]
 

@@ -1,4 +1,4 @@
-"""A meeting carried out: it ends clean however it ends, and a fast partner waits for us."""
+"""The driver: every end of a meeting leaves nothing behind, and a fast partner is slowed down."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import pytest
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.link.socket import NodeEnd
 from gossamer.peer.meeting.driver import FRAMES_AHEAD, Caller, Driver, OwnSide
-from gossamer.peer.meeting.hello import Greeting
+from gossamer.peer.meeting.interface import Command, Event, Greeting, MeetingOutcome, WriteJournal
 from gossamer.peer.meeting.journal import Journal
 from gossamer.peer.meeting.machine import Meeting
-from gossamer.peer.meeting.words import MeetingOutcome
 from gossamer.peer.swarm.address_book import AddressBook
 from gossamer.protocol.errors import RefusalCode
 from gossamer.protocol.identity import Identity
@@ -30,7 +29,7 @@ QUIET = tiny_manifest(run={"total_steps": 100_000})
 
 
 async def begun(swarm: Swarm) -> tuple[Peer, Peer, asyncio.Task[object]]:
-    """Two still peers, and a meeting that one has begun with the other."""
+    """Start two peers that do not train, and a meeting between them."""
     peers = [swarm.add() for _ in range(2)]
     for peer in peers:
         peer.trainer.frozen = True
@@ -50,7 +49,7 @@ def expect_nothing_left(*peers: Peer) -> None:
         assert peer.trainer.replica.fragments[0].meeting is None, "the trainer still holds the fragment"
 
 
-def test_a_meeting_that_counts_leaves_no_files(tmp_path: Path) -> None:
+def test_a_completed_meeting_leaves_no_files(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         a, b, meeting = await begun(swarm)
         await meeting
@@ -61,7 +60,7 @@ def test_a_meeting_that_counts_leaves_no_files(tmp_path: Path) -> None:
     play(Swarm(tmp_path, manifest=QUIET), story)
 
 
-def test_a_cancelled_meeting_is_dropped_and_the_partner_hears_the_end(tmp_path: Path) -> None:
+def test_a_cancelled_meeting_is_dropped_and_its_stream_is_closed(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         a, b, meeting = await begun(swarm)
         meeting.cancel()
@@ -74,7 +73,7 @@ def test_a_cancelled_meeting_is_dropped_and_the_partner_hears_the_end(tmp_path: 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
 
-def test_a_stopped_meeting_tells_the_partner_why(tmp_path: Path) -> None:
+def test_a_stopped_meeting_sends_its_code_to_the_partner(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         a, b, meeting = await begun(swarm)
         a.node.meetings.active[0].stop("we are off", RefusalCode.LEAVING)
@@ -100,8 +99,25 @@ def test_a_trainer_that_dies_ends_its_meetings(tmp_path: Path) -> None:
     play(Swarm(tmp_path, manifest=QUIET), story)
 
 
-def test_a_fast_partner_waits_until_its_frames_are_met(tmp_path: Path) -> None:
-    """Whatever the machine is busy with, no more than a few frames are taken from the stream."""
+class RecordingMeeting(Meeting):
+    """Writes to the journal at every event."""
+
+    def handle(self, event: Event) -> list[Command]:
+        return [WriteJournal(b"m" * 16, b"")]
+
+
+class StuckJournal(Journal):
+    """Writes nothing until it is freed."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.is_free = asyncio.Event()
+
+    async def commit(self, meeting_id: bytes, failed_blocks: bytes) -> None:
+        await self.is_free.wait()
+
+
+def test_the_reader_takes_only_a_few_frames_ahead_of_the_machine(tmp_path: Path) -> None:
     num_sent = 0
 
     async def flood(purpose: Purpose, stream: Stream) -> None:
@@ -117,16 +133,17 @@ def test_a_fast_partner_waits_until_its_frames_are_met(tmp_path: Path) -> None:
         transport = network.transport(me.peer_id, nobody)
         stream = await transport.connect(partner.peer_id, (), Purpose.MEET)
         await stream.send(Chunk(Part.PAYLOAD, 0, b"go"))
-        greeting = Greeting(membership(me), partner.peer_id, 0, b"n" * 16, 0.0)
-        own = OwnSide(NodeEnd(tmp_path), PayloadFolder(tmp_path / "payloads"), Journal(tmp_path / "journal"))
-        driver = Driver(Meeting(1, greeting), stream, own, Caller(transport, AddressBook(me.peer_id), b"r" * 32))
-        reader = driver._spawn(driver._read(stream))  # without the machine: it is as slow as can be
+        journal = StuckJournal(tmp_path / "journal")
+        own = OwnSide(NodeEnd(tmp_path), PayloadFolder(tmp_path / "payloads"), journal)
+        meeting = RecordingMeeting(1, Greeting(membership(me), partner.peer_id, 0, b"n" * 16, 0.0))
+        running = asyncio.create_task(Driver(meeting, stream, own, Caller(transport, AddressBook(me.peer_id), b"r" * 32)).run())
         await asyncio.sleep(60.0)
         assert FRAMES_AHEAD <= num_sent < FRAMES_AHEAD + 16
-        assert driver._events.qsize() == FRAMES_AHEAD
-        reader.cancel()
-        await driver._clean_up()
-        own.journal.close()
+        journal.is_free.set()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        journal.close()
         await network.close()
 
     virtual_time.run(story())

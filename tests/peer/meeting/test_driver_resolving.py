@@ -1,4 +1,4 @@
-"""Asking again what a partner decided: through refusals, deaths, silence and lies, until there is an answer about this meeting."""
+"""Resolve: it is repeated over refusals, restarts, silence and wrong answers until there is an answer about this meeting."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ANSWER = Outcome(MEETING_ID, Decision.COMMITTED, b"\x05")
 
 
 class Partner:
-    """Answers the questions in turn by script: a message, or None for silence."""
+    """Answers each Resolve by script: a message, or None for silence."""
 
     def __init__(self, *answers: Message | None) -> None:
         self.answers = list(answers)
@@ -58,7 +58,7 @@ def asked(partner: Partner, prepare: Callable[[MemoryNetwork], None] = lambda ne
     return run(main())
 
 
-def test_the_question_names_run_and_meeting_and_the_first_answer_ends_it() -> None:
+def test_resolve_names_run_and_meeting_and_the_first_answer_is_taken() -> None:
     partner = Partner(ANSWER)
     outcome, took_s = asked(partner)
     assert outcome == ANSWER and took_s < PAUSE_S
@@ -66,25 +66,25 @@ def test_the_question_names_run_and_meeting_and_the_first_answer_ends_it() -> No
 
 
 @pytest.mark.parametrize("decision", [Decision.DROPPED, Decision.UNKNOWN])
-def test_a_meeting_that_does_not_count_is_an_answer_too(decision: Decision) -> None:
+def test_dropped_and_unknown_are_answers_too(decision: Decision) -> None:
     outcome, _ = asked(Partner(Outcome(MEETING_ID, decision)))
     assert outcome.decision is decision
 
 
 @pytest.mark.parametrize("wrong", [Committed(MEETING_ID), Outcome(b"x" * 16, Decision.COMMITTED)], ids=repr)
-def test_an_answer_to_something_else_is_not_believed(wrong: Message) -> None:
+def test_an_answer_about_another_meeting_is_ignored(wrong: Message) -> None:
     partner = Partner(wrong, wrong, ANSWER)
     outcome, took_s = asked(partner)
     assert outcome == ANSWER and len(partner.questions) == 3 and took_s >= 2 * PAUSE_S
 
 
-def test_a_silent_partner_is_asked_again() -> None:
+def test_resolve_is_sent_again_to_a_silent_partner() -> None:
     partner = Partner(None, ANSWER)
     outcome, took_s = asked(partner)
     assert outcome == ANSWER and TRY_S <= took_s < TRY_S + 2 * PAUSE_S + 1.0
 
 
-def test_a_partner_that_is_down_is_asked_when_it_is_back() -> None:
+def test_resolve_is_sent_again_until_the_partner_has_restarted() -> None:
     partner = Partner(ANSWER)
 
     def die(network: MemoryNetwork) -> None:
@@ -95,7 +95,7 @@ def test_a_partner_that_is_down_is_asked_when_it_is_back() -> None:
     assert outcome == ANSWER and 60.0 <= took_s < 60.0 + TRY_S + 2 * PAUSE_S
 
 
-def test_it_asks_until_it_is_cancelled_and_no_longer() -> None:
+def test_resolve_is_repeated_until_it_is_cancelled() -> None:
     async def main() -> None:
         network = MemoryNetwork()
         resolver = Caller(network.transport(A, nobody), AddressBook(A), RUN_ID)

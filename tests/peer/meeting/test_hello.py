@@ -1,4 +1,4 @@
-"""How a meeting opens: a Hello that the other side's checks accept, and a name and a seed that both derive alike."""
+"""The greeting: a Hello that the partner accepts, and an id and a seed that both sides derive alike."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gossamer.peer.link.messages import Opened
-from gossamer.peer.meeting.hello import Greeting, pairing
+from gossamer.peer.meeting.interface import Greeting, pairing
 from gossamer.protocol.errors import BadMessage, PeerMisbehaved, RefusalCode, Refused
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.messages.messages import Hello, RunPhase
@@ -38,7 +38,7 @@ def test_each_side_accepts_the_hello_of_the_other(fragment: int) -> None:
         assert (side.sketch_bytes, side.payload_bytes) == (sizes.sketch_bytes, sizes.payload_bytes)
 
 
-def test_an_answer_to_another_hello_is_not_ours() -> None:
+def test_an_answer_to_another_hello_is_rejected() -> None:
     hello = first().hello(OPENED)
     other = replace(hello, nonce=b"o" * 16).signed(A)
     with pytest.raises(BadMessage):
@@ -62,7 +62,7 @@ def test_a_partner_whose_clock_is_too_far_is_refused() -> None:
     assert caught.value.code is RefusalCode.CLOCK_TOO_FAR
 
 
-def test_who_trains_does_not_join_an_average_but_who_is_done_joins_training() -> None:
+def test_a_training_peer_refuses_the_last_averaging_and_a_finished_peer_still_trains() -> None:
     done = replace(OPENED, phase=RunPhase.FINISH)
     hello = first().hello(done)
     assert hello.phase is RunPhase.FINISH
@@ -73,7 +73,7 @@ def test_who_trains_does_not_join_an_average_but_who_is_done_joins_training() ->
     assert answering(first().hello(OPENED)).hello(done).phase is RunPhase.TRAIN
 
 
-def test_both_derive_one_name_and_seed_that_no_other_meeting_has() -> None:
+def test_both_sides_derive_the_same_unique_id_and_seed() -> None:
     initiator, responder = Table(SKETCHED).run()
     (hello, *_), (answer, *_) = initiator.sent, responder.sent
     assert isinstance(hello, Hello) and isinstance(answer, Hello)

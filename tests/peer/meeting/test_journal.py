@@ -1,4 +1,4 @@
-"""The journal: a decision is on the disk before anybody hears of it, and neither a crash nor a full disk costs another one."""
+"""The journal: a decision is on disk before it is sent, and neither a crash nor a full disk loses an earlier one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def commit(journal: Journal, meeting_id: bytes, failed_blocks: bytes) -> None:
 
 
 def reopened(path: Path, number: int) -> bytes | None:
-    """Ask a journal that was opened after the other process died."""
+    """Read a decision as a process does that starts after the first one died."""
     journal = Journal(path)
     failed_blocks = journal.failed_blocks(name(number))
     journal.close()
@@ -43,11 +43,11 @@ def test_a_decision_is_flushed_before_commit_returns(tmp_path: Path, monkeypatch
     journal = Journal(path)
     commit(journal, name(1), b"\x05")
     assert name(1).hex().encode() in flushed[-1] and flushed[-1].endswith(b"\n")
-    assert reopened(path, 1) == b"\x05"  # the first was not closed: that is how a killed process leaves it
+    assert reopened(path, 1) == b"\x05"  # the first was not closed, as in a killed process
     journal.close()
 
 
-def test_no_failed_blocks_is_another_answer_than_never_committed(tmp_path: Path) -> None:
+def test_an_empty_bitmap_differs_from_no_decision(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal")
     commit(journal, name(1), b"")
     assert journal.failed_blocks(name(1)) == b"" and journal.failed_blocks(name(2)) is None
@@ -74,12 +74,12 @@ def test_a_torn_last_line_costs_only_itself(tmp_path: Path, num_lost: int) -> No
     path.write_bytes(path.read_bytes()[:-num_lost])
     again = Journal(path)
     assert again.failed_blocks(name(1)) == b"\x07"
-    commit(again, name(3), b"\x03")  # is not joined to what is left of the torn line
+    commit(again, name(3), b"\x03")  # is not appended to the torn line
     again.close()
     assert reopened(path, 1) == b"\x07" and reopened(path, 3) == b"\x03"
 
 
-def test_lines_that_are_not_ours_are_passed_over(tmp_path: Path) -> None:
+def test_lines_that_are_not_records_are_skipped(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     journal = Journal(path)
     commit(journal, name(1), b"")
@@ -88,7 +88,7 @@ def test_lines_that_are_not_ours_are_passed_over(tmp_path: Path) -> None:
     assert reopened(path, 1) == b""
 
 
-def test_it_keeps_the_latest_and_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_keeps_the_newest_records_and_stays_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "KEPT", 8)
     path = tmp_path / "journal"
     journal = Journal(path)
@@ -100,7 +100,7 @@ def test_it_keeps_the_latest_and_stays_small(tmp_path: Path, monkeypatch: pytest
     assert reopened(path, 49) == b"\x31" and reopened(path, 42) == b"\x2a" and reopened(path, 41) is None
 
 
-def test_what_the_disk_does_not_take_is_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_records_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "journal"
     journal = Journal(path)
     commit(journal, name(1), b"\x01")
@@ -119,8 +119,8 @@ def test_what_the_disk_does_not_take_is_not_recorded(tmp_path: Path, monkeypatch
     journal.close()
 
 
-def test_a_shortening_that_fails_halfway_loses_no_later_decision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The new file is in place but its folder cannot be flushed: what follows must go to the file that has the name."""
+def test_a_rewrite_that_fails_halfway_loses_no_later_decision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new file is in place but its folder cannot be flushed: later decisions must go to the new file."""
     monkeypatch.setattr(module, "KEPT", 4)
     path = tmp_path / "journal"
     journal = Journal(path)
@@ -129,7 +129,7 @@ def test_a_shortening_that_fails_halfway_loses_no_later_decision(tmp_path: Path,
     def failing(descriptor: int) -> None:
         nonlocal num_calls
         num_calls += 1
-        if num_calls >= 2:  # the new file was flushed, its folder is not, and so it stays
+        if num_calls >= 2:  # the new file is flushed, its folder is not
             raise OSError(5, "input/output error")
         flush(descriptor)
 
@@ -142,7 +142,7 @@ def test_a_shortening_that_fails_halfway_loses_no_later_decision(tmp_path: Path,
     journal.close()
 
 
-def test_decisions_of_one_moment_are_written_in_order_beside_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_decisions_are_written_in_order_in_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flush, writers, order = os.fdatasync, set[threading.Thread](), list[int]()
 
     def watched(descriptor: int) -> None:
@@ -166,7 +166,7 @@ def test_decisions_of_one_moment_are_written_in_order_beside_the_loop(tmp_path: 
     assert order == list(range(20)) and written == [name(number).hex() for number in range(20)]
 
 
-def test_a_node_that_starts_on_a_full_disk_knows_its_decisions_and_goes_on_when_there_is_room(tmp_path: Path) -> None:
+def test_a_journal_on_a_full_disk_is_readable_and_writable_again_once_there_is_space(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     first = Journal(path)
     commit(first, name(1), b"\x01")

@@ -8,7 +8,7 @@ from gossamer.peer.meeting.line import Line, Way
 from gossamer.protocol.limits import LEAST_BYTES_PER_S, SLOWEST_BYTES_PER_S
 
 
-def test_nothing_is_known_before_both_ways_were_used() -> None:
+def test_no_rate_is_known_before_both_directions_were_used() -> None:
     line = Line()
     assert line.slower_bytes_per_s == 0.0
     line.carried(Way.UP, 1000, 1.0, line.begin())
@@ -17,7 +17,7 @@ def test_nothing_is_known_before_both_ways_were_used() -> None:
     assert line.slower_bytes_per_s == 1000.0
 
 
-def test_a_slow_partner_says_little_about_our_line() -> None:
+def test_a_slow_partner_hardly_changes_the_measured_rate() -> None:
     line = Line()
     line.begin()
     for seconds in (1.0, 1.1, 0.9, 1.0, 30.0):
@@ -25,7 +25,7 @@ def test_a_slow_partner_says_little_about_our_line() -> None:
     assert line.bytes_per_s(Way.UP) == pytest.approx(1000, rel=0.2)
 
 
-def test_meetings_that_share_the_line_carry_it_together() -> None:
+def test_rates_of_concurrent_meetings_are_added() -> None:
     line = Line()
     assert [line.begin(), line.begin()] == [1, 2]
     line.carried(Way.UP, 1000, 2.0, 2)
@@ -36,7 +36,7 @@ def test_meetings_that_share_the_line_carry_it_together() -> None:
     assert line.bytes_per_s(Way.DOWN) == pytest.approx(1000)
 
 
-def test_an_old_rate_is_forgotten() -> None:
+def test_old_rates_expire() -> None:
     line = Line()
     line.begin()
     for rate in [1e6] * 20 + [1e3] * 16:
@@ -44,7 +44,7 @@ def test_an_old_rate_is_forgotten() -> None:
     assert line.bytes_per_s(Way.UP) == pytest.approx(1e3)
 
 
-def test_no_rate_is_above_what_the_operator_allows_and_a_limit_is_known_before_anything_is_measured() -> None:
+def test_the_operators_limit_caps_the_rate_and_stands_for_it_until_one_is_measured() -> None:
     line = Line()
     line.limits = {Way.UP: 125_000.0, Way.DOWN: math.inf}
     assert (line.bytes_per_s(Way.UP), line.slower_bytes_per_s) == (125_000.0, 0.0)
@@ -54,7 +54,7 @@ def test_no_rate_is_above_what_the_operator_allows_and_a_limit_is_known_before_a
     assert (line.bytes_per_s(Way.DOWN), line.slower_bytes_per_s) == (1_000_000.0, 125_000.0)
 
 
-def test_a_limit_leaves_every_meeting_at_once_the_rate_that_partners_wait_for() -> None:
+def test_a_limit_bounds_the_concurrent_meetings_so_that_each_has_the_least_rate() -> None:
     line = Line()
     assert line.max_meetings == math.inf
     for limit in (LEAST_BYTES_PER_S, 125_000.0, 1e6):

@@ -1,4 +1,4 @@
-"""The machine on the happy path, with its own trainer in the way, in doubt, and told to stop."""
+"""The machine: a completed meeting, failures of the own trainer, timeouts, doubt, stops."""
 
 from __future__ import annotations
 
@@ -7,10 +7,22 @@ import math
 
 import pytest
 
-from gossamer.peer.link import messages
-from gossamer.peer.meeting import words as on
+from gossamer.peer.link.messages import Apply, Check, Checked, Encode, Open, Prepare, Unavailable
+from gossamer.peer.meeting.interface import (
+    AskDecision,
+    AskTrainer,
+    DeadlinePassed,
+    MeetingOutcome,
+    MeetingState,
+    PartnerGone,
+    PartnerSent,
+    Resolved,
+    Send,
+    SetTimer,
+    Stopped,
+    WriteJournal,
+)
 from gossamer.peer.meeting.machine import AGAIN_S, CONNECT_S, DOUBT_S, DOUBT_TIMEOUTS
-from gossamer.peer.meeting.words import MeetingOutcome, MeetingState
 from gossamer.protocol.errors import RefusalCode
 from gossamer.protocol.messages.messages import Chunk, Commit, Commitment, Committed, Decision, Outcome, Part, Refusal, RunPhase
 from tests.peer.two_sides import DEADLINE_S, PLAIN, SKETCHED, TERMS, Seat, Table, Trainer, alone
@@ -33,10 +45,10 @@ def test_each_side_gets_exactly_the_bytes_of_the_other(fragment: int) -> None:
         assert one.stored[Part.SKETCH] == other.trainer.payload(Part.SKETCH)
 
 
-def test_both_trainers_hear_the_same_seed_and_each_others_tokens() -> None:
+def test_both_trainers_get_the_same_seed_and_the_partners_tokens() -> None:
     trainers = Trainer(b"a", SKETCHED, tokens=100, clock_steps=7), Trainer(b"b", SKETCHED, tokens=300, clock_steps=9)
     Table(SKETCHED, trainers=trainers).run()
-    first, second = (next(request for request in t.asked if isinstance(request, messages.Prepare)) for t in trainers)
+    first, second = (next(request for request in t.asked if isinstance(request, Prepare)) for t in trainers)
     assert (first.partner_tokens, second.partner_tokens) == (300, 100)
     assert (first.partner_clock_steps, second.partner_clock_steps) == (9, 7)
     assert first.seed == second.seed and 0 <= first.seed < 2**63
@@ -56,7 +68,7 @@ def test_both_apply_with_the_union_of_failed_blocks() -> None:
     table = Table(SKETCHED, trainers=trainers)
     seats = table.run()
     for seat in seats:
-        apply = next(request for request in seat.trainer.asked if isinstance(request, messages.Apply))
+        apply = next(request for request in seat.trainer.asked if isinstance(request, Apply))
         assert apply.failed_blocks == "010008"
 
 
@@ -69,19 +81,19 @@ def test_payloads_cross_only_after_both_commitments() -> None:
     assert not [message for message in seat.sent if isinstance(message, Chunk) and message.part is Part.PAYLOAD]
 
 
-def test_the_trainer_is_told_before_the_partner() -> None:
+def test_the_trainer_is_asked_to_apply_before_the_partner_is_notified() -> None:
     for seat in Table(PLAIN).run():
-        told = next(index for index, command in enumerate(seat.commands) if isinstance(command, on.WriteDown))
-        after = [c for c in seat.commands[told:] if isinstance(c, on.Tell | on.Send)]
-        assert isinstance(after[0], on.Tell) and isinstance(after[0].request, messages.Apply)
-        assert isinstance(after[1], on.Send) and isinstance(after[1].message, Commit | Committed)
+        told = next(index for index, command in enumerate(seat.commands) if isinstance(command, WriteJournal))
+        after = [c for c in seat.commands[told:] if isinstance(c, AskTrainer | Send)]
+        assert isinstance(after[0], AskTrainer) and isinstance(after[0].request, Apply)
+        assert isinstance(after[1], Send) and isinstance(after[1].message, Commit | Committed)
 
 
 def test_finished_peers_average_and_a_training_one_does_not_join_them() -> None:
     finished = Trainer(b"a", PLAIN, phase=RunPhase.FINISH), Trainer(b"b", PLAIN, phase=RunPhase.FINISH)
     for seat in Table(PLAIN, trainers=finished).run():
         assert seat.over is MeetingOutcome.COMPLETED
-        assert any(isinstance(r, messages.Prepare) and r.phase is RunPhase.FINISH for r in seat.trainer.asked)
+        assert any(isinstance(r, Prepare) and r.phase is RunPhase.FINISH for r in seat.trainer.asked)
     initiator, responder = Table(PLAIN, trainers=(finished[0], Trainer(b"b", PLAIN))).run()
     assert responder.over is initiator.over is MeetingOutcome.REFUSED
     assert initiator.finish is not None and initiator.finish.refusal is RefusalCode.WRONG_PHASE
@@ -91,34 +103,34 @@ def test_a_finished_peer_still_meets_one_that_trains() -> None:
     trainers = Trainer(b"a", PLAIN), Trainer(b"b", PLAIN, phase=RunPhase.FINISH)
     for seat in Table(PLAIN, trainers=trainers).run():
         assert seat.over is MeetingOutcome.COMPLETED
-        assert any(isinstance(r, messages.Prepare) and r.phase is RunPhase.TRAIN for r in seat.trainer.asked)
+        assert any(isinstance(r, Prepare) and r.phase is RunPhase.TRAIN for r in seat.trainer.asked)
 
 
 # --------------------------------------------------------------------------- own trainer
 
 
-def test_busy_trainer_of_the_initiator_ends_it_without_a_word() -> None:
+def test_a_busy_trainer_of_the_initiator_ends_the_meeting_without_a_message() -> None:
     table = Table(PLAIN)
-    table.trainers[0].replies[messages.Open] = messages.Unavailable(1, "in another meeting")
+    table.trainers[0].replies[Open] = Unavailable(1, "in another meeting")
     seat = table.initiator
     while seat.waiting:
         seat.feed(seat.waiting.popleft())
-    assert seat.over is MeetingOutcome.BUSY and seat.sent == []  # a Refusal that answers nothing would look like bad manners
+    assert seat.over is MeetingOutcome.BUSY and seat.sent == []  # a Refusal to a partner that knows of nothing would be out of turn
 
 
 def test_busy_trainer_of_the_responder_refuses() -> None:
     table = Table(PLAIN)
-    table.trainers[1].replies[messages.Open] = messages.Unavailable(2, "in another meeting")
+    table.trainers[1].replies[Open] = Unavailable(2, "in another meeting")
     initiator, responder = table.run()
     assert initiator.over is responder.over is MeetingOutcome.BUSY
     assert initiator.num_drops == responder.num_drops == 1
 
 
-@pytest.mark.parametrize("request_kind", [messages.Prepare, messages.Encode, messages.Check])
+@pytest.mark.parametrize("request_kind", [Prepare, Encode, Check])
 @pytest.mark.parametrize("side", [0, 1])
-def test_trainer_that_cannot_go_on_drops_both(request_kind: type, side: int) -> None:
+def test_a_trainer_that_fails_drops_the_meeting_on_both_sides(request_kind: type, side: int) -> None:
     table = Table(SKETCHED)
-    table.trainers[side].replies[request_kind] = messages.Unavailable(side + 1, "restarted")
+    table.trainers[side].replies[request_kind] = Unavailable(side + 1, "restarted")
     seats = table.run()
     assert seats[side].over is MeetingOutcome.ABANDONED
     assert seats[1 - side].over is MeetingOutcome.REFUSED
@@ -126,9 +138,9 @@ def test_trainer_that_cannot_go_on_drops_both(request_kind: type, side: int) -> 
 
 
 @pytest.mark.parametrize("side", [0, 1])
-def test_gate_drops_both(side: int) -> None:
+def test_a_rejection_by_the_gate_drops_the_meeting_on_both_sides(side: int) -> None:
     table = Table(PLAIN)
-    table.trainers[side].replies[messages.Check] = messages.Checked(side + 1, False, "not finite", "")
+    table.trainers[side].replies[Check] = Checked(side + 1, False, "not finite", "")
     seats = table.run()
     assert seats[side].over is MeetingOutcome.GATED
     other = seats[1 - side].finish
@@ -140,18 +152,18 @@ def test_gate_drops_both(side: int) -> None:
 
 
 def last_allowed_s(seat: Seat) -> float:
-    return [command.seconds for command in seat.commands if isinstance(command, on.Allow)][-1]
+    return [command.seconds for command in seat.commands if isinstance(command, SetTimer)][-1]
 
 
 @pytest.mark.parametrize(
     "state", [MeetingState.GREETING, MeetingState.SKETCHING, MeetingState.COMMITTING, MeetingState.EXCHANGING, MeetingState.JUDGING]
 )
-def test_a_partner_that_falls_silent_holds_the_fragment_for_a_third_of_the_deadline(state: MeetingState) -> None:
+def test_a_silent_partner_locks_the_fragment_for_a_third_of_the_deadline(state: MeetingState) -> None:
     assert DEADLINE_S / 3 <= last_allowed_s(alone(state)) < DEADLINE_S / 3 + 0.1  # the payload is of a thousand bytes
 
 
 @pytest.mark.parametrize("state", [MeetingState.GREETING, MeetingState.EXCHANGING, MeetingState.JUDGING])
-def test_a_partner_that_used_to_be_quick_has_less_time_and_a_slow_one_no_more(state: MeetingState) -> None:
+def test_a_fast_partner_has_a_shorter_timeout_and_a_slow_one_not_a_longer_one(state: MeetingState) -> None:
     assert last_allowed_s(alone(state, timeout_s=1.0)) == 1.0
     assert last_allowed_s(alone(state, timeout_s=1e3)) == last_allowed_s(alone(state))
 
@@ -162,15 +174,15 @@ def test_own_trainer_has_the_whole_deadline(state: MeetingState) -> None:
         assert last_allowed_s(alone(state, timeout_s=timeout_s)) == DEADLINE_S
 
 
-def test_a_quick_partner_that_fell_silent_is_asked_for_the_decision_for_two_silences_and_one_that_may_be_restarting_longer() -> None:
+def test_a_responder_asks_a_silent_partner_for_two_timeouts_and_one_whose_stream_ended_longer() -> None:
     for timeout_s, doubt_s in ((1.0, DOUBT_TIMEOUTS), (1e3, DOUBT_S), (math.inf, DOUBT_S)):
         seat = alone(MeetingState.JUDGING, initiates=False, timeout_s=timeout_s)
-        seat.feed(on.DeadlinePassed())
+        seat.feed(DeadlinePassed())
         assert seat.state is MeetingState.IN_DOUBT and last_allowed_s(seat) == doubt_s
         assert last_allowed_s(alone(MeetingState.IN_DOUBT, initiates=False, timeout_s=timeout_s)) == DOUBT_S
 
 
-def test_a_way_that_has_worked_must_work_soon_however_long_meetings_take() -> None:
+def test_a_familiar_partner_must_be_connected_sooner_than_a_stranger() -> None:
     for timeout_s, connect_s in ((5.0, AGAIN_S), (65.0, AGAIN_S), (math.inf, CONNECT_S)):
         assert last_allowed_s(alone(MeetingState.CONNECTING, timeout_s=timeout_s)) == connect_s
 
@@ -180,14 +192,14 @@ def test_a_way_that_has_worked_must_work_soon_however_long_meetings_take() -> No
 
 def doubtful() -> Seat:
     seat = alone(MeetingState.JUDGING, initiates=False)
-    commands = seat.feed(on.PartnerGone())
-    assert seat.state is MeetingState.IN_DOUBT and any(isinstance(command, on.AskAgain) for command in commands)
+    commands = seat.feed(PartnerGone())
+    assert seat.state is MeetingState.IN_DOUBT and any(isinstance(command, AskDecision) for command in commands)
     return seat
 
 
 def test_responder_that_loses_the_stream_asks_and_applies() -> None:
     seat = doubtful()
-    seat.feed(on.Resolved(Outcome(seat.meeting.pairing.meeting_id, Decision.COMMITTED, b"\x01\x00\x00")))
+    seat.feed(Resolved(Outcome(seat.meeting.pairing.meeting_id, Decision.COMMITTED, b"\x01\x00\x00")))
     while seat.waiting:
         seat.feed(seat.waiting.popleft())
     assert seat.over is MeetingOutcome.COMPLETED and len(seat.trainer.applied) == 1
@@ -197,47 +209,47 @@ def test_responder_that_loses_the_stream_asks_and_applies() -> None:
 @pytest.mark.parametrize("decision", [Decision.DROPPED, Decision.UNKNOWN])
 def test_responder_that_loses_the_stream_asks_and_drops(decision: Decision) -> None:
     seat = doubtful()
-    seat.feed(on.Resolved(Outcome(seat.meeting.pairing.meeting_id, decision)))
+    seat.feed(Resolved(Outcome(seat.meeting.pairing.meeting_id, decision)))
     assert seat.over is MeetingOutcome.FAILED and seat.num_drops == 1 and not seat.trainer.applied
 
 
 def test_decision_that_cannot_be_learnt_in_time_did_not_happen() -> None:
     seat = doubtful()
-    seat.feed(on.DeadlinePassed())
+    seat.feed(DeadlinePassed())
     assert seat.over is MeetingOutcome.FAILED and seat.num_drops == 1
 
 
 def test_deadline_of_a_responder_that_waits_for_the_decision_leads_to_doubt_and_a_late_commit_still_counts() -> None:
     seat = alone(MeetingState.JUDGING, initiates=False)
-    assert any(isinstance(command, on.Allow) for command in seat.feed(on.DeadlinePassed()))
-    seat.feed(on.PartnerSent(Commit(seat.meeting.pairing.meeting_id)))
+    assert any(isinstance(command, SetTimer) for command in seat.feed(DeadlinePassed()))
+    seat.feed(PartnerSent(Commit(seat.meeting.pairing.meeting_id)))
     while seat.waiting:
         seat.feed(seat.waiting.popleft())
     assert seat.over is MeetingOutcome.COMPLETED
-    assert seat.feed(on.Resolved(Outcome(seat.meeting.pairing.meeting_id, Decision.COMMITTED))) == []
+    assert seat.feed(Resolved(Outcome(seat.meeting.pairing.meeting_id, Decision.COMMITTED))) == []
 
 
 def test_refusal_ends_the_doubt() -> None:
     seat = alone(MeetingState.JUDGING, initiates=False)
-    seat.feed(on.DeadlinePassed())
-    seat.feed(on.PartnerSent(Refusal(RefusalCode.TOO_SLOW)))
+    seat.feed(DeadlinePassed())
+    seat.feed(PartnerSent(Refusal(RefusalCode.TOO_SLOW)))
     assert seat.over is MeetingOutcome.REFUSED and seat.num_drops == 1
 
 
-def test_outcome_of_another_meeting_is_a_lie() -> None:
+def test_the_outcome_of_another_meeting_is_misbehaviour() -> None:
     seat = doubtful()
-    seat.feed(on.Resolved(Outcome(b"m" * 16, Decision.COMMITTED)))
+    seat.feed(Resolved(Outcome(b"m" * 16, Decision.COMMITTED)))
     assert seat.over is MeetingOutcome.MISBEHAVED
 
 
-def test_leaving_waits_for_what_may_count_already() -> None:
+def test_a_stop_does_not_end_a_meeting_that_may_already_count() -> None:
     for seat in (doubtful(), alone(MeetingState.JUDGING, initiates=False)):
-        assert seat.feed(on.Stopped("leaving", RefusalCode.LEAVING)) == []
+        assert seat.feed(Stopped("leaving", RefusalCode.LEAVING)) == []
         assert seat.finish is None
 
 
-def test_initiator_that_leaves_drops_what_is_not_decided() -> None:
+def test_an_initiator_that_stops_drops_an_undecided_meeting() -> None:
     seat = alone(MeetingState.JUDGING)
-    seat.feed(on.Stopped("leaving", RefusalCode.LEAVING))
+    seat.feed(Stopped("leaving", RefusalCode.LEAVING))
     assert seat.over is MeetingOutcome.ABANDONED
     assert isinstance(seat.sent[-1], Refusal) and seat.sent[-1].code is RefusalCode.LEAVING

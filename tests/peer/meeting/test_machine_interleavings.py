@@ -7,25 +7,33 @@ from collections.abc import Callable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer.peer.meeting import words as on
-from gossamer.peer.meeting.words import MeetingOutcome, MeetingState
+from gossamer.peer.meeting.interface import (
+    DeadlinePassed,
+    MeetingOutcome,
+    MeetingState,
+    PartnerGone,
+    Resolved,
+    Stopped,
+    TrainerAnswered,
+    TrainerGone,
+)
 from gossamer.protocol.errors import RefusalCode
 from gossamer.protocol.messages.messages import Decision
 from tests.peer.two_sides import PLAIN, SKETCHED, Seat, Table
 
 Draw = Callable[[int], int]
-"""Choose one of so many."""
+"""Choose a number below this one."""
 Trouble = tuple[str, int, int]
 """What happens, at which side, at which step."""
 
 
 class Chance:
-    """Lets things happen in a drawn order, and once in a while something that should not."""
+    """Runs both machines in a random order, with failures at given steps."""
 
     def __init__(self, table: Table, draw: Draw) -> None:
         self.seats = table.seats()
         self._draw = draw
-        self.is_unheard = False  # a responder gave up asking
+        self.is_unheard = False  # a responder has given up Resolve
         self._is_cut = False
 
     def run(self, troubles: list[Trouble]) -> None:
@@ -35,10 +43,10 @@ class Chance:
                     getattr(self, name)(self.seats[side])
             if all(seat.finish for seat in self.seats):
                 return
-            self._one_step()
+            self.one_step()
         raise AssertionError([(seat.state, seat.finish) for seat in self.seats])
 
-    def _one_step(self) -> None:
+    def one_step(self) -> None:
         steps: list[Callable[[], object]] = []
         for seat in self.seats:
             if seat.waiting:
@@ -51,18 +59,18 @@ class Chance:
             steps[self._draw(len(steps))]()
         else:  # nothing else can happen: time passes
             waits = [seat for seat in self.seats if seat.finish is None]
-            waits[self._draw(len(waits))].feed(on.DeadlinePassed())
+            waits[self._draw(len(waits))].feed(DeadlinePassed())
 
     def _resolve(self, seat: Seat) -> None:
         assert seat.other is not None
         outcome = seat.other.outcome(seat.meeting.pairing.meeting_id)
         if outcome.decision is Decision.COMMITTED or seat.other.finish is not None:
-            seat.feed(on.Resolved(outcome))
+            seat.feed(Resolved(outcome))
 
-    # ---- what should not happen ----
+    # ---- failures ----
 
     def cut(self, seat: Seat) -> None:
-        """The line breaks: each side loses a drawn part of what was under way, and hears that it is alone."""
+        """The stream breaks: each side loses a random part of the frames in transit, and gets PartnerGone."""
         if self._is_cut:
             return
         self._is_cut = True
@@ -73,19 +81,19 @@ class Chance:
             while end.incoming:
                 end.hear()
         for end in self.seats:
-            end.feed(on.PartnerGone())
+            end.feed(PartnerGone())
 
     def deadline(self, seat: Seat) -> None:
         self.is_unheard |= seat.state is MeetingState.IN_DOUBT
-        seat.feed(on.DeadlinePassed())
+        seat.feed(DeadlinePassed())
 
     def stop(self, seat: Seat) -> None:
-        seat.feed(on.Stopped("leaving", RefusalCode.LEAVING))
+        seat.feed(Stopped("leaving", RefusalCode.LEAVING))
 
     def lose_trainer(self, seat: Seat) -> None:
         seat.trainer_is_there = False
-        seat.waiting = type(seat.waiting)(event for event in seat.waiting if not isinstance(event, on.TrainerAnswered))
-        seat.feed(on.TrainerGone())
+        seat.waiting = type(seat.waiting)(event for event in seat.waiting if not isinstance(event, TrainerAnswered))
+        seat.feed(TrainerGone())
 
     def fill_disk(self, seat: Seat) -> None:
         seat.disk_is_full = True
@@ -129,23 +137,23 @@ def test_with_lost_trainers_each_side_still_ends_whole(data: st.DataObject, frag
 
 @settings(max_examples=80, deadline=None)
 @given(st.data(), st.sampled_from([PLAIN, SKETCHED]))
-def test_one_side_alone_counts_only_when_the_decision_could_not_be_delivered(data: st.DataObject, fragment: int) -> None:
-    """The initiator's peer dies for good right after a drawn event: then nobody can be asked."""
+def test_a_meeting_counts_for_one_side_only_if_the_decision_could_not_be_delivered(data: st.DataObject, fragment: int) -> None:
+    """The initiator dies for good after a random event, so that no Resolve is answered."""
     table = Table(fragment)
     chance = Chance(table, lambda number: data.draw(st.integers(0, number - 1)))
     initiator, responder = chance.seats
     for _ in range(data.draw(st.integers(0, 60))):
         if initiator.finish is None or responder.finish is None:
-            chance._one_step()
+            chance.one_step()
     while responder.incoming and data.draw(st.booleans()):
         responder.hear()
     responder.incoming.clear()
     responder.other = None
     if responder.finish is None:
-        responder.feed(on.PartnerGone())
+        responder.feed(PartnerGone())
     while responder.waiting:
         responder.feed(responder.waiting.popleft())
     if responder.finish is None:
-        responder.feed(on.DeadlinePassed())
+        responder.feed(DeadlinePassed())
     assert responder.finish is not None
     assert not responder.trainer.applied or initiator.journal, "the responder cannot count what the initiator did not decide"

@@ -1,4 +1,4 @@
-"""A partner that breaks the rules of a meeting, in each way there is: dropped, told, blamed, and nothing of it applied."""
+"""Every violation of the protocol by a partner: the meeting is dropped, the partner refused and blamed, nothing applied."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gossamer.peer.meeting import words as on
-from gossamer.peer.meeting.words import MeetingOutcome, MeetingState
+from gossamer.peer.meeting.interface import MeetingOutcome, MeetingState, PartnerMalformed, PartnerSent
 from gossamer.protocol.errors import BadMessage, RefusalCode
 from gossamer.protocol.messages.messages import (
     Chunk,
@@ -29,10 +28,10 @@ from tests.peer.two_sides import PLAIN, SKETCHED, Seat, Table, Trainer, alone
 
 
 def broke(seat: Seat, *messages: Message) -> None:
-    """Feed messages, the last of which breaks the rules: the meeting is dropped, the partner told and blamed."""
+    """Feed messages, the last of which violates the protocol: the meeting is dropped, the partner refused and blamed."""
     for message in messages:
         assert seat.finish is None
-        seat.feed(on.PartnerSent(message))
+        seat.feed(PartnerSent(message))
     assert seat.over is MeetingOutcome.MISBEHAVED, seat.finish
     assert isinstance(seat.sent[-1], Refusal) and seat.sent[-1].code is RefusalCode.BAD_MESSAGE
     assert seat.num_drops == 1 and not seat.trainer.applied and not seat.journal
@@ -62,7 +61,7 @@ def test_hello_with_a_forged_signature() -> None:
 def test_hello_of_other_sizes_is_refused_without_blame() -> None:
     table = Table(SKETCHED)
     seat = alone(MeetingState.GREETING)
-    seat.feed(on.PartnerSent(replace(partners_hello(), payload_bytes=901, signature=b"").signed(table.identities[1])))
+    seat.feed(PartnerSent(replace(partners_hello(), payload_bytes=901, signature=b"").signed(table.identities[1])))
     assert seat.over is MeetingOutcome.REFUSED
     assert isinstance(seat.sent[-1], Refusal) and seat.sent[-1].code is RefusalCode.WRONG_TERMS
 
@@ -70,7 +69,7 @@ def test_hello_of_other_sizes_is_refused_without_blame() -> None:
 def test_hello_of_another_phase_is_refused_without_blame() -> None:
     table = Table(SKETCHED)
     seat = alone(MeetingState.GREETING)
-    seat.feed(on.PartnerSent(replace(partners_hello(), phase=RunPhase.FINISH, signature=b"").signed(table.identities[1])))
+    seat.feed(PartnerSent(replace(partners_hello(), phase=RunPhase.FINISH, signature=b"").signed(table.identities[1])))
     assert seat.over is MeetingOutcome.REFUSED
 
 
@@ -184,7 +183,7 @@ def test_committed_out_of_turn(initiates: bool) -> None:
     broke(seat, Committed(seat.meeting.pairing.meeting_id))
 
 
-def test_what_has_no_place_in_a_meeting() -> None:
+def test_messages_that_do_not_belong_to_a_meeting() -> None:
     contents = Contents(ContentsKind.STATE, 800, b"d" * 32, 1, signature=b"s" * 64)
     for message in (Outcome(b"m" * 16, Decision.COMMITTED), contents):
         broke(alone(MeetingState.JUDGING), message)
@@ -193,5 +192,5 @@ def test_what_has_no_place_in_a_meeting() -> None:
 @pytest.mark.parametrize("state", [MeetingState.GREETING, MeetingState.PREPARING, MeetingState.EXCHANGING, MeetingState.JUDGING])
 def test_garbage(state: MeetingState) -> None:
     seat = alone(state)
-    seat.feed(on.PartnerBroke(BadMessage("not a frame")))
+    seat.feed(PartnerMalformed(BadMessage("not a frame")))
     assert seat.over is MeetingOutcome.MISBEHAVED and seat.num_drops == 1

@@ -1,4 +1,4 @@
-"""What a partner shows: each thing once, in the one legal order, of exactly the size that the manifest implies."""
+"""What a partner sends: each part once, in the one legal order, of exactly the size in the manifest."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gossamer.peer.meeting.machine import PartnerSide, union
+from gossamer.peer.meeting.actions import PartnerSide, union
 from gossamer.protocol.errors import BadContents, BadMessage, BadSignature, PeerMisbehaved
 from gossamer.protocol.messages.messages import Chunk, Commitment, Part, Verdict, exchange_digest
 from gossamer.protocol.messages.terms import FragmentTerms
@@ -71,7 +71,7 @@ def chunks(part: Part, whole: bytes, num_bytes: int) -> list[Step]:
     return [chunk(start) for start in range(0, len(whole), num_bytes)]
 
 
-def test_the_legal_order_passes_and_says_what_is_there() -> None:
+def test_the_legal_order_is_accepted() -> None:
     side = after(hello)
     assert not side.has_sketch and not side.has_payload
     sketch(side)
@@ -85,7 +85,7 @@ def test_the_legal_order_passes_and_says_what_is_there() -> None:
 
 @pytest.mark.parametrize("num_done", range(6))
 @pytest.mark.parametrize("step", ORDER[1:], ids=lambda step: step.__name__)
-def test_nothing_else_than_the_next_step_is_taken(num_done: int, step: Step) -> None:
+def test_only_the_next_step_is_accepted(num_done: int, step: Step) -> None:
     side = after(*ORDER[:num_done])
     if ORDER.index(step) == num_done:
         step(side)
@@ -94,9 +94,9 @@ def test_nothing_else_than_the_next_step_is_taken(num_done: int, step: Step) -> 
             step(side)
 
 
-def test_a_part_is_not_taken_for_another_nor_before_the_hello() -> None:
+def test_a_payload_is_no_sketch_and_nothing_precedes_the_hello() -> None:
     with pytest.raises(BadMessage):
-        after(hello).take_chunk(Chunk(Part.PAYLOAD, 0, PAYLOAD[:10]))  # as many bytes as the sketch has room for
+        after(hello).take_chunk(Chunk(Part.PAYLOAD, 0, PAYLOAD[:10]))  # no more bytes than the sketch has
     with pytest.raises(BadMessage):
         PartnerSide(FragmentTerms(0, 1000, 0)).take_commitment(COMMITMENT, MEETING_ID)
 
@@ -118,7 +118,7 @@ IN_HALVES = [*chunks(Part.SKETCH, SKETCH, 32), commitment, *chunks(Part.PAYLOAD,
 
 
 @given(st.permutations(IN_HALVES))
-def test_halves_are_taken_in_no_other_order(steps: list[Step]) -> None:
+def test_halves_are_accepted_in_no_other_order(steps: list[Step]) -> None:
     assume(steps != IN_HALVES)
     with pytest.raises(PeerMisbehaved):
         after(hello, *steps)
@@ -135,7 +135,7 @@ def test_chunks_are_of_any_size(num_bytes: int) -> None:
     assert side.has_payload
 
 
-def test_a_codec_without_a_sketch_goes_straight_to_the_commitment() -> None:
+def test_without_a_sketch_the_commitment_comes_first() -> None:
     side = PartnerSide(FragmentTerms(0, 1000, 0))
     hello(side)
     assert side.has_sketch and not side.has_payload
@@ -155,8 +155,8 @@ def test_the_payload_is_the_one_that_was_committed_to() -> None:
 
 
 @pytest.mark.parametrize("changed", ["the partner's", "ours"])
-def test_a_sketch_that_was_changed_on_its_way_is_seen(changed: str) -> None:
-    """Two peers that code by different sketches would decode different values, and both would merge them."""
+def test_a_sketch_that_was_changed_in_transit_is_detected(changed: str) -> None:
+    """Peers that encode against different sketches would decode and merge different values."""
     side = after(hello)
     side.take_chunk(Chunk(Part.SKETCH, 0, SKETCH[:-1] + b"x" if changed == "the partner's" else SKETCH))
     if changed == "ours":
@@ -166,7 +166,7 @@ def test_a_sketch_that_was_changed_on_its_way_is_seen(changed: str) -> None:
         payload(side)
 
 
-def test_a_commitment_is_this_meetings_and_the_partners_own() -> None:
+def test_a_commitment_must_be_of_this_meeting_and_signed_by_the_partner() -> None:
     for wrong, error in (
         (Commitment(ANOTHER, COMMITMENT.sha256).signed(ALICE), BadMessage),
         (Commitment(MEETING_ID, COMMITMENT.sha256).signed(MALLORY), BadSignature),
@@ -178,14 +178,14 @@ def test_a_commitment_is_this_meetings_and_the_partners_own() -> None:
 
 
 @pytest.mark.parametrize("wrong", [Verdict(ANOTHER), Verdict(MEETING_ID, b"\1\1"), Verdict(MEETING_ID, bytes(4))])
-def test_a_verdict_is_this_meetings_and_about_its_blocks(wrong: Verdict) -> None:
+def test_a_verdict_must_be_of_this_meeting_and_of_its_number_of_blocks(wrong: Verdict) -> None:
     side = after(*ORDER[:4])
     with pytest.raises(BadMessage):
         side.take_verdict(wrong, MEETING_ID)
     assert side.verdict is None
 
 
-def test_a_decision_holds_every_block_that_failed_here() -> None:
+def test_a_decision_must_contain_every_block_that_failed_here() -> None:
     side = PartnerSide(SIZES)
     side.need_bitmap(b"\x03\x00\x80", own=b"\x01\x00\x80")
     side.need_bitmap(b"\x03\x00\x80")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from gossamer.peer.meeting.interface import Finish, MeetingOutcome
 from gossamer.peer.meeting.line import Way
 from gossamer.peer.meeting.machine import AGAIN_S, CONNECT_S
-from gossamer.peer.meeting.words import Finish, MeetingOutcome
 from gossamer.peer.node.meetings import LINE_UP_S, MAX_OUTBOUND
 from gossamer.protocol.errors import RefusalCode
 from gossamer.protocol.identity import PeerId

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gossamer.peer.meeting import words as on
-from gossamer.peer.meeting.words import Finish, MeetingOutcome, MeetingState
+from gossamer.peer.meeting.interface import Finish, MeetingOutcome, MeetingState, PartnerSent
 from gossamer.peer.node.meetings import learn_from, meeting_done
 from gossamer.peer.swarm.address_book import AddressBook
 from gossamer.protocol.errors import RefusalCode
@@ -74,7 +73,7 @@ def test_who_refuses_to_meet_one_that_trains_for_the_phase_has_come_to_the_end()
     ):
         book, meeting = book_of(PARTNER), alone(state, PLAIN, initiates=state is greeted).meeting
         meeting.own_hello = meeting.own_hello and replace(meeting.own_hello, **ours)
-        meeting.handle(on.PartnerSent(Refusal(code)))
+        meeting.handle(PartnerSent(Refusal(code)))
         assert meeting.finish is not None
         learn_from(book, meeting, meeting.finish, 0.0, 1.0, 0.0)
         assert book.live(0.0)[0].finished == has_ended

@@ -8,7 +8,7 @@ from gossamer.peer.swarm.address_book import loop_s
 from gossamer.protocol.memory.virtual_time import run
 
 
-def test_it_is_the_loops_time_and_so_follows_a_virtual_clock() -> None:
+def test_the_books_clock_is_the_loops_clock() -> None:
     async def program() -> float:
         began_s = loop_s()
         await asyncio.sleep(3600.0)
@@ -17,6 +17,6 @@ def test_it_is_the_loops_time_and_so_follows_a_virtual_clock() -> None:
     assert run(program()) == pytest.approx(3600.0)
 
 
-def test_outside_a_loop_there_is_no_such_time() -> None:
+def test_outside_a_loop_the_books_clock_raises() -> None:
     with pytest.raises(RuntimeError):
         loop_s()

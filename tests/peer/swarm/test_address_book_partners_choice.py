@@ -1,4 +1,4 @@
-"""The address book: whom we may meet, for how long somebody rests, and that nothing others do makes it grow without end."""
+"""The address book: the choice of partners, back-offs, and bounds that other peers cannot exceed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def back_off_s(book: AddressBook, now_s: float) -> float:
     return soonest_s - now_s
 
 
-def test_the_choice_is_uniform_over_who_is_ready() -> None:
+def test_the_choice_is_uniform_over_the_ready_peers() -> None:
     peers = others(8)
     book, rng = book_of(peers), random.Random(0)
     book.failed(peers[0], 0.0)
@@ -63,7 +63,7 @@ def test_the_choice_is_uniform_over_who_is_ready() -> None:
     assert all(850 < count < 1150 for count in counts.values())  # 1000 +- 5 standard deviations
 
 
-def test_those_met_last_are_passed_over_where_there_are_enough_others() -> None:
+def test_the_last_partners_are_skipped_if_there_are_enough_others() -> None:
     peers, rng = others(8), random.Random(0)
     book = book_of(peers)
     for peer in peers[:4]:
@@ -73,10 +73,10 @@ def test_those_met_last_are_passed_over_where_there_are_enough_others() -> None:
     pair = book_of(peers[:1])
     pair.met(peers[0], 1.0, 0)
     entry = pair.choose(2.0, rng)
-    assert entry is not None and entry.peer_id == peers[0]  # the only one is met again
+    assert entry is not None and entry.peer_id == peers[0]  # there is no other peer
 
 
-def test_nobody_is_chosen_from_an_empty_book_and_never_ourselves() -> None:
+def test_an_empty_book_has_no_choice_and_this_peer_is_never_chosen() -> None:
     book = book_of([ME])
     book.saw(ME, 0.0, 5)
     book.learn(record(seeded(1)), 0.0)
@@ -84,7 +84,7 @@ def test_nobody_is_chosen_from_an_empty_book_and_never_ourselves() -> None:
 
 
 @pytest.mark.parametrize(("what", "most_s"), [("failed", BACK_OFF_FAILED_S), ("refused", BACK_OFF_REFUSED_S)])
-def test_rests_double_up_to_a_bound_and_end_with_a_meeting(what: str, most_s: float) -> None:
+def test_back_offs_double_up_to_a_bound_and_end_with_a_meeting(what: str, most_s: float) -> None:
     (peer,) = others(1)
     book, rests = book_of([peer]), list[float]()
     for _ in range(40):
@@ -98,7 +98,7 @@ def test_rests_double_up_to_a_bound_and_end_with_a_meeting(what: str, most_s: fl
     assert back_off_s(book, 1.0) == BACK_OFF_S
 
 
-def test_a_mere_call_ends_no_rest_and_other_weights_end_the_refusals() -> None:
+def test_a_call_does_not_end_a_back_off_and_new_weights_end_that_after_refusals() -> None:
     failing, refusing = others(2)
     book = book_of([failing, refusing])
     for _ in range(6):
@@ -112,7 +112,7 @@ def test_a_mere_call_ends_no_rest_and_other_weights_end_the_refusals() -> None:
     assert entry is not None and entry.peer_id == refusing
 
 
-def test_a_ban_lasts_a_day_whatever_the_peer_says() -> None:
+def test_a_ban_lasts_a_day_whatever_the_peer_announces() -> None:
     identity = seeded(2)
     book = book_of([identity.peer_id])
     book.ban(identity.peer_id, 0.0)
@@ -122,7 +122,7 @@ def test_a_ban_lasts_a_day_whatever_the_peer_says() -> None:
     assert not book.is_banned(identity.peer_id, BAN_S) and len(book.live(BAN_S)) == 1
 
 
-def test_who_is_silent_or_leaves_is_forgotten_until_it_speaks_again() -> None:
+def test_a_silent_or_leaving_peer_is_not_live_until_it_announces_itself_again() -> None:
     identity = seeded(2)
     book = AddressBook(ME)
     book.learn(record(identity, 1), 0.0)
@@ -130,12 +130,12 @@ def test_who_is_silent_or_leaves_is_forgotten_until_it_speaks_again() -> None:
     book.leaves(identity.peer_id, 1.0)
     assert not book.live(1.0)
     book.learn(record(identity, 1), 2.0)
-    assert not book.live(2.0)  # its old word is not news
+    assert not book.live(2.0)  # the old record again
     book.learn(record(identity, 2), 3.0)
     assert book.live(3.0)
 
 
-def test_only_a_later_word_replaces_an_earlier_one() -> None:
+def test_only_a_newer_record_replaces_an_older_one() -> None:
     identity = seeded(2)
     book = AddressBook(ME)
     book.learn(record(identity, 5, 50), 0.0)
@@ -148,7 +148,7 @@ def test_only_a_later_word_replaces_an_earlier_one() -> None:
     assert (entry.clock_steps, entry.finished, entry.failures) == (60, True, 0)
 
 
-def test_the_book_is_bounded_and_gives_up_the_useless_first() -> None:
+def test_the_book_is_bounded_and_replaces_strangers_first() -> None:
     peers = others(MAX_ENTRIES + 20)
     book = book_of(peers[:1])
     book.met(peers[0], 0.0, 0)
@@ -170,7 +170,7 @@ def test_bans_are_bounded_and_the_latest_stay(monkeypatch: pytest.MonkeyPatch) -
     assert [peer for peer in peers if book.is_banned(peer, 10.0)] == peers[6:]
 
 
-def test_the_best_peers_and_what_is_left_of_bans_outlive_the_session(tmp_path: Path) -> None:
+def test_the_best_peers_and_the_rest_of_the_bans_outlive_the_session(tmp_path: Path) -> None:
     path, peers = tmp_path / "peers.json", others(KEPT + 10)
     book = book_of(peers, 100.0)
     book.met(peers[-1], 101.0, 0)
@@ -185,7 +185,7 @@ def test_the_best_peers_and_what_is_left_of_bans_outlive_the_session(tmp_path: P
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"known": 7}', '{"known": [{"peer": "x", "addresses": ["y"]}], "banned": []}'])
-def test_an_unreadable_file_is_like_none(tmp_path: Path, content: str) -> None:
+def test_an_unreadable_file_counts_as_none(tmp_path: Path, content: str) -> None:
     path = tmp_path / "peers.json"
     path.write_text(content)
     book = AddressBook(ME)

@@ -1,4 +1,4 @@
-"""Whether a peer may meet, over a pause."""
+"""The lifecycle: whether a peer may meet, before, during and after a pause."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ def training() -> Lifecycle:
     return lifecycle
 
 
-def test_who_is_paused_meets_nobody_until_another_trainer_has_told() -> None:
+def test_a_paused_peer_meets_only_after_resume_and_the_next_report() -> None:
     lifecycle = training()
     lifecycle.pause()
-    lifecycle.update(4, RunPhase.TRAIN, True)  # the old one's last word
+    lifecycle.update(4, RunPhase.TRAIN, True)  # the last report of the old trainer
     assert (lifecycle.refusal, lifecycle.is_paused) == (RefusalCode.NOT_READY, True)
     lifecycle.resume()
     assert (lifecycle.refusal, lifecycle.is_paused) == (RefusalCode.NOT_READY, True)
@@ -26,13 +26,13 @@ def test_who_is_paused_meets_nobody_until_another_trainer_has_told() -> None:
     assert not lifecycle.is_paused
 
 
-def test_to_wake_who_is_awake_changes_nothing() -> None:
+def test_resume_without_a_pause_changes_nothing() -> None:
     lifecycle = training()
     lifecycle.resume()
     assert lifecycle.may_meet
 
 
-def test_weights_that_are_being_taken_over_do_not_end_a_pause() -> None:
+def test_the_end_of_a_takeover_does_not_end_a_pause() -> None:
     lifecycle = training()
     lifecycle.begin_takeover()
     lifecycle.pause()
@@ -40,7 +40,7 @@ def test_weights_that_are_being_taken_over_do_not_end_a_pause() -> None:
     assert lifecycle.state is LifecycleState.PAUSED
 
 
-def test_who_leaves_does_not_pause() -> None:
+def test_leaving_is_final() -> None:
     lifecycle = training()
     lifecycle.leave()
     lifecycle.pause()

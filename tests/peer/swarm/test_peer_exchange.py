@@ -1,4 +1,4 @@
-"""Records between peers: believed is only what a peer has signed, for this run, in force, if it may take part; passed on what is of use."""
+"""Peer exchange: only records that are signed, valid and of a member of this run are accepted, and only useful ones are passed on."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def live_after(tell: Callable[[PeerExchange], None], terms: RunTerms = TERMS) ->
 
 
 def later(**changes: object) -> MemberRecord:
-    """Return Alice's next word, unsigned."""
+    """Return Alice's next record, unsigned."""
     return replace(RECORD, **{"sequence": RECORD.sequence + 1, "signature": b""} | changes)  # type: ignore[arg-type]
 
 
-def test_a_true_record_is_believed_from_whoever_brings_it() -> None:
+def test_a_valid_record_is_accepted_from_any_peer() -> None:
     for tell in (lambda peer_exchange: peer_exchange.take(RECORD), lambda peer_exchange: peer_exchange.take_all([RECORD.to_bytes()])):
         (entry,) = live_after(tell)
         assert (entry.peer_id, entry.clock_steps, entry.record) == (ALICE.peer_id, RECORD.clock_steps, RECORD)
@@ -49,7 +49,7 @@ def test_a_true_record_is_believed_from_whoever_brings_it() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        later(signature=RECORD.signature),  # not what was signed
+        later(signature=RECORD.signature),  # of another record
         later().signed(MALLORY),
         later(run_id=OTHER_RUN_ID).signed(ALICE),
         later(expires_s=NOW_S).signed(ALICE),
@@ -57,7 +57,7 @@ def test_a_true_record_is_believed_from_whoever_brings_it() -> None:
         later(credential=None).signed(ALICE),  # the run is by invitation
     ],
 )
-def test_nothing_else_is_and_it_does_not_hide_the_truth(wrong: MemberRecord) -> None:
+def test_an_invalid_record_is_rejected_and_does_not_block_a_valid_one(wrong: MemberRecord) -> None:
     assert live_after(lambda peer_exchange: peer_exchange.take(wrong)) == []
 
     def both(peer_exchange: PeerExchange) -> None:
@@ -69,7 +69,7 @@ def test_nothing_else_is_and_it_does_not_hide_the_truth(wrong: MemberRecord) -> 
     assert entry.record == RECORD
 
 
-def test_only_members_are_believed_where_there_is_a_list() -> None:
+def test_with_an_allowlist_only_members_are_accepted() -> None:
     by_list = replace(TERMS, access="allowlist", members=frozenset({ALICE.peer_id}))
 
     def tell(peer_exchange: PeerExchange) -> None:
@@ -80,32 +80,32 @@ def test_only_members_are_believed_where_there_is_a_list() -> None:
 
 
 @pytest.mark.parametrize("raw", [b"", b"\xff" * 60, b"x" * 5000, RECORD.to_bytes()[:-1], RECORD.to_bytes() * 9], ids=len)
-def test_noise_is_passed_over(raw: bytes) -> None:
+def test_malformed_records_are_skipped(raw: bytes) -> None:
     assert live_after(lambda peer_exchange: peer_exchange.take_all([raw])) == []
 
 
 def test_a_gap_in_the_checks_changes_nothing_and_raises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(record: MemberRecord, run_id: bytes, now_s: float) -> None:
-        raise UnicodeEncodeError("ascii", "\u017f", 0, 1, "a case that nobody thought of")
+        raise UnicodeEncodeError("ascii", "\u017f", 0, 1, "an unexpected error")
 
     monkeypatch.setattr(MemberRecord, "check", fail)
     assert live_after(lambda peer_exchange: peer_exchange.take(RECORD)) == []
     assert live_after(lambda peer_exchange: peer_exchange.take_all([RECORD.to_bytes()])) == []
 
 
-def test_we_are_not_told_about_ourselves() -> None:
+def test_records_of_this_peer_are_ignored() -> None:
     about_bob = replace(RECORD, peer_id=BOB.peer_id, signature=b"").signed(BOB)
     assert live_after(lambda peer_exchange: peer_exchange.take(about_bob)) == []
 
 
-def test_a_record_that_ends_at_once_is_a_farewell() -> None:
+def test_a_record_that_expires_at_once_is_a_farewell() -> None:
     farewell = later(expires_s=int(NOW_S + LAST_WORD_S) - 1).signed(ALICE)
 
     def leave(peer_exchange: PeerExchange) -> None:
         peer_exchange.take(RECORD)
         peer_exchange.take(OF_ISSUER)
         peer_exchange.take(farewell)
-        peer_exchange.take(RECORD)  # an old word, which does not bring it back
+        peer_exchange.take(RECORD)  # an old record, which does not undo the farewell
 
     assert [entry.peer_id for entry in live_after(leave)] == [ISSUER.peer_id]
 
@@ -122,10 +122,10 @@ PEERS = [Identity(bytes([number]) * 32) for number in range(20, 60)]
 
 
 def passed_on(prepare: Callable[[PeerExchange], None], most: int, times: int = 20) -> list[set[PeerId]]:
-    """Return of whom the bearer of invites is told, several times, by a peer of an open run that has heard of all PEERS."""
+    """Return the peers whose records Alice gets, several times, from a peer of an open run that knows all PEERS."""
 
     async def main() -> list[set[PeerId]]:
-        peer_exchange = PeerExchange(replace(TERMS, access="open"), AddressBook(BOB.peer_id), SwarmTime(lambda: NOW_S), random.Random(0))
+        peer_exchange = open_exchange()
         for identity in PEERS:
             peer_exchange.take(record_of(identity))
         prepare(peer_exchange)
@@ -136,9 +136,9 @@ def passed_on(prepare: Callable[[PeerExchange], None], most: int, times: int = 2
     return run(main(), start_s=1000.0)
 
 
-def test_a_stranger_is_news_until_the_book_is_full_and_who_was_lost_always_is() -> None:
+def test_a_stranger_sets_news_until_the_book_is_full_and_a_lost_peer_always_does() -> None:
     async def main() -> None:
-        peer_exchange = PeerExchange(replace(TERMS, access="open"), AddressBook(BOB.peer_id), SwarmTime(lambda: NOW_S), random.Random(0))
+        peer_exchange = open_exchange()
         swarm = [Identity(number.to_bytes(32, "big")) for number in range(1, MAX_ENTRIES + 2)]
         peer_exchange.book.learn(record_of(swarm[0], NOW_S - 1), loop_s())
         for identity in swarm[1:-1]:
@@ -157,13 +157,10 @@ def test_a_stranger_is_news_until_the_book_is_full_and_who_was_lost_always_is() 
 
 
 def size_of(swarm: list[Identity], times: int = 120) -> float:
-    """Return how large a swarm looks to Bob, whom others tell of sixteen at random again and again."""
+    """Return Bob's estimate of the size of the swarm after many random samples of sixteen records."""
 
     async def main() -> float:
-        peer_exchange, draws = (
-            PeerExchange(replace(TERMS, access="open"), AddressBook(BOB.peer_id), SwarmTime(lambda: NOW_S), random.Random(0)),
-            random.Random(1),
-        )
+        peer_exchange, draws = open_exchange(), random.Random(1)
         records = [record_of(identity).to_bytes() for identity in swarm]
         for _ in range(times):
             peer_exchange.introduce(draws.sample(records, 16), ALICE.peer_id)
@@ -172,14 +169,14 @@ def size_of(swarm: list[Identity], times: int = 120) -> float:
     return run(main(), start_s=1000.0)
 
 
-def test_a_swarm_larger_than_the_book_is_known_to_be_larger() -> None:
+def test_the_size_of_a_swarm_larger_than_the_book_is_estimated() -> None:
     assert 38 <= size_of(PEERS) <= 42
     assert 700 <= size_of([Identity(number.to_bytes(32, "big")) for number in range(1, 1001)]) <= 1400
 
 
-def test_neither_noise_nor_who_names_itself_changes_how_large_the_swarm_looks() -> None:
+def test_malformed_records_and_the_senders_own_do_not_change_the_estimate() -> None:
     async def main() -> None:
-        peer_exchange = PeerExchange(replace(TERMS, access="open"), AddressBook(BOB.peer_id), SwarmTime(lambda: NOW_S), random.Random(0))
+        peer_exchange = open_exchange()
         forged = [replace(record_of(identity), signature=bytes(64)).to_bytes() for identity in PEERS]
         peer_exchange.introduce([b"noise", *forged, record_of(ALICE).to_bytes()], ALICE.peer_id)
         assert peer_exchange.familiar == 1.0
@@ -188,11 +185,16 @@ def test_neither_noise_nor_who_names_itself_changes_how_large_the_swarm_looks() 
     run(main(), start_s=1000.0)
 
 
+def open_exchange() -> PeerExchange:
+    """Return Bob's peer exchange in an open run."""
+    return PeerExchange(replace(TERMS, access="open"), AddressBook(BOB.peer_id), SwarmTime(lambda: NOW_S), random.Random(0))
+
+
 def record_of(identity: Identity, expires_s: int = NOW_S + 300) -> MemberRecord:
     return replace(RECORD, peer_id=identity.peer_id, credential=None, expires_s=expires_s, signature=b"").signed(identity)
 
 
-def test_our_own_word_is_always_among_them_and_the_rest_is_a_random_choice() -> None:
+def test_our_own_record_is_always_sent_and_the_rest_is_a_random_sample() -> None:
     def own(peer_exchange: PeerExchange) -> None:
         peer_exchange.own = record_of(BOB)
 
@@ -201,7 +203,7 @@ def test_our_own_word_is_always_among_them_and_the_rest_is_a_random_choice() -> 
     assert len(set.union(*told)) > 20
 
 
-def test_no_record_goes_on_that_is_out_of_date_nor_one_of_whom_we_cannot_reach_nor_the_partners_own() -> None:
+def test_expired_and_unreachable_peers_and_the_partner_itself_are_not_sent() -> None:
     gone, failing, fine = PEERS[0], PEERS[1], {identity.peer_id for identity in PEERS[2:]}
 
     def prepare(peer_exchange: PeerExchange) -> None:
@@ -213,9 +215,9 @@ def test_no_record_goes_on_that_is_out_of_date_nor_one_of_whom_we_cannot_reach_n
     assert set.union(*passed_on(prepare, 16)) == fine
 
 
-def test_an_introduction_is_as_small_as_it_was_asked_to_be() -> None:
+def test_an_introduction_keeps_to_the_requested_size() -> None:
     async def main() -> None:
-        peer_exchange = PeerExchange(replace(TERMS, access="open"), AddressBook(BOB.peer_id), SwarmTime(lambda: NOW_S), random.Random(0))
+        peer_exchange = open_exchange()
         for identity in PEERS:
             peer_exchange.take(record_of(identity))
         whole = Introduction.from_bytes(peer_exchange.introduction(ALICE.peer_id, INTRODUCTION_BYTES))

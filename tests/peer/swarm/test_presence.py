@@ -1,4 +1,4 @@
-"""A peer in the directory: found by others while it is there, gone soon after, and none the worse when the directory fails."""
+"""A peer in the directory: found while it is announced, removed when it leaves, and unharmed when the directory fails."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ ADDRESS = "/ip4/203.0.113.5/tcp/4001"
 
 
 class Peer:
-    """A presence with its two loops."""
+    """A presence with its loops, and the events that it emits."""
 
     def __init__(self, network: KnowingNetwork, identity: Identity, *, has_trainer: bool = True) -> None:
         network.transport(identity.peer_id, nobody)
-        self.book, self.lifecycle, self.told = AddressBook(identity.peer_id), Lifecycle(), list[Event]()
+        self.book, self.lifecycle, self.events = AddressBook(identity.peer_id), Lifecycle(), list[Event]()
         peer_exchange = PeerExchange(TERMS, self.book, SwarmTime(network.now_s), random.Random(0))
-        directory, emit = network.peers[identity.peer_id], self.told.append
+        directory, emit = network.peers[identity.peer_id], self.events.append
         self.presence = Presence(membership(identity), directory, lambda: (ADDRESS,), peer_exchange, self.lifecycle, emit, wait_for_peers=1)
         if has_trainer:
             self.lifecycle.update(0, RunPhase.TRAIN, False)
@@ -54,23 +54,23 @@ def play(story: Callable[[KnowingNetwork, Peer, Peer], Awaitable[None]]) -> None
     run(main())
 
 
-def test_two_newcomers_find_each_other_within_two_looks() -> None:
+def test_two_newcomers_find_each_other_within_two_lookups() -> None:
     async def story(network: KnowingNetwork, a: Peer, b: Peer) -> None:
         await asyncio.sleep(2 * LOOK_S[0])
         assert a.clocks() == b.clocks() == [0]
-        assert a.told == [PeersSeen(0), AddressesChanged((ADDRESS,)), PeersSeen(1)], "only what is new"
+        assert a.events == [PeersSeen(0), AddressesChanged((ADDRESS,)), PeersSeen(1)], "only changes"
         assert await a.presence.first_look(0.0)
 
     play(story)
 
 
-def test_who_has_no_trainer_yet_is_not_found_and_found_soon_after() -> None:
+def test_a_peer_is_announced_only_once_it_has_a_trainer() -> None:
     async def story(network: KnowingNetwork, a: Peer, b: Peer) -> None:
         identity = Identity(bytes(31) + b"c")
         late = Peer(network, identity, has_trainer=False)
         await asyncio.sleep(3 * LOOK_S[0])
         assert identity.peer_id not in {record.peer_id for record in await network.peers[A.peer_id].members()}
-        assert len(late.clocks()) == 2, "it looks around meanwhile"
+        assert len(late.clocks()) == 2, "it looks up other peers meanwhile"
         late.lifecycle.update(0, RunPhase.TRAIN, False)
         await asyncio.sleep(1.0)
         assert identity.peer_id in {record.peer_id for record in await network.peers[A.peer_id].members()}
@@ -79,7 +79,7 @@ def test_who_has_no_trainer_yet_is_not_found_and_found_soon_after() -> None:
     play(story)
 
 
-def test_progress_is_heard_of_and_the_end_of_the_schedule_at_once() -> None:
+def test_progress_is_announced_regularly_and_the_end_of_the_schedule_at_once() -> None:
     async def story(network: KnowingNetwork, a: Peer, b: Peer) -> None:
         await asyncio.sleep(5.0)
         b.lifecycle.update(70, RunPhase.TRAIN, True)
@@ -93,7 +93,7 @@ def test_progress_is_heard_of_and_the_end_of_the_schedule_at_once() -> None:
     play(story)
 
 
-def test_who_says_goodbye_is_not_found_and_who_dies_is_forgotten() -> None:
+def test_a_peer_that_leaves_is_removed_at_once_and_one_that_dies_expires() -> None:
     async def story(network: KnowingNetwork, a: Peer, b: Peer) -> None:
         await asyncio.sleep(5.0)
         b.stop()
@@ -108,7 +108,7 @@ def test_who_says_goodbye_is_not_found_and_who_dies_is_forgotten() -> None:
     play(story)
 
 
-def test_a_directory_that_fails_for_an_hour_is_only_waited_for() -> None:
+def test_presence_recovers_when_the_directory_fails_for_an_hour() -> None:
     async def story(network: KnowingNetwork, a: Peer, b: Peer) -> None:
         network.partition([A.peer_id], [B.peer_id])
         await asyncio.sleep(3600.0)
@@ -121,11 +121,11 @@ def test_a_directory_that_fails_for_an_hour_is_only_waited_for() -> None:
     play(story)
 
 
-def test_one_look_or_announcement_that_fails_as_none_should_is_logged_and_the_next_one_comes(
+def test_an_unexpected_error_of_a_lookup_or_announcement_is_logged_and_the_loop_continues(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object) -> None:
-        raise RuntimeError("a case that nobody thought of")
+        raise RuntimeError("an unexpected error")
 
     async def story(network: KnowingNetwork, a: Peer, b: Peer) -> None:
         with monkeypatch.context() as broken:
@@ -133,14 +133,14 @@ def test_one_look_or_announcement_that_fails_as_none_should_is_logged_and_the_ne
             broken.setattr(KnowingPeer, "announce", fail)
             await asyncio.sleep(5.0)
         assert await a.presence.first_look(0.0) and not any(peer.task.done() for peer in (a, b))
-        assert {"a look into the directory failed", "an announcement failed"} == {record.message for record in caplog.records}
+        assert {"a directory lookup failed", "an announcement failed"} == {record.message for record in caplog.records}
         await asyncio.sleep(ANNOUNCE_S + LOOK_S[1])
         assert a.clocks() == b.clocks() == [0]
 
     play(story)
 
 
-def test_who_pauses_is_not_called_and_its_clock_does_not_count_until_it_goes_on() -> None:
+def test_a_paused_peer_is_not_live_until_its_trainer_is_back() -> None:
     async def story(network: KnowingNetwork, a: Peer, b: Peer) -> None:
         await asyncio.sleep(2 * LOOK_S[0])
         a.lifecycle.update(7, RunPhase.TRAIN, True)

@@ -1,4 +1,4 @@
-"""What is told of the others: only what is new, and of a newer release only where half of the heads say so."""
+"""Reports about other peers: only changes, and a newer release only if half of the Sybil groups run one."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tests.peer.two_sides import SEEDS, TERMS
 ME = Identity(SEEDS[0])
 
 
-def told_of(*others: tuple[int, int]) -> list[Event]:
-    """What is told in two looks, where others of these releases are there, each in its own network, who have trained so many tokens."""
-    told: list[Event] = []
+def events_about(*others: tuple[int, int]) -> list[Event]:
+    """Return the events of two reports about peers with these releases and tokens, each in a network of its own."""
+    events: list[Event] = []
 
-    async def look() -> None:
+    async def report() -> None:
         book = AddressBook(ME.peer_id)
-        reporter = SwarmReporter(told.append, PeerExchange(TERMS, book, SwarmTime(lambda: 1000.0), random.Random(0)))
+        reporter = SwarmReporter(events.append, PeerExchange(TERMS, book, SwarmTime(lambda: 1000.0), random.Random(0)))
         for number, (release, tokens) in enumerate(others, 1):
             who = Identity(bytes(31) + bytes([number]))
             record = MemberRecord(
@@ -38,12 +38,12 @@ def told_of(*others: tuple[int, int]) -> list[Event]:
         for _ in range(2):
             reporter.report(len(others), ())
 
-    run(look())
-    return told
+    run(report())
+    return events
 
 
-def test_what_the_others_have_trained_is_added_up_and_told_once() -> None:
-    assert told_of((RELEASE, 300), (RELEASE, 100)) == [PeersSeen(2), AddressesChanged(()), OthersTrained(400)]
+def test_the_tokens_of_the_other_peers_are_added_and_emitted_once() -> None:
+    assert events_about((RELEASE, 300), (RELEASE, 100)) == [PeersSeen(2), AddressesChanged(()), OthersTrained(400)]
 
 
 @pytest.mark.parametrize(
@@ -53,8 +53,8 @@ def test_what_the_others_have_trained_is_added_up_and_told_once() -> None:
         ([RELEASE + 1, RELEASE, RELEASE], False), ([999_999_999, RELEASE + 1, RELEASE + 1, 0, 0], True),
     ],
 )  # fmt: skip
-def test_an_old_version_is_warned_of_where_half_of_the_others_run_a_newer_one(others: list[int], is_old: bool) -> None:
-    warnings = [event.words for event in told_of(*((release, 0) for release in others)) if isinstance(event, Warned)]
+def test_an_old_version_is_warned_of_if_half_of_the_other_peers_run_a_newer_one(others: list[int], is_old: bool) -> None:
+    warnings = [event.words for event in events_about(*((release, 0) for release in others)) if isinstance(event, Warned)]
     assert bool(warnings) is is_old
     if is_old:
         (words,) = warnings

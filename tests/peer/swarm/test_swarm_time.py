@@ -1,4 +1,4 @@
-"""The time that a swarm agrees on: no single network sets a clock that several others, or this machine alone, can vouch for."""
+"""The swarm's time of day: no single network moves a clock that other networks or this machine contradict."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ HOUR_S = 3600.0
 
 
 def at(ahead_s: float = 0.0) -> Callable[[], float]:
-    """A machine's clock that is so far ahead."""
+    """Return a clock that is ahead by so much."""
     return lambda: UNIX_S + asyncio.get_running_loop().time() + ahead_s
 
 
-def ahead_after(*voices: tuple[str, int, float], is_door: bool = False) -> float:
-    """Return by how much a clock is set forward once it has heard these: network, peer, and how far that one is ahead."""
+def ahead_after(*readings: tuple[str, int, float], is_door: bool = False) -> float:
+    """Return the correction after these readings: network, peer, and by how much that peer's clock is ahead."""
 
     async def main() -> float:
         clock = SwarmTime(at())
-        for network, peer, ahead_s in voices:
+        for network, peer, ahead_s in readings:
             clock.heard(network, somebody(peer).peer_id, at(ahead_s)(), is_door=is_door)
         assert clock.now_s() == pytest.approx(at(clock.ahead_s)())
         assert bool(clock.warning) == (abs(clock.ahead_s) >= 10.0)
@@ -36,7 +36,7 @@ def ahead_after(*voices: tuple[str, int, float], is_door: bool = False) -> float
 
 
 @pytest.mark.parametrize(
-    ("voices", "ahead_s"),
+    ("readings", "ahead_s"),
     [
         ([], 0.0),
         ([("a", 1, HOUR_S)], 0.0),
@@ -45,13 +45,13 @@ def ahead_after(*voices: tuple[str, int, float], is_door: bool = False) -> float
         ([("a", 1, HOUR_S), ("b", 2, HOUR_S + 1)], HOUR_S),
         ([("a", 1, -HOUR_S), ("b", 2, -HOUR_S), ("c", 3, -HOUR_S)], -HOUR_S),
         ([("a", 1, HOUR_S), ("b", 2, 0.1), ("c", 3, 0.2)], 0.1),
-        ([*(("a", number, HOUR_S) for number in range(1, 9)), ("b", 20, 0.0), ("c", 21, 0.0)], 0.0),  # one network has one voice
+        ([*(("a", number, HOUR_S) for number in range(1, 9)), ("b", 20, 0.0), ("c", 21, 0.0)], 0.0),  # one network has one reading
         ([("a", 1, HOUR_S), ("a", 2, 1.0), ("a", 3, 1.0)], 1.0),
     ],
     ids=str,
 )
-def test_the_median_of_all_networks_and_our_own_clock_holds(voices: list[tuple[str, int, float]], ahead_s: float) -> None:
-    assert ahead_after(*voices) == ahead_s
+def test_the_time_is_the_median_of_all_networks_and_our_own_clock(readings: list[tuple[str, int, float]], ahead_s: float) -> None:
+    assert ahead_after(*readings) == ahead_s
 
 
 @pytest.mark.parametrize(
@@ -59,22 +59,22 @@ def test_the_median_of_all_networks_and_our_own_clock_holds(voices: list[tuple[s
     [((), True), ((1.0,), True), ((HOUR_S,), False), ((HOUR_S, HOUR_S), True), ((-60.0, 60.0, HOUR_S), False), ((0.0, 1.0, HOUR_S), True)],
     ids=str,
 )
-def test_the_time_is_settled_where_most_clocks_tell_it(ahead_s: tuple[float, ...], is_settled: bool) -> None:
+def test_the_time_is_settled_if_most_clocks_agree(ahead_s: tuple[float, ...], is_settled: bool) -> None:
     async def main() -> bool:
         clock = SwarmTime(at())
-        for number, voice_s in enumerate(ahead_s, 1):
-            clock.heard(str(number), somebody(number).peer_id, at(voice_s)())
+        for number, reading_s in enumerate(ahead_s, 1):
+            clock.heard(str(number), somebody(number).peer_id, at(reading_s)())
         return clock.is_settled
 
     assert run(main()) == is_settled
 
 
-def test_a_newcomer_believes_a_door_where_not_both_can_be_right() -> None:
+def test_a_newcomer_trusts_a_bootstrap_node_beyond_the_permitted_skew() -> None:
     assert ahead_after(("a", 1, HOUR_S), is_door=True) == HOUR_S
     assert ahead_after(("a", 1, CLOCK_SKEW_S), is_door=True) == 0.0
 
 
-def test_what_was_heard_long_ago_does_not_count() -> None:
+def test_old_readings_do_not_count() -> None:
     async def main() -> None:
         clock = SwarmTime(at())
         clock.heard("a", somebody(1).peer_id, at(HOUR_S)(), is_door=True)
@@ -85,7 +85,7 @@ def test_what_was_heard_long_ago_does_not_count() -> None:
 
 
 @pytest.mark.parametrize("by_s", [HOUR_S, -HOUR_S])
-def test_a_clock_that_is_set_and_a_machine_that_slept_hear_anew(by_s: float) -> None:
+def test_setting_the_clock_or_a_sleep_discards_all_readings(by_s: float) -> None:
     async def main() -> None:
         is_set = False
 
@@ -102,12 +102,13 @@ def test_a_clock_that_is_set_and_a_machine_that_slept_hear_anew(by_s: float) -> 
     run(main())
 
 
-def test_it_remembers_no_more_than_it_should() -> None:
+def test_the_readings_are_bounded() -> None:
     async def main() -> None:
         clock = SwarmTime(at())
         for number in range(2 * NETWORKS):
-            for peer in range(2 * PEERS):
-                clock.heard(str(number), somebody(1 + peer).peer_id, at()())
-        assert len(clock._voices) == NETWORKS and all(len(peers) == PEERS for peers in clock._voices.values())
+            for peer in range(3 * PEERS):
+                clock.heard(str(number), somebody(1 + peer).peer_id, at(0.0 if peer < 2 * PEERS else HOUR_S)())
+        assert clock.ahead_s == pytest.approx(HOUR_S), "only the last peers of a network count"
+        assert f"peers in {NETWORKS} networks" in clock.warning
 
     run(main())

@@ -1,4 +1,4 @@
-"""SybilGroups, not keys: what a hundred keys of one invite weigh, and who has a say."""
+"""Sybil groups: the weight of a hundred identities with one invite, and which peers count."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def groups_of(clocks: Sequence[int]) -> SybilGroups:
     book = AddressBook(ME.peer_id)
     for number, clock_steps in enumerate(clocks, 1):
         learn(book, somebody(number), clock_steps)
-    book.hint(somebody(1000).peer_id, "/ip4/192.0.2.1/tcp/1", 0.0)  # of whom no clock is known
+    book.hint(somebody(1000).peer_id, "/ip4/192.0.2.1/tcp/1", 0.0)  # a peer without a known step
     return SybilGroups(book, OPEN)
 
 
@@ -38,8 +38,8 @@ def learn(book: AddressBook, who: Identity, clock_steps: int, *, invite: int | N
     book.learn(MemberRecord(RUN_ID, who.peer_id, (address,), clock_steps, finished, 1, NOW_S + 90, credential).signed(who), 0.0)
 
 
-def crowd(book: AddressBook, num: int, clock_steps: int, invite: int) -> None:
-    """So many keys of one holder, each with a network of its own to show."""
+def add_identities(book: AddressBook, num: int, clock_steps: int, invite: int) -> None:
+    """Add identities with one invite, each with a network of its own."""
     for number in range(num):
         learn(book, somebody(500 + number), clock_steps, invite=invite, place=100 + number % 100, finished=True)
 
@@ -47,11 +47,11 @@ def crowd(book: AddressBook, num: int, clock_steps: int, invite: int) -> None:
 @pytest.mark.parametrize(
     ("clocks", "typical"), [([], 0), ([7], 7), ([1, 9], 1), ([1, 5, 9], 5), ([1, 5, 6, 9], 5), ([0, 0, 0, 10**9], 0), ([0, 7], 7)]
 )
-def test_no_more_than_half_of_the_peers_are_before_the_typical_clock(clocks: list[int], typical: int) -> None:
+def test_at_most_half_of_the_peers_are_behind_the_typical_clock(clocks: list[int], typical: int) -> None:
     assert groups_of(clocks).typical_clock(0.0, 1000) == typical
 
 
-def test_a_lone_liar_moves_nobody() -> None:
+def test_a_single_malicious_peer_does_not_move_the_typical_clock() -> None:
     for lie in (1, 900, 10**9):
         assert groups_of([102, lie]).typical_clock(0.0, 1000, 100) in (100, 102)
     assert groups_of([900]).typical_clock(0.0, 1000, 100) == 100, "one against one"
@@ -59,30 +59,30 @@ def test_a_lone_liar_moves_nobody() -> None:
     assert groups_of([100, 102, 104, 2**40]).typical_clock(0.0, 2**41) == 102
 
 
-def test_a_run_has_begun_where_half_of_those_that_announce_themselves_have() -> None:
+def test_a_run_has_begun_if_half_of_the_announced_peers_have() -> None:
     for clocks, has_begun in (([], False), ([0], False), ([0, 7], True), ([0, 7, 0], False), ([0, 7, 0, 8], True)):
         assert groups_of(clocks).half_say(0.0, lambda entry: entry.clock_steps > 0) == has_begun
 
 
-@pytest.mark.parametrize("num_keys", [1, 6, 100])
-def test_the_holder_of_an_invite_is_one_head_with_however_many_keys(num_keys: int) -> None:
+@pytest.mark.parametrize("num_identities", [1, 6, 100])
+def test_one_invite_is_one_group_with_any_number_of_identities(num_identities: int) -> None:
     book = AddressBook(ME.peer_id)
     learn(book, ISSUER, 100)
     learn(book, somebody(1), 102, invite=0, place=2)
-    crowd(book, num_keys, 900, invite=1)
+    add_identities(book, num_identities, 900, invite=1)
     groups = SybilGroups(book, TERMS)
     assert groups.typical_clock(0.0, 1000, 100) == 100
     assert not groups.half_say(0.0, lambda entry: entry.finished, own=False)
     assert not groups.half_name(0.0, [entry.peer_id for entry in book.live(0.0) if entry.clock_steps == 900], 3)
 
 
-def test_where_all_came_by_one_invite_those_whom_we_have_met_have_the_say() -> None:
+def test_if_all_peers_have_one_invite_the_partners_among_them_count() -> None:
     book = AddressBook(ME.peer_id)
     for number in (1, 2, 3):
         learn(book, somebody(number), 100 + number, invite=0)
-    crowd(book, 100, 900, invite=0)
+    add_identities(book, 100, 900, invite=0)
     groups = SybilGroups(book, TERMS)
-    assert groups.typical_clock(0.0, 1000, 100) == 900, "strangers all of them"
+    assert groups.typical_clock(0.0, 1000, 100) == 900, "all are strangers"
     for number in (1, 2, 3):
         book.met(somebody(number).peer_id, 0.0, 100 + number)
     assert groups.typical_clock(0.0, 1000, 100) == 101
@@ -90,7 +90,7 @@ def test_where_all_came_by_one_invite_those_whom_we_have_met_have_the_say() -> N
     assert not groups.half_say(0.0, lambda entry: entry.finished, own=False)
 
 
-def test_invites_that_are_used_in_one_network_are_one_head() -> None:
+def test_invites_used_in_one_network_are_one_group() -> None:
     book = AddressBook(ME.peer_id)
     for number in (0, 1, 2):
         learn(book, somebody(number + 1), 900, invite=number, place=9)
@@ -100,7 +100,7 @@ def test_invites_that_are_used_in_one_network_are_one_head() -> None:
     assert groups.typical_clock(0.0, 1000, 90) == 100
 
 
-def test_in_an_open_run_strangers_are_one_head_whatever_networks_they_name() -> None:
+def test_in_an_open_run_strangers_are_one_group_whatever_networks_they_claim() -> None:
     book = AddressBook(ME.peer_id)
     for number in range(1, 8):
         learn(book, somebody(number), 900, place=number)

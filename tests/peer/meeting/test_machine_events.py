@@ -1,4 +1,4 @@
-"""Every event in every state: what the machine does about it is in this table, and nothing else is."""
+"""Every event in every state: the expected reaction, written independently of the machine's own table."""
 
 from __future__ import annotations
 
@@ -7,10 +7,26 @@ from typing import Any, get_args
 
 import pytest
 
-from gossamer.peer.link import messages
-from gossamer.peer.meeting import words as on
+from gossamer.peer.link.messages import Adopted, Applied, Checked, Opened, PayloadReady, Pulled, Reply, SketchReady, Unavailable, Written
+from gossamer.peer.meeting.interface import (
+    DECIDED,
+    Connected,
+    DeadlinePassed,
+    Event,
+    Journaled,
+    MeetingOutcome,
+    MeetingState,
+    NotJournaled,
+    PartnerGone,
+    PartnerMalformed,
+    PartnerSent,
+    Resolved,
+    Started,
+    Stopped,
+    TrainerAnswered,
+    TrainerGone,
+)
 from gossamer.peer.meeting.machine import InvalidTransition
-from gossamer.peer.meeting.words import DECIDED, MeetingOutcome, MeetingState
 from gossamer.protocol.errors import BadMessage, RefusalCode
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.messages.messages import (
@@ -39,13 +55,13 @@ GOES_ON = "goes on"
 IMPOSSIBLE = "our own bug"
 Reaction = str | MeetingOutcome
 
-REPLIES: dict[str, messages.Reply] = {
-    "Opened": messages.Opened(1, 10, 100, RunPhase.TRAIN),
-    "Unavailable": messages.Unavailable(1, "no"),
-    "SketchReady": messages.SketchReady(1, "00" * 32),
-    "PayloadReady": messages.PayloadReady(1, "00" * 32),
-    "Checked": messages.Checked(1, True, "", ""),
-    "Applied": messages.Applied(1),
+REPLIES: dict[str, Reply] = {
+    "Opened": Opened(1, 10, 100, RunPhase.TRAIN),
+    "Unavailable": Unavailable(1, "no"),
+    "SketchReady": SketchReady(1, "00" * 32),
+    "PayloadReady": PayloadReady(1, "00" * 32),
+    "Checked": Checked(1, True, "", ""),
+    "Applied": Applied(1),
 }
 IN_TURN = {
     "Opened": {MeetingState.OPENING},
@@ -65,7 +81,7 @@ MESSAGES: dict[str, Callable[[Seat], Message]] = {
     "Committed": lambda seat: Committed(seat.meeting.pairing.meeting_id or bytes(16)),
     "Resolve": lambda seat: Outcome(bytes(16), Decision.UNKNOWN),
 }
-FITS = {  # the partner may be a step ahead
+FITS = {  # the partner may be one state ahead
     "Hello": {(True, MeetingState.GREETING)},
     "Chunk": {
         (side, state) for side in (True, False) for state in (MeetingState.PREPARING, MeetingState.SKETCHING, MeetingState.EXCHANGING)
@@ -97,47 +113,47 @@ def expected_message(name: str, initiates: bool, state: MeetingState) -> Reactio
 
 def expected_event(kind: type, initiates: bool, state: MeetingState) -> Reaction:
     awaits_decision = state is MeetingState.IN_DOUBT or (state is MeetingState.JUDGING and not initiates)
-    if kind is on.Started:
+    if kind is Started:
         return GOES_ON if state is MeetingState.OPENING else IMPOSSIBLE
-    if kind is on.Connected:
+    if kind is Connected:
         return GOES_ON if state is MeetingState.CONNECTING else IMPOSSIBLE
-    if kind in (on.Journaled, on.NotJournaled):
+    if kind in (Journaled, NotJournaled):
         if state is not MeetingState.RECORDING:
             return IMPOSSIBLE
-        return MeetingOutcome.ABANDONED if kind is on.NotJournaled and initiates else GOES_ON
-    if kind is on.Resolved:
+        return MeetingOutcome.ABANDONED if kind is NotJournaled and initiates else GOES_ON
+    if kind is Resolved:
         return MeetingOutcome.FAILED if state is MeetingState.IN_DOUBT else IGNORED if state in DECIDED else IMPOSSIBLE
-    if kind is on.TrainerGone:
+    if kind is TrainerGone:
         return IGNORED if state in (MeetingState.RECORDING, MeetingState.CONFIRMING) else MeetingOutcome.ABANDONED
     if state in DECIDED:
         return MeetingOutcome.COMPLETED if state is MeetingState.CONFIRMING else IGNORED
-    if kind is on.PartnerBroke:
+    if kind is PartnerMalformed:
         return MeetingOutcome.MISBEHAVED
-    if kind is on.Stopped:
+    if kind is Stopped:
         return IGNORED if awaits_decision else MeetingOutcome.ABANDONED
-    if kind is on.PartnerGone:
+    if kind is PartnerGone:
         return IGNORED if state is MeetingState.IN_DOUBT else GOES_ON if awaits_decision else MeetingOutcome.FAILED
-    assert kind is on.DeadlinePassed
+    assert kind is DeadlinePassed
     if awaits_decision:
         return MeetingOutcome.FAILED if state is MeetingState.IN_DOUBT else GOES_ON
     return MeetingOutcome.ABANDONED if state in OWN_TURN else MeetingOutcome.FAILED
 
 
-EVENTS: dict[type, Callable[[Seat], on.Event]] = {
-    on.Started: lambda seat: on.Started(),
-    on.Connected: lambda seat: on.Connected(),
-    on.PartnerGone: lambda seat: on.PartnerGone(),
-    on.PartnerBroke: lambda seat: on.PartnerBroke(BadMessage("garbage")),
-    on.Resolved: lambda seat: on.Resolved(Outcome(seat.meeting.pairing.meeting_id or bytes(16), Decision.DROPPED)),
-    on.Journaled: lambda seat: on.Journaled(),
-    on.NotJournaled: lambda seat: on.NotJournaled("no space left"),
-    on.DeadlinePassed: lambda seat: on.DeadlinePassed(),
-    on.TrainerGone: lambda seat: on.TrainerGone(),
-    on.Stopped: lambda seat: on.Stopped("leaving", RefusalCode.LEAVING),
+EVENTS: dict[type, Callable[[Seat], Event]] = {
+    Started: lambda seat: Started(),
+    Connected: lambda seat: Connected(),
+    PartnerGone: lambda seat: PartnerGone(),
+    PartnerMalformed: lambda seat: PartnerMalformed(BadMessage("garbage")),
+    Resolved: lambda seat: Resolved(Outcome(seat.meeting.pairing.meeting_id or bytes(16), Decision.DROPPED)),
+    Journaled: lambda seat: Journaled(),
+    NotJournaled: lambda seat: NotJournaled("no space left"),
+    DeadlinePassed: lambda seat: DeadlinePassed(),
+    TrainerGone: lambda seat: TrainerGone(),
+    Stopped: lambda seat: Stopped("leaving", RefusalCode.LEAVING),
 }
 
 
-def check(seat: Seat, event: on.Event, expected: Reaction) -> None:
+def check(seat: Seat, event: Event, expected: Reaction) -> None:
     before = seat.state
     if expected is IMPOSSIBLE:
         with pytest.raises(InvalidTransition) as bug:
@@ -153,20 +169,20 @@ def check(seat: Seat, event: on.Event, expected: Reaction) -> None:
     if expected == IGNORED:
         assert commands == [] and seat.state is before
     else:
-        assert commands or seat.state is not before or isinstance(event, on.PartnerSent)
+        assert commands or seat.state is not before or isinstance(event, PartnerSent)
 
 
 @pytest.mark.parametrize(("initiates", "state"), SEATS)
 @pytest.mark.parametrize("name", REPLIES)
 def test_replies(name: str, initiates: bool, state: MeetingState) -> None:
-    check(alone(state, initiates=initiates), on.TrainerAnswered(REPLIES[name]), expected_reply(name, initiates, state))
+    check(alone(state, initiates=initiates), TrainerAnswered(REPLIES[name]), expected_reply(name, initiates, state))
 
 
 @pytest.mark.parametrize(("initiates", "state"), SEATS)
 @pytest.mark.parametrize("name", MESSAGES)
 def test_messages(name: str, initiates: bool, state: MeetingState) -> None:
     seat = alone(state, initiates=initiates)
-    check(seat, on.PartnerSent(MESSAGES[name](seat)), expected_message(name, initiates, state))
+    check(seat, PartnerSent(MESSAGES[name](seat)), expected_message(name, initiates, state))
 
 
 @pytest.mark.parametrize(("initiates", "state"), SEATS)
@@ -177,16 +193,16 @@ def test_events(kind: type, initiates: bool, state: MeetingState) -> None:
 
 
 def test_no_event_is_left_out() -> None:
-    assert {*EVENTS, on.TrainerAnswered, on.PartnerSent} == set(get_args(on.Event))
+    assert {*EVENTS, TrainerAnswered, PartnerSent} == set(get_args(Event))
     replies: set[Any] = {type(reply) for reply in REPLIES.values()}
-    assert replies == set(get_args(messages.Reply)) - {messages.Written, messages.Adopted, messages.Pulled}
+    assert replies == set(get_args(Reply)) - {Written, Adopted, Pulled}
 
 
 @pytest.mark.parametrize("initiates", [True, False])
 def test_after_the_end_nothing_happens(initiates: bool) -> None:
     seat = alone(MeetingState.EXCHANGING, initiates=initiates)
-    seat.feed(on.PartnerGone())
+    seat.feed(PartnerGone())
     for make in EVENTS.values():
         assert seat.feed(make(seat)) == []
     for reply in REPLIES.values():
-        assert seat.feed(on.TrainerAnswered(reply)) == []
+        assert seat.feed(TrainerAnswered(reply)) == []

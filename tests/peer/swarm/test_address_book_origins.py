@@ -1,4 +1,4 @@
-"""A full book stays a mixed sample of a swarm that goes on: crowds push out their own, and who was met stays."""
+"""A full book stays a mixed sample of the swarm: identities of one origin replace each other, and partners stay."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def book(monkeypatch: pytest.MonkeyPatch) -> AddressBook:
 
 
 def at(number: int, address: str, bearer: int = 0) -> MemberRecord:
-    """Return somebody's record, who came by an invite of its own unless said otherwise."""
+    """Return a record with this address; by default with an invite of its own."""
     made = record(somebody(number))
     credential = Credential(ME.peer_id, None, somebody(bearer or 5000 + number).peer_id, made.expires_s, bytes(32), bytes(64), bytes(64))
     return replace(made, addresses=(address,), credential=credential)
@@ -37,17 +37,17 @@ def learn(book: AddressBook, records: list[MemberRecord]) -> set[MemberRecord | 
 HONEST = [at(number, f"/ip4/8.{number}.0.1/tcp/4001") for number in range(1, 11)]
 
 
-def test_keys_of_one_network_push_out_each_other(book: AddressBook) -> None:
+def test_identities_of_one_network_replace_each_other(book: AddressBook) -> None:
     kept = learn(book, [*HONEST, *(at(number, f"/ip4/6.6.{number}.1/tcp/1") for number in range(100, 200))])
     assert set(HONEST) <= kept and len(kept) == FULL
 
 
-def test_keys_of_one_invite_push_out_each_other_whatever_networks_they_name(book: AddressBook) -> None:
+def test_identities_of_one_invite_replace_each_other_whatever_networks_they_claim(book: AddressBook) -> None:
     kept = learn(book, [*HONEST, *(at(number, f"/ip4/{number}.7.0.1/tcp/1", bearer=4000) for number in range(20, 120))])
     assert set(HONEST) <= kept and len(kept) == FULL
 
 
-def test_without_crowds_the_oldest_gives_way_unless_it_was_met(book: AddressBook) -> None:
+def test_of_different_origins_the_oldest_is_replaced_unless_it_was_met(book: AddressBook) -> None:
     met = somebody(1).peer_id
     learn(book, HONEST)
     book.met(met, 0.2, 5)
@@ -57,7 +57,7 @@ def test_without_crowds_the_oldest_gives_way_unless_it_was_met(book: AddressBook
     assert left == {met}
 
 
-def test_who_does_not_answer_goes_first(book: AddressBook) -> None:
+def test_a_peer_that_failed_is_replaced_first(book: AddressBook) -> None:
     learn(book, [at(number, f"/ip4/9.{number}.0.1/tcp/1") for number in range(100, 100 + FULL)])
     book.failed(somebody(107).peer_id, 0.5)
     learn(book, HONEST[:1])

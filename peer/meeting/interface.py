@@ -1,0 +1,310 @@
+"""The interface of the meeting machine: what a side knows at the start, its states, the events it takes and the commands it returns."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from gossamer.peer.link.messages import MeetingRequest, Opened, Reply
+from gossamer.peer.swarm.membership import Membership
+from gossamer.protocol.errors import PeerMisbehaved, RefusalCode, Refused
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.messages.messages import Hello, Message, Outcome, Part, RunPhase
+from gossamer.protocol.messages.terms import FragmentTerms, check_hello
+
+# --------------------------------------------------------------------------- start
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """What a side knows before its meeting starts: enough to write its own Hello and to check the partner's."""
+
+    membership: Membership
+    partner: PeerId  # as the transport has authenticated it
+    fragment: int
+    nonce: bytes  # 16 fresh random bytes
+    now_s: float  # Unix time, for the expiry of credentials
+    partner_hello: Hello | None = None  # verified; None on the initiator's side
+    records: tuple[bytes, ...] = ()  # signed member records for peer exchange: our own, and other peers'
+    timeout_s: float = math.inf  # timeout for a silent partner, from earlier meetings; the run's deadline bounds it
+
+    @property
+    def fragment_terms(self) -> FragmentTerms:
+        """Return the sizes that the manifest implies for this meeting."""
+        return self.membership.terms.fragments[self.fragment]
+
+    def hello(self, opened: Opened) -> Hello:
+        """Write and sign this side's Hello. Raises Refused if the partner is in the last averaging and our own trainer is not."""
+        membership, sizes = self.membership, self.fragment_terms
+        hello = Hello(
+            protocol_version=membership.terms.protocol_version,
+            run_id=membership.terms.run_id,
+            sender=membership.identity.peer_id,
+            receiver=self.partner,
+            nonce=self.nonce,
+            partner_nonce=self.partner_hello.nonce if self.partner_hello else b"",
+            fragment=self.fragment,
+            codec=membership.terms.codec_id,
+            tokens=opened.tokens,
+            clock_steps=opened.clock_steps,
+            sketch_bytes=sizes.sketch_bytes,
+            payload_bytes=sizes.payload_bytes,
+            phase=self._phase(opened.phase),
+            credential=membership.credential,
+            records=self.records,
+        )
+        return hello.signed(membership.identity)
+
+    def _phase(self, own: RunPhase) -> RunPhase:
+        if self.partner_hello is None:
+            return own
+        if self.partner_hello.phase is RunPhase.FINISH and own is RunPhase.TRAIN:
+            raise Refused(RefusalCode.WRONG_PHASE, "still training")
+        return self.partner_hello.phase
+
+    def check_answer(self, answer: Hello, own: Hello) -> None:
+        """Raise Refused or PeerMisbehaved unless this is the partner's answer to our Hello."""
+        check_hello(answer, self.membership.terms, own.sender, self.partner, self.now_s, own_hello=own)
+
+
+def has_ended(hello: Hello, membership: Membership) -> bool:
+    """Tell whether the sender of a Hello has reached the end of the run, in either phase."""
+    return hello.phase is RunPhase.FINISH or hello.clock_steps >= membership.total_steps
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """What two Hellos fix for both sides."""
+
+    meeting_id: bytes  # 16 bytes; identifies the meeting on the wire and in both journals
+    seed: int  # of the codec
+    phase: RunPhase  # an ordinary outer step, or the last averaging
+
+
+def pairing(initiator: Hello, responder: Hello) -> Pairing:
+    """Derive the meeting's id and seed from the run, the fragment and both nonces."""
+    fragment = initiator.fragment.to_bytes(4, "little")
+    names = b"gossamer-meeting" + initiator.run_id + fragment + initiator.nonce + responder.nonce
+    meeting_id = hashlib.sha256(names).digest()[:16]
+    seed = int.from_bytes(hashlib.sha256(meeting_id + b"seed").digest()[:8], "little") & (2**63 - 1)
+    return Pairing(meeting_id, seed, initiator.phase)
+
+
+# --------------------------------------------------------------------------- states
+
+
+class Role(Enum):
+    """Which side of the meeting this is."""
+
+    INITIATOR = "initiator"  # connects, sends the first Hello, and decides
+    RESPONDER = "responder"
+
+
+class MeetingState(Enum):
+    """The state of one side of a meeting."""
+
+    OPENING = auto()  # own trainer snapshots the fragment
+    CONNECTING = auto()  # a stream to the partner is being opened (initiator only)
+    GREETING = auto()  # own Hello is sent (initiator only)
+    PREPARING = auto()  # own trainer forms the message
+    SKETCHING = auto()  # own sketch is sent, the partner's is incomplete
+    ENCODING = auto()  # own trainer encodes against the partner's sketch
+    COMMITTING = auto()  # own commitment is sent, the partner's is missing
+    EXCHANGING = auto()  # own payload is sent, the partner's is incomplete
+    CHECKING = auto()  # own trainer decodes and checks the partner's payload
+    JUDGING = auto()  # own verdict is known; the initiator waits for the partner's verdict, the responder for the decision
+    IN_DOUBT = auto()  # the stream broke before the decision arrived (responder only)
+    RECORDING = auto()  # the meeting counts; its journal record is being written
+    APPLYING = auto()  # own trainer takes the outer step
+    CONFIRMING = auto()  # the outer step is taken; the initiator waits for Committed
+    OVER = auto()
+
+
+DECIDED = (MeetingState.RECORDING, MeetingState.APPLYING, MeetingState.CONFIRMING)
+TRAINERS_TURN = (MeetingState.OPENING, MeetingState.PREPARING, MeetingState.ENCODING, MeetingState.CHECKING)
+UNHEARD = (MeetingState.OPENING, MeetingState.CONNECTING)  # on the initiator's side: the partner does not know of the meeting
+
+
+class Timer(Enum):
+    """How long a side waits before DeadlinePassed, and for what; `Meeting.seconds` gives the time."""
+
+    TRAINER = "the run's deadline"
+    CONNECT = "15 s, or 5 s for a familiar partner"
+    SILENCE = "a silence"  # a third of the run's deadline; less for a partner whose meetings are short
+    CHUNK = "a silence and the time of a chunk"
+    SKETCH = "a silence and the time of the sketch"
+    PAYLOAD = "a silence and the time of the payload"
+    DOUBT = "20 s"
+    SHORT_DOUBT = "two of the partner's timeouts, at most 20 s"
+    CONFIRM = "5 s"
+
+
+# --------------------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The meeting starts; a responder already has its stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerAnswered:
+    """Own trainer replied to the last AskTrainer."""
+
+    reply: Reply
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """The stream to the partner is open."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartnerSent:
+    """A well-formed frame arrived from the partner."""
+
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class PartnerGone:
+    """The stream ended, or could not be opened."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartnerMalformed:
+    """The partner sent a frame that is not a valid message."""
+
+    error: PeerMisbehaved
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """The partner answered AskDecision."""
+
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Journaled:
+    """The decision is on disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotJournaled:
+    """The decision could not be written to disk."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlinePassed:
+    """The last timer expired."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerGone:
+    """The link to own trainer broke."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """Our own node ends the meeting."""
+
+    reason: str
+    code: RefusalCode  # sent to the partner
+
+
+Event = (
+    Started | TrainerAnswered | Connected | PartnerSent | PartnerGone | PartnerMalformed | Resolved | Journaled | NotJournaled
+    | DeadlinePassed | TrainerGone | Stopped
+)  # fmt: skip
+
+# --------------------------------------------------------------------------- commands
+
+
+@dataclass(frozen=True, slots=True)
+class AskTrainer:
+    """Send a request to own trainer; TrainerAnswered or TrainerGone follows."""
+
+    request: MeetingRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """Open a stream to the partner; Connected or PartnerGone follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send one frame to the partner."""
+
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class SendPart:
+    """Send the file of own sketch or payload as chunks."""
+
+    part: Part
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Append bytes to the file of the partner's sketch or payload."""
+
+    part: Part
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class WriteJournal:
+    """Write to disk that the meeting counts; Journaled or NotJournaled follows."""
+
+    meeting_id: bytes
+    failed_blocks: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class AskDecision:
+    """Ask the partner on a new stream what it decided, until it answers; Resolved follows."""
+
+    meeting_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SetTimer:
+    """Report DeadlinePassed after this time; replaces the timer that is running."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class DropMeeting:
+    """Have own trainer release the fragment without an outer step."""
+
+
+class MeetingOutcome(Enum):
+    """How a meeting ended."""
+
+    COMPLETED = auto()  # it counts
+    BUSY = auto()  # one of the two is in another meeting
+    REFUSED = auto()  # by the partner, or its terms by us
+    GATED = auto()  # the partner's message failed our merge gate
+    MISBEHAVED = auto()  # the partner violated the protocol
+    FAILED = auto()  # because of the network or the partner
+    ABANDONED = auto()  # for a reason on our side: leaving, trainer or disk failed
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The meeting is over; always the last command."""
+
+    outcome: MeetingOutcome
+    reason: str
+    refusal: RefusalCode | None = None  # the partner's code, if it refused
+
+
+Command = AskTrainer | Connect | Send | SendPart | Store | WriteJournal | AskDecision | SetTimer | DropMeeting | Finish
