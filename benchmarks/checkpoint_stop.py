@@ -1,11 +1,11 @@
-"""How long a checkpoint stops the trainer: written at the step boundary, and copied there and written beside the inner steps; in one run.
+"""The time for which a checkpoint stops the trainer: written at the step boundary, or copied there and written beside the inner steps.
 
     python -m benchmarks.checkpoint_stop [--millions N] [--rounds N] [--json]
 
-A llama of about 125 million parameters with AdamW on the CPU, on the working directory's disk. `stop` is the wall time for which
-no inner step is made; `share` what that is of the time at the default interval of 60 s, and `interval` what the trainer makes of it
-(checkpoints may stop it for 1 % of its time, and be written in a tenth of it). Inner steps are timed beside a write and without one:
-that is what the writing takes from them. The aim is a share of at most 1 %.
+A llama of about 125 million parameters with AdamW on the CPU, on the working directory's disk. `stop` is the wall time without an inner
+step, `share` its share of the default interval of 60 s, and `interval` the interval that the trainer chooses from it (checkpoints may stop
+it for 1 % of its time, and be written in a tenth of it). Inner steps are timed with and without a concurrent write: the difference is what
+the writing costs them. The aim is a share of at most 1 %.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from pathlib import Path
 
 import torch
 
-from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.events import CheckpointSaved, Event
 from gossamer.peer.machine.home import Home
@@ -37,7 +36,7 @@ INTERVAL_S = 60.0
 
 
 def manifest(millions: float) -> Manifest:
-    """Return a job of about so many million parameters and small batches: 12 blocks and an embedding of 32,000."""
+    """Return a job of about this many million parameters with small batches: 12 blocks and an embedding of 32,000."""
     width = 64 * max(1, round((millions / 110) ** 0.5 * 12))
     model = {
         "hidden_size": width, "intermediate_size": 64 * round(width * 8 / 3 / 64), "num_hidden_layers": 12,
@@ -51,11 +50,11 @@ def build(job: Manifest, folder: Path) -> Replica:
     """Build a replica in a folder."""
     draw = Draw(0, b"me", job.inner.batch_size, job.inner.sequence_length)
     corpus = load_corpus(job.data, load_tokenizer(job.tokenizer), draw, None, folder)
-    return Replica(job, build_model(job.model, 0), corpus, PayloadFolder(folder / "payloads"), 0, lambda event: None)
+    return Replica(job, build_model(job.model, 0), corpus, 0, lambda event: None)
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Return how long something takes."""
+    """Return the duration of a call."""
     start_s = time.monotonic()
     work()
     return time.monotonic() - start_s
@@ -75,12 +74,12 @@ class Figures:
 
     @property
     def interval_s(self) -> float:
-        """How often the trainer saves at most."""
+        """Return the shortest interval at which the trainer saves."""
         return max(INTERVAL_S, self.copy_stop_s / STOP_SHARE, min(self.write_s / WRITE_SHARE, LONGEST_S))
 
 
 def measure(job: Manifest, rounds: int, folder: Path) -> Figures:
-    """Save in both ways, in turns."""
+    """Save in both ways, alternating."""
     replica, told = build(job, folder), list[Event]()
     home = Home(folder / "home")
     home.create()

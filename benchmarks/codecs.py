@@ -1,4 +1,4 @@
-"""How fast the codecs are, beside a plain memory copy in the same run, and what they lose.
+"""Speed and error of the codecs, beside a plain memory copy in the same run.
 
     python -m benchmarks.codecs [--values N] [--threads T] [--device cuda] [--spread S] [NAME ...]
 
@@ -20,7 +20,7 @@ from gossamer.optim.codecs.packings import blocks, code_bytes, num_blocks, pack_
 
 
 class PlainInt4(Packing):
-    """The yardstick: 4-bit codes against the largest magnitude of blocks of 128, and nothing else."""
+    """The reference: plain 4-bit codes relative to the largest magnitude of blocks of 128."""
 
     name = "int4 (yardstick)"
     wire_id = -1
@@ -45,7 +45,7 @@ class PlainInt4(Packing):
 
 
 def best_seconds(work: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """Return the shortest of several runs, after one to warm up."""
+    """Return the shortest of several runs after a warm-up."""
     times = []
     for _ in range(repeats + 1):
         _wait(device)
@@ -84,7 +84,7 @@ def measure(coder: Codec, pair: tuple[Tensor, Tensor], repeats: int) -> dict[str
 
 
 def copies(values: Tensor, repeats: int) -> tuple[float, float]:
-    """Return the GB/s of a copy into memory in use, and into memory just asked for."""
+    """Return the GB/s of a copy into used memory, and into newly allocated memory."""
     target = torch.empty_like(values)
     gigabytes = 4e-9 * values.numel()
     used = gigabytes / best_seconds(lambda: target.copy_(values), values.device, repeats)

@@ -1,12 +1,12 @@
-"""What the directory costs a peer, and what it is worth, in a swarm of any size, with liars and with peers that cannot be called.
+"""Cost and quality of the directory in a swarm of any size, with malicious peers and with peers that accept no connections.
 
     python -m benchmarks.directory [--members 60,300] [--liars 1] [--reachable 1.0] [--settle 60] [--seconds 60]
 
-The real directory, presence and address book in virtual time over calls in memory, 50 ms each way. A liar is a member that names only
-members which are not there, as near to the place asked for as 200 minted keys allow, and holds nothing. Prints the bytes of a peer in a
-second, sent and received, those of the door by which all came apart; the share of announcements that half or more of the eight nearest
-honest members hold; the share of looks that bring eight live members or more; and how many members a newcomer knows after 10 s. A minute
-for 60 members, ten for 300, a quarter of an hour and more for 1,000, who come ten a second.
+The real directory, presence and address book in virtual time over calls in memory, 50 ms each way. A malicious member names only members
+that do not exist, as close to the requested place as 200 generated keys allow, and stores nothing. Prints the bytes per second that a
+peer sends and receives, and those of the bootstrap node; the share of announcements that half or more of the eight nearest honest members
+store; the share of look-ups that return eight live members or more; and the number of members that a new peer knows after 10 s. One minute
+for 60 members, ten for 300, a quarter of an hour or more for 1,000, of which ten join per second.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ENOUGH = 8
 
 @dataclass
 class Count:
-    """What came of announcements and looks."""
+    """Outcomes of announcements and look-ups."""
 
     stored: list[bool] = field(default_factory=list)
     looked: list[bool] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Member(Seat):
         self.swarm: list[Member] = []
 
     async def announce(self, record: MemberRecord) -> None:
-        """Announce, and see who holds it."""
+        """Announce, and check which members store it."""
         try:
             await self.directory.announce(record)
         except GossamerError:
@@ -69,16 +69,16 @@ class Member(Seat):
         self.count.stored.append(2 * sum(self.peer_id in other.holds for other in by_place) >= len(by_place))
 
     async def members(self) -> list[MemberRecord]:
-        """Look, and see who of those is there."""
+        """Look up members, and check which of them are alive."""
         found = await self.directory.members()
         there = {other.peer_id for other in self.swarm if other.life.is_up}
         self.count.looked.append(sum(record.peer_id in there for record in found) >= min(ENOUGH, len(there) - 1))
         return found
 
     async def live(self) -> None:
-        """Be there."""
+        """Run until cancelled."""
         if self.is_liar:
-            self.lie()
+            self.misbehave()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.presence.run())
             tasks.create_task(self._pulse())
@@ -93,7 +93,7 @@ class Member(Seat):
 
 
 async def measure(members: int, liars: int, reachable: float, settle_s: float, seconds: float) -> None:
-    """Play one swarm and print what it cost and was worth."""
+    """Run one swarm and print its cost and quality."""
     rng, network = random.Random(1), MemoryNetwork(1, Link(latency_s=0.025, jitter_s=0.05))
     swarm = [Member(network, number, number == 0 or rng.random() < reachable) for number in range(members)]
     for liar in [member for member in swarm[1:] if member.is_open][:liars]:

@@ -1,16 +1,16 @@
-"""What the directory costs a peer in swarms of up to a million: the real walk over members of whom nothing but their places is made.
+"""Cost of the directory for a peer in swarms of up to a million: the real walk over members that are only places.
 
     python -m benchmarks.directory_scale [--real 60,300] [--members 60,300,1000,100000,1000000] [--walks 100]
 
-First the anchor: whole members of the real directory (see directory.py) in virtual time, two minutes after the last has come: how many
-calls a walk takes, and what a call weighs. Then the model, of a swarm that has been there for long: each member knows eight at random of
-those whose places differ from its own in the same first bit, or all where there are fewer, and holds the records of the eight nearest.
-The walk, the sizes of answers and the times between two walks are the directory's own; of the model's members none begins a walk with a
-record that it need not be told again, which is the dearest case.
+First the reference: complete members of the real directory (see directory.py) in virtual time, two minutes after the last has joined:
+number of calls per walk, bytes per call. Then the model of a swarm in its steady state: each member knows eight random members of those
+whose places differ from its own in the same first bit, or all if there are fewer, and stores the records of the eight nearest. The walk,
+the sizes of answers and the intervals between walks are those of the real directory. In the model a walk never starts with a known record,
+which is the most expensive case.
 
-Printed: calls of a look and of a walk home, and the records told on it, for others are named by their gists; the share of both that end at
-the very nearest; kB that a peer sends and receives in a second where all can be called; and what each of those carries who can be called
-where these are one in ten, for all others' calls end there.
+Printed: calls of a look-up and of a walk to the own place, and the records received on it (others are named by their gists); the share of
+both that end at the nearest members; kB per second that a peer sends and receives if all accept connections; and kB per second of the
+peers that accept connections if one in ten does, because all calls end there.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.libp2p.directory import HOME_S, LEAVE_S, MIX_S, MIXED, MOST_CALLS, NUM_HOLDERS, NUM_LOOKED_AT
 from gossamer.protocol.libp2p.kademlia import NAMED, NAMED_TOO
 from gossamer.protocol.libp2p.neighbours import BUCKET, nearest, place_of
-from gossamer.protocol.libp2p.record_store import split_answer
+from gossamer.protocol.libp2p.record_store import split_reply
 from gossamer.protocol.libp2p.walk import Walk
 from gossamer.protocol.memory import virtual_time
 from gossamer.protocol.memory.conversation import FRAMING_BYTES, Link
@@ -51,7 +51,7 @@ HEAD = "members      of  calls of a look  records  of a walk home  records  at t
 
 @dataclass
 class Weights:
-    """Bytes of calls, both ways, by their kind; those of records that an answer tells stand apart."""
+    """Bytes of calls, both ways, by kind; records in answers are counted apart."""
 
     num_bytes: Counter[str] = field(default_factory=Counter)
     calls: Counter[str] = field(default_factory=Counter)
@@ -61,7 +61,7 @@ class Weights:
         return self.num_bytes[kind] / max(1, self.calls[kind])
 
     def weigh(self, member: Member) -> None:
-        """Weigh what is asked of a member from now on."""
+        """Count the bytes of calls to a member from now on."""
         for name, (handler, kind) in member.life.calls.items():
             member.life.calls[name] = self._weighed(name.rpartition("_")[2], handler), kind
 
@@ -78,12 +78,12 @@ class Weights:
 
 
 def _records_in(response: Any) -> list[bytes]:
-    return [told for told in split_answer(response.results[0].value) if len(told) > GIST_BYTES]
+    return [told for told in split_reply(response.results[0].value) if len(told) > GIST_BYTES]
 
 
 @dataclass
 class Walks:
-    """What walks took: calls, and records told, of each."""
+    """Calls and received records of each walk."""
 
     looks: list[tuple[int, int]] = field(default_factory=list)
     homes: list[tuple[int, int]] = field(default_factory=list)
@@ -92,7 +92,7 @@ class Walks:
     async def both(
         self, ask_towards: Callable[[int], Ask], first: list[Any], me: PeerId, place: int, truly: Callable[[int, int], Any]
     ) -> None:
-        """Take one look at a place and one walk home; `truly` names the peers that are nearest."""
+        """Look up a place and walk to the own one; `truly` names the nearest peers."""
         for took, towards, num in ((self.looks, place, NUM_LOOKED_AT), (self.homes, place_of(me), NUM_HOLDERS)):
             asked, told, ask = list[Any](), set[PeerId](), ask_towards(towards)
 
@@ -125,7 +125,7 @@ def _weight(calls: float, told: float, weights: Weights) -> float:
 
 
 async def real(num_members: int, num_walks: int, weights: Weights) -> Walks:
-    """Walk among real members."""
+    """Measure walks among real members."""
     rng, network = random.Random(1), MemoryNetwork(1, Link(latency_s=0.025, jitter_s=0.05))
     swarm, walks = list[Member](), Walks()
     tasks = []
@@ -143,7 +143,7 @@ async def real(num_members: int, num_walks: int, weights: Weights) -> Walks:
         return sorted((member.peer_id for member in swarm), key=lambda peer: place_of(peer) ^ place)[:num]
 
     for member in rng.choices(swarm, k=num_walks):
-        protocol = member.directory._protocol
+        protocol = member.directory.protocol
         await walks.both(
             lambda place, protocol=protocol: functools.partial(protocol.call_find, place=place),  # type: ignore[misc]
             protocol.neighbours.all(), member.peer_id, rng.getrandbits(PLACE_BITS), truly,
@@ -160,7 +160,7 @@ class Place:
 
 
 class Model:
-    """So many members, in the order of their places."""
+    """Members of the model, in the order of their places."""
 
     def __init__(self, num_members: int) -> None:
         peers = [PeerId(PREFIX + number.to_bytes(32, "little")) for number in range(1, num_members + 1)]
@@ -170,7 +170,7 @@ class Model:
         self.known = functools.lru_cache(1 << 16)(self._known)
 
     def among(self, start: int, size: int) -> range:
-        """Return whose places lie from `start` on."""
+        """Return the members whose places begin at `start`."""
         return range(bisect_left(self._places, start), bisect_left(self._places, start + size))
 
     def _known(self, peer: PeerId) -> list[Place]:
@@ -184,19 +184,19 @@ class Model:
         return known
 
     def truly(self, place: int, num: int) -> list[PeerId]:
-        """Return those that are the nearest of all."""
+        """Return the nearest of all members."""
         bit = next(bit for bit in range(PLACE_BITS + 1) if len(self.among((place >> bit) << bit, 1 << bit)) >= min(num, len(self.peers)))
         near = [self.peers[index].peer for index in self.among((place >> bit) << bit, 1 << bit)]
         return sorted(near, key=lambda peer: place_of(peer) ^ place)[:num]
 
     async def named(self, held: Place, place: int) -> list[Any]:
-        """Answer as a member does: neighbours, and others who have left their records, near a place."""
+        """Answer as a member does: neighbours, and members whose records it stores, near a place."""
         known: list[Any] = nearest(self.known(held.peer), place, NAMED)  # type: ignore[arg-type]
         left: list[Any] = [Place(peer) for peer in self.truly(place_of(held.peer), NUM_HOLDERS) if peer != held.peer]
         return [*known, *nearest([one for one in left if one not in known], place, NAMED_TOO)]
 
     async def walk(self, num_walks: int) -> Walks:
-        """Walk among them."""
+        """Measure walks among the members."""
         rng, walks = random.Random(1), Walks()
         for one in rng.choices(self.peers, k=num_walks):
             ask_towards = lambda place: functools.partial(self.named, place=place)  # noqa: E731

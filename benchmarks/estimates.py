@@ -1,11 +1,11 @@
-"""What a line means for models of real size: joining, meetings, bytes a day, and the memory that they need; from the code that peers use.
+"""Estimates for models of real size on a line: joining, meetings, bytes per day, and memory; computed by the code of real peers.
 
     python -m benchmarks.estimates [--step-seconds S] [--json]
 
-Nothing is fetched, made or trained: the models' shapes alone, cut as a manifest's defaults say, with `modulo4` and AdamW. All lines are
-symmetrical, and all peers have the same one. `join` is the time until a newcomer meets with weight, `apart` the shortest mean countdown
-that the line carries in half of its time, `a day` what is sent in that time (and as much received). Where that is more than half of the
-line, the longest countdown (1000 steps) is not long enough: such a peer meets seldom and late. One run alone:
+Nothing is downloaded, built or trained: only the shapes of the models, cut as in a default manifest, with `modulo4` and AdamW. All lines
+are symmetrical, and all peers have the same one. `join` is the time until a new peer meets with a weight above 0. `apart` is the shortest
+mean countdown that the line carries in half of its time, `a day` the bytes sent in a day at that countdown (as many are received). If that
+exceeds half of the line, the longest countdown (1000 steps) is too short: such a peer meets rarely and late. For one run:
 `peer simulate --network MANIFEST --bandwidth MBIT`.
 """
 

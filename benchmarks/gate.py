@@ -1,12 +1,12 @@
-"""What the merge gate refuses: of honest swarms, which should be nothing, and of one peer in five that means no good.
+"""What the merge gate refuses: of honest swarms, where it should be nothing, and of one malicious peer in five.
 
     python -m benchmarks.gate [honest | hostile | both] [--seeds N ...] [--only NAME ...]
 
-Honest swarms: four peers with Muon, real meetings with `modulo4`, in whatever lets them be far apart. `longest` is the longest gap in the
-gate's limits: above 1 it was refused. `left` is the least that an allowance fell to, in lengths of the weights.
-Hostile ones: five peers of equal speed, and after 40 of 80 steps the last one sends, at each meeting, what its row says instead of its
-weights. `tried` counts these meetings, `merged` those that the honest side let pass; `loss` is that of the honest peers at the end, `worse`
-how much that is above the same swarm's whose fifth peer meets nobody from then on. Three minutes of a core for each table and seed.
+Honest swarms: four peers with Muon, real meetings with `modulo4`, under conditions that drive them apart. `longest` is the largest gap
+relative to the gate's limit: above 1 it was refused. `left` is the smallest allowance, in lengths of the weights.
+Hostile swarms: five peers of equal speed; after 40 of 80 steps the last one sends, at each meeting, what its row says instead of its
+weights. `tried` counts these meetings, `merged` those that the honest side accepted. `loss` is that of the honest peers at the end, `worse`
+its difference to the same swarm whose fifth peer meets nobody from then on. Three minutes of a core for each table and seed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Paused = Callable[[Fraction, int], bool]  # (now, peer): it makes no steps
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """A swarm's settings, and what befalls it."""
+    """A swarm's settings, and its disturbance."""
 
     settings: str
     apart: Apart = lambda now, one, other: False
@@ -59,17 +59,17 @@ class Trouble:
 
 
 def alone(who: int, start: int, stop: int) -> Apart:
-    """Keep one peer from all others for a while; it trains on."""
+    """Separate one peer from all others for a while; it continues to train."""
     return lambda now, one, other: start <= now < stop and (one == who) != (other == who)
 
 
 def split(start: int, stop: int) -> Apart:
-    """Keep the first two peers from the others for a while."""
+    """Separate the first two peers from the others for a while."""
     return lambda now, one, other: start <= now < stop and (one < 2) != (other < 2)
 
 
 def paused(who: set[int], start: int, stop: int) -> Paused:
-    """Let peers make no steps for a while."""
+    """Stop the steps of some peers for a while."""
     return lambda now, peer: start <= now < stop and peer in who
 
 
@@ -97,23 +97,23 @@ HONEST: Mapping[str, Trouble] = {
 
 
 class Parted:
-    """A matcher to whom two peers that are apart seem too far apart to meet."""
+    """A matcher that never pairs separated peers."""
 
     def __init__(self, inner: Matcher, apart: Apart) -> None:
         self._inner = inner
         self._apart = apart
 
     def arrange(self, now: Fraction, arrived: Sequence[int], floor: Floor) -> None:
-        """Arrange what can be."""
+        """Arrange the meetings of peers that are not separated."""
         self._inner.arrange(now, arrived, Walls(floor, partial(self._apart, now)))
 
     def done(self, peer: int, fragment: int) -> None:
-        """Pass it on."""
+        """Forward to the real matcher."""
         self._inner.done(peer, fragment)
 
 
 class Walls:
-    """A floor with walls between peers."""
+    """A floor on which some peers are separated."""
 
     def __init__(self, floor: Floor, apart: Callable[[int, int], bool]) -> None:
         self.is_free = floor.is_free
@@ -123,12 +123,12 @@ class Walls:
         self._apart = apart
 
     def clock_gap(self, one: int, two: int) -> int:
-        """Return the clocks' distance, and one that is too far through a wall."""
+        """Return the difference of the global steps; for separated peers one that is too large to meet."""
         return 1 << 30 if self._apart(one, two) else self._floor.clock_gap(one, two)
 
 
 class WatchedGate(MergeGate):
-    """A gate that keeps what it has judged."""
+    """A gate that records its judgements."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,18 +136,18 @@ class WatchedGate(MergeGate):
         self.least_left = 2.0  # allowance, in lengths of the weights
 
     def judge(self, gap: float, own: Lengths) -> str:
-        """Judge, and take note."""
+        """Judge, and record it."""
         self.limits.append(gap / max(1e-9, self.limit(own)))
         return super().judge(gap, own)
 
     def accept(self, gap: float, own: Lengths) -> None:
-        """Accept, and take note."""
+        """Accept, and record it."""
         super().accept(gap, own)
         self.least_left = min(self.least_left, (self.state()["allowance"] or 0.0) / own.message)
 
 
 def train(trouble: Trouble, seed: int, intervene: Callable[[Fraction, Gossip], None] | None = None) -> tuple[Gossip, Population]:
-    """Train a swarm in its trouble; `intervene` may change it before each instant's meetings."""
+    """Train a disturbed swarm; `intervene` may change it before the meetings of each instant."""
     small = Manifest.checked({"model": {"config": Manifest().model.config | MODEL}})
     made: Scenario = scenario(small, dict(setting(text) for text in f"peers=4 {BASE} seed={seed} {trouble.settings}".split()))
     clones = dict(trouble.clones)
@@ -178,7 +178,7 @@ def train(trouble: Trouble, seed: int, intervene: Callable[[Fraction, Gossip], N
 
 
 def take_over(donor: PairPeer, joiner: PairPeer) -> None:
-    """Do what a joiner does with a donor's state."""
+    """Adopt a source's state as a joiner does."""
     for theirs, mine in zip(donor.fragments, joiner.fragments, strict=True):
         put(mine, theirs.slow, joiner)
         mine.replace(mine.slow, mine.momentum)
@@ -187,7 +187,7 @@ def take_over(donor: PairPeer, joiner: PairPeer) -> None:
 
 
 def put(fragment: FragmentState, values: Tensor, peer: PairPeer) -> None:
-    """Make these a fragment's slow and fast weights."""
+    """Set a fragment's slow and fast weights."""
     fragment.slow = values.clone()
     scatter(fragment.codec.fragment, fragment.slow, peer.replica.parameters)
 
@@ -196,16 +196,16 @@ def put(fragment: FragmentState, values: Tensor, peer: PairPeer) -> None:
 
 
 class OpenGate(MergeGate):
-    """A gate that refuses nothing, and counts."""
+    """A gate that accepts everything, and counts."""
 
     num_merged = 0
 
     def judge(self, gap: float, own: Lengths) -> str:
-        """Let it pass."""
+        """Accept every message."""
         return ""
 
     def accept(self, gap: float, own: Lengths) -> None:
-        """Count it."""
+        """Count the merge."""
         self.num_merged += 1
 
 
@@ -213,23 +213,23 @@ Lie = Callable[[FragmentState, Tensor], Tensor]  # what is sent instead of a fra
 
 
 def noise(size: float) -> Lie:
-    """Send an honest peer's weights with noise, in lengths of theirs."""
+    """Send an honest peer's weights plus noise, in lengths of the weights."""
     return lambda state, draw: state.fast() + draw * (size * state.fast().norm() / draw.norm())
 
 
 def flipped(times: float) -> Lie:
-    """Send an honest peer's progress back, so many times."""
+    """Send an honest peer's progress reversed and multiplied."""
     return lambda state, draw: state.slow - times * (state.fast() - state.slow)
 
 
 def foreign(trained: bool) -> Lie:
-    """Send weights of another model of the same size, or of such a thing's first step."""
+    """Send weights of another model of the same size, or a first step towards them."""
     return lambda state, draw: draw * (state.fast().norm() / draw.norm() if trained else 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Hostile:
-    """What the last of five peers does."""
+    """The behaviour of the last of five peers."""
 
     lie: Lie
     boasts: bool = False  # of more tokens than anybody trains, and of a clock as far ahead as may meet
@@ -254,7 +254,7 @@ FIVE = Trouble("peers=5 steps=80 inner_steps=5")
 
 
 def lie(liar: Hostile, draws: torch.Generator, now: Fraction, table: Gossip) -> None:
-    """Have the last peer hold what it wants to send."""
+    """Replace the last peer's weights by those that it sends."""
     if now < TURNS_AT:
         return
     honest, hostile = table.peers[0], table.peers[-1]
@@ -299,7 +299,7 @@ def print_hostile(name: str, seeds: Sequence[int]) -> None:
 
 @cache
 def losses_without(seed: int) -> list[float]:
-    """Return the losses of the four where the fifth peer is gone."""
+    """Return the losses of the four honest peers without the fifth."""
     return honest_losses(train(replace(FIVE, apart=alone(4, TURNS_AT, 80)), seed)[1])
 
 
@@ -309,7 +309,7 @@ def honest_losses(population: Population) -> list[float]:
 
 
 def main() -> None:
-    """Print the tables that were asked for."""
+    """Print the requested tables."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("table", nargs="?", choices=["honest", "hostile", "both"], default="both")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])

@@ -1,13 +1,13 @@
-"""All figures of a borrowed GPU in one command, at most nine minutes: one JSON line, and a table that people read.
+"""All figures of a GPU in one command, in at most nine minutes: one JSON line, and a table.
 
     python -m benchmarks.gpu [--device cuda] [--sizes 125M,350M,1.2B] [--seconds S] [--quality] [--without tests,meetings] [--out FILE]
 
-`speed`: tokens per second and MFU of our inner loop with each optimizer, beside a plain loop of torch (autocast, the whole model compiled,
-fused AdamW, the same batch); the aim is 90 % of it with AdamW, and an MFU of 40 % from 350 M on. `codec`: GB of f32 a second beside a copy
-on the same device; the aim is 25 %. `decode`: whether this device and the CPU decode the same payload bit for bit. `meetings`: two real
-peers on this one device meet over lines of 100 Mbit/s; the share of the time for which their trainers are blocked, checkpoints included;
-the aim is 1 %. `tests`: those that are marked for CUDA. `quality`, with `--quality`: what meeting in pairs costs in loss
-(benchmarks/quality.py), in the time that the rest leaves. On a CPU it runs as well, at sizes that a CPU can carry (`--sizes tiny`).
+`speed`: tokens per second and MFU of our inner loop with each optimizer, beside a plain torch loop (autocast, the whole model compiled,
+fused AdamW, the same batch); the aim is 90 % of it with AdamW, and an MFU of 40 % from 350 M on. `codec`: GB of f32 per second beside a
+copy on the same device; the aim is 25 %. `decode`: whether this device and the CPU decode the same payload bit for bit. `meetings`: two
+real peers on this device meet over lines of 100 Mbit/s; the share of time for which their trainers are blocked, checkpoints included; the
+aim is 1 %. `tests`: those that are marked for CUDA. `quality`, with `--quality`: what meeting in pairs costs in loss
+(benchmarks/quality.py), in the remaining time. It also runs on a CPU, at sizes for a CPU (`--sizes tiny`).
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ class Size:
         return Manifest.checked({"model": {"config": config}, "inner": inner, "run": {"total_steps": 10_000_000}})
 
     def corpus(self) -> ResidentCorpus:
-        """Return noise to train on."""
+        """Return a corpus of random tokens."""
         noise = torch.randint(0, self.vocabulary, (self.batch_size * (self.sequence_length + 1) * 4,)).numpy()
         return ResidentCorpus(Tokens(noise, noise, 1.0), Draw(0, b"me", self.batch_size, self.sequence_length))
 
     @property
     def step_tokens(self) -> int:
-        """Return the tokens of a step."""
+        """Return the number of tokens of a step."""
         return self.batch_size * self.sequence_length
 
 
@@ -92,13 +92,13 @@ SIZES: Final[Mapping[str, Size]] = {
 
 
 def finish(device: torch.device) -> None:
-    """Wait for what the device still does."""
+    """Wait until the device is idle."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def tokens_per_s(step: Callable[[], object], step_tokens: int, device: torch.device, seconds: float) -> float:
-    """Return how fast a step trains, after a few to warm up."""
+    """Return the tokens per second of a step, after a warm-up."""
     for _ in range(WARM_UP_STEPS):
         step()
     finish(device)
@@ -145,7 +145,7 @@ def plain_step(size: Size, device: torch.device) -> Callable[[], object]:
 
 
 def speed(name: str, device: torch.device, seconds: float) -> dict[str, Any]:
-    """Return tokens per second and MFU of both, one after the other on the same device."""
+    """Return tokens per second and MFU of both steps, one after the other on the same device."""
     size = SIZES[name]
     with torch.device("meta"):
         model = build_model(size.manifest("adamw").model, 0)
@@ -176,7 +176,7 @@ def codec_speed(device: torch.device, num_values: int) -> dict[str, Any]:
 
 
 def decodes_alike(device: torch.device, num_values: int) -> bool:
-    """Tell whether this device decodes what a CPU coded to the same bits as the CPU."""
+    """Return whether this device decodes a CPU's payload to the same bits as the CPU."""
     coder, gaps = codec("modulo4"), []
     own = 0.02 * torch.randn(num_values, generator=torch.Generator().manual_seed(0))
     other = own + 0.002 * torch.randn(num_values, generator=torch.Generator().manual_seed(1))
@@ -189,7 +189,7 @@ def decodes_alike(device: torch.device, num_values: int) -> bool:
 
 
 async def meetings(name: str, device: torch.device, seconds: float, folder: Path) -> dict[str, Any]:
-    """Have two real peers on the one device meet over shaped lines."""
+    """Run two real peers on one device that meet over shaped lines."""
     first, second = (BenchedPeer(folder / one, 0, devices=str(device), max_upload=LINE) for one in ("first", "second"))
     signed = first.found(SIZES[name].manifest("muon"))
     async with running(first):
@@ -211,7 +211,7 @@ def marked_tests() -> dict[str, Any]:
 
 
 def figures(given: argparse.Namespace) -> dict[str, Any]:
-    """Measure everything that was asked for."""
+    """Return all requested figures."""
     began_s, device = time.monotonic(), torch.device(given.device)
     keep_products_exact()
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
@@ -233,7 +233,7 @@ def figures(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def table(found: Mapping[str, Any]) -> str:
-    """Return the figures for people."""
+    """Return the figures as a table."""
     lines = [f"{found['device']}, torch {found['torch']}", f"{'':<8}{'':<14}{'tokens/s':>12}{'MFU':>8}{'of plain':>10}"]
     for size, row in found["speed"].items():
         for way, rate in row["tokens_per_second"].items():
@@ -253,7 +253,7 @@ def table(found: Mapping[str, Any]) -> str:
 
 
 def options() -> argparse.ArgumentParser:
-    """Return what the command takes."""
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     has_gpu = torch.cuda.is_available()
     parser.add_argument("--device", default="cuda" if has_gpu else "cpu")

@@ -1,13 +1,13 @@
-"""How long it takes to join a run under way, by the line: from the first asking to the first meeting that counts.
+"""The time to join a running run, by line rate: from the first request to the first meeting that counts.
 
     python -m benchmarks.joining [--rates 2 5 20] [--alone 60] [--model 125M]
 
-A host of the demo's model, or of one of 125 million parameters (benchmarks/real_model.py), trains alone for so many steps, then one peer
-joins: real processes, each peer's on a core of their own, in a network namespace on a line of that rate both ways
-(benchmarks/side_by_side/network.py). As root, on a quiet machine of two cores; a minute or two a rate, and three with the large model
-(`--rates 100 20 --alone 20`). `state` is counted from the first asking until the weights are ours, `met` until a meeting counts to which
-the joiner brings tokens of its own, `aim` is 1.5 times what 2.6 bytes a parameter take on the line, and 5 s; `host`: its steps a second
-meanwhile over those before.
+A host of the demo's model, or of a model of 125 million parameters (benchmarks/real_model.py), trains alone for `--alone` steps, then a
+second peer joins. Real processes, each peer on a core of its own, in a network namespace on a line of that rate both ways
+(benchmarks/side_by_side/network.py). As root, on an idle machine of two cores; one to two minutes per rate, three with the large model
+(`--rates 100 20 --alone 20`). `state` is the time from the first request until the weights have arrived, `met` until the first counted
+meeting with tokens of the joiner, `aim` 1.5 times the time that 2.6 bytes per parameter take on the line, and 5 s. `host` is the host's
+step rate meanwhile over its rate before.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ MODELS: Final[dict[str, Callable[[], Manifest]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """What one joining took."""
+    """The times of one join."""
 
     state_s: float
     met_s: float
@@ -60,7 +60,7 @@ class Joined:
 
 
 def join(manifest: Manifest, mbit_per_s: float, num_alone: int, folder: Path) -> Joined:
-    """Have a peer join a host on such lines. Raises TimeoutError when it does not come to a meeting, BadSettings for what cannot start."""
+    """Let a peer join a host on lines of this rate. Raises TimeoutError without a meeting, BadSettings for a peer that cannot start."""
     job = Job(num_peers=2, total_steps=STEPS)
     file = folder / "manifest.toml"
     file.write_text(manifest.to_toml())
@@ -85,7 +85,7 @@ def join(manifest: Manifest, mbit_per_s: float, num_alone: int, folder: Path) ->
 
 @contextmanager
 def core(number: int) -> Iterator[None]:
-    """Start what is started meanwhile on one core of this machine, another for each number: two peers are two machines."""
+    """Bind the processes started inside the context to core `number`: two peers stand for two machines."""
     cores = sorted(os.sched_getaffinity(0))
     if number >= len(cores):
         raise BadSettings(f"this needs a core for each peer, and has {len(cores)}", hint="run it on a machine with two")
@@ -97,12 +97,12 @@ def core(number: int) -> Iterator[None]:
 
 
 def aim_s(manifest: Manifest, mbit_per_s: float) -> float:
-    """Return what a joining should take at most on such a line."""
+    """Return the longest acceptable time of a join on a line of this rate."""
     return AIM_TIMES * AIM_BYTES * num_parameters(manifest.model) * 8 / (mbit_per_s * 1e6) + AIM_S
 
 
 def until(peer: RunningPeer, is_so: Callable[[], bool], within_s: float) -> None:
-    """Wait until something is so of a peer. Raises TimeoutError, RuntimeError for a peer that has ended."""
+    """Wait until a condition holds. Raises TimeoutError, or RuntimeError for a peer that has ended."""
     late_s = time.monotonic() + within_s
     while not is_so():
         peer.refresh()
@@ -114,19 +114,19 @@ def until(peer: RunningPeer, is_so: Callable[[], bool], within_s: float) -> None
 
 
 def has_met(peer: RunningPeer) -> bool:
-    """Tell whether a peer has come to such a meeting; its whole log is read only once there may be one."""
+    """Return whether a peer had such a meeting; reads its whole log only if it may have."""
     return peer.said.meetings["completed"] > 0 and met_at(list(read_events(peer.home.events))) is not None
 
 
 def met_at(events: Sequence[Event]) -> float | None:
-    """Return when a meeting first counted to which this peer brought tokens of its own; None as long as none did."""
+    """Return the time of the first counted meeting with tokens of this peer; None if there is none yet."""
     began = next((event.ts for event in events if isinstance(event, StepDone) and event.tokens_per_second), None)
     met = (event.ts for event in events if isinstance(event, MeetingDone) and event.outcome == "completed")
     return None if began is None else next((ts for ts in met if ts > began), None)
 
 
 def told(host: Sequence[Event], joiner: Sequence[Event], met: float) -> Joined:
-    """Sum up what both said; `met` is when the joiner's first meeting counted."""
+    """Summarize both peers' events; `met` is the time of the joiner's first counted meeting."""
     clones = [event for event in joiner if isinstance(event, StateCloned)]
     asked = clones[0].ts - clones[0].seconds
     before_s = max(BEFORE_S, met - asked)
@@ -135,7 +135,7 @@ def told(host: Sequence[Event], joiner: Sequence[Event], met: float) -> Joined:
 
 
 def rate(events: Sequence[Event], from_s: float, to_s: float) -> float:
-    """Return a peer's steps a second between two moments, each between two of its reports, about a second apart."""
+    """Return a peer's steps per second between two times, interpolated between its reports of about every second."""
     reports = [event for event in events if isinstance(event, StepDone) and event.tokens_per_second]
     from_s = max(from_s, reports[0].ts)
     before, after = np.interp((from_s, to_s), [report.ts for report in reports], [report.step for report in reports])

@@ -1,10 +1,10 @@
-"""One holder of an invite with many keys against four honest peers, in virtual time: how many take anything over, and what it costs them.
+"""A Sybil attack in virtual time: one holder of an invite with many keys against four honest peers.
 
     python -m benchmarks.many_keys [--keys 6,100] [--attacks random,clone,result] [--seeds 0,1,2,3]
 
-Real node and trainer of each peer, a tiny model, 30 s of attack after 40 steps. The keys came by the honest peers' invite, or by one of
-their own. Aim: nobody takes over weights, no clock runs ahead, the run does not end, and over the seeds the loss of the honest peers' mean
-is at most 1 % higher.
+Real node and trainer of each peer, a tiny model, 30 s of attack after 40 steps. The keys use the honest peers' invite, or one of their
+own. Aim: no honest peer adopts weights, no global step runs ahead, the run does not end, and over the seeds the loss of the honest peers'
+mean is at most 1 % higher.
 """
 
 from __future__ import annotations

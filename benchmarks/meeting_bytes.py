@@ -1,10 +1,10 @@
-"""What a meeting moves beside what its codec says: the overhead of greeting, hashes, signatures, framing and HTTP/2.
+"""Bytes of a meeting beside those of its codec: the overhead of greeting, hashes, signatures, framing and HTTP/2.
 
     python -m benchmarks.meeting_bytes [--codec NAME] [--steps N]
 
-Two real peers of the demo job on this machine. `codec` is sketch and payload of a fragment, one way, as the codec's table says;
-`stream` is what the peer's frames of completed meetings came to (their events say), `tunnel` adds the HTTP/2 framing of as many bytes
-through a real libp2p tunnel between two nodes. The target is less than 2 % above `codec`.
+Two real peers of the demo's model on this machine. `codec` is sketch and payload of a fragment, one way, by the codec's definition.
+`stream` is the size of the peer's frames in completed meetings, from its events. `tunnel` adds the HTTP/2 framing of as many bytes through
+a real libp2p tunnel between two nodes. The aim is less than 2 % above `codec`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gossamer.peer.model.plan import fragment_codecs
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.libp2p.node import Libp2pNode
 from gossamer.protocol.libp2p.p2pd import DaemonSettings
-from gossamer.protocol.libp2p.record_store import RecordShelf
+from gossamer.protocol.libp2p.record_store import RecordStore
 from gossamer.protocol.limits import CHUNK_BYTES
 from gossamer.protocol.messages.messages import Chunk, Part
 from gossamer.protocol.run.manifest import SignedManifest
@@ -59,7 +59,7 @@ def meetings(folder: Path, codec: str, steps: int) -> dict[int, tuple[int, list[
 
 
 async def tunnel_overhead(num_bytes: int, folder: Path) -> int:
-    """Send this many bytes in chunks from one node to another; return what went into the tunnel beyond the frames."""
+    """Send this many bytes in chunks from one node to another; return the bytes in the tunnel beyond the frames."""
     done = asyncio.Event()
 
     async def drain(purpose: Purpose, stream: Stream) -> None:
@@ -70,8 +70,8 @@ async def tunnel_overhead(num_bytes: int, folder: Path) -> int:
             received += len(message.data)
         done.set()
 
-    async with Libp2pNode(_settings(folder, "a"), RecordShelf(bytes(32)), drain) as receiver, \
-            Libp2pNode(_settings(folder, "b"), RecordShelf(bytes(32)), drain) as sender:  # fmt: skip
+    async with Libp2pNode(_settings(folder, "a"), RecordStore(bytes(32)), drain) as receiver, \
+            Libp2pNode(_settings(folder, "b"), RecordStore(bytes(32)), drain) as sender:  # fmt: skip
         stream = await sender.connect(receiver.peer_id, receiver.addresses, Purpose.MEET)
         for offset in range(0, num_bytes, CHUNK_BYTES):
             await stream.send(Chunk(Part.PAYLOAD, offset, bytes(min(CHUNK_BYTES, num_bytes - offset))))

@@ -1,12 +1,12 @@
-"""What a meeting costs in processor time: two real peers meet as fast as they can, and each process says what it has used.
+"""Processor time of a meeting: two real peers meet as often as possible, and each process reports its processor time.
 
     python -m benchmarks.meeting_cost [--seconds S] [--json]
 
-Two real peers on loopback (supervisor, node, p2pd, trainer), the demo's model in three fragments; only their inner steps are asleep
-(stepless_trainer.py). First a calm window, in which nobody meets, then one in which every fragment is due again at once. A row is the
-processor time (user and system) that a process used in the second window beyond its rate in the first, over the meetings that counted,
-each of which both sides take part in. `coding` is what coding alone costs, measured here in the same run: so much no transport can save,
-and by it runs on different machines compare. The aim for a small meeting is under 10 ms a side.
+Two real peers on loopback (supervisor, node, p2pd, trainer) with the demo's model in three fragments; only their inner steps sleep
+(stepless_trainer.py). The first window has no meetings; in the second, every fragment is due again at once. A row is the processor time
+(user and system) of a process in the second window beyond its rate in the first, per counted meeting, in which both sides take part.
+`coding` is the cost of coding alone, measured in the same run: no transport can save it, and it makes runs on different machines
+comparable. The aim for a small meeting is less than 10 ms per side.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FRAGMENT_MB = 0.16  # three of the default model
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """Processor seconds of each part of a peer so far, and the meetings it has held, at one moment."""
+    """Processor seconds of each part of a peer and its number of meetings, at one time."""
 
     at_s: float
     seconds: Mapping[str, float]
@@ -52,7 +52,7 @@ class Used:
 
     @classmethod
     def of(cls, peer: BenchedPeer) -> Used:
-        """Look now."""
+        """Return the current readings of a peer."""
         node, trainer = psutil.Process(peer.supervisor.pid(NODE)), peer.supervisor.pid(TRAINER)
         daemons = [child for child in node.children() if child.name() == "p2pd"]
         threads = threads_s(trainer)
@@ -73,7 +73,7 @@ def threads_s(pid: int) -> dict[int, float]:
 
 
 def cost_ms(calm: tuple[Used, Used], busy: tuple[Used, Used]) -> dict[str, float]:
-    """Return milliseconds per meeting of each part, beyond what it uses anyway: the trainer's own thread a step, the others a second."""
+    """Return milliseconds per meeting of each part beyond its idle rate, per step for the trainer's thread, per second for the others."""
     num_meetings = busy[1].meetings - busy[0].meetings
     costs = {}
     for part in PARTS:
@@ -86,7 +86,7 @@ def cost_ms(calm: tuple[Used, Used], busy: tuple[Used, Used]) -> dict[str, float
 
 
 def coding_ms(manifest: Manifest) -> float:
-    """Return what one side's coding of one fragment takes on one thread: sketch, encode, gap; mean over the fragments."""
+    """Return the milliseconds of one side's coding of a fragment on one thread: sketch, encode, gap; mean over the fragments."""
     torch.set_num_threads(1)
     model = build_model(manifest.model, 0)
     codecs = fragment_codecs(manifest, {name: tuple(parameter.shape) for name, parameter in model.named_parameters()})
@@ -113,7 +113,7 @@ def _coding_ms(codec: FragmentCodec) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What was measured; milliseconds of processor time, the mean of both sides."""
+    """The figures: milliseconds of processor time, mean of both sides."""
 
     meetings: int
     meetings_per_second: float
@@ -124,7 +124,7 @@ class Figures:
 
     @classmethod
     def of(cls, calm: tuple[list[Used], list[Used]], busy: tuple[list[Used], list[Used]], coding: float) -> Figures:
-        """Take the difference of the windows, each of two looks at both peers."""
+        """Return the difference of two windows, each of two readings of both peers."""
         sides = [cost_ms((calm[0][side], calm[1][side]), (busy[0][side], busy[1][side])) for side in (0, 1)]
         calm_s = calm[1][0].at_s - calm[0][0].at_s
         idle = {part: sum(calm[1][side].seconds[part] - calm[0][side].seconds[part] for side in (0, 1)) / 2 for part in PARTS}
@@ -140,7 +140,7 @@ class Figures:
 
 
 async def measure(folder: Path, seconds: float) -> Figures:
-    """Have two peers meet for so many seconds."""
+    """Let two peers meet for some seconds."""
     first, second = BenchedPeer(folder / "first", 1), BenchedPeer(folder / "second", 1)
     peers = (first, second)
     for peer in peers:
@@ -161,7 +161,7 @@ async def measure(folder: Path, seconds: float) -> Figures:
 
 
 async def window(peers: tuple[BenchedPeer, BenchedPeer], seconds: float) -> tuple[list[Used], list[Used]]:
-    """Look, wait, look again."""
+    """Return readings before and after a window."""
     before = [Used.of(peer) for peer in peers]
     await asyncio.sleep(seconds)
     return before, [Used.of(peer) for peer in peers]

@@ -1,9 +1,9 @@
-"""What meetings cost in loss that last: real nodes and trainers of the demo's model in virtual time, on a machine that is never crowded.
+"""The loss that slow meetings cost: real nodes and trainers of the demo's model in virtual time, independent of the machine's load.
 
     python -m benchmarks.meeting_delay [--peers 4] [--steps 300] [--intervals 5] [--rates 20] [--step-seconds 0.19] [--fragment-mb 8]
 
-A line each of that rate and 2 ms of latency; the coding thread answers after 20 ms, in the middle of an inner step where it may. Only the
-passing of time is made up. Held-out loss of the peers' average, on 64 batches. About six minutes of one core for a row.
+Each peer has a line of that rate and 2 ms of latency. The coding thread answers after 20 ms, during an inner step if allowed. Only the
+passing of time is simulated. Held-out loss of the peers' average, on 64 batches. About six minutes of one core per row.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ START_S = 30.0  # of virtual time, before the first step
 
 
 class BegunInnerLoop(InnerLoop):
-    """An inner loop whose gradient is computed when its step begins, and handed out when it ends."""
+    """An inner loop that computes a gradient at the beginning of a step and returns it at the end."""
 
     _begun: tuple[Tensor, Tensor, int] | None = None
 
     def begin(self, step: int, seed: int) -> None:
-        """Compute the gradient at the weights of this moment."""
+        """Compute the gradient at the current weights."""
         self._begun = super().gradient(step, seed)
 
     def gradient(self, step: int, seed: int) -> tuple[Tensor, Tensor, int]:
-        """Hand it out."""
+        """Return the gradient."""
         if self._begun is None:
             self.begin(step, seed)
         begun, self._begun = self._begun, None
@@ -62,7 +62,7 @@ class DemoTrainer(PacedTrainer):
     """A trainer that computes each gradient at the weights of its beginning."""
 
     def begin_step(self) -> None:
-        """Compute it."""
+        """Compute the gradient of the step."""
         self.replica.inner.begin(self.replica.own_steps, 0)
 
 
@@ -77,7 +77,8 @@ class DemoPeer(Peer):
         draw = Draw(manifest.run.seed, self.peer_id.raw, manifest.inner.batch_size, manifest.inner.sequence_length)
         corpus = load_corpus(manifest.data, load_tokenizer(manifest.tokenizer), draw, None, self.swarm.folder / "cache")
         seed = int.from_bytes(self.peer_id.raw[-6:], "little")
-        replica = Replica(manifest, build_model(manifest.model, manifest.run.seed), corpus, self.payloads, seed, emit)
+        replica: Any = Replica(manifest, build_model(manifest.model, manifest.run.seed), corpus, seed, emit)
+        replica.payloads = self.payloads
         replica.inner = BegunInnerLoop(manifest, replica.model, corpus, replica.inner.computing, emit)
         return replica
 

@@ -1,12 +1,12 @@
-"""What a run takes per parameter, as a peer counts it before it begins: on the device, in the machine's memory, in shared memory, on disk.
+"""Bytes per parameter of a run as a peer counts them before it starts: on the device, in memory, in shared memory and on disk.
 
     python -m benchmarks.memory [--check MILLIONS] [--json]
 
-The models of `benchmarks.gpu`, both optimizers, a GPU, the first of eight, a CPU and two processes on it, bytes per parameter; `passing` is
-what four meetings at once beside fragments that are pulled, or another's weights that are tried on, take for a while where the weights are.
-What does not grow with the parameters is left out (programs, CUDA itself, and what a batch leaves in the model). `--check` makes a peer's
-replica of so many million parameters on this CPU, has it step, meet with its largest fragment and save, and prints the most memory that the
-process held beside what is counted.
+For the models of `benchmarks.gpu`, both optimizers, a GPU, the first of eight, a CPU and two processes on it. `passing` is the temporary
+memory of four meetings at once beside a fragment sync, or of the trial of a partner's weights, on the device of the weights. Memory that
+does not grow with the parameters is left out (programs, CUDA, activations of a batch). `--check` builds a peer's replica of that many
+million parameters on this CPU, lets it step, meet with its largest fragment and save, and prints the process's peak memory beside the
+count.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.home import Home
 from gossamer.peer.model.computing import Computing
 from gossamer.peer.trainer.meeting import MeetingSide
-from gossamer.peer.trainer.need import PROGRAMS, PULLED, Need, run_need
+from gossamer.peer.trainer.need import PROGRAMS, PULLED, TRIED_ON, Need, run_need
 from gossamer.peer.trainer.saver import Saver
 from gossamer.protocol.run.manifest import Manifest
 
 FIXED = {PROGRAMS, "for CUDA itself", "for what a batch leaves in the model", "for payloads"}  # the last stand in a column of their own
-PASSING = {"for meetings under way", PULLED, "for another's weights that are tried on"}
+PASSING = {"for meetings under way", PULLED, TRIED_ON}
 PLACES = ("device", "memory", "payloads", "disk")
 
 
 def per_parameter(need: Need) -> dict[str, float]:
-    """Return bytes per parameter by place, without what does not grow with them; on the device and in memory also what passes."""
+    """Return bytes per parameter by place, without fixed memory; on the device and in memory also the temporary part."""
     places = {place: {what: size for what, size in getattr(need, place).items() if what not in FIXED} for place in PLACES}
     passing = sum(size for place in ("device", "memory") for what, size in places[place].items() if what in PASSING)
     steady = {
@@ -60,12 +60,12 @@ def rows() -> dict[str, dict[str, float]]:
 
 
 def peak_bytes() -> int:
-    """Return the most memory that this process has held."""
+    """Return the peak memory of this process."""
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def check(job: Manifest, folder: Path) -> dict[str, float]:
-    """Return what a real replica held at most, and what is counted for it, in bytes per parameter."""
+    """Return the peak memory of a real replica and the counted one, in bytes per parameter."""
     before, outer = psutil.Process().memory_info().rss, job.outer
     replica = build(job, folder)
     home = Home(folder / "home")
@@ -73,7 +73,7 @@ def check(job: Manifest, folder: Path) -> dict[str, float]:
     saver = Saver(home, PeerConfig(home=home.path), lambda event: None, time.monotonic)
     for _ in range(2):
         replica.inner_step()
-        side = MeetingSide(max(replica.outer.fragments, key=lambda fragment: fragment.slow.numel()))
+        side = MeetingSide(max(replica.fragments, key=lambda fragment: fragment.slow.numel()))
         sketch = side.prepare(NoLoCo(outer.alpha, outer.beta, outer.gamma), 0.5, 1)
         side.judge(side.encode(sketch))
         side.merge(side.step(side.failed_blocks))

@@ -2,12 +2,11 @@
 
     python -m benchmarks.methods [--inner-steps N ...] [--seeds N ...] [--steps N] [--keep FILE]
 
-Four peers, 400 inner steps, exchanges that take one step. First each contestant is tuned with fp32, on a seed of its own and exchanging
-every 10 steps: three learning rates at the plain outer step (alpha 0, beta 1), then three outer steps at the best of them, the same for
-all, and the one that its paper gives it. A rate that wins at the grid's edge brings the next one beyond it in. Methods that are NoLoCo at
-alpha 0 share its rate; `ddp` and `local` (never) have no outer step. Then the tuned contestants run on every seed. On demand a fragment
-meets every 0.7 inner_steps, so groups get 0.7 of the inner_steps named. Bits are those of one copy of each message, all that a pair sends
-and the least that a group can. 100 s of a core per run; about 130 runs with the defaults.
+Four peers, 400 inner steps, exchanges that take one step. First each contestant is tuned with fp32, on its own seed, exchanging every 10
+steps: three learning rates at the plain outer step (alpha 0, beta 1), then, at the best rate, three common outer steps and that of its
+paper. If the best rate is at the edge of the grid, the next one beyond it is tried too. `ddp` and `local` (never meets) have no outer step.
+Then the tuned contestants run on every seed. On demand a fragment meets every 0.7 inner_steps, so groups get 0.7 of the named inner_steps.
+Bits are those of one copy of each message: exact for pairs, a lower bound for groups. 100 s of a core per run; about 130 runs by default.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ RATES = ("7e-4", "1e-3", "1.5e-3", "2.2e-3", "3.2e-3", "5e-3", "8e-3", "1.2e-2",
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What is kept of a run; all NaN where it diverged."""
+    """The result of a run; all NaN if it diverged."""
 
     loss: float = math.nan  # held-out, nats per token: mean over the peers
     averaged: float = math.nan  # held-out loss of the mean of their weights
@@ -68,7 +67,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """A method, what of it is tuned, and with which codecs it is shown."""
+    """A method, its tuned settings, and the codecs of its rows."""
 
     settings: Run
     codecs: tuple[str, ...] = ("fp32",)
@@ -92,7 +91,7 @@ Tried = list[tuple[Run, Outcome]]
 
 
 def tuned(given: argparse.Namespace) -> dict[str, Run]:
-    """Return each contestant's best settings, and print all that were tried."""
+    """Return each contestant's best settings, and print all tried ones."""
     base: Run = {"peers": "4", "steps": given.steps, "delay": "1", **TUNING}
     own = {name: one for name, one in CONTESTANTS.items() if not one.shares_rate}
     found = _tried(base, {name: [_at(name, rate) for rate in RATES[slice(*one.rates)]] for name, one in own.items()}, given)
@@ -125,29 +124,29 @@ def _at(name: str, rate: str) -> Run:
 
 
 def rate_beyond(best: str, tried: tuple[int, int]) -> str:
-    """Return the rate next to the best one that was not tried; empty when both its neighbours were."""
+    """Return the untried rate next to the best one; empty if both its neighbours were tried."""
     at, (first, end) = RATES.index(best), tried
     return RATES[at - 1] if at == first > 0 else RATES[end] if at == end - 1 and end < len(RATES) else ""
 
 
 def run_of(name: str, settings: Run) -> Run:
-    """Return a contestant's run with these settings, but for those that do not matter to it."""
+    """Return a contestant's run with these settings, without those that have no effect on it."""
     left_out = ("codec", "inner_steps", "delay") if _meets_never(name) else ()
     return {**{key: text for key, text in settings.items() if key not in left_out}, **ADAMW, **CONTESTANTS[name].settings}
 
 
 def _meets_never(name: str) -> bool:
-    """Say whether neither codec nor inner_steps matter."""
+    """Return whether codec and inner_steps have no effect."""
     return CONTESTANTS[name].settings["method"] in ("ddp", "local")
 
 
 def best_settings(name: str, rows: Tried) -> Run:
-    """Return the settings of the lowest loss; what diverged comes last."""
+    """Return the settings of the lowest loss; diverged runs come last."""
     return min(rows, key=lambda row: (math.isnan(row[1].loss), shown_loss(name, row[1])))[0]
 
 
 def shown_loss(name: str, outcome: Outcome) -> float:
-    """Return the loss that a method is judged by: its averaged weights', or the mean over peers that never met."""
+    """Return the loss by which a method is compared: that of the averaged weights, or the mean over peers that never meet."""
     return outcome.loss if name.startswith("local") else outcome.averaged
 
 
@@ -172,7 +171,7 @@ def rows_of(best: Mapping[str, Run], given: argparse.Namespace) -> list[tuple[st
 
 
 def parser(description: str) -> argparse.ArgumentParser:
-    """Make a parser with the options that say which runs to make, and how."""
+    """Return a parser with the options of the runs."""
     made = argparse.ArgumentParser(description=description)
     made.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     made.add_argument("--workers", type=int, default=os.cpu_count(), help="runs at a time, each on one thread")
@@ -181,7 +180,7 @@ def parser(description: str) -> argparse.ArgumentParser:
 
 
 def run_all(runs: Iterable[Run], given: argparse.Namespace) -> list[Outcome]:
-    """Return the outcomes of runs, in their order. Those that `--keep` knows are not run again."""
+    """Return the outcomes of runs in their order. Runs in the `--keep` file are not repeated."""
     wanted = [key(run) for run in runs]
     known = kept(given.keep)
     missing = list(dict.fromkeys(one for one in wanted if one not in known))
@@ -205,7 +204,7 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
 
 
 def key(run: Run) -> str:
-    """Return a run as one line: its settings, and what stands for all that they leave open."""
+    """Return a run as one line: its settings, and a digest of all that they leave open."""
     settings = " ".join(f"{name}={run[name]}" for name in sorted(run))
     manifest = _scenario(settings).manifest.model_dump_json()
     around = f"{manifest} {EVAL_BATCHES} {platform.python_version()} {torch.__version__}"
@@ -252,7 +251,7 @@ def keep(file: Path | None, done: str, outcome: Outcome) -> None:
 
 
 def main() -> None:
-    """Print what tuning tried, then the table, best first."""
+    """Print the tuning, then the table, best first."""
     options = parser("All methods, tuned.")
     options.add_argument("--inner-steps", nargs="+", default=["5", "25"])
     options.add_argument("--steps", default="400")

@@ -1,8 +1,8 @@
-"""What meeting in pairs costs in loss at a size that people train: eight replicas on one device, and the same with averaged gradients.
+"""The loss that meeting in pairs costs at a real size: eight replicas on one device, compared with averaged gradients.
 
-The engine is that of `peer simulate`: `ddp` sends every gradient to everybody at every step; `noloco` is the outer loop of real peers with
-the default codec, an exchange as long as a step, as often as 100 Mbit/s afford at a second a step. Both have the same text, rate and
-number of steps, untuned. How many steps: as many as fit into the time, by the time that a few have taken.
+The engine is that of `peer simulate`: `ddp` averages gradients at every step; `noloco` is the outer loop of real peers with the default
+codec, exchanges that take one step, as often as 100 Mbit/s afford at one second per step. Both use the same text, rate and number of
+steps, untuned. The number of steps is as large as the time allows, estimated from the first few steps.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SPARE: Final = 0.9  # of the time is planned for: the first steps are no exact m
 
 
 def quality(base: Manifest, device: str, until_s: float, most_steps: int = MOST_STEPS) -> dict[str, Any] | None:
-    """Train with each method to the same number of steps, all of it by `until_s` (time.monotonic); None where there is no time for it."""
+    """Train with each method for the same number of steps, until `until_s` (time.monotonic); None without enough time."""
     with tempfile.TemporaryDirectory(prefix="quality-") as folder:
         venue = Venue(Path(folder), device=device, num_eval_batches=EVAL_BATCHES)
         began_s = time.monotonic()
@@ -69,13 +69,13 @@ def _figures(result: Result) -> dict[str, float]:
 
 
 def _gap(ways: Mapping[str, Mapping[str, float]]) -> float:
-    """Return by how much the pairs' loss is above that of averaged gradients, as a share of it."""
+    """Return the relative difference of the pairs' loss to that of averaged gradients."""
     first, pairs = (ways[way]["loss"] for way in METHODS)
     return pairs / first - 1.0
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:
-    """Return the figures for people."""
+    """Return the figures as text."""
     rows = [f"{found['peers']} peers, {found['steps']} steps each: {'loss':>20}{'of a peer':>12}{'MB sent':>12}{'bit/param/step':>16}"]
     for way, row in found["ways"].items():
         figures = f"{row['loss']:>12.4f}{row['loss_of_a_peer']:>12.4f}{row['mb_sent_per_peer']:>12.1f}"

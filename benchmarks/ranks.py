@@ -1,10 +1,10 @@
-"""Several processes on one CPU beside one process with as many threads: the same model, the same batches, turn by turn in one run.
+"""Several processes on one CPU beside one process with as many threads: the same model and batches, alternating in one run.
 
     python -m benchmarks.ranks [--millions N] [--batch B] [--optimizer adamw|muon] [--threads T] [--rounds N] [--json]
 
-`one` is a peer with `--devices cpu --threads T`, `ranks` one with `--devices cpu:2 --threads T` (peer/trainer/ranks.py). `fsdp2`, with
-AdamW only, is torch's `fully_shard` over two processes with half the threads each: per block, the weights kept between forward and backward
-pass. Tokens a second are medians over the rounds; processor seconds, of all processes of a way, are what a busy machine distorts least.
+`one` is a peer with `--devices cpu --threads T`, `ranks` a peer with `--devices cpu:2 --threads T` (peer/trainer/ranks.py). `fsdp2`, with
+AdamW only, is torch's `fully_shard` over two processes with half the threads each, per block, keeping the weights between forward and
+backward pass. Tokens per second are medians over the rounds. Processor seconds, of all processes, vary least on a busy machine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ import torch
 import torch.multiprocessing as mp
 
 from benchmarks.checkpoint_stop import manifest
-from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.machine.child import cpu_s
 from gossamer.peer.machine.config import LocalSettings
 from gossamer.peer.model.computing import Computing, next_token_loss
@@ -82,10 +81,10 @@ def corpus_of(given: Manifest, folder: Path) -> Corpus:
 
 def replica(given: Manifest, folder: Path, ranks: RankProcesses | None) -> Replica:
     """Build a peer's replica on one device, or on several."""
-    model, payloads = build_model(given.model, 0), PayloadFolder(folder / "payloads")
+    model = build_model(given.model, 0)
     devices = ranks.joined(given, model) if ranks is not None else None
     how = Computing(num_devices=COUNT if ranks is not None else 1)
-    return Replica(given, model, corpus_of(given, folder), payloads, 0, lambda event: None, how, devices)
+    return Replica(given, model, corpus_of(given, folder), 0, lambda event: None, how, devices)
 
 
 def steps(one: Replica) -> None:

@@ -1,12 +1,12 @@
-"""A model of 125 million parameters from manifest to export, with two peers of this machine: what each stage takes.
+"""A model of 125 million parameters from manifest to export, with two peers of this machine: the duration of each stage.
 
     python -m benchmarks.real_model [--steps N] [--width N] [--gap STEPS] [--line RATE] [--folder DIR] [--json]
 
-The commands of docs/guide/train-a-real-model.md, one after the other, on the CPU: real processes, a run that one peer hosts and another
-joins when it is under way, both on lines of `--line`, to the end of the run; then `peer eval` and `peer export`. Batches are tiny (two
-sequences of 128 bytes), for a CPU trains a thousand times slower than a GPU; what is measured is the machinery, not how well it learns.
-`state` is counted from the first asking until the state is ours, `join` from there to the first meeting that counts; `held` is the most
-memory of all processes of a peer, what several share counted once. Expect twenty minutes on two cores that nobody else uses.
+The commands of docs/guide/train-a-real-model.md in order, on the CPU: real processes, one peer hosts a run, another joins it later, both on
+lines of `--line`, to the end of the run; then `peer eval` and `peer export`. Batches are tiny (two sequences of 128 bytes), because a CPU
+trains a thousand times slower than a GPU: the figures are about the machinery, not the loss. `state` is the time from the first request to
+the complete state, `join` from there to the first counted meeting. `held` is the peak memory of all processes of a peer, with shared memory
+counted once. Expect twenty minutes on two idle cores.
 """
 
 from __future__ import annotations

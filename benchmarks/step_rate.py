@@ -1,13 +1,12 @@
-"""What trouble costs the trainer: steps per second of a real peer with its node or its network in trouble, over its own rate before.
+"""The cost of failures for the trainer: step rate of a real peer with its node or network failing, over its own rate before.
 
     python -m benchmarks.step_rate [--seconds S] [--pairs N] [--threads T] [--json]
 
-Real processes on this machine, the demo job, one peer that goes solo. Two windows make a pair, one calm and one in trouble, next to each
-other in the same run, so that a machine that is slower now than a minute ago tells nothing. `nothing` is a pair of calm windows: how far
-the ratio of two windows is from 1 by itself. `killed`: the node gets SIGKILL as the window begins, and is started again in it.
-`crashing`: every node that is started dies. `dead`: the only partner is killed after their first meeting and never answers again. The
-target is 98 % or more. `cpu` is the same ratio in processor time of the trainer per step; `blocked` the share of time at step boundaries,
-of the whole run.
+Real processes on this machine, the demo's model, one peer that takes solo steps. A pair is one calm window and one with a failure, next to
+each other in the same run, so that slow changes of the machine cancel out. `nothing` is a pair of calm windows: the noise of the ratio.
+`killed`: the node gets SIGKILL at the beginning of the window and is restarted in it. `crashing`: every node that is started dies. `dead`:
+the only partner is killed after their first meeting and never answers again. The aim is 98 % or more. `cpu` is the same ratio in processor
+time of the trainer per step, `blocked` the share of time at step boundaries over the whole run.
 """
 
 from __future__ import annotations
@@ -47,14 +46,14 @@ STEPS = 10_000_000
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """How fast the trainer stepped for a while."""
+    """The step rate of a trainer in one window."""
 
     steps_per_second: float
     cpu_s_per_step: float  # processor time
 
 
 class BenchedPeer:
-    """One peer in a temporary home, and how fast it steps."""
+    """One peer in a temporary home, and its step rate."""
 
     def __init__(self, folder: Path, threads: int, devices: str = "cpu", max_upload: str = UNLIMITED) -> None:
         self.home = Home(folder)
@@ -75,7 +74,7 @@ class BenchedPeer:
             self.seen.append((time.monotonic(), status.own_steps))
 
     def found(self, manifest: Manifest) -> SignedManifest:
-        """Be the first peer of a run."""
+        """Create a run with this peer as its first."""
         signed = SignedManifest.sign(manifest.with_host(self.identity.peer_id), self.identity)
         self.home.manifest.write_bytes(signed.to_bytes())
         return signed
@@ -103,7 +102,7 @@ class BenchedPeer:
         return Window((end - start) / (end_s - start_s), (end_cpu_s - start_cpu_s) / (end - start))
 
     async def node(self) -> None:
-        """Wait for a node that lives, and until it has calmed down."""
+        """Wait for a live node, and until it is idle."""
         pid, since_s, until_s = 0, time.monotonic(), time.monotonic() + READY_S
         while not pid or time.monotonic() - since_s < CALM_S:
             if self.supervisor.pid(NODE) != pid or not psutil.pid_exists(pid):
@@ -113,7 +112,7 @@ class BenchedPeer:
             await asyncio.sleep(0.1)
 
     def kill(self, *names: str) -> None:
-        """End processes of it as a power cut would."""
+        """Kill processes of the peer without warning."""
         for name in names:
             with contextlib.suppress(psutil.NoSuchProcess, KeyError):
                 psutil.Process(self.supervisor.pid(name)).kill()
@@ -121,7 +120,7 @@ class BenchedPeer:
 
 @contextlib.asynccontextmanager
 async def running(peer: BenchedPeer) -> AsyncIterator[BenchedPeer]:
-    """Run a peer inside."""
+    """Run a peer inside the context."""
     with runtime_folder(64 << 20) as runtime:
         work = asyncio.create_task(peer.supervisor.run(runtime))
         try:
@@ -148,7 +147,7 @@ async def measure(mode: str, folder: Path, given: argparse.Namespace) -> tuple[l
 
 
 async def nothing(peer: BenchedPeer, signed: SignedManifest, folder: Path) -> None:
-    """Leave it in peace."""
+    """Do nothing: the calm reference."""
 
 
 async def kill(peer: BenchedPeer, signed: SignedManifest, folder: Path) -> None:
@@ -157,7 +156,7 @@ async def kill(peer: BenchedPeer, signed: SignedManifest, folder: Path) -> None:
 
 
 async def crash(peer: BenchedPeer, signed: SignedManifest, folder: Path) -> None:
-    """Let no node live."""
+    """Kill every node that is started."""
     peer.programs[NODE] = "benchmarks.no_such_program"
     peer.kill(NODE)
 

@@ -9,12 +9,13 @@ import itertools
 import os
 import sys
 import time
+from contextlib import AbstractContextManager
 
 import torch
 
 from gossamer.peer.machine.child import Child, run_child
 from gossamer.peer.trainer.process import build
-from gossamer.peer.trainer.replica import InnerStep, Replica
+from gossamer.peer.trainer.replica import ALONE, InnerStep, Replica
 from gossamer.peer.trainer.trainer import Trainer
 
 STEP_S = 0.004
@@ -35,7 +36,7 @@ def without_training(child: Child) -> Trainer:
     numbers = itertools.count()
 
     @torch.no_grad()
-    def inner_step() -> InnerStep:
+    def inner_step(beside: AbstractContextManager[None] = ALONE) -> InnerStep:
         time.sleep(STEP_S)
         number = next(numbers)
         if number % MOVE_STEPS == 0:
@@ -44,7 +45,7 @@ def without_training(child: Child) -> Trainer:
         replica.own_steps += number % CLOCK_STEPS == 0
         replica.clock_steps += number % CLOCK_STEPS == 0
         replica.tokens += NUM_TOKENS
-        replica.outer.count(NUM_TOKENS)
+        replica.count(NUM_TOKENS)
         return InnerStep(1.0, 0.0, NUM_TOKENS)
 
     replica.inner_step = inner_step  # type: ignore[method-assign]

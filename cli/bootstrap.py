@@ -1,4 +1,4 @@
-"""`peer bootstrap`: show newcomers of a run the way, without training."""
+"""`peer bootstrap`: a bootstrap node, which helps new peers to find the run and does not train."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def bootstrap(
     metrics: Metrics = None,
     keep_trying: KeepTrying = False,
 ) -> None:
-    """Show newcomers of a run the way, without training.
+    """Run a bootstrap node: help new peers to find the run, without training.
 
-    Takes part in the run's directory and gives its manifest to newcomers. Prints its own addresses, one a line, on stdout.
+    Takes part in the run's directory and sends the manifest to joining peers. Prints its own addresses on stdout, one per line.
     """
     config = settings(home, given, trains=False, keep_trying=keep_trying)
     folder = Home(config.home)

@@ -1,4 +1,4 @@
-"""`peer compare`: the closing statement of a demo, for homes that lie on this machine, whoever trained in them."""
+"""`peer compare`: the comparison that ends a demo, for any home folders on this machine."""
 
 from __future__ import annotations
 
@@ -25,19 +25,23 @@ ALONE = "alone"
 
 KeptIn = Annotated[
     Path,
-    typer.Option("--home", metavar="DIR", help="Folder with the peers' homes, as `peer demo --home DIR` leaves it.", show_default=False),
+    typer.Option(
+        "--home", metavar="DIR", help="Folder that holds the peers' home folders, as `peer demo --home DIR` leaves it.", show_default=False
+    ),
 ]
 
 
 def compare(home: KeptIn, data: Data = None, as_json: Json = False) -> None:
     """Compare the peers of a run, their average, and a peer that trained alone.
 
-    By the held-out loss of their newest checkpoints; the other figures are those of each peer's last start. The home of the one that
-    trained alone is named `alone`.
+    The comparison uses the held-out loss of the newest checkpoints; other figures are of each peer's last start. The home of the peer
+    that trained alone is named `alone`.
     """
     homes, alone = sorted(path.parent for path in home.glob("*/manifest.bin") if path.parent.name != ALONE), home / ALONE
     if not homes:
-        raise BadSettings(f"{home} has no homes of peers in it", hint="`peer demo --home DIR` leaves some, or gather some there yourself")
+        raise BadSettings(
+            f"{home} holds no home folder of a peer", hint="`peer demo --home DIR` leaves such a folder; or copy home folders there"
+        )
     sessions = [last_session(home) for home in homes]
     wall_s = max(ended_s for _, _, ended_s in sessions) - min(began_s for _, began_s, _ in sessions)
     found = comparison(homes, alone, [status for status, _, _ in sessions], data, wall_s, is_drawn=not as_json)
@@ -45,16 +49,16 @@ def compare(home: KeptIn, data: Data = None, as_json: Json = False) -> None:
 
 
 def last_session(home: Path) -> tuple[Status, float, float]:
-    """Return the last status of the peer that ran from this home, and when that start of it began and ended (Unix seconds).
+    """Return the last status of this home's peer, and when its last start began and ended (Unix seconds).
 
-    Raises BadSettings where none has trained.
+    Raises BadSettings if no peer has trained there.
     """
     from gossamer.peer.machine import status  # folds events: only where there are some
 
     events = list(read_events(Home(home).events))
     last = status.of_events(events)
     if not last.own_steps:
-        raise BadSettings(f"no peer has trained in {home}", hint="name the home folders of peers that took part in the run")
+        raise BadSettings(f"no peer has trained in {home}", hint="pass home folders of peers that trained in the run")
     began_s = max(event.ts for event in events if event.event == "PeerStarted")
     return last.to_json(), began_s, events[-1].ts
 

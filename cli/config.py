@@ -1,4 +1,4 @@
-"""`peer config`: show the local settings of this peer, or change one; a peer that runs takes the change over at once."""
+"""`peer config`: show the local settings of this peer, or change one; a running peer applies the change at once."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from gossamer.peer.machine.control_socket import NobodyRuns, ask
 from gossamer.peer.machine.home import Home
 from gossamer.protocol.errors import BadSettings
 
-Key = Annotated[str | None, typer.Argument(metavar="[KEY]", help="Show this setting alone.")]
-Value = Annotated[str | None, typer.Argument(metavar="[VALUE]", help="Change the setting to this.")]
-Unset = Annotated[bool, typer.Option("--unset", help="Give the setting its default again.")]
+Key = Annotated[str | None, typer.Argument(metavar="[KEY]", help="Show only this setting.")]
+Value = Annotated[str | None, typer.Argument(metavar="[VALUE]", help="New value of the setting.")]
+Unset = Annotated[bool, typer.Option("--unset", help="Reset the setting to its default.")]
 
 
 def config(key: Key = None, value: Value = None, home: HomeFolder = DEFAULT_HOME, unset: Unset = False, as_json: Json = False) -> None:
     """Show the local settings of this peer, or change one.
 
-    They lie in `config.toml` in its home; options of `peer join` and `peer host` override them for that start. A peer that runs takes a
-    change over at once.
+    They are stored in `config.toml` in the home folder; options of `peer join` and `peer host` override them for one start. A running
+    peer applies a change at once.
     """
     folder = Home(home)
     key = key.replace("-", "_") if key is not None else None
@@ -46,10 +46,10 @@ def config(key: Key = None, value: Value = None, home: HomeFolder = DEFAULT_HOME
 
 
 def change(folder: Home, key: str, value: str | None) -> None:
-    """Change a setting, through the peer where one runs. Raises BadSettings with nothing changed."""
+    """Change a setting, through the running peer if there is one. Raises BadSettings and changes nothing if the value is not valid."""
     try:
         ask(folder.path, {"verb": "set", "key": key, "value": value})
-        print("the running peer has taken it over", file=sys.stderr)
+        print("the running peer has applied the change", file=sys.stderr)
     except NobodyRuns:
         changed = with_setting(saved_settings(folder), key, value)
         folder.create()
@@ -57,7 +57,7 @@ def change(folder: Home, key: str, value: str | None) -> None:
 
 
 def settings_in_force(folder: Home) -> dict[str, Any]:
-    """Return every setting as the running peer has it, else as `config.toml` says, else its default."""
+    """Return every setting: of the running peer, else from `config.toml`, else the default."""
     try:
         return ask(folder.path, {"verb": "config"})
     except NobodyRuns:
@@ -65,7 +65,7 @@ def settings_in_force(folder: Home) -> dict[str, Any]:
 
 
 def listing(shown: dict[str, Any]) -> str:
-    """Return all settings for people: value, default and meaning of each."""
+    """Return all settings as text: value, default and meaning of each."""
     lines = []
     for key, field in LocalSettings.model_fields.items():
         default = LocalSettings().model_dump(mode="json")[key]
@@ -75,7 +75,7 @@ def listing(shown: dict[str, Any]) -> str:
 
 
 def text_of(value: object) -> str:
-    """Return a value as it would be given on the command line."""
+    """Return a value as the command line takes it."""
     match value:
         case None | "" | []:
             return "(none)"
@@ -87,5 +87,5 @@ def text_of(value: object) -> str:
 
 
 def absolute(path: str) -> str:
-    """Return a path as it is from anywhere: the peer may run in another folder."""
+    """Return a path as an absolute one: the peer may run in another folder."""
     return str(Path(path).expanduser().absolute())

@@ -1,4 +1,4 @@
-"""`peer dashboard`: a page for this machine's browser, with the peers of one or several homes on it."""
+"""`peer dashboard`: a web page for this machine's browser, with the peers of one or several home folders."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ PagePort = Annotated[int, typer.Option("--port", metavar="N", min=0, max=65535, 
 
 
 def dashboard(homes: Homes = None, home: HomeFolder = DEFAULT_HOME, port: PagePort = 0) -> None:
-    """Show the peers of this machine as a page, until Ctrl-C.
+    """Serve a web page with the peers of this machine, until Ctrl-C.
 
-    Prints the page's address on stdout. Only this machine can open it, and only with the token in that address.
+    Prints the page's URL on stdout. Only this machine can open the page, and only with the token in the URL.
     """
-    import uvicorn  # with starlette: only for who wants a page
+    import uvicorn  # with starlette: loaded only for the page
 
     from gossamer.cli.page.server import application
 
@@ -37,18 +37,18 @@ def dashboard(homes: Homes = None, home: HomeFolder = DEFAULT_HOME, port: PagePo
         token = secrets.token_urlsafe(16)
         app = application(homes or [home], token, port)
         print(f"http://{HERE}:{port}/?token={token}", flush=True)
-        print("the page is there until Ctrl-C; from another machine: ssh -L", f"{port}:{HERE}:{port}", "this-machine", file=sys.stderr)
+        print("Ctrl-C stops the page; from another machine: ssh -L", f"{port}:{HERE}:{port}", "this-machine", file=sys.stderr)
         settings = uvicorn.Config(app, log_level="critical", access_log=False, timeout_graceful_shutdown=GRACE_S, lifespan="off")
         uvicorn.Server(settings).run([listener])
 
 
 def listening(port: int) -> socket.socket:
-    """Return a socket that listens on this machine alone. Raises BadSettings."""
+    """Return a socket that listens on the loopback address. Raises BadSettings."""
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((HERE, port))
-        listener.listen()  # before the address is printed: whoever reads it may come at once
+        listener.listen()  # before the address is printed: a program that reads it may connect at once
     except OSError as error:
         listener.close()
         reason = (error.strerror or str(error)).lower()

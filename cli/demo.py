@@ -33,11 +33,13 @@ FIRST_SHARE = 0.05  # of the steps, after which the demo says how long it will t
 MEASURED_STEPS = 64  # of one peer alone on the machine take as long as to measure one model
 ON_THIS_MACHINE = ("--listen", "127.0.0.1", "--port", "0", "--devices", "cpu", "--threads", "1")
 
-DemoSteps = Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Inner steps that the run lasts.")]
-Peers = Annotated[int, typer.Option("--peers", metavar="N", min=2, max=64, help="Peers in the swarm, beside the one that trains alone.")]
+DemoSteps = Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Length of the run in inner steps.")]
+Peers = Annotated[int, typer.Option("--peers", metavar="N", min=2, max=64, help="Peers in the swarm, without the one that trains alone.")]
 KeptIn = Annotated[
     Path | None,
-    typer.Option("--home", metavar="DIR", help="Keep the peers' folders here. Default: a temporary folder, removed unless a peer fails."),
+    typer.Option(
+        "--home", metavar="DIR", help="Keep the peers' home folders here. Default: a temporary folder, removed unless a peer fails."
+    ),
 ]
 
 
@@ -58,9 +60,9 @@ def demo(
     plot: Plot = None,
     as_json: Json = False,
 ) -> None:
-    """Watch a swarm of real peers train on this machine.
+    """Train a swarm of real peers on this machine and watch it.
 
-    At the end, the held-out loss of each peer, of their average, and of one more peer that trained alone for as many steps.
+    At the end it shows the held-out loss of each peer, of their average, and of a peer that trained alone for as many steps.
     """
     if plot is not None:
         need_plot(plot)
@@ -77,9 +79,9 @@ def demo(
 
 @contextmanager
 def demo_folder(kept: Path | None) -> Iterator[Path]:
-    """Give the folder in which the peers live: the given one, or one that is removed at the end.
+    """Yield the folder for the peers' homes: the given one, or a temporary one that is removed at the end.
 
-    Where a peer died of what is no fault of the operator's, it is kept: what to report lies in there.
+    The temporary folder is kept if a peer failed through a bug: it holds what to report.
     """
     if kept is not None:
         folder = Home(kept)
@@ -100,7 +102,7 @@ def demo_folder(kept: Path | None) -> Iterator[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Demo:
-    """One demo: where its peers live, what they train, and how many they are."""
+    """One demo: its folder, manifest, and number of peers."""
 
     folder: Path
     manifest: Manifest
@@ -133,7 +135,7 @@ class Demo:
 
 
 class Forecast:
-    """Says once, when all peers have made their first steps, how long the demo will take in all. Moments are of time.monotonic."""
+    """Estimate once, after the first steps of all peers, how long the demo takes. Times are of time.monotonic."""
 
     def __init__(self, total_steps: int, num_peers: int, started_s: float) -> None:
         self._total_steps = total_steps
@@ -143,7 +145,7 @@ class Forecast:
         self._is_said = False
 
     def sentence(self, statuses: Sequence[Status], now_s: float) -> str:
-        """Return the sentence, or nothing: it is too early, or it has been said."""
+        """Return the sentence; empty if it is too early or the sentence was already returned."""
         step = min((int(status["step"]) if status else 0 for status in statuses), default=0)
         if step and self._first is None:
             self._first = (step, now_s)

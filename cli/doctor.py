@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 InviteText = Annotated[
     str | None,
     typer.Argument(
-        metavar="INVITE", envvar="GOSSAMER_INVITE", help="Look at this run too. Default: the run that the home holds, if it holds one."
+        metavar="INVITE", envvar="GOSSAMER_INVITE", help="Also check this run. Default: the run that the home folder holds, if any."
     ),
 ]
 
@@ -35,7 +35,7 @@ def doctor(
 ) -> int:
     """Check this machine, its network and an invite.
 
-    Takes less than 30 seconds, and changes nothing.
+    Takes less than 30 seconds and changes nothing.
     """
     from gossamer.peer.doctor.case import Case  # slow to import, and needed only now
     from gossamer.peer.doctor.examination import examine, exit_code

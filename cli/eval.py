@@ -15,7 +15,7 @@ from gossamer.peer.machine.home import Home
 def evaluate(home: HomeFolder = DEFAULT_HOME, data: Data = None, as_json: Json = False) -> None:
     """Measure the held-out loss of the newest checkpoint.
 
-    The text for it was never trained on.
+    The text was not used for training.
     """
     from gossamer.cli.screen import meter, show_reading  # rich
     from gossamer.peer.model.evaluation import evaluate_home  # torch: slow to import, and needed only now

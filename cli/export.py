@@ -12,21 +12,22 @@ import typer
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder
 from gossamer.peer.machine.home import Home
 
-Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to write it: a new folder, an empty one, or an earlier export.")]
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Target folder: new, empty, or an earlier export.")]
 Slow = Annotated[
-    bool, typer.Option("--slow", help="Write the slow weights in place of the fast ones; after the end of a run both are the same.")
+    bool, typer.Option("--slow", help="Write the slow weights instead of the fast weights; after the end of a run both are equal.")
 ]
 
 Text = Annotated[
     Path | None,
-    typer.Option(
-        "--data", metavar="PATH", exists=True, help="Text to measure the held-out loss on, where each peer of the run brings its own."
-    ),
+    typer.Option("--data", metavar="PATH", exists=True, help="Text for the held-out loss, if each peer of the run brings its own text."),
 ]
 EvalBatches = Annotated[
     int | None,
     typer.Option(
-        "--eval-batches", metavar="N", min=0, help="Held-out batches behind the loss on the card; 0 leaves it out. Default: 131,072 tokens."
+        "--eval-batches",
+        metavar="N",
+        min=0,
+        help="Number of held-out batches for the loss on the model card; 0 omits it. Default: 131,072 tokens.",
     ),
 ]
 
@@ -36,8 +37,7 @@ def export(
 ) -> None:
     """Write the trained model as a Hugging Face folder.
 
-    It holds the newest checkpoint, in a form that transformers loads, and a card that says where it comes from and how well it
-    predicts held-out text.
+    The folder holds the newest checkpoint in a form that transformers loads, and a model card with its origin and held-out loss.
     """
     from gossamer.cli.screen import meter, show_reading  # rich
     from gossamer.peer.model.export import export_model  # torch: slow to import, and needed only now

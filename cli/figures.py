@@ -1,4 +1,4 @@
-"""One peer's status as short pieces of text: what the table, the plain lines and `peer status` have in common."""
+"""Texts for the figures of a status, shared by the table, the plain lines and `peer status`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def cells(name: str, status: Status) -> tuple[str, ...]:
 
 
 def line(name: str, status: Status) -> str:
-    """Return everything on one plain line, with the reason for the state at its end."""
+    """Return the status on one line, with the reason for the state at its end."""
     texts = dict(zip(COLUMNS, cells(name, status), strict=True))
     return (
         f"{name}: {texts['state']}, step {texts['step']}, loss {texts['loss']}, {texts['tok/s']} tokens/s, "
@@ -51,7 +51,7 @@ def _because(status: Status) -> str:
 
 
 def meetings_text(meetings: Mapping[str, int]) -> str:
-    """Return the number of completed meetings, then what else happened, where it did."""
+    """Return the number of completed meetings, then the other outcomes that occurred."""
     others = ", ".join(f"{meetings[kind]} {kind}" for kind in MEETING_KINDS[1:] if meetings[kind])
     return f"{meetings['completed']} ({others})" if others else str(meetings["completed"])
 
@@ -71,7 +71,7 @@ def bytes_text(num_bytes: float) -> str:
 
 
 def age_text(seconds: float) -> str:
-    """Return a length of time in the one or two units that matter."""
+    """Return a duration in its one or two largest units."""
     whole = max(0, round(seconds))
     if whole < 60:
         return f"{whole} s"
@@ -82,7 +82,7 @@ def age_text(seconds: float) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Return a length of time in the unit that fits, with one decimal place."""
+    """Return a duration in one unit, with one decimal place."""
     for unit, size in (("d", 86_400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}"

@@ -1,4 +1,4 @@
-"""The full-screen view of `peer watch`: one panel a peer, each second told the same as the page."""
+"""The full-screen view of `peer watch`: one panel per peer, refreshed each second from the same status as the page."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROWS = ("run", "loss", "my part", "blocked", "meetings", "partners", "limits", "
 
 
 class PeerPanel(Vertical):
-    """One peer. `draw` takes what is to be shown of it."""
+    """The panel of one peer."""
 
     DEFAULT_CSS = """
     PeerPanel { border: round $primary; padding: 0 1; height: auto; margin-bottom: 1; }
@@ -55,9 +55,9 @@ class PeerPanel(Vertical):
         yield Static(classes="partners")
 
     def draw(self, peer: dict[str, Any]) -> None:
-        """Show this of the peer."""
+        """Draw what `shown` returns of the peer."""
         status = peer["status"]
-        words = peer["sentence"] if peer["runs"] or not status else f"{peer['words']}; its last word: {peer['sentence']}"
+        words = peer["sentence"] if peer["runs"] or not status else f"{peer['words']}; its last state: {peer['sentence']}"
         self.query_one(".sentence", Static).update(words)
         if not status:
             return
@@ -112,7 +112,7 @@ class FullScreen(App[None]):
         yield Footer()
 
     async def on_mount(self) -> None:
-        """Begin to look."""
+        """Start refreshing."""
         await self.look()
         self.set_interval(LOOK_S, self.look)
 

@@ -1,4 +1,4 @@
-"""`peer host`: be the first peer of a run, or go on as the one that was."""
+"""`peer host`: start a run as its first peer, or continue it."""
 
 from __future__ import annotations
 
@@ -27,15 +27,19 @@ INVITE_LIFETIME_S = 30 * 24 * 3600
 
 ManifestFile = Annotated[
     Path | None,
-    typer.Argument(metavar="MANIFEST", help="What `peer init` wrote. Default: a small model on Python's own sources.", show_default=False),
+    typer.Argument(
+        metavar="MANIFEST",
+        help="Manifest file, as `peer init` writes it. Default: a small model, trained on the sources of Python's standard library.",
+        show_default=False,
+    ),
 ]
 WaitForPeers = Annotated[
-    int, typer.Option("--wait-for-peers", metavar="N", min=0, help="Begin to train only when so many other peers are there.")
+    int, typer.Option("--wait-for-peers", metavar="N", min=0, help="Start training only when this many other peers are known.")
 ]
 WriteInvite = Annotated[
-    Path | None, typer.Option("--write-invite", metavar="FILE", help="Write the invite to this file too, at each start.")
+    Path | None, typer.Option("--write-invite", metavar="FILE", help="Also write the invite to this file, at each start.")
 ]
-Alone = Annotated[bool, typer.Option("--alone", help="Train without ever meeting anybody: a baseline to compare a swarm with.")]
+Alone = Annotated[bool, typer.Option("--alone", help="Train without meetings, as a baseline for comparison with a swarm.")]
 
 
 @takes_settings(*EVERY)
@@ -56,7 +60,7 @@ def host(
 ) -> None:
     """Start a run as its first peer.
 
-    Prints the invite for others as one line on stdout. In a home folder that holds a run of this peer, goes on with it.
+    Prints an invite as one line on stdout. If the home folder holds a run that this peer hosts, continues that run.
     """
     config = settings(home, given, alone=alone, wait_for_peers=wait_for_peers)
     if write_invite is not None and not os.access(write_invite.absolute().parent, os.W_OK):
@@ -70,35 +74,35 @@ def host(
     signed = run_to_host(folder, identity, wanted.with_host(identity.peer_id), config.model, must_match=is_given)
     if signed.manifest().model.weights and config.model is None and not any(folder.checkpoints.iterdir()):
         raise BadSettings(
-            "this run starts from given weights, and its host is the first to have them", hint="name their folder with --model"
+            "this run starts from given weights, which its host must provide", hint="pass the folder of these weights with --model"
         )
     hold_session(config, identity, signed, None, invite_line(folder, identity, signed, write_invite), metrics)
 
 
 def run_to_host(folder: Home, identity: Identity, wanted: Manifest, model: Path | None = None, *, must_match: bool) -> SignedManifest:
-    """Return the run that the home holds, else `wanted`, pinned and signed. Raises BadSettings where it holds one that cannot be hosted.
+    """Return the run that the home holds, else `wanted`, pinned and signed. Raises BadSettings if this peer cannot host the run it holds.
 
-    With `must_match`, the operator has asked for `wanted` by name, so a home that holds another run is refused.
+    `must_match`: the operator named `wanted` on the command line, so a home that holds another run is refused.
     """
     if not folder.manifest.exists():
         return SignedManifest.sign(pinned(wanted, model), identity)
     held = SignedManifest.from_bytes(folder.manifest.read_bytes())
     if held.host != identity.peer_id:
         raise BadSettings(
-            f"{folder.path} holds a run that this peer has joined, not one that it hosts",
-            hint="go on with `peer join`, or start a run in another folder with --home DIR",
+            f"{folder.path} holds a run that this peer joined, not one that it hosts",
+            hint="continue with `peer join`, or start a run in another folder with --home DIR",
         )
     manifest = held.manifest()
     if must_match and with_pins(wanted, manifest.model.layout, manifest.tokenizer.digest).run_id != held.run_id:
         raise BadSettings(
             f"{folder.path} already holds another run, {held.run_id.hex()[:12]}",
-            hint="`peer host` without a manifest or changes goes on with it; --home DIR gives a new run its own folder",
+            hint="`peer host` without a manifest or changes continues it; --home DIR gives a new run its own folder",
         )
     return held
 
 
 def invite_line(folder: Home, identity: Identity, signed: SignedManifest, file: Path | None) -> Callable[[Status, Screen], None]:
-    """Return what prints the invite, and writes it, once, as soon as the peer knows its addresses."""
+    """Return a status watcher that prints and writes the invite once, when the peer first knows its addresses."""
     printed: list[str] = []
 
     def look(status: Status, drawn: Screen) -> None:
@@ -106,7 +110,7 @@ def invite_line(folder: Home, identity: Identity, signed: SignedManifest, file: 
             not_after_s = int(time.time()) + INVITE_LIFETIME_S
             addresses = doors(folder, identity.peer_id, tuple(status.addresses))
             printed.append(Invite.issue(identity, signed.run_id, addresses, None, not_after_s).to_text())
-            drawn.say("invite for others, good for 30 days: peer join INVITE, with this as INVITE")
+            drawn.say("invite for others, valid for 30 days; use it as INVITE in `peer join INVITE`")
             drawn.data(printed[0])
             if file is not None:
                 write_whole(file, printed[0].encode() + b"\n", private=True)

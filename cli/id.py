@@ -1,4 +1,4 @@
-"""`peer id`: who this peer is."""
+"""`peer id`: print the id of this peer."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from gossamer.protocol.identity import Identity
 def identity(home: HomeFolder = DEFAULT_HOME, as_json: Json = False) -> None:
     """Print this peer's id.
 
-    Makes its key if there is none yet.
+    Creates the key if the home folder has none.
     """
     folder = Home(home)
     is_new = not folder.identity.exists()
     folder.create()
     peer_id = Identity.load_or_create(folder.identity).peer_id
     if is_new:
-        print(f"made a new key, {folder.identity}; keep a copy: whoever has it is this peer", file=sys.stderr)
+        print(f"created a new key, {folder.identity}; keep a secret copy: whoever has the key can act as this peer", file=sys.stderr)
     print(json.dumps({"peer_id": str(peer_id), "home": str(folder.path)}) if as_json else peer_id)

@@ -1,4 +1,4 @@
-"""`peer init`: write a manifest, with every key explained, to edit before hosting."""
+"""`peer init`: write a manifest that explains every key, to edit before hosting."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ManifestFile = Annotated[Path, typer.Argument(metavar="FILE", help="Where to wri
 From = Annotated[
     Path | None,
     typer.Option(
-        "--from", metavar="FOLDER", exists=True, file_okay=False, help="Go on from the model in this folder, as transformers saves it."
+        "--from", metavar="FOLDER", exists=True, file_okay=False, help="Start from the model in this folder, as transformers saves it."
     ),
 ]
 DEFAULT_FILE = Path("gossamer.toml")
@@ -35,10 +35,10 @@ def init(
     inner_steps: InnerSteps = None,
     start: From = None,
 ) -> None:
-    """Write a manifest for a run of your own.
+    """Write a manifest for a new run.
 
-    Every key is explained in it. This peer is the one that can invite others.
-    With --from, training goes on from a model that is there: its weights, tokenizer and layout are pinned by their digests.
+    The file explains every key. This peer becomes the one that can invite others.
+    With --from, training continues from an existing model: digests pin its weights, tokenizer and layout.
     """
     from gossamer.peer.model.plan import need_abilities  # torch: slow to import, and needed only now
 
@@ -59,7 +59,7 @@ def init(
 
 
 def going_on(start: Path, steps: int | None) -> Manifest:
-    """Return the manifest of a run that goes on from the model in a folder. Raises BadManifest."""
+    """Return the manifest of a run that starts from the model in a folder. Raises BadManifest."""
     from gossamer.peer.model.start import started_from  # transformers: slow to import
 
     plain = Manifest()

@@ -1,4 +1,4 @@
-"""`peer invite`: write an invite for somebody, where the manifest lets this peer do so."""
+"""`peer invite`: write an invite, if the manifest allows this peer to."""
 
 from __future__ import annotations
 
@@ -21,17 +21,22 @@ from gossamer.protocol.limits import INVITE_BOOTSTRAPS
 from gossamer.protocol.run.invite import Invite
 from gossamer.protocol.run.manifest import SignedManifest
 
-OWN_ADDRESSES = 3  # that come before those of other peers: on the internet, through a relay or two
+OWN_ADDRESSES = 3  # of this peer, before those of other peers: one public, one or two through relays
 SECONDS = {"m": 60, "h": 3600, "d": 24 * 3600}
 
 Subject = Annotated[
-    str | None, typer.Option("--for", metavar="PEERID", help="Who may use it; `peer id` prints it there. Default: whoever has it.")
+    str | None,
+    typer.Option(
+        "--for",
+        metavar="PEERID",
+        help="Id of the only peer that may use the invite (`peer id` prints it). Default: anyone who has the invite.",
+    ),
 ]
-Expires = Annotated[str, typer.Option("--expires", metavar="TIME", help="How long it is good, for example 90m, 12h or 30d.")]
+Expires = Annotated[str, typer.Option("--expires", metavar="TIME", help="How long the invite is valid, like 90m, 12h or 30d.")]
 
 Also = Annotated[
     list[str] | None,
-    typer.Option("--also", metavar="MULTIADDR", help="Another address where newcomers may begin, such as a seed's. May repeat."),
+    typer.Option("--also", metavar="MULTIADDR", help="Another bootstrap address to include, such as that of a bootstrap node. May repeat."),
 ]
 
 
@@ -40,7 +45,7 @@ def invite(
 ) -> None:
     """Print an invite to the run of this peer.
 
-    It is one line on stdout.
+    The invite is one line on stdout.
     """
     folder = Home(home)
     if not folder.manifest.exists():
@@ -59,31 +64,31 @@ def invite(
 
 
 def lifetime_s(text: str) -> int:
-    """Read a length of time like 90m, 12h or 30d. Raises BadSettings."""
+    """Read a duration like 90m, 12h or 30d. Raises BadSettings."""
     match = re.fullmatch(r"([1-9][0-9]{0,5})([mhd])", text)
     if match is None:
-        raise BadSettings(f"--expires {text!r} is not a length of time", hint="write minutes, hours or days like 90m, 12h or 30d")
+        raise BadSettings(f"--expires {text!r} is not a duration", hint="write minutes, hours or days like 90m, 12h or 30d")
     return int(match[1]) * SECONDS[match[2]]
 
 
 def known_addresses(folder: Home, me: PeerId, given: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Return where newcomers may begin: the given addresses, this peer's own if it runs, then those of peers that it has met.
+    """Return bootstrap addresses: the given ones, this peer's own if it runs, then those of peers in its address book.
 
     Raises BadSettings if there are none.
     """
     own: tuple[str, ...] = ()
-    with contextlib.suppress(BadSettings):  # it does not run: those whom it has met must do
+    with contextlib.suppress(BadSettings):  # it does not run: the address book must do
         own = tuple(ask(folder.path, {"verb": "status"})["addresses"])
     addresses = doors(folder, me, own, given)
     if not addresses:
-        raise BadSettings("no address is known where a newcomer could begin", hint="start this peer first, with `peer host` or `peer join`")
+        raise BadSettings("no bootstrap address is known for the invite", hint="start this peer first, with `peer host` or `peer join`")
     return addresses
 
 
 def doors(folder: Home, me: PeerId, own: tuple[str, ...], given: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Return the addresses for an invite: given ones, this peer's, and of as many others that it has met as there is room for.
+    """Return the bootstrap addresses for an invite: given ones, this peer's, then as many of the address book as fit.
 
-    Whoever is invited gets in as long as one of them is there: so each other peer's best address comes before anybody's second.
+    One reachable address is enough to join, so the best address of each peer comes before the second of any.
     """
     book = AddressBook(me)
     book.load(folder.peers, 0.0)

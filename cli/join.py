@@ -1,4 +1,4 @@
-"""`peer join`: take part in a run with an invite, or go on with the run that the home folder holds."""
+"""`peer join`: join a run with an invite, or continue the run that the home folder holds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ InviteText = Annotated[
     typer.Argument(
         metavar="INVITE",
         envvar="GOSSAMER_INVITE",
-        help="The word that begins with gossamer1. Without it, go on where this peer left off.",
+        help="The invite: one word that begins with gossamer1. Without it, continue the run that the home folder holds.",
     ),
 ]
 
@@ -33,12 +33,12 @@ InviteFile = Annotated[
         "--invite-file",
         envvar="GOSSAMER_INVITE_FILE",
         metavar="FILE",
-        help="File with the invite, instead of the word itself; it need not be there yet.",
+        help="Read the invite from this file; waits until the file exists.",
     ),
 ]
 KeepTrying = Annotated[
     bool,
-    typer.Option("--keep-trying", help="Where nobody of the run answers, try again until somebody does. Default: give up after a minute."),
+    typer.Option("--keep-trying", help="If no member of the run answers, retry until one does. Default: give up after a minute."),
 ]
 LOOK_S = 0.5  # between two looks for a file with an invite
 
@@ -69,9 +69,9 @@ def join(
 def given_invite(text: str | None, file: Path | None) -> str | None:
     """Return the invite that the operator gave, if any; waits for its file. Raises BadInvite or BadSettings."""
     if text is not None and file is not None:
-        raise BadSettings("an invite was given, and a file with one", hint="leave one of them out")
+        raise BadSettings("both an invite and --invite-file were given", hint="leave out one of them")
     if text is not None and not text.strip():
-        raise BadInvite("the invite is empty", hint="put the word that begins with gossamer1 in its place")
+        raise BadInvite("the invite is empty", hint="pass the word that begins with gossamer1")
     if file is None:
         return text
     if not file.exists():
@@ -81,11 +81,11 @@ def given_invite(text: str | None, file: Path | None) -> str | None:
     try:
         return file.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInvite(f"{file} cannot be read: {error}", hint="it should hold one line, the invite") from error
+        raise BadInvite(f"{file} cannot be read: {error}", hint="the file must hold one line, the invite") from error
 
 
 def read_invite(folder: Home, text: str | None) -> tuple[Identity, Invite | None]:
-    """Return who this peer is, and the invite, checked, if there is one.
+    """Return this peer's identity and the checked invite, None without one.
 
     Raises BadInvite, or BadSettings where the home holds another run.
     """
@@ -100,7 +100,7 @@ def read_invite(folder: Home, text: str | None) -> tuple[Identity, Invite | None
 
 
 def need_run(folder: Home, verb: str = "join") -> None:
-    """Raise BadInvite unless the home holds a run to go on with."""
+    """Raise BadInvite unless the home holds a run to continue."""
     if not folder.manifest.exists() and not folder.invite.exists():
         raise BadInvite(
             f"no invite was given, and {folder.path} holds no run", hint=f"ask a member of the run for an invite: peer {verb} gossamer1..."

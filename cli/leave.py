@@ -1,4 +1,4 @@
-"""`peer leave`: ask the running peer to finish or drop its meeting, save, say goodbye and stop."""
+"""`peer leave`: ask the running peer to finish or drop its meeting, save, notify the others and stop."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from gossamer.peer.machine.control_socket import ask
 from gossamer.peer.machine.home import Home
 
 Finish = Annotated[
-    bool, typer.Option("--finish", help="Take the time that it needs: let the meeting under way come to its end, then save, then leave.")
+    bool, typer.Option("--finish", help="Let the meeting in progress finish before saving and leaving, however long it takes.")
 ]
 
 
 def leave(home: HomeFolder = DEFAULT_HOME, finish: Finish = False) -> None:
     """Stop the running peer cleanly.
 
-    It finishes or drops its meeting, saves, and tells the others, within ten seconds. It can come back later.
+    Within ten seconds it finishes or drops its meeting, saves, and notifies the other peers. It can rejoin later.
     """
     ask(Home(home).path, {"verb": "leave", "finish": finish})
-    when = "once the meeting under way has come to its end" if finish else "within seconds"
+    when = "after the meeting in progress" if finish else "within seconds"
     print(f"leaving: the peer saves its state and stops {when}", file=sys.stderr)

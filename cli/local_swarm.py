@@ -1,7 +1,7 @@
-"""Several real peers as child processes of this one: started, asked for their status, stopped.
+"""Run several real peers as child processes: start them, ask for their status, stop them.
 
-Each child is a whole `peer host` or `peer join` with its own home; nothing here knows what they do. They get a session of their own, so
-that Ctrl-C reaches only us and we stop them in order.
+Each child is a whole `peer host` or `peer join` with its own home. Each gets its own session, so that Ctrl-C reaches only this process,
+which then stops the children in order.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from gossamer.cli.leash import leashed
+from gossamer.cli.parent_exit import exits_with_this_process
 from gossamer.peer.machine.control_socket import ask
 from gossamer.peer.supervisor.supervisor import ChildFailed
 from gossamer.protocol.errors import BadSettings, ExitCode
 
-STOP_S = 15.0  # a peer promises to be gone 10 s after SIGTERM
-INVITE_S = 180.0  # of patience with a busy machine: a peer imports torch and hivemind first
+STOP_S = 15.0  # a peer ends within 10 s of SIGTERM
+INVITE_S = 180.0  # on a busy machine: a peer imports torch and hivemind first
 POLL_S = 0.2
 NUM_LOG_LINES = 15
 
 
 class LocalPeer:
-    """One child process that is a peer. `status` keeps the last answer, so that it outlives the process."""
+    """One peer as a child process. `status` holds its last answer, also after it has ended."""
 
     def __init__(self, name: str, home: Path, arguments: Sequence[str]) -> None:
         self.name = name
@@ -40,7 +40,12 @@ class LocalPeer:
         command = [sys.executable, "-m", "gossamer.cli.main", *arguments, "--home", str(home)]
         with self._output.open("wb") as output, self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=log, start_new_session=True, env=os.environ | leashed()
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=log,
+                start_new_session=True,
+                env=os.environ | exits_with_this_process(),
             )
 
     def refresh(self) -> bool:
@@ -55,7 +60,7 @@ class LocalPeer:
         return False
 
     def invite(self) -> str:
-        """Wait for the line that `peer host` prints. Raises ChildFailed if it ends before, or keeps silent for INVITE_S."""
+        """Wait for the invite that `peer host` prints. Raises ChildFailed if the process ends first, or prints nothing within INVITE_S."""
         deadline_s = time.monotonic() + INVITE_S
         while time.monotonic() < deadline_s:
             line, newline, _ = self._output.read_text().partition("\n")
@@ -65,7 +70,7 @@ class LocalPeer:
                 break
             time.sleep(POLL_S)
         raise ChildFailed(
-            f"{self.name} printed no invite; it said last:\n{self._log_tail()}",
+            f"{self.name} printed no invite; the end of its log:\n{self._log_tail()}",
             hint=f"its folder is {self.home}",
             exit_code=ExitCode.OUR_FAULT,
         )
@@ -89,11 +94,11 @@ class LocalPeer:
         self._process.wait()
 
     def _death(self, code: int) -> ChildFailed:
-        """Pass on what the child said was the operator's to mend; of anything else, where to look."""
+        """Return the child's own error if the operator can correct it, else an error that names its log."""
         said = dict(line.split(": ", 1) for line in self._log_lines()[-2:] if line.startswith(("error: ", "hint: ")))
         if code != ExitCode.OUR_FAULT and "error" in said:
             return ChildFailed(f"{self.name}: {said['error']}", hint=said.get("hint", ""), exit_code=code)
-        what = f"{self.name} stopped with exit code {code}; it said last:\n{self._log_tail()}"
+        what = f"{self.name} stopped with exit code {code}; the end of its log:\n{self._log_tail()}"
         return ChildFailed(what, hint=f"its folder is {self.home}", exit_code=ExitCode.OUR_FAULT)
 
     def _log_lines(self) -> list[str]:
@@ -135,7 +140,7 @@ class LocalSwarm:
 
 @contextmanager
 def local_swarm(folder: Path) -> Iterator[LocalSwarm]:
-    """Give a swarm without peers; whatever was started in it is stopped at the end, however it comes to that."""
+    """Yield an empty swarm; stop every peer that was started in it when the context ends, also after an error."""
     swarm = LocalSwarm(folder)
     with _signals_interrupt():
         try:
@@ -146,7 +151,7 @@ def local_swarm(folder: Path) -> Iterator[LocalSwarm]:
 
 @contextmanager
 def _signals_interrupt() -> Iterator[None]:
-    """Take SIGTERM and a closed terminal as Ctrl-C, so that the children are stopped then too. Under nohup a closed one means nothing."""
+    """Treat SIGTERM and a closed terminal as Ctrl-C, so that the children are stopped. Under nohup SIGHUP stays ignored."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt

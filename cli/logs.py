@@ -1,4 +1,4 @@
-"""`peer logs`: what happened in a peer, and what its processes said, whether it runs or not."""
+"""`peer logs`: the events of a peer and the log of its processes, whether it runs or not."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ FOLLOW_EVERY_S = 0.5
 REPORT_LINES = 100
 PACKAGES = ("torch", "hivemind", "grpcio", "transformers")
 
-Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")]
-Level = Annotated[str, typer.Option("--level", metavar="NAME", help=f"Least that a line must matter: {', '.join(LEVELS)}.")]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new lines until Ctrl-C.")]
+Level = Annotated[str, typer.Option("--level", metavar="NAME", help=f"Lowest level to show: {', '.join(LEVELS)}.")]
 Grep = Annotated[str, typer.Option("--grep", metavar="PATTERN", help="Only lines that match this regular expression.")]
-Lines = Annotated[int, typer.Option("--lines", "-n", metavar="N", min=0, help="How many of the last lines.")]
-Report = Annotated[bool, typer.Option("--report", help="Print a report to paste into an issue; names, addresses and invites are out.")]
+Lines = Annotated[int, typer.Option("--lines", "-n", metavar="N", min=0, help="Number of lines to show, counted from the end.")]
+Report = Annotated[bool, typer.Option("--report", help="Print a report to paste into an issue, with names, addresses and invites removed.")]
 
 
 def logs(
@@ -40,7 +40,7 @@ def logs(
     lines: Lines = 100,
     report: Report = False,
 ) -> None:
-    """Show what happened in a peer and what its processes said, the newest last. Works on a peer that has ended too."""
+    """Show the events of a peer and the log of its processes, newest last. Also works for a peer that has ended."""
     folder = Home(home)
     if report:
         print(redacted(report_text(folder), folder.path))
@@ -48,7 +48,7 @@ def logs(
     if level not in LEVELS:
         raise BadSettings(f"there is no level {level!r}", hint=f"one of {', '.join(LEVELS)}")
     if not folder.log.exists() and not folder.events.exists():
-        raise BadSettings(f"no peer has run in {folder.path}", hint="name its folder with --home")
+        raise BadSettings(f"no peer has run in {folder.path}", hint="pass its home folder with --home DIR")
     log = Log(folder)
     for line in deque(wanted(log, level, grep), maxlen=lines):
         print(line)
@@ -59,16 +59,19 @@ def logs(
 
 
 def wanted(log: Log, level: str, grep: str) -> Iterator[LogLine]:
-    """Yield the new lines that pass both filters. Raises BadSettings for a pattern that is none."""
+    """Yield the new lines that pass both filters. Raises BadSettings if the pattern is not a regular expression."""
     try:
         pattern = re.compile(grep)
     except re.error as error:
-        raise BadSettings(f"--grep {grep!r} is not a regular expression: {error}", hint="plain words are one") from error
+        raise BadSettings(
+            f"--grep {grep!r} is not a regular expression: {error}",
+            hint="escape special characters with a backslash, or search for plain words",
+        ) from error
     return (line for line in at_least(log.lines(), level) if pattern.search(str(line)))
 
 
 def report_text(folder: Home) -> str:
-    """Return what somebody who wants to help asks for: versions, the last status, the last lines."""
+    """Return a report for an issue: versions, the last status, the last log lines."""
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
     machine = f"Gossamer {VERSION}, Python {platform.python_version()}, {platform.system()} {platform.machine()}, {versions}"
     status = folder.last_status()
@@ -87,7 +90,7 @@ _SECRETS = (
 
 
 def redacted(text: str, home: Path) -> str:
-    """Take out what says who and where somebody is: the home and user folders, addresses, invites, the most of peer ids."""
+    """Replace what identifies the operator: the home and user folders, addresses, invites, most of each peer id."""
     for folder, name in ((home, "HOME"), (Path.home(), "~")):
         text = text.replace(str(folder), name)
     for pattern, name in _SECRETS:

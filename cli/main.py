@@ -1,6 +1,6 @@
-"""The `peer` command: its verbs, and how it ends.
+"""The `peer` command: its verbs, and its exit codes.
 
-A verb is a file of that name. It is imported when it is asked for, and what is slow (torch, hivemind) only where it runs, so that
+Each verb is a file of that name, imported on demand. Slow packages (torch, hivemind) are imported only where they are used, so that
 `peer status` and `peer --help` answer at once.
 """
 
@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from gossamer.cli.leash import follow_parent
+from gossamer.cli.parent_exit import follow_parent
 from gossamer.protocol.errors import ExitCode, GossamerError
 
 VERBS = (
@@ -25,7 +25,7 @@ FUNCTIONS = {"eval": "evaluate", "id": "identity"}  # of verbs that Python's own
 
 
 def command_line(verbs: Iterable[str] = VERBS) -> typer.Typer:
-    """Return the command with these verbs, and import them."""
+    """Import these verbs and return the command with them."""
     app = typer.Typer(
         name="peer",
         add_completion=False,
@@ -58,7 +58,7 @@ def peer(
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Carry out one command line and return its exit code."""
+    """Run one command line and return its exit code."""
     asked = [verb for verb in arguments[:1] if verb in VERBS]
     try:
         returned = command_line(asked or VERBS)(args=list(arguments), prog_name="peer", standalone_mode=False)
@@ -68,7 +68,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def report_failure(failure: BaseException) -> ExitCode:
-    """Tell the operator on stderr what went wrong, with a hint, and return the exit code that says whose fault it was."""
+    """Print the error and its hint on stderr, and return the exit code that says whose fault it was."""
     match failure:
         case GossamerError():
             _report(str(failure), failure.hint)
@@ -81,7 +81,7 @@ def report_failure(failure: BaseException) -> ExitCode:
             return ExitCode.INTERRUPTED
         case _:
             traceback.print_exception(failure, file=sys.stderr)
-            _report(f"internal error: {failure!r}", "this is our fault; please report it with the lines above")
+            _report(f"internal error: {failure!r}", "this is a bug; please report it with the lines above")
             return ExitCode.OUR_FAULT
 
 

@@ -1,4 +1,4 @@
-"""Manifests as the command line makes them: read from a file or the default, with the changes that options ask for."""
+"""Manifests of the command line: from a file or the default, with the changes of the options."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gossamer.protocol.run.manifest import Manifest
 
 
 def default_manifest(*, own_text: bool) -> Manifest:
-    """Return the small run of the demo: on text that each peer brings along, or on what every machine has."""
+    """Return the small run of the demo: on text of each peer's own, or on Python's standard library."""
     return Manifest.checked({"data": {"source": "text"}} if own_text else {})
 
 
@@ -36,7 +36,7 @@ def changed(
     method: str | None = None,
     inner_steps: int | str | None = None,
 ) -> Manifest:
-    """Return the manifest with what was given in place of its own. Raises BadManifest where that cannot work."""
+    """Return the manifest with the given values replaced. Raises BadManifest if the result is not valid."""
     values = manifest.model_dump(exclude_unset=True)  # what follows from a value that changes must follow again
     for section, key, value in (
         ("run", "total_steps", steps),

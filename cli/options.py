@@ -17,7 +17,7 @@ DEFAULT_HOME = Path("~/.gossamer")
 
 HomeFolder = Annotated[
     Path,
-    typer.Option("--home", envvar="GOSSAMER_HOME", metavar="DIR", help="Folder of this peer: its key, checkpoints and logs."),
+    typer.Option("--home", envvar="GOSSAMER_HOME", metavar="DIR", help="Home folder of this peer: key, checkpoints and logs."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on stdout; everything else goes to stderr.")]
 
@@ -35,14 +35,14 @@ Metrics = Annotated[
     typer.Option(
         "--metrics",
         metavar="[ADDRESS:]PORT",
-        help="Show metrics to Prometheus on this port, of 127.0.0.1 unless an address is given.",
+        help="Serve metrics for Prometheus on this port; the default address is 127.0.0.1.",
     ),
 ]
 
-Steps = Annotated[int | None, typer.Option("--steps", metavar="N", min=1, help="Inner steps that the run lasts.")]
-Seed = Annotated[int | None, typer.Option("--seed", metavar="N", min=0, help="Everything random in the run follows from it.")]
+Steps = Annotated[int | None, typer.Option("--steps", metavar="N", min=1, help="Length of the run in inner steps.")]
+Seed = Annotated[int | None, typer.Option("--seed", metavar="N", min=0, help="Seed of the run's random numbers.")]
 Codec = Annotated[
-    str | None, typer.Option("--codec", metavar="NAME", help="How peers pack what they exchange, like fp32, int8 or modulo4.")
+    str | None, typer.Option("--codec", metavar="NAME", help="Codec for the weights that peers exchange, like fp32, int8 or modulo4.")
 ]
 InnerSteps = Annotated[
     Any,
@@ -50,7 +50,7 @@ InnerSteps = Annotated[
         "--inner-steps",
         metavar="N|auto",
         parser=inner_steps,
-        help="Inner steps between two meetings on a fragment, about; auto: as often as line and trainer of each peer afford.",
+        help="Mean number of inner steps between two meetings on a fragment; auto: each peer finds its own.",
     ),
 ]
-Method = Annotated[str | None, typer.Option("--method", metavar="NAME", help="How peers pull their weights together: noloco.")]
+Method = Annotated[str | None, typer.Option("--method", metavar="NAME", help="Outer optimizer: noloco.")]

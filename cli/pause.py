@@ -1,4 +1,4 @@
-"""`peer pause`: have the running peer rest, for a while or until `peer resume`."""
+"""`peer pause`: pause the running peer, for a time or until `peer resume`."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.units import duration_s
 from gossamer.protocol.errors import BadSettings
 
-Length = Annotated[str | None, typer.Argument(metavar="[TIME]", help="For how long, like 30m, 2h or 1d. Default: until `peer resume`.")]
+Length = Annotated[str | None, typer.Argument(metavar="[TIME]", help="Duration, like 30m, 2h or 1d. Default: until `peer resume`.")]
 
 
 def pause(time: Length = None, home: HomeFolder = DEFAULT_HOME) -> None:
-    """Have the running peer rest.
+    """Pause the running peer.
 
-    The meeting under way ends, the trainer saves and frees its memory, the GPU's too; the peer keeps its place among the others.
+    The meeting in progress ends; the trainer saves its state and frees its memory, on the GPU too. The peer stays a member of the swarm.
     """
     answer = ask(Home(home).path, {"verb": "pause", "seconds": seconds(time)})
     print(f"{answer['state']}: {answer['reason']}\nhint: `peer resume` ends the pause", file=sys.stderr)
 
 
 def seconds(length: str | None) -> float | None:
-    """Read a length of time. Raises BadSettings."""
+    """Read a duration. Raises BadSettings."""
     try:
         return duration_s(length) if length is not None else None
     except ValueError as error:
-        raise BadSettings(f"{length!r} is no length of time: {error}", hint="for example 30m, 2h or 1d") from error
+        raise BadSettings(f"{length!r} is not a duration: {error}", hint="for example 30m, 2h or 1d") from error

@@ -1,4 +1,4 @@
-"""`peer peers`: whom the running peer has met, and how that went."""
+"""`peer peers`: the partners of the running peer and the results of their meetings."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ COLUMNS = ("peer", "route", "round trip", "meetings", "refused", "failed", "up",
 
 
 def peers(home: HomeFolder = DEFAULT_HOME, as_json: Json = False) -> None:
-    """Show the partners of the running peer: how each is reached, what was exchanged, and how meetings ended."""
+    """Show the partners of the running peer: route, traffic, and results of their meetings."""
     answer = ask(Home(home).path, {"verb": "peers"})
     print(json.dumps(answer) if as_json else table(answer["peers"], time.time()))
 
 
 def table(rows: Sequence[Mapping[str, Any]], now_s: float) -> str:
-    """Return one line a partner under a heading, those seen last first."""
+    """Return a heading and one line per partner, the most recently seen first."""
     if not rows:
         return "no partner yet"
     lines = [COLUMNS, *(partner_cells(row, now_s) for row in sorted(rows, key=lambda row: -row["seen"]))]

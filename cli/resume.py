@@ -1,4 +1,4 @@
-"""`peer resume`: end a pause that was asked for."""
+"""`peer resume`: end a pause that `peer pause` started."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gossamer.peer.machine.home import Home
 def resume(home: HomeFolder = DEFAULT_HOME) -> None:
     """End a pause.
 
-    The trainer goes on from where it saved, and catches up with the others. A pause by a setting ends only with that setting.
+    The trainer continues from its checkpoint and catches up with the swarm. Only a change of settings ends a pause that settings caused.
     """
     ask(Home(home).path, {"verb": "resume"})
-    print("going on: the trainer starts again from where it saved", file=sys.stderr)
+    print("resumed: the trainer restarts from its checkpoint", file=sys.stderr)

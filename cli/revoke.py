@@ -1,4 +1,4 @@
-"""`peer revoke`: take back an invite, or a member's right to take part."""
+"""`peer revoke`: revoke an invite, or the membership of one peer."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ from gossamer.protocol.run.invite import PREFIX, Invite
 from gossamer.protocol.run.manifest import SignedManifest
 
 What = Annotated[
-    str, typer.Argument(metavar="INVITE|PEERID", help="An invite that this peer wrote, for all who came by it; or the id of one member.")
+    str,
+    typer.Argument(
+        metavar="INVITE|PEERID", help="An invite that this peer wrote (revokes every member that joined with it), or the id of one member."
+    ),
 ]
 
 
 def revoke(what: What, home: HomeFolder = DEFAULT_HOME, as_json: Json = False) -> None:
-    """Take back an invite of this peer's, or let one of its guests take part no more.
+    """Revoke an invite that this peer wrote, or the membership of one peer that joined with it.
 
-    The others hear of it within minutes while this peer runs, and for good.
+    Other peers learn of it within minutes while this peer runs. A revocation is permanent.
     """
     folder = Home(home)
     if not folder.manifest.exists():
@@ -39,15 +42,15 @@ def revoke(what: What, home: HomeFolder = DEFAULT_HOME, as_json: Json = False) -
     if as_json:
         print(json.dumps({"revoked": str(revoked), "is_new": is_new, "run_id": signed.run_id.hex()}))
     else:
-        print(f"{words}; the other peers hear of it from this one while it runs" if is_new else "that was revoked before")
+        print(f"{words}; this peer notifies the others while it runs" if is_new else "it was already revoked")
 
 
 def need_issuer(signed: SignedManifest, me: PeerId) -> None:
-    """Raise BadSettings unless this peer may write invites for its run, and so take them back."""
+    """Raise BadSettings unless this peer may write, and so revoke, invites for its run."""
     run = signed.manifest().run
     if run.access != "invite":
         raise BadSettings(
-            f'the run has access = "{run.access}": nobody came by an invite', hint="host a new run; its manifest says who may take part"
+            f'the run has access = "{run.access}": nobody came by an invite', hint="host a new run whose manifest says who may join"
         )
     if str(me) not in run.issuers:
         raise BadSettings(
@@ -56,12 +59,12 @@ def need_issuer(signed: SignedManifest, me: PeerId) -> None:
 
 
 def named(what: str, run_id: bytes, me: PeerId) -> tuple[PeerId, str]:
-    """Return the name that is to be revoked, and what that means. Raises BadInvite and BadSettings."""
+    """Return the id to revoke and the sentence that says what that means. Raises BadInvite and BadSettings."""
     if not what.strip().lower().startswith(PREFIX):
         peer = PeerId.from_text(what)
         return (
             peer,
-            f"{peer.short()} takes part no more; but with an invite for anybody it can come back under another key",
+            f"{peer.short()} is no longer a member; with an open invite it can rejoin under another key",
         )
     invite = Invite.from_text(what)
     if invite.run_id != run_id:
@@ -70,13 +73,13 @@ def named(what: str, run_id: bytes, me: PeerId) -> tuple[PeerId, str]:
     if credential.issuer != me:
         raise BadSettings(f"the invite was written by {credential.issuer}", hint="only that peer can take it back")
     if credential.subject is not None:
-        return credential.subject, f"the invite for {credential.subject.short()} is good no more"
+        return credential.subject, f"the invite for {credential.subject.short()} is revoked"
     assert credential.bearer is not None
-    return credential.bearer, "the invite is good no more, for nobody who came by it either"
+    return credential.bearer, "the invite is revoked, and so is every membership that came from it"
 
 
 def kept(folder: Home) -> Revocations:
-    """Return what is revoked already, as far as this home knows."""
+    """Return the revocations that this home holds."""
     held = Revocations()
     with contextlib.suppress(OSError, PeerMisbehaved):
         for revocation in read_revocations(folder.revocations.read_bytes()):

@@ -1,4 +1,4 @@
-"""Live progress: of peers as a table, of a long computation as bars, both in place on a terminal, and as plain lines everywhere else."""
+"""Live progress: a table of peers or bars of a long computation on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Screen(Protocol):
         """Draw the newest status of the peer called `name`."""
 
     def say(self, sentence: str) -> None:
-        """Print one sentence that stays."""
+        """Print one sentence that is not redrawn."""
 
     def data(self, text: str) -> None:
-        """Print a line of the command's result on stdout, clear of everything drawn here."""
+        """Print a line of the command's result on stdout, apart from everything drawn here."""
 
 
 class PlainLines:
-    """Progress as lines: one when a peer's state changes, and now and then while it trains."""
+    """Progress as lines: one per change of state, and one at intervals while a peer trains."""
 
     def __init__(self, stream: TextIO, now_s: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream
@@ -47,7 +47,7 @@ class PlainLines:
         self._shown: dict[str, tuple[Status, float]] = {}
 
     def show(self, name: str, status: Status) -> None:
-        """Print a line for the peer if there is news."""
+        """Print a line for the peer if its status differs enough from the last line."""
         if self._is_news(name, status):
             self._shown[name] = (status, self._now_s())
             self.say(line(name, status))
@@ -111,7 +111,7 @@ class LiveTable:
 
 
 def _bar(name: str, progress: Mapping[str, Any]) -> Table:
-    """Return how far a peer's long work is: what it is, a bar, per cent. How long it will take stands in the reason."""
+    """Return name, bar and percentage of a peer's long work. The reason of the state tells the time left."""
     row = Table.grid(padding=(0, 1))
     bar = ProgressBar(total=1.0, completed=progress["share"], width=BAR_CELLS)
     row.add_row(Text(f"{name}: {progress['work']}"), bar, Text(share_text(progress["share"], 1)))

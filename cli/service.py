@@ -1,4 +1,4 @@
-"""`peer service`: have systemd start the peer with the machine, and start it again after a crash."""
+"""`peer service`: let systemd start the peer at boot and restart it after a crash."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gossamer.protocol.errors import BadSettings
 
 
 class Action(StrEnum):
-    """What to do about the service."""
+    """What `peer service` does."""
 
     INSTALL = "install"
     REMOVE = "remove"
@@ -30,15 +30,15 @@ class Action(StrEnum):
 
 
 What = Annotated[Action, typer.Argument(metavar="ACTION", help="install, remove or status.", show_default=False)]
-Print = Annotated[bool, typer.Option("--print", help="With install: only print the unit, and do nothing.")]
+Print = Annotated[bool, typer.Option("--print", help="With install: print the unit file and change nothing.")]
 
 
 def service(
     action: What, invite: InviteText = None, home: HomeFolder = DEFAULT_HOME, only_print: Print = False, as_json: Json = False
 ) -> None:
-    """Keep this peer running, as a service of systemd's user manager.
+    """Install this peer as a service of systemd's user manager, remove it, or show its status.
 
-    `install` starts it now and with the machine, in a cage; `remove` stops it and leaves the home as it is.
+    `install` starts the peer now and at every boot, in a sandbox; `remove` stops it and keeps the home folder.
     """
     folder = Home(home)
     match action:
@@ -53,12 +53,12 @@ def service(
 
 
 def install(folder: Home, invite: str | None) -> None:
-    """Write the unit, say what it is, and have systemd start it. Raises BadInvite or BadSettings."""
+    """Write and print the unit, and let systemd start it. Raises BadInvite or BadSettings."""
     if invite is None:
         need_run(folder, "service install")
     if holder := folder.holder():
         raise BadSettings(
-            f"a peer already runs from {folder.path} ({holder})", hint="stop it with `peer leave`: the service starts its own"
+            f"a peer already runs from {folder.path} ({holder})", hint="stop it with `peer leave` first: the service starts the peer itself"
         )
     _, read = read_invite(folder, invite)
     if read is not None:
@@ -71,25 +71,25 @@ def install(folder: Home, invite: str | None) -> None:
     print(f"written to {file}", file=sys.stderr)
     systemctl("daemon-reload")
     systemctl("enable", "--now", file.name)
-    print("the peer runs: `peer status` tells what it does, `peer logs` what it said", file=sys.stderr)
+    print("the peer runs: `peer status` shows its state, `peer logs` its log", file=sys.stderr)
     if not lingers():
         print(
-            "hint: it runs while you are logged in; `loginctl enable-linger` has it run without you, from the start of the machine",
+            "hint: the service stops when you log out; `loginctl enable-linger` keeps it running and starts it at boot",
             file=sys.stderr,
         )
 
 
 def remove(folder: Home) -> None:
-    """Stop the service and take its unit away; the home stays. Raises BadSettings where there is none."""
+    """Stop the service and remove its unit; keep the home folder. Raises BadSettings if no service is installed."""
     file = need_unit(folder)
     systemctl("disable", "--now", file.name)
     file.unlink()
     systemctl("daemon-reload")
-    print(f"stopped, and {file} is gone; the peer's key and state stay in {folder.path}", file=sys.stderr)
+    print(f"stopped the peer and removed {file}; its key and state stay in {folder.path}", file=sys.stderr)
 
 
 def show(folder: Home, *, as_json: bool) -> None:
-    """Print what systemd says of the service, and what the peer says, or said last. Raises BadSettings where none is installed."""
+    """Print the state of the service and of the peer, or its last state. Raises BadSettings if no service is installed."""
     from gossamer.peer.machine.events import read_events  # pydantic: only where there are some
     from gossamer.peer.machine.status import of_events
 
@@ -108,8 +108,8 @@ def show(folder: Home, *, as_json: bool) -> None:
 
 
 def need_unit(folder: Home) -> Path:
-    """Return the unit's file. Raises BadSettings where there is none."""
+    """Return the unit's file. Raises BadSettings if it does not exist."""
     file = unit_file(folder.path)
     if not file.exists():
-        raise BadSettings(f"no service is installed for {folder.path}", hint="`peer service install` makes one")
+        raise BadSettings(f"no service is installed for {folder.path}", hint="`peer service install` installs one")
     return file

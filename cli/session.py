@@ -1,4 +1,4 @@
-"""One peer that runs from this shell: its settings, and its progress on stderr, until its run ends, it leaves, or it cannot go on."""
+"""Run one peer in this shell: read its settings, draw its progress on stderr, until the run ends, the peer leaves, or it fails."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def hold_session(
 ) -> None:
     """Run the peer, draw its status after each change, and call `also` with it. Raises what `run_peer` raises.
 
-    `metrics`: where Prometheus may ask for it too, as `--metrics` says it.
+    `metrics`: the address and port for Prometheus, as `--metrics` takes them; None serves no metrics.
     """
     newest = Status()
     with screen(sys.stderr) as drawn, showing_metrics(metrics, lambda: newest):
@@ -79,20 +79,20 @@ def hold_session(
 
 @contextlib.contextmanager
 def showing_metrics(text: str | None, status: Callable[[], Status]) -> Iterator[None]:
-    """Answer Prometheus while inside, if asked to. Raises BadSettings."""
+    """Serve metrics inside the context unless `text` is None. Raises BadSettings."""
     if text is None:
         yield
         return
-    from gossamer.peer.machine.metrics import place, serving_metrics  # prometheus_client: only for who wants it
+    from gossamer.peer.machine.metrics import place, serving_metrics  # prometheus_client: loaded only with --metrics
 
     with serving_metrics(*place(text), status):
         yield
 
 
 def farewell(status: Status, config: PeerConfig) -> str:
-    """Return the last sentence: how it ended, and what can be done next."""
+    """Return the last line: how the session ended, and what the operator can do next."""
     if not config.trains:
-        return "the seed has left"
+        return "the bootstrap node has left"
     figures = f"step {status.step} of {status.total_steps}, loss {loss_text(status.loss)}"
     if status.state == "done":
         return f"the run is over: {figures}\nhint: `peer export FOLDER --home {config.home}` writes the model"

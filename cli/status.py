@@ -1,4 +1,4 @@
-"""`peer status`: what the running peer does, and why."""
+"""`peer status`: the state of the running peer and the reason for it."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ FLAT = 0.0005  # nats in 100 steps: less is no change
 
 
 class Unhealthy(GossamerError):
-    """The peer does not run, or is of no use as it is; exit code 1, which is what programs that watch over others expect."""
+    """The peer does not run or does not work; exit code 1, as health checks expect."""
 
 
 Healthy = Annotated[
     bool,
-    typer.Option("--healthy", help="Only tell whether it works, waits or is on its way to, by the exit code: 0, or 1 with the reason."),
+    typer.Option("--healthy", help="Report by the exit code only: 0 if the peer works, waits or starts normally, else 1 with the reason."),
 ]
 
 
 def status(home: HomeFolder = DEFAULT_HOME, as_json: Json = False, healthy: Healthy = False) -> None:
-    """Show what the running peer does, why, since when, and what would end it."""
+    """Show the state of the running peer: since when, why, and what ends it."""
     folder = Home(home)
     if healthy:
         need_health(folder)
@@ -42,29 +42,29 @@ def status(home: HomeFolder = DEFAULT_HOME, as_json: Json = False, healthy: Heal
 
 
 def need_health(folder: Home) -> None:
-    """Raise Unhealthy unless a peer runs from this home, answers, and is of use as it is."""
+    """Raise Unhealthy unless a peer runs from this home, answers, and works."""
     try:
         trouble = ask(folder.path, {"verb": "health"})["trouble"]
     except BadSettings as error:
         raise Unhealthy(str(error), hint=error.hint) from error
     if trouble:
-        raise Unhealthy(trouble, hint="`peer status` says what would end it")
+        raise Unhealthy(trouble, hint="`peer status` shows the reason and what ends it")
 
 
 def last_word(folder: Home) -> str:
-    """Return how the peer that ran there last ended, as far as it could write it down."""
+    """Return the last state that the peer of this home recorded, empty if there is none."""
     status = folder.last_status()
-    return f"; its last word: {sentence(status, time.time())}" if status else ""
+    return f"; its last state: {sentence(status, time.time())}" if status else ""
 
 
 def description(answer: Status, now_s: float) -> str:
-    """Return the status for people: one sentence, then a few lines."""
+    """Return the status as text: one sentence, then the rows."""
     shown = rows(answer, now_s) | {"warnings": "\n           ".join(answer["warnings"]) or "none"}
     return "\n".join([sentence(answer, now_s), "", *(f"{name:<11}{value}" for name, value in shown.items())])
 
 
 def rows(answer: Status, now_s: float) -> dict[str, str]:
-    """Return what is worth knowing beside the sentence, in a few words each."""
+    """Return the rows below the sentence, by name."""
     return {
         "run": run_text(answer, now_s),
         "loss": trend_text(answer),
@@ -90,7 +90,7 @@ def run_text(answer: Status, now_s: float) -> str:
 
 
 def trend_text(answer: Status) -> str:
-    """Return the loss and where it goes."""
+    """Return the loss and its trend."""
     held_out = f", held-out {loss_text(answer['eval_loss'])}" if answer["eval_loss"] is not None else ""
     trend = answer["loss_trend"]
     if trend is None:
@@ -100,7 +100,7 @@ def trend_text(answer: Status) -> str:
 
 
 def part_text(answer: Status, now_s: float) -> str:
-    """Return what this peer has done for the run, over all its starts."""
+    """Return what this peer has contributed to the run, over all its starts."""
     lifetime = answer["lifetime"]
     share = answer["token_share"]
     of_all = f" ({share_text(share, 1)} of what the peers in sight report)" if share is not None and answer["peers_seen"] else ""
@@ -111,23 +111,23 @@ def part_text(answer: Status, now_s: float) -> str:
 
 
 def partners_text(peers_seen: int, routes: Mapping[str, int]) -> str:
-    """Return how many others are there, and how those run to whom a connection is open."""
+    """Return the number of peers in sight and the routes of open connections."""
     connected = ", ".join(f"{number} {route}" for route, number in sorted(routes.items()))
     return f"{peers_seen} in sight" + (f"; connected: {connected}" if connected else "")
 
 
 def traffic_text(meetings: Mapping[str, int], month_bytes: int) -> str:
-    """Return what went over the network: in meetings, and in all."""
+    """Return the traffic of meetings in this start, and all traffic of this month."""
     in_meetings = f"{bytes_text(meetings['sent'])} up, {bytes_text(meetings['received'])} down in meetings, in this start"
     return f"{in_meetings}; {bytes_text(month_bytes)} in all this month"
 
 
 def costs_text(lifetime: Mapping[str, float], energy: Mapping[str, Any]) -> str:
-    """Return what it costs to run this peer, over all its starts."""
+    """Return running time, traffic and energy of this peer, over all its starts."""
     hours = f"{lifetime['seconds'] / 3600:.1f} hours, {bytes_text(lifetime['sent'] + lifetime['received'])} in meetings"
     return hours + (f", {lifetime['watt_hours']:.1f} Wh ({energy['how']})" if energy["how"] else "")
 
 
 def interval_text(inner_steps: int, reason: str) -> str:
-    """Return how often the peer asks for a meeting, and what sets that."""
+    """Return how often the peer starts a meeting, and what sets that interval."""
     return f"one in about {inner_steps} steps ({reason})" if inner_steps else "how often is not known yet"

@@ -1,4 +1,4 @@
-"""`peer watch`: the peers of this machine over the whole terminal, until you press q."""
+"""`peer watch`: the peers of this machine in a full-screen terminal view."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Homes = Annotated[
 
 
 def watch(homes: Homes = None, home: HomeFolder = DEFAULT_HOME) -> None:
-    """Show the peers of this machine over the whole terminal: state, charts, partners. Press q to end it."""
+    """Show the peers of this machine in a full-screen terminal view: state, charts, partners. Press q to quit."""
     from gossamer.cli.full_screen import FullScreen  # textual: slow to import, and needed only now
 
     FullScreen(homes or [home]).run()

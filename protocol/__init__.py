@@ -1,1 +1,1 @@
-"""What peers say to each other and how it travels: identity, manifest, invite, messages, transports. Bytes, never tensors."""
+"""The peer-to-peer protocol: identity, manifest, invite, messages and transports. It handles bytes, never tensors."""

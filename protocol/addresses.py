@@ -1,12 +1,12 @@
-"""The multiaddrs that a record or an invite may hold: TCP to a host, directly or through a relay, and one of our own (`nearby.py`).
+"""Parse and classify the multiaddrs that a record or an invite may hold: TCP, circuit relay, and sealed local addresses (`nearby.py`).
 
     /ip4/203.0.113.5/tcp/4001/p2p/12D3Koo...
     /dns4/peer.example.org/tcp/4001/p2p/12D3Koo.../p2p-circuit/p2p/12D3Koo...
     /near/4Vq9.../p2p/12D3Koo...
 
-Everything else is refused before it reaches p2pd: the text comes from strangers. Only TCP, because the QUIC stack of the p2pd we
-use is old and known to be weak. Not a multiaddr library: what is read here is what we write. The bytes are ours too: hivemind's
-library wraps the id of a relay in a CID, and its own p2pd refuses every address of a list that has such a one in it.
+Every other form is rejected before it reaches p2pd, because the text comes from untrusted peers. Only TCP is accepted: the QUIC stack of
+the bundled p2pd is old and has known vulnerabilities. This module is not a general multiaddr library. It also encodes the binary form
+itself: hivemind's library wraps a relay's peer id in a CID, and its own p2pd then rejects the whole address list.
 """
 
 from __future__ import annotations
@@ -30,26 +30,29 @@ _ADDRESS: Final = re.compile(
 NEAR: Final = "/near/"
 _SEALED: Final = re.compile(r"/near/[1-9A-HJ-NP-Za-km-z]{1,128}(?:/p2p/(?P<peer>[1-9A-HJ-NP-Za-km-z]{1,64}))?")
 Route = Literal["direct", "punched", "relayed", "local"]
-"""How a partner is reached: over the internet, likewise where neither can be called, through a relay, or on this machine or the local
-network."""
+"""How a partner is reached: "direct" over the internet, "punched" over the internet by NAT hole punching, "relayed" through a circuit
+relay, or "local" on this machine or the local network."""
 
 NETWORK_BITS: Final = {4: 16, 6: 32}
-"""What one party can be expected to hold of an address: the length of the prefix that counts as one network."""
+"""Prefix length, by IP version, of the address block that counts as one network: one party can easily control a whole block."""
 CIRCUIT: Final = "/p2p-circuit"
-_CODES: Final = {"ip4": b"\x04", "ip6": b"\x29", "dns": b"\x35", "dns4": b"\x36", "dns6": b"\x37"}  # as multiaddr's table numbers them
+_CODES: Final = {"ip4": b"\x04", "ip6": b"\x29", "dns": b"\x35", "dns4": b"\x36", "dns6": b"\x37"}  # multicodec numbers
 _TCP_CODE: Final = b"\x06"
 _PEER_CODE: Final = b"\xa5\x03"
 _CIRCUIT_CODE: Final = b"\xa2\x02"
-_MULTIHASHES: Final = {b"\x00\x24": 38, b"\x12\x20": 34}  # how the id of a libp2p host begins, and its length: Ed25519 and all other keys
+_MULTIHASHES: Final = {b"\x00\x24": 38, b"\x12\x20": 34}  # multihash prefix of a libp2p peer id -> its length: Ed25519 keys, all other keys
 _ENDS_IN_PEER: Final = re.compile(r"/p2p/[^/]+\Z")
 _REMEMBERED: Final = 1024
-"""Addresses that were read last: those of the peers in a book are asked about several times a second."""
+"""Cache size: the address book queries the same addresses several times a second."""
 _LABEL: Final = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _HOST_NAME: Final = re.compile(rf"{_LABEL}(?:\.{_LABEL})*", re.IGNORECASE | re.ASCII)  # without ASCII, [a-z] matches U+017F
 
 
 def read_address(text: str) -> PeerId | None:
-    """Return the peer that a multiaddr leads to, or None when it does not say. Raises ValueError with a sentence."""
+    """Validate a multiaddr and return the peer id of its final destination, None if it has none.
+
+    Raises ValueError with a message for the operator.
+    """
     if sealed := _SEALED.fullmatch(text):
         target = sealed["peer"]
     else:
@@ -64,7 +67,7 @@ def read_address(text: str) -> PeerId | None:
 
 
 def address_bytes(text: str) -> bytes:
-    """Return a multiaddr as p2pd reads it. Raises ValueError with a sentence."""
+    """Return the binary form of a multiaddr, as p2pd expects it. Raises ValueError with a message for the operator."""
     match = _read(text)
     host = match["host"]
     name = host.encode() if match["kind"].startswith("dns") else ipaddress.ip_address(host).packed
@@ -75,13 +78,13 @@ def address_bytes(text: str) -> bytes:
 
 
 def route(address: str) -> Route:
-    """Say how a connection with this multiaddr at its other end runs, as far as the address tells; see `route_between`."""
+    """Return the route that a remote multiaddr implies. It never returns "punched": see `route_between`."""
     return "relayed" if CIRCUIT in address else "direct" if is_public(address) else "local"
 
 
 @lru_cache(_REMEMBERED)
 def is_loopback(address: str) -> bool:
-    """Tell whether an address is of use on its own machine alone."""
+    """Return whether an address is a loopback address."""
     try:
         return ipaddress.ip_address(host_of(address)).is_loopback
     except ValueError:
@@ -89,26 +92,27 @@ def is_loopback(address: str) -> bool:
 
 
 def route_between(end: str, through: Collection[str], theirs: Collection[str]) -> Route:
-    """Say how a connection runs with `end` at its other end: `through` are our own relays, `theirs` the partner's addresses, if known.
+    """Return the route of a connection whose remote multiaddr is `end`.
 
-    p2pd does not tell of the holes that it punches; where neither side can be called, it has punched one.
+    `through` holds our own relays, `theirs` the partner's addresses, empty if unknown. p2pd does not report hole punching, so a direct
+    connection between two peers that cannot accept inbound connections counts as punched.
     """
     is_hidden = bool(through) and bool(theirs) and not any(route(address) == "direct" for address in theirs)
     return "punched" if is_hidden and route(end) == "direct" else route(end)
 
 
 def host_of(address: str) -> str:
-    """Return the IP address or the name in a multiaddr, of a circuit the relay's; empty where there is none."""
+    """Return the IP address or DNS name in a multiaddr, the relay's for a circuit; an empty string if there is none."""
     return address.split("/")[2] if address.count("/") > 1 else ""
 
 
 def port_of(address: str) -> int:
-    """Return the port in a multiaddr. Raises ValueError where there is none."""
+    """Return the TCP port in a multiaddr. Raises ValueError if there is none."""
     return int(address.partition("/tcp/")[2].partition("/")[0])
 
 
 def by_peer(addresses: Iterable[str]) -> dict[PeerId, tuple[str, ...]]:
-    """Group multiaddrs, each of which ends in a peer's id, by the peer to which they lead."""
+    """Group multiaddrs by their final peer id. Every address must end in /p2p/<peer id>."""
     peers: dict[PeerId, tuple[str, ...]] = {}
     for address in addresses:
         peer = PeerId.from_text(address.rpartition("/p2p/")[2])
@@ -118,7 +122,7 @@ def by_peer(addresses: Iterable[str]) -> dict[PeerId, tuple[str, ...]]:
 
 @lru_cache(_REMEMBERED)
 def is_public(address: str) -> bool:
-    """Tell whether an address, or the relay that it leads through, may be dialled from anywhere; of a name one cannot know, so it may."""
+    """Return whether an address, or the relay in it, is globally routable. A DNS name counts as public."""
     if address.startswith(NEAR):
         return False
     try:
@@ -129,7 +133,7 @@ def is_public(address: str) -> bool:
 
 @lru_cache(_REMEMBERED)
 def network_of(address: str) -> str:
-    """Name the network that an address, or the relay it leads through, lies in: /16 of IPv4, /32 of IPv6; a name is its own network."""
+    """Return the network of an address, or of the relay in it: the /16 for IPv4, the /32 for IPv6, the name itself for a DNS name."""
     host = host_of(address)
     try:
         ip = ipaddress.ip_address(host)
@@ -139,7 +143,7 @@ def network_of(address: str) -> str:
 
 
 def with_peer(text: str, peer_id: PeerId) -> str:
-    """Return a multiaddr with the id of its peer at the end: records leave it out. Does not read the rest; see `read_address`."""
+    """Append /p2p/<peer id> to a multiaddr unless it already ends in a peer id. Does not validate the rest: see `read_address`."""
     return text if _ENDS_IN_PEER.search(text) else f"{text}/p2p/{peer_id}"
 
 

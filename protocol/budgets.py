@@ -1,4 +1,4 @@
-"""What others ask of us costs us bytes and time, and so everybody gets only so much: each peer, each network, and all together."""
+"""Token-bucket rate limits for requests from other peers: per peer, per network and in total."""
 
 from __future__ import annotations
 
@@ -7,44 +7,51 @@ from dataclasses import dataclass
 
 from gossamer.protocol.newest import keep_newest
 
-REMEMBERED = 4096  # purses
+MAX_BUCKETS = 4096  # the least recently used ones are forgotten
 
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """So much at once, and as much again in `again_s`, little by little."""
+    """A token bucket's size: `capacity` units at most, refilled continuously from empty to full in `refill_s`."""
 
-    most: float
-    again_s: float
+    capacity: float
+    refill_s: float
 
 
 @dataclass(slots=True)
-class _Purse:
-    left: float
-    at_s: float
+class _TokenBucket:
+    available: float
+    updated_s: float
 
 
 class Budgets:
-    """A purse for all who ask, and one for each key by which an asker is known: itself, its network. `clock` only goes forward."""
+    """One token bucket for all requesters together, and one for each key of a requester (its peer id, its network).
+
+    `in_all` sizes the shared bucket; `each` holds one allowance per kind of key. `clock` is monotonic, in seconds.
+    """
 
     def __init__(self, clock: Callable[[], float], in_all: Allowance, *each: Allowance) -> None:
         self._clock = clock
         self._allowances = (in_all, *each)
-        self._purses: dict[tuple[int, Hashable], _Purse] = {}  # by number of the allowance, and key
+        self._buckets: dict[tuple[int, Hashable], _TokenBucket] = {}  # by index of the allowance, and key
 
     def take(self, amount: float, *keys: Hashable) -> bool:
-        """Take so much from the purse of each key, one for each allowance, and of all; False, and none is taken, where one has less."""
-        purses = [self._filled(name, allowance) for name, allowance in zip(enumerate(("", *keys)), self._allowances, strict=True)]
-        if any(purse.left < amount for purse in purses):
+        """Take `amount` from the shared bucket and from the bucket of each key, one key per allowance in `each`.
+
+        Returns False, and takes nothing, if any of these buckets holds less.
+        """
+        buckets = [self._refill(name, allowance) for name, allowance in zip(enumerate(("", *keys)), self._allowances, strict=True)]
+        if any(bucket.available < amount for bucket in buckets):
             return False
-        for purse in purses:
-            purse.left -= amount
+        for bucket in buckets:
+            bucket.available -= amount
         return True
 
-    def _filled(self, name: tuple[int, Hashable], allowance: Allowance) -> _Purse:
+    def _refill(self, name: tuple[int, Hashable], allowance: Allowance) -> _TokenBucket:
         now_s = self._clock()
-        purse = self._purses.get(name) or _Purse(allowance.most, now_s)
-        purse.left = min(allowance.most, purse.left + (now_s - purse.at_s) / allowance.again_s * allowance.most)
-        purse.at_s = now_s
-        keep_newest(self._purses, name, purse, REMEMBERED)
-        return purse
+        bucket = self._buckets.get(name) or _TokenBucket(allowance.capacity, now_s)
+        refilled = (now_s - bucket.updated_s) / allowance.refill_s * allowance.capacity
+        bucket.available = min(allowance.capacity, bucket.available + refilled)
+        bucket.updated_s = now_s
+        keep_newest(self._buckets, name, bucket, MAX_BUCKETS)
+        return bucket

@@ -1,8 +1,7 @@
-"""Every error that crosses a package border, and whose fault it is.
+"""Every error that crosses a package border, classified by its cause: the network, the partner, the operator, or a refusal.
 
-The network's, the partner's, the operator's, or nobody's (`Refused`). Anything else that escapes is our own fault: exit code 1. A
-refusal's code tells the other side whether to ask again; the enum repeats `RefusalCode` of peer.proto without its zero, and a test holds
-the two together.
+Any other exception that escapes is a bug in Gossamer: exit code 1. The code of a refusal tells the other side whether to retry. The enum
+repeats `RefusalCode` of peer.proto without its zero value; a test compares the two.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What a `peer` command returns to the shell."""
+    """Exit code of a `peer` command."""
 
     DONE = 0
     OUR_FAULT = 1
@@ -23,7 +22,7 @@ class ExitCode(IntEnum):
 
 
 class GossamerError(Exception):
-    """An error with a sentence for the operator and a hint on what to do next."""
+    """An error with a message for the operator and a hint on what to do next."""
 
     exit_code = ExitCode.OUR_FAULT
 
@@ -33,41 +32,41 @@ class GossamerError(Exception):
 
 
 class TransportError(GossamerError):
-    """The network's fault: try again, or another partner, within the deadline."""
+    """The network failed: retry, or try another partner, within the deadline."""
 
     exit_code = ExitCode.SWARM_UNREACHABLE
 
 
 class Unreachable(TransportError):
-    """No connection to the partner opened."""
+    """No connection to the partner could be opened."""
 
 
 class PeerGone(TransportError):
-    """The partner's stream ended before the conversation did."""
+    """The stream to the partner ended before the exchange was complete."""
 
 
 class DeadlineExceeded(TransportError):
-    """The time set aside for this step has passed."""
+    """The deadline of this step has passed."""
 
 
 class PeerMisbehaved(GossamerError):
-    """The partner's fault: drop it and note why, do not retry."""
+    """The partner violated the protocol: drop it, record the reason, do not retry."""
 
 
 class BadMessage(PeerMisbehaved):
-    """Unreadable, out of order, or of a size that the manifest does not imply."""
+    """The message is unreadable, out of order, or of a size that the manifest does not imply."""
 
 
 class BadSignature(PeerMisbehaved):
-    """Signed by another key, or over other bytes."""
+    """The signature is by another key, or over other bytes."""
 
 
 class BadContents(PeerMisbehaved):
-    """The bytes lack the promised hash, or decode to something that is not finite."""
+    """The bytes do not have the promised hash, or decode to non-finite values."""
 
 
 class OperatorError(GossamerError):
-    """The operator's fault, always with a hint: exit code 2 unless the subclass says otherwise."""
+    """The operator's input cannot work. Always has a hint; exit code 2 unless the subclass sets another."""
 
     exit_code = ExitCode.BAD_INPUT
 
@@ -76,19 +75,19 @@ class OperatorError(GossamerError):
 
 
 class BadInvite(OperatorError):
-    """Cut, expired, forged, or for somebody else."""
+    """The invite is truncated, expired, forged, or for another peer."""
 
 
 class BadManifest(OperatorError):
-    """Not a manifest, or one with values that cannot work."""
+    """The input is not a manifest, or holds invalid values."""
 
 
 class BadSettings(OperatorError):
-    """Local settings or data that cannot work."""
+    """Local settings or data are invalid."""
 
 
 class WrongVersion(OperatorError):
-    """This build speaks another protocol version than the run."""
+    """The run uses a protocol version that this build does not support."""
 
     exit_code = ExitCode.VERSION_MISMATCH
 
@@ -106,7 +105,7 @@ class SwarmUnreachable(OperatorError):
 
 
 class RefusalCode(IntEnum):
-    """The numbers of peer.proto."""
+    """Why a peer refuses a request; the numbers are those of peer.proto."""
 
     BUSY = 1
     WRONG_RUN = 2
@@ -125,38 +124,41 @@ class RefusalCode(IntEnum):
 
 
 MEANING: dict[RefusalCode, tuple[str, str]] = {
-    # code: (what it says, seen from the side that was refused; what to do about it)
-    RefusalCode.BUSY: ("the partner is in another meeting", "another partner is asked; nothing to do"),
+    # code: (message, from the viewpoint of the refused peer; hint)
+    RefusalCode.BUSY: ("the partner is in another meeting", "nothing to do: this peer tries another partner"),
     RefusalCode.WRONG_RUN: ("the partner trains another run", "check that all peers joined with invites of the same run"),
-    RefusalCode.WRONG_VERSION: ("the partner speaks another protocol version", "install the same release of Gossamer as the other peers"),
+    RefusalCode.WRONG_VERSION: ("the partner uses another protocol version", "install the same release of Gossamer as the other peers"),
     RefusalCode.NOT_INVITED: (
         "the partner does not accept this peer as a member",
         "ask the host for a new invite, then `peer join` with it",
     ),
-    RefusalCode.WRONG_TERMS: ("the partner computes other sizes from its manifest", "check that both peers run the same release"),
+    RefusalCode.WRONG_TERMS: ("the partner derives other sizes from the manifest", "check that both peers run the same release"),
     RefusalCode.CLOCK_TOO_FAR: (
-        "the schedule clocks of the two peers are too far apart",
-        "another partner is asked; a late joiner catches up",
+        "the global steps of the two peers are too far apart",
+        "nothing to do: this peer tries another partner, and a late joiner catches up",
     ),
-    RefusalCode.NOT_READY: ("the partner's trainer is not ready yet", "another partner is asked; nothing to do"),
-    RefusalCode.LEAVING: ("the partner is leaving", "another partner is asked; nothing to do"),
-    RefusalCode.BAD_MESSAGE: ("the partner could not read or verify our message", "if it happens with every partner, update Gossamer"),
-    RefusalCode.GATE: ("the partner's merge gate rejected our message", "if it happens with every partner, check this peer's loss"),
-    RefusalCode.TOO_SLOW: ("the partner's deadline passed", "if it happens with every partner, the link is too slow for this run"),
-    RefusalCode.WRONG_PHASE: ("one of the two peers has finished the run, the other has not", "another partner is asked; nothing to do"),
+    RefusalCode.NOT_READY: ("the partner's trainer is not ready yet", "nothing to do: this peer tries another partner"),
+    RefusalCode.LEAVING: ("the partner is leaving", "nothing to do: this peer tries another partner"),
+    RefusalCode.BAD_MESSAGE: ("the partner could not parse or verify our message", "if every partner refuses so, update Gossamer"),
+    RefusalCode.GATE: ("the partner's merge gate rejected our weights", "if every partner refuses so, check this peer's loss"),
+    RefusalCode.TOO_SLOW: ("the partner's deadline passed", "if every partner refuses so, this peer's connection is too slow for the run"),
+    RefusalCode.WRONG_PHASE: (
+        "one of the two peers has finished the run, the other has not",
+        "nothing to do: this peer tries another partner",
+    ),
     RefusalCode.OTHER: (
-        "the partner refuses for a reason that this release does not know, or does not know what it was sent",
-        "another partner is asked; if it happens with every partner, update Gossamer",
+        "the partner refuses for a reason that this release does not know, or does not know our request",
+        "this peer tries another partner; if every partner refuses so, update Gossamer",
     ),
-    RefusalCode.NOT_FOUND: ("the partner does not have what was asked for", "another partner is asked; nothing to do"),
+    RefusalCode.NOT_FOUND: ("the partner does not have the requested data", "nothing to do: this peer tries another partner"),
 }
 
 
 class Refused(GossamerError):
-    """One side said no, with a code; nobody's fault."""
+    """One side declined, with a code. A refusal is neither side's fault."""
 
     def __init__(self, code: RefusalCode, detail: str = "") -> None:
-        says, hint = MEANING[code]
-        super().__init__(f"{says} ({detail})" if detail else says, hint=hint)
+        message, hint = MEANING[code]
+        super().__init__(f"{message} ({detail})" if detail else message, hint=hint)
         self.code = code
         self.detail = detail

@@ -1,7 +1,7 @@
-"""Who a peer is: one Ed25519 key, whose public half is the peer's name in libp2p, in the directory and in every signature.
+"""Peer identity: one Ed25519 key pair. The public key is the peer's id in libp2p, in the directory and in every signature.
 
-The key file and the PeerId have libp2p's own forms (libp2p specs, peer-ids), so that p2pd loads the very same file. An Ed25519
-PeerId holds the public key itself: checking a signature needs no look-up. The key is never sent and never printed.
+The key file and the PeerId have libp2p's formats (libp2p specs, peer-ids), so p2pd loads the same file. An Ed25519 PeerId contains the
+public key, so a signature check needs no key look-up. The private key is never sent and never printed.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from gossamer.protocol.errors import BadMessage, BadSettings, BadSignature
 from gossamer.protocol.limits import SEED_BYTES, Bounded, field_names
 
 PEER_ID_BYTES = 38
-NUM_REMEMBERED = 1024  # names and good signatures
+NUM_REMEMBERED = 1024  # cache size for text forms of peer ids, and for verified signatures
 _PEER_ID_PREFIX = bytes.fromhex("002408011220")  # identity multihash of PublicKey{Type=Ed25519, Data=32 bytes}
-_PEER_ID_CHARS = 64  # 38 bytes take 52 characters; longer text is not worth decoding
+_PEER_ID_CHARS = 64  # 38 bytes take 52 characters; longer text is rejected without decoding
 _KEY_FILE_PREFIX = bytes.fromhex("08011240")  # PrivateKey{Type=Ed25519, Data=64 bytes: seed, then public key}
 _SIGNATURES = ("signature", "bearer_signature")
 _KEY_FILE_BYTES = len(_KEY_FILE_PREFIX) + 2 * SEED_BYTES
 
 
 def signable(context: bytes, *fields: bytes | int) -> bytes:
-    """Encode fields for signing so that no two different tuples share bytes.
+    """Encode fields for signing, injectively: different tuples give different bytes.
 
-    The context names the kind of message and its version, so that a signature over one kind never fits another. Every field,
-    the context too, is preceded by its length (u32, little-endian); a number is 8 bytes, little-endian.
+    `context` names the message type and its version, so that a signature over one type is never valid for another. Every field,
+    including the context, is preceded by its length (u32, little-endian). A number is 8 bytes, little-endian.
     """
     parts = [field if isinstance(field, bytes) else field.to_bytes(8, "little") for field in (context, *fields)]
     return b"".join(len(part).to_bytes(4, "little") + part for part in parts)
@@ -42,7 +42,7 @@ def signable(context: bytes, *fields: bytes | int) -> bytes:
 
 @dataclass(frozen=True, slots=True, order=True)
 class PeerId:
-    """A peer's public name: libp2p's PeerId of an Ed25519 key. Ordered and hashed by its bytes. Raises BadMessage for others."""
+    """A peer's public id: libp2p's PeerId of an Ed25519 key. Ordered and hashed by its bytes. Raises BadMessage for other bytes."""
 
     raw: bytes  # 38 bytes: a constant prefix and the public key
 
@@ -54,12 +54,12 @@ class PeerId:
         return _text(self.raw)
 
     def short(self) -> str:
-        """Return the last six characters, enough to tell the peers of a screen apart; the first ones are the same for all."""
+        """Return the last six characters, a short label for logs and screens. The first characters are the same for all peers."""
         return str(self)[-6:]
 
     @classmethod
     def from_text(cls, text: str) -> PeerId:
-        """Read the text form, "12D3Koo...". Raises BadSettings, for it is people who write it."""
+        """Parse the text form, "12D3Koo...". Raises BadSettings, because the text comes from an operator."""
         try:
             if len(text) > _PEER_ID_CHARS:
                 raise ValueError("too long")
@@ -71,7 +71,7 @@ class PeerId:
             ) from None
 
     def verify(self, signature: bytes, message: bytes) -> None:
-        """Raise BadSignature unless this peer signed exactly these bytes."""
+        """Raise BadSignature unless `signature` is this peer's signature over exactly `message`."""
         try:
             _verify(self.raw[len(_PEER_ID_PREFIX) :], signature, message)
         except (InvalidSignature, ValueError):
@@ -85,23 +85,27 @@ def _text(raw: bytes) -> str:
 
 @lru_cache(NUM_REMEMBERED)
 def _verify(key: bytes, signature: bytes, message: bytes) -> None:
-    """Raise unless the key signed this. What was good once is good again: partners show the same credentials each time."""
+    """Raise unless the key signed this message. Cached, because partners present the same credentials in every meeting."""
     Ed25519PublicKey.from_public_bytes(key).verify(signature, message)
 
 
 class Signed(Bounded):
-    """A dataclass that a peer signs: every field but the signatures, in order, after `about`, which it must fit and does not repeat."""
+    """A dataclass that a peer signs.
+
+    The signature covers CONTEXT, then `about` (values that both sides know and that are not sent), then every field in order except
+    the signatures.
+    """
 
     __slots__ = ()
     CONTEXT: ClassVar[bytes]
     signature: bytes
 
     def signed(self, identity: Identity, *about: bytes) -> Self:
-        """Return a copy with this signature."""
+        """Return a copy that is signed by `identity`."""
         return replace(self, signature=identity.sign(self._signed_bytes(about)))  # type: ignore[type-var]
 
     def verify(self, signer: PeerId, *about: bytes) -> None:
-        """Raise BadSignature unless `signer` signed this."""
+        """Raise BadSignature unless `signer` signed this value together with `about`."""
         signer.verify(self.signature, self._signed_bytes(about))
 
     def _signed_bytes(self, about: tuple[bytes, ...]) -> bytes:
@@ -111,7 +115,7 @@ class Signed(Bounded):
         return [(name, _signable(name, getattr(self, name))) for name in field_names(type(self))]
 
     def as_field(self) -> bytes:
-        """Encode every field, the signatures too: what a message that carries this signs."""
+        """Return the encoding of every field, including the signatures, for the signature of a message that contains this value."""
         return signable(self.CONTEXT.replace(b"/1", b"-fields/1"), *(value for _, value in self._signables()))
 
 
@@ -131,7 +135,7 @@ def _signable(name: str, value: Any) -> bytes | int:
 
 
 class Identity:
-    """The private key of this peer. Immutable; safe to share between threads."""
+    """A peer's private key. Immutable and thread-safe."""
 
     __slots__ = ("_key", "peer_id")
 
@@ -145,30 +149,30 @@ class Identity:
         return f"Identity({self.peer_id})"
 
     def sign(self, message: bytes) -> bytes:
-        """Return this peer's signature (64 bytes); make the message with `signable`."""
+        """Return this peer's signature (64 bytes) over a message made with `signable`."""
         return self._key.sign(message)
 
     def to_bytes(self) -> bytes:
-        """Return the content of a key file: libp2p's PrivateKey message. Secret."""
+        """Return the content of a key file: libp2p's PrivateKey message. It is secret."""
         return _KEY_FILE_PREFIX + self._key.private_bytes_raw() + self._key.public_key().public_bytes_raw()
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Identity:
-        """Read the content of a key file. Raises ValueError when it is not one, or its two halves do not belong together."""
+        """Parse the content of a key file. Raises ValueError if it is malformed or its public key does not match its private key."""
         if len(content) != _KEY_FILE_BYTES or not content.startswith(_KEY_FILE_PREFIX):
             raise ValueError("not a libp2p Ed25519 key file")
         seed_end = len(_KEY_FILE_PREFIX) + SEED_BYTES
         identity = cls(content[len(_KEY_FILE_PREFIX) : seed_end])
         if identity.to_bytes() != content:
-            raise ValueError("its public half belongs to another key")
+            raise ValueError("its public key does not match its private key")
         return identity
 
     @classmethod
     def load_or_create(cls, path: Path) -> Identity:
-        """Read the key file, or make a new key when there is none.
+        """Read the key file, or create one with a new key.
 
-        A new file appears whole or not at all, readable by its owner only. Raises BadSettings when the file cannot be read or
-        written, is not a key, or can be read by others.
+        A new file is written atomically, with mode 0600. Raises BadSettings if the file cannot be read or written, is not a key file, or
+        can be read by other users.
         """
         try:
             if not path.exists():

@@ -1,7 +1,7 @@
-"""Every cap on what a peer accepts, in one place, each with its reason.
+"""Every limit on what a peer accepts, with its reason.
 
-A cap that protects memory is checked before anything is parsed or allocated; the message types check the rest. Sizes that the
-manifest implies (payloads, state) are not here: see `protocol/messages/terms.py`.
+A limit that protects memory is checked before anything is parsed or allocated. The message types check the other limits. Sizes that the
+manifest implies (payloads, state) are checked in `protocol/messages/terms.py`.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from typing import Any, Final
 from gossamer.protocol.errors import BadMessage
 
 PROTOCOL_VERSION: Final = 1
-"""What runs that begin here speak; a change that an older peer cannot read raises it."""
+"""Protocol version of new runs. It is raised by every change that an older peer cannot read."""
 SPOKEN: Final = tuple(version for version in (PROTOCOL_VERSION, PROTOCOL_VERSION - 1) if version)
-"""Versions that this build speaks, the newest first: a run that exists goes on through one change of the protocol."""
+"""Versions that this build supports, the newest first. The previous version is kept, so that an existing run survives one upgrade."""
 
 KIB: Final = 1024
 
 # ---- frames ----
 CHUNK_BYTES: Final = 256 * KIB
-"""Data in one chunk: large enough that framing costs under 0.1 %, small enough that the buffers of two streams stay in the megabytes."""
+"""Most data in one chunk: large enough for a framing overhead below 0.1 %, small enough for stream buffers of a few megabytes."""
 FRAME_BYTES: Final = 512 * KIB
-"""Refused before parsing, and gRPC's receive limit. Protobuf can blow a message up 36 times in memory (measured): 18 MiB here."""
+"""Largest frame; checked before parsing, and gRPC's receive limit. A parsed protobuf message takes up to 36 times its size: 18 MiB."""
 SMALL_FRAME_BYTES: Final = 8 * KIB
-"""Every frame that carries neither data nor a bitmap: the largest Hello, with three of the largest records, takes 3.2 KiB."""
+"""Largest frame without data or bitmap: the largest Hello, with three records of the largest size, takes 3.2 KiB."""
 REFUSAL_DETAIL_CHARS: Final = 200
-"""One line in a log."""
+"""Longest detail text of a refusal: one line in a log."""
 PASSED_RECORDS: Final = 3
-"""Records in a Hello or a request, the sender's own among them: enough to refill an address book, too few to flood one."""
+"""Most records in a Hello or a request, including the sender's own: enough to refill an address book, too few to flood it."""
 INTRODUCED: Final = 16
-"""Records in an answer to who asks for members: a newcomer that hears three such answers can lose any door."""
+"""Most records in a peer-exchange reply: after three replies a newcomer no longer depends on any bootstrap node."""
 
 # ---- rates ----
 SLOWEST_BYTES_PER_S: Final = 32 * KIB
-"""A quarter of a megabit each second: what a meeting is given time for at least, whatever is measured."""
+"""Slowest rate for which a meeting's timeout allows, whatever was measured: a quarter of a megabit per second."""
 LEAST_BYTES_PER_S: Final = 40_000
-"""The least that a peer may limit itself to: one meeting at the slowest rate, and a fifth more for everything beside it."""
+"""Lowest rate limit that a peer may set for itself: one meeting at the slowest rate, and a fifth more for all other traffic."""
 
 # ---- fixed sizes ----
 NONCE_BYTES: Final = 16
@@ -49,56 +49,56 @@ MEETING_ID_BYTES: Final = 16
 
 # ---- counts ----
 VERSIONS: Final = 1 << 16
-"""The largest version number; a u32 on the wire, kept far from its end."""
+"""Largest protocol version number, far below the range of its u32 field."""
 RELEASES: Final = 10**9
-"""Three numbers of at most three digits."""
+"""Largest release number: three numbers of at most three digits each."""
 CODECS: Final = 1 << 16
-"""The largest wire id of a codec; likewise."""
+"""Largest wire id of a codec, far below the range of its u32 field."""
 FRAGMENTS: Final = 1 << 16
-"""More fragments than any model has blocks."""
+"""Most fragments: more than any model has blocks."""
 STEPS: Final = 1 << 48
-"""A clock beyond this is a lie, and still exact in a float."""
+"""Largest credible global step. A float still represents it exactly."""
 TOKENS: Final = 1 << 53
-"""The largest count that a float keeps exactly: token weights are computed in floats."""
+"""Largest token count that a float represents exactly: weights by tokens are computed in floats."""
 TRANSFER_BYTES: Final = 1 << 40
-"""A tebibyte: above any model's state; the manifest's own sizes are checked beside it."""
+"""Largest transfer, a tebibyte: above any model's state. The sizes that the manifest implies are checked separately."""
 UNIX_SECONDS: Final = 253_402_300_799
-"""The end of the year 9999, where date functions end."""
-
+"""Latest timestamp: the end of the year 9999, the last that Python's datetime represents."""
 UNIX_MILLISECONDS: Final = 1000 * UNIX_SECONDS
+"""The same in milliseconds."""
 
 # ---- records ----
 RECORD_BYTES: Final = KIB
-"""The largest with `announceable` addresses takes 934."""
+"""Largest record. A record whose addresses pass `announceable` takes at most 934 bytes."""
 RECORD_ADDRESSES: Final = 4
-"""Public IPv4 and IPv6, and two relays."""
+"""Most addresses in a record: public IPv4 and IPv6, and two relays."""
 RECORD_ADDRESS_CHARS: Final = 4 * 128
-"""All addresses of a record together; a circuit through an IPv6 relay takes 123 characters without the peer's own id."""
+"""Most characters in all addresses of a record. A circuit through an IPv6 relay takes 123, without the peer's own id."""
 ADDRESS_CHARS: Final = 184
-"""One address: a circuit through an IPv6 relay with both peer ids takes 180."""
+"""Longest address. A circuit through an IPv6 relay with both peer ids takes 180 characters."""
 RECORD_LIFETIME_S: Final = 300
-"""A vanished peer is forgotten after at most this long; a live one announces again well before."""
+"""Longest validity of a record. A dead peer disappears within this time; a live one renews its record well before."""
 CLOCK_SKEW_S: Final = 30
-"""How far another machine's clock may run ahead of ours before its records look too long-lived."""
+"""Tolerated lead of another machine's clock: a record may expire this much later than RECORD_LIFETIME_S allows."""
 
 # ---- invites and manifests ----
 INVITE_BOOTSTRAPS: Final = 8
-"""Several independent ways in; more would make the text unwieldy."""
+"""Most bootstrap addresses in an invite: enough for redundancy, few enough to keep the text short."""
 INVITE_CHARS: Final = 4 * KIB
-"""Eight of the longest addresses and a credential take 2633 characters; pasted white space does not count."""
+"""Longest invite, without white space. Eight addresses of the largest size and a credential take 2633 characters."""
 MANIFEST_BYTES: Final = 64 * KIB
-"""An allow list of 512 members fits."""
+"""Largest signed manifest: an allow list of 512 members fits."""
 ISSUERS: Final = 16
-"""Peers that may sign invites."""
+"""Most peers that may issue invites in one run."""
 REVOCATIONS: Final = 1024
-"""Names that the issuers of a run have revoked: all of them fit into one chunk."""
+"""Most revocations in one run: all of them fit into one chunk."""
 MEMBERS: Final = 512
-"""Names on an allow list; a larger swarm uses invites."""
+"""Most peers on an allow list. A larger swarm uses invites."""
 SOURCES: Final = 64
-"""Of a mixture."""
+"""Most data sources in a mixture."""
 
 
-# ---- where they hold: the name of a field means the same in every message, record and credential ----
+# ---- limits by field name: a name means the same in every message, record and credential ----
 _LENGTHS: Final = {
     "run_id": RUN_ID_BYTES,
     "nonce": NONCE_BYTES,
@@ -140,7 +140,7 @@ _SIZES: Final = {
 
 
 class Bounded:
-    """A dataclass whose fields are within the caps that their names imply; raises BadMessage when made with others."""
+    """A dataclass that enforces the limits of its field names on construction. Raises BadMessage."""
 
     __slots__ = ()
 
@@ -178,6 +178,6 @@ def need_count(name: str, value: int, most: int) -> None:
 
 
 def need_record_sizes(records: Iterable[bytes]) -> None:
-    """Raise BadMessage unless each of these is of a size that a member record may have."""
+    """Raise BadMessage if any of these encoded member records exceeds RECORD_BYTES."""
     for record in records:
         need_count("size of a record", len(record), RECORD_BYTES)

@@ -1,10 +1,10 @@
-"""Addresses of a local network, sealed for those who are seen at the same public address: nobody else can use them.
+"""Sealed local addresses: local-network addresses that only peers behind the same router can read.
 
-A record goes to everybody. So what lies behind a router is written into it under a key that follows from the router's public address, as
-others have told it: who stands behind the same router knows it, too. This keeps strangers from dialling addresses of no use to them, and
-from reading them in passing; who tries all public addresses there are reads them nevertheless, and learns no secret.
+Every peer can read a member record. A peer behind a router therefore encrypts its local addresses. The key derives from the router's public
+address, which other peers report to every peer behind that router. This spares strangers from dialling addresses that they cannot reach,
+and hides the addresses from casual readers. It is not secrecy: trying all public addresses recovers the plain text.
 
-    /near/4Vq9...        the ciphertext in base 58: AES-SIV, bound to the peer, of 7 or 19 bytes for each address
+    /near/4Vq9...        base 58 of AES-SIV ciphertext, with the peer id as associated data; 7 or 19 bytes per IPv4 or IPv6 address
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 from gossamer.protocol.addresses import NEAR, host_of, port_of
 from gossamer.protocol.identity import PeerId
 
-SEALED = 3  # addresses at most
+MAX_SEALED = 3  # addresses in one sealed address
 _BYTES = {4: 4, 6: 16}
 
 
 def seal(addresses: Iterable[str], peer: PeerId, public_host: str) -> str:
-    """Return the first few direct addresses of a peer as one that only those seen at `public_host` can open."""
+    """Encrypt the first MAX_SEALED local TCP addresses of a peer into one /near address, readable by peers seen at `public_host`."""
     plain = b""
-    for address in list(addresses)[:SEALED]:
+    for address in list(addresses)[:MAX_SEALED]:
         ip = ipaddress.ip_address(host_of(address))
         plain += bytes([ip.version]) + ip.packed + port_of(address).to_bytes(2, "big")
     return NEAR + base58.b58encode(_cipher(public_host).encrypt(plain, [peer.raw])).decode()
 
 
 def unseal(address: str, peer: PeerId, public_host: str) -> list[str]:
-    """Return the addresses in a sealed one of a peer; none where it was sealed for others, or is malformed."""
+    """Return the addresses inside a peer's /near address; none if it was sealed for another public host or is malformed."""
     try:
         sealed = base58.b58decode(address.removeprefix(NEAR).partition("/")[0])
         plain = _cipher(public_host).decrypt(sealed, [peer.raw])
@@ -45,7 +45,7 @@ def unseal(address: str, peer: PeerId, public_host: str) -> list[str]:
 
 def _parts(plain: bytes) -> list[bytes]:
     parts: list[bytes] = []
-    while plain and len(parts) < SEALED:
+    while plain and len(parts) < MAX_SEALED:
         length = 1 + _BYTES[plain[0]] + 2
         parts.append(plain[:length])
         plain = plain[length:]

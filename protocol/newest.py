@@ -1,4 +1,4 @@
-"""Memory that is bounded: the newest so many of something are kept."""
+"""Bounded dictionaries that keep their newest entries."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ V = TypeVar("V")
 
 
 def keep_newest(kept: dict[K, V], key: K, value: V, most: int) -> None:
-    """Put in a value as the newest; the oldest go where there are more than `most` then."""
+    """Insert `value` as the newest entry and delete the oldest ones until at most `most` remain."""
     kept.pop(key, None)
     kept[key] = value
-    while len(kept) > most:  # what was read from a disk may be more than one too many
+    while len(kept) > most:  # a dictionary that was loaded from disk may exceed the limit by more than one
         del kept[next(iter(kept))]

@@ -1,4 +1,4 @@
-"""Folders that are ours alone: where keys, sockets and checkpoints lie, nobody else may enter."""
+"""Access check for folders that hold keys, sockets and checkpoints: only their owner may enter them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from gossamer.protocol.errors import BadSettings
 
 
 def need_private(folder: Path, what: str) -> None:
-    """Raise BadSettings unless a folder belongs to the user who runs this, and no other may enter it. `what` names it in the message."""
+    """Raise BadSettings unless the current user owns `folder` and no other user may enter it. `what` names it in the message."""
     found = folder.stat()
     if found.st_uid != os.getuid():
-        raise BadSettings(f"{what} {folder} belongs to another user", hint="choose a folder of your own, or run as the user whose it is")
+        raise BadSettings(f"{what} {folder} belongs to another user", hint="choose a folder of your own, or run as the user who owns it")
     if stat.S_IMODE(found.st_mode) & 0o077:
-        raise BadSettings(f"other users may enter {what} {folder}", hint=f"chmod 700 {folder}, or choose another")
+        raise BadSettings(f"other users may enter {what} {folder}", hint=f"chmod 700 {folder}, or choose another folder")

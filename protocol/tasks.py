@@ -1,4 +1,4 @@
-"""How tasks end, so that nothing of them is left, and how they wait for what others change."""
+"""Cancel asyncio tasks without leaks, and wait for state that other tasks change."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ T = TypeVar("T")
 
 
 async def cancel(*tasks: asyncio.Future[Any]) -> None:
-    """Cancel tasks, and wait until they have ended, however they end."""
+    """Cancel tasks and wait until all have ended. Their results and exceptions are discarded."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def work_until(work: Coroutine[Any, Any, T], over: Coroutine[Any, Any, object]) -> T | None:
-    """Return what `work` comes to; None, and it is cancelled, where `over` ends before. Raises as `work`; how `over` ends is nobody's."""
-    working, waiting = asyncio.create_task(work), asyncio.create_task(over)
+async def work_until(work: Coroutine[Any, Any, T], stop: Coroutine[Any, Any, object]) -> T | None:
+    """Return the result of `work`, or cancel `work` and return None if `stop` ends first.
+
+    Raises what `work` raises. The result and the exception of `stop` are discarded.
+    """
+    working, waiting = asyncio.create_task(work), asyncio.create_task(stop)
     try:
         await asyncio.wait((working, waiting), return_when=asyncio.FIRST_COMPLETED)
         return working.result() if working.done() else None
@@ -27,21 +30,21 @@ async def work_until(work: Coroutine[Any, Any, T], over: Coroutine[Any, Any, obj
 
 
 class Changes:
-    """What tasks of one event loop wait for again and again; whoever changes something tells it."""
+    """A condition variable without a lock, for the tasks of one event loop: notify it after each change of state."""
 
     def __init__(self) -> None:
         self._next = asyncio.Event()
 
-    def tell(self) -> None:
-        """Wake all who wait."""
-        told, self._next = self._next, asyncio.Event()
-        told.set()
+    def notify(self) -> None:
+        """Wake all waiting tasks."""
+        current, self._next = self._next, asyncio.Event()
+        current.set()
 
     async def wait(self) -> None:
-        """Wait for the next change."""
+        """Wait for the next notification."""
         await self._next.wait()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until something holds of which each change is told."""
+        """Wait until `condition` is true. It is evaluated at once and after each notification."""
         while not condition():
             await self._next.wait()

@@ -1,6 +1,6 @@
-"""What every test runs under: one torch thread, and nothing left behind: no thread, no child process, no socket.
+"""Global fixtures: one torch thread, and a check that each test leaves no thread, child process or socket behind.
 
-Where several workers share the tests (`make test`), it also says which tests run one after the other, and which begin first.
+With several workers (`make test`), it also defines which tests run one after the other, and which start first.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-gc.disable()  # until all tests are collected: nothing that is imported is garbage
+gc.disable()  # until all tests are collected, because imports create no garbage
 
 GRACE_S = 5.0
 
-# Threads that libraries start once per process and keep on purpose.
+# Threads that libraries start once per process and never end.
 KEPT_THREADS = ("tqdm_monitor", "ThreadPoolExecutor-hf", "pydantic")
 
-# Tests that start real peers, or daemons with deadlines: those of one group never run at the same time, so that no peer starves another.
+# Tests with real peers or daemons. Tests of one group never run at the same time, so that their processes do not compete for the CPU.
 PEERS, DAEMONS = "peers", "daemons"
 GROUPS = {"e2e": PEERS, "peer/supervisor/test_supervisor_real.py": PEERS, "peer/supervisor": DAEMONS, "protocol/libp2p": DAEMONS}
 GROUPS |= {"peer/doctor/test_visit.py": DAEMONS}
-# What takes longest must not come last.
+# The longest tests must not start last.
 FIRST = (
     PEERS,
     DAEMONS,
@@ -49,7 +49,7 @@ FIRST = (
 
 
 def group_of(test: str) -> str:
-    """The tests of a group run one after the other in one worker; a file that is named in no group is one of its own."""
+    """Runs the tests of a group in one worker, one after the other. A file in no group is a group of its own."""
     file = test.partition("::")[0].removeprefix("tests/")
     return next((group for path, group in GROUPS.items() if file.startswith(path)), file)
 
@@ -70,7 +70,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Share the tests by group. Not by xdist's own marks, which pytest 9.2 ignores without a word (pytest-xdist issue 1386)."""
+    """Distribute tests by group. pytest 9.2 silently ignores xdist's own group marks (pytest-xdist issue 1386)."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByGroup(LoadScopeScheduling):
@@ -82,9 +82,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture
 def signals_of_a_terminal() -> Iterator[None]:
-    """Let a closed terminal and Ctrl-C end a process, as they do by default, also where the tests run under `nohup` or in the background.
+    """Restore the default handlers of SIGHUP and SIGINT, which are ignored under `nohup` or in the background.
 
-    Children inherit what is ignored, so a test whose child must hear such a signal asks for this too.
+    Child processes inherit ignored signals, so a test whose child must receive such a signal uses this fixture too.
     """
     before = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGINT)}
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -121,13 +121,13 @@ def _new_threads(before: set[threading.Thread]) -> list[threading.Thread]:
 
 
 def _children() -> set[int]:
-    """This process's children, by pid. psutil would look at every process of the machine, twice a test."""
+    """Return the pids of this process's children. psutil would read every process of the machine, twice per test."""
     tasks = Path("/proc/self/task")
     if not tasks.is_dir():
         return {child.pid for child in psutil.Process().children()}
     children = set()
     for task in tasks.iterdir():
-        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has just ended
             children |= set(map(int, (task / "children").read_text().split()))
     return children
 
@@ -141,12 +141,12 @@ def _new_children(before: set[int]) -> list[psutil.Process]:
 
 
 def _sockets() -> set[str]:
-    """Open sockets of this process, by inode; none where the system has no /proc."""
+    """Return the open sockets of this process, by inode; none if the system has no /proc."""
     names = set()
     for entry in Path("/proc/self/fd").glob("*"):
         try:
             target = entry.readlink()
-        except OSError:  # the descriptor of this very listing
+        except OSError:  # the descriptor of this listing itself
             continue
         if target.name.startswith("socket:"):
             names.add(target.name)

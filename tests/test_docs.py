@@ -1,4 +1,4 @@
-"""The reference pages name everything that the code has, and every link in them leads somewhere."""
+"""The reference pages describe everything in the code, and every link has a target."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ def section(page: str, title: str) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_every_link_leads_somewhere(page: Path) -> None:
+def test_every_link_has_a_target(page: Path) -> None:
     targets = [match[1] for match in LINK.finditer(page.read_text()) if "://" not in match[1]]
     missing = [target for target in targets if not (page.parent / target).exists()]
     assert not missing
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_every_page_can_be_found(page: Path) -> None:
-    """A page in a folder is named by that folder's README."""
+def test_every_page_is_linked(page: Path) -> None:
+    """Check that the README of a folder links to each of its pages."""
     if page.parent != ROOT and page.name != "README.md" and page.parent.name != "docs":
         assert f"({page.name})" in (page.parent / "README.md").read_text()
 
@@ -60,7 +60,7 @@ def test_every_verb_and_option_is_described() -> None:
                 assert LocalSettings.model_fields[parameter.name].description in text, f"peer {verb} {name}"
 
 
-def test_what_holds_for_every_verb_is_described() -> None:
+def test_options_of_every_verb_are_described() -> None:
     introduction = (REFERENCE / "cli.md").read_text().partition("\n## ")[0]
     group = typer.main.get_command(command_line())
     home = next(parameter for parameter in group.commands["status"].params if parameter.name == "home")  # type: ignore[attr-defined]
@@ -70,7 +70,7 @@ def test_what_holds_for_every_verb_is_described() -> None:
 
 
 def spellings(parameter: Any) -> list[str]:
-    """Every way to give a value: the options' names, the argument's, and the environment's."""
+    """Return all names of a parameter: options, argument, environment variables."""
     names = [*parameter.opts, *parameter.secondary_opts] if parameter.param_type_name == "option" else [parameter.metavar.strip("[]")]
     variables = [parameter.envvar] if isinstance(parameter.envvar, str) else parameter.envvar or []
     return [*names, *variables]
@@ -144,14 +144,14 @@ STEP = re.compile(r"^\d+\. `([\w/]+\.py)`(?: `([\w.]+)`)?", re.MULTILINE)
 
 
 def steps(title: str) -> list[tuple[str, str]]:
-    """Return the numbered files, and what of them is named, under a heading of the page on processes."""
+    """Return the numbered files, with the names that the page mentions, under a heading of the page on processes."""
     _, found, rest = WAYS.partition(f"\n## {title}\n")
     assert found
     return [(match[1], match[2] or "") for match in STEP.finditer(rest.partition("\n## ")[0])]
 
 
 def defined(file: str) -> set[str]:
-    """Return the classes and functions of a file, methods as Class.method."""
+    """Return the classes and functions of a file; methods as Class.method."""
     names = set()
     for node in ast.parse((ROOT / file).read_text()).body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):

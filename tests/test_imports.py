@@ -1,4 +1,4 @@
-"""Who may import whom, by the imports and by what is loaded in a fresh process; the path of a file says in which process it runs."""
+"""The allowed imports between folders, and the modules that each process loads."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("cli", "optim", "peer", "protocol")  # each is also gossamer.NAME, by a link in gossamer/
-PROTOCOL_ROOT = {"protocol", "protocol.wire"}  # errors, identity, addresses, limits: anybody's
+PROTOCOL_ROOT = {"protocol", "protocol.wire"}  # errors, identity, addresses, limits: every folder may import them
 PROTOCOL = {*PROTOCOL_ROOT, "protocol.run", "protocol.messages", "protocol.streams", "protocol.libp2p"}
 EVERYTHING = {
     *PROTOCOL, "protocol.memory",
     "optim", "optim.codecs", "peer", "peer.machine", "peer.link", "peer.text", "peer.model", "peer.swarm", "peer.meeting",
-    "peer.trainer", "peer.node", "peer.supervisor", "peer.simulator", "peer.doctor",
+    "peer.trainer", "peer.sync", "peer.node", "peer.supervisor", "peer.simulator", "peer.doctor",
 }  # fmt: skip
 BELOW = {
     # folder: the folders that it may import from, beside itself
@@ -28,7 +28,7 @@ BELOW = {
     "protocol.messages": {*PROTOCOL_ROOT, "protocol.run"},
     "protocol.streams": {*PROTOCOL_ROOT, "protocol.messages"},
     "protocol.libp2p": {*PROTOCOL_ROOT, "protocol.run", "protocol.messages", "protocol.streams"},
-    "protocol.memory": {*PROTOCOL_ROOT, "protocol.streams", "protocol.libp2p"},  # of the latter: the directory's calls
+    "protocol.memory": {*PROTOCOL_ROOT, "protocol.streams", "protocol.libp2p"},  # libp2p: for the directory's calls
     "peer.machine": PROTOCOL,
     "peer.link": PROTOCOL,
     "peer.text": PROTOCOL,
@@ -37,7 +37,9 @@ BELOW = {
     "peer.meeting": {*PROTOCOL, "peer.link", "peer.swarm", "peer.machine"},
     "peer.supervisor": {*PROTOCOL, "peer.machine"},
     "peer.trainer": {*PROTOCOL, "optim", "optim.codecs", "peer.link", "peer.model", "peer.text", "peer.machine"},
-    "peer.node": {*PROTOCOL, "peer.meeting", "peer.link", "peer.swarm", "peer.machine"},  # not peer.model: no tensor, no transformers
+    # neither peer.sync nor peer.node imports peer.model: no tensor, no transformers
+    "peer.sync": {*PROTOCOL, "peer.meeting", "peer.link", "peer.swarm", "peer.machine"},
+    "peer.node": {*PROTOCOL, "peer.sync", "peer.meeting", "peer.link", "peer.swarm", "peer.machine"},
     "peer.simulator": {
         *PROTOCOL,
         "optim",
@@ -47,12 +49,13 @@ BELOW = {
         "peer.text",
         "peer.machine",
         "protocol.memory",
+        "peer.sync",
         "peer.node",
         "peer.meeting",
         "peer.link",
         "peer.swarm",
     },  # fmt: skip
-    "peer.doctor": {*PROTOCOL, "peer.node", "peer.trainer", "peer.meeting", "peer.swarm", "peer.model", "peer.machine"},
+    "peer.doctor": {*PROTOCOL, "peer.sync", "peer.node", "peer.trainer", "peer.meeting", "peer.swarm", "peer.model", "peer.machine"},
     "cli": {*EVERYTHING, "cli.page"},
     "cli.page": {"cli", "peer.machine", "protocol"},
 }
@@ -75,7 +78,7 @@ def folder_of(path: Path) -> str:
 
 
 def imported(path: Path) -> set[str]:
-    """Full dotted names of every module that `path` imports, wherever in the file."""
+    """Return the full dotted names of all modules that `path` imports, at any place in the file."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -88,7 +91,7 @@ def imported(path: Path) -> set[str]:
 
 
 def modules_of_ours(names: set[str]) -> set[Path]:
-    """The files of ours among these dotted names."""
+    """Return the files of this repository among these dotted names."""
     ours = [name.removeprefix("gossamer.").split(".") for name in names if name.startswith("gossamer.")]
     return {file for parts in ours if (file := ROOT.joinpath(*parts).with_suffix(".py")).is_file()}
 
@@ -109,7 +112,7 @@ def test_only_the_verb_simulate_imports_the_simulator(path: Path) -> None:
     assert allowed or "peer.simulator" not in folders, f"{label(path)} runs in a real peer's process"
 
 
-def test_no_file_imports_itself_through_others() -> None:
+def test_there_is_no_import_cycle() -> None:
     edges = {path: modules_of_ours(imported(path)) - {path} for path in SOURCES}
     done: set[Path] = set()
 
@@ -134,7 +137,7 @@ def test_heavy_packages_stay_in_their_layer(path: Path) -> None:
 
 
 LOADED = {
-    # module that is a process, or stands for one: what must not be loaded with it
+    # module of a process, or with the same imports -> modules that it must not load
     "gossamer.peer.node.__main__, gossamer.peer.node.process": (
         "gossamer.peer.trainer",
         "gossamer.peer.supervisor",
@@ -148,6 +151,7 @@ LOADED = {
         "datasets",
     ),
     "gossamer.peer.trainer.__main__, gossamer.peer.trainer.process": (
+        "gossamer.peer.sync",
         "gossamer.peer.node",
         "gossamer.peer.supervisor",
         "gossamer.peer.meeting",
@@ -159,6 +163,7 @@ LOADED = {
     ),
     "gossamer.peer.supervisor.supervisor": (
         "gossamer.peer.simulator",
+        "gossamer.peer.sync",
         "gossamer.peer.node",
         "gossamer.peer.trainer",
         "gossamer.peer.meeting",
@@ -172,6 +177,7 @@ LOADED = {
     "gossamer.cli.status": ("asyncio", "pydantic", "rich", "gossamer.peer.supervisor", "gossamer.peer.swarm", "numpy"),
     "gossamer.cli.main, gossamer.cli.doctor, gossamer.peer.doctor.examination": ("gossamer.peer.simulator",),
     ", ".join(f"gossamer.cli.{verb}" for verb in ("host", "join", "bootstrap", "demo", "doctor", "export", "simulate")): (
+        "gossamer.peer.sync",
         "gossamer.peer.node",
         "gossamer.peer.trainer",
         "torch",
@@ -185,7 +191,7 @@ LOADED = {
 
 
 @pytest.mark.parametrize("module", LOADED)
-def test_a_fresh_process_loads_only_what_is_its_own(module: str) -> None:
+def test_a_fresh_process_loads_only_allowed_modules(module: str) -> None:
     program = f"import sys, {module}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
     loaded = set(done.stdout.split())

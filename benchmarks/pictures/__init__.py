@@ -1,1 +1,1 @@
-"""The pictures in the documentation, made anew: `python -m benchmarks.pictures FOLDER`. Needs Chromium and its driver."""
+"""Create the pictures of the documentation: `python -m benchmarks.pictures FOLDER`. Needs Chromium and its driver."""

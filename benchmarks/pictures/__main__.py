@@ -1,4 +1,4 @@
-"""Make the pictures of the page: each scene, 1280 and 390 pixels wide, light and dark; fails if the browser's console complains."""
+"""Create the pictures of the page: each scene, 1280 and 390 pixels wide, light and dark; fails on warnings of the browser's console."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DRAWN = "return document.querySelectorAll('.peer').length > 0 && document.getEle
 
 
 def main() -> None:
-    """Make all pictures, or those of some scenes."""
+    """Create all pictures, or those of some scenes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="where to put them")
     names = [f"{scene}-{size}-{scheme}" for scene in SCENES for size in WIDTHS for scheme in ("light", "dark")]
@@ -37,7 +37,7 @@ def main() -> None:
 
 @contextlib.contextmanager
 def playing(folder: Path) -> Iterator[None]:
-    """Have all scenes played while inside."""
+    """Serve all scenes inside the context."""
     loop = asyncio.new_event_loop()
     work = loop.create_task(play(folder))
     thread = threading.Thread(target=lambda: loop.run_until_complete(asyncio.wait([work])))
@@ -50,7 +50,7 @@ def playing(folder: Path) -> Iterator[None]:
 
 
 def pictures(window: Browser, home: Path, folder: Path, names: Collection[str]) -> list[str]:
-    """Make those of a peer's pictures that are wanted; return what the console said."""
+    """Create the requested pictures of a peer; return the console's messages."""
     command, environment = [sys.executable, "-m", "gossamer.cli.main", "dashboard", str(home)], os.environ | {"HOME": str(home.parent)}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as page:
         try:
@@ -72,7 +72,7 @@ def pictures(window: Browser, home: Path, folder: Path, names: Collection[str]) 
 
 
 def wait(window: Browser) -> None:
-    """Wait until the page has drawn what it was told."""
+    """Wait until the page has drawn its data."""
     deadline_s = time.monotonic() + DRAWN_S
     while not window.run(DRAWN):
         if time.monotonic() > deadline_s:

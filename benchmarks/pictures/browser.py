@@ -1,4 +1,4 @@
-"""A browser without a window, driven over WebDriver: opens a page, takes pictures, and tells what its console says."""
+"""A headless browser, driven over WebDriver: opens a page, takes pictures, and returns the console's messages."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Browser:
         _post(f"{self._place}/url", {"url": url})
 
     def run(self, script: str) -> Any:
-        """Return what a script in the page returns."""
+        """Run a script in the page and return its result."""
         return _post(f"{self._place}/execute/sync", {"script": script, "args": []})
 
     def look(self, width: int, is_dark: bool) -> None:
-        """Be so wide, and light or dark, from now on."""
+        """Set the width, and light or dark mode."""
         screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
         self._cdp("Emulation.setDeviceMetricsOverride", screen)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}
@@ -62,7 +62,7 @@ class Browser:
 
 @contextlib.contextmanager
 def browser() -> Iterator[Browser]:
-    """Run a browser with an empty profile while inside."""
+    """Run a browser with an empty profile inside the context."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

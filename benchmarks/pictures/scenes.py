@@ -1,4 +1,4 @@
-"""Peers as they look in each state, told by events that nobody had to wait for; their control sockets answer as a real peer's do."""
+"""Simulated peers in each state, from generated events; their control sockets answer as those of real peers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EARLIER = {
 
 
 def begun(peer: str, start_s: float) -> Iterator[events.Event]:
-    """Yield what every peer of a run begins with."""
+    """Yield the first events of every peer of a run."""
     yield events.PeerStarted(peer, EARLIER | {"joined": start_s - 260_000}, ts=start_s)
     yield events.RunKnown("3d09e9b23cf5f6c969df693c41d9f5d40e5652eabdd0ee17b7af7e7c993a6465", 4000, ts=start_s)
 
@@ -67,7 +67,7 @@ def trained(start_s: float, meets: bool) -> Iterator[events.Event]:
 
 
 def joining(now_s: float) -> Iterator[events.Event]:
-    """Yield a peer that downloads the state."""
+    """Yield the events of a peer that downloads the state."""
     yield from begun("12D3KooWa7pQj0in3r", now_s - 75)
     yield events.PeersSeen(4, ts=now_s - 60)
     reason = "downloading weights from 3 peers: 62 %, 1.3 of 2.1 GB, 11.8 MB/s, about 70 s left"
@@ -76,7 +76,7 @@ def joining(now_s: float) -> Iterator[events.Event]:
 
 
 def training(now_s: float) -> Iterator[events.Event]:
-    """Yield a peer that trains with others."""
+    """Yield the events of a peer that trains with others."""
     start_s = now_s - 60 * MINUTES
     yield from begun("12D3KooWa7pQtra1n5", start_s)
     yield changed_at("training", "", start_s)
@@ -84,7 +84,7 @@ def training(now_s: float) -> Iterator[events.Event]:
 
 
 def paused(now_s: float) -> Iterator[events.Event]:
-    """Yield one that rests by its schedule."""
+    """Yield the events of a peer that is paused by its schedule."""
     yield from training(now_s - 600)
     yield events.StepDone(1199, 1800, 2_455_552, math.nan, math.nan, 0.0, 2400.0, 14.0, 2400.0, 120.0, ts=now_s - 590)
     yield events.StateChanged(
@@ -93,15 +93,15 @@ def paused(now_s: float) -> Iterator[events.Event]:
 
 
 def alone(now_s: float) -> Iterator[events.Event]:
-    """Yield one that was told to meet nobody."""
+    """Yield the events of a peer that may not meet others."""
     start_s = now_s - 60 * MINUTES
     yield from begun("12D3KooWa7pQa10n3x", start_s)
-    yield changed_at("training", "alone, as asked", start_s, ALONE)
+    yield changed_at("training", "training alone (--alone)", start_s, ALONE)
     yield from trained(start_s, meets=False)
 
 
 def failed(now_s: float) -> Iterator[events.Event]:
-    """Yield one that could not go on."""
+    """Yield the events of a peer that failed."""
     yield from training(now_s - 300)
     yield events.Warned("disk", "the disk of ~/.gossamer is nearly full: 12 MB are free", ts=now_s - 290)
     reason, way_out = "the trainer failed 3 times: no space left on device", "make room, then start it again with the same command"
@@ -120,7 +120,7 @@ SCENES: dict[str, Callable[[float], Iterator[events.Event]]] = {
 
 
 async def play(folder: Path) -> None:
-    """Have a peer of each scene answer from its own home in `folder`, until cancelled. One that has failed has left only its record."""
+    """Serve a peer of each scene from its own home in `folder`, until cancelled. A failed peer has only its record."""
     async with AsyncExitStack() as stack:
         for name, scene in SCENES.items():
             home = Home(folder / name)
@@ -134,7 +134,7 @@ async def play(folder: Path) -> None:
 
 
 def answering(status: Status) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Return what answers for a peer with this status."""
+    """Return a control handler for a peer with this status."""
 
     def answer(request: dict[str, Any]) -> dict[str, Any]:
         match request["verb"]:

@@ -4,11 +4,11 @@
     all                                the four tables
     report                             the tables again, from the runs that are there
     picture FILE.svg                   loss against wall time and against bytes
-    clean                              take away what a run that was killed has left in the kernel
+    clean                              remove what a killed run has left in the kernel
 
-Runs are kept in a file (`--results`), one JSON object a line; one whose setting is in there is not run again unless `--again`. On a slow
-line local SGD and DDP are watched for `--sample` seconds and their time is multiplied up: their rate is constant, and the network does not
-touch their loss, which is that of the run without a limit.
+Runs are kept in a file (`--results`), one JSON object per line. A setting in that file is not run again without `--again`. On a slow line
+local SGD and DDP run for `--sample` seconds and their time is extrapolated: their rate is constant, and their loss does not depend on the
+network, so it is taken from the run without a limit.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ RESULTS = Path(__file__).with_name("results.jsonl")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do one command; return the exit code."""
+    """Run one command; return the exit code."""
     given = parser().parse_args(arguments)
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
@@ -61,7 +61,7 @@ def _interrupt(number: int, frame: object) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Make the parser."""
+    """Return the parser of the command line."""
     made = argparse.ArgumentParser(
         prog="python -m benchmarks.side_by_side", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -83,7 +83,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def settings(given: argparse.Namespace, fault: str) -> list[Setting]:
-    """List the runs of one table."""
+    """Return the runs of one table."""
     rates = given.rates if given.rates is not None else RATES if fault == "none" else FAULT_RATES
     combined = itertools.product(given.seeds, given.steps, rates, given.systems)
     listed = [
@@ -95,7 +95,7 @@ def settings(given: argparse.Namespace, fault: str) -> list[Setting]:
 
 
 def tables(given: argparse.Namespace, *, faults: Sequence[str], run: bool) -> None:
-    """Run what is missing, and print the tables."""
+    """Run the missing runs, and print the tables."""
     wanted = [one for fault in faults for one in settings(given, fault)]
     if run:
         run_missing(wanted, given)
@@ -105,7 +105,7 @@ def tables(given: argparse.Namespace, *, faults: Sequence[str], run: bool) -> No
 
 
 def run_missing(wanted: Sequence[Setting], given: argparse.Namespace) -> None:
-    """Do the runs that are not kept yet. A system that cannot be started here is passed over, and said so."""
+    """Run what is not in the file yet. A system that cannot be started here is skipped with a message."""
     need_root()
     known = kept(given.results)
     missing = [one for one in wanted if given.again or one not in known]
@@ -125,7 +125,7 @@ def run_missing(wanted: Sequence[Setting], given: argparse.Namespace) -> None:
 
 
 def run_one(setting: Setting, given: argparse.Namespace) -> Run:
-    """Do one run, in a folder that goes afterwards unless it is to be kept."""
+    """Run once, in a folder that is removed afterwards unless it is to be kept."""
     from benchmarks.side_by_side.measure import perform  # torch
 
     folder = Path(tempfile.mkdtemp(prefix=FOLDER, dir=given.keep))
@@ -145,7 +145,7 @@ def picture(given: argparse.Namespace) -> None:
 
 
 def clean(given: argparse.Namespace) -> None:
-    """Take away what a run that was killed has left."""
+    """Remove what a killed run has left in the kernel."""
     need_root()
     for group in left_behind():
         group.remove()

@@ -1,4 +1,4 @@
-"""How long a run will take, about: to say it beforehand, and to stop the ones that would take hours."""
+"""Estimated duration of a run, to announce it and to stop runs that would take hours."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def full_s(setting: Setting) -> float:
 
 
 def stop_after_s(setting: Setting, limit_s: float, sample_s: float) -> float:
-    """Return when to stop a run: an exact system is only watched for a while, since its rate is constant and its loss known.
+    """Return when to stop a run: an exact system runs only for a sample, since its rate is constant and its loss known.
 
-    Half-way faults need the half of the way, and what is not exact has no other loss than that of its own whole run.
+    A half-way fault needs half of the run; an inexact system needs its whole run for its loss.
     """
     is_known = SYSTEMS[setting.system].is_exact and setting.mbit_per_s > 0 and setting.fault in ("none", "slow")
     return sample_s if is_known and full_s(setting) > WORTH_IT * sample_s else limit_s
 
 
 def estimate_s(setting: Setting, limit_s: float, sample_s: float) -> float:
-    """Return the time that a run will take, start and measuring included."""
+    """Return the estimated duration of a run, start and measuring included."""
     return AROUND_S + min(full_s(setting), stop_after_s(setting, limit_s, sample_s))

@@ -1,8 +1,8 @@
-"""What every system trains: the demo's model on its own text, with the same weights to start from and the same batches at peer k.
+"""The job of every system: the demo's model on its own text, with equal initial weights and the same batches at peer k.
 
-A peer of any system lives in a home folder like one of Gossamer's: its key, the signed manifest, checkpoints that hold `fast/NAME` tensors,
-and `events.jsonl`. So one reader follows them all, and one measure of held-out loss serves them all. A system that exchanges every so many
-steps takes that number from the job; Gossamer may be given its own.
+A peer of any system has a home folder like a Gossamer peer: its key, the signed manifest, checkpoints with `fast/NAME` tensors, and
+`events.jsonl`. So one reader follows all systems, and one function measures their held-out loss. A system that exchanges every n steps
+takes n from the job; Gossamer may be given its own interval.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Job:
     gossamer_every: str = ""  # Gossamer's mean interval, a number or `auto`; empty: the manifest's default
 
     def identity(self, number: int) -> Identity:
-        """Return the key of peer 1, 2, ...: the same in every run, for it decides the batches."""
+        """Return the key of peer 1, 2, ...; the same in every run, since it decides the batches."""
         return Identity(hashlib.sha256(f"gossamer side by side, peer {number}".encode()).digest())
 
     def manifest(self, outer: dict[str, Any] | None = None) -> SignedManifest:
@@ -47,12 +47,12 @@ class Job:
         return {"inner_steps": int(given) if given.isdecimal() else given} if given else {}
 
     def furnish(self, home: Home, number: int) -> None:
-        """Make the home of a peer: folders and its key."""
+        """Create the home of a peer with its key."""
         home.create()
         write_whole(home.identity, self.identity(number).to_bytes(), private=True)
 
     def corpus(self, number: int, cache: Path) -> Corpus:
-        """Return the text of a peer, as its trainer draws from it."""
+        """Return the corpus of a peer's trainer."""
         manifest = self.manifest().manifest()
         inner = manifest.inner
         draw = Draw(manifest.run.seed, self.identity(number).peer_id.raw, inner.batch_size, inner.sequence_length)
@@ -61,7 +61,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """Where one peer of a rival sits: what its process is told on its command line."""
+    """The command-line arguments of a rival's process."""
 
     system: str
     number: int  # 1, 2, ...
@@ -76,7 +76,7 @@ class Seat:
         return self.addresses[self.number - 1]
 
     def to_text(self) -> str:
-        """Write it as one word of a command line."""
+        """Return the seat as one word of a command line."""
         return json.dumps(asdict(self) | {"home": str(self.home), "meeting_place": str(self.meeting_place)})
 
     @classmethod

@@ -1,7 +1,7 @@
-"""One run: a network, a system's peers on it, the fault half-way, and what was counted from readiness to the end.
+"""One run: a network, the peers of a system on it, a fault half-way, and the counts from readiness to the end.
 
-The fault befalls the last peer: `kill` ends all its processes, `cut` cuts its line, both in the middle of its schedule;
-`slow` gives it an eighth of one processor from the start. Who was killed or cut off is not waited for.
+The fault hits the last peer: `kill` ends all its processes, `cut` cuts its line, both in the middle of its schedule; `slow` limits it to an
+eighth of a processor from the start. The run does not wait for a peer that was killed or cut off.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SLOW_SHARE = 0.125  # of one processor
 
 
 def perform(setting: Setting, folder: Path, limit_s: float) -> Run:
-    """Do a run in an empty folder; it is stopped after `limit_s`. Raises BadSettings for what cannot be started."""
+    """Run once in an empty folder, for at most `limit_s`. Raises BadSettings for a system that cannot be started."""
     job = Job(setting.num_peers, setting.total_steps, setting.seed, setting.every_steps, setting.gossamer_every)
     started = time.time()
     with (
@@ -59,14 +59,14 @@ def perform(setting: Setting, folder: Path, limit_s: float) -> Run:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What one peer's line and processes have counted so far."""
+    """The counters of one peer's line and processes."""
 
     sent_bytes: int
     cpu_s: float
 
 
 class Watch:
-    """Follows the peers of one run from the moment of readiness, and does the fault."""
+    """Follows the peers of one run from readiness on, and injects the fault."""
 
     def __init__(self, setting: Setting, peers: Sequence[RunningPeer], ready_s: float) -> None:
         self.lost: list[RunningPeer] = []  # not waited for
@@ -82,7 +82,7 @@ class Watch:
             peers[-1].group.limit(SLOW_SHARE)
 
     def until_over(self, limit_s: float) -> Run:
-        """Wait until all who are to end have ended, or the time is over; return what was counted, without losses."""
+        """Wait until all peers have ended that should, or until the limit; return the run without losses."""
         while self._waited_for():
             if (silent_s := time.time() - self._last_step()) > HANG_S:
                 return self._run(f"hangs: no step for {silent_s:.0f} s", time.time())
@@ -163,7 +163,7 @@ class Watch:
         )
 
     def _pauses(self) -> tuple[float, float]:
-        """Return the longest time between two reports of those who were not lost: up to the fault, and after it."""
+        """Return the longest time between two reports of the peers without a fault, before and after it."""
         healthy = [peer.said.reports for peer in self._peers if peer not in self.lost]
         until = self._faulted or float("inf")
         gaps = [(later.ts, later.ts - earlier.ts) for reports in healthy for earlier, later in pairwise(reports)]
@@ -183,7 +183,7 @@ def held_out(homes: Sequence[Home]) -> float | None:
 
 
 def commit() -> str:
-    """Name the tree that was run."""
+    """Return the commit of the measured tree."""
     try:
         said = subprocess.run(["git", "describe", "--always", "--dirty=+"], cwd=ROOT, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):

@@ -1,7 +1,7 @@
-"""A network of the kernel's own on this machine: a namespace for each peer, a cable from each to one bridge, a rate on both ends of it.
+"""A virtual network on this machine: a namespace per peer, a veth pair from each to one bridge, a rate limit on both ends.
 
-The bridge stands in a namespace too, where no firewall of the machine's, such as a container engine's, has a say. The rate is a token
-bucket, so a line has no delay of its own. What a peer has sent and received is what its interface counted. Needs root.
+The bridge is in a namespace too, where no firewall of the machine, such as a container engine's, applies. The rate is a token bucket, so a
+line has no delay of its own. Sent and received bytes are those of the peer's interface. Needs root.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BURST_S, LEAST_BURST_BYTES = 0.01, 16_000
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One peer's cable. Its outer end is a port of the bridge."""
+    """One peer's line. Its outer end is a port of the bridge."""
 
     number: int
 
@@ -52,7 +52,7 @@ class Line:
         return ["ip", "netns", "exec", self.namespace, "unshare", "--uts", "sh", "-c", MACHINE, self.address, *command]
 
     def lay(self) -> None:
-        """Make the namespace and connect it to the bridge."""
+        """Create the namespace and connect it to the bridge."""
         call("ip", "netns", "add", self.namespace)
         at_hub("ip", "link", "add", self.outer, "type", "veth", "peer", "name", INSIDE, "netns", self.namespace)
         at_hub("ip", "link", "set", self.outer, "master", BRIDGE, "up")
@@ -61,22 +61,22 @@ class Line:
             call(*self.inside(("ip", "link", "set", interface, "up")))
 
     def shape(self, mbit_per_s: float) -> None:
-        """Limit it, both ways."""
+        """Limit the line, both ways."""
         burst_bytes = max(LEAST_BURST_BYTES, round(mbit_per_s * 125_000 * BURST_S))
         bucket = ("root", "tbf", "rate", f"{mbit_per_s:g}mbit", "burst", f"{burst_bytes}b", "latency", f"{QUEUE_MS}ms")
         at_hub("tc", "qdisc", "replace", "dev", self.outer, *bucket)
         call(*self.inside(("tc", "qdisc", "replace", "dev", INSIDE, *bucket)))
 
     def cut(self) -> None:
-        """Pull the plug at the bridge: nothing comes through any more, and neither end is told."""
+        """Disconnect the line at the bridge: it drops everything, and neither end is notified."""
         at_hub("ip", "link", "set", self.outer, "nomaster")
 
     def sent_bytes(self) -> int:
-        """Return what the peer has sent so far; at the bridge it comes in."""
+        """Return the bytes that the peer has sent so far, which the bridge receives."""
         return self._counted_bytes("rx")
 
     def received_bytes(self) -> int:
-        """Return what the peer has been sent so far."""
+        """Return the bytes that the peer has received so far."""
         return self._counted_bytes("tx")
 
     def _counted_bytes(self, way: str) -> int:
@@ -86,7 +86,7 @@ class Line:
 
 @contextmanager
 def network(num_peers: int, mbit_per_s: float) -> Iterator[tuple[Line, ...]]:
-    """Lay the lines of a run, 0 Mbit/s for no limit, and take them away at the end. Raises BadSettings where that cannot be."""
+    """Create the lines of a run, 0 Mbit/s for no limit, and remove them at the end. Raises BadSettings if that fails."""
     need_root()
     if Path(f"/run/netns/{HUB}").exists():
         raise BadSettings("another run is under way, or was killed", hint="wait for it, or: python -m benchmarks.side_by_side clean")
@@ -105,7 +105,7 @@ def network(num_peers: int, mbit_per_s: float) -> Iterator[tuple[Line, ...]]:
 
 
 def take_away() -> None:
-    """Remove every namespace of ours, and its interfaces with it; the processes in them must have ended."""
+    """Remove all namespaces of this benchmark with their interfaces; their processes must have ended."""
     for name in Path("/run/netns").glob(f"{PREFIX}-*"):
         call("ip", "netns", "delete", name.name)
 
@@ -117,12 +117,12 @@ def need_root() -> None:
 
 
 def at_hub(*command: str) -> str:
-    """Run a command of the system where the bridge is; return what it prints. Raises BadSettings with its words if it fails."""
+    """Run a command of the system where the bridge is; return what it prints. Raises BadSettings with its message if it fails."""
     return call("ip", "netns", "exec", HUB, *command)
 
 
 def call(*command: str) -> str:
-    """Run a command of the system; return what it prints. Raises BadSettings with its words if it fails."""
+    """Run a command of the system; return what it prints. Raises BadSettings with its message if it fails."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
     except FileNotFoundError as error:

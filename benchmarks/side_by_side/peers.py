@@ -1,4 +1,4 @@
-"""The running peers of a system: started on their lines, followed through their event logs, told to begin and to end."""
+"""The running peers of a system: started on their lines, followed by their event logs, started and stopped."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ON_ONE_THREAD = ("--devices", "cpu", "--threads", "1", "--port", "0")
 
 @dataclass(slots=True)
 class Follower:
-    """What a peer's event log has said so far."""
+    """The state of a peer by its event log."""
 
     path: Path
     state: str = "starting"
@@ -45,21 +45,21 @@ class Follower:
 
     @property
     def own_steps(self) -> int:
-        """Return the inner steps that it has made, as of its last report."""
+        """Return the peer's inner steps at its last report."""
         return self.reports[-1].step if self.reports else 0
 
     @property
     def clock_steps(self) -> int:
-        """Return where it stands in the schedule."""
+        """Return the peer's global step."""
         return self.reports[-1].clock_steps if self.reports else 0
 
     @property
     def is_over(self) -> bool:
-        """Return whether it has ended, well or badly."""
+        """Return whether the peer has ended or failed."""
         return self.state in OVER
 
     def follow(self) -> None:
-        """Read what is new."""
+        """Read new events."""
         with suppress(FileNotFoundError), self.path.open("rb") as file:
             file.seek(self._read_bytes)
             for line in file:
@@ -69,7 +69,7 @@ class Follower:
                 self.hear(line)
 
     def hear(self, line: bytes) -> None:
-        """Take in one event."""
+        """Apply one event."""
         match from_line(line):
             case StateChanged() as changed:
                 self.state, self.reason = changed.state, changed.reason
@@ -92,7 +92,7 @@ class Follower:
 
 @dataclass(slots=True)
 class RunningPeer:
-    """One peer: its processes, its line, and what it says."""
+    """One peer: its processes, its line, and its state."""
 
     number: int
     home: Home
@@ -102,26 +102,26 @@ class RunningPeer:
     said: Follower
 
     def refresh(self) -> None:
-        """Read its log; a process that ended without a word has failed."""
+        """Read the peer's log; a process that ended without an event has failed."""
         has_ended = self.process.poll() is not None
         self.said.follow()
         if has_ended and not self.said.is_over:
             self.said.state, self.said.reason, self.said.over = "failed", self.last_words(), time.time()
 
     def last_words(self) -> str:
-        """Return the last line of its output."""
+        """Return the last line of the peer's output."""
         lines = output_of(self.home).read_text(errors="replace").split("\n")
         return next((line.strip()[:200] for line in reversed(lines) if line.strip()), "no word")
 
     def say(self, word: bytes) -> None:
-        """Write to its stdin, if it listens there."""
+        """Write to the peer's stdin, if it reads it."""
         if self.process.stdin is not None:
             with suppress(BrokenPipeError):
                 self.process.stdin.write(word)
                 self.process.stdin.flush()
 
     def hang_up(self) -> None:
-        """End its stdin, which is the sign to leave; a peer without one gets SIGTERM."""
+        """Close the peer's stdin, which tells it to leave; a peer without stdin gets SIGTERM."""
         if self.process.stdin is not None:
             with suppress(BrokenPipeError):
                 self.process.stdin.close()
@@ -131,7 +131,7 @@ class RunningPeer:
 
 @contextmanager
 def running(system: System, job: Job, lines: Sequence[Line], folder: Path) -> Iterator[list[RunningPeer]]:
-    """Start all peers of a system, and give them when they are ready: rivals wait for a line on stdin, Gossamer's may train already.
+    """Start all peers of a system, and yield them when they are ready: rivals wait for a line on stdin, Gossamer may train already.
 
     At the end all processes are gone. Raises BadSettings for a peer that does not get ready.
     """
@@ -150,7 +150,7 @@ def running(system: System, job: Job, lines: Sequence[Line], folder: Path) -> It
 
 
 def wait_until_ready(peers: Sequence[RunningPeer], ready: set[str]) -> None:
-    """Wait until all rivals are ready, or the first of Gossamer's peers trains: its others may be on their way still."""
+    """Wait until all rivals are ready, or until the first Gossamer peer trains, while others may still join."""
     until_s = time.monotonic() + READY_S
     enough = all if ready == {"ready"} else any
     while True:
@@ -167,7 +167,7 @@ def wait_until_ready(peers: Sequence[RunningPeer], ready: set[str]) -> None:
 
 
 def start_rivals(system: System, job: Job, lines: Sequence[Line], groups: Sequence[ProcessGroup], folder: Path) -> Iterator[RunningPeer]:
-    """Start one process a peer."""
+    """Start one process per peer."""
     addresses = tuple(line.address for line in lines)
     for line, group in zip(lines, groups, strict=True):
         home = furnished(job, line, folder)
@@ -177,7 +177,7 @@ def start_rivals(system: System, job: Job, lines: Sequence[Line], groups: Sequen
 
 
 def start_gossamer(system: System, job: Job, lines: Sequence[Line], groups: Sequence[ProcessGroup], folder: Path) -> Iterator[RunningPeer]:
-    """Start `peer host`, and with its invite the others' `peer join`."""
+    """Start `peer host`, then `peer join` with its invite for the others."""
     manifest = folder / "manifest.toml"
     manifest.write_text(job.manifest(job.gossamer_outer()).manifest().to_toml())
     words = ["host", str(manifest), "--wait-for-peers", str(len(lines) - 1)]
@@ -189,7 +189,7 @@ def start_gossamer(system: System, job: Job, lines: Sequence[Line], groups: Sequ
 
 
 def start_one(system: System, job: Job, line: Line, group: ProcessGroup, folder: Path, words: Sequence[str]) -> RunningPeer:
-    """Start one of Gossamer's peers with a command of its own."""
+    """Start one Gossamer peer by its command."""
     home = furnished(job, line, folder)
     command = [system.python(), "-m", "gossamer.cli.main", *words, *ON_ONE_THREAD, "--home", str(home.path)]
     return start_peer(line, group, home, command, stdin=subprocess.DEVNULL)
@@ -207,7 +207,7 @@ def wait_for_invite(host: RunningPeer) -> str:
 
 
 def furnished(job: Job, line: Line, folder: Path) -> Home:
-    """Make a peer's home."""
+    """Create a peer's home."""
     home = Home(folder / f"peer-{line.number}")
     job.furnish(home, line.number)
     return home
@@ -220,5 +220,5 @@ def start_peer(line: Line, group: ProcessGroup, home: Home, command: Sequence[st
 
 
 def output_of(home: Home) -> Path:
-    """Return the file that takes what a peer prints."""
+    """Return the file of a peer's output."""
     return home.path / "output.txt"

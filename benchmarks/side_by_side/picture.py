@@ -1,7 +1,7 @@
-"""The picture: loss against wall time and against bytes sent, as SVG; a row of two panels for each line, a colour for each system.
+"""The picture: loss against wall time and against bytes sent, as SVG, with a row of two panels per line and a colour per system.
 
-A curve is the training loss, smoothed; the dot at its end is the held-out loss of what the run leaves: the average of the weights, and for
-the floor, where nobody averages, the mean of the peers. So a dot stands above its curve by what text that was never seen costs.
+A curve is the smoothed training loss. The dot at its end is the held-out loss of the result: of the average of the weights, or, without any
+exchange, the mean of the peers. So a dot is above its curve by the difference between training and held-out text.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ AXES = (
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One chart: where it stands, and what its axis reaches."""
+    """One chart: its place and its axes."""
 
     axis: Axis
     left: float
@@ -49,11 +49,11 @@ class Panel:
     high: float
 
     def x(self, value: float) -> float:
-        """Place a value of the axis."""
+        """Return the horizontal place of a value."""
         return self.left + WIDTH * math.log(max(value, self.low) / self.low) / math.log(self.high / self.low)
 
     def y(self, loss: float) -> float:
-        """Place a loss."""
+        """Return the vertical place of a loss."""
         low, high = LOSSES
         return self.top + HEIGHT * (high - min(max(loss, low), high)) / (high - low)
 
@@ -79,7 +79,7 @@ class Panel:
 
 
 def draw(runs: Sequence[Run]) -> str:
-    """Draw runs without a fault as one SVG document."""
+    """Return the runs without a fault as one SVG document."""
     rates = sorted({run.setting.mbit_per_s for run in runs}, key=lambda rate: -(rate or math.inf))
     width, height = LEFT + 2 * (WIDTH + GAP), TOP + len(rates) * (HEIGHT + GAP)
     parts = [
@@ -97,7 +97,7 @@ def draw(runs: Sequence[Run]) -> str:
 
 
 def reach(axis: Axis, runs: Sequence[Run]) -> tuple[float, float]:
-    """Return the lowest and the highest value that an axis must show."""
+    """Return the range of an axis."""
     ends = [end for run in runs if math.isfinite(end := axis.end(run)) and end > 0]
     high = 1.2 * max(ends, default=1.0)
     starts = [axis.of(point) for run in runs for point in run.curve if axis.of(point) > 0]
@@ -105,13 +105,13 @@ def reach(axis: Axis, runs: Sequence[Run]) -> tuple[float, float]:
 
 
 def smoothed(points: Sequence[Point]) -> list[Point]:
-    """Take the mean loss of each point and those before it."""
+    """Return the running mean of the loss."""
     windows = (points[max(0, end - SMOOTH_POINTS) : end] for end in range(1, len(points) + 1))
     return [Point(part[-1].wall_s, part[-1].own_steps, statistics.fmean(one.loss for one in part), part[-1].sent_mb) for part in windows]
 
 
 def final_loss(run: Run) -> float | None:
-    """Return the loss of what a run leaves; None where it was not measured."""
+    """Return the final loss of a run; None if it was not measured."""
     peers = [loss for loss in run.losses if loss is not None]
     return (statistics.fmean(peers) if peers else None) if run.setting.system == FLOOR else run.loss_average
 
@@ -123,7 +123,7 @@ def ticks(low: float, high: float) -> list[float]:
 
 
 def legend(names: Sequence[str]) -> list[str]:
-    """Name the colours, in two rows."""
+    """Draw the legend in two rows."""
     marks, half = [], (len(names) + 1) // 2
     for number, name in enumerate(names):
         x, y = LEFT + (number % half) * 260, 18 + 20 * (number // half)
@@ -132,10 +132,10 @@ def legend(names: Sequence[str]) -> list[str]:
 
 
 def text(x: float, y: float, words: str, anchor: str) -> str:
-    """Write words."""
+    """Return a text element."""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
 
 
 def line(x: float, y: float, other_x: float, other_y: float) -> str:
-    """Draw a line of the grid."""
+    """Return a line of the grid."""
     return f'<line x1="{x:.1f}" y1="{y:.1f}" x2="{other_x:.1f}" y2="{other_y:.1f}" stroke="#ddd"/>'

@@ -1,6 +1,6 @@
-"""All processes of one peer, daemons too, as one control group: what they have computed, a limit on it, and their sudden end.
+"""All processes of one peer, daemons included, as one control group: their processor time, a limit on it, and their sudden end.
 
-Needs root and version 2 of the kernel's control groups, mounted anywhere; the limit may be version 1's, where that has the cpu controller.
+Needs root and version 2 of the kernel's control groups, mounted anywhere. The limit may use version 1, if that has the cpu controller.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ENTER = 'for file in $GROUPS_FILES; do echo $$ > "$file" || exit 1; done; unset 
 
 
 class ProcessGroup:
-    """One peer's processes. Make it, `start` one of them; whatever that one starts belongs to it too."""
+    """One peer's processes. Processes that a member starts belong to the group too."""
 
     def __init__(self, name: str) -> None:
         unified, limiting = mounts()
@@ -33,7 +33,7 @@ class ProcessGroup:
     def start(
         self, command: Sequence[str], environment: Mapping[str, str], output: Path, *, stdin: int = subprocess.DEVNULL
     ) -> subprocess.Popen[bytes]:
-        """Start a process in the group; both its streams go to the file."""
+        """Start a process in the group, with stdout and stderr to the file."""
         files = " ".join(str(folder / "cgroup.procs") for folder in sorted({self._group, self._limit}))
         with output.open("ab") as log:
             return subprocess.Popen(
@@ -46,12 +46,12 @@ class ProcessGroup:
             )
 
     def cpu_s(self) -> float:
-        """Return the processor seconds of all its processes so far, those that have ended included."""
+        """Return the processor seconds of all its processes so far, ended ones included."""
         fields = dict(line.split() for line in (self._group / "cpu.stat").read_text().splitlines())
         return int(fields["usage_usec"]) / 1e6
 
     def limit(self, share: float) -> None:
-        """Give all of them together this share of one processor."""
+        """Limit all processes together to this share of one processor."""
         quota_us = round(share * PERIOD_US)
         if (self._limit / "cpu.max").exists():
             (self._limit / "cpu.max").write_text(f"{quota_us} {PERIOD_US}")
@@ -60,11 +60,11 @@ class ProcessGroup:
             (self._limit / "cpu.cfs_quota_us").write_text(str(quota_us))
 
     def kill(self) -> None:
-        """End all of them at once, as a power cut would."""
+        """Kill all processes at once, without warning."""
         (self._group / "cgroup.kill").write_text("1")
 
     def remove(self) -> None:
-        """Kill what is left, and take the group away."""
+        """Kill the remaining processes, and remove the group."""
         self.kill()
         until_s = time.monotonic() + STOP_S
         for folder in {self._group, self._limit}:
@@ -75,7 +75,7 @@ class ProcessGroup:
 
 
 def removed(folder: Path) -> bool:
-    """Try to remove a group; it is busy until its last process has gone."""
+    """Try to remove a group; it is busy until its last process has ended."""
     try:
         folder.rmdir()
     except FileNotFoundError:
@@ -87,7 +87,7 @@ def removed(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def process_group(name: str) -> Iterator[ProcessGroup]:
-    """Give a group; whatever runs in it at the end is killed."""
+    """Yield a group, and kill its processes at the end."""
     group = ProcessGroup(name)
     try:
         yield group
@@ -96,13 +96,13 @@ def process_group(name: str) -> Iterator[ProcessGroup]:
 
 
 def left_behind() -> list[ProcessGroup]:
-    """Return the groups that a killed run has left."""
+    """Return the groups that a killed run has left behind."""
     names = {folder.name for mount in mounts() for folder in mount.glob(f"{PREFIX}-*")}
     return [ProcessGroup(name.removeprefix(f"{PREFIX}-")) for name in sorted(names)]
 
 
 def mounts() -> tuple[Path, Path]:
-    """Return where the groups of version 2 are, and where those are that can limit processor time. Raises BadSettings if nowhere."""
+    """Return the mount points of version 2 and of the cpu controller. Raises BadSettings if there are none."""
     found = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     unified = next((Path(fields[1]) for fields in found if fields[2] == "cgroup2"), None)
     if unified is None:

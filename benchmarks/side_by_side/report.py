@@ -1,4 +1,4 @@
-"""The tables, as Markdown: one a fault, a row for each system on each line, each figure the mean over the seeds."""
+"""The tables, as Markdown: one per fault, a row per system and line, each figure the mean over the seeds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ touch this system's arithmetic. MB: the interface's own count, a peer's mean. CP
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The runs of one row: they differ in nothing but their seed."""
+    """The runs of one row, which differ only in their seed."""
 
     runs: tuple[Run, ...]
     plain: tuple[Run, ...]  # of the same system, length and line, without a fault
@@ -44,7 +44,7 @@ Column = tuple[str, Callable[[Row], str]]
 
 
 def table(fault: str, wanted: Sequence[Run], known: Mapping[Setting, Run]) -> str:
-    """Draw one table. `known` are all runs that there are: what a figure is compared with need not be in the table."""
+    """Return one table. `known` are all runs: a figure may be compared with a run outside the table."""
     rows = [row(runs, known.values()) for runs in grouped(wanted)]
     columns = FAULTLESS if fault == "none" else FAULTY
     lines = [f"## {TITLES[fault]}", "", "| " + " | ".join(title for title, _ in columns) + " |", "|---" * len(columns) + "|"]
@@ -53,7 +53,7 @@ def table(fault: str, wanted: Sequence[Run], known: Mapping[Setting, Run]) -> st
 
 
 def grouped(runs: Iterable[Run]) -> list[list[Run]]:
-    """Put runs together that differ in their seed only: by line and length, then in the order of the systems."""
+    """Group runs that differ only in their seed, by line and length, then in the order of the systems."""
     groups: dict[Setting, list[Run]] = {}
     for run in runs:
         groups.setdefault(replace(run.setting, seed=0), []).append(run)
@@ -77,7 +77,7 @@ def row(runs: Sequence[Run], known: Iterable[Run]) -> Row:
 
 
 def mean(values: Iterable[float], digits: int) -> str:
-    """Write the mean, and its standard error where there are several."""
+    """Return the mean, with its standard error if there are several values."""
     several = list(values)
     if not several or any(math.isnan(value) for value in several):
         return "-"
@@ -86,13 +86,13 @@ def mean(values: Iterable[float], digits: int) -> str:
 
 
 def line_text(row: Row) -> str:
-    """Name the line."""
+    """Return the name of a line."""
     rate = row.setting.mbit_per_s
     return f"{rate:g} Mbit/s" if rate else "unshaped"
 
 
 def name_text(row: Row) -> str:
-    """Name the system, and what of its settings is not the usual."""
+    """Return the name of a system with its unusual settings."""
     setting, more = row.setting, ""
     if setting.total_steps != 300:
         more += f", {setting.total_steps} steps"
@@ -106,26 +106,26 @@ def name_text(row: Row) -> str:
 
 
 def wall_text(row: Row) -> str:
-    """Write the wall time."""
+    """Return the wall time."""
     guessed = "~" if any(run.outcome == "stopped" for run in row.runs) else ""
     return guessed + mean((run.full_wall_s for run in row.runs), 0)
 
 
 def over_floor_text(row: Row) -> str:
-    """Write the wall time as a multiple of that without exchange."""
+    """Return the wall time as a multiple of that without exchange."""
     floor_s = statistics.fmean(run.full_wall_s for run in row.floor) if row.floor else math.nan
     return mean([statistics.fmean(run.full_wall_s for run in row.runs) / floor_s], 2)
 
 
 def cpu_text(row: Row) -> str:
-    """Write processor seconds per own inner step, and as a multiple of those without exchange."""
+    """Return processor seconds per own inner step, and as a multiple of those without exchange."""
     own = [run.cpu_per_step for run in row.runs]
     more = f" ({statistics.fmean(own) / statistics.fmean(run.cpu_per_step for run in row.floor):.2f})" if row.floor else ""
     return mean(own, 3) + more
 
 
 def loss_text(row: Row) -> str:
-    """Write the loss of the average of the weights; of an exact system that was stopped, that of its run without a limit."""
+    """Return the loss of the average of the weights; of an exact system that was stopped, that of its run without a limit."""
     own = [run.loss_average for run in row.runs if run.loss_average is not None]
     if own or not SYSTEMS[row.setting.system].is_exact:
         return mean(own, 3)
@@ -134,7 +134,7 @@ def loss_text(row: Row) -> str:
 
 
 def peers_text(row: Row) -> str:
-    """Write the lowest and the highest loss of a peer."""
+    """Return the lowest and the highest loss of a peer."""
     losses = [loss for run in row.runs for loss in run.losses if loss is not None]
     if not losses:
         return "-"
@@ -143,7 +143,7 @@ def peers_text(row: Row) -> str:
 
 
 def steps_text(row: Row) -> str:
-    """Write the share of all steps that was made, or the steps of each peer where some made far fewer."""
+    """Return the share of all steps that was made, or the steps of each peer if some made far fewer."""
     if len(row.runs) == 1 and row.setting.fault != "none":
         return ", ".join(map(str, row.runs[0].own_steps))
     made = [sum(run.own_steps) / (run.setting.total_steps * run.setting.num_peers) for run in row.runs]
@@ -151,25 +151,25 @@ def steps_text(row: Row) -> str:
 
 
 def outcome_text(row: Row) -> str:
-    """Write how the runs ended."""
+    """Return how the runs ended."""
     outcomes = list(dict.fromkeys(run.outcome for run in row.runs))
     return "; ".join(short(outcome) for outcome in outcomes)
 
 
 def short(outcome: str) -> str:
-    """Leave out of an error where in whose source it arose, and cut it to what a table can hold."""
+    """Shorten an error for a table: without its source location, cut to length."""
     words = re.sub(r"\[/[^]]*\] ?", "", outcome).replace("|", "/")
     return words if len(words) <= MAX_WORDS else words[: MAX_WORDS - 3] + "..."
 
 
 def remarks_text(row: Row) -> str:
-    """Write what only some runs have: an end before the end, and what befell meetings and joins."""
+    """Return remarks on the runs: an early end, and failures of meetings and joins."""
     ended = [] if outcome_text(row) in ("finished", "stopped") else [outcome_text(row)]
     return ", ".join([*ended, meetings_text(row)]).rstrip(", ")
 
 
 def meetings_text(row: Row) -> str:
-    """Write what of Gossamer's meetings and joins did not go as it should."""
+    """Return the failures of Gossamer's meetings and joins."""
     words = []
     for kind in NOTEWORTHY:
         if number := sum(run.meetings.get(kind, 0) for run in row.runs):
@@ -182,35 +182,35 @@ def meetings_text(row: Row) -> str:
 
 
 def fast_blocked_text(row: Row) -> str:
-    """Write the share of blocked time of the peers without a fault."""
+    """Return the share of blocked time of the peers without a fault."""
     shares = [sum(run.blocked_s[:-1]) / max(1e-9, sum(run.train_s[:-1])) for run in row.runs]
     return mean((100 * share for share in shares), 0)
 
 
 def pause_text(row: Row) -> str:
-    """Write the longest pause of those without a fault, before and after it."""
+    """Return the longest pause of the peers without a fault, before and after it."""
     return f"{mean((run.pause_s[0] for run in row.runs), 1)} / {mean((run.pause_s[1] for run in row.runs), 1)}"
 
 
 def plain_wall_text(row: Row) -> str:
-    """Write the wall time without the fault."""
+    """Return the wall time without the fault."""
     return wall_text(replace(row, runs=row.plain)) if row.plain else "-"
 
 
 def trained_text(row: Row) -> str:
-    """Write when the last of those without a fault had made its last inner step."""
+    """Return the time of the last inner step of the peers without a fault."""
     return mean((max(run.trained_s[:-1]) for run in row.runs), 0)
 
 
 def held_text(row: Row) -> str:
-    """Write the longest time from a peer's last inner step to its end: the last exchange, the last evaluation, and waiting for others."""
+    """Return the longest time from a peer's last inner step to its end: the last exchange, the last evaluation, and waiting for others."""
     healthy = slice(None) if row.setting.fault == "none" else slice(None, -1)
     held = [[done - trained for done, trained in zip(run.done_s[healthy], run.trained_s[healthy], strict=True) if done] for run in row.runs]
     return mean((max(several) for several in held if several), 1)
 
 
 def plain_loss_text(row: Row) -> str:
-    """Write the loss without the fault."""
+    """Return the loss without the fault."""
     return loss_text(replace(row, runs=row.plain)) if row.plain else "-"
 
 

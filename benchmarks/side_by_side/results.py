@@ -1,4 +1,4 @@
-"""Finished runs, one JSON object a line: tables and pictures are drawn from these, so none is run twice for them."""
+"""Finished runs, one JSON object per line, from which tables and pictures are drawn."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FAULTS = ("none", "kill", "slow", "cut")
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What decides a run, but for the code."""
+    """The settings of a run."""
 
     system: str
     mbit_per_s: float = 0.0  # 0: no limit
@@ -33,7 +33,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Where all peers together stood at a moment."""
+    """The state of all peers together at one time."""
 
     wall_s: float
     own_steps: float  # mean over the peers
@@ -43,7 +43,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What came of one run. Lists have one entry a peer; seconds count from the moment when all were ready, or Gossamer's first trained."""
+    """The result of one run. Lists have one entry per peer. Seconds count from readiness, for Gossamer from the first inner step."""
 
     setting: Setting
     outcome: str  # finished; stopped, after the time given to it; hangs: ...; failed: what the first that failed said
@@ -69,7 +69,7 @@ class Run:
 
     @property
     def full_wall_s(self) -> float:
-        """Return the time of the whole run; of one that was stopped, at the rate that it had; NaN where there is no end."""
+        """Return the duration of the whole run; extrapolated for a stopped run; NaN for a run without an end."""
         if self.outcome.startswith("hangs"):
             return math.nan
         if self.outcome != "stopped":
@@ -84,7 +84,7 @@ class Run:
 
     @property
     def sent(self) -> float:
-        """Return what a peer has sent, in MB, the mean over the peers; of a run that was stopped, for the whole of it."""
+        """Return the MB sent per peer; extrapolated for a stopped run."""
         made = min(self.own_steps) if self.outcome == "stopped" else self.setting.total_steps
         return sum(self.sent_mb) / len(self.sent_mb) * self.setting.total_steps / max(1, made)
 
@@ -114,7 +114,7 @@ def keep(path: Path, run: Run) -> None:
 
 
 def kept(path: Path) -> dict[Setting, Run]:
-    """Read all runs; of several with one setting the last."""
+    """Read all runs; the last one of each setting."""
     if not path.exists():
         return {}
     runs = (Run.from_line(line) for line in path.read_text().splitlines() if line.strip())

@@ -1,6 +1,6 @@
 """`python -m benchmarks.side_by_side.seat SEAT`: the process of one peer of a rival system.
 
-It gets ready, says so, waits for a line on stdin, trains, says that it has done, and keeps its connections until stdin ends.
+It prepares, reports that it is ready, waits for a line on stdin, trains, reports its end, and keeps its connections until stdin closes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from benchmarks.side_by_side.training import Training
 
 
 def main() -> None:
-    """Take the seat."""
+    """Run the process of one peer."""
     torch.set_num_threads(1)
     seat = Seat.from_text(sys.argv[1])
     training = Training(seat)

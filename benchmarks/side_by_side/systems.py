@@ -1,4 +1,4 @@
-"""Who is compared: by the name on the command line, what it is called in a table, and what the harness must know of it."""
+"""The compared systems: name on the command line, name in the tables, and properties for the harness."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class System:
     is_exact: bool = False  # the network changes its time only, so that a run on one line tells the loss on all
 
     def python(self) -> str:
-        """Return the interpreter that has its packages. Raises BadSettings, saying how to make it."""
+        """Return the interpreter with the system's packages. Raises BadSettings with the way to install it."""
         if not self.own_environment:
             return sys.executable
         python = ROOT / ENVIRONMENT / "bin/python"
@@ -38,7 +38,7 @@ class System:
         return str(python)
 
     def take_part(self, training: Training) -> Rival:
-        """Make the rival of this peer, in its process."""
+        """Create the rival of this peer, in its process."""
         module, _, name = self.rival.partition(":")
         rival: Rival = getattr(importlib.import_module(f"benchmarks.side_by_side.rivals.{module}"), name)(training)
         return rival

@@ -1,8 +1,8 @@
-"""One peer of a rival system: the inner steps of Gossamer's own trainer, with whatever the system does between them.
+"""One peer of a rival system: the inner steps of Gossamer's own trainer, with the system's exchange between them.
 
-A rival is a class with `Rival`'s three methods; it may replace `module` (what is called forwards) or `optimizer` (whose `step` is called).
-The time between two inner steps, and that in `step` beyond the inner optimizer's own, counts as blocked, as in Gossamer. At the same steps
-as Gossamer's trainer it measures a small held-out loss and saves. What happens is written as Gossamer's own events.
+A rival is a class with `Rival`'s three methods. It may replace `module` (called forwards) or `optimizer` (whose `step` is called). As in
+Gossamer, the time between two inner steps counts as blocked, and so does the time in `step` beyond the inner optimizer's own. At the same
+steps as Gossamer's trainer it measures a small held-out loss and saves. It writes Gossamer's own events.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from gossamer.peer.trainer.trainer import EVAL_INTERVAL_STEPS, NUM_EVAL_BATCHES,
 
 
 class Rival(Protocol):
-    """What a system does to one peer's training. Making one connects it with the others."""
+    """A system's part in one peer's training. Creating a rival connects it with the others."""
 
     def after_step(self, own_steps: int) -> None:
-        """Exchange, where it is time."""
+        """Exchange if it is due."""
 
     def finish(self) -> None:
-        """Exchange for the last time, after the last inner step."""
+        """Exchange once more after the last inner step."""
 
     def close(self) -> None:
-        """Let go of the others; called when all of them have finished."""
+        """Disconnect; called when all peers have finished."""
 
 
 class Training:
-    """The replica of one peer, and the book of its time."""
+    """The replica of one peer, with its times."""
 
     def __init__(self, seat: Seat) -> None:
         self.seat = seat
@@ -71,7 +71,7 @@ class Training:
         self._inner_s += moment_s
 
     def say(self, state: str, reason: str = "") -> None:
-        """Write down in what state this peer is."""
+        """Write an event with this peer's state."""
         self._emit(StateChanged(state, reason))
 
     def run(self, rival: Rival) -> None:
@@ -90,7 +90,7 @@ class Training:
 
     @contextmanager
     def blocked(self) -> Iterator[None]:
-        """Count the time inside as blocked by the exchange, and as part of training."""
+        """Count the time inside the context as blocked, and as training time."""
         start_s, start_queued_s = time.monotonic(), self._queued_s()
         try:
             yield

@@ -139,7 +139,7 @@ function draw(peer, number) {
   write(pill, state === "silent" ? "not running" : state);
   write(card.querySelector("h2"), known ? status.peer_id.slice(-6) : "no peer");
   write(card.querySelector(".home"), peer.home);
-  write(card.querySelector(".sentence"), peer.runs || ended ? peer.sentence : known ? `${peer.words}; its last word: ${peer.sentence}` : peer.words);
+  write(card.querySelector(".sentence"), peer.runs || ended ? peer.sentence : known ? `${peer.words}; its last state: ${peer.sentence}` : peer.words);
   const warnings = known ? status.warnings : [];
   replaceIfNew(card.querySelector(".warnings"), JSON.stringify(warnings), () => warnings.map((words) => element("li", words)));
   const share = status.progress ? status.progress.share : known && status.total_steps ? status.step / status.total_steps : 0;

@@ -48,7 +48,7 @@ class Peers:
 
 
 def shown(home: Path) -> dict[str, Any]:
-    """Return what the page shows of the peer of a home; of one that does not run, its last word."""
+    """Return what the page shows of the peer of a home; of a peer that does not run, its last state."""
     try:
         status, partners, history = (ask(home, {"verb": verb}, wait_s=ANSWER_S) for verb in ("status", "peers", "history"))
         runs, words = True, ""

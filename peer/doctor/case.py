@@ -1,4 +1,4 @@
-"""What is examined, and what several checks want to know of it: found out once, by the check that asks first, while the others wait."""
+"""What `peer doctor` examines. Facts that several checks need are computed once, in the first thread that asks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Once(Generic[T]):
-    """A piece of work that is done when it is first asked for, in the thread that asks. Raises what the work raised, each time."""
+    """A result that is computed on the first call, in its thread; later calls return it or raise the same error. Thread-safe."""
 
     def __init__(self, work: Callable[[], T]) -> None:
         self._work = work
@@ -48,7 +48,7 @@ class Once(Generic[T]):
 
 
 class Case:
-    """One examination: the home, the invite if one was given, and the settings that a peer would run with."""
+    """The subject of one examination: home, invite if given, and the settings of a peer that would start here."""
 
     def __init__(self, home: Home, invite_text: str | None, devices: str, listen: str, port: int | None) -> None:
         self.home = home
@@ -57,13 +57,13 @@ class Case:
         self.port = port  # None: that of last time, or any
         self._invite_text = invite_text
         self.visit: Once[CallRound] = Once(self._visit)
-        """What the peers of the run said when they were called."""
+        """The answers of the run's peers."""
         self.need: Once[Need] = Once(self._need)
         """What the run needs."""
 
     @property
     def is_about_a_run(self) -> bool:
-        """Whether there is a run to ask about."""
+        """Whether an invite or the home names a run."""
         return self._invite_text is not None or self.home.invite.exists() or self.home.manifest.exists()
 
     def invite(self) -> Invite | None:
@@ -89,7 +89,7 @@ class Case:
         try:
             devices, _ = choose_devices(self.devices)
             kind, count = devices[0].type, len(devices)
-        except BadSettings:  # which another check reports
+        except BadSettings:  # another check reports it
             kind, count = "cuda", 1
         return run_need(self.manifest(), kind, Computing(micro_batch=1, recompute=True, num_devices=count))
 
@@ -135,5 +135,5 @@ class Case:
             return Place(self.listen, 0, kept_port(self.home))
         try:
             return Place(self.listen, self.free_port())
-        except BadSettings:  # which another check reports
+        except BadSettings:  # another check reports it
             return Place(DEFAULT_HOST, 0)

@@ -78,4 +78,4 @@ def _finding(check: Check, case: Case) -> Finding:
     except OSError as error:
         return fail(f"{error.filename or 'the system'}: {error.strerror or error}", "make it readable for you, or choose another home")
     except Exception as error:
-        return fail(f"the check itself failed: {error!r}", "this is our fault; please report it", ExitCode.OUR_FAULT)
+        return fail(f"the check itself failed: {error!r}", "this is a bug; please report it", ExitCode.OUR_FAULT)

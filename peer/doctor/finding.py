@@ -1,4 +1,4 @@
-"""What a check says: how bad, what it found, and the way out."""
+"""The finding of a check: level, text, and what to do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gossamer.protocol.errors import ExitCode, GossamerError
 
 
 class Level(Enum):
-    """How bad it is: a peer runs well, runs with less than it could have, or cannot take part."""
+    """OK: a peer runs well. WARN: it runs with a restriction. FAIL: it cannot take part."""
 
     OK = "ok"
     WARN = "warn"
@@ -18,7 +18,7 @@ class Level(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check found, in one sentence; the way out in another, unless all is well."""
+    """What a check found, in one sentence, and what to do about it in another; empty for OK."""
 
     level: Level
     found: str
@@ -27,20 +27,20 @@ class Finding:
 
 
 def ok(found: str) -> Finding:
-    """Say that all is well."""
+    """Return a finding of level OK."""
     return Finding(Level.OK, found)
 
 
 def warn(found: str, way_out: str) -> Finding:
-    """Say that a peer runs, with less than it could have."""
+    """Return a finding of level WARN: a peer runs with a restriction."""
     return Finding(Level.WARN, found, way_out)
 
 
 def fail(found: str, way_out: str, exit_code: ExitCode = ExitCode.BAD_INPUT) -> Finding:
-    """Say that a peer cannot take part like this."""
+    """Return a finding of level FAIL: a peer cannot take part."""
     return Finding(Level.FAIL, found, way_out, exit_code)
 
 
 def failed_by(error: GossamerError) -> Finding:
-    """Say what an error says."""
+    """Return an error as a finding, with its hint and exit code."""
     return fail(str(error), error.hint, error.exit_code)

@@ -1,4 +1,4 @@
-"""The home folder and what lies in it: whose it is, who else runs from it, its port, its invite."""
+"""Checks of the home folder: owner, running peer, key, settings, port, invite."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gossamer.peer.doctor.finding import Finding, fail, ok, warn
 from gossamer.peer.machine.config import saved_settings
 from gossamer.peer.machine.home import ANOTHER_HOME
 
-SOON_S = 3 * 24 * 3600  # an invite that ends so soon is worth a word
+SOON_S = 3 * 24 * 3600  # a warning for an invite that expires within this time
 
 
 def home(path: Path) -> Finding:
@@ -57,7 +57,7 @@ def other_peer(case: Case) -> Finding:
         return ok("none runs from this home")
     return warn(
         f"one runs from this home already: {holder}",
-        f"`peer status --home {case.home.path}` tells how it does; a second one needs its own folder with --home DIR",
+        f"`peer status --home {case.home.path}` shows its state; a second peer needs its own folder with --home DIR",
     )
 
 
@@ -75,9 +75,7 @@ def invite(case: Case) -> Finding:
     if found is None:
         if held is not None:
             return ok(f"not needed: the home holds run {held.run_id.hex()[:12]}, which this peer hosts")
-        return warn(
-            "none was given: the run, its peers and what it needs were not looked at", "`peer doctor gossamer1...` looks at them too"
-        )
+        return warn("none was given: the run, its peers and its needs were not checked", "`peer doctor gossamer1...` checks them too")
     if held is not None and held.run_id != found.run_id:
         return fail(
             f"it is for run {found.run_id.hex()[:12]}, and {case.home.path} holds run {held.run_id.hex()[:12]}",
@@ -88,4 +86,4 @@ def invite(case: Case) -> Finding:
     found.check(own.peer_id if own else found.credential.issuer, time.time())
     left_s, until = found.credential.not_after_s - time.time(), datetime.fromtimestamp(found.credential.not_after_s, UTC)
     said = f"for run {found.run_id.hex()[:12]}, good until {until:%Y-%m-%d %H:%M} UTC"
-    return ok(said) if left_s > SOON_S else warn(said, "ask the host for a longer one: after that day nobody meets this peer")
+    return ok(said) if left_s > SOON_S else warn(said, "ask the host for a later expiry: after this date no peer meets this one")

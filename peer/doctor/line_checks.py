@@ -1,4 +1,4 @@
-"""The line and the router, as those whom we called see them: clock, reachability, kind of router, rate, and what that means for the run."""
+"""Checks of the line and the router, from the answers of other peers: clock, reachability, kind of router, rate."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def clock(ahead_s: Sequence[float]) -> Finding:
     theirs = f"that of {len(ahead_s)} peers" if len(ahead_s) > 1 else "the one peer that was asked"
     said = f"{abs(middle_s):.1f} s {'behind' if middle_s > 0 else 'ahead of'} {theirs}"
     if abs(middle_s) > CLOCK_SKEW_S:
-        return warn(f"this clock is {said}; a running peer goes by theirs, once it has heard enough of them", SET_CLOCK)
+        return warn(
+            f"this clock is {said}; a running peer uses the time of its partners instead, once enough of them have reported it", SET_CLOCK
+        )
     return warn(f"this clock is {said}", SET_CLOCK) if abs(middle_s) > CLOCK_WARN_S else ok(said)
 
 

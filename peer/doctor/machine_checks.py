@@ -1,4 +1,4 @@
-"""This machine: what is installed, whether torch computes on it, what its limits are."""
+"""Checks of this machine: installed versions, devices, limit of open files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def installed(name: str) -> str | None:
 def versions(python: str, requirements: Sequence[str], installed: Callable[[str], str | None]) -> Finding:
     """Check this interpreter and the `installed` packages against the requirements."""
     if not python:
-        return warn(f"{PACKAGE} is not installed, so nobody knows which versions it wants", "`pip install .` in its folder")
+        return warn(f"{PACKAGE} is not installed, so its requirements are not known", "`pip install .` in its folder")
     if not SpecifierSet(python).contains(platform.python_version(), prereleases=True):
         return fail(f"this is Python {platform.python_version()}; wanted is {python}", "install Gossamer with such a Python")
     wanted = [one for one in map(Requirement, requirements) if one.marker is None or one.marker.evaluate({"extra": ""})]

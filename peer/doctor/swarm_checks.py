@@ -1,13 +1,13 @@
-"""The swarm, as its peers showed themselves when they were called: are they there, and do they want us."""
+"""Checks of the swarm: which of its peers answer, and whether they accept this peer."""
 
 from __future__ import annotations
 
 from gossamer.peer.doctor.finding import Finding, fail, failed_by, ok, warn
 from gossamer.peer.doctor.visit import Call, CallRound
-from gossamer.peer.node.fetching import as_final
+from gossamer.peer.sync.client import as_final
 from gossamer.protocol.errors import ExitCode
 
-NO_RUN = ok("no invite and no run in the home, so nobody was asked")
+NO_RUN = ok("no invite and no run in the home: no peer was called")
 
 
 def bootstraps(visit: CallRound) -> Finding:
@@ -23,7 +23,7 @@ def bootstraps(visit: CallRound) -> Finding:
             ExitCode.SWARM_UNREACHABLE,
         )
     if missing:
-        return warn(f"reached {there}; not reached {missing}", "one is enough to begin; the others may be down for a while")
+        return warn(f"reached {there}; not reached {missing}", "one is enough to join; the others may be offline")
     return ok(f"reached {there}")
 
 
@@ -38,7 +38,7 @@ def membership(visit: CallRound) -> Finding:
     if final and visit.under_own_name:
         return failed_by(final)
     said = "; ".join(sorted({_said(call) for call in visit.reached}))
-    return warn(f"not known: {said}", "ask again in a minute; `peer join` asks again by itself")
+    return warn(f"not known: {said}", "retry in a minute; `peer join` retries by itself")
 
 
 def _said(call: Call) -> str:

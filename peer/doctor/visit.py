@@ -1,7 +1,7 @@
-"""Calling on the peers that an invite or the home names: are they there, how fast, and what do they say.
+"""Call the peers that an invite or the home names: reachability, round trip, and what they observe of this peer.
 
-With a p2pd of its own, where the peer would listen, and, unless the invite is for the home's own key, under a name that nobody has seen
-before and nobody will see again: nothing of this stays, here or there.
+The calls use a p2pd of their own on the port where the peer would listen. Unless the home's own key is free to use, they use a temporary
+identity. Nothing is stored, here or at the other peers.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.machine.runtime_folder import runtime_folder
-from gossamer.peer.node.fetching import FetchClient, in_their_version
 from gossamer.peer.swarm.address_book import AddressBook
+from gossamer.peer.swarm.membership import OwnCredential
+from gossamer.peer.sync.client import FetchClient, in_their_version
 from gossamer.protocol.addresses import by_peer
 from gossamer.protocol.errors import GossamerError, PeerMisbehaved, RefusalCode, Refused, TransportError
 from gossamer.protocol.identity import Identity, PeerId
@@ -41,7 +42,7 @@ _REASONS = ("connection refused", "no route to host", "network is unreachable", 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What came of calling on one peer."""
+    """The result of calling one peer."""
 
     address: str  # one of those where it was called
     trouble: str = ""  # why it could not be reached; empty if it could
@@ -55,14 +56,14 @@ class Call:
 
     @property
     def name(self) -> str:
-        """Say who was called: the end of its id, and where."""
+        """The end of the peer's id, and its address."""
         _, _, host, _, port, *_ = self.address.split("/")
         return f"{self.address[-6:]} at {host}:{port}"
 
 
 @dataclass(frozen=True, slots=True)
 class CallRound:
-    """What came of calling on all."""
+    """The results of calling all peers."""
 
     trouble: str = ""  # why nobody could be called at all
     way_out: str = "an invite names peers to ask; without one, `peer join` and `peer host` go on with what the home holds"
@@ -72,17 +73,17 @@ class CallRound:
 
     @property
     def reached(self) -> list[Call]:
-        """Those who were there, the fastest first."""
+        """The peers that were reached, the fastest first."""
         return sorted((call for call in self.calls if not call.trouble), key=lambda call: call.round_trip_s or call.connect_s)
 
     @property
     def manifest(self) -> SignedManifest | None:
-        """The run's manifest, from whoever gave it."""
+        """The run's manifest, from the first peer that sent it."""
         return next((call.manifest for call in self.calls if call.manifest), None)
 
 
 def ways_in(home: Home, invite: Invite | None, me: PeerId | None) -> tuple[str, ...]:
-    """Return whom to call: those that the invite names, then those whom this peer has met."""
+    """Return the addresses to call: those in the invite, then those in the address book."""
     book = AddressBook(me or Identity(bytes(SEED_BYTES)).peer_id)
     book.load(home.peers, time.time())
     named = invite.bootstraps if invite else ()
@@ -91,19 +92,19 @@ def ways_in(home: Home, invite: Invite | None, me: PeerId | None) -> tuple[str, 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where we listen, and which port the others shall try."""
+    """The address to listen on, and the port that other peers try to reach."""
 
     host: str
     port: int  # 0: any
     running: int = 0  # the port of the peer that runs already, which is tried then
 
     def tried(self, own: int) -> int:
-        """Return the port to try, when ours is `own`."""
+        """Return the port to try; `own` is the port of this p2pd."""
         return self.running or own
 
 
 def visit(home: Home, invite: Invite | None, held: SignedManifest | None, own: Identity | None, place: Place) -> CallRound:
-    """Call on all at once; under the home's own name, if it has one that no running peer uses.
+    """Call all peers at once, with the home's own key if there is one and no running peer uses it.
 
     Raises nothing; blocks for VISIT_S at most.
     """
@@ -142,7 +143,7 @@ async def _call_all(
         settings = DaemonSettings(key, folder / "net", place.host, place.port, asks_router=False)
         daemon = await stack.enter_async_context(Daemon(settings))
         tunnel = TunnelTransport(daemon.control, folder / "net", _nobody_calls, Admission(), CarriedBytes())
-        client = FetchClient(identity, run_id, credential, await stack.enter_async_context(tunnel))
+        client = FetchClient(identity, run_id, OwnCredential(credential), await stack.enter_async_context(tunnel))
         port = place.tried(daemon.port)
         calls = tuple(await asyncio.gather(*(_call(daemon.control, client, *peer, port) for peer in by_peer(addresses).items())))
         left_s = ends_s - loop.time() - 1.0  # a measurement that takes too long must not cost us what we have
@@ -150,11 +151,11 @@ async def _call_all(
 
 
 async def _nobody_calls(purpose: Purpose, stream: Stream) -> None:
-    raise Refused(RefusalCode.NOT_READY, "I only look around")
+    raise Refused(RefusalCode.NOT_READY, "this is peer doctor, not a member")
 
 
 async def _call(control: Control, client: FetchClient, partner: PeerId, addresses: Sequence[str], port: int) -> Call:
-    """Call on one peer: connect, and ask for the manifest, and what it sees of us."""
+    """Connect to one peer, fetch the manifest, and ask what the peer observes of this one."""
     address, began_s = addresses[0], time.monotonic()
     try:
         async with asyncio.timeout(CALL_S):
@@ -195,7 +196,7 @@ async def _is_open(control: Control, partner: PeerId, port: int) -> bool | None:
 
 
 async def _measure(client: FetchClient, reached: Sequence[Call], within_s: float) -> tuple[float, float] | None:
-    """Return what the line to the fastest carries, in bytes a second each way; None where nobody could tell."""
+    """Return the rate to the fastest peer, in bytes a second each way; None if it could not be measured."""
     fastest = next((call for call in reached if call.manifest), None)
     if fastest is None:
         return None
@@ -213,5 +214,5 @@ async def _measure(client: FetchClient, reached: Sequence[Call], within_s: float
 
 
 def short_reason(text: str) -> str:
-    """Return the network's own words in what p2pd says, which lists every address that it tried."""
+    """Return the operating system's reason from p2pd's message, which lists every address that it tried."""
     return next((reason for reason in _REASONS if reason in text), text)

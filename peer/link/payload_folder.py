@@ -1,7 +1,7 @@
-"""The payload folder: the bytes of meetings in flight, shared by node and trainer through memory-mapped files.
+"""The payload folder: the bytes of meetings in progress, which node and trainer share through memory-mapped files.
 
-It lives inside the peer's private runtime folder (memory-backed where the machine has room), so removing that folder removes all of it:
-no shared-memory segment can be left behind. Each file has one writer, and is complete before its name is told to the other side.
+It lies inside the peer's private runtime folder, in memory where the machine has room, so removing that folder removes everything: no
+shared-memory segment can stay behind. Each file has one writer, and is complete before the other side learns its name.
 A full disk raises OSError.
 """
 
@@ -14,30 +14,30 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gossamer.peer.link.records import File, Writer, payload_name
+from gossamer.peer.link.messages import File, Writer, payload_name
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
 
 
 class PayloadFolder:
-    """Files of the meetings in flight, by name."""
+    """Files of the meetings in progress, by name."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder = folder
 
     def path(self, name: str) -> Path:
-        """Return where a file lies."""
+        """Return the path of a file."""
         return self._folder / name
 
     def write(self, name: str, data: Buffer) -> None:
-        """Write a whole file. One of that name is replaced, not written over: whoever has mapped it keeps what it had."""
+        """Write a whole file. An existing file of that name is replaced, not overwritten: its mappings stay as they were."""
         self.remove(name)
         self._write(name, os.O_EXCL, data)
 
     def append(self, name: str, data: Buffer) -> None:
-        """Add to the end of a file, which is made when missing."""
+        """Append to a file; create it when missing."""
         self._write(name, os.O_APPEND, data)
 
     def _write(self, name: str, flag: int, data: Buffer) -> None:
@@ -52,15 +52,15 @@ class PayloadFolder:
     def read(self, name: str) -> memoryview:
         """Map a file. The view stays valid after the file is removed; an empty or missing file gives an empty view.
 
-        The mapping is private: writing to the view is legal (torch wants a writable buffer) and reaches nobody.
+        The mapping is private: writing to the view is allowed (torch needs a writable buffer) and changes no file.
         """
         return mapped(self.path(name))
 
     def _at(self, name: str) -> str:
-        return f"{self._folder}/{name}"  # pathlib takes longer than the kernel
+        return f"{self._folder}/{name}"  # pathlib is slower than the system call
 
     def free_bytes(self) -> int:
-        """Return how much more finds room here."""
+        """Return the free space."""
         return shutil.disk_usage(self._folder).free
 
     def remove(self, name: str) -> None:
@@ -74,7 +74,7 @@ class PayloadFolder:
             self.remove(payload_name(meeting, file))
 
     def clear(self, writer: Writer) -> None:
-        """Remove every file that this writer has left: when it starts, nothing of its own can be in flight."""
+        """Remove every file of a writer. Call when it starts: none of its meetings can be in progress."""
         for pattern in writer.value:
             for path in self._folder.glob(pattern):
                 path.unlink(missing_ok=True)

@@ -1,9 +1,9 @@
 """The link between node and trainer: JSON lines over a Unix socket in the private runtime folder.
 
-The trainer listens; its inner steps never wait for the node. The node connects, again and again, so either may be restarted alone. A
-reply finds its request by what both are about, for some requests wait for a step boundary and some do not. When the link breaks, every
-request in flight fails on the node's side (`LinkLost`) and every open meeting is dropped on the trainer's. A side that says what cannot be
-understood, or does not read, is hung up on: to both ends that is the same as the other's death.
+The trainer listens; its inner steps never wait for the node. The node connects, again and again, so either process may restart alone. A
+reply finds its request by their common subject, because only some requests wait for a step boundary. When the link breaks, every open
+request fails on the node's side (`LinkLost`), and the trainer drops every open meeting. A side that sends a malformed line, or does not
+read, is disconnected: the other end handles that like its death.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
 from gossamer.protocol.messages.terms import ModelPlan
 
 SOCKET_NAME = "trainer.sock"
 RECONNECT_S = 0.2
 LINE_BYTES = 1 << 20  # the longest line: a bitmap of failed blocks in hex
-UNSENT_BYTES = 1 << 20  # kept for a node that does not read, beside what the socket holds; then it is hung up on
+UNSENT_BYTES = 1 << 20  # kept for a node that does not read, beyond the socket's buffer; then it is disconnected
 _RECEIVE_BYTES = 1 << 16
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class LinkLost(Exception):
 class TrainerEnd:
     """The trainer's side: one listening socket, at most one node.
 
-    Nodes come and go in `poll` only, which belongs to one thread; `send` may be called from any.
+    Nodes connect and disconnect in `poll` only, which belongs to one thread; `send` may be called from any thread.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -50,22 +50,22 @@ class TrainerEnd:
         self._node: socket.socket | None = None
         self._num_sessions = 0
         self._using = threading.Lock()
-        self._has_ended = False  # the node has hung up; there may be something left that it said
+        self._has_ended = False  # the node has disconnected; some of its requests may still be unread
         self._received = bytearray()
         self._unsent = bytearray()
 
     @property
     def session(self) -> int:
-        """Return the number of the node that is there, 0 for none.
+        """Return the number of the connected node, 0 for none.
 
-        One that differs from the last means that all which the former node had begun has ended.
+        When the number changes, everything that the former node has begun is void.
         """
         return self._num_sessions if self._node is not None else 0
 
-    def poll(self) -> list[ask.Request]:
-        """Return the requests that came since the last call; accept a node that knocks. Returns at once.
+    def poll(self) -> list[messages.Request]:
+        """Return the requests since the last call; accept a node that connects. Returns at once.
 
-        What a node said before it died is still returned, and the session ends only at the call after: its partners may count on it.
+        The last requests of a node that died are still returned, and its session ends at the next call: partners may rely on them.
         """
         with self._using:
             if self._node is None:
@@ -77,15 +77,15 @@ class TrainerEnd:
                 self._hang_up()
             return requests
 
-    def send(self, record: ask.Answer, session: int) -> None:
-        """Send a record to the node of this session, or keep it until the socket takes it; nothing happens when that node is gone."""
+    def send(self, record: messages.Answer, session: int) -> None:
+        """Send a record to the node of this session, or keep it until the socket accepts it; do nothing if that node is gone."""
         with self._using:
             if session and session == self.session and not self._has_ended:
-                self._unsent += ask.ANSWERS.write(record)
+                self._unsent += messages.ANSWERS.write(record)
                 self._flush()
 
     def wait(self, seconds: float) -> None:
-        """Wait until the node says something or `seconds` pass: for a thread that has nothing else to do."""
+        """Wait until the node sends something or `seconds` pass: for a thread with nothing else to do."""
         poll = select.poll()
         poll.register(self._node or self._listener, select.POLLIN)
         poll.poll(seconds * 1000)
@@ -124,16 +124,16 @@ class TrainerEnd:
                 log.warning("link to the node closed: the node does not read")
                 self._has_ended = True
         except OSError:
-            self._unsent.clear()  # nobody hears it; what the node said last is still to be read
+            self._unsent.clear()  # the node is gone; its last requests are still to be read
 
-    def _requests(self) -> list[ask.Request]:
+    def _requests(self) -> list[messages.Request]:
         *lines, rest = bytes(self._received).split(b"\n")
         self._received = bytearray(rest)
         if len(rest) > LINE_BYTES:
-            self._hang_up("the node sent a line without end")
+            self._hang_up("the node sent an endless line")
             return []
         try:
-            return [ask.REQUESTS.read(line) for line in lines]
+            return [messages.REQUESTS.read(line) for line in lines]
         except ValueError as error:
             self._hang_up(str(error))
             return []
@@ -150,44 +150,44 @@ class TrainerEnd:
 
 
 class NodeEnd:
-    """The node's side: `connect` once, then `run`, which keeps the connection. Everything belongs to one event loop.
+    """The node's side: `connect` once, then `run`, which keeps the connection. Belongs to one event loop.
 
-    Whatever is asked and told reaches the trainer in the order in which it was begun.
+    Requests reach the trainer in the order of the calls.
     """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / SOCKET_NAME
         self._reader = asyncio.StreamReader()
         self._writer: asyncio.StreamWriter | None = None
-        self._waiting: dict[int | str, asyncio.Future[ask.Reply]] = {}  # by what the request is about
+        self._waiting: dict[int | str, asyncio.Future[messages.Reply]] = {}  # by the request's subject
 
     @property
     def connected(self) -> bool:
-        """Whether the trainer is there."""
+        """Whether the trainer is connected."""
         return self._writer is not None
 
-    async def request(self, request: ask.AnsweredRequest) -> ask.Reply:
-        """Ask, and wait for the reply: at once, or of the next step boundary. One request at a time may wait about one meeting or file.
+    async def request(self, request: messages.AnsweredRequest) -> messages.Reply:
+        """Send a request and wait for its reply, for up to a step boundary. One request at a time may wait for each meeting or file.
 
-        Cancel-safe: a reply that comes later is passed over. Raises LinkLost.
+        Cancel-safe: a later reply is ignored. Raises LinkLost.
         """
         if self._writer is None:
             raise LinkLost("the trainer is not there")
-        about = ask.subject(request)
+        about = messages.subject(request)
         if about in self._waiting:
             raise ValueError(f"{about} waits for the reply to an earlier request")
-        reply: asyncio.Future[ask.Reply] = asyncio.get_running_loop().create_future()
+        reply: asyncio.Future[messages.Reply] = asyncio.get_running_loop().create_future()
         self._waiting[about] = reply
-        self._writer.write(ask.REQUESTS.write(request))
+        self._writer.write(messages.REQUESTS.write(request))
         return await reply
 
-    def tell(self, request: ask.ToldRequest) -> None:
-        """Say something that has no reply; nothing happens when the link is down."""
+    def tell(self, request: messages.ToldRequest) -> None:
+        """Send a request that has no reply; do nothing when the link is down."""
         if self._writer is not None:
-            self._writer.write(ask.REQUESTS.write(request))
+            self._writer.write(messages.REQUESTS.write(request))
 
     async def connect(self) -> ModelPlan:
-        """Wait for the trainer, and return what it says first. Cancel-safe."""
+        """Connect to the trainer, and return the plan that it sends first. Cancel-safe."""
         while True:
             try:
                 self._reader, writer = await asyncio.open_unix_connection(str(self._path), limit=LINE_BYTES)
@@ -195,7 +195,7 @@ class NodeEnd:
                 await asyncio.sleep(RECONNECT_S)
                 continue
             try:
-                if isinstance(built := await self._next(), ask.Built):
+                if isinstance(built := await self._next(), messages.Built):
                     self._writer = writer
                     return built.plan
             finally:
@@ -203,8 +203,8 @@ class NodeEnd:
                     writer.close()
             await asyncio.sleep(RECONNECT_S)
 
-    async def run(self, on_notice: Callable[[ask.Notice], None]) -> None:
-        """Pass on what the trainer says unasked, and connect again whenever the link breaks, until cancelled."""
+    async def run(self, on_notice: Callable[[messages.Notice], None]) -> None:
+        """Pass on the trainer's notices, and connect again whenever the link breaks, until cancelled."""
         while True:
             try:
                 await self._read(on_notice)
@@ -213,27 +213,27 @@ class NodeEnd:
             await asyncio.sleep(RECONNECT_S)
             await self.connect()
 
-    async def _read(self, on_notice: Callable[[ask.Notice], None]) -> None:
+    async def _read(self, on_notice: Callable[[messages.Notice], None]) -> None:
         while (record := await self._next()) is not None:
-            if isinstance(record, ask.Notice):
+            if isinstance(record, messages.Notice):
                 on_notice(record)
             elif not self._answer(record):
-                log.warning("link to the trainer closed: a %s that nobody asked for", type(record).__name__)
+                log.warning("link to the trainer closed: a %s without a request", type(record).__name__)
                 return
 
-    async def _next(self) -> ask.Answer | None:
+    async def _next(self) -> messages.Answer | None:
         """Return the next record; None when there will be none."""
         try:
             line = await self._reader.readline()
-            return ask.ANSWERS.read(line) if line.endswith(b"\n") else None  # half a line: the trainer died in the middle of it
+            return messages.ANSWERS.read(line) if line.endswith(b"\n") else None  # half a line: the trainer died in the middle of it
         except ConnectionError:
             return None
         except ValueError as error:
             log.warning("link to the trainer closed: %s", error)
             return None
 
-    def _answer(self, reply: ask.Reply) -> bool:
-        waiting = self._waiting.pop(ask.subject(reply), None)
+    def _answer(self, reply: messages.Reply) -> bool:
+        waiting = self._waiting.pop(messages.subject(reply), None)
         if waiting is None:
             return False
         if not waiting.done():

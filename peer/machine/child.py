@@ -88,7 +88,7 @@ class Child:
 
     def _tell_lost(self) -> None:
         if self._num_lost:
-            self._unsent += to_line(EventsLost(self._num_lost, "the supervisor did not read"))
+            self._unsent += to_line(EventsLost(self._num_lost, "the supervisor did not read them in time"))
             self._num_lost = 0
 
     def _send(self) -> None:

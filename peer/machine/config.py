@@ -1,7 +1,7 @@
-"""The local settings of one peer: what its operator may choose, and what no other peer needs to know.
+"""The local settings of one peer: choices of its operator that no other peer needs to know.
 
-They stand in `config.toml` in the home folder; options of a command override them for that start. Not here: anything that the peers of a
-run must agree on (protocol/run/manifest.py), and where files lie (peer/machine/home.py).
+`config.toml` in the home folder stores them; options of a command override them for that start. What the peers of a run must agree on is
+in protocol/run/manifest.py, the paths of files in peer/machine/home.py.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _fast_enough(text: str) -> None:
 def _each_once(text: str) -> str:
     names = text.split(",")
     if len(set(names)) < len(names):
-        raise ValueError("a device stands in it twice")
+        raise ValueError("duplicate device")
     return text
 
 
@@ -144,17 +144,17 @@ class PeerConfig(LocalSettings):
     home: Annotated[Path, AfterValidator(_encodable)]
     """The folder with this peer's identity, manifest, checkpoints and events."""
     alone: bool = False
-    """Train without ever meeting anybody: the baseline that a swarm is compared with."""
+    """Train without meetings: the baseline for comparison with a swarm."""
     trains: bool = True
-    """Train; a peer that does not is a node alone, which shows newcomers the way."""
+    """Run a trainer; a peer without one is a bootstrap node."""
     wait_for_peers: int = Field(default=0, ge=0, le=4096)
     """Begin to train only when this many other peers have been seen; 0 begins at once."""
     keep_trying: bool = False
-    """Where nobody of the run answers, try again until somebody does."""
+    """If no member of the run answers, retry until one does."""
 
     @property
     def children(self) -> tuple[str, ...]:
-        """Return the processes that this peer is made of; the peer is over when the first of them is."""
+        """Return the child processes of this peer; the peer ends when the first of them ends in order."""
         return ((TRAINER,) if self.trains else ()) + (() if self.alone else (NODE,))
 
 
@@ -165,7 +165,7 @@ def limits_in_force(config: LocalSettings) -> dict[str, str]:
 
 
 def peer_config(values: Mapping[str, object]) -> PeerConfig:
-    """Check local settings. Raises BadSettings naming the first setting that cannot work, and for an unknown one its nearest neighbour."""
+    """Check local settings. Raises BadSettings that names the first invalid setting, and for an unknown one the nearest name."""
     try:
         return PeerConfig.model_validate(dict(values))
     except ValidationError as error:
@@ -180,12 +180,12 @@ def _as_bad_settings(error: ValidationError) -> BadSettings:
     meaning = PeerConfig.model_fields[name].description or ""
     why = first["msg"].removeprefix("Value error, ")
     return BadSettings(
-        f"setting {name} = {first['input']!r} cannot work: {why[:1].lower()}{why[1:]}", hint=meaning or f"choose another {name}"
+        f"setting {name} = {first['input']!r} is not valid: {why[:1].lower()}{why[1:]}", hint=meaning or f"choose another {name}"
     )
 
 
 def no_such_setting(name: str) -> BadSettings:
-    """Return the error for a setting that there is not, with the nearest one."""
+    """Return the error for an unknown setting, with the nearest name."""
     near = difflib.get_close_matches(name, LocalSettings.model_fields, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"`peer config` lists the settings, {SETTINGS_PAGE} too"
     return BadSettings(f"there is no setting {name!r}", hint=hint)
@@ -195,7 +195,7 @@ def no_such_setting(name: str) -> BadSettings:
 
 
 def saved_settings(home: Home) -> dict[str, Any]:
-    """Return what `config.toml` in the home holds; nothing where there is none. Raises BadSettings, naming the file."""
+    """Return the settings in `config.toml`; empty without the file. Raises BadSettings that names the file."""
     try:
         given = tomllib.loads(home.config.read_text(encoding="utf-8"))
         LocalSettings.model_validate(given)
@@ -205,12 +205,14 @@ def saved_settings(home: Home) -> dict[str, Any]:
         wrong = _as_bad_settings(error)
         raise BadSettings(f"{home.config}: {wrong}", hint=wrong.hint) from error
     except (OSError, ValueError, RecursionError) as error:  # of these, TOML's own
-        raise BadSettings(f"{home.config} cannot be read: {error}", hint="mend it, or delete it: every setting has a default") from error
+        raise BadSettings(
+            f"{home.config} cannot be read: {error}", hint="correct the file, or delete it: every setting has a default"
+        ) from error
     return given
 
 
 def with_setting(given: Mapping[str, Any], key: str, text: str | None) -> dict[str, Any]:
-    """Return settings with one changed to what `text` says; None takes it out, so that its default holds. Raises BadSettings."""
+    """Return the settings with one changed to `text`; None removes it, so that its default holds. Raises BadSettings."""
     if key not in LocalSettings.model_fields:
         raise no_such_setting(key)
     kept = {name: value for name, value in given.items() if name != key}
@@ -232,7 +234,7 @@ def _read_value(key: str, text: str) -> object:
 
 
 def save_settings(home: Home, given: Mapping[str, Any]) -> None:
-    """Write `config.toml`: every setting with its meaning, as a comment where its default holds. Raises BadSettings where it cannot be."""
+    """Write `config.toml`: every setting with its meaning, commented out if unset. Raises BadSettings if the file cannot be written."""
     lines = [f"# {_TITLE}"]
     for key, field in LocalSettings.model_fields.items():
         lines += ["", f"# {field.description}"]

@@ -22,11 +22,11 @@ ANSWER_S = 10.0
 LINE_BYTES = 1 << 16
 
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
-"""What is replied to a request; BadSettings, raised in it, is told to who asks."""
+"""Answers a request. BadSettings raised in it becomes an error reply."""
 
 
 class NobodyRuns(BadSettings):
-    """No peer runs from this home, or it has just ended."""
+    """No peer runs from this home."""
 
 
 @contextlib.asynccontextmanager
@@ -68,7 +68,9 @@ def ask(home: Path, request: dict[str, Any], *, wait_s: float = ANSWER_S) -> dic
 
     Raises NobodyRuns when none runs there, BadSettings when it does not answer or says no. Blocks for at most `wait_s`.
     """
-    nobody = NobodyRuns(f"no peer is running in {home}", hint="start one with `peer join` or `peer host`, or name its folder with --home")
+    nobody = NobodyRuns(
+        f"no peer is running in {home}", hint="start one with `peer join` or `peer host`, or pass its home folder with --home DIR"
+    )
     try:
         path = str(json.loads(Home(home).running.read_text())["control"])
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -83,7 +85,7 @@ def ask(home: Path, request: dict[str, Any], *, wait_s: float = ANSWER_S) -> dic
             raise nobody
         answer: dict[str, Any] = json.loads(line)
     except (TimeoutError, ValueError) as error:
-        hint = f"see {Home(home).log}; if it hangs, stop its process and start it again"
+        hint = f"see {Home(home).log}; if the process hangs, stop it and start the peer again"
         raise BadSettings(f"the peer in {home} does not answer", hint=hint) from error
     except OSError as error:  # it was killed: nobody listens at the socket that it left
         raise nobody from error

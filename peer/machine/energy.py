@@ -1,4 +1,4 @@
-"""What a peer takes from the socket or the battery: the machine's own counters where it has any, else an estimate.
+"""Energy use of a peer: from the machine's counters if it has any, else estimated.
 
 The counters are of the whole machine; a peer's part is its share of the processor time that was used meanwhile. Graphics cards are not
 counted.

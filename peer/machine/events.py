@@ -1,8 +1,8 @@
-"""What happens in a peer, as typed events: the one report of its processes, and the record behind screens, dashboards and post-mortems.
+"""Typed events of a peer: the only report of its processes, and the record behind status, dashboard and post-mortems.
 
-Node and trainer send theirs to the supervisor (peer/machine/child.py), which folds them into the status (peer/machine/status.py) and alone
-writes the file. An event is one line of JSON on both ways. Not a source of truth: nothing in training reads it back, and a disk that is
-full costs events, never training.
+Node and trainer send events to the supervisor (peer/machine/child.py), which folds them into the status (peer/machine/status.py) and is
+the only writer of the file. An event is one line of JSON, on the pipe and in the file. Training never reads events back: a full disk loses
+events and nothing else.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Figure = Annotated[float, BeforeValidator(lambda value: math.nan if value is Non
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 @dataclass(frozen=True)
 class Stamped:
-    """What every event has; makes a frozen dataclass of each subclass. When it happened has no part in comparisons."""
+    """Fields of every event; makes a frozen dataclass of each subclass. Comparisons ignore the time."""
 
     ts: float = field(default_factory=lambda: round(time.time(), 6), kw_only=True, compare=False, repr=False)  # seconds since 1970
     event: str = field(default="", kw_only=True, repr=False)  # the subclass's name, its mark in a line
@@ -38,7 +38,7 @@ class Stamped:
 
 
 class PeerStarted(Stamped):
-    """The peer was started; what follows, up to the next PeerStarted, is one session."""
+    """The peer was started; the events up to the next PeerStarted are one session."""
 
     peer_id: str  # base58
     earlier: dict[str, float] = field(default_factory=dict)  # what all earlier starts came to: `lifetime` in Status
@@ -80,7 +80,7 @@ class StateChanged(Stamped):
 
 
 class PeersSeen(Stamped):
-    """There are more or fewer peers in sight than before."""
+    """The number of peers in sight has changed."""
 
     num_peers: int  # others, known to be there
 
@@ -115,13 +115,13 @@ class StepDone(Stamped):
 
 
 class NodeSpent(Stamped):
-    """What the node has used so far; written every few seconds while it may meet."""
+    """Processor time of the node so far; written every few seconds while it may meet."""
 
     cpu_s: Figure  # processor time of the node process and its daemon, without their start
 
 
 class MeetingDone(Stamped):
-    """A meeting ended, one way or another."""
+    """A meeting ended, with any outcome."""
 
     partner: str  # PeerId, base58
     fragment: int
@@ -181,14 +181,14 @@ class EvalDone(Stamped):
 
 
 class OutputsMoved(Stamped):
-    """How far a meeting moved this peer's outputs was measured."""
+    """The effect of a meeting on this peer's outputs was measured."""
 
     fragment: int
     distance: Figure  # Jensen-Shannon, nats per token, between the outputs before and after, on a fixed held-out text
 
 
 class StateCloned(Stamped):
-    """Slow weights and clock were taken over from others."""
+    """Slow weights and global step were adopted from other peers."""
 
     donors: tuple[str, ...]  # PeerIds, base58; who gave most comes first
     clock_steps: int  # of the oldest piece, taken over
@@ -198,7 +198,7 @@ class StateCloned(Stamped):
 
 
 class FragmentPulled(Stamped):
-    """A fragment's slow weights were pulled from another peer, which moved nowhere."""
+    """A fragment sync ended: slow weights were fetched from another peer, which did not change its own."""
 
     donor: str  # PeerId, base58
     fragment: int
@@ -209,7 +209,7 @@ class FragmentPulled(Stamped):
 
 
 class ResultTaken(Stamped):
-    """The peer has settled on the run's result: from now on its weights are these, bit for bit."""
+    """The peer has adopted the run's result: from now on its weights equal it bit for bit."""
 
     name: str  # SHA-256 of the hashes of its pieces, hexadecimal
     donors: tuple[str, ...]  # PeerIds, base58; none where the weights are this peer's own
@@ -245,7 +245,7 @@ class EnergyUsed(Stamped):
 
 
 class Warned(Stamped):
-    """Something will do harm if it goes on."""
+    """A condition that does harm if it persists."""
 
     topic: str  # one warning a topic stands at a time
     words: str  # empty: it is over
@@ -258,18 +258,18 @@ class EventsLost(Stamped):
     reason: str
 
 
-RESTING = "resting"  # what the node says when it was told to rest and its meetings have ended
+RESTING = "resting"  # the node's state once it is told to pause and its meetings have ended
 
 
 class ProcessSays(Stamped):
-    """How far the node or the trainer is, in its own words; the peer's state is composed of these."""
+    """The state of the node or the trainer; the peer's state is composed of both."""
 
     state: str  # the trainer: ready training finishing; the node: joining waiting resting, without a trainer seeding
     reason: str
 
 
 class ProgressMade(Stamped):
-    """A long work has come so far; told about once a second."""
+    """Progress of a long operation, reported about once a second."""
 
     work: str  # what is done: downloading weights, tokenizing the text
     share: Figure  # of it that is done; 1 ends it
@@ -295,7 +295,7 @@ class TrafficCounted(Stamped):
 
 
 class ProcessFailed(Stamped):
-    """The last words of a process that ends with an error."""
+    """The error that ends a process."""
 
     error: str
     hint: str

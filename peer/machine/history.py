@@ -1,6 +1,6 @@
-"""How the figures of a peer went over its time: the curves behind the charts, and the estimates of the status.
+"""Curves of a peer's figures over time, for the charts and the estimates of the status. Folded from events.
 
-Bounded for any run: where a curve has grown full, every second point goes, and later ones come half as often. Folded from events.
+Bounded for any run: a full curve drops every second point and then takes points half as often.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class History:
     _sum: tuple[float, int] = field(default=(0.0, 0), repr=False)  # of the losses since the last point, and how many
 
     def add(self, point: HistoryPoint) -> History:
-        """Take in how it stands; between two points only the loss counts."""
+        """Add a point; within the spacing only its loss counts, into the mean."""
         total, number = self._sum
         if point.loss is not None and math.isfinite(point.loss):
             total, number = total + point.loss, number + 1
@@ -55,7 +55,7 @@ class History:
         return replace(self, points=points, spacing_s=spacing_s, _sum=(0.0, 0))
 
     def add_eval(self, ts: float, step: int, loss: float) -> History:
-        """Take in a held-out loss, if it is finite."""
+        """Add a held-out loss if it is finite."""
         if not math.isfinite(loss):
             return self
         evals = (*self.evals, (ts, step, loss))

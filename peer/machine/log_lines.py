@@ -1,4 +1,4 @@
-"""The log of a peer, for people: what happened (its events) and what its processes wrote to stderr, in one order of time.
+"""The log of a peer as text: its events and the stderr of its processes, merged by time.
 
 Both files are bounded (`EventLog`, `keep_short`). A line on stderr without a time and a level, as of a traceback or a daemon, counts as a
 warning, of the time of the line before.
@@ -48,7 +48,7 @@ class LogLine:
 
 
 def _level_of(event: events.Event) -> str:
-    """Return how much an event matters."""
+    """Return the log level of an event."""
     if isinstance(event, _QUIET):
         return "debug"
     if isinstance(event, events.StateChanged) and event.state == "failed":
@@ -126,12 +126,12 @@ class Tail:
 
 
 def keep_short(log: Path, max_bytes: int = MAX_LOG_BYTES) -> None:
-    """Move what processes wrote aside once it is long, under their hands: they append. Raises OSError."""
+    """Rotate the stderr log once it is long, while processes append to it. Raises OSError."""
     if log.exists() and log.stat().st_size > max_bytes:
         shutil.copyfile(log, events.older(log))
         os.truncate(log, 0)
 
 
 def at_least(lines: Iterable[LogLine], level: str) -> Iterator[LogLine]:
-    """Yield the lines that matter as much as `level`, or more."""
+    """Yield the lines of this level or above."""
     return (line for line in lines if LEVELS.index(line.level) >= LEVELS.index(level))

@@ -1,4 +1,4 @@
-"""What a peer knows of each partner: how it is reached, what was exchanged, and how meetings with it ended. Folded from events."""
+"""Statistics of each partner: route, traffic, and results of meetings. Folded from events."""
 
 from __future__ import annotations
 

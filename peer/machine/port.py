@@ -1,4 +1,4 @@
-"""The port that a peer listens on: that of last time where it is free, so that old invites and address books still lead to it."""
+"""The port that a peer listens on: the one of its last start if it is free, so that old invites and address books stay valid."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TCP = re.compile(r"/tcp/(\d+)")
 
 
 def usual_port(home: Home, listen: str) -> int:
-    """Return the port of last time if it is free now, else 0: any free one."""
+    """Return the port of the last start if it is free, else 0 for any free port."""
     port = kept_port(home)
     try:
         _try(listen, port)
@@ -26,7 +26,7 @@ def usual_port(home: Home, listen: str) -> int:
 
 
 def kept_port(home: Home) -> int:
-    """Return the port of last time, or of the peer that runs now; 0 where none is known."""
+    """Return the port of the last start, or of the running peer; 0 if none is known."""
     try:
         return int(home.port.read_text())
     except (OSError, ValueError):
@@ -43,7 +43,7 @@ def keep_port(config: PeerConfig, addresses: Sequence[str]) -> None:
 
 
 def need_port(listen: str, port: int) -> None:
-    """Raise BadSettings where nobody could listen on this port (0: any) of this IP address now."""
+    """Raise BadSettings if this port (0: any) of this IP address cannot be listened on now."""
     try:
         ipaddress.ip_address(listen)
     except ValueError as error:

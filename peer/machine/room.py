@@ -1,4 +1,4 @@
-"""How much room this machine has for a peer: memory under every limit that holds for it, and disks."""
+"""Free memory and disk space for a peer, under every limit of the machine, container and process."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ OTHERS_BYTES = 170_000_000  # supervisor, node and p2pd; what several map counts
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """So many bytes, and what sets that limit."""
+    """Free bytes, and the limit that sets them."""
 
     num_bytes: int
     limit: str
 
 
 def megabytes(num_bytes: float) -> str:
-    """Write a number of bytes for people."""
+    """Return a number of bytes as text in MB or GB."""
     return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"
 
 
 def container_size(num_bytes: float) -> str:
-    """Write a number of bytes as the options of container engines take it."""
+    """Return a number of bytes as container engines take it in options."""
     return f"{math.ceil(num_bytes / 2**20)}m"
 
 
 def summed(parts: Mapping[str, int]) -> str:
-    """Write a sum and its parts, the largest first, without those that are lost in rounding."""
+    """Return a sum and its parts as text, the largest first, without parts below the rounding."""
     total = sum(parts.values())
     largest = sorted(parts.items(), key=lambda part: -part[1])
     return f"{megabytes(total)}: " + " + ".join(f"{megabytes(size)} {what}" for what, size in largest if size > 0.005 * total)
 
 
 def need_program_memory(trains: bool, room: Room) -> None:
-    """Raise BadSettings unless a peer's programs can at least be loaded; what its run needs is counted later, from the manifest."""
+    """Raise BadSettings if memory does not suffice to load a peer's programs. What the run needs is checked later, from the manifest."""
     parts = {"for the programs that reach others": OTHERS_BYTES} | ({"for the one that trains": TRAINER_BYTES} if trains else {})
     way_out = (
         "give it more, and room for the model beside: a container with --memory 1g holds a small one" if trains else "give it that much"
@@ -55,7 +55,7 @@ def need_program_memory(trains: bool, room: Room) -> None:
 
 
 def need_room(what: str, parts: Mapping[str, int], room: Room, way_out: str, whose: str = "this run") -> None:
-    """Raise BadSettings, with the sum, where these parts of `whose` do not fit."""
+    """Raise BadSettings, with the sum, if these parts of `whose` do not fit."""
     total = sum(parts.values())
     if total > room.num_bytes:
         raise BadSettings(
@@ -66,7 +66,7 @@ def need_room(what: str, parts: Mapping[str, int], room: Room, way_out: str, who
 
 
 def memory_room(held_bytes: int) -> Room:
-    """Return the memory that a peer may use; `held_bytes` is what it, or who asks for it, uses already."""
+    """Return the memory that a peer may use; `held_bytes` is what the peer, or the calling process, already uses."""
     rooms = [Room(psutil.virtual_memory().available + held_bytes, "free memory of this machine")]
     rooms += cgroup_rooms(MEMBERSHIP.read_text if MEMBERSHIP.exists() else str, held_bytes)
     process = psutil.Process().memory_info()
@@ -78,7 +78,7 @@ def memory_room(held_bytes: int) -> Room:
 
 
 def held_bytes(pid: int) -> int:
-    """Return the memory that a process and its children use now, what they share counted once; 0 for one that is gone."""
+    """Return the memory of a process and its children, shared pages counted once; 0 if the process has ended."""
     try:
         tree = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
         return sum(_share(process) for process in tree)

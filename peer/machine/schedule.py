@@ -1,4 +1,4 @@
-"""When a peer may train: windows of the week by local time, like "22:00-07:00" or "mon-fri 22:00-07:00, sat 00:00-24:00".
+"""The training schedule: windows of the week in local time, like "22:00-07:00" or "mon-fri 22:00-07:00, sat 00:00-24:00".
 
 A window that ends before it begins goes on past midnight and belongs to the day on which it begins. Local time decides: where clocks are
 put forward or back in the night, a window is as much shorter or longer.

@@ -1,6 +1,6 @@
-"""Every state that a peer can be in: the reason for it where nobody gives a better one, and what would end it.
+"""Every state of a peer: its default reason, and what ends it.
 
-A way out is a clause that goes on after the reason: "training for 3 min: meeting others; ends with the run, or with `peer leave`".
+`way_out` is a clause that follows the reason: "training for 3 min: meeting others; ends with the run, or with `peer leave`".
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from gossamer.peer.machine.events import StateChanged
 
 @dataclass(frozen=True, slots=True)
 class Usual:
-    """What is said of a state where there is nothing to add."""
+    """The default reason of a state, and what ends it."""
 
     reason: str
     way_out: str
@@ -27,22 +27,22 @@ STATES: Final = {
     "training": Usual("meeting others", "ends with the run, or with `peer leave`"),
     "paused": Usual("asked to pause", "ends with `peer resume`"),
     "finishing": Usual("averaging with the others", "ends by itself within minutes"),
-    "seeding": Usual("showing newcomers the way", "ends with `peer leave`"),
-    "leaving": Usual("asked to leave", "ends within seconds; a second Ctrl-C does not wait"),
-    "left": Usual("gone", "`peer join` goes on from here"),
-    "done": Usual("the run is over", "nothing is left to do: `peer export FOLDER` writes the model"),
-    "failed": Usual("an error ended it", "mend what the reason says, then start it again with the same command"),
+    "seeding": Usual("serving as a bootstrap node", "ends with `peer leave`"),
+    "leaving": Usual("asked to leave", "ends within seconds; a second Ctrl-C stops at once"),
+    "left": Usual("gone", "`peer join` continues from here"),
+    "done": Usual("the run is over", "the run is complete: `peer export FOLDER` writes the model"),
+    "failed": Usual("stopped by an error", "correct the cause, then start the peer again with the same command"),
 }
 
 # What ends a trouble, or a way of working, that has no state of its own.
 NO_PARTNERS: Final = "ends when another peer comes into sight; it trains on alone meanwhile"
-ALONE: Final = "ends with the run, or with `peer leave`; it was told to meet nobody"
+ALONE: Final = "ends with the run, or with `peer leave`; started with --alone"
 SAVES_AGAIN: Final = "ends with the run; it trains on, and saves at the next checkpoint if it can"
 RESTART: Final = "is started again by itself"
 SILENT: Final = "ends with the step; if it lasts for minutes, stop the peer and start it again: it goes on from its last checkpoint"
 
 
 def changed(state: str, reason: str = "", way_out: str = "") -> StateChanged:
-    """Return the event of a state with its reason and its way out; an empty one is the state's usual one."""
+    """Return a StateChanged; an empty reason or way out is replaced by the state's default."""
     usual = STATES[state]
     return StateChanged(state, reason or usual.reason, way_out or usual.way_out)

@@ -1,4 +1,4 @@
-"""What a peer says of itself: the one record behind terminal, page, JSON and metrics; folded from its events."""
+"""The status of a peer: one record behind terminal, page, JSON and metrics, folded from its events."""
 
 from __future__ import annotations
 
@@ -70,24 +70,24 @@ class Status:
 
     @property
     def warnings(self) -> list[str]:
-        """What will do harm if it goes on."""
+        """Conditions that do harm if they persist."""
         return [words for words in self.warned.values() if words]
 
     @property
     def mfu(self) -> float | None:
-        """The share of what the device could do at most that goes into inner steps; None where that is not known."""
+        """Model FLOPs utilization of the inner steps; None if the device's peak is not known."""
         per_token, peak = self.flops
         return per_token * self.tokens_per_second / peak if peak else None
 
     @property
     def token_share(self) -> float | None:
-        """This peer's share of what the peers in sight have trained together; None while nobody has."""
+        """This peer's share of the tokens that all peers in sight have trained; None before the first token."""
         together = self.tokens + self.tokens_of_others
         return self.tokens / together if together else None
 
     @property
     def lifetime(self) -> dict[str, float]:
-        """What this peer came to since it first joined, over all its starts."""
+        """Totals since this peer first joined, over all its starts."""
         now = {
             "seconds": max(0.0, self.heard - self.started),
             "train_seconds": self.train_seconds,
@@ -101,7 +101,7 @@ class Status:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Return what is shown, JSON-able: a figure that is not finite is null."""
+        """Return the public keys as a JSON-able object; a number that is not finite is null."""
         shown: dict[str, Any] = {name: getattr(self, name) for name in SHOWN}
         for name in ("loss", "eval_loss", "output_distance"):
             if shown[name] is not None and not math.isfinite(shown[name]):
@@ -127,7 +127,7 @@ def apply(status: Status, event: events.Event) -> Status:
 
 
 def of_events(told: Iterable[events.Event]) -> Status:
-    """Return the status that all of these events, in their order, come to."""
+    """Fold events, in their order, into a status."""
     return reduce(apply, told, Status())
 
 
@@ -183,7 +183,7 @@ def _apply(status: Status, event: events.Event) -> Status:
 
 
 def _troubled(status: Status, event: events.Event) -> Status:
-    """Take in what went wrong, or right again."""
+    """Apply the events about failures and recoveries."""
     match event:
         case events.TrainerRestarted():
             anew = replace(_count_anew(status, "training", "coding"), earlier_s=_so_far_s(status))
@@ -203,7 +203,7 @@ def _troubled(status: Status, event: events.Event) -> Status:
 
 
 def _fell(name: str, event: events.TrainerRestarted | events.NodeRestarted) -> str:
-    """Return what is wrong with a process that was started again; nothing where it had been sent away."""
+    """Return the warning for a process that failed and was restarted; empty if a settings change or pause had stopped it."""
     return f"the {name} ended and was started again: {event.reason}" if event.num_restarts else ""
 
 
@@ -240,13 +240,13 @@ def _so_far_s(status: Status) -> tuple[float, float, float, float]:
 
 
 def _used(status: Status, **cpu_s: float) -> Status:
-    """Note the processor time of what runs now."""
+    """Add the processor time of the current processes to that of earlier ones."""
     together_s = {name: status.earlier_cpu_s.get(name, 0.0) + seconds for name, seconds in cpu_s.items()}
     return replace(status, processor_seconds=status.processor_seconds | together_s)
 
 
 def _count_anew(status: Status, *names: str) -> Status:
-    """Note that what runs from now on begins to count its processor time at zero."""
+    """Keep the processor time so far as the base: a restarted process counts from zero."""
     return replace(status, earlier_cpu_s={**status.earlier_cpu_s} | {name: status.processor_seconds[name] for name in names})
 
 

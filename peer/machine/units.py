@@ -1,4 +1,4 @@
-"""Amounts as people write them: "5 Mbit/s", "20 GB", "2h". A wrong unit is answered with the nearest right one."""
+"""Parse rates, sizes and durations like "5 Mbit/s", "20 GB", "2h". The error for an unknown unit names the nearest known one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def size_bytes(text: str) -> float:
 
 
 def duration_s(text: str) -> float:
-    """Read a length of time like "90s", "30m", "2h" or "1d". Raises ValueError."""
+    """Read a duration like "90s", "30m", "2h" or "1d". Raises ValueError."""
     return _amount(text, DURATIONS, "2h")
 
 

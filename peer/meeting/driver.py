@@ -12,9 +12,9 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
+from gossamer.peer.link.messages import File, payload_name
 from gossamer.peer.link.payload_folder import PayloadFolder
-from gossamer.peer.link.records import File, payload_name
 from gossamer.peer.link.socket import LinkLost, NodeEnd
 from gossamer.peer.meeting import words as on
 from gossamer.peer.meeting.journal import Journal
@@ -175,7 +175,7 @@ class Driver:
             case on.AskAgain(meeting_id):
                 self._spawn(self._ask_again(meeting_id))
             case on.Forget():
-                self._own.link.tell(ask.Drop(self.meeting.number))
+                self._own.link.tell(messages.Drop(self.meeting.number))
 
     def _store(self, part: Part, data: bytes) -> None:
         try:
@@ -207,7 +207,7 @@ class Driver:
 
     # ------------------------------------------------------------------ what goes on at the same time
 
-    async def _ask_trainer(self, request: ask.MeetingRequest) -> None:
+    async def _ask_trainer(self, request: messages.MeetingRequest) -> None:
         try:
             self._events.put_nowait(on.TrainerAnswered(await self._own.link.request(request)))
         except LinkLost:
@@ -278,7 +278,7 @@ class Driver:
         if self._exchange is not None:
             self._exchange.end()
         if self.meeting.finish is None:
-            self._own.link.tell(ask.Drop(self.meeting.number))
+            self._own.link.tell(messages.Drop(self.meeting.number))
         self._own.payloads.remove_meeting(self.meeting.number)
 
     async def _clean_up(self) -> None:

@@ -9,7 +9,7 @@ import hashlib
 import math
 from dataclasses import dataclass
 
-from gossamer.peer.link.records import Opened
+from gossamer.peer.link.messages import Opened
 from gossamer.peer.swarm.membership import Membership
 from gossamer.protocol.errors import RefusalCode, Refused
 from gossamer.protocol.identity import PeerId

@@ -29,7 +29,7 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
 from gossamer.peer.meeting import words as on
 from gossamer.peer.meeting.hello import Greeting, Pairing, pairing
 from gossamer.peer.meeting.line import transfer_s
@@ -153,7 +153,7 @@ class Meeting:
     def _on_event(self, event: on.Event) -> list[Command]:
         match event:
             case on.Started() if self.state is MeetingState.OPENING:
-                return [self._allow(), on.Tell(ask.Open(self.number, self.fragment))]
+                return [self._allow(), on.Tell(messages.Open(self.number, self.fragment))]
             case on.TrainerAnswered(reply):
                 return self._on_trainer(reply)
             case on.Connected() if self.state is MeetingState.CONNECTING and self.own_hello is not None:
@@ -183,33 +183,33 @@ class Meeting:
 
     # ------------------------------------------------------------------ own trainer
 
-    def _on_trainer(self, reply: ask.Reply) -> list[Command]:
+    def _on_trainer(self, reply: messages.Reply) -> list[Command]:
         match self.state, reply:
-            case MeetingState.OPENING, ask.Opened():
+            case MeetingState.OPENING, messages.Opened():
                 return self._greet(reply)
-            case MeetingState.OPENING, ask.Unavailable(reason=reason):
+            case MeetingState.OPENING, messages.Unavailable(reason=reason):
                 return self._end(MeetingOutcome.BUSY, reason, RefusalCode.BUSY, reason)
-            case ((MeetingState.PREPARING | MeetingState.ENCODING | MeetingState.CHECKING), ask.Unavailable(reason=reason)):
+            case ((MeetingState.PREPARING | MeetingState.ENCODING | MeetingState.CHECKING), messages.Unavailable(reason=reason)):
                 return self._end(MeetingOutcome.ABANDONED, reason, RefusalCode.NOT_READY, reason)
-            case MeetingState.PREPARING, ask.SketchReady(sha256=digest):
+            case MeetingState.PREPARING, messages.SketchReady(sha256=digest):
                 self._state = MeetingState.SKETCHING
                 self._partner.our_sketch = bytes.fromhex(digest)
                 return [on.SendPart(Part.SKETCH), self._allow(CHUNK_BYTES), *self._advance()]
-            case ((MeetingState.PREPARING | MeetingState.ENCODING), ask.PayloadReady(sha256=digest)):
+            case ((MeetingState.PREPARING | MeetingState.ENCODING), messages.PayloadReady(sha256=digest)):
                 self._state = MeetingState.COMMITTING
                 committed = self._partner.digest_of_ours(bytes.fromhex(digest))
                 own = Commitment(self.pairing.meeting_id, committed).signed(self.greeting.membership.identity)
                 return [on.Send(own), self._allow(self.greeting.fragment_terms.sketch_bytes), *self._advance()]  # ours may be on its way
-            case MeetingState.CHECKING, ask.Checked(accepted=False, reason=reason):
+            case MeetingState.CHECKING, messages.Checked(accepted=False, reason=reason):
                 return self._end(MeetingOutcome.GATED, reason, RefusalCode.GATE, reason)
-            case MeetingState.CHECKING, ask.Checked(failed_blocks=failed_blocks):
+            case MeetingState.CHECKING, messages.Checked(failed_blocks=failed_blocks):
                 self._own_failed = bytes.fromhex(failed_blocks)
                 self._state = MeetingState.JUDGING
                 said: list[Command] = [] if self.initiates else [on.Send(Verdict(self.pairing.meeting_id, self._own_failed))]
                 return [*said, self._allow(self.payload_bytes), *self._advance()]  # ours may still be on its way
         raise InvalidTransition(f"{reply} in {self.state.name}")
 
-    def _greet(self, opened: ask.Opened) -> list[Command]:
+    def _greet(self, opened: messages.Opened) -> list[Command]:
         self.own_hello = own = self.greeting.hello(opened)
         partner = self.greeting.partner_hello
         if partner is not None:
@@ -252,7 +252,7 @@ class Meeting:
         self._partner.hello = partner
         self.pairing = pair
         self._state = MeetingState.PREPARING
-        prepare = ask.Prepare(self.number, partner.tokens, partner.clock_steps, pair.seed, pair.phase)
+        prepare = messages.Prepare(self.number, partner.tokens, partner.clock_steps, pair.seed, pair.phase)
         return [self._allow(), on.Tell(prepare)]
 
     def _on_partner_gone(self) -> list[Command]:
@@ -266,13 +266,13 @@ class Meeting:
         partner = self._partner
         if self.state is MeetingState.SKETCHING and partner.has_sketch:
             self._state = MeetingState.ENCODING
-            return [self._allow(), on.Tell(ask.Encode(self.number))]
+            return [self._allow(), on.Tell(messages.Encode(self.number))]
         if self.state is MeetingState.COMMITTING and partner.commitment is not None:
             self._state = MeetingState.EXCHANGING
             return [on.SendPart(Part.PAYLOAD), self._allow(CHUNK_BYTES), *self._advance()]
         if self.state is MeetingState.EXCHANGING and partner.has_payload:
             self._state = MeetingState.CHECKING
-            return [self._allow(), on.Tell(ask.Check(self.number))]
+            return [self._allow(), on.Tell(messages.Check(self.number))]
         if self.state is MeetingState.JUDGING and self.initiates and partner.verdict is not None:
             return self._decide(union(self._own_failed, partner.verdict.failed_blocks))
         return []
@@ -348,9 +348,9 @@ class DecidedMeeting:
                 return self._apply()
             case on.NotJournaled(reason) if self.state is MeetingState.RECORDING:
                 return self._not_journaled(reason)
-            case on.TrainerAnswered(ask.Applied()) if self.state is MeetingState.APPLYING:
+            case on.TrainerAnswered(messages.Applied()) if self.state is MeetingState.APPLYING:
                 return self._on_applied()
-            case on.TrainerAnswered(ask.Unavailable(reason=reason)) if self.state is MeetingState.APPLYING:
+            case on.TrainerAnswered(messages.Unavailable(reason=reason)) if self.state is MeetingState.APPLYING:
                 return self._lost(reason)
             case on.TrainerGone():
                 return self._lost("the trainer went away") if self.state is MeetingState.APPLYING else []
@@ -371,7 +371,7 @@ class DecidedMeeting:
         self.state = MeetingState.APPLYING
         meeting_id = self._commit.meeting_id
         told = self._commit if self._initiates else Committed(meeting_id)
-        return [on.Tell(ask.Apply(self._number, meeting_id.hex(), self._commit.failed_blocks.hex())), on.Send(told)]
+        return [on.Tell(messages.Apply(self._number, meeting_id.hex(), self._commit.failed_blocks.hex())), on.Send(told)]
 
     def _not_journaled(self, reason: str) -> list[Command]:
         if not self._initiates:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from gossamer.peer.link.records import MeetingRequest, Reply
+from gossamer.peer.link.messages import MeetingRequest, Reply
 from gossamer.protocol.errors import PeerMisbehaved, RefusalCode
 from gossamer.protocol.messages.messages import Message, Outcome, Part
 

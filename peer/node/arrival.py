@@ -1,7 +1,8 @@
-"""How a newcomer gets in: through any of the doors that it knows, to the run's manifest and the names of several members.
+"""How a newcomer joins: through any bootstrap address that it knows, it gets the run's manifest and the records of several members.
 
-Each door is asked for members first and the manifest beside it, and those whom it names are doors too: one that dies, lies or refuses ends
-nothing as long as another is left. Doors are tried one after the other, the next when the last has not answered in time.
+It asks each bootstrap node for members first, then for the manifest on the same stream. The members that a node names serve as bootstrap
+nodes too, so one that dies, lies or refuses does not end the join while another one is left. The next address is tried whenever the last
+one has not answered within NEXT_S.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from gossamer.peer.node.fetching import FetchClient, as_final, in_their_version
 from gossamer.peer.swarm.swarm_time import SwarmTime
+from gossamer.peer.sync.client import FetchClient, as_final, in_their_version
 from gossamer.protocol.addresses import by_peer, with_peer
 from gossamer.protocol.errors import BadMessage, BadSignature, GossamerError, PeerMisbehaved, Refused, SwarmUnreachable, TransportError
 from gossamer.protocol.identity import PeerId
@@ -30,7 +31,7 @@ DOORS = 32  # known at most: those of the invite, and those whom they named firs
 
 @dataclass(slots=True)
 class Doors:
-    """Whom a newcomer may ask, and what came of it."""
+    """The peers that a newcomer may ask, and their answers so far."""
 
     addresses: dict[PeerId, tuple[str, ...]]  # each ends in the peer's id
     time: SwarmTime  # that hears what time it is at each
@@ -40,11 +41,11 @@ class Doors:
 
     @classmethod
     def of(cls, addresses: Sequence[str], time: SwarmTime) -> Doors:
-        """Take the addresses of an invite."""
+        """Start with the addresses of an invite."""
         return cls(by_peer(addresses), time)
 
     def name(self, members: Sequence[bytes], run_id: bytes) -> None:
-        """Take in whom a door has named. What it makes up leads nowhere: a manifest has a hash, and a peer proves its key."""
+        """Add members that a peer has named. Invented ones do no harm: the manifest has a known hash, and each peer proves its key."""
         for raw in members:
             with suppress(BadMessage, BadSignature, ValueError):
                 record = MemberRecord.from_bytes(raw)
@@ -59,9 +60,9 @@ async def find_run(
 ) -> tuple[SignedManifest, list[bytes]]:
     """Ask the peers at `addresses` (multiaddrs that end in a peer id), and those whom they name, for the manifest of the client's run.
 
-    Returns it and the records of the members that were named, to be checked by the manifest's terms; the time is set by them. `say` is told
-    whom it asks. Raises RunRefusesUs or WrongVersion when nobody wants us, SwarmUnreachable when nobody gave it for a minute,
-    BadManifest or WrongVersion when this build cannot read it. Cancel-safe.
+    Returns it and the records of the members that were named, which the caller checks by the manifest's terms. `time` learns their clocks;
+    `say` gets a line about each peer that is asked. Raises RunRefusesUs or WrongVersion when all refuse us, SwarmUnreachable when nobody
+    gave it for a minute, BadManifest or WrongVersion when this build cannot read it. Cancel-safe.
     """
     doors, loop = Doors.of(addresses, time), asyncio.get_running_loop()
     until_s = loop.time() + PATIENCE_S
@@ -84,7 +85,7 @@ async def find_run(
 
 
 async def _knock(client: FetchClient, doors: Doors, say: Callable[[str], None]) -> SignedManifest | None:
-    """Try every door once, those named meanwhile too, until one gives the manifest."""
+    """Try every known peer once, including those named on the way, until one gives the manifest."""
     asked: set[PeerId] = set()
     asking: set[asyncio.Task[SignedManifest | None]] = set()
     try:
@@ -105,7 +106,7 @@ async def _knock(client: FetchClient, doors: Doors, say: Callable[[str], None]) 
 
 
 async def _ask(client: FetchClient, peer: PeerId, doors: Doors) -> SignedManifest | None:
-    """Ask one door; None, and `doors` knows why, when it does not give the manifest."""
+    """Ask one peer; return None, with the reason noted in `doors`, if it does not give the manifest."""
     try:
         return await in_their_version(client, lambda client: _ask_for_all(client, peer, doors))
     except Refused as refusal:
@@ -118,7 +119,7 @@ async def _ask(client: FetchClient, peer: PeerId, doors: Doors) -> SignedManifes
 
 
 async def _ask_for_all(client: FetchClient, peer: PeerId, doors: Doors) -> SignedManifest:
-    """Ask one door who is in the run, and what the run is."""
+    """Ask one peer for members and for the manifest."""
     async with client.source(peer, doors.addresses[peer]) as source:
         introduction = await source.introduction((), doors.time, is_door=True)
         doors.name(introduction.members, client.run_id)

@@ -1,9 +1,9 @@
-"""The end of a run: the peers average their fast weights in pairs, and then settle on one peer's (peer/node/settlement.py).
+"""The end of a run: the peers average their fast weights in pairs, then agree on one peer's weights (peer/sync/result_agreement.py).
 
-Each fragment meets at gamma 1, alpha 0 (optim.noloco.FINISH) with whoever has reached the end too. A meeting takes the pair's difference
-away, so a round of meetings leaves about half of the variance; peers that meet as often as they can are near each other anyway, and a few
-rounds are all that can be measured. Rounds count anew whenever somebody else has reached the end. Who still trains and would come within
-WAIT_S at our own pace is waited for so long; all others take the result. Who comes when there is a result takes it at once.
+Each fragment meets at gamma 1, alpha 0 (optim.noloco.FINISH) with any peer that has reached the end too. A meeting removes the difference
+of its pair, so one round of meetings leaves about half of the variance. Peers that meet often are near each other anyway, and more than a
+few rounds have no measurable effect. The rounds start anew whenever another peer reaches the end. A peer that still trains is waited for
+if it would arrive within WAIT_S at our own pace; the others take the result, at once if there already is one.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import contextlib
 
 from gossamer.peer.node.meetings import Meetings
 from gossamer.peer.node.partner_search import Searches
-from gossamer.peer.node.settlement import Settlement
 from gossamer.peer.swarm.address_book import AddressBook, KnownPeer, loop_s
 from gossamer.peer.swarm.presence import RECORD_S
+from gossamer.peer.sync.result_agreement import ResultAgreement
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.tasks import cancel
 
@@ -25,27 +25,27 @@ LOOK_S = 0.3  # between two looks at who has come, or whether there is a result
 
 
 class FinalAveraging:
-    """Drive the last averaging: `run` it when the trainer has reached the end of the schedule."""
+    """The final averaging: `run` it when the trainer has reached the end of the schedule."""
 
     def __init__(
-        self, searches: Searches, meetings: Meetings, book: AddressBook, settlement: Settlement, num_fragments: int, total_steps: int
+        self, searches: Searches, meetings: Meetings, book: AddressBook, agreement: ResultAgreement, num_fragments: int, total_steps: int
     ) -> None:
         self._searches = searches
         self._meetings = meetings
         self._book = book
-        self._settlement = settlement
-        self._company: set[PeerId] = set()  # who has reached the end
+        self._agreement = agreement
+        self._company: set[PeerId] = set()  # peers that have reached the end
         self._left = dict.fromkeys(range(num_fragments), ROUNDS)
         self._total_steps = total_steps
-        self._began: tuple[int, float] | None = None  # our own clock when we first heard it, and when that was
+        self._began: tuple[int, float] | None = None  # our own global step when training began, and that loop time
 
     def trains(self, clock_steps: int) -> None:
-        """Hear our own clock, as soon as there is one: from that follows at what pace we have come."""
+        """Note our own global step; the first one is the start from which our pace is measured."""
         if self._began is None:
             self._began = clock_steps, loop_s()
 
-    def rested(self) -> None:
-        """Forget it: we have paused meanwhile."""
+    def paused(self) -> None:
+        """Forget our pace: the peer has paused since."""
         self._began = None
 
     def completed(self, fragment: int) -> None:
@@ -54,11 +54,11 @@ class FinalAveraging:
 
     async def run(self) -> None:
         """Average until every fragment has had its rounds, the time is up, or somebody has a result; then settle."""
-        _, averaging = work = [asyncio.create_task(step) for step in (self._settlement.take_first(), self._average())]
+        _, averaging = work = [asyncio.create_task(step) for step in (self._agreement.take_first(), self._average())]
         try:
             await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
             averaging.cancel()
-            await self._settlement.run()  # what is being taken already goes on
+            await self._agreement.run()  # what is being taken already goes on
         finally:
             await cancel(*work)
 

@@ -1,6 +1,6 @@
-"""The meetings of one node: at most one per fragment at a time, begun by us or by the partner, with what each teaches the address book.
+"""The meetings of one node: at most one per fragment at a time, started by either side; each updates the address book.
 
-Who is asked when a fragment is due: peer/node/partner_search.py. How a single meeting goes: peer/meeting/machine.py.
+The choice of a partner for a due fragment: peer/node/partner_search.py. The protocol of a single meeting: peer/meeting/machine.py.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from gossamer.protocol.messages.messages import Decision, Hello, Outcome, Refusa
 from gossamer.protocol.messages.terms import check_clock, check_hello
 from gossamer.protocol.streams.transport import Stream, Transport
 
-SAY_S = 2.0  # for a refusal to leave
+SAY_S = 2.0  # for a refusal to be sent
 FIRST_USUAL_S = 0.3
-LINE_UP_S = 2.0  # that a caller waits for the end of another's meeting at most: meanwhile its own fragment can meet nobody
+LINE_UP_S = 2.0  # at most, that a caller waits for the end of another meeting: its own fragment is blocked meanwhile
 MAX_INBOUND = 2  # at once; of one partner: 1
 MAX_OUTBOUND = 2
 _NOT_YET = frozenset({RefusalCode.WRONG_PHASE, RefusalCode.NOT_READY})
 
 
 class Meetings:
-    """Run meetings while the standing allows them, and answer those who ask. Every method belongs to the node's event loop.
+    """Run meetings while the lifecycle state allows them, and answer inbound ones. Every method belongs to the node's event loop.
 
-    `on_done` is called with each meeting that has ended, once the book has learnt from it.
+    `on_done` is called with each meeting that has ended, after the address book was updated.
     """
 
     def __init__(
@@ -59,19 +59,19 @@ class Meetings:
         self._rng = rng
         self._on_done = on_done
         self._caller = Caller(transport, hearsay.book, membership.terms.run_id)
-        self._numbers = itertools.count(rng.getrandbits(48))  # another node's of the same trainer, before us, had others
+        self._numbers = itertools.count(rng.getrandbits(48))  # an earlier node of the same trainer used other numbers
         self.active: dict[int, Driver] = {}  # by fragment
         self._completed: Counter[int] = Counter()
         self._num_outbound = 0
-        self.usual_s = FIRST_USUAL_S  # how long meetings that counted have lasted lately
+        self.usual_s = FIRST_USUAL_S  # typical duration of a completed meeting
         self.inbound: set[PeerId] = set()
-        self._next: set[int] = set()  # fragments on which a caller waits for the end of a meeting
+        self._next: set[int] = set()  # fragments for which a caller waits already
 
     # ------------------------------------------------------------------ ending
 
     @asynccontextmanager
     async def set_aside(self) -> AsyncIterator[None]:
-        """End all meetings, and begin none while the body runs: other weights take the place of those that they are about."""
+        """End all meetings, and start none while the body runs: it replaces the weights that they are about."""
         self._standing.take_over()
         try:
             await self._end("taking over newer weights", RefusalCode.NOT_READY)
@@ -80,7 +80,7 @@ class Meetings:
             self._standing.taken_over()
 
     async def leave(self, grace_s: float) -> None:
-        """Begin nothing any more, and finish or drop what is in progress within `grace_s`."""
+        """Start nothing any more, and finish or drop the meetings in progress within `grace_s`."""
         self._standing.leave()
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
@@ -92,7 +92,7 @@ class Meetings:
             await active.over.wait()
 
     async def _end(self, reason: str, code: RefusalCode) -> None:
-        """Drop what may be dropped of the meetings in progress, and wait for the end of all."""
+        """Drop the meetings in progress that are not decided yet, and wait for the end of all."""
         for active in list(self.active.values()):
             active.stop(reason, code)
         await self.until_quiet()
@@ -100,11 +100,11 @@ class Meetings:
     # ------------------------------------------------------------------ what a search asks
 
     def num_completed(self, fragment: int) -> int:
-        """Return how many meetings on a fragment have counted so far."""
+        """Return how many meetings on a fragment have completed so far."""
         return self._completed[fragment]
 
     def is_decided(self, fragment: int) -> bool:
-        """Tell whether a meeting on a fragment is in progress that counts already."""
+        """Return whether a meeting in progress on a fragment is decided already."""
         return fragment in self.active and self.active[fragment].meeting.is_decided
 
     async def wait_over(self, fragment: int) -> bool:
@@ -113,6 +113,14 @@ class Meetings:
         if active is not None:
             await active.over.wait()
         return active is not None
+
+    async def until_allowed(self) -> None:
+        """Wait until meetings may begin."""
+        await self._standing.until(lambda: self._standing.may_meet)
+
+    def soonest_s(self) -> float | None:
+        """Return from when on somebody may be called, in loop time; None while nobody is known."""
+        return self._book.soonest_s(loop_s())
 
     async def try_next(self, fragment: int, tried: set[PeerId]) -> Finish | None:
         """Choose a partner that is not in `tried`, add it there, and meet it; None when there is nobody to call, or no call may begin."""
@@ -135,7 +143,7 @@ class Meetings:
 
     @property
     def _is_full(self) -> bool:
-        """Whether another meeting would be too much for what the operator lets the line carry."""
+        """Whether another meeting would exceed the operator's rate limits."""
         return len(self.active) + 1 > self._own.line.max_meetings
 
     def _choose(self, tried: Collection[PeerId]) -> KnownPeer | None:
@@ -152,7 +160,7 @@ class Meetings:
             case Resolve():
                 await say(stream, await self._outcome(first, stream.partner))
             case Refusal():
-                return  # it has changed its mind
+                return  # the partner has cancelled its call
             case _:
                 raise BadMessage(f"a meeting begins with a Hello, not with a {type(first).__name__}")
 
@@ -161,7 +169,7 @@ class Meetings:
         self._need_fit(hello, partner)
         while (active := self.active.get(hello.fragment)) is not None:
             await self._wait_behind(active, partner)
-            self._need_fit(hello, partner)  # much may have happened meanwhile
+            self._need_fit(hello, partner)  # the state may have changed meanwhile
         if len(self.inbound) >= MAX_INBOUND or partner in self.inbound or self._is_full:
             raise Refused(RefusalCode.BUSY, "in as many meetings as I allow")
         self.inbound.add(partner)
@@ -171,7 +179,7 @@ class Meetings:
             self.inbound.discard(partner)
 
     def _need_fit(self, hello: Hello, partner: PeerId) -> None:
-        """Raise Refused, or PeerMisbehaved, unless we may meet a partner that says this."""
+        """Raise Refused, or PeerMisbehaved, unless we may meet the sender of this Hello."""
         membership, standing = self._membership, self._standing
         check_hello(hello, membership.terms, membership.identity.peer_id, partner, self._hearsay.time.now_s())
         self._book.saw(partner, loop_s(), hello.clock_steps, finished=has_ended(hello, membership))
@@ -189,8 +197,8 @@ class Meetings:
     async def _wait_behind(self, active: Driver, partner: PeerId) -> None:
         """Wait for the end of the meeting on the fragment that a partner calls about. Raises Refused.
 
-        A call of ours of which nobody has heard yet gives way. Two peers that called each other at once: the call of the smaller id stands.
-        While we wait for another's answer ourselves, we are busy: so nobody waits for who waits, and all waiting ends.
+        An incoming request pre-empts a call of ours that is not sent yet. If two peers call each other at once, the call of the smaller id
+        stands. While our own call waits for its answer we refuse as busy, so no chain of waiting peers can form.
         """
         meeting = active.meeting
         is_greeting = meeting.initiates and meeting.state is MeetingState.GREETING
@@ -203,7 +211,7 @@ class Meetings:
             raise Refused(RefusalCode.BUSY, "calling another on this fragment")
 
     async def _line_up(self, active: Driver) -> None:
-        """Let one caller wait for the end of the meeting on its fragment: that is better than to call again at some other time."""
+        """Let one caller wait for the end of the meeting on its fragment, which takes less time than calling again later."""
         fragment = active.meeting.fragment
         if fragment in self._next:
             raise Refused(RefusalCode.BUSY, "in a meeting on this fragment, and another one is next")
@@ -217,7 +225,7 @@ class Meetings:
             self._next.discard(fragment)
 
     async def _outcome(self, resolve: Resolve, partner: PeerId) -> Outcome:
-        """Say what we decided. What is not decided yet is decided by the question: its asker cannot hear of a decision that comes later."""
+        """Return our decision. A meeting that is undecided yet is dropped: the asker could not learn of a later decision."""
         if resolve.run_id != self._membership.terms.run_id:
             raise Refused(RefusalCode.WRONG_RUN)
         for active in list(self.active.values()):
@@ -236,7 +244,7 @@ class Meetings:
     # ------------------------------------------------------------------ both
 
     async def _run_meeting(self, partner: PeerId, stream: Stream | None, fragment: int, hello: Hello | None) -> Finish:
-        """Meet who has called with a Hello, or call; who cannot be called rests, and what nobody has heard of is no meeting."""
+        """Hold a meeting, as caller or for an inbound Hello. A call that reaches nobody causes a back-off, and is not reported."""
         greeting = Greeting(
             membership=self._membership,
             partner=partner,
@@ -269,16 +277,16 @@ class Meetings:
 
 
 async def say(stream: Stream, message: Refusal | Outcome) -> None:
-    """Send a last message, if the partner takes it."""
+    """Send a last message; ignore a partner that does not take it."""
     with suppress(TransportError, TimeoutError):
         async with asyncio.timeout(SAY_S):
             await stream.send(message)
 
 
 def learn_from(book: AddressBook, meeting: Meeting, finish: Finish, now_s: float, took_s: float, silent_s: float) -> None:
-    """Note in the book how a partner behaved in a meeting that took so long, and how long it had been silent in the end.
+    """Update the address book after a meeting: `took_s` is its duration, `silent_s` how long the partner was silent at its end.
 
-    Own troubles (ABANDONED) and a busy partner say nothing about it.
+    A meeting that our side abandoned, or a busy partner, changes nothing.
     """
     partner, hello = meeting.partner, meeting.partner_hello
     match finish:
@@ -299,7 +307,7 @@ def learn_from(book: AddressBook, meeting: Meeting, finish: Finish, now_s: float
 
 
 def partner_has_ended(meeting: Meeting, finish: Finish) -> bool:
-    """Tell whether a partner has come to the end of the run: by its Hello, or because it refuses to meet one that has not."""
+    """Return whether a partner has reached the end of the run: by its Hello, or because it refuses partners that have not."""
     membership, own, theirs = meeting.greeting.membership, meeting.own_hello, meeting.partner_hello
     refuses = meeting.initiates and finish.refusal is RefusalCode.WRONG_PHASE and own is not None and not has_ended(own, membership)
     return refuses or (theirs is not None and has_ended(theirs, membership))

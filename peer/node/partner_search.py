@@ -1,8 +1,8 @@
 """Searches: for each fragment that is due, choose a partner, hold a meeting, and on any failure choose the next, until the deadline.
 
-Then the fragment takes a solo step (or waits on, where the manifest says `defer`). A meeting that somebody else began on the same
-fragment satisfies the search. One search per fragment at a time: a `Due` that comes meanwhile only moves its goal, so that none is lost
-and none counts twice.
+At the deadline the fragment takes a solo step (or waits on, if the manifest says `defer`). A meeting that another peer started on the same
+fragment satisfies the search. One search per fragment runs at a time: a `Due` that comes during a search only moves its goal, so that none
+is lost and none counts twice.
 """
 
 from __future__ import annotations
@@ -12,23 +12,22 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
 from gossamer.peer.link.socket import NodeEnd
 from gossamer.peer.meeting.words import Finish, MeetingOutcome
 from gossamer.peer.node.meetings import Meetings
-from gossamer.peer.swarm.address_book import AddressBook, loop_s
+from gossamer.peer.swarm.address_book import loop_s
 from gossamer.peer.swarm.membership import Membership
-from gossamer.peer.swarm.standing import Standing
 from gossamer.protocol.identity import PeerId
 
 PAUSE_S = (0.05, 0.4)  # between two tries, so that two peers that called each other do not do it again in step
-BUSY_S = 5.0  # at most, before a partner that was busy, or another, is asked
-OWN_TROUBLE_S = 1.0  # after one that our own side broke off: the trainer is being restarted, or the disk is full
+BUSY_S = 5.0  # at most, after a partner was busy
+OWN_TROUBLE_S = 1.0  # after a meeting that our own side abandoned: the trainer restarts, or the disk is full
 
 
 @dataclass(slots=True)
 class Goal:
-    """What a search is for."""
+    """When a search has succeeded, and until when it tries."""
 
     num_completed: int  # meetings on the fragment that have counted by then
     until_s: float  # loop time
@@ -37,21 +36,17 @@ class Goal:
 class Searches:
     """The searches of one node, as tasks of `run`."""
 
-    def __init__(
-        self, membership: Membership, standing: Standing, book: AddressBook, meetings: Meetings, link: NodeEnd, rng: random.Random
-    ) -> None:
+    def __init__(self, membership: Membership, meetings: Meetings, link: NodeEnd, rng: random.Random) -> None:
         self._deadline_s = membership.deadline_s
-        self._give_up = ask.Defer if membership.defer else ask.Solo
-        self._standing = standing
-        self._book = book
+        self._give_up = messages.Defer if membership.defer else messages.Solo
         self._meetings = meetings
         self._link = link
         self._rng = rng
         self._new: asyncio.Queue[int] = asyncio.Queue()
         self._goals: dict[int, Goal] = {}
 
-    def on_due(self, due: ask.Due) -> None:
-        """Have a partner searched for a fragment."""
+    def on_due(self, due: messages.Due) -> None:
+        """Start a search for a fragment, or extend the one that runs."""
         if due.fragment not in self._goals:
             self._new.put_nowait(due.fragment)
         self._goals[due.fragment] = self._goal(due.fragment)
@@ -74,7 +69,7 @@ class Searches:
     async def _search_or_solo(self, fragment: int) -> None:
         if not await self._reach(fragment, lambda: self._goals[fragment]):
             self._link.tell(self._give_up(fragment))
-        del self._goals[fragment]  # in the same breath as the last look at it: a Due that comes from now on begins a new search
+        del self._goals[fragment]  # no await since the goal was checked last: a later Due starts a new search
 
     async def _reach(self, fragment: int, goal: Callable[[], Goal]) -> bool:
         tried: set[PeerId] = set()
@@ -91,13 +86,13 @@ class Searches:
     async def _try(self, fragment: int, goal: Goal, tried: set[PeerId]) -> bool:
         """Wait for the meeting in progress, or begin one; False when there is nobody to meet before the goal's time."""
         meetings, loop = self._meetings, asyncio.get_running_loop()
-        await self._standing.until(lambda: self._standing.may_meet)
+        await meetings.until_allowed()
         finish = None
         if await meetings.wait_over(fragment):
             if meetings.num_completed(fragment) < goal.num_completed and loop.time() >= goal.until_s:
                 return False
         else:
-            soonest_s = self._book.soonest_s(loop.time())
+            soonest_s = meetings.soonest_s()
             if soonest_s is None or max(soonest_s, loop.time()) >= goal.until_s:
                 return False
             finish = await meetings.try_next(fragment, tried)
@@ -106,7 +101,7 @@ class Searches:
         return True
 
     def _pause_s(self, finish: Finish | None) -> float:
-        """Return how long to wait after a try: about until a partner who was in a meeting is through with it."""
+        """Return how long to wait after a try: after BUSY, about as long as a meeting takes."""
         match finish:
             case Finish(outcome=MeetingOutcome.ABANDONED):
                 return OWN_TROUBLE_S

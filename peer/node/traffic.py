@@ -1,7 +1,7 @@
-"""What the peer has sent and received over the network: all of it, with the directory and what libp2p says of its own accord.
+"""Counts the bytes that this peer has sent and received over the network, including the directory and libp2p's own traffic.
 
-Only p2pd touches the network. Where the system says what a process has read and written (Linux), that is the measure, less what p2pd and we
-have said to each other; elsewhere what our streams have carried must do.
+Only p2pd uses the network. On Linux the count is what the system has read and written for p2pd, less what passed between p2pd and this
+process; elsewhere it is what the streams have carried.
 """
 
 from __future__ import annotations

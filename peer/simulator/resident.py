@@ -1,6 +1,6 @@
-"""One peer of a simulated swarm: the real node, record directory, book, hearsay, upkeep and way in, over the network in memory.
+"""One peer of a simulated swarm: a whole `NodePeer` over the network in memory, with a stand-in for its trainer.
 
-What libp2p does below them is the network's here: who stands behind a router has places at relays, and looks for others when it loses them.
+What libp2p does below a node is done here: a peer behind a router has places at relays, and looks for others when it loses them.
 """
 
 from __future__ import annotations
@@ -8,34 +8,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.machine.events import Event, MeetingDone
+from gossamer.peer.machine.home import Home
 from gossamer.peer.meeting.driver import OwnSide
 from gossamer.peer.meeting.journal import Journal
-from gossamer.peer.node.arrival import find_run
-from gossamer.peer.node.donor import FetchServer
-from gossamer.peer.node.door import Door
-from gossamer.peer.node.fetching import FetchClient
-from gossamer.peer.node.mirror import Mirror
-from gossamer.peer.node.node import Node
-from gossamer.peer.node.upkeep import Upkeep
-from gossamer.peer.simulator.stand_in import PLAN, StandInTrainer
+from gossamer.peer.node.peer import HeldRun, NodePeer, PeerNetwork
+from gossamer.peer.simulator.stand_in import StandInTrainer
 from gossamer.peer.swarm.address_book import AddressBook, loop_s
-from gossamer.peer.swarm.hearsay import Hearsay
-from gossamer.peer.swarm.membership import Membership
-from gossamer.peer.swarm.presence import Presence
-from gossamer.peer.swarm.standing import Standing
-from gossamer.peer.swarm.swarm_time import SwarmTime
 from gossamer.protocol.addresses import by_peer, read_address, with_peer
 from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.libp2p.directory import DhtDirectory
-from gossamer.protocol.libp2p.record_store import RecordShelf
+from gossamer.protocol.libp2p.record_store import RecordStore
 from gossamer.protocol.memory.calls import MemoryP2P
 from gossamer.protocol.memory.conversation import Link
 from gossamer.protocol.memory.network import MemoryNetwork
@@ -84,10 +74,16 @@ class Resident:
         self.counts = Counts()
         self.applied: list[StandInTrainer] = []
         self.relays: tuple[PeerId, ...] = ()
-        self._network, self._run, self._folder, self._link, self._place = network, run, folder, link, place
+        self._network, self._run, self._link, self._place = network, run, link, place
+        self._home = Home(folder)
         self._ahead_s = ahead_s
         self._tasks: set[asyncio.Task[None]] = set()
         network.places[self.peer_id] = place
+
+    @property
+    def book(self) -> AddressBook:
+        """Its address book in this life."""
+        return self._peer.book
 
     @property
     def is_up(self) -> bool:
@@ -109,49 +105,35 @@ class Resident:
 
     def sees(self) -> set[PeerId]:
         """Return of whom it holds a record that is in force."""
-        known = self.book.announced(loop_s())
-        return {entry.peer_id for entry in known if entry.record is not None and self.hearsay.is_in_force(entry.record)}
+        return self._peer.sees()
 
     # ---- life ----
 
     def start(self) -> None:
-        """Bring it up, with what is on its disk."""
-        run, network, manifest = self._run, self._network, self._run.manifest
+        """Start it from what is on its disk. A newcomer gets the manifest from a peer; the host, and a restarted peer, hold it."""
+        run, network, is_host = self._run, self._network, self.identity is self._run.host
         self.counts.num_lives += 1
         rng = random.Random(f"{self.peer_id}/{self.counts.num_lives}")
-        self.book, standing = AddressBook(self.peer_id), Standing()
-        self.book.load(self._folder / "peers.json", loop_s())
-        credential = None if self.identity is run.host else run.invite.credential_for(self.peer_id)
-        self._membership = membership = Membership.of(self.identity, manifest, credential, PLAN)
-        terms = membership.terms
-        self.hearsay = hearsay = Hearsay(terms, self.book, SwarmTime(self._local_s), rng)
-        self._door = Door(self.book, "still joining")
+        payloads, journal = PayloadFolder(self._home.path / "payloads"), Journal(self._home.journal)
+        self.trainer = StandInTrainer(payloads, rng, joins=not is_host)
+        self.applied.append(self.trainer)
+        credential = None if is_host else run.invite.credential_for(self.peer_id)
+        signed = run.signed if is_host or self.counts.num_lives > 1 else None
+        held = HeldRun(run.signed.run_id, signed, credential, run.invite.bootstraps, is_founder=is_host)
+        own = OwnSide(self.trainer, payloads, journal)
+        self._peer = peer = NodePeer(self._home, held, self.identity, own, self._local_s, rng, self._on_event)
         if self.peer_id in network.hidden:
             self._move_to(rng.sample(self._open_peers(), min(NUM_RELAYS, len(self._open_peers()))))
-        life = network.transport(self.peer_id, self._answer, self._link, is_banned=self._door.is_banned)
+        life = network.transport(self.peer_id, self._answer, self._link, is_banned=peer.is_banned)
         p2p: Any = MemoryP2P(network, life)
-        shelf = RecordShelf(run.signed.run_id, self._door.is_member, hearsay.time.now_s, rng)
-        self.directory = DhtDirectory(p2p, shelf, p2p, lambda: membership.bare_record(self.addresses, hearsay.time.now_s()))
-        client = FetchClient(self.identity, terms.run_id, credential, life)
-        presence = Presence(membership, self.directory, lambda: self.addresses, hearsay, standing, self._on_event, 0)
-        payloads = PayloadFolder(self._folder / "payloads")
-        self.trainer = StandInTrainer(payloads, rng, joins=self.identity is not run.host)
-        self.applied.append(self.trainer)
-        journal = Journal(self._folder / "journal")
-        node = Node(
-            membership, standing, presence, hearsay, life, OwnSide(self.trainer, payloads, journal), self._folder / "downloads", rng,
-            self._on_event, is_founder=self.identity is run.host, has_start=True, wait_for_peers=0,
-        )  # fmt: skip
-        mirror, signed = Mirror(self._local_s), run.signed.to_bytes()
-        self._server = FetchServer(self.identity, terms, signed, hearsay.time.now_s, mirror, hearsay, node.donor)
-        upkeep = Upkeep(client, hearsay, run.invite.bootstraps, self._connected, rng)
-        self._run_task(self._live(client, node, presence, upkeep, p2p, shelf))
+        directory = DhtDirectory(p2p, peer.shelf, p2p, lambda: peer.bare_record(self.addresses))
+        self._run_task(self._live(peer, PeerNetwork(life, directory, lambda: self.addresses, p2p.connected), directory, p2p))
 
     def stop(self) -> None:
-        """Kill it. Its book stays on its disk."""
+        """Kill it. Its address book stays on its disk."""
         if not self.is_up:
             return
-        (self._folder / "peers.json").write_bytes(self.book.to_bytes(loop_s()))
+        self._home.peers.write_bytes(self.book.to_bytes(loop_s()))
         line = self._network.peers[self.peer_id].line
         self.counts.line_bytes += line.num_sent + line.num_received
         line.num_sent = line.num_received = 0
@@ -159,36 +141,21 @@ class Resident:
         for task in self._tasks:
             task.cancel()
 
-    async def _live(self, client: FetchClient, node: Node, presence: Presence, upkeep: Upkeep, p2p: MemoryP2P, shelf: RecordShelf) -> None:
-        await self.directory.open()
-        if self.identity is not self._run.host and self.counts.num_lives == 1:
-            ways_in = (*self._run.invite.bootstraps, *self.book.ways_in(loop_s()))
-            _, named = await find_run(client, ways_in, self.hearsay.time, lambda reason: None)
-            self.hearsay.take_all(named)
-        self._door.open(self._server, node.meetings)
+    async def _live(self, peer: NodePeer, network: PeerNetwork, directory: DhtDirectory, p2p: MemoryP2P) -> None:
+        await directory.open()
         async with asyncio.TaskGroup() as tasks:
-            for work in (presence.run(), upkeep.run(), node.run(), self.trainer.drive(node), self._pulse(p2p, shelf)):
-                tasks.create_task(work)
+            tasks.create_task(peer.run(network))
+            tasks.create_task(stay_in_directory(directory, p2p, peer.shelf, self._run.invite.bootstraps))
+            tasks.create_task(self._keep_relays())
 
-    async def _pulse(self, p2p: MemoryP2P, shelf: RecordShelf) -> None:
-        """What libp2p and its supervision do for the directory: company, and places at relays."""
+    async def _keep_relays(self) -> None:
+        """Move to other relays when one is lost, as libp2p does for a peer that cannot be called."""
         rng = random.Random(str(self.peer_id))
         while True:
-            if not self.directory.num_neighbours:
-                records = rng.sample(shelf.records(), min(NUM_ACQUAINTANCES, len(shelf.records())))
-                known = [*self._run.invite.bootstraps, *(with_peer(way, record.peer_id) for record in records for way in record.addresses)]
-                await asyncio.gather(*(self._dial(p2p, peer, ways) for peer, ways in by_peer(known).items()))
-            with contextlib.suppress(GossamerError):
-                await self.directory.tend()
+            await asyncio.sleep(PULSE_S)
             if self.peer_id in self._network.hidden and not all(self._holds(relay) for relay in self.relays):
                 found = [peer for peer in self._open_peers() if self._holds(peer)]
                 self._move_to(rng.sample(found, min(NUM_RELAYS, len(found))))
-            await asyncio.sleep(PULSE_S)
-
-    async def _dial(self, p2p: MemoryP2P, peer: PeerId, ways: tuple[str, ...]) -> None:
-        with contextlib.suppress(GossamerError):
-            await p2p.connect(peer, ways)
-            await self.directory.join([peer])
 
     def _open_peers(self) -> list[PeerId]:
         """Return who may relay: members that can be called, as far as this peer knows."""
@@ -204,9 +171,6 @@ class Resident:
 
     # ---- ends ----
 
-    async def _connected(self) -> list[PeerId]:
-        return self._network.connected(self.peer_id)
-
     def _local_s(self) -> float:
         return self._network.now_s() + self._ahead_s
 
@@ -220,7 +184,7 @@ class Resident:
         assert task is not None
         self._tasks.add(task)
         try:
-            await self._door.answer(purpose, stream)
+            await self._peer.answer(purpose, stream)
         finally:
             self._tasks.discard(task)
 
@@ -233,6 +197,24 @@ class Resident:
         self._tasks.discard(task)
         if not task.cancelled() and (bug := task.exception()) is not None:
             self.counts.bugs.append(repr(bug))
+
+
+async def stay_in_directory(directory: DhtDirectory, p2p: MemoryP2P, shelf: RecordStore, bootstraps: Sequence[str]) -> None:
+    """Keep a peer's part of the directory connected until cancelled, as the supervision of libp2p does."""
+
+    async def dial(peer: PeerId, addresses: tuple[str, ...]) -> None:
+        with contextlib.suppress(GossamerError):
+            await p2p.connect(peer, addresses)
+            await directory.join([peer])
+
+    while True:
+        if not directory.num_neighbours:
+            records = shelf.rng.sample(shelf.records(), min(NUM_ACQUAINTANCES, len(shelf.records())))
+            known = [*bootstraps, *(with_peer(address, record.peer_id) for record in records for address in record.addresses)]
+            await asyncio.gather(*(dial(peer, addresses) for peer, addresses in by_peer(known).items()))
+        with contextlib.suppress(GossamerError):
+            await directory.tend()
+        await asyncio.sleep(PULSE_S)
 
 
 def identity_of(number: int) -> Identity:

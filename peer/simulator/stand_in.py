@@ -1,6 +1,6 @@
-"""A trainer without tensors: it counts steps by the clock, lets fragments come due, and answers with made-up bytes of the right size.
+"""A trainer without tensors: it counts steps by the time, lets fragments come due, and answers with random bytes of the right size.
 
-To its node it is a trainer like any other, so that node, meetings and joining are the real ones where nothing is trained.
+Its node cannot tell it from a real one, so node, meetings and joining are the real code though nothing is trained.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ import asyncio
 import hashlib
 import random
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
+from gossamer.peer.link.messages import File, payload_name
 from gossamer.peer.link.payload_folder import PayloadFolder
-from gossamer.peer.link.records import File, payload_name
 from gossamer.peer.link.socket import NodeEnd
-from gossamer.peer.node.node import Node
 from gossamer.protocol.messages.messages import RunPhase
 from gossamer.protocol.messages.terms import FragmentTerms, ModelPlan
 
@@ -27,7 +27,7 @@ TOKENS = 512  # of a step
 
 
 class StandInTrainer(NodeEnd):
-    """The link to a trainer that is not there. `joins`: it waits for the word to begin, or for others' weights."""
+    """The link to a simulated trainer. `joins`: it starts only on `Start`, or with the weights of other peers."""
 
     def __init__(self, payloads: PayloadFolder, rng: random.Random, *, joins: bool) -> None:
         super().__init__(Path())
@@ -39,24 +39,28 @@ class StandInTrainer(NodeEnd):
         self._clock_s = 0.0  # loop time at which it stood so
         self._open: dict[int, int] = {}  # meetings by fragment
 
-    async def drive(self, node: Node) -> None:
+    async def connect(self) -> ModelPlan:
+        """Return the plan at once."""
+        return PLAN
+
+    async def run(self, on_notice: Callable[[messages.Notice], None]) -> None:
         """Train, as far as the node can tell, until cancelled."""
         self._set_clock(self._clock_steps)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._tell_progress(node))
+            tasks.create_task(self._report_progress(on_notice))
             for fragment in range(len(PLAN.fragments)):
-                tasks.create_task(self._count_down(node, fragment))
+                tasks.create_task(self._count_down(on_notice, fragment))
 
-    async def _tell_progress(self, node: Node) -> None:
+    async def _report_progress(self, on_notice: Callable[[messages.Notice], None]) -> None:
         while True:
-            node.on_notice(ask.Progress(self._clock, RunPhase.TRAIN, self._has_begun))
+            on_notice(messages.Progress(self._clock, RunPhase.TRAIN, self._has_begun))
             await asyncio.sleep(PROGRESS_S if self._has_begun else 1.0)
 
-    async def _count_down(self, node: Node, fragment: int) -> None:
+    async def _count_down(self, on_notice: Callable[[messages.Notice], None], fragment: int) -> None:
         while True:
             await asyncio.sleep(self._rng.uniform(*DUE_S))
             if self._has_begun:
-                node.on_notice(ask.Due(fragment, RunPhase.TRAIN))
+                on_notice(messages.Due(fragment, RunPhase.TRAIN))
 
     @property
     def _clock(self) -> int:
@@ -69,44 +73,44 @@ class StandInTrainer(NodeEnd):
 
     # ------------------------------------------------------------------ what the node asks and tells
 
-    async def request(self, request: ask.AnsweredRequest) -> ask.Reply:
+    async def request(self, request: messages.AnsweredRequest) -> messages.Reply:
         """Answer at once."""
         match request:
-            case ask.Open(number, fragment):
+            case messages.Open(number, fragment):
                 if fragment in self._open:
-                    return ask.Unavailable(number, "the fragment is in another meeting")
+                    return messages.Unavailable(number, "the fragment is in another meeting")
                 self._open[fragment] = number
-                return ask.Opened(number, TOKENS, self._clock, RunPhase.TRAIN)
-            case ask.Prepare(number):
-                return ask.SketchReady(number, self._write(number, File.OWN_SKETCH))
-            case ask.Encode(number):
-                return ask.PayloadReady(number, self._write(number, File.OWN_PAYLOAD))
-            case ask.Check(number):
-                return ask.Checked(number, True, "", "")
-            case ask.Apply(number, meeting_id):
+                return messages.Opened(number, TOKENS, self._clock, RunPhase.TRAIN)
+            case messages.Prepare(number):
+                return messages.SketchReady(number, self._write(number, File.OWN_SKETCH))
+            case messages.Encode(number):
+                return messages.PayloadReady(number, self._write(number, File.OWN_PAYLOAD))
+            case messages.Check(number):
+                return messages.Checked(number, True, "", "")
+            case messages.Apply(number, meeting_id):
                 self.applied[meeting_id] += 1
                 self._forget(number)
-                return ask.Applied(number)
-            case ask.Adopt(name, clock_steps):
+                return messages.Applied(number)
+            case messages.Adopt(name, clock_steps):
                 self._set_clock(clock_steps)
                 self._has_begun = True
-                return ask.Adopted(name, True, "")
-            case ask.CopyState(name):
+                return messages.Adopted(name, True, "")
+            case messages.CopyState(name):
                 self._payloads.write(name, bytes(PLAN.state_bytes))
-                return ask.Written(name, "")
-            case ask.Pull(name):
-                return ask.Pulled(name, {}, "nothing is trained here")
-        return ask.Written(request.name, "nothing is trained here")
+                return messages.Written(name, "")
+            case messages.Pull(name):
+                return messages.Pulled(name, {}, "nothing is trained here")
+        return messages.Written(request.name, "nothing is trained here")
 
-    def tell(self, request: ask.ToldRequest) -> None:
-        """Take it in."""
+    def tell(self, request: messages.ToldRequest) -> None:
+        """Handle a request that has no reply."""
         match request:
-            case ask.Drop(number):
+            case messages.Drop(number):
                 self._forget(number)
-            case ask.Start():
+            case messages.Start():
                 self._set_clock(0)
                 self._has_begun = True
-            case ask.StepBack(clock_steps):
+            case messages.StepBack(clock_steps):
                 self._set_clock(clock_steps)
 
     def _forget(self, number: int) -> None:

@@ -1,7 +1,7 @@
 """A whole swarm of real nodes in virtual time: how fast newcomers know others, a cut and its healing, churn, traffic, and what must not be.
 
-The peers arrive, live together, are cut in two halves, and are one again. Trainers are stand-ins (`stand_in.py`), so no figure here says
-anything of what is learnt; every key, signature, message, look and meeting is the real one.
+The peers arrive, run together, are partitioned into two halves, and merge again. Trainers are stand-ins (`stand_in.py`), so no figure says
+anything about learning; keys, signatures, messages, directory look-ups and meetings are the real code.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ HEAL_S = 600.0  # most that healing may take
 CHURN_S = 600.0  # in which the share of --churn is killed
 BACK_S = (10.0, 120.0)  # until a killed peer is back
 WATCH_S = 5.0
-BLIND_S = 120.0  # nobody who is up and not alone may know nobody for so long
+BLIND_S = 120.0  # the longest that a peer with others within reach may know nobody
 NUM_DOORS = 3
 WRONG_CLOCKS = 10  # every so manyth
 
@@ -43,7 +43,7 @@ Follow = Callable[[float, float], None]  # virtual seconds that are over, and ab
 
 @dataclass(frozen=True)
 class SwarmScene:
-    """What the swarm is and what happens to it."""
+    """The swarm and the events of one simulation."""
 
     peers: int = 60
     cut_s: float = 300.0
@@ -75,7 +75,7 @@ class Spread:
 
 @dataclass
 class SwarmResult:
-    """What came of it. Seconds are virtual."""
+    """The result of one simulation. Seconds are virtual."""
 
     peers: int
     reachable: int  # peers that can be called
@@ -94,7 +94,7 @@ class SwarmResult:
 
 
 def simulate_swarm(scene: SwarmScene, manifest: Manifest, follow: Follow = lambda done_s, total_s: None) -> SwarmResult:
-    """Play a scene. `manifest`: of the run; its access and issuers are replaced. `follow` is told how far it is, now and then."""
+    """Play a scene. `manifest`: of the run; its access and issuers are replaced. `follow` is called with the progress from time to time."""
     place = str(MEMORY_FOLDER) if MEMORY_FOLDER.is_dir() else None
     with tempfile.TemporaryDirectory(prefix="swarm-", dir=place) as folder:
         return virtual_time.run(SwarmStory(scene, manifest, Path(folder), follow).play())
@@ -120,7 +120,7 @@ class SwarmStory:
         self._result = SwarmResult(scene.peers, 0)
 
     async def play(self) -> SwarmResult:
-        """Let it happen."""
+        """Run the scene."""
         scene, result = self._scene, self._result
         self._peers = [self._resident(number) for number in range(scene.peers)]
         result.reachable = scene.peers - len(self._network.hidden)
@@ -193,7 +193,7 @@ class SwarmStory:
     # ---- what must hold ----
 
     async def _watch(self) -> None:
-        """See that nobody who has company stays without any; tell how far it is."""
+        """Check that every peer with others within reach knows one of them; report progress."""
         total_s = ARRIVAL_S + 2 * SETTLE_S + self._scene.cut_s
         while True:
             await asyncio.sleep(WATCH_S)

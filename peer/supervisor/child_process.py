@@ -1,4 +1,4 @@
-"""One child process as the supervisor sees it: settings in, events out, and why it ended."""
+"""One child process of the supervisor: settings in, events out, and how it ended."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ChildProcess:
         return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:
-        """Start the process; it imports what it needs and then waits for its settings (`tell`)."""
+        """Start the process; it imports its program and then waits for its settings (`tell`)."""
         path = os.pathsep.join(filter(None, (str(OURS), os.environ.get("PYTHONPATH"))))
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
@@ -59,7 +59,7 @@ class ChildProcess:
             )  # fmt: skip
 
     def set_niceness(self, niceness: int) -> None:
-        """Give way to other processes of the machine; nothing happens where we may not say so."""
+        """Set the niceness of the process; no effect without the permission."""
         with contextlib.suppress(psutil.Error):
             if niceness and self.pid is not None:
                 psutil.Process(self.pid).nice(niceness)
@@ -71,7 +71,7 @@ class ChildProcess:
             self._process.stdin.write(line)
 
     async def wait(self) -> ChildExit:
-        """Pass its events on until it ends, and say how it ended. Cancel-safe: the child lives on."""
+        """Forward its events until it ends; return how it ended. Cancel-safe: the child keeps running."""
         assert self._process is not None and self._process.stdout is not None
         while line := await self._process.stdout.readline():
             event = from_line(line)
@@ -83,7 +83,7 @@ class ChildProcess:
         return ChildExit(code, self._reason(code), self._failure)
 
     async def stop(self, grace_s: float) -> ChildExit | None:
-        """Ask the child to stop and say how it ended; None if it took longer than `grace_s` and was killed, or never ran."""
+        """Ask the child to stop; return how it ended, None if it was killed after `grace_s` or never ran."""
         process = self._process
         if process is None or process.stdin is None:
             return None
@@ -98,7 +98,7 @@ class ChildProcess:
             return None
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the process."""
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()

@@ -1,4 +1,4 @@
-"""State and reason of a peer in words, composed from what its processes say and from what the supervisor sees.
+"""State and reason of a peer as text, composed from the reports of its processes and of the supervisor.
 
 The trainer's word comes first: a peer that trains is `training`, whatever the network does; what hinders it becomes the reason. Before
 that, or without a trainer, the node's word (joining, waiting, seeding) is the state. Pure bookkeeping; time is an argument.
@@ -21,7 +21,7 @@ MEANWHILE = {TRAINER: "it goes on from its last checkpoint", NODE: "training goe
 
 @dataclass(slots=True)
 class LastWord:
-    """What a process said last of itself."""
+    """The last report of a process."""
 
     state: str = ""
     reason: str = ""
@@ -30,7 +30,7 @@ class LastWord:
 
 @dataclass(slots=True)
 class Condition:
-    """What is known of the processes; `describe` makes one state with its reason of it."""
+    """The known state of the processes; `describe` combines it into one state with its reason."""
 
     children: tuple[str, ...]  # those that this peer is made of
     has_trained: bool = False  # ever, in this start
@@ -45,7 +45,7 @@ class Condition:
         return self.words[TRAINER].state in BUSY
 
     def hear(self, name: str, event: Event, now_s: float) -> None:
-        """Take in what the node or the trainer told."""
+        """Record an event of the node or the trainer."""
         if name == TRAINER:
             self.heard_s = now_s
         elif self.words[NODE].trouble:
@@ -55,7 +55,7 @@ class Condition:
             self.has_trained |= self.trains
 
     def fell(self, name: str, reason: str, pause_s: float) -> None:
-        """Note that the trainer or the node is down and will be started again."""
+        """Record that the trainer or the node has ended and will be restarted."""
         meanwhile = f", {MEANWHILE[name]}" if TRAINER in self.children else ""
         self.words[name] = LastWord(trouble=f"the {name} ended ({reason}); starting it again in {pause_s:.1f} s{meanwhile}")
 
@@ -81,14 +81,14 @@ class Condition:
         return changed("starting", "opening the network" if trainer.state or TRAINER not in self.children else "building the model")
 
     def trouble(self, now_s: float) -> str:
-        """Return why this peer is of no use as it is, or nothing where it works, waits for others, or is on its way to."""
+        """Return why this peer does not work; empty if it works, waits for peers, or starts normally."""
         state = self.describe(0, now_s)
         if state.state in ("starting", "failed") or (self.trains and now_s - self.heard_s >= HUNG_S):
             return f"{state.state}: {state.reason}"
         return "" if self.trains else self.words[NODE].trouble
 
     def _remark(self, peers_seen: int, now_s: float) -> tuple[str, str]:
-        """Return the reason and the way out of a peer that trains or averages, where they are not the usual ones."""
+        """Return the reason and the way out of a peer that trains or averages; empty for the defaults."""
         silent_s = now_s - self.heard_s
         trainer, node = self.words[TRAINER], self.words[NODE]
         if silent_s >= SILENT_S:
@@ -98,5 +98,5 @@ class Condition:
         if trainer.reason:
             return trainer.reason, SAVES_AGAIN if trainer.state == "training" else ""
         if NODE not in self.children:
-            return "alone, as asked", ALONE
+            return "training alone (--alone)", ALONE
         return ("", "") if peers_seen else ("no other peer in sight", NO_PARTNERS)

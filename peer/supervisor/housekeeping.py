@@ -1,6 +1,6 @@
-"""What the supervisor looks at now and then: what the peer uses, whether the disk fills up, how long the log is; and its record on disk.
+"""Periodic work of the supervisor: energy, disk space, log rotation, and the status record.
 
-The record, `status.json`, is what is left to read of a peer that has ended, and what the next start counts on from.
+The record, `status.json`, shows the last status of a peer that has ended, and is the base of the next start's totals.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LITTLE_DISK_BYTES = 1 << 30  # what a few checkpoints of a middling model need
 
 
 class Housekeeping:
-    """Looks every LOOK_S, when it is asked often enough."""
+    """Acts at most every LOOK_S; call `look` more often than that."""
 
     def __init__(self, home: Home, now_s: Callable[[], float] = time.monotonic) -> None:
         self._home = home
@@ -31,7 +31,7 @@ class Housekeeping:
         self._looked_s = now_s()
 
     def look(self, status: Status) -> Iterator[Event]:
-        """Yield what is news, if it is time to look."""
+        """Yield new events if LOOK_S has passed since the last look."""
         passed_s = self._now_s() - self._looked_s
         if passed_s >= LOOK_S:
             self._looked_s += passed_s
@@ -54,13 +54,13 @@ class Housekeeping:
             yield Warned("disk", words)
 
     def keep(self, status: Status) -> None:
-        """Write the record. A disk that refuses costs nothing but this."""
+        """Write the record; a failing disk loses the record and nothing else."""
         with contextlib.suppress(OSError):
             write_whole(self._home.status, json.dumps(status.to_json()).encode())
 
 
 def earlier(home: Home) -> dict[str, float]:
-    """Return what all earlier starts of the peer came to; nothing where its record is not there, or cannot be read."""
+    """Return the totals of all earlier starts; empty if the record is missing or unreadable."""
     try:
         lifetime = home.last_status()["lifetime"]
         return {name: float(lifetime[name]) for name in ("joined", *OVER_ALL_STARTS)}

@@ -1,4 +1,4 @@
-"""How much this peer has sent and received in this month, kept in its home over restarts."""
+"""Traffic of this peer in the current month, kept in its home across restarts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class MonthlyTraffic:
                 self.num_bytes = int(kept["bytes"])
 
     def count(self, total_bytes: int, now_s: float) -> None:
-        """Take in what the node has carried since it began; less than before: it is another node."""
+        """Count the traffic of the node since its start; a smaller number than before comes from a restarted node."""
         self.turn(now_s)
         self.num_bytes += total_bytes - self._seen if total_bytes >= self._seen else total_bytes
         self._seen = total_bytes
@@ -35,18 +35,18 @@ class MonthlyTraffic:
             self.save(now_s)
 
     def turn(self, now_s: float) -> None:
-        """Begin anew in a new month."""
+        """Reset the count in a new month."""
         if _month(now_s) != self._month:
             self._month, self.num_bytes = _month(now_s), 0
 
     def save(self, now_s: float) -> None:
-        """Write it down; a disk that refuses costs the count, nothing else."""
+        """Write the count to disk; a failing disk loses the count and nothing else."""
         self._saved_s = now_s
         with contextlib.suppress(OSError):
             write_whole(self._path, json.dumps({"month": self._month, "bytes": self.num_bytes}).encode())
 
     def rest(self, limit: str, limit_bytes: float, now_s: float) -> Rest | None:
-        """Return the rest of who has used up its month: offline, for to be a member costs traffic too."""
+        """Return an offline pause if the month's traffic is used up: membership costs traffic too."""
         self.turn(now_s)
         if self.num_bytes < limit_bytes:
             return None

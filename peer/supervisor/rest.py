@@ -1,4 +1,4 @@
-"""When a peer rests, why, and what would end it: asked to, or by its own settings. Pure; time and what is seen are arguments."""
+"""When a peer pauses, why, and what ends the pause. Pure functions: time and measurements are arguments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RESUMES = "ends with `peer resume`"
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """A rest: the trainer has ended, and the node begins no meetings."""
+    """A pause: the trainer has ended, and the node starts no meetings."""
 
     reason: str
     way_out: str
@@ -26,15 +26,15 @@ class Rest:
 
 
 def asked_rest(now_s: float, seconds: float | None) -> Rest:
-    """Return the rest that an operator asks for; without a length it lasts until he ends it."""
+    """Return the pause that the operator asks for; without a duration it lasts until `peer resume`."""
     if seconds is None:
-        return Rest("you asked for it", RESUMES)
+        return Rest("paused by the operator", RESUMES)
     until_s = now_s + seconds
-    return Rest(f"you asked for it, until {clock_text(until_s, now_s)}", f"{RESUMES}, or by itself then", until_s=until_s)
+    return Rest(f"paused by the operator until {clock_text(until_s, now_s)}", f"{RESUMES}, or by itself then", until_s=until_s)
 
 
 def memory_rest(settings: LocalSettings, around: Surroundings) -> Rest | None:
-    """Return the rest of who holds more memory than it may; only its operator ends it, for the trainer would take as much again."""
+    """Return a pause if the peer exceeds max_memory. Only the operator ends it: the trainer would take as much memory again."""
     if around.held_bytes <= size_bytes(settings.max_memory):
         return None
     way_out = "ends with `peer resume`, after `peer config max_memory SIZE` has allowed more"
@@ -42,17 +42,21 @@ def memory_rest(settings: LocalSettings, around: Surroundings) -> Rest | None:
 
 
 def refused_rest(why: str, hint: str) -> Rest:
-    """Return the rest of whose trainer could not be started again as its settings are now."""
+    """Return the pause of a peer whose trainer cannot start with its current settings."""
     return Rest(f"the trainer cannot start: {why}", f"{RESUMES}, once that is mended" + (f" ({hint})" if hint else ""))
 
 
 def last_rest() -> Rest:
-    """Return the rest of who is to leave when all that is under way has come to its end."""
-    return Rest("asked to leave, finishing first", "ends when the meeting under way has, and the trainer has saved", is_last=True)
+    """Return the pause before a leave that waits for the meeting in progress."""
+    return Rest(
+        "asked to leave; finishing the meeting in progress first",
+        "ends when the meeting in progress is over and the trainer has saved",
+        is_last=True,
+    )
 
 
 def ruled_rest(settings: LocalSettings, now_s: float, around: Surroundings) -> Rest | None:
-    """Return the rest that the settings ask for at this moment (Unix seconds), if they do."""
+    """Return the pause that the settings require at this time (Unix seconds), or None."""
     schedule = Schedule.from_text(settings.schedule)
     if not schedule.allows(now_s):
         until_s = schedule.changes_s(now_s)
@@ -60,13 +64,15 @@ def ruled_rest(settings: LocalSettings, now_s: float, around: Surroundings) -> R
         way_out = "ends by itself then; `peer config schedule always` ends it now"
         return Rest(f"the schedule {settings.schedule} says so{until}", way_out, until_s=until_s)
     if settings.not_on_battery and around.is_on_battery:
-        return Rest("the machine runs from its battery", "ends when it is plugged in; `peer config not_on_battery false` ends it now")
+        return Rest("the machine runs on battery", "ends when the machine is plugged in; `peer config not_on_battery false` ends it now")
     if around.home_bytes > size_bytes(settings.max_disk):
         way_out = "ends when the folder is smaller, or `peer config max_disk SIZE` allows more; its cache/ may be deleted"
         return Rest(f"its folder takes {megabytes(around.home_bytes)} of the disk, and may take {settings.max_disk}", way_out)
     if settings.only_idle and around.cores_of_others:
-        calm = f"ends when others have left the machine idle for {CALM_S / 60:.0f} minutes; `peer config only_idle false` ends it now"
-        return Rest(f"others use the machine: {around.cores_of_others:.1f} of its processor cores", calm)
+        calm = (
+            f"ends when other processes have left the machine idle for {CALM_S / 60:.0f} minutes; `peer config only_idle false` ends it now"
+        )
+        return Rest(f"other processes use the machine: {around.cores_of_others:.1f} of its processor cores", calm)
     return None
 
 

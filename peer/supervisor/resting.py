@@ -1,4 +1,4 @@
-"""Whether this peer is to rest now, and why: what its operator asked for, the time, the machine around it, and what it has used up."""
+"""Decide whether this peer pauses now: by request, schedule, machine state, or used-up traffic."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gossamer.peer.supervisor.surroundings import Lookout
 
 
 class Resting:
-    """Asked about once a second. `asked` is what the operator wants, or what only he can end."""
+    """Polled about once a second. `asked` is a pause that only the operator ends."""
 
     def __init__(self, home: Home) -> None:
         self.asked: Rest | None = None
@@ -21,7 +21,7 @@ class Resting:
         self._lookout = Lookout(home.path)
 
     def wanted(self, config: PeerConfig) -> Rest | None:
-        """Return the rest that is wanted now, if one is."""
+        """Return the pause that applies now, or None."""
         now_s = time.time()
         if self.asked is not None and self.asked.until_s is not None and now_s >= self.asked.until_s:
             self.asked = None
@@ -33,10 +33,10 @@ class Resting:
         return self.asked or ruled_rest(config, now_s, around)
 
     def count_traffic(self, total_bytes: int) -> int:
-        """Take in what the node has carried since it began; returns the bytes of this month."""
+        """Count the traffic of the node since its start; return the bytes of this month."""
         self.month.count(total_bytes, time.time())
         return self.month.num_bytes
 
     def save(self) -> None:
-        """Write down what must outlive this process."""
+        """Write the traffic count to disk."""
         self.month.save(time.time())

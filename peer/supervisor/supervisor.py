@@ -75,14 +75,14 @@ ASKED = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "its
 LOOK_S = 1.0  # between two looks at whether the trainer has fallen silent, and whether the settings want a rest
 LAST_MEETINGS_S = 600.0  # before a rest, for the meetings under way to come to their own ends
 LAST_SAVE_S = 300.0  # before a rest, for the trainer to save
-OUT_OF_MEMORY = "so the system ends what needs more memory than there is: free some, or give the container more"
+OUT_OF_MEMORY = "the system ran out of memory and killed it: free memory, or give the container more"
 NEVER_AGAIN = {ExitCode.REFUSED_BY_RUN, ExitCode.VERSION_MISMATCH}  # what ends a node for good even beside a trainer that trains
 
 Watch = Callable[[Status], None]
 
 
 class ChildFailed(GossamerError):
-    """A child process ended with an error that another try cannot mend; whose fault it was is what the child said of it."""
+    """A child process ended with an error that a restart cannot correct; the exit code is the child's."""
 
     def __init__(self, message: str, *, hint: str, exit_code: int) -> None:
         super().__init__(message, hint=hint)
@@ -183,7 +183,7 @@ class Supervisor:
             leaving.cancel()
 
     async def _stop(self, work: list[asyncio.Task[None]], looking: asyncio.Task[None]) -> None:
-        """End the node, which ends its meetings, then the trainer, which saves."""
+        """Stop the node, which ends its meetings, then the trainer, which saves."""
         is_leaving = not work[0].done() and self._condition.ending is None
         if work[0].done() and self._condition.ending is None:
             self._ends_as("done", "the run is over")
@@ -200,7 +200,7 @@ class Supervisor:
             self._ends_as("left", self._farewell(exits.get(TRAINER)))
 
     def _leave_s(self, name: str) -> float:
-        """Return how long a child gets to end its work."""
+        """Return the grace period of a child, in seconds."""
         if name != TRAINER:
             return LEAVE_S[name]
         save_s = self._save_s or self.status.params * BYTES_PER_PARAM / SLOW_DISK_BYTES_PER_S
@@ -210,17 +210,17 @@ class Supervisor:
         if not self._config.trains:
             return self._leave_reason
         if not self.has_trained:
-            return "gone before training began"
+            return "stopped before training began"
         if trainer is not None and trainer.code == 0:
-            return "saved and gone"
-        return "gone; the trainer did not save in time, so its last checkpoint counts"
+            return "saved and stopped"
+        return "stopped; the trainer did not save in time, so the last checkpoint is the newest state"
 
     def pid(self, name: str) -> int:
         """Return a child's process id, for benchmarks and diagnosis. Raises KeyError for one that was not started yet."""
         return self._children[name].pid or 0
 
     async def _keep(self, name: str) -> None:
-        """Start a child again whenever it dies, or was sent away. Returns when it ended as it should; raises ChildFailed."""
+        """Restart a child whenever it ends early or was stopped. Returns when it has ended in order; raises ChildFailed."""
         failures = 0
         while True:
             await self._changes.until(lambda: self._may_run(name))
@@ -239,7 +239,7 @@ class Supervisor:
                     self.leave("asked to leave, and finished")
                 continue
             self._awake.discard(name)
-            self._changes.tell()
+            self._changes.notify()
             if exit.code == 0:
                 return
             if name == TRAINER and was_away and not self._condition.trains and exit.failure is not None and exit.failure.final:
@@ -258,7 +258,7 @@ class Supervisor:
         return ChildSettings(config=config, peer_id=self._peer_id, runtime=self._runtime, told_to_start=told_to_start, resting=resting)
 
     def _give_up(self, name: str, exit: ChildExit, failures: int) -> None:
-        """Raise ChildFailed where another start would not help; a trainer that trains outlives almost any trouble of its node."""
+        """Raise ChildFailed if a restart would not help. Failures of the node rarely end a peer whose trainer trains."""
         if exit.code == ExitCode.SWARM_UNREACHABLE and self._config.keep_trying:
             return
         trains_on = name == NODE and self.has_trained
@@ -278,17 +278,17 @@ class Supervisor:
     # ------------------------------------------------------------------ rest
 
     def _look_at_rest(self) -> None:
-        """Begin or end a rest, where the operator or the settings want it."""
+        """Start or end a pause, as the operator or the settings require."""
         before, rest = self._condition.rest, self._resting.wanted(self._config)
         if rest != before:
             self._condition.rest = rest
             if (rest is None) != (before is None):
                 self._tell_node()
-            self._changes.tell()
+            self._changes.notify()
             self._describe()
 
     def _tell_node(self) -> None:
-        """Tell the node the settings as they are now; to rest, where there is a rest."""
+        """Send the node the current settings, and whether to pause."""
         self._is_quiet = False
         node = self._children.get(NODE)
         if node is not None and node.is_running:
@@ -299,19 +299,19 @@ class Supervisor:
         return rest is None or (name == NODE and not rest.is_offline)
 
     async def _until_sent_away(self, name: str, child: ChildProcess) -> ChildExit | None:
-        """Wait for the end of a child. None: it was sent away, and has ended its work."""
+        """Wait for the end of a child; None if the supervisor stopped it and it has ended its work."""
         if (exit := await work_until(child.wait(), self._until_to_go(name))) is not None:
             return exit
         await child.stop(LAST_SAVE_S)
         self._awake.discard(name)
         self._away.add(name)
         self._condition.words[name] = LastWord()
-        self._changes.tell()
+        self._changes.notify()
         self._describe()
         return None
 
     async def _until_to_go(self, name: str) -> None:
-        """Wait until a child is to go, and no meeting hinders it."""
+        """Wait until a child must stop and no meeting is in progress."""
         await self._changes.until(lambda: name in self._restarting or not self._may_run(name))
         node = self._children.get(NODE)
         with contextlib.suppress(TimeoutError):
@@ -321,10 +321,10 @@ class Supervisor:
             await self._changes.until(lambda: TRAINER not in self._awake or self._may_run(TRAINER))
 
     def _come_back(self, name: str) -> None:
-        """Note that a child has its settings, and runs."""
+        """Record that a child has its settings and runs."""
         self._awake.add(name)
         if name in self._away:
-            self._note((NodeRestarted if name == NODE else TrainerRestarted)("sent away by its settings or a pause", 0))
+            self._note((NodeRestarted if name == NODE else TrainerRestarted)("stopped because of a settings change or a pause", 0))
             self._away.discard(name)
         if name in self._restarting:
             self._restarting.discard(name)
@@ -335,7 +335,7 @@ class Supervisor:
     def _hear(self, name: str, event: Event) -> None:
         if name == NODE and isinstance(event, ProcessSays) and event.state == RESTING:
             self._is_quiet = True
-            self._changes.tell()
+            self._changes.notify()
         elif isinstance(event, TrafficCounted):
             self._note(MonthCounted(self._resting.count_traffic(event.sent_bytes + event.received_bytes)))
         else:
@@ -365,7 +365,7 @@ class Supervisor:
         self._describe()
 
     def _describe(self) -> None:
-        """Bring the status's state up to date and show it."""
+        """Update the state of the status and notify the watcher."""
         event = self._condition.describe(self.status.peers_seen, time.monotonic())
         self.status = apply(self.status, event)
         wording = (event.state, re.sub(r"[0-9]+", "#", event.reason))  # a percentage that grows is no news
@@ -435,7 +435,7 @@ class Supervisor:
         self._restarting |= {name for name in LocalSettings.setting(key).restarts if name in self._children and name not in self._away}
         self._look_at_rest()
         self._tell_node()
-        self._changes.tell()
+        self._changes.notify()
         return {"value": value}
 
     def leave(self, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""What a peer's own settings may want to know: do others use the machine, does it run from a battery, what does the peer itself hold.
+"""Measurements for the pauses that settings require: use of the machine by other processes, battery, memory and disk of the peer.
 
 "Others" are all processes but this peer's: what they use of the processors is all that was used, less our own part. That says the same on a
 laptop and on a box without a screen; nobody's keyboard is looked at, and what others do on the GPU is not seen.
@@ -28,7 +28,7 @@ CALM_S = 300.0  # how long they must have used less than that before it counts a
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What was seen last."""
+    """The last measurements."""
 
     is_on_battery: bool = False
     cores_of_others: float = 0.0  # where they have used the machine lately: how much of it; else 0
@@ -37,7 +37,7 @@ class Surroundings:
 
 
 class Idleness:
-    """Whether others use the machine, from readings of processor time. Pure; `now_s` is a clock that only goes forward."""
+    """Whether other processes use the machine, from readings of processor time. Pure; `now_s` is a monotonic clock."""
 
     def __init__(self, num_cores: int) -> None:
         self.allowed_cores = max(LEAST_CORES, LEAST_SHARE * num_cores)
@@ -62,7 +62,7 @@ class Idleness:
 
 
 class Lookout:
-    """Looks at this machine and at the peer itself, as far as the settings ask, and no more often than makes sense."""
+    """Measures the machine and the peer, only what the settings need, and at bounded intervals."""
 
     def __init__(self, home: Path) -> None:
         self._idleness = Idleness(os.cpu_count() or 1)
@@ -70,7 +70,7 @@ class Lookout:
         self._disk = Seldom(DISK_S, lambda: size_of(home))
 
     def look(self, settings: LocalSettings) -> Surroundings:
-        """Return what is to be seen of that which the settings ask for."""
+        """Return the measurements that the settings need."""
         now_s = time.monotonic()
         if not settings.only_idle:
             self._idleness = Idleness(os.cpu_count() or 1)
@@ -85,7 +85,7 @@ class Lookout:
 
 
 class Seldom:
-    """A measurement that is made anew only when the last one is old enough."""
+    """A measurement that is repeated only after an interval."""
 
     def __init__(self, seconds: float, measure: Callable[[], int]) -> None:
         self._seconds = seconds
@@ -93,7 +93,7 @@ class Seldom:
         self._last: tuple[float, int] | None = None
 
     def read(self, now_s: float) -> int:
-        """Return what was measured last."""
+        """Return the last measurement."""
         if self._last is None or now_s - self._last[0] >= self._seconds:
             self._last = (now_s, self._measure())
         return self._last[1]

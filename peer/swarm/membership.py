@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from gossamer.protocol.identity import Identity
@@ -16,24 +16,37 @@ BARE_RECORD_S = 90
 
 
 @dataclass(slots=True)
-class Membership:
-    """Who we are in this run, by whose word, and on what terms.
+class OwnCredential:
+    """The credential that this peer shows: one for everything that shows it, for it is renewed while the peer runs."""
 
-    While we run the credential is renewed, and the terms get the model's sizes.
-    """
+    current: Credential | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """This peer's identity in its run, its credential, and the run's terms."""
 
     identity: Identity
     terms: RunTerms
-    credential: Credential | None
+    own_credential: OwnCredential
     total_steps: int  # where the run ends
     deadline_s: float  # to find a partner; and again for the meeting itself
     defer: bool  # without a partner: wait on instead of a solo step
 
     @classmethod
-    def of(cls, identity: Identity, manifest: Manifest, credential: Credential | None, plan: ModelPlan | None = None) -> Self:
-        """Take the terms from the manifest; without the model's plan they suit no meeting."""
-        terms, outer = RunTerms.from_manifest(manifest, plan), manifest.outer
+    def of(cls, identity: Identity, manifest: Manifest, credential: OwnCredential) -> Self:
+        """Take the terms from the manifest; they suit no meeting before `with_plan`."""
+        terms, outer = RunTerms.from_manifest(manifest), manifest.outer
         return cls(identity, terms, credential, manifest.run.total_steps, outer.deadline_s, outer.no_partner == "defer")
+
+    @property
+    def credential(self) -> Credential | None:
+        """The credential to show now."""
+        return self.own_credential.current
+
+    def with_plan(self, plan: ModelPlan) -> Self:
+        """Return the same membership on terms that hold the model's sizes; credential and revocations stay shared."""
+        return replace(self, terms=self.terms.with_plan(plan))
 
     def bare_record(self, addresses: Iterable[str], now_s: float) -> MemberRecord:
         """Sign a record that only shows that we are a member: who has no trainer, or not yet, meets nobody. `now_s`: Unix time.

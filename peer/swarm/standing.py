@@ -99,4 +99,4 @@ class Standing:
     def _enter(self, state: PeerState) -> None:
         if self.state is not PeerState.LEAVING:
             self.state = state
-        self._changes.tell()
+        self._changes.notify()

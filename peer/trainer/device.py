@@ -1,6 +1,6 @@
-"""The model on one device: the gradient of a batch, its length, and the optimizer's step; and what several devices offer alike.
+"""The model on one device: the gradient of a batch, its length, and the optimizer's step; and the protocol for several devices.
 
-Nothing here knows of the text, the run's clock or outer steps.
+This file knows neither the text nor the clock nor outer steps.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from gossamer.protocol.run.manifest import Manifest
 
 
 class Devices(Protocol):
-    """Where a model trains: one device, or several (ranks.py). Its parameters are written to; all belongs to one thread."""
+    """Where a model trains: one device, or several (ranks.py). The parameters are written to. Belongs to one thread."""
 
     moved: Mapping[str, Tensor]
-    """The parameters whose optimizer is in this process: of these, the next step changes what `state` returned."""
+    """The parameters whose optimizer is in this process: the next step writes to their part of `state`."""
 
     def send(self, batch: Tensor) -> Tensor:
-        """Send a batch on its way to where it is computed: int64[B, L+1], which may still be computing something else."""
+        """Begin to copy a batch, int64[B, L+1], to the device, which may still be computing."""
         ...
 
     def backward(self, batch: Tensor, seed: int, computing: Computing) -> Tensor | None:
@@ -37,7 +37,7 @@ class Devices(Protocol):
         ...
 
     def clip(self, most: float) -> Tensor:
-        """Make the gradient at most so long; return its length before."""
+        """Scale the gradient to at most this length; return the length before."""
         ...
 
     def step(self, rate: float) -> None:
@@ -45,28 +45,28 @@ class Devices(Protocol):
         ...
 
     def state(self) -> dict[str, Tensor]:
-        """Return what the optimizer keeps, by `KEY/PARAMETER`."""
+        """Return the optimizer's tensors, by `KEY/PARAMETER`."""
         ...
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Give the optimizer back what `state` returned."""
+        """Restore what `state` returned."""
         ...
 
     def forget(self) -> None:
-        """Let the optimizer begin anew: the weights are others'."""
+        """Clear the optimizer's state: the weights are another peer's."""
         ...
 
     def cpu_s(self) -> float:
-        """Return the processor time of what runs beside this process."""
+        """Return the processor time of the processes beside this one."""
         ...
 
     def close(self) -> None:
-        """Let go of it."""
+        """Free the device."""
         ...
 
 
 class OneDevice:
-    """A model on one device, with the optimizer of the parameters that are moved here: all of them, unless told which."""
+    """A model on one device, with the optimizer of the parameters `moved`, by default all."""
 
     def __init__(self, manifest: Manifest, model: PreTrainedModel, moved: Collection[str] | None = None) -> None:
         self.model = model
@@ -75,7 +75,7 @@ class OneDevice:
             name: parameter for name, parameter in self.parameters.items() if moved is None or name in moved
         }
         self.device = next(iter(self.parameters.values())).device
-        self.gradients: tuple[Tensor, ...] = ()  # flat ones, of which the parameters' are parts and remain so
+        self.gradients: tuple[Tensor, ...] = ()  # flat tensors, into which the parameters' gradients are views, if a rank lays them out so
         self._optimizer = build_optimizer(manifest.inner.optimizer, self.moved.items(), inner_settings(manifest))
         self._recomputes = self._compiles = False
 
@@ -88,7 +88,7 @@ class OneDevice:
         return self.part(batch, len(batch), seed, computing)
 
     def part(self, rows: Tensor, num_rows: int, seed: int, computing: Computing) -> Tensor | None:
-        """Compute what some rows add to the gradient of a batch of `num_rows`; return what they add to its loss. As Devices.backward."""
+        """Add the part of some rows to the gradient of a batch of `num_rows`; return their part of its loss. As Devices.backward."""
         self._compute_as(computing)
         self._clear()
         try:
@@ -96,7 +96,7 @@ class OneDevice:
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-        self._clear()  # here, where the error no longer holds what the step had made
+        self._clear()  # outside `except`, where the error no longer holds the step's tensors
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         return None
@@ -116,7 +116,7 @@ class OneDevice:
         return {f"{key}/{name}": value for name, parameter in self.moved.items() for key, value in kept.get(parameter, {}).items()}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """As Devices.restore; where each value has to lie, the optimizer knows itself."""
+        """As Devices.restore; the optimizer places each value on its device."""
         states: dict[str, dict[str, Tensor]] = {}
         for full, value in state.items():
             key, name = full.split("/", 1)
@@ -131,15 +131,15 @@ class OneDevice:
         self._optimizer.state.clear()
 
     def cpu_s(self) -> float:
-        """As Devices.cpu_s: there is nothing."""
+        """As Devices.cpu_s: there is no other process."""
         return 0.0
 
     def close(self) -> None:
-        """As Devices.close: there is nothing."""
+        """As Devices.close: there is nothing to free."""
 
     def _accumulated(self, rows: Tensor, num_rows: int, seed: int, computing: Computing) -> Tensor:
         _seed_generators(self.device, seed)
-        losses = [torch.zeros((), device=self.device)]  # a device may have no rows
+        losses = [torch.zeros((), device=self.device)]  # a rank may have no rows
         for part in torch.split(rows, computing.micro_batch or num_rows) if len(rows) else ():
             loss = next_token_loss(self.model, part, computing.dtype) * (len(part) / num_rows)
             loss.backward()  # type: ignore[no-untyped-call]
@@ -161,7 +161,7 @@ class OneDevice:
 
 
 def keep_within(device: torch.device, num_bytes: float) -> None:
-    """Make a GPU this process's own, and have torch take no more memory than this there; more is an error of the step that asks for it."""
+    """Select a GPU for this process and limit torch's memory there; a step that needs more raises torch.OutOfMemoryError."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if device.type == "cuda" and math.isfinite(num_bytes):
@@ -170,7 +170,7 @@ def keep_within(device: torch.device, num_bytes: float) -> None:
 
 
 def _seed_generators(device: torch.device, seed: int) -> None:
-    """Seed the generators that an inner step draws from; torch.manual_seed writes down a stack trace for every backend that is absent."""
+    """Seed the generators that an inner step draws from; torch.manual_seed records a stack trace for every absent backend."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)

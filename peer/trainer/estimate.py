@@ -1,7 +1,7 @@
-"""What a line means for a run, before anything is fetched: how long joining and a meeting take, how often a peer meets, bytes a day.
+"""What a line means for a run, before any download: how long joining and a meeting take, how often a peer meets, bytes a day.
 
-Said of a peer whose partners' lines are like its own. What no line sets is left out: how much of its processor, and of its trainer's
-time, a peer spends on meetings is found out while it trains (peer/trainer/interval.py), and can only make them rarer.
+The estimate is for partners with lines like one's own, and covers only what the line sets. The share of processor and of the trainer's time
+that meetings take is measured while the peer trains (peer/trainer/interval.py), and can only make meetings rarer.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from gossamer.protocol.messages.terms import ModelPlan
 from gossamer.protocol.run.manifest import Manifest
 
 DAY_S: Final = 86_400.0
-PULL_SHARE: Final = 4  # of the gap that may be between two clocks: a state that is a fourth of it old is pulled, in rounds as long as that
+PULL_SHARE: Final = 4  # a state older than a fourth of the allowed clock gap needs fragment sync, in rounds of that length
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a peer can expect."""
+    """The time and bytes that a peer can expect."""
 
-    join_s: float  # from the first byte of a state until it meets about every fragment: the state, and pulls where it came too slowly
+    join_s: float  # from the first byte of the state until every fragment meets: the state, and fragment sync if it came too slowly
     meeting_s: float  # for the payload of the largest fragment, both ways at once
-    interval_steps: int  # the shortest mean countdown that the line carries, and that pays
+    interval_steps: int  # the shortest mean countdown that the line carries and that pays
     interval_s: float
-    day_bytes: float  # sent in a day of meetings at that interval, and received likewise
-    line_share: float  # that this is of what the line carries: more than half where the longest countdown is too short for it
+    day_bytes: float  # sent in a day of meetings at that interval; as many are received
+    line_share: float  # of the line's capacity: more than half where even the longest countdown is too short
 
 
 def estimate(plan: ModelPlan, gap_steps: int, bytes_per_s: float, step_s: float) -> Estimate:
-    """Estimate for a line that carries so much each way, inner steps of so long, and clocks that may be `gap_steps` apart."""
+    """Estimate for a line with this rate each way, inner steps of `step_s`, and clocks that may be `gap_steps` apart."""
     state_s, pulls_s = plan.state_bytes / bytes_per_s, plan.round_bytes / bytes_per_s
     old_s = gap_steps * step_s / PULL_SHARE
     interval_steps = afforded_steps(plan.round_bytes, bytes_per_s, step_s)
@@ -52,7 +52,7 @@ def estimate(plan: ModelPlan, gap_steps: int, bytes_per_s: float, step_s: float)
 
 
 def needs(manifest: Manifest) -> dict[str, Need]:
-    """Count what a peer needs that computes as little at once as it can, on a GPU in bf16 and on a CPU. Raises BadManifest."""
+    """Return the least that a peer needs, one sequence at a time, on a GPU in bf16 and on a CPU. Raises BadManifest."""
     return {
         device: run_need(manifest, device, Computing(dtype, micro_batch=1, recompute=True))
         for device, dtype in (("cuda", torch.bfloat16), ("cpu", torch.float32))
@@ -60,6 +60,6 @@ def needs(manifest: Manifest) -> dict[str, Need]:
 
 
 def places(need: Need) -> dict[str, int]:
-    """Return the bytes that a run needs, by place."""
+    """Return the bytes that a run needs, by kind of memory."""
     parts = {"device": need.device, "memory": need.memory, "shared_memory": need.payloads, "disk": need.disk}
     return {place: sum(sizes.values()) for place, sizes in parts.items()}

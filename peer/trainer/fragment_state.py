@@ -1,4 +1,4 @@
-"""One fragment of a replica between meetings: slow weights, momentum, what has happened since the last outer step, and where they rest."""
+"""One fragment of a replica: slow weights, momentum, the gate, and counts since the last outer step."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from gossamer.optim.fragments import add, gather
 from gossamer.optim.noloco import NoLoCo
 from gossamer.peer.trainer.merge_gate import MergeGate
 
-SLAB_VALUES = 1 << 15  # 128 KiB: what one operation leaves in the processor's cache, the next one finds there
-DEVICE_SLAB_VALUES = 1 << 24  # on other devices: 64 MiB of what rests on the host at a time
+SLAB_VALUES = 1 << 15  # 128 KiB: the result of one operation is still in the processor's cache at the next
+DEVICE_SLAB_VALUES = 1 << 24  # on other devices: 64 MiB at a time are copied from the host
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,24 +30,25 @@ class OuterStep:
 
 @dataclass(frozen=True, slots=True)
 class Since:
-    """What has happened since a fragment's last outer step."""
+    """Counts since a fragment's last outer step."""
 
     tokens: int = 0  # trained
     steps: int = 0  # inner steps
-    missed_steps: int = 0  # of the schedule clock, which ran on without inner steps of ours
+    missed_steps: int = 0  # clock steps that were not trained here
 
     def __sub__(self, earlier: Since) -> Since:
         return Since(self.tokens - earlier.tokens, self.steps - earlier.steps, self.missed_steps - earlier.missed_steps)
 
     def moved(self, length: float) -> float:
-        """Return how long a movement would be with the missed steps."""
+        """Return the length of a movement, extrapolated over the missed steps."""
         return length * (1.0 + self.missed_steps / max(1, self.steps))
 
 
 class FragmentState:
-    """One fragment of a replica between meetings. `parameters` are the model's own tensors, by name, and are written to.
+    """One fragment of a replica. `parameters` are the model's own tensors, by name, and are written to by `move` alone.
 
-    Slow weights and momentum are needed at meetings only: beside a GPU they rest in pinned memory of the host.
+    Slow weights and momentum are needed at meetings only, so beside a GPU they rest in pinned memory of the host. They are replaced and
+    never written to: a reader on another thread keeps a whole tensor. An outer step changes them at once, and the model at the next `move`.
     """
 
     def __init__(self, codec: FragmentCodec, parameters: Mapping[str, Tensor], has_momentum: bool = True) -> None:
@@ -56,13 +57,13 @@ class FragmentState:
         fast = gather(codec.fragment, parameters)
         self.device = fast.device
         self.slow = self.at_rest(fast)  # f32[numel]
-        nothing = self.slow.new_zeros(()).expand(self.slow.shape)  # one zero, seen as many: a run without momentum keeps none
+        nothing = self.slow.new_zeros(()).expand(self.slow.shape)  # one stored zero: a run without momentum keeps none
         self.momentum = self.at_rest(nothing.clone()) if has_momentum else nothing
         self.gate = MergeGate()
         self.since = Since()
-        self.meeting: int | None = None
+        self.meeting: int | None = None  # the number of the meeting that holds the fragment
         self._parameters = parameters
-        self._owed: Tensor | None = None  # to the model's fast weights
+        self._owed: Tensor | None = None  # still to be added to the model's fast weights
 
     @property
     def tokens(self) -> int:
@@ -75,27 +76,27 @@ class FragmentState:
         self.since = Since(since.tokens + num_tokens, since.steps + 1, since.missed_steps)
 
     def miss(self, num_steps: int) -> None:
-        """Hear that the schedule clock went on by so many steps that were not ours."""
+        """Count clock steps that were not trained here."""
         self.since = replace(self.since, missed_steps=self.since.missed_steps + num_steps)
 
     def replace(self, slow: Tensor, momentum: Tensor) -> None:
-        """Take over others' slow weights and momentum, and forget what led to our own; the fast weights are the caller's affair."""
+        """Take over another peer's slow weights and momentum, and forget counts and gate; the fast weights are the caller's to set."""
         self.slow, self.momentum = self.at_rest(slow), self.at_rest(momentum) if self.has_momentum else momentum
         self.since, self.gate = Since(), MergeGate()
 
     def at_rest(self, values: Tensor) -> Tensor:
-        """Return values where this state rests: beside a GPU a pinned copy on the host, else themselves."""
+        """Return values where slow weights rest: beside a GPU a pinned copy on the host, else the values themselves."""
         if self.device.type != "cuda":
             return values
         host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-        return host.copy_(values)  # waits for it
+        return host.copy_(values)  # waits for the GPU
 
     def here(self, values: Tensor) -> Tensor:
-        """Return values at rest, or a part of them, where meetings are computed."""
+        """Return resting values, or a part of them, on the device."""
         return values.to(self.device)
 
     def fast(self) -> Tensor:
-        """Return the fast weights, with what the model is still to be moved by: a new f32[numel]."""
+        """Return the fast weights as they are after the next `move`: a new f32[numel]."""
         fast = gather(self.codec.fragment, self._parameters)
         return fast if self._owed is None else fast.add_(self._owed)
 
@@ -106,18 +107,18 @@ class FragmentState:
         self.merge(self.in_slabs(fast, lambda slow, momentum, part: rule.solo_step(slow, momentum, fast[part])), self.since)
 
     def merge(self, step: OuterStep, since: Since) -> None:
-        """Make an outer step count that was computed from what had happened till then; all or nothing, for nothing is allocated.
+        """Make an outer step count that was computed at the counts `since`. Nothing is allocated, so nothing can fail half done.
 
-        Takes its tensors. The model itself is moved by `move`.
+        Takes ownership of its tensors. The model itself is moved by `move`.
         """
         self._owed = step.shift if self._owed is None else self._owed.add_(step.shift)
         self.slow, self.momentum = step.slow, step.momentum
         self.since -= since
 
     def move(self) -> None:
-        """Move the model's fast weights by the outer steps that count: not while a gradient is computed at them."""
+        """Move the model's fast weights by the outer steps since the last call: never while a gradient is computed at them."""
         if self._owed is not None:
-            if self._owed.is_cuda:  # a second thread's stream may have made it: its memory may serve that one again after this one only
+            if self._owed.is_cuda:  # made on another stream: its memory must not be reused there before this stream has read it
                 self._owed.record_stream(torch.cuda.current_stream(self._owed.device))
             add(self.codec.fragment, self._owed, self._parameters)
             self._owed = None
@@ -125,7 +126,7 @@ class FragmentState:
     def in_slabs(self, snapshot: Tensor, step: Callable[[Tensor, Tensor, slice], tuple[Tensor, Tensor]]) -> OuterStep:
         """Compute an outer step from a snapshot of the fast weights, slab by slab.
 
-        `step` takes a slab's slow weights and momentum, and which it is, and returns the next ones.
+        `step(slow, momentum, part)` takes the slab at `part` and returns its next slow weights and momentum.
         """
         slow, shift = self._place(), torch.empty_like(snapshot)
         momentum = self._place() if self.has_momentum else self.momentum
@@ -136,11 +137,20 @@ class FragmentState:
             torch.sub(new_slow, snapshot[part], out=shift[part])
             if self.has_momentum:
                 momentum[part] = new_momentum
-            slow[part] = new_slow  # at last: from a GPU it is waited for, and with it for all that reads the snapshot
+            slow[part] = new_slow  # last: this copy waits for the GPU, and so for everything that reads the snapshot
         return OuterStep(slow, momentum, shift)
 
     def _place(self) -> Tensor:
         return torch.empty(self.slow.shape, dtype=self.slow.dtype, device=self.slow.device, pin_memory=self.device.type == "cuda")
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentWeights:
+    """A fragment's part of another peer's state: new tensors, f32[numel], on the device where the fragment's rest."""
+
+    fragment: FragmentState
+    slow: Tensor
+    momentum: Tensor
 
 
 def length_of(values: Tensor) -> float:
@@ -149,8 +159,13 @@ def length_of(values: Tensor) -> float:
     return length if math.isfinite(length) else float(values.double().norm())  # the square of a legal value can overflow f32
 
 
+def bytes_on(device: torch.device, data: memoryview) -> Tensor:
+    """Return bytes as uint8[bytes] on a device."""
+    return torch.frombuffer(data, dtype=torch.uint8).to(device) if data else torch.empty(0, dtype=torch.uint8, device=device)
+
+
 def mark(device: torch.device) -> torch.cuda.Event | None:
-    """Return a mark after what was last started on a GPU, so that others need not wait for more than that; None elsewhere."""
+    """Return a mark behind the work started so far on a GPU, for another stream to wait for; None on other devices."""
     if device.type != "cuda":
         return None
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -160,7 +175,7 @@ def mark(device: torch.device) -> torch.cuda.Event | None:
 
 @contextlib.contextmanager
 def behind(passed: torch.cuda.Event | None, stream: torch.cuda.Stream | None) -> Iterator[None]:
-    """Run what is inside on a stream of a GPU, once a mark there has been passed, and finish it; without a stream there is no GPU."""
+    """Run the code inside on a GPU's stream, after a mark, and wait for its end. Without a stream, on a CPU, just run it."""
     if stream is None:
         yield
         return

@@ -1,8 +1,8 @@
 """The inner loop of one replica: a batch's gradient, in as many parts as the memory asks for, and the optimizer's step.
 
-The gradient is the mean over the whole batch whatever the parts, so how it is cut is each peer's own affair. Where memory runs out, the
-same batch is tried again in smaller parts, at last with activations computed again instead of kept. The next batch is fetched while the
-device still computes. Nothing here knows of the run's clock or of outer steps, nor of how many devices there are.
+The gradient is the mean over the whole batch whatever the parts, so each peer chooses its own. Where memory runs out, the same batch is
+tried again in smaller parts, at last with activations recomputed instead of kept. The next batch is fetched while the device still
+computes. This file knows neither the clock nor outer steps, nor how many devices there are.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from gossamer.protocol.errors import OperatorError
 from gossamer.protocol.run.manifest import Manifest
 
 FORMATS: Final = {torch.float32: "fp32", torch.bfloat16: "bf16"}
-OUT_OF_MEMORY: Final = "the memory ran out"
+OUT_OF_MEMORY: Final = "out of memory"
 
 
 class InnerLoop:
-    """The inner steps of one model, on the device where it is or on several. Its tensors are written to; all belongs to one thread."""
+    """The inner steps of one model, on its device or on several. The model's tensors are written to. Belongs to one thread."""
 
     def __init__(
         self,
@@ -50,12 +50,12 @@ class InnerLoop:
         self._ahead: tuple[int, Tensor] | None = None  # the batch of a step to come, on its way to the device
 
     def tell(self, reason: str) -> None:
-        """Tell how this peer computes."""
+        """Emit how this peer computes, and why."""
         how = self.computing
         self._emit(ComputingSet(FORMATS[how.dtype], how.num_devices, how.micro_batch, how.recompute, how.compiles, reason))
 
     def gradient(self, step: int, seed: int) -> tuple[Tensor, Tensor, int]:
-        """Compute the clipped gradient of a step's batch; return its mean loss, nats per token, its length before, and the batch's tokens.
+        """Compute the clipped gradient of a step's batch; return mean loss (nats per token), the length before clipping, and the tokens.
 
         Seeds torch's generators, from which dropout draws. Raises OperatorError when not even one sequence fits into the memory.
         """
@@ -71,7 +71,7 @@ class InnerLoop:
         self.devices.step(rate)
 
     def forget_batch(self) -> None:
-        """Let go of what was fetched ahead: the text goes on from elsewhere."""
+        """Forget the batch that was fetched ahead: the text continues at another place."""
         self._ahead = None
 
     def _use_less(self) -> None:
@@ -82,11 +82,11 @@ class InnerLoop:
         else:
             raise OperatorError(
                 f"not even one sequence of this run fits into the memory of {self.device} beside the model",
-                hint="close what else uses that memory, use other --devices, or take a run with shorter sequences",
+                hint="close other programs that use that memory, choose other --devices, or join a run with shorter sequences",
             )
         self.tell(OUT_OF_MEMORY)
 
     def _batch(self, step: int) -> Tensor:
-        """Return the batch of a step, sent to where it is computed."""
+        """Return the batch of a step, on its way to the device."""
         ahead, self._ahead = self._ahead, None
         return ahead[1] if ahead is not None and ahead[0] == step else self.devices.send(self._corpus.batch(step))

@@ -1,13 +1,13 @@
-"""How often a peer meets where the run leaves it to each (`inner_steps = "auto"`): as often as its line and its trainer afford.
+"""How often a peer meets where the run leaves it to each peer (`inner_steps = "auto"`): as often as its line and its trainer afford.
 
-Four limits, each the shortest mean countdown, in inner steps, that it allows; the longest holds:
+Each of four limits allows a shortest mean countdown, in inner steps. The longest of the four holds:
 
 - meetings that are closer together do not pay (SHORTEST_STEPS);
 - the line carries all fragments, each way, in LINE_SHARE of the time;
 - the trainer is blocked by synchronization for at most BLOCKED_SHARE of its time;
-- synchronization (node, daemon, coding) takes at most PROCESSOR_SHARE of the processor time that training takes.
+- synchronization (node, daemon, coding) takes at most PROCESSOR_SHARE of the processor time of training.
 
-The last two are shares of what was measured lately at the interval of that time, and in inverse proportion to it.
+The last two scale the present interval by the share that was measured at it.
 (The measurements behind the numbers: docs/log.md, "How often to meet".)
 """
 
@@ -21,35 +21,34 @@ from dataclasses import dataclass
 from typing import Final
 
 from gossamer.optim.fragments import MEETING_INTERVAL
-from gossamer.peer.link.records import NodeReport, Open
+from gossamer.peer.link.messages import NodeReport
 from gossamer.peer.machine.events import IntervalSet
 from gossamer.peer.trainer.replica import Replica
-from gossamer.protocol.messages.messages import RunPhase
 
 SHORTEST_STEPS: Final = 4
-LONGEST_STEPS: Final = 1000  # a line that cannot carry even that is too slow for the run
+LONGEST_STEPS: Final = 1000  # a line that needs a longer one is too slow for the run
 LINE_SHARE: Final = 0.5
 BLOCKED_SHARE: Final = 0.01
 PROCESSOR_SHARE: Final = 0.1
-MOST_FOR_PROCESSOR: Final = 6  # what a node costs at rest must not drive meetings away, nor peers apart
-WINDOW_S: Final = 20.0  # of training that the shares are taken over
-LEAST_S: Final = 5.0  # of training before anything is concluded
-MOST_CHANGE: Final = 2  # times, at once
-STEADY: Final = 0.15  # a change by less than this share is none
+MOST_FOR_PROCESSOR: Final = 6  # the processor limit's longest: an idle node costs time too, and peers must not drift apart for that
+WINDOW_S: Final = 20.0  # of training, over which the shares are measured
+LEAST_S: Final = 5.0  # of training before the first change
+MOST_CHANGE: Final = 2  # largest factor of one change
+STEADY: Final = 0.15  # a smaller relative change is not made
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Where the time of this session went so far."""
+    """Where the time of this process went so far."""
 
     own_steps: int = 0
     train_s: float = 0.0  # in inner steps, and blocked between them
     blocked_s: float = 0.0
     training_cpu_s: float = 0.0  # processor time of the inner steps
-    sync_cpu_s: float = 0.0  # of all that is done for meetings: node, daemon, coding thread
+    sync_cpu_s: float = 0.0  # of everything for meetings: node, daemon, exchange's thread
 
     def since(self, earlier: Spent) -> Spent:
-        """Return what was spent between then and now."""
+        """Return the time spent since `earlier`."""
         return Spent(
             self.own_steps - earlier.own_steps,
             self.train_s - earlier.train_s,
@@ -61,7 +60,7 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The shortest countdown that something allows, and what."""
+    """The shortest countdown that one limit allows, and its reason in words."""
 
     steps: float
     reason: str
@@ -69,37 +68,37 @@ class Limit:
 
 
 def _line_limit(round_bytes: int, bytes_per_s: float, step_s: float) -> Limit:
-    """Return what a line allows that carries so many bytes a second; `round_bytes` are sent one way when every fragment meets once."""
+    """Return the limit of a line of this rate; `round_bytes` are sent each way when every fragment meets once."""
     steps = round_bytes / (MEETING_INTERVAL * LINE_SHARE * bytes_per_s * step_s)
     return Limit(steps, f"half of the line: {8e-6 * bytes_per_s:.3g} Mbit/s", is_lines=True)
 
 
 def afforded_steps(round_bytes: int, bytes_per_s: float, step_s: float) -> int:
-    """Return the interval where only the line, and what pays, set it."""
+    """Return the interval that the line alone would set, at least SHORTEST_STEPS."""
     return min(LONGEST_STEPS, max(SHORTEST_STEPS, math.ceil(_line_limit(round_bytes, bytes_per_s, step_s).steps)))
 
 
 class Interval:
-    """The countdown that one peer affords. `update` it about once a second."""
+    """The interval that one peer affords. Call `update` about once a second."""
 
     def __init__(self, start_steps: int, round_bytes: int) -> None:
         self.steps = start_steps
-        self._limit: Limit | None = None  # what sets it; None as long as nothing is measured
+        self._limit: Limit | None = None  # the one that holds; None until the first measurement
         self._round_bytes = round_bytes
         self._past: deque[Spent] = deque()
 
     @property
     def reason(self) -> str:
-        """What sets it, in words."""
+        """Why the interval is what it is, in words."""
         return self._limit.reason if self._limit else "nothing is measured yet"
 
     @property
     def is_for_line(self) -> bool:
-        """Whether it is the line that sets it: then others' calls must not be more than it carries either."""
+        """Whether the line sets it: then calls by other peers must not exceed the line either."""
         return self._limit is not None and self._limit.is_lines
 
     def update(self, now: Spent, bytes_per_s: float) -> bool:
-        """Take in what was spent so far, and the line's slower rate (0: not measured yet); tell whether the interval has changed."""
+        """Update from the time spent so far and the line's slower rate (0: not measured yet); return whether the interval has changed."""
         self._past.append(now)
         while len(self._past) > 2 and now.since(self._past[1]).train_s >= WINDOW_S:
             self._past.popleft()
@@ -112,7 +111,7 @@ class Interval:
         if self._limit and abs(steps - self.steps) <= STEADY * self.steps:
             return False
         self.steps, self._limit = steps, limit
-        self._past = deque([now])  # what is measured from here on was spent at the new interval
+        self._past = deque([now])  # measurements from here on belong to the new interval
         return True
 
     def _limits(self, spent: Spent, bytes_per_s: float) -> list[Limit]:
@@ -128,7 +127,7 @@ class Interval:
 
 
 class Pace:
-    """Keeps a replica's countdown at the interval: the run's own, or the one that finds itself."""
+    """Keeps a replica's countdown at the interval: the manifest's, or the one that the peer affords."""
 
     def __init__(self, replica: Replica, emit: Callable[[IntervalSet], None]) -> None:
         outer = replica.manifest.outer
@@ -136,31 +135,25 @@ class Pace:
         self._replica = replica
         self._emit = emit
         self._report = NodeReport(0.0, 0.0)
-        self._earlier_nodes_s = 0.0  # processor time of those before the node that is there
+        self._earlier_nodes_s = 0.0  # processor time of the node's predecessors
         if outer.inner_steps == "auto" and not replica.own_steps:
-            replica.countdown.pace(SHORTEST_STEPS)  # peers part fastest in their first steps
+            replica.countdown.pace(SHORTEST_STEPS)  # peers drift apart fastest in their first steps
         self._interval = Interval(replica.countdown.inner_steps, replica.plan.round_bytes) if outer.inner_steps == "auto" else None
         reason = self._interval.reason if self._interval else "the manifest says so"
         emit(IntervalSet(replica.countdown.inner_steps, reason))
 
-    def hear(self, report: NodeReport) -> None:
-        """Take in what the node says of the line and of itself. From any thread."""
-        if report.cpu_s < self._report.cpu_s:  # another one, which began to count anew
-            self._earlier_nodes_s += self._report.cpu_s
-        self._report = report
+    @property
+    def min_call_steps(self) -> int:
+        """Return the fewest inner steps between two meetings of a fragment, where the line sets the interval; else 0."""
+        return self._interval.steps // 2 if self._interval is not None and self._interval.is_for_line else 0
 
-    def is_too_soon(self, call: Open) -> bool:
-        """Whether a call, by whomever, comes sooner after the fragment's last outer step than our line carries them. From any thread."""
-        replica = self._replica
-        if self._interval is None or not self._interval.is_for_line or replica.phase is RunPhase.FINISH or not replica.own_steps:
-            return False
-        steps_since = replica.outer.fragments[call.fragment].tokens * replica.own_steps / replica.tokens
-        return steps_since < self._interval.steps // 2
-
-    def update(self, train_s: float, blocked_s: float, coding_cpu_s: float) -> None:
-        """Find the interval again from the time spent so far; about once a second."""
+    def update(self, report: NodeReport, train_s: float, blocked_s: float, coding_cpu_s: float) -> None:
+        """Adapt the interval to the node's last report and the time spent so far. Call about once a second."""
         if self._interval is None:
             return
+        if report.cpu_s < self._report.cpu_s:  # a new node, which counts from zero
+            self._earlier_nodes_s += self._report.cpu_s
+        self._report = report
         sync_cpu_s = self._earlier_nodes_s + self._report.cpu_s + coding_cpu_s
         spent = Spent(
             self._replica.own_steps,

@@ -1,10 +1,9 @@
 """One side of one meeting over one fragment, as tensors: message, sketch, encode, gap, gate, step, merge.
 
-The only place where a meeting is computed. Real peers (outer_loop.py) add the link's requests, files and a lock; simulated ones
-(peer/simulator/pairs.py) hand one side's tensors straight to the other. Between the snapshot and the merge everything here reads the
-fragment and writes only to the meeting: slow weights and momentum stand still while a meeting is open, and the fast weights are in the
-snapshot. So all of that may run on a second thread, beside the inner steps. Snapshot and merge need weights that stand still, as they do
-while a gradient is computed; the model's own weights are moved at a step boundary.
+The only place where a meeting is computed. Real peers (exchange.py) add the link's requests, files and locks; simulated peers
+(peer/simulator/pairs.py) pass one side's tensors straight to the other. Between the snapshot and the merge everything here reads the
+fragment and writes only to the meeting: nothing changes slow weights and momentum while a meeting is open, and the fast weights are in the
+snapshot.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from gossamer.optim.noloco import NoLoCo, token_weight
 from gossamer.peer.trainer.fragment_state import FragmentState, OuterStep, length_of, mark
 from gossamer.peer.trainer.merge_gate import Lengths
 
-MAX_TOKEN_RATIO = 16  # more than the speeds of peers that train together differ by
+MAX_TOKEN_RATIO = 16  # the speeds of peers that train together differ by less
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A partner's message that passed the gate, with the lengths by which it was judged."""
+    """A partner's message that passed the gate, with the lengths that the gate judged."""
 
     gap: Gap
     gap_length: float
@@ -34,14 +33,14 @@ class Accepted:
 
 
 class MeetingSide:
-    """One side of a meeting: `prepare`, `encode`, `judge`, `step`, `merge`, in this order; made with the snapshot.
+    """One side of a meeting: `prepare`, `encode`, `judge`, `step`, `merge`, in this order. The constructor takes the snapshot.
 
-    Sketches, payloads and bitmaps of failed blocks lie on the fragment's device. Raises ValueError for what is out of turn, and where the
-    codec does: for values that are no weights any more, a sketch that no honest partner sends, a bitmap of another size. Then nothing has
-    changed.
+    Sketches, payloads and bitmaps of failed blocks lie on the fragment's device. The constructor and `merge` need weights that nobody
+    changes meanwhile; the other methods may run on a second thread, one at a time. A call out of order raises ValueError, and so does the
+    codec for weights that are not finite, a malformed sketch, or a bitmap of another size. Then nothing has changed.
     """
 
-    _rule: NoLoCo  # these from `prepare` on
+    _rule: NoLoCo  # set by `prepare`, like the next three
     _weight: float
     _seed: int
     _sketch: Tensor
@@ -50,13 +49,13 @@ class MeetingSide:
         self.state = state
         self.snapshot = state.fast()  # f32[numel]
         self.taken = mark(self.snapshot.device)
-        self.since = state.since  # behind the snapshot
+        self.since = state.since  # at the snapshot
         self._message: Tensor | None = None
         self._encoded: FragmentEncoded | None = None
         self._accepted: Accepted | None = None
 
     def prepare(self, rule: NoLoCo, weight: float, seed: int) -> Tensor:
-        """Form the message and return its sketch, uint8[sketch_bytes]; both sides must pass the same seed."""
+        """Form the message and return its sketch, uint8[sketch_bytes]. Both sides must pass the same seed, and weights whose sum is 1."""
         state = self.state
         message = rule.message(state.here(state.slow), self.snapshot, weight)
         self._sketch = state.codec.sketch(message, seed)
@@ -88,7 +87,7 @@ class MeetingSide:
 
     @property
     def failed_blocks(self) -> Tensor:
-        """Return bool[num_blocks]: what did not decode here."""
+        """Return bool[num_blocks]: the blocks that could not be decoded here."""
         return self._need_accepted().gap.failed
 
     def step(self, failed_blocks: Tensor) -> OuterStep:
@@ -103,7 +102,7 @@ class MeetingSide:
         return state.in_slabs(self.snapshot, step)
 
     def merge(self, step: OuterStep) -> None:
-        """Make the meeting count: merge its step into the fragment, and let the gate learn from it. Inner steps made meanwhile are kept.
+        """Merge the outer step into the fragment, and update the gate. Inner steps made meanwhile are kept.
 
         The model's own weights are moved by `FragmentState.move`.
         """
@@ -125,12 +124,12 @@ class MeetingSide:
 
 
 def bounded_weight(own_tokens: int, partner_tokens: int) -> float:
-    """Return one's share of the pair's tokens: no less than a sixteenth of the other's, but nothing for who has none.
+    """Return our share of the pair's tokens: at least a sixteenth of the partner's, but 0 for a peer without tokens.
 
-    Tokens are what a peer says of itself: without the bound, one that boasts would take the whole of the pair's progress for its own. Both
-    sides compute it from the same two numbers, so their weights still sum to 1.
+    A peer claims its own tokens. Without the bound, a peer that overstates them would count for the whole pair. Both sides compute the
+    weight from the same two numbers, so their weights sum to 1.
     """
-    if not own_tokens or not partner_tokens:  # a joiner has learnt nothing yet: what it has is others', and counts with them already
+    if not own_tokens or not partner_tokens:  # a joining peer has trained nothing yet: its weights are other peers', and count with them
         return token_weight(own_tokens, partner_tokens)
     own, partner = max(own_tokens, partner_tokens // MAX_TOKEN_RATIO), max(partner_tokens, own_tokens // MAX_TOKEN_RATIO)
     return token_weight(own, partner)

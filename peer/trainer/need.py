@@ -1,7 +1,7 @@
-"""What a run needs of a machine, counted from its manifest before anything is fetched or made.
+"""What a run needs of a machine, counted from its manifest before anything is downloaded or built.
 
-The counts say what the code holds, file by file: change them with it. tests/peer/trainer/test_need.py holds them against what a real
-trainer takes; the constants are measured (docs/log.md, "What a run needs").
+The counts repeat what the code holds, file by file: change them with it. tests/peer/trainer/test_need.py compares them with a real trainer;
+the constants are measured (docs/log.md, "What a run needs").
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ MEETINGS: Final = 4  # at once: two begun here, two elsewhere (peer/node/meeting
 MEETING_VALUES: Final = 5  # snapshot, message, gap; slow weights and shift of the outer step (peer/trainer/meeting.py); momentum likewise
 CHECKPOINTS: Final = 3  # two that are kept, one that is being written (peer/model/checkpoint.py)
 PROGRAMS: Final = "for the programs"
-TRIED_ON: Final = "for another's weights that are tried on"  # peer/trainer/shared_state.py
-BROUGHT: Final = "for the model while it is made, or another's that is tried on"  # on its way to a device that has memory of its own
-PULLED: Final = "for fragments that are pulled, until all have come"  # peer/trainer/pulling.py
+TRIED_ON: Final = "for another peer's weights while they are judged"  # peer/trainer/shared_state.py
+BROUGHT: Final = "for the model while it is built, or another peer's while it is judged"  # on its way to a device with its own memory
+PULLED: Final = "for fragments that are synchronized, until all have come"  # peer/trainer/pulling.py
 COPY: Final = "for the copy that a checkpoint is written from"  # peer/trainer/saver.py
 
 Parts = Mapping[str, int]
@@ -41,21 +41,21 @@ Parts = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a run needs, in bytes by what for."""
+    """What a run needs: bytes by purpose."""
 
     memory: Parts  # of the machine, shared memory included
-    device: Parts  # of a device that has memory of its own; else empty
-    payloads: Parts  # of the folder in memory through which node and trainer exchange what is large
+    device: Parts  # of a device with its own memory; else empty
+    payloads: Parts  # of the folder in shared memory through which node and trainer exchange bulk bytes
     disk: Parts  # of the home's
     plan: ModelPlan
     num_params: int
 
 
 def run_need(manifest: Manifest, device: str, computing: Computing | None = None) -> Need:
-    """Count what a peer of this run needs that computes so on devices of this kind; unless given, on one, as little at once as it can.
+    """Count what a peer of this run needs on devices of this kind; without `computing`, on one device, one sequence at a time.
 
-    Of several devices each has weights, gradients and what its rows of a batch leave in the model, and a share of the optimizer; the first
-    all else. `device` is the first's.
+    Each of several devices holds weights, gradients, the activations of its rows and a share of the optimizer; the first holds the rest.
+    `device` is the first's.
 
     Raises BadManifest for a model that cannot be.
     """
@@ -93,7 +93,7 @@ def run_need(manifest: Manifest, device: str, computing: Computing | None = None
 
 
 def fitting(manifest: Manifest, device: str, there: Rooms, wanted: Computing) -> Computing:
-    """Return how a peer is to compute so that the run fits, by the count: as wanted, else with ever fewer sequences at a time.
+    """Return how a peer should compute so that the run fits by the count: as wanted, else with fewer sequences at a time.
 
     Raises BadSettings, with the sum and what would fit, where not even one sequence at a time does.
     """
@@ -117,7 +117,7 @@ def _state_bytes(manifest: Manifest, shapes: Mapping[str, tuple[int, ...]], name
 
 
 def _passing(manifest: Manifest, computing: Computing, weights: int, fragments: int, has_own_memory: bool) -> Parts:
-    """Return what is not there all the time; never at once: an inner step beside meetings, and another's weights that are tried on."""
+    """Return the larger of what is never held at once: an inner step beside meetings, and another peer's weights while they are judged."""
     inner = manifest.inner
     step = {
         "for what a batch leaves in the model": (1 if has_own_memory else computing.num_devices)
@@ -131,22 +131,22 @@ def _passing(manifest: Manifest, computing: Computing, weights: int, fragments: 
         "for meetings under way": (MEETING_VALUES + (manifest.outer.alpha > 0.0)) * fragments,
         **({} if has_own_memory else {PULLED: weights}),  # beside a GPU they rest on the host, where another model was brought before
     }
-    tried_on = {TRIED_ON: weights if has_own_memory else 2 * weights}  # our own, to go back to; another's slow ones rest with ours
+    tried_on = {TRIED_ON: weights if has_own_memory else 2 * weights}  # a copy of ours; the other peer's slow ones rest on the host
     return max(step, tried_on, key=lambda parts: sum(parts.values()))
 
 
 @dataclass(frozen=True, slots=True)
 class Rooms:
-    """What there is for a peer, what it holds already included."""
+    """The room that a peer has, including what it already holds."""
 
     memory: Room
-    device: Room | None  # None: it has no memory of its own
+    device: Room | None  # None: the device has no memory of its own
     payloads: Room
     disk: Room
 
 
 def rooms(devices: Sequence[torch.device], home: Home, payloads: Path, held_bytes: int) -> Rooms:
-    """Look how much room there is; `held_bytes` is the memory that this peer, or who asks for it, holds already."""
+    """Measure the room; `held_bytes` is the memory that this peer, or the asking program, already holds."""
     return Rooms(
         memory_room(held_bytes),
         device_room(devices) if devices[0].type == "cuda" else None,
@@ -156,7 +156,7 @@ def rooms(devices: Sequence[torch.device], home: Home, payloads: Path, held_byte
 
 
 def within(there: Rooms, settings: LocalSettings) -> Rooms:
-    """Return the rooms as far as the peer's own settings let it use them."""
+    """Return the rooms as far as the peer's settings allow."""
     return Rooms(
         _at_most(there.memory, settings.max_memory, "max_memory"),
         _at_most(there.device, settings.gpu_memory, "gpu_memory") if there.device is not None else None,
@@ -171,12 +171,12 @@ def _at_most(room: Room, size: str, key: str) -> Room:
 
 
 def device_room(devices: Sequence[torch.device]) -> Room:
-    """Return what the fullest of some devices that have memory of their own has left."""
+    """Return the free memory of the fullest of some devices with their own memory."""
     return min((Room(torch.cuda.mem_get_info(device)[0], f"free on {device}") for device in devices), key=lambda room: room.num_bytes)
 
 
 def need_to_fit(need: Need, there: Rooms) -> None:
-    """Raise BadSettings, with the sum, its parts and what would fit, where a run needs more than there is."""
+    """Raise BadSettings, with the sum, its parts and what would fit, if a run needs more than there is."""
     need_memory(need, there.memory)
     if there.device is not None:
         need_device_memory(need, there.device)
@@ -190,7 +190,7 @@ def need_memory(need: Need, room: Room) -> None:
     num_params = int(need.num_params * (room.num_bytes - fixed) / (total - fixed))
     fits = f"{num_params / 1e6:.3g} million of its {need.num_params / 1e6:.3g} million parameters" if num_params > 0 else "no model at all"
     way_out = (
-        f"give it that much (a container: --memory {container_size(total)}), or take a run with a smaller model: here would fit {fits}"
+        f"give it that much (a container: --memory {container_size(total)}), or join a run with a smaller model: here would fit {fits}"
     )
     need_room("memory", need.memory, room, way_out)
 

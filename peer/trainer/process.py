@@ -1,4 +1,4 @@
-"""The trainer process, put together from the home folder and the checkpoint in it."""
+"""Builds the trainer process from the home folder and the newest checkpoint in it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch.utils._triton import has_triton
 from transformers import PreTrainedModel
 
 from gossamer.optim.codecs.hadamard import keep_products_exact
+from gossamer.peer.link.messages import Writer
 from gossamer.peer.link.payload_folder import PayloadFolder
-from gossamer.peer.link.records import Writer
 from gossamer.peer.link.socket import TrainerEnd
 from gossamer.peer.machine.child import Child
 from gossamer.peer.machine.config import PeerConfig
@@ -34,6 +34,7 @@ from gossamer.peer.text.batches import Draw
 from gossamer.peer.text.corpus import load_corpus
 from gossamer.peer.text.tokenizer import BYTES, load_tokenizer
 from gossamer.peer.trainer.device import keep_within
+from gossamer.peer.trainer.exchange import TrainerExchange
 from gossamer.peer.trainer.need import fitting, rooms, within
 from gossamer.peer.trainer.replica import Replica
 from gossamer.peer.trainer.saver import Saver
@@ -42,18 +43,18 @@ from gossamer.protocol.identity import PeerId
 from gossamer.protocol.run.manifest import Manifest, SignedManifest
 
 if TYPE_CHECKING:
-    from gossamer.peer.trainer.ranks import RankProcesses  # which loads what only several devices need
+    from gossamer.peer.trainer.ranks import RankProcesses  # loaded only for several devices
 
-TELL_S = 1.0  # between two words on how far a long work is
+TELL_S = 1.0  # between two reports on a long work
 
 
 def peer_seed(run_seed: int, peer_id: PeerId) -> int:
-    """Derive this peer's own seed, for its countdown, from the run's."""
+    """Derive this peer's random seed from the run's."""
     return int.from_bytes(hashlib.sha256(run_seed.to_bytes(8, "little") + peer_id.raw).digest()[:6], "little")
 
 
 class WorkProgress:
-    """Tells how far a long work is, about once a second: to tokenize a large text, or to read a large checkpoint, takes minutes."""
+    """Reports the progress of a long work about once a second: tokenizing a large text or reading a large checkpoint takes minutes."""
 
     def __init__(self, emit: Callable[[Event], None], work: str, now_s: Callable[[], float] = time.monotonic) -> None:
         self._emit = emit
@@ -62,7 +63,7 @@ class WorkProgress:
         self._began_s = self._told_s = now_s()
 
     def __call__(self, done_bytes: int, total_bytes: int) -> None:
-        """Take in how many bytes of how many are done."""
+        """Report the progress, in bytes."""
         now_s = self._now_s()
         if now_s - self._told_s < TELL_S:
             return
@@ -77,7 +78,7 @@ class WorkProgress:
 def _build_replica(child: Child, home: Home, manifest: Manifest) -> Replica:
     """Build the model with its initial weights, and its text.
 
-    Raises OperatorError for what cannot be, or does not fit: before anything is fetched or made.
+    Raises OperatorError for a run that cannot be built or does not fit, before anything is downloaded or built.
     """
     need_abilities(manifest)
     settings, inner, run_seed = child.settings, manifest.inner, manifest.run.seed
@@ -97,15 +98,13 @@ def _build_replica(child: Child, home: Home, manifest: Manifest) -> Replica:
     mask_as_run(model, manifest)
     draw = Draw(run_seed, peer_id.raw, inner.batch_size, inner.sequence_length)
     corpus = load_corpus(manifest.data, tokenizer, draw, settings.config.data, home.cache, WorkProgress(child.emit, "tokenizing the text"))
-    payloads = PayloadFolder(settings.runtime / "payloads")
-    payloads.clear(Writer.TRAINER)
     model = model.to(device)
     ranks = processes.joined(manifest, model) if processes is not None else None
-    return Replica(manifest, model, corpus, payloads, peer_seed(run_seed, peer_id), child.emit, computing, ranks)
+    return Replica(manifest, model, corpus, peer_seed(run_seed, peer_id), child.emit, computing, ranks)
 
 
 def _initial_model(manifest: Manifest, folder: Path | None) -> PreTrainedModel:
-    """Build the model with the weights that the run starts from, where this peer has them; else others' come later. Raises BadManifest."""
+    """Build the model, with the run's starting weights if this peer has them; else it fetches a state later. Raises BadManifest."""
     if manifest.model.weights is None or folder is None:
         return build_model(manifest.model, manifest.run.seed)
     from gossamer.peer.model.start import load_start
@@ -114,7 +113,7 @@ def _initial_model(manifest: Manifest, folder: Path | None) -> PreTrainedModel:
 
 
 def _start_ranks(child: Child, home: Home, devices: Sequence[torch.device]) -> RankProcesses:
-    """Start a process for each device but the first; when one falls while the trainer cannot see it, the trainer ends."""
+    """Start a process for each device but the first; if one dies while the trainer cannot notice it, this process exits."""
     from gossamer.peer.trainer.ranks import RankProcesses, threads_each
 
     config = child.settings.config
@@ -125,13 +124,13 @@ def _start_ranks(child: Child, home: Home, devices: Sequence[torch.device]) -> R
 
 
 def _wanted_computing(config: PeerConfig, dtype: torch.dtype, devices: Sequence[torch.device]) -> Computing:
-    """Return how the operator wants the peer to compute; compiled, unless they say otherwise, where a GPU gains by it."""
+    """Return how the operator wants the peer to compute; without a setting, compiled on a GPU that supports it."""
     compiles = devices[0].type == "cuda" and has_triton() if config.compile is None else config.compile
     return Computing(dtype, config.micro_batch, config.recompute, compiles, len(devices))
 
 
 def _reason_for(computing: Computing, config: PeerConfig, manifest: Manifest) -> str:
-    """Say why a peer begins to compute as it does."""
+    """Return why a peer starts to compute as it does, in words."""
     if computing.micro_batch == config.micro_batch:
         return "as the settings say"
     return "the whole batch fits" if computing.micro_batch == computing.rows(manifest.inner.batch_size) else "what fits, by the count"
@@ -143,7 +142,7 @@ def run_trainer(child: Child) -> None:
 
 
 def build(child: Child) -> Trainer:
-    """Put the trainer together, from its checkpoint where there is one, and tell what it trains."""
+    """Build the trainer, from its checkpoint if there is one, and emit what it trains."""
     config = child.settings.config
     home = Home(config.home)
     keep_products_exact()
@@ -163,4 +162,8 @@ def build(child: Child) -> Trainer:
     loaded = load_latest(home.checkpoints, manifest.run_id, WorkProgress(child.emit, "reading the checkpoint"))
     if loaded is not None:
         saver.restore(replica, loaded)
-    return Trainer(child, replica, TrainerEnd(child.settings.runtime), saver, time.monotonic, queued_clock())
+    runtime = child.settings.runtime
+    payloads = PayloadFolder(runtime / "payloads")
+    payloads.clear(Writer.TRAINER)
+    exchange = TrainerExchange(TrainerEnd(runtime), payloads, replica, child.emit)
+    return Trainer(child, replica, exchange, saver, time.monotonic, queued_clock())

@@ -1,38 +1,53 @@
-"""Pulls: one side's slow weights move to another's, which moves nowhere; no meeting, and nobody is locked.
+"""Fragment sync: one side's slow weights move to another peer's, which stays where it is; no meeting, and no fragment is locked.
 
-The one who pulls sends a sketch of its slow weights; the other codes its own against that, as in a meeting, and sends sketch and payload.
-Everything here reads slow weights, which are replaced and never changed, so it may run on a second thread; what gaps do to the model is
-the replica's affair, at one step boundary for all that were decoded until then.
+The peer that lags behind sends a sketch of its slow weights. The source codes its own against that sketch, as in a meeting, and sends its
+sketch and payload. All of this only reads slow weights, which are replaced and never written to, so it may run on a second thread; the
+model moves at one step boundary, by all fragments that were decoded until then.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
 
-from gossamer.peer.link import records as ask
+from gossamer.optim.fragments import add
+from gossamer.peer.link import messages
+from gossamer.peer.link.messages import File, payload_name
 from gossamer.peer.link.payload_folder import PayloadFolder
-from gossamer.peer.link.records import File, payload_name
-from gossamer.peer.trainer.fragment_state import FragmentState
-from gossamer.peer.trainer.shared_state import FragmentShift, payload_tensor
+from gossamer.peer.trainer.fragment_state import FragmentState, bytes_on
+from gossamer.peer.trainer.replica import Replica
+from gossamer.peer.trainer.shared_state import judged_loss, try_change
+
+PULL_TOLERANCE: Final = 1.05  # times the loss of our own weights: fragments that have not come yet hold these back
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentShift:
+    """The decoded gap of one fragment, until all of its round are there."""
+
+    name: str  # of the fragment's sync, in the names of its files
+    fragment: FragmentState
+    values: Tensor  # f32[numel] at rest: from our slow weights to the source's
+    failed_share: float  # of the blocks
 
 
 @dataclass(slots=True)
 class OpenPull:
-    """What was sketched."""
+    """A sync whose sketch is written, until the answer is decoded."""
 
     fragment: FragmentState
-    slow: Tensor  # f32[numel] at rest, as it was then
+    slow: Tensor  # f32[numel] at rest, as it was sketched
     sketch: Tensor
     seed: int
 
 
 class Pulls:
-    """The pulls of one replica, on either side. Every method may be called from a second thread."""
+    """The fragment syncs of one replica, on either side. Every method but `move` may be called from a second thread."""
 
     def __init__(self, fragments: Sequence[FragmentState], payloads: PayloadFolder) -> None:
         self._fragments = fragments
@@ -41,28 +56,30 @@ class Pulls:
         self._decoded: dict[str, FragmentShift] = {}
         self._working = threading.Lock()
 
-    def sketch(self, request: ask.SketchSlow) -> None:
-        """Write a sketch of a fragment's slow weights. Raises OSError, ValueError for weights that are none any more."""
+    def sketch(self, request: messages.SketchSlow) -> messages.Written:
+        """Write a sketch of a fragment's slow weights. Raises OSError, and ValueError for weights that are not finite."""
         fragment = self._fragments[request.fragment]
         slow = fragment.slow
         sketch = fragment.codec.sketch(fragment.here(slow), request.seed)
         self._write(request.name, File.OWN_SKETCH, sketch)
-        with self._working:  # an earlier one of this fragment has come to nothing
+        with self._working:  # an earlier sync of this fragment has ended without a result
             self._open = {name: pull for name, pull in self._open.items() if pull.fragment is not fragment}
             self._decoded = {name: shift for name, shift in self._decoded.items() if shift.fragment is not fragment}
             self._open[request.name] = OpenPull(fragment, slow, sketch, request.seed)
+        return messages.Written(request.name, "")
 
-    def code(self, request: ask.CodeSlow) -> None:
-        """Write sketch and payload of a fragment's slow weights, in one file, against another's sketch. Raises as `sketch`."""
+    def code(self, request: messages.CodeSlow) -> messages.Written:
+        """Write sketch and payload of a fragment's slow weights, in one file, against another peer's sketch. Raises as `sketch`."""
         fragment = self._fragments[request.fragment]
         slow = fragment.here(fragment.slow)
         theirs = self._read(request.name, File.PARTNER_SKETCH, slow.device)
         sketch = fragment.codec.sketch(slow, request.seed)
         payload = fragment.codec.encode(slow, request.seed, sketch, theirs).payload
         self._write(request.name, File.OWN_PAYLOAD, torch.cat((sketch, payload)))
+        return messages.Written(request.name, "")
 
-    def decode(self, request: ask.DecodeSlow) -> None:
-        """Decode what came, and keep it. Raises ValueError for what no honest peer sends, or for a pull that is not open."""
+    def decode(self, request: messages.DecodeSlow) -> messages.Written:
+        """Decode the source's answer, and keep it. Raises ValueError for an answer that no honest peer sends, and without a sketch."""
         with self._working:
             pull = self._open.pop(request.name, None)
         if pull is None:
@@ -74,20 +91,58 @@ class Pulls:
         shift = FragmentShift(request.name, fragment, fragment.at_rest(gap.values), float(gap.failed.float().mean()))
         with self._working:
             self._decoded[request.name] = shift
+        return messages.Written(request.name, "")
 
-    def take(self, names: Iterable[str]) -> list[FragmentShift]:
-        """Return what was decoded of these pulls, once."""
-        with self._working:
-            return [self._decoded.pop(name) for name in names if name in self._decoded]
+    def move(self, request: messages.Pull, replica: Replica) -> messages.Pulled:
+        """Move fragments, slow and fast weights alike, by what was decoded, unless that predicts our own held-out text worse.
+
+        Everything together, else everything of each source that is no worse by itself. Call at a step boundary.
+        """
+        sources = [[shift for shift in self._take(names) if shift.fragment.meeting is None] for names in request.donors]
+        moved, reason = try_shifts(list(filter(None, sources)), replica.parameters, lambda: judged_loss(replica))
+        for shift in moved:
+            fragment = shift.fragment
+            fragment.slow = fragment.at_rest(fragment.here(fragment.slow) + fragment.here(shift.values))
+        if moved:
+            replica.clock_steps = max(replica.clock_steps, min(request.clock_steps, replica.manifest.run.total_steps))
+        return messages.Pulled(request.name, {shift.name: shift.failed_share for shift in moved}, reason)
 
     def forget(self) -> None:
-        """Forget every pull: the node that wanted them is gone."""
+        """Forget every sync: the node that asked for them is gone."""
         with self._working:
             self._open.clear()
             self._decoded.clear()
+
+    def _take(self, names: Iterable[str]) -> list[FragmentShift]:
+        with self._working:
+            return [self._decoded.pop(name) for name in names if name in self._decoded]
 
     def _write(self, name: str, file: File, data: Tensor) -> None:
         self._payloads.write(payload_name(name, file), data.cpu().numpy().data)
 
     def _read(self, name: str, file: File, device: torch.device) -> Tensor:
-        return payload_tensor(self._payloads, payload_name(name, file), device)
+        return bytes_on(device, self._payloads.read(payload_name(name, file)))
+
+
+def try_shifts(
+    sources: Sequence[Sequence[FragmentShift]], parameters: Mapping[str, Tensor], loss: Callable[[], float]
+) -> tuple[list[FragmentShift], str]:
+    """Move the fast weights; return the shifts that count, and why the others do not. Measures the loss twice where all are honest.
+
+    Everything that counts is together no worse than before, within the tolerance.
+    """
+    own, moved = loss(), list[FragmentShift]()
+
+    def shift(shifts: Sequence[FragmentShift]) -> str:
+        def add_all() -> None:
+            for part in shifts:
+                add(part.fragment.codec.fragment, part.fragment.here(part.values), parameters)
+
+        reason = try_change(add_all, parameters, own, loss, PULL_TOLERANCE)
+        moved.extend(() if reason else shifts)
+        return reason
+
+    reason = shift([part for shifts in sources for part in shifts])
+    if reason and len(sources) > 1:
+        reason = next(filter(None, [shift(shifts) for shifts in sources]), reason)
+    return moved, reason

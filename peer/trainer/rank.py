@@ -1,10 +1,12 @@
-"""One of several processes that train one model together, each on a device of its own: what all of them do at once, in the same order.
+"""One of several processes that train one model together, each on a device of its own.
 
-Every rank has all weights and computes the gradient of its rows of a batch. Each parameter belongs to one rank: that one gets the sum of
-its gradient, moves it with its optimizer and gives it to the others. So no rank can drift from the others, whatever its device, nothing of
-the optimizer is kept or computed twice, and a matrix is whole where it is orthogonalized. Bytes travel as in an all-reduce.
+Every rank has all weights and computes the gradient of its rows of a batch. Each parameter belongs to one rank, which gets the sum of the
+parameter's gradient, moves it with its optimizer and gives it to the others. So no rank can drift from the others, nothing of the
+optimizer is kept or computed twice, and a matrix is whole where it is orthogonalized. The bytes moved are those of an all-reduce.
 
-Built on torch.distributed: gloo for tensors on the CPU, nccl on GPUs; both stay on this machine.
+The first rank orders and the others `follow`: an order is one line of JSON on their stdin, `[method, arguments]`, carried out by all ranks
+at once and in this order. Tensors never travel in an order, but through torch.distributed: gloo on the CPU, nccl on GPUs; both stay on
+this machine.
 """
 
 from __future__ import annotations
@@ -12,39 +14,55 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from gossamer.optim.codecs.hadamard import keep_products_exact
 from gossamer.optim.inner import shared_out
-from gossamer.peer.model.computing import Computing
-from gossamer.peer.trainer.device import OneDevice
-from gossamer.protocol.run.manifest import Manifest
+from gossamer.peer.machine.units import size_bytes
+from gossamer.peer.model.computing import Computing, compute_dtype
+from gossamer.peer.model.evaluation import mask_as_run
+from gossamer.peer.model.model import unset_model
+from gossamer.peer.trainer.device import OneDevice, keep_within
+from gossamer.protocol.run.manifest import Manifest, SignedManifest
 
 FIRST: Final = 0  # the rank that has the text, the outer state and the link
 LOOPBACK: Final = "lo0" if sys.platform == "darwin" else "lo"
 
 
+class RankSettings(NamedTuple):
+    """What a rank is started with: its first line, as a list."""
+
+    number: int
+    num_ranks: int
+    device: str
+    threads: int  # 0: torch's choice
+    gpu_memory: str  # at most, as the setting is written
+    manifest: str  # the path of the signed one
+    store: str  # the path of the file by which the ranks find each other
+
+
 def join(store: Path, number: int, count: int, kind: str) -> None:
     """Meet the other ranks of this machine, all on devices of one kind; waits for them."""
-    os.environ |= {"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": LOOPBACK}  # nobody outside finds an open port
+    os.environ |= {"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": LOOPBACK}  # no port is open to other machines
     backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
     dist.init_process_group(backend, init_method=store.absolute().as_uri(), rank=number, world_size=count)
 
 
 def leave() -> None:
-    """Part from the other ranks; each may do so in its own time."""
+    """Leave the other ranks; each may do so at any time."""
     dist.destroy_process_group()
 
 
 class Rank:
-    """One rank's model, which is laid out anew where it is. Every method is called by all ranks at once, and all wait for each other.
+    """One rank's model, whose tensors are laid out anew where they are. All ranks call every method at once, and wait for each other.
 
     Raises RuntimeError where another rank is gone.
     """
@@ -65,15 +83,15 @@ class Rank:
         self._tensors = [tensor.detach() for tensor in chain(model.parameters(), model.buffers())]
         self._versions = [-1] * len(self._tensors)
 
-    def changed(self) -> tuple[int, ...]:
-        """Return the tensors of this rank's model, by number, that something else than a step has written to since they were shared."""
+    def changed(self) -> list[int]:
+        """Return the numbers of this rank's tensors that something else than a step has written to since they were shared."""
         versions = (tensor._version for tensor in self._tensors)
-        return tuple(number for number, version in enumerate(versions) if version != self._versions[number])
+        return [number for number, version in enumerate(versions) if version != self._versions[number]]
 
     def backward(self, changed: Sequence[int], batch: Tensor, seed: int, computing: Computing) -> Tensor | None:
-        """Take over the first rank's weights where they changed, and its batch, int64[B, L+1] on the CPU; then as Devices.backward.
+        """Take over the first rank's `changed` tensors and its batch, int64[B, L+1] on the CPU; then as Devices.backward.
 
-        The gradient is nowhere whole: each rank has the sums of its own parameters.
+        No rank has the whole gradient: each has the sums of its own parameters.
         """
         _wait([dist.broadcast(tensor, FIRST, async_op=True) for tensor in (batch, *(self._tensors[number] for number in changed))])
         self._versions = [tensor._version for tensor in self._tensors]
@@ -103,7 +121,7 @@ class Rank:
         self._versions = [tensor._version for tensor in self._tensors]
 
     def give_state(self) -> dict[str, Tensor]:
-        """Send the first rank what this rank's optimizer keeps; on the first, return what all of them keep."""
+        """Send the first rank the state of this rank's optimizer; return the state of all of them there."""
         kept = self.own.state()
         if self._number == FIRST:
             for sender in range(1, len(self._shares)):
@@ -112,9 +130,9 @@ class Rank:
             _send(kept, FIRST)
         return kept
 
-    def take_state(self, state: Mapping[str, Tensor]) -> None:
-        """Give each rank's optimizer back what it kept; only the first has a state to give."""
-        if self._number != FIRST:
+    def take_state(self, state: Mapping[str, Tensor] | None = None) -> None:
+        """Restore the state of each rank's optimizer from `state`, which only the first rank passes."""
+        if state is None:
             self.own.restore(_receive(FIRST))
             return
         for receiver, share in enumerate(self._shares):
@@ -123,6 +141,38 @@ class Rank:
                 self.own.restore(part)
             else:
                 _send(part, receiver)
+
+    def forget(self) -> None:
+        """As Devices.forget."""
+        self.own.forget()
+
+
+def build(settings: RankSettings, manifest: Manifest, device: torch.device) -> Rank:
+    """Make the model of a rank beside the first, with any weights, and meet the other ranks."""
+    keep_products_exact()
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    keep_within(device, size_bytes(settings.gpu_memory))
+    model = unset_model(manifest.model, device)
+    mask_as_run(model, manifest)
+    join(Path(settings.store), settings.number, settings.num_ranks, device.type)
+    return Rank(manifest, model, settings.number, settings.num_ranks)
+
+
+def follow(hear: Callable[[], bytes]) -> NoReturn:
+    """Be a rank beside the first. `hear` returns its next line: the settings, then orders. Raises RuntimeError where a rank is gone."""
+    settings = RankSettings(*json.loads(hear()))
+    manifest, device = SignedManifest.from_bytes(Path(settings.manifest).read_bytes()).manifest(), torch.device(settings.device)
+    rank, dtype = build(settings, manifest, device), compute_dtype(manifest.inner.precision, device)
+
+    def backward(changed: Sequence[int], shape: Sequence[int], seed: int, *cut: Any) -> None:
+        rank.backward(changed, torch.empty(shape, dtype=torch.int64), seed, Computing(dtype, *cut))
+
+    own = (rank.clip, rank.step, rank.give_state, rank.take_state, rank.forget)
+    orders: dict[str, Callable[..., object]] = {"backward": backward} | {method.__name__: method for method in own}
+    while True:
+        name, arguments = json.loads(hear())
+        orders[name](*arguments)
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:

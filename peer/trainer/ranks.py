@@ -1,11 +1,12 @@
 """Several devices in one trainer: it is the first rank, and starts and orders a process for each further device.
 
-The first rank alone has the link, the text, the outer state and the checkpoints; the others compute what they are ordered to. Whichever
-dies, all die, and the supervisor starts the trainer again from its checkpoint. Nobody but the operator can tell how many there are.
+Only the first rank has the link, the text, the outer state and the checkpoints; the others compute. When one rank dies, all die, and the
+supervisor starts the trainer again from its checkpoint. Partners cannot tell how many ranks a peer has.
 """
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
@@ -21,23 +22,21 @@ from transformers import PreTrainedModel
 from gossamer.peer.machine.child import cpu_s
 from gossamer.peer.machine.config import LocalSettings
 from gossamer.peer.model.computing import Computing
-from gossamer.peer.trainer import orders as order
-from gossamer.peer.trainer.orders import ORDERS, Order, RankSettings
-from gossamer.peer.trainer.rank import FIRST, Rank, join, leave
+from gossamer.peer.trainer.rank import FIRST, Rank, RankSettings, join, leave
 from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.run.manifest import Manifest
 
 PROGRAM: Final = "gossamer.peer.trainer.rank_process"
-NOTICE_S: Final = 5.0  # in which the trainer's own thread should hear of a rank that fell: where it waits for a GPU, it never does
-END_S: Final = 5.0  # for the others to end by themselves
+NOTICE_S: Final = 5.0  # for the trainer's own thread to notice a dead rank: while it waits for a GPU, it never does
+END_S: Final = 5.0  # for the other ranks to exit by themselves
 
 
 class RankFell(GossamerError):
-    """A rank's process ended: the machine's fault, or ours. The supervisor starts all anew."""
+    """A rank's process exited: the machine's fault, or ours. The supervisor restarts the trainer."""
 
 
 class RankProcesses:
-    """The processes of all ranks but the first. They load what they need while the trainer makes its model ready."""
+    """The processes of all ranks but the first. They load their code while the trainer builds its model."""
 
     def __init__(
         self, manifest: Path, devices: Sequence[torch.device], store: Path, give_up: Callable[[RankFell], NoReturn], config: LocalSettings
@@ -54,17 +53,7 @@ class RankProcesses:
         store.unlink(missing_ok=True)
         threads = threads_each(config, devices)
         for number, device in enumerate(devices[1:], FIRST + 1):
-            self._start(
-                RankSettings(
-                    number=number,
-                    count=self.count,
-                    device=str(device),
-                    threads=threads,
-                    gpu_memory=config.gpu_memory,
-                    manifest=manifest,
-                    store=store,
-                )
-            )
+            self._start(RankSettings(number, self.count, str(device), threads, config.gpu_memory, str(manifest), str(store)))
 
     @property
     def pids(self) -> list[int]:
@@ -72,18 +61,17 @@ class RankProcesses:
         return [process.pid for process in self._processes]
 
     def joined(self, manifest: Manifest, model: PreTrainedModel) -> Ranks:
-        """Wait until the ranks are ready to compute with this model, which has its weights."""
+        """Wait until the ranks are ready to compute with this model, whose weights are final."""
         return Ranks(manifest, model, self)
 
-    def tell(self, said: Order) -> None:
-        """Give an order to all of them."""
-        line = ORDERS.write(said)
+    def order(self, name: str, *arguments: object) -> None:
+        """Order all of them to call a method (rank.py) with arguments that fit into JSON."""
         for process in self._processes:
-            _write(process, line)
+            _write(process, (name, arguments))
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Do inside what only succeeds if all ranks live. Raises RankFell for what fails because one does not."""
+        """Run code that all ranks run at once. Raises RankFell if it fails because a rank is dead."""
         try:
             yield
         except (RuntimeError, BrokenPipeError) as error:
@@ -93,7 +81,7 @@ class RankProcesses:
             raise
 
     def close(self) -> None:
-        """End them, however busy they are."""
+        """End the processes, however busy they are."""
         self._is_closing = True
         self._has_noticed.set()
         for process in self._processes:
@@ -110,7 +98,7 @@ class RankProcesses:
         self._processes.append(process)
         self._watchers.append(watcher)
         watcher.start()
-        _write(process, settings.to_line())
+        _write(process, settings)
 
     def _watch(self, settings: RankSettings, process: subprocess.Popen[bytes]) -> None:
         code = process.wait()
@@ -123,21 +111,21 @@ class RankProcesses:
             self._give_up(self._fell)
 
 
-def _write(process: subprocess.Popen[bytes], line: bytes) -> None:
+def _write(process: subprocess.Popen[bytes], line: object) -> None:
     assert process.stdin is not None
-    process.stdin.write(line)
+    process.stdin.write(json.dumps(line).encode() + b"\n")
     process.stdin.flush()
 
 
 def threads_each(config: LocalSettings, devices: Sequence[torch.device]) -> int:
-    """Return how many processor threads each rank takes, 0 for torch's choice: ranks on the CPU share what there is for all."""
+    """Return the processor threads of each rank, 0 for torch's choice: ranks on the CPU share the threads of one trainer."""
     if devices[0].type != "cpu":
         return config.threads
     return max(1, (config.threads or torch.get_num_threads()) // len(devices))
 
 
 class Ranks:
-    """Several devices as one. Make it when the first rank's model has its weights; waits for the others."""
+    """Several devices as one (Devices). Make it when the first rank's model has its weights; waits for the other ranks."""
 
     def __init__(self, manifest: Manifest, model: PreTrainedModel, processes: RankProcesses) -> None:
         self._processes = processes
@@ -147,41 +135,40 @@ class Ranks:
         self.moved = self._rank.own.moved
 
     def send(self, batch: Tensor) -> Tensor:
-        """As Devices.send: it is shared when all are ready."""
+        """As Devices.send: `backward` shares the batch with all ranks."""
         return batch
 
     def backward(self, batch: Tensor, seed: int, computing: Computing) -> Tensor | None:
         """As Devices.backward."""
         changed = self._rank.changed()
-        batch_size, length = batch.shape
-        cut = computing.micro_batch, computing.recompute, computing.compiles
-        with self._all(order.Backward(changed, batch_size, length, seed, *cut)):
+        order = changed, list(batch.shape), seed, computing.micro_batch, computing.recompute, computing.compiles
+        with self._all("backward", *order):
             return self._rank.backward(changed, batch, seed, computing)
 
     def clip(self, most: float) -> Tensor:
         """As Devices.clip."""
-        with self._all(order.Clip(most)):
+        with self._all("clip", most):
             return self._rank.clip(most)
 
     def step(self, rate: float) -> None:
         """As Devices.step."""
-        with self._all(order.Step(rate)):
+        with self._all("step", rate):
             self._rank.step(rate)
 
     def state(self) -> dict[str, Tensor]:
         """As Devices.state."""
-        with self._all(order.GiveState()):
+        with self._all("give_state"):
             return self._rank.give_state()
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """As Devices.restore."""
-        with self._all(order.TakeState()):
+        with self._all("take_state"):
             self._rank.take_state(state)
 
     def forget(self) -> None:
         """As Devices.forget."""
-        with self._all(order.BeginAnew()):
-            self._rank.own.forget()
+        with self._all("forget"):
+            self._rank.forget()
 
     def cpu_s(self) -> float:
         """As Devices.cpu_s."""
@@ -193,7 +180,7 @@ class Ranks:
         leave()
 
     @contextmanager
-    def _all(self, said: Order) -> Iterator[None]:
+    def _all(self, name: str, *arguments: object) -> Iterator[None]:
         with self._processes.together():
-            self._processes.tell(said)
+            self._processes.order(name, *arguments)
             yield

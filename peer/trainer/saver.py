@@ -1,7 +1,7 @@
-"""When the trainer saves, and how a replica and a checkpoint turn into each other. The files themselves: peer/model/checkpoint.py.
+"""When the trainer saves a replica, and how it restores one from a checkpoint. The files themselves: peer/model/checkpoint.py.
 
-A save stops the trainer for a copy of what its next step would change; hashing and writing are done on a thread. Nothing that grows with
-the model is allocated at a step boundary: the place for the copies is made ready on a thread as well.
+A save stops the trainer for a copy of the tensors that its next step writes to; a thread hashes and writes. Memory that grows with the
+model is never allocated at a step boundary: a thread prepares the place for the copies too.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
@@ -24,14 +25,14 @@ from gossamer.peer.machine.events import CheckpointFailed, CheckpointRejected, C
 from gossamer.peer.machine.home import Home
 from gossamer.peer.model.checkpoint import CheckpointContents, Loaded, save
 from gossamer.peer.model.computing import is_out_of_memory
-from gossamer.peer.trainer.replica import Replica
+from gossamer.peer.trainer.replica import ALONE, Replica
 from gossamer.protocol.errors import BadSettings, GossamerError
 
 T = TypeVar("T")
-STOP_SHARE: Final = 0.01  # of the time, that checkpoints may stop the trainer for
+STOP_SHARE: Final = 0.01  # of the time that checkpoints may stop the trainer
 LEAST_PRIORITY: Final = 19
-WRITE_SHARE: Final = 0.1  # of the time, that one may be written in: it wears the disk
-LONGEST_S: Final = 600.0  # between two for the disk's sake: what a crash would cost is worth more then
+WRITE_SHARE: Final = 0.1  # of the time that checkpoints may be written: writing wears the disk
+LONGEST_S: Final = 600.0  # between two for the disk's sake: after that, the loss in a crash weighs more
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +40,8 @@ class Write:
     """A checkpoint on its way to the disk."""
 
     step: int
-    stopped_s: float  # the trainer, for the copy
-    path: Future[tuple[Path, float]]  # when it is written, and how long that took
+    stopped_s: float  # for how long the copy stopped the trainer
+    path: Future[tuple[Path, float]]  # with the seconds that writing took
 
 
 class Saver:
@@ -51,15 +52,15 @@ class Saver:
 
     def __init__(self, home: Home, config: PeerConfig, emit: Callable[[Event], None], now_s: Callable[[], float]) -> None:
         self.has_checkpoint = False  # of this run, written or restored by us
-        self._trouble = ""  # why the last one could not be saved
-        self._passed_over = ""  # what was damaged when this process began
+        self._trouble = ""  # why the last checkpoint could not be saved
+        self._passed_over = ""  # the checkpoints that were damaged when this process started
         self._home = home
         self._config = config
         self._emit = emit
         self._now_s = now_s
         self._saved_s = self._now_s()
         self._saved_step = 0
-        self._least_s = 0.0  # between two, by what the last one cost
+        self._least_s = 0.0  # between two, by the cost of the last one
         self._copies: dict[str, Tensor] = {}  # on the host, by name
         self._readying: Future[dict[str, Tensor]] | None = None
         self._write: Write | None = None
@@ -67,16 +68,16 @@ class Saver:
 
     @property
     def trouble(self) -> str:
-        """Return what is, or was at the start, wrong with the checkpoints, in words; empty if nothing."""
+        """Return why the checkpoints are not in order, in words; empty if they are."""
         return self._trouble or self._passed_over
 
     @property
     def is_writing(self) -> bool:
-        """Tell whether a checkpoint is on its way to the disk, or its news not yet taken in."""
+        """Return whether a checkpoint is being written, or its end not yet seen by `look`."""
         return self._write is not None
 
     def is_due(self, replica: Replica) -> bool:
-        """Tell whether a checkpoint is to be begun at this boundary."""
+        """Return whether a checkpoint should begin at this boundary."""
         if self._is_busy():
             return False
         steps, seconds = replica.own_steps - self._saved_step, self._now_s() - self._saved_s
@@ -84,8 +85,11 @@ class Saver:
         has_come = seconds >= self._config.checkpoint_interval_s or (enough_steps > 0 and steps >= enough_steps)
         return self._is_wanted or (has_come and seconds >= self._least_s)
 
-    def begin(self, replica: Replica) -> None:
-        """Save as soon as may be, beside the inner steps: now if the copies have a place and no other is being written."""
+    def begin(self, replica: Replica, reading: AbstractContextManager[None] = ALONE) -> None:
+        """Save as soon as possible, beside the inner steps: now if the copies have a place and no other checkpoint is being written.
+
+        The weights are copied inside `reading`, in which they are only read; meetings may be decided there.
+        """
         self._is_wanted = True
         self.look()
         if self._is_busy():
@@ -96,8 +100,8 @@ class Saver:
         if lacking:
             self._readying = _beside(lambda: _places(lacking))
             return
-        state = copy.deepcopy(replica.state())  # of the same moment as `tensors`: what counts meanwhile replaces tensors, and changes none
-        with replica.reading():
+        state = copy.deepcopy(replica.state())  # of the same moment as `tensors`: a merge meanwhile replaces slow weights
+        with reading:
             for name, tensor in moving.items():
                 self._copies[name].copy_(tensor, non_blocking=True)
             if any(tensor.is_cuda for tensor in moving.values()):
@@ -109,7 +113,7 @@ class Saver:
         self._write = Write(replica.own_steps, self._saved_s - started_s, _beside(lambda: self._written(contents)))
 
     def look(self) -> None:
-        """Take in, and tell, what the thread has done."""
+        """Take the results of the threads, and report them."""
         if self._readying is not None and self._readying.done():
             readying, self._readying = self._readying, None
             try:
@@ -118,7 +122,7 @@ class Saver:
                 if not is_out_of_memory(error):
                     raise
                 self._is_wanted, self._saved_s = False, self._now_s()
-                self._fail(self._saved_step, f"there is no memory for a copy of the weights: {error}")
+                self._fail(self._saved_step, f"not enough memory for a copy of the weights: {error}")
         if self._write is not None and self._write.path.done():
             write, self._write = self._write, None
             self._tell(write)
@@ -126,7 +130,7 @@ class Saver:
     def save(self, replica: Replica) -> None:
         """Save now, and wait for it.
 
-        A disk that refuses costs this checkpoint, not the training: the earlier ones are untouched, and an event says so.
+        A disk error costs this checkpoint, not the training: the earlier checkpoints are untouched, and an event reports it.
         """
         self.finish()
         self._is_wanted = False
@@ -137,7 +141,7 @@ class Saver:
         self._saved_s = self._now_s()
 
     def finish(self) -> None:
-        """Wait for what is being written."""
+        """Wait for the threads."""
         for work in (self._readying, self._write.path if self._write else None):
             if work is not None:
                 work.exception()
@@ -148,7 +152,7 @@ class Saver:
         return any(work is not None and not work.done() for work in works)
 
     def _written(self, contents: CheckpointContents) -> tuple[Path, float]:
-        """Write; on the thread."""
+        """Write a checkpoint, on the thread; return its path and the seconds that it took."""
         started_s = self._now_s()
         return save(self._home.checkpoints, contents), self._now_s() - started_s
 
@@ -168,7 +172,7 @@ class Saver:
         self._emit(CheckpointFailed(step, reason))
 
     def restore(self, replica: Replica, loaded: Loaded) -> None:
-        """Take over a checkpoint. Raises BadSettings when it is of another model than the manifest's."""
+        """Restore a replica from a checkpoint. Raises BadSettings if the checkpoint is of another model than the manifest's."""
         for path, reason in loaded.rejected:
             self._emit(CheckpointRejected(str(path), reason))
         try:
@@ -184,7 +188,7 @@ class Saver:
 
 
 def _done(work: Callable[[], T]) -> Future[T]:
-    """Do something now."""
+    """Do some work now; return its result as a future."""
     future: Future[T] = Future()
     try:
         future.set_result(work())
@@ -194,7 +198,7 @@ def _done(work: Callable[[], T]) -> Future[T]:
 
 
 def _beside(work: Callable[[], T]) -> Future[T]:
-    """Do something on a thread of its own, which gives way to the inner steps where a system lets threads do so."""
+    """Do some work on a thread of its own, with the lowest priority where the system has priorities for threads."""
     future: Future[T] = Future()
 
     def run() -> None:
@@ -202,7 +206,7 @@ def _beside(work: Callable[[], T]) -> Future[T]:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LEAST_PRIORITY)
         try:
             future.set_result(work())
-        except BaseException as error:  # the trainer's thread meets it in the future
+        except BaseException as error:  # raised again on the trainer's thread, by the future
             future.set_exception(error)
 
     threading.Thread(target=run, name="checkpoint").start()
@@ -214,5 +218,5 @@ def _fits(place: Tensor | None, tensor: Tensor) -> bool:
 
 
 def _places(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Make room for copies of tensors on the host, and touch it: memory that was never written to is slow the first time."""
+    """Allocate copies of tensors on the host, and write to them: the first write to new memory is slow."""
     return {name: torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda).zero_() for name, tensor in tensors.items()}

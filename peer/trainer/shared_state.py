@@ -1,56 +1,41 @@
-"""A replica's state as it travels: slow weights in bf16 by fragment, and momentum likewise where the run has any.
+"""A replica's state as it travels between peers: slow weights in bf16 by fragment, and momentum likewise where the run has any.
 
-What others gave cannot be checked against anything: no two peers have the same weights, and a state may be put together from pieces of
-several. So it must be of the right length, finite and of a sane size, and predict our own held-out text no worse than what we have. Values
-that are finite and huge would pass every other check, be saved over the good checkpoints, and end the training at the next batch.
+A fetched state cannot be checked against a hash: no two peers have the same weights, and a state may be put together from pieces of
+several. So it must have the right length, be finite and of a sane size, and predict our own held-out text no worse than our weights do.
+Values that are finite and huge would pass every other check, be saved over the good checkpoints, and end the training at the next batch.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from gossamer.optim.fragments import add, scatter
-from gossamer.peer.link.payload_folder import PayloadFolder
-from gossamer.peer.trainer.fragment_state import FragmentState, length_of
+from gossamer.optim.fragments import scatter
+from gossamer.peer.link import messages
+from gossamer.peer.link.payload_folder import PayloadFolder, mapped
+from gossamer.peer.model.evaluation import held_out_loss
+from gossamer.peer.trainer.fragment_state import FragmentState, FragmentWeights, length_of
+from gossamer.peer.trainer.replica import Replica
 
 MOST_GROWTH: Final = 100.0  # of a fragment's values over our own; those of the demo grow threefold in a whole run
-MOST_MOMENTUM: Final = 1.0  # as large as the weights: the longest honest outer step is a third of that
+MOST_MOMENTUM: Final = 1.0  # times the size of the weights: the longest honest outer step is a third of that
 TOLERANCE: Final = 1.01  # times the loss of our own weights: a few batches are no exact measure
-RESULT_TOLERANCE: Final = 1.05  # likewise of a run's result: those who came to the end first may lack a little, and there shall be one
-PULL_TOLERANCE: Final = 1.05  # likewise for fragments that are pulled: the others have not come up to them yet
+RESULT_TOLERANCE: Final = 1.05  # likewise for a run's result, so that peers converge on one even if the first of them lack a little
+JUDGE_BATCHES: Final = 4  # of held-out text, by which other peers' weights are compared with our own...
+JUDGE_TOKENS: Final = 8192  # ...of at most so many tokens together: the trainer stands still meanwhile
 
 
-@dataclass(frozen=True, slots=True)
-class FragmentWeights:
-    """A fragment's part of a state: new tensors, f32[numel], on the device where the fragment's rest."""
+def write_state(replica: Replica, payloads: PayloadFolder, name: str) -> None:
+    """Write a replica's state to a file of the payload folder; may run on a second thread. Raises OSError, with the file removed.
 
-    fragment: FragmentState
-    slow: Tensor
-    momentum: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class FragmentShift:
-    """What was pulled of a fragment, and waits for the others of its round."""
-
-    name: str  # of the pull
-    fragment: FragmentState
-    values: Tensor  # f32[numel] at rest: from where we were to where another's is
-    failed_share: float  # of the blocks
-
-
-def write_state(fragments: Sequence[FragmentState], has_momentum: bool, payloads: PayloadFolder, name: str) -> None:
-    """Write the state of these fragments to a file of the payload folder; may run on a second thread. Raises OSError, file removed.
-
-    A merge replaces a fragment's tensors and changes none, so each is as it was at some moment; not all need be of the same.
+    A merge replaces a fragment's tensors and never writes to them, so each fragment is whole; not all need be of the same moment.
     """
-    tensors = [fragment.slow for fragment in fragments] + [fragment.momentum for fragment in fragments if has_momentum]
+    tensors = [f.slow for f in replica.fragments] + [f.momentum for f in replica.fragments if f.has_momentum]
     num_bytes, free_bytes = 2 * sum(tensor.numel() for tensor in tensors), payloads.free_bytes()
     if num_bytes > free_bytes:
         raise OSError(0, f"a copy of the state takes {num_bytes / 1e6:.0f} MB of shared memory, {free_bytes / 1e6:.0f} MB are free")
@@ -63,17 +48,12 @@ def write_state(fragments: Sequence[FragmentState], has_momentum: bool, payloads
         raise
 
 
-def payload_tensor(payloads: PayloadFolder, name: str, device: torch.device) -> Tensor:
-    """Return a file of the payload folder as uint8[bytes] on a device; a missing file is empty."""
-    data = payloads.read(name)
-    return torch.frombuffer(data, dtype=torch.uint8).to(device) if data else torch.empty(0, dtype=torch.uint8, device=device)
-
-
-def read_state(data: memoryview, fragments: Sequence[FragmentState], has_momentum: bool) -> tuple[FragmentWeights, ...]:
+def read_state(data: memoryview, fragments: Sequence[FragmentState]) -> tuple[FragmentWeights, ...]:
     """Return the parts of a state, in the order of the fragments; zeros for momentum where the run has none.
 
     Raises ValueError, with the reason, for bytes that cannot be the state of a peer like us.
     """
+    has_momentum = fragments[0].has_momentum
     num_values = sum(fragment.slow.numel() for fragment in fragments)
     num_bytes = (4 if has_momentum else 2) * num_values
     if len(data) != num_bytes:
@@ -107,51 +87,60 @@ def _need_sane(parts: Sequence[FragmentWeights]) -> None:
             raise ValueError(f"the momentum of {name} is {momentum:.3g} large, the weights {own:.3g}")
 
 
-def settle(fragments: Sequence[FragmentState], parameters: Mapping[str, Tensor]) -> None:
-    """Round slow weights and momentum to what others get of them, and make the fast weights the slow ones."""
-    for fragment in fragments:
+def settle(replica: Replica) -> None:
+    """Round slow weights and momentum as a written state rounds them, and make the fast weights the slow ones."""
+    for fragment in replica.fragments:
         momentum = fragment.momentum.bfloat16().float() if fragment.has_momentum else fragment.momentum
         fragment.replace(fragment.slow.bfloat16().float(), momentum)
-        scatter(fragment.codec.fragment, fragment.slow, parameters)
+        scatter(fragment.codec.fragment, fragment.slow, replica.parameters)
 
 
-def try_on(
-    parts: Sequence[FragmentWeights], parameters: Mapping[str, Tensor], loss: Callable[[], float], tolerance: float = TOLERANCE
-) -> str:
+def judged_loss(replica: Replica) -> float:
+    """Measure the loss by which other peers' weights are compared with our own."""
+    return held_out_loss(replica.model, replica.corpus, JUDGE_BATCHES, computing=replica.inner.computing, most_tokens=JUDGE_TOKENS)
+
+
+def adopt(replica: Replica, request: messages.Adopt, before_taking: Callable[[], None]) -> messages.Adopted:
+    """Take over a fetched state; refuse one with fewer steps than our own weights, or whose loss on our text is worse.
+
+    A state that fails by its loss alone shows that ours is as far as the other peers', whatever the clocks say. Then only their clock is
+    taken over, so that we can meet them again. `before_taking` is called once before weights are replaced.
+    """
+    total_steps = replica.manifest.run.total_steps
+    clock_steps = total_steps if request.is_result else min(request.clock_steps, total_steps)
+    if replica.own_steps and clock_steps <= replica.clock_steps and not request.is_result:
+        reason = f"{clock_steps} steps are behind it, {replica.clock_steps} behind our own weights"
+        return messages.Adopted(request.name, False, reason)
+    try:
+        parts = read_state(mapped(Path(request.name)), replica.fragments)
+    except ValueError as error:
+        return messages.Adopted(request.name, False, str(error), is_sound=False)
+    tolerance = RESULT_TOLERANCE if request.is_result else TOLERANCE
+    reason = try_on(parts, replica.parameters, lambda: judged_loss(replica), tolerance)
+    if not reason:
+        before_taking()
+        replica.take_over(parts, clock_steps)
+        return messages.Adopted(request.name, True, "")
+    if request.is_result or not replica.own_steps:
+        return messages.Adopted(request.name, False, reason)
+    replica.set_clock(clock_steps)
+    return messages.Adopted(request.name, True, reason)
+
+
+def try_on(parts: Sequence[FragmentWeights], parameters: Mapping[str, Tensor], loss: Callable[[], float], tolerance: float) -> str:
     """Put slow weights into the model; return why they do not work, with the model as it was, or nothing."""
 
     def put() -> None:
         for part in parts:
             scatter(part.fragment.codec.fragment, part.slow, parameters)
 
-    return _try(put, parameters, loss(), loss, tolerance)
+    return try_change(put, parameters, loss(), loss, tolerance)
 
 
-def try_shifts(
-    donors: Sequence[Sequence[FragmentShift]], parameters: Mapping[str, Tensor], loss: Callable[[], float]
-) -> tuple[list[FragmentShift], str]:
-    """Move the fast weights by what donors gave: by all of it, else by all of some donors; return what counts, and why not the rest.
-
-    What counts is together no worse than what was there, within the tolerance. The loss is measured twice where everybody is honest.
-    """
-    own, moved = loss(), list[FragmentShift]()
-
-    def shift(shifts: Sequence[FragmentShift]) -> str:
-        def add_all() -> None:
-            for part in shifts:
-                add(part.fragment.codec.fragment, part.fragment.here(part.values), parameters)
-
-        reason = _try(add_all, parameters, own, loss, PULL_TOLERANCE)
-        moved.extend(() if reason else shifts)
-        return reason
-
-    reason = shift([part for shifts in donors for part in shifts])
-    if reason and len(donors) > 1:
-        reason = next(filter(None, [shift(shifts) for shifts in donors]), reason)
-    return moved, reason
-
-
-def _try(change: Callable[[], None], parameters: Mapping[str, Tensor], own: float, loss: Callable[[], float], tolerance: float) -> str:
+def try_change(
+    change: Callable[[], None], parameters: Mapping[str, Tensor], own: float, loss: Callable[[], float], tolerance: float
+) -> str:
+    """Change the model; return why its loss is too bad, with the model as it was, or nothing. `own` is the loss before."""
     before = [parameter.detach().clone() for parameter in parameters.values()]
     change()
     theirs = loss()

@@ -1,1 +1,1 @@
-"""The seams over libp2p: p2pd supervised, its DHT as a directory, gRPC streams through it."""
+"""Transport and Directory over libp2p: a supervised p2pd process, a Kademlia directory, and gRPC streams through libp2p."""

@@ -1,4 +1,4 @@
-"""hivemind's client of a p2pd that we started: calls of one request and one answer, which are the directory's."""
+"""hivemind's client for our p2pd process: the unary calls of the directory."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from gossamer.protocol.tasks import cancel
 
 
 class AttachedP2P(P2P):  # type: ignore[misc]
-    """hivemind's client of our p2pd, whose calls fail once it is closed instead of waiting for ever."""
+    """hivemind's client of our p2pd. After `close`, its calls fail instead of waiting forever."""
 
     @classmethod
     async def attach(cls, socket: Path) -> Self:
-        """Open the persistent connection over which DHT messages go."""
+        """Open the persistent connection to p2pd that carries the directory's calls. `socket` is p2pd's control socket."""
         self: Self = cls()
         self._alive = True
         self._daemon_listen_maddr = Multiaddr(f"/unix{socket}")
-        self._client_listen_maddr = Multiaddr(f"/unix{socket}.unused")  # streams go through tunnel.py
+        self._client_listen_maddr = Multiaddr(f"/unix{socket}.unused")  # unused: tunnel.py handles streams
         self._client = await Client.create(self._daemon_listen_maddr, self._client_listen_maddr, persistent_conn_max_msg_size=MESSAGE_BYTES)
-        self._client.control._pending_calls = _WaitingCalls()
+        self._client.control._pending_calls = _PendingCalls()
         await self._ping_daemon()
         return self
 
     @property
     def is_broken(self) -> bool:
-        """Whether nothing comes over the connection any more."""
+        """Whether the connection to p2pd has ended."""
         return bool(self._client.control._read_task.done())
 
     def tidy(self) -> None:
-        """Forget inbound calls that their callers cancelled, which hivemind keeps for ever; call now and then."""
+        """Delete the finished tasks of inbound calls that their callers cancelled, which hivemind leaks. Call it periodically."""
         tasks = self._client.control._handler_tasks
         for call in [call for call, task in tasks.items() if task.done()]:
             del tasks[call]
 
     async def close(self) -> None:
-        """End every call under way, here and in hivemind's own tasks, and the connection."""
+        """End every pending call, hivemind's background tasks and the connection."""
         control = self._client.control
         control.call_unary_handler = _closed
         for waiting in list(control._pending_calls.values()):
@@ -48,8 +48,8 @@ class AttachedP2P(P2P):  # type: ignore[misc]
         await cancel(*tasks)
 
 
-class _WaitingCalls(dict[Any, Any]):
-    """Calls under way. hivemind's reader dies of an answer to a call that has just been cancelled; here such a call is not found."""
+class _PendingCalls(dict[Any, Any]):
+    """Pending calls. It hides cancelled calls, because a reply to one of them crashes hivemind's reader task."""
 
     def __contains__(self, call: object) -> bool:
         future = self.get(call)

@@ -1,11 +1,10 @@
-"""Can others call me? A partner tries: it dials the address at which it sees the asker, at the port that the asker claims.
+"""Dial-back test of reachability: a partner dials the requester's observed address at the port that the requester names.
 
-    asker:    port (u16)
-    partner:  what came of it (u8), where the asker was seen, where the partner itself relays (a length in one byte and a text, each)
+    request:  port (u16)
+    reply:    result (u8), observed address, address at which the partner relays (both texts preceded by their length, u8)
 
-One question is worth one short TCP connection that hears libp2p's greeting, never to another host than the one from which the question
-came, and only where that host has a public address. A key costs nothing, so what is spent is counted for each network and for all. The
-integers are big-endian.
+Integers are big-endian. One request causes at most one short TCP connection, which reads libp2p's greeting. It goes only to the host from
+which the request came, and only if that host has a public address. Identities are free, so the tests are limited per network and in total.
 """
 
 from __future__ import annotations
@@ -27,38 +26,38 @@ from gossamer.protocol.newest import keep_newest
 from gossamer.protocol.tasks import cancel
 
 PROTOCOL = "/gossamer/reach/1"
-TRY_S = 2.0  # a packet that was lost is sent again after one
-ASK_S = 5.0
-AGAIN_S = 3.0  # between two tries in one network
+TRY_S = 2.0  # timeout of a test; a lost SYN packet is retransmitted after 1 s
+ASK_S = 5.0  # timeout of a request
+AGAIN_S = 3.0  # least time between two tests in one network
 NETWORK_BITS = {4: 24, 6: 48}
-NETWORKS = 1024
+NETWORKS = 1024  # networks whose last test is remembered
 TRIES_AT_ONCE = 4
-TRIES, TRIES_S = 30, 30.0  # for all
-GREETING = b"\x13/multistream/1.0.0\n"  # with which a libp2p peer begins: a router that takes any connection is none
-LOWEST_PORT = 1024  # below are other services than ours
+TRIES, TRIES_S = 30, 30.0  # at most TRIES tests in TRIES_S, in total
+GREETING = b"\x13/multistream/1.0.0\n"  # first bytes of a libp2p peer; some routers accept any TCP connection
+LOWEST_PORT = 1024  # lower ports belong to other services
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class Reached(IntEnum):
-    """What came of a try."""
+    """The result of a dial-back test."""
 
-    NOT_TRIED = 0  # the asker is seen through a relay or in a local network, or asks too often
+    NOT_TRIED = 0  # the requester's address is relayed or local, or it asks too often
     YES = 1
     NO = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a partner says of the asker, and of itself."""
+    """A partner's reply: the result, and two addresses."""
 
     reached: Reached
-    seen_at: str  # the address that it tried, or would have; empty: it sees a relay
-    relay: str  # the address at which the partner relays, with its id; empty: it does not
+    seen_at: str  # the requester's observed host with the requested port; empty if the connection is relayed
+    relay: str  # the address at which the partner relays, with its peer id; empty if it is no relay
 
 
 async def ask(control: Control, partner: PeerId, port: int) -> Answer:
-    """Have a partner try to call us at `port`. Raises Unreachable, BadMessage when what it says makes no sense."""
+    """Ask a partner to dial us at `port`. Raises Unreachable, or BadMessage if the reply is invalid."""
     try:
         async with asyncio.timeout(ASK_S):
             (reader, writer), _ = await control.open_stream(partner, PROTOCOL)
@@ -71,32 +70,32 @@ async def ask(control: Control, partner: PeerId, port: int) -> Answer:
         if answer.seen_at:
             read_address(answer.seen_at)
         if answer.relay and read_address(answer.relay) != partner:
-            raise ValueError("the address of another peer as its own")
-    except (OSError, EOFError) as error:  # OSError: the time-out too
-        raise Unreachable(f"no answer to whether we are reachable: {error!r}") from error
+            raise ValueError("a relay address of another peer")
+    except (OSError, EOFError) as error:  # TimeoutError is an OSError
+        raise Unreachable(f"no reply to the dial-back request: {error!r}") from error
     except ValueError as error:
-        raise BadMessage(f"an answer to whether we are reachable that cannot be: {error}") from None
+        raise BadMessage(f"an invalid reply to the dial-back request: {error}") from None
     return answer
 
 
 class DialBack:
-    """Tries for others, from `open` to `close`. `relay` tells where we relay, empty where we do not."""
+    """Serves dial-back requests from `open` to `close`. `relay` returns our relay address, empty if we are no relay."""
 
     def __init__(self, listener: Path, relay: Callable[[], str]) -> None:
         self._listener = listener
         self._relay = relay
         self._tries: set[asyncio.Task[None]] = set()
-        self._last_s: dict[Network, float] = {}  # loop time of the last try in each
-        self._all_s: deque[float] = deque(maxlen=TRIES)  # and of the last tries anywhere
+        self._last_s: dict[Network, float] = {}  # loop time of the last test in each network
+        self._all_s: deque[float] = deque(maxlen=TRIES)  # loop times of the last tests
 
     async def open(self, control: Control) -> None:
-        """Answer from now on. Raises Unreachable when p2pd has gone."""
+        """Start serving. Raises Unreachable if p2pd has ended."""
         self._listener.unlink(missing_ok=True)
         self._listening = await asyncio.start_unix_server(self._accept, self._listener, limit=BUFFER_BYTES)
         await control.receive_streams(PROTOCOL, self._listener)
 
     async def close(self) -> None:
-        """End every try."""
+        """Stop serving and cancel running tests."""
         self._listening.close()
         self._listener.unlink(missing_ok=True)
         await cancel(*self._tries)
@@ -141,7 +140,7 @@ def _network(address: str) -> Network:
 
 
 async def try_to_reach(address: str) -> Reached:
-    """Say whether a libp2p peer greets us at a direct address. Raises ValueError for one of another form."""
+    """Connect to a direct TCP address and return whether a libp2p peer greets us. Raises ValueError for another kind of address."""
     host, port = address.split("/")[2:5:2]
     try:
         async with asyncio.timeout(TRY_S):
@@ -151,12 +150,12 @@ async def try_to_reach(address: str) -> Reached:
                 return Reached.YES if await reader.readexactly(len(GREETING)) == GREETING else Reached.NO
             finally:
                 drop(writer)
-    except (OSError, EOFError):  # OSError: the time-out too
+    except (OSError, EOFError):  # TimeoutError is an OSError
         return Reached.NO
 
 
 def _at_port(address: str, port: int) -> str:
-    """Return the address of the host that is seen at `address`, at another port; empty when a relay is seen, or no such port can be."""
+    """Return the address of the host in `address` with another port; empty if `address` is relayed or the port is 0."""
     if route(address) == "relayed" or not port:
         return ""
     _, kind, host, *_ = address.split("/")

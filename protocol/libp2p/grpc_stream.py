@@ -1,10 +1,10 @@
-"""The gRPC service `gossamer.v1.Peer` as streams of messages, whatever carries its HTTP/2 connection.
+"""The gRPC service `gossamer.v1.Peer` as streams of messages.
 
-Frames pass as bytes through generic handlers: `protocol/messages/frames.py` makes and reads them, and gRPC only delimits them. Here are the
-caps and clocks of HTTP/2 (size, metadata, keep-alive, no compression); who the partner is, is told by what carries the connection.
+gRPC only delimits the frames: generic handlers pass them as bytes, and `protocol/messages/frames.py` encodes and decodes them. This module
+sets the limits of HTTP/2 (sizes, metadata, keep-alive, no compression). The carrier of the connection authenticates the partner.
 
-A rule of grpc.aio holds this file together: after an RPC's coroutine has ended, touching its context may crash the process. So
-one task reads for as long as the RPC lives, and nothing is written once the stream has been marked as ended.
+In grpc.aio, using an RPC's context after its coroutine has ended may crash the process. One task therefore reads for the lifetime of the
+RPC, and nothing is written after the stream has been marked as ended.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # read at import; what strangers can provoke is for our log, not for stderr
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # p2pd is started beside running calls; it never uses gRPC
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # read at import; strangers can provoke messages, which must not reach stderr
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # not needed: the only child process, p2pd, does not use gRPC
 
 import grpc
 import grpc.aio
@@ -29,11 +29,11 @@ from gossamer.protocol.streams.transport import Inbox, Purpose, Stream
 
 SERVICE: Final = "gossamer.v1.Peer"
 METADATA_BYTES: Final = 8 * 1024
-FRAMES_AHEAD: Final = 2  # read before they are asked for
+FRAMES_AHEAD: Final = 2  # frames read in advance
 WINDOW_BYTES: Final = 2 * 1024 * 1024
-"""What may be under way, unread, in one call each way. gRPC would measure it by the delay, which grows with what fills the line: to many
-megabytes, behind which everything else waits, pings too. 168 Mbit/s at a round trip of 100 ms; 8 s at 2 Mbit/s."""
-UNWANTED_BYTES: Final = 2 * WINDOW_BYTES  # a window while we close, another until the partner hears of it
+"""Flow-control window: unread bytes in flight per call and direction. gRPC's own estimate grows with the queueing delay to many megabytes,
+which delay all other traffic, including pings. The window allows 168 Mbit/s at a round trip of 100 ms, and takes 8 s at 2 Mbit/s."""
+UNWANTED_BYTES: Final = 2 * WINDOW_BYTES  # bytes discarded after `close`: one window in flight, one until the partner is notified
 
 _COMMON: Final[list[tuple[str, int]]] = [
     ("grpc.max_receive_message_length", limits.FRAME_BYTES),
@@ -42,7 +42,7 @@ _COMMON: Final[list[tuple[str, int]]] = [
     ("grpc.absolute_max_metadata_size", METADATA_BYTES),
     ("grpc.compression_enabled_algorithms_bitset", 1),  # identity only: no decompression bombs
     ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 60_000),  # a ping waits its turn behind all windows that fill a line
+    ("grpc.keepalive_timeout_ms", 60_000),  # a ping queues behind the windows of all calls
     ("grpc.http2.ping_timeout_ms", 120_000),
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
@@ -53,7 +53,7 @@ _SERVER: Final = [
     *_COMMON,
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ("grpc.server_handshake_timeout_ms", 2_000),
-    ("grpc.max_concurrent_streams", 1),  # a connection is one stream at a time
+    ("grpc.max_concurrent_streams", 1),  # one call at a time per connection
     ("grpc.so_reuseport", 0),
 ]
 _CHANNEL: Final = [
@@ -65,20 +65,18 @@ _CHANNEL: Final = [
 ]
 
 ACCEPTED: Final = (("gossamer", "1"),)
-"""Initial metadata of a call that the server lets in; a refused or broken one has none."""
+"""Initial metadata of a call that the server accepts. A rejected or broken call has none."""
 BROKEN: Final = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
-"""What grpc.aio raises when a stream is over. Depending on when it finds out, it is any of these."""
-
+"""The exceptions that grpc.aio raises for an ended stream; which one depends on the moment."""
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 Serve = Callable[[Purpose, Context], Awaitable[None]]
 
 
 class GrpcStream(Stream):
-    """A stream over one RPC, the same on both sides.
+    """A stream over one RPC, on the caller's and on the server's side.
 
-    `write` sends a frame; `on_close` is called once, with the stream, and ends the RPC in its own time. Whoever makes the stream runs
-    `pump` beside it.
+    `write` sends a frame. `on_close` is called once, with the stream, and ends the RPC. The creator of the stream runs `pump` in a task.
     """
 
     def __init__(
@@ -90,20 +88,20 @@ class GrpcStream(Stream):
             except BROKEN as error:
                 self.end(_why(error))
                 raise PeerGone(_why(error)) from error
-            except asyncio.CancelledError:  # whether the frame went out, nobody knows
+            except asyncio.CancelledError:  # it is unknown whether the frame was sent
                 self.end("a send was cancelled")
                 raise
 
         super().__init__(partner, route(observed), Inbox(FRAMES_AHEAD), send, on_close, observed)
 
     def end(self, why: str) -> None:
-        """Mark the stream as ended by the other side or by what carries it: nothing is written any more."""
+        """Mark the stream as ended by the partner or the connection. Nothing is written afterwards."""
         self._inbox.end(why)
 
     async def pump(self, read: Callable[[], Awaitable[Any]]) -> None:
-        """Read frames into the inbox until `read` returns none.
+        """Read frames into the inbox until `read` returns no more.
 
-        After `close` they are thrown away, as many as can have been under way: a partner that hears of it stops.
+        After `close` the frames are discarded, UNWANTED_BYTES at most: a correct partner has stopped by then.
         """
         why = "the partner closed the stream"
         unwanted_bytes = 0
@@ -121,11 +119,11 @@ class GrpcStream(Stream):
 def _why(error: BaseException) -> str:
     if isinstance(error, grpc.aio.AioRpcError):
         return f"the stream broke: {error.code().name.lower()}: {error.details()}"
-    return "the stream is over"
+    return "the stream has ended"
 
 
 async def start_server(serve: Serve, socket: Path) -> grpc.aio.Server:
-    """Start the service at a Unix socket; every call, with its purpose, goes to `serve`."""
+    """Start the service on a Unix socket. Each call is passed to `serve` with its purpose."""
     server = grpc.aio.server(options=_SERVER)
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, {item.value: _method(item, serve) for item in Purpose})])
     server.add_insecure_port(f"unix:{socket}")
@@ -141,34 +139,34 @@ def _method(purpose: Purpose, serve: Serve) -> grpc.RpcMethodHandler[bytes, byte
 
 
 async def refuse_stranger(context: Context) -> NoReturn:
-    """End a call that came by no connection of ours."""
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "this socket takes calls from its own tunnel only")
+    """Abort a call from a connection that does not come from our p2pd."""
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "this socket accepts calls from its own tunnel only")
 
 
 async def refuse_another(context: Context) -> NoReturn:
-    """End a call that is one too many."""
-    await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "as many streams are open as I allow")
+    """Abort a call that exceeds a limit."""
+    await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many open streams")
 
 
 def open_channel(socket: Path) -> grpc.aio.Channel:
-    """Make a channel to the service behind a Unix socket; the first call connects it."""
+    """Return a channel to the service on a Unix socket. The first call connects it."""
     return grpc.aio.insecure_channel(f"unix:{socket}", options=_CHANNEL)
 
 
 def start_call(channel: grpc.aio.Channel, purpose: Purpose) -> Any:
-    """Start the call for a purpose; `accepted` tells how that went."""
+    """Start a call for a purpose. `accepted` waits until the server accepts it."""
     return channel.stream_stream(f"/{SERVICE}/{purpose.value}")()
 
 
 async def accepted(call: Any) -> None:
-    """Wait until the server has let the call in. Raises Unreachable."""
+    """Wait until the server has accepted the call. Raises Unreachable."""
     try:
         if ACCEPTED[0] not in list(await call.initial_metadata()):
-            raise Unreachable(f"the partner turned the stream away: {await call.details()}")
+            raise Unreachable(f"the partner rejected the stream: {await call.details()}")
     except BROKEN as error:
         raise Unreachable(_why(error)) from error
 
 
 async def ended_well(call: Any) -> bool:
-    """Return whether a call is over, and nothing went wrong with it."""
+    """Return whether a call has ended with status OK."""
     return call.done() and await call.code() is grpc.StatusCode.OK

@@ -1,9 +1,9 @@
-"""The one door to hivemind: its bindings to p2pd and its Kademlia, loaded without the rest.
+"""The only import of hivemind: its bindings to p2pd and its Kademlia protocol, without the rest of the package.
 
-hivemind's packages import all of it when any part is wanted: torch, averaging, experts. That takes two seconds and 200 MB in a process
-that merely has a network, compiles deprecated torch functions and changes torch's way to share memory. So those three packages are
-entered without running their own __init__. What is loaded still installs a coloured log handler and renames the level WARNING; that is
-undone. Nothing else in a process that imports this file can use hivemind's own top level.
+Importing any part of hivemind normally imports all of it, including torch. In a process that only needs the network, this costs two seconds
+and 200 MB, compiles deprecated torch functions and changes torch's sharing strategy. Three packages are therefore created here without
+running their __init__. The imported modules still install a coloured log handler and rename the level WARNING; both are undone. Afterwards,
+no code in the same process can use hivemind's top-level package.
 """
 
 from __future__ import annotations
@@ -18,11 +18,15 @@ from contextlib import contextmanager
 from types import ModuleType
 
 BARE_PACKAGES = ("hivemind", "hivemind.utils", "hivemind.dht")
-TAKEN_FROM_UTILS = {"logging": "get_logger", "serializer": "MSGPackSerializer", "timed_storage": "get_dht_time"}  # by its Kademlia
+TAKEN_FROM_UTILS = {
+    "logging": "get_logger",
+    "serializer": "MSGPackSerializer",
+    "timed_storage": "get_dht_time",
+}  # names that its Kademlia imports
 
 
 def _bring_in_bare(name: str) -> ModuleType:
-    """Make a package importable from, without its own content."""
+    """Register a package without running its __init__, so that its submodules can be imported."""
     spec = importlib.util.find_spec(name)
     assert spec is not None, f"{name} is not installed"
     sys.modules[name] = package = importlib.util.module_from_spec(spec)
@@ -31,7 +35,7 @@ def _bring_in_bare(name: str) -> ModuleType:
 
 @contextmanager
 def contained_import() -> Iterator[None]:
-    """Undo, on the way out, what importing hivemind does to warnings and logging."""
+    """Undo on exit the changes that importing hivemind makes to warnings and logging."""
     warning_name = logging.getLevelName(logging.WARNING)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -43,7 +47,7 @@ def contained_import() -> Iterator[None]:
 
 
 def _route_log() -> None:
-    """Send hivemind's log where all others go, without its own handler and colours, and only what matters to an operator."""
+    """Remove hivemind's own log handlers and log only its errors, through the root logger."""
     log = logging.getLogger("hivemind")
     for handler in list(log.handlers):
         log.removeHandler(handler)
@@ -51,7 +55,7 @@ def _route_log() -> None:
     log.setLevel(logging.ERROR)
 
 
-with contained_import():  # "as" says that it is for others to import
+with contained_import():  # "import x as x" marks a re-export
     for _name in BARE_PACKAGES:
         _bring_in_bare(_name)
     for _module, _name in TAKEN_FROM_UTILS.items():

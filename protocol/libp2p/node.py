@@ -1,8 +1,7 @@
-"""A peer on libp2p: p2pd, directory and tunnel as one unit, which is rebuilt whole when p2pd dies or hangs, or needs another role.
+"""Transport and Directory of one peer over libp2p. It supervises p2pd and rebuilds it when it crashes, hangs or needs another role.
 
-Above it nothing changes when that happens: streams in flight end with PeerGone, calls fail at once with Unreachable while it is
-down, and afterwards the same handler serves, on the same port if it can be had, and the last record is announced again. Meetings,
-records and partners are the business of the layer above.
+p2pd, the directory and the tunnel are rebuilt together. Open streams then end with PeerGone, and calls raise Unreachable until the rebuild
+is complete. Afterwards the same handler serves, on the same port if it is still free, and the last record is announced again.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from gossamer.protocol.errors import BadMessage, BadSettings, GossamerError, Tra
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.libp2p.attached import AttachedP2P
 from gossamer.protocol.libp2p.dial_back import DialBack
-from gossamer.protocol.libp2p.dialling import Dialling
+from gossamer.protocol.libp2p.dialer import Dialer
 from gossamer.protocol.libp2p.directory import DhtDirectory
 from gossamer.protocol.libp2p.hivemind_imports import P2PDaemonError
 from gossamer.protocol.libp2p.p2pd import Daemon, DaemonSettings
 from gossamer.protocol.libp2p.reachability import Reachability
-from gossamer.protocol.libp2p.record_store import RecordShelf
-from gossamer.protocol.libp2p.relay_trial import carries
+from gossamer.protocol.libp2p.record_store import RecordStore
+from gossamer.protocol.libp2p.relay_trial import try_relay
 from gossamer.protocol.libp2p.splice import CarriedBytes
 from gossamer.protocol.libp2p.tunnel import TunnelTransport
 from gossamer.protocol.messages.records import MemberRecord
@@ -37,19 +36,19 @@ from gossamer.protocol.tasks import cancel
 
 log = logging.getLogger(__name__)
 
-PULSE_S = 5.0
-PLACE_S = 0.5  # while we wait for a place at a relay
-NUM_ACQUAINTANCES = 8
-BUILD_S = 30.0
-BACK_OFF_S = (0.5, 60.0)
-HEALTHY_S = 60.0  # a p2pd that lived so long may be restarted without waiting
-TRY_AGAIN_S = 30.0
-RELAY_TRIALS = 4  # a relay that fails so often serves without that role
+PULSE_S = 5.0  # interval of health checks
+PLACE_S = 0.5  # interval of health checks while we wait for a relay reservation
+NUM_ACQUAINTANCES = 8  # known members that are dialled beside the bootstrap addresses
+BUILD_S = 30.0  # timeout of a rebuild
+BACK_OFF_S = (0.5, 60.0)  # delay before a rebuild: the first, and the largest after repeated doubling
+HEALTHY_S = 60.0  # uptime after which the back-off starts again
+TRY_AGAIN_S = 30.0  # delay before a relay trial that could not be started is repeated
+RELAY_TRIALS = 4  # after this many failed trials, this peer does not relay
 
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """What lives and dies together with one p2pd."""
+    """One p2pd and the objects that are closed with it."""
 
     daemon: Daemon
     directory: DhtDirectory
@@ -61,31 +60,32 @@ class _Unit:
 class Libp2pNode:
     """Transport and Directory of one peer over libp2p. Use as `async with`, on the process's only event loop.
 
-    `bootstraps` is asked for multiaddrs with /p2p/<peer id> (invite, address book) whenever no connection exists, `is_banned` about
-    everybody who opens a stream to us. Entering raises BadSettings (busy port, unusable folder) or TransportError; it does not wait
-    for any bootstrap.
+    `bootstraps` returns multiaddrs with /p2p/<peer id> (invite, address book); it is called whenever no connection exists. `is_banned` is
+    called for each peer that opens a stream to us. `bare_record` signs, for our addresses, the record that other members see before our
+    first announcement; it returns None while we are not known to be a member. Entering raises BadSettings (busy port, unusable folder) or
+    TransportError. It does not wait for a bootstrap node.
     """
 
     peer_id: PeerId
-    """Who this peer is, as p2pd proves it to others, once it has been entered."""
+    """This peer's id, as p2pd proves it to others; set on entering."""
 
     def __init__(
         self,
         settings: DaemonSettings,
-        shelf: RecordShelf,
+        shelf: RecordStore,
         handler: StreamHandler,
         bootstraps: Callable[[], Sequence[str]] = tuple,
         is_banned: Callable[[PeerId], bool] = lambda partner: False,
+        bare_record: Callable[[tuple[str, ...]], MemberRecord | None] = lambda addresses: None,
     ) -> None:
         self._settings = settings
         self._shelf = shelf
         self._handler = handler
         self._bootstraps = bootstraps
         self._is_banned = is_banned
-        self.bare_record: Callable[[], MemberRecord | None] = lambda: None
-        """Signs what we show to other members before we have announced ourselves; set as soon as it is known that we are one."""
+        self._bare_record = bare_record
         self.carried = CarriedBytes()
-        """Bytes given to and taken from p2pd by streams, HTTP/2 framing included."""
+        """Bytes that streams exchanged with p2pd, including HTTP/2 framing."""
         self._unit: _Unit | None = None
         self._addresses: tuple[str, ...] = ()
         self._port = settings.port
@@ -96,7 +96,7 @@ class Libp2pNode:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Multiaddrs of this peer with its id, the widest reach first: internet, relays, local network (sealed too), this machine."""
+        """Multiaddrs of this peer with its id, widest reach first: internet, relays, local network (plain and sealed), loopback."""
         seen, host = (self._reachability.open_at,) if self._reachability.open_at else (), self._reachability.public_host
         local = [address for address in self._addresses if route(address) == "local" and not is_loopback(address)]
         sealed = (seal(local, self.peer_id, host),) if local and host else ()
@@ -105,23 +105,23 @@ class Libp2pNode:
 
     @property
     def through(self) -> tuple[str, ...]:
-        """The relays through which others reach this peer; none where they call it directly, as far as is known."""
+        """The relays through which other peers reach this one; empty if it is reachable directly, or not known to be unreachable."""
         return self._reachability.through
 
     @property
     def relays_at(self) -> str:
-        """Where this peer relays for others, with its id; empty while it does not, or cannot be called itself."""
+        """The multiaddr, with its id, at which this peer is a relay; empty if it is no relay or not reachable itself."""
         public = [address for address in self.addresses if route(address) == "direct"]
         return public[0] if public and self._relays and self._reachability.is_open is not False else ""
 
     @property
     def num_neighbours(self) -> int:
-        """How many members of the directory are known to be alive."""
+        """Number of members in the directory's routing table."""
         return self._unit.directory.num_neighbours if self._unit else 0
 
     @property
     def daemon_pid(self) -> int:
-        """p2pd's process id, 0 while there is none."""
+        """p2pd's process id, 0 while it is not running."""
         return self._unit.daemon.pid if self._unit else 0
 
     async def __aenter__(self) -> Self:
@@ -134,26 +134,26 @@ class Libp2pNode:
         await self._tear_down()
 
     async def connect(self, partner: PeerId, addresses: Sequence[str], purpose: Purpose) -> Stream:
-        """Open a stream to `partner`; `addresses` are hints (multiaddrs) and may be empty. Raises Unreachable."""
+        """Open a stream to `partner`. `addresses` are multiaddrs to try and may be empty. Raises Unreachable."""
         stream = await self._up().tunnel.connect(partner, addresses, purpose)
         stream.route = self._route(partner, stream.observed)
         return stream
 
     async def announce(self, record: MemberRecord) -> None:
-        """Publish this peer's own record, again too when p2pd is restarted. Raises TransportError, BadMessage."""
+        """Publish this peer's own record, and again after each restart of p2pd. Raises TransportError or BadMessage."""
         self._record = record
         await self._up().directory.announce(record)
 
     async def members(self) -> list[MemberRecord]:
-        """Return the verified, unexpired records that can be found now. Raises Unreachable while p2pd is down."""
+        """Return the verified, unexpired records that can be found now. Raises Unreachable if p2pd is down."""
         return await self._up().directory.members()
 
     async def connected(self) -> dict[PeerId, str]:
-        """Return the peers to which a connection is open, each with the address at its other end. Raises Unreachable while p2pd is down."""
+        """Return the connected peers, each with its remote multiaddr. Raises Unreachable if p2pd is down."""
         return await self._up().daemon.control.connected()
 
     async def routes(self) -> dict[PeerId, Route]:
-        """Return how those are reached to whom a connection is open. Raises Unreachable while p2pd is down."""
+        """Return the connected peers, each with the route of its connection. Raises Unreachable if p2pd is down."""
         return {partner: self._route(partner, end) for partner, end in (await self.connected()).items()}
 
     def _route(self, partner: PeerId, end: str) -> Route:
@@ -166,10 +166,10 @@ class Libp2pNode:
 
     def _up(self) -> _Unit:
         if self._unit is None:
-            raise Unreachable("the network part of this peer is restarting")
+            raise Unreachable("p2pd is restarting")
         return self._unit
 
-    # ---- life and death ----
+    # ---- supervision ----
 
     async def _build(self) -> _Unit:
         try:
@@ -177,21 +177,21 @@ class Libp2pNode:
                 daemon = await self._start_daemon(stack)
                 p2p = await AttachedP2P.attach(daemon.socket_path)
                 stack.push_async_callback(p2p.close)
-                dialling = Dialling(daemon.control, lambda: self._addresses, lambda: self._reachability.public_host)
-                directory = DhtDirectory(p2p, self._shelf, dialling, lambda: self.bare_record())
+                dialer = Dialer(daemon.control, lambda: self._addresses, lambda: self._reachability.public_host)
+                directory = DhtDirectory(p2p, self._shelf, dialer, lambda: self._bare_record(self.addresses))
                 await directory.open()
                 admission = Admission(is_banned=self._is_banned)
-                tunnel = TunnelTransport(daemon.control, self._settings.folder, self._serve, admission, self.carried, dialling)
+                tunnel = TunnelTransport(daemon.control, self._settings.folder, self._serve, admission, self.carried, dialer)
                 await stack.enter_async_context(tunnel)
                 dial_back = DialBack(self._settings.folder / "reach.sock", lambda: self.relays_at)
                 await dial_back.open(daemon.control)
                 stack.push_async_callback(dial_back.close)
                 return _Unit(daemon, directory, p2p, tunnel, stack.pop_all())
-        except (OSError, EOFError, P2PDaemonError) as error:  # OSError: the time-out too
-            raise TransportError(f"p2pd ended or hung while it was set up: {error!r}", hint="see the log") from error
+        except (OSError, EOFError, P2PDaemonError) as error:  # TimeoutError is an OSError
+            raise TransportError(f"p2pd ended or hung during its start: {error!r}", hint="see the log") from error
 
     async def _start_daemon(self, stack: AsyncExitStack) -> Daemon:
-        """Start p2pd in the role that it should have, on the port it had before if it is a rebuild: others know us there."""
+        """Start p2pd in its current role. A rebuild uses the same port if possible, because other peers know it."""
         through = self._reachability.through
         settings = replace(self._settings, through=through, relays=self._trials_left > 0 and not through)
         self._relays = False
@@ -200,7 +200,7 @@ class Libp2pNode:
         except BadSettings:
             if self._port == self._settings.port:
                 raise
-            log.warning("port %d was taken while p2pd was down; listening on another", self._port)
+            log.warning("another program took port %d while p2pd was down; using another port", self._port)
             daemon = await stack.enter_async_context(Daemon(settings))
         self.peer_id, self._addresses, self._port = daemon.peer_id, daemon.addresses, daemon.port
         return daemon
@@ -215,7 +215,7 @@ class Libp2pNode:
         delay_s = BACK_OFF_S[0]
         while True:
             began_s = loop.time()
-            log.warning("p2pd is restarted: %s", await self._illness(unit))
+            log.warning("restarting p2pd: %s", await self._wait_for_failure(unit))
             if loop.time() - began_s > HEALTHY_S:
                 delay_s = BACK_OFF_S[0]
             rebuilt = None
@@ -229,47 +229,48 @@ class Libp2pNode:
             await self._tear_down()
             await asyncio.sleep(delay_s)
             return await self._build()
-        except Exception as error:  # whatever it is: without a next try this peer would be alone for good
-            log.warning("p2pd could not be restarted: %s", error, exc_info=not isinstance(error, GossamerError))
+        except Exception as error:  # any error: without another attempt this peer would stay offline forever
+            log.warning("p2pd restart failed: %s", error, exc_info=not isinstance(error, GossamerError))
             return None
 
-    async def _illness(self, unit: _Unit) -> str:
-        """Look after a unit until it is ill, or needs another role; return why it must go."""
-        watches = [asyncio.create_task(watch, name="p2pd watch") for watch in (_death(unit), self._beat(unit), self._role(unit))]
+    async def _wait_for_failure(self, unit: _Unit) -> str:
+        """Maintain a unit until it fails or needs another role; return the reason to replace it."""
+        checks = (_wait_for_exit(unit), self._check_health(unit), self._wait_for_role_change(unit))
+        watches = [asyncio.create_task(check, name="p2pd watch") for check in checks]
         try:
             done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
             return done.pop().result()
         finally:
             await cancel(*watches)
 
-    async def _role(self, unit: _Unit) -> str:
-        """Try whether we relay, and watch how others reach us; return why p2pd must be started in another role."""
+    async def _wait_for_role_change(self, unit: _Unit) -> str:
+        """Test whether p2pd works as a relay, and track our reachability; return the reason to restart p2pd in another role."""
         if unit.daemon.settings.relays and not await self._is_good_relay(unit):
-            return "it did not relay as it should"
+            return "it failed the relay trial"
         try:
-            if not self._settings.announce and not unit.daemon.settings.is_local:  # what the operator announces is believed
+            if not self._settings.announce and not unit.daemon.settings.is_local:  # announced addresses are trusted
                 return await self._reachability.until_role_changes(unit.daemon.control, unit.daemon.port)
         except Unreachable as error:
             log.debug("p2pd's role: %s", error)
-        return await asyncio.Future()  # the pulse sees it too
+        return await asyncio.Future()  # p2pd has ended: another check reports it
 
     async def _is_good_relay(self, unit: _Unit) -> bool:
         relay = with_peer(unit.daemon.addresses[0], unit.daemon.peer_id)
         while True:
             try:
-                self._relays = await carries(relay, self._settings.folder)
+                self._relays = await try_relay(relay, self._settings.folder)
                 break
             except GossamerError as error:
-                log.warning("whether p2pd relays could not be tried: %s", error)
+                log.warning("the relay trial could not be started: %s", error)
                 await asyncio.sleep(TRY_AGAIN_S)
         self._trials_left = RELAY_TRIALS if self._relays else self._trials_left - 1
         if not self._trials_left:
-            log.warning("p2pd failed %d times to relay as it should; this peer does not relay", RELAY_TRIALS)
+            log.warning("p2pd failed %d relay trials; this peer does not relay", RELAY_TRIALS)
         return self._relays
 
-    async def _beat(self, unit: _Unit) -> str:
-        """Every PULSE_S, ask p2pd whether it lives, and see that we are connected; return how it failed."""
-        await self._introduce(unit)
+    async def _check_health(self, unit: _Unit) -> str:
+        """Every PULSE_S, query p2pd and keep the directory connected; return the failure."""
+        await self._announce_again(unit)
         while True:
             try:
                 _, named = await unit.daemon.control.identify()
@@ -278,22 +279,22 @@ class Libp2pNode:
                 await unit.directory.tend()
             except Unreachable as error:
                 unit.daemon.kill()
-                return f"it does not answer: {error}"
+                return f"it does not respond: {error}"
             if unit.p2p.is_broken:
-                return "its connection for directory messages broke"
+                return "the connection for directory calls broke"
             unit.p2p.tidy()
             has_place = not self.through or any(route(address) == "relayed" for address in self._addresses)
             await asyncio.sleep(PULSE_S if has_place else PLACE_S)
 
-    async def _introduce(self, unit: _Unit) -> None:
-        """Connect, and announce again what was announced before p2pd was restarted."""
+    async def _announce_again(self, unit: _Unit) -> None:
+        """Join the directory, and announce the last record again after a restart of p2pd."""
         with suppress(TransportError, BadMessage):
             await self._stay_connected(unit)
             if self._record is not None:
                 await unit.directory.announce(self._record)
 
     async def _stay_connected(self, unit: _Unit) -> None:
-        """Look for company while the directory knows nobody alive: at the bootstraps and old acquaintances, and who dialled us."""
+        """If the directory knows no member, dial the bootstrap addresses and known members, then ask the connected peers."""
         if not unit.directory.num_neighbours:
             await _dial(unit, [*self._bootstraps(), *self._acquaintances()])
         if not unit.directory.num_neighbours:
@@ -306,20 +307,20 @@ class Libp2pNode:
 
 
 def without_sightings(named: Iterable[str], at_start: Iterable[str]) -> tuple[str, ...]:
-    """Return what p2pd names without public addresses at which others have only seen it: who calls there waits at the router's door.
+    """Return p2pd's addresses without the public ones that other peers observed: they may lead to a router that drops inbound connections.
 
-    What it named `at_start` is an interface's, or its operator's word; a place at a relay is its own.
+    The hosts that p2pd listed `at_start` are those of its interfaces, or announced by the operator. Relayed addresses are kept.
     """
     hosts = {host_of(address) for address in at_start}
     return tuple(address for address in named if route(address) != "direct" or host_of(address) in hosts)
 
 
-async def _death(unit: _Unit) -> str:
-    return f"it died with exit code {await unit.daemon.died()}"
+async def _wait_for_exit(unit: _Unit) -> str:
+    return f"it ended with exit code {await unit.daemon.died()}"
 
 
 async def _dial(unit: _Unit, addresses: Iterable[str]) -> None:
-    """Connect to these multiaddrs, all at once, and join the directory through those that answer."""
+    """Connect to these multiaddrs concurrently, and join the directory through the peers that respond."""
 
     async def dial(address: str) -> PeerId | None:
         try:
@@ -328,15 +329,15 @@ async def _dial(unit: _Unit, addresses: Iterable[str]) -> None:
                 await unit.daemon.control.connect(partner, [address])
                 return partner
         except (ValueError, Unreachable) as error:
-            log.info("bootstrap %s: %s", address, error)
+            log.info("bootstrap address %s failed: %s", address, error)
         return None
 
     await unit.directory.join({peer for peer in await asyncio.gather(*map(dial, addresses)) if peer is not None})
 
 
 def _reach(address: str) -> int:
-    """Rank a multiaddr by who can dial it: 0 anybody, 1 anybody through a relay, 2 the local network, 3 this machine."""
-    way = route(address)
-    if way == "local":
+    """Rank a multiaddr by its reach: 0 public, 1 through a relay, 2 local network, 3 loopback."""
+    kind = route(address)
+    if kind == "local":
         return 3 if is_loopback(address) else 2
-    return 0 if way == "direct" else 1
+    return 0 if kind == "direct" else 1

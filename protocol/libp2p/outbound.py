@@ -1,7 +1,7 @@
-"""Calls to partners: a gRPC channel through one raw libp2p stream, for one call after another.
+"""Outbound calls: each connection is a gRPC channel through one raw libp2p stream, for one call at a time.
 
-To open a connection takes p2pd, a Unix socket and HTTP/2's greetings several times as much processor time as a small call on one that is
-there, and some round trips. So where a call has ended well, its connection is kept for a while for the next call to that partner.
+Opening a connection costs several round trips, and several times the CPU time of a small call on an existing connection. After a call with
+status OK, its connection is therefore kept for a minute for the next call to the same partner.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from typing import Any
 from gossamer.protocol.addresses import route
 from gossamer.protocol.errors import Unreachable
 from gossamer.protocol.identity import PeerId
-from gossamer.protocol.libp2p.dialling import Dialling
-from gossamer.protocol.libp2p.direct_way import DirectWay
+from gossamer.protocol.libp2p.dialer import Dialer
+from gossamer.protocol.libp2p.direct_route import DirectRoute
 from gossamer.protocol.libp2p.grpc_stream import BROKEN, GrpcStream, accepted, ended_well, open_channel, start_call
 from gossamer.protocol.libp2p.p2pd import BUFFER_BYTES, Control
-from gossamer.protocol.libp2p.splice import CarriedBytes, Pair, drop, splice, while_moving
+from gossamer.protocol.libp2p.splice import CarriedBytes, Pair, drop, splice, wait_while_active
 from gossamer.protocol.streams.admission import LINGER_MOST_S, LINGER_S
 from gossamer.protocol.streams.transport import Purpose, Stream
 from gossamer.protocol.tasks import cancel
 
 PROTOCOL = "/gossamer/peer/1"
-ACCEPT_S = 30.0  # the answer may wait behind a window or two of others on a slow line
-ACCEPT_AGAIN_S = 5.0  # on a kept connection, which may have died without a word
-KEEP_S = 60.0  # less than the other side keeps its end
-MAX_KEPT = 16
-MAX_KEPT_OF_ONE = 2
-CLOSE_S = 1.0  # at the end of the transport, without a byte carried
-CLOSE_MOST_S = 3.0
-MAX_CLOSING = 32  # calls that we have ended and the partner has not; the oldest gives way
+ACCEPT_S = 30.0  # timeout until the partner accepts a call; on a slow line the reply queues behind the windows of other calls
+ACCEPT_AGAIN_S = 5.0  # the same on a kept connection, which may have broken silently
+KEEP_S = 60.0  # less than the partner's LINGER_S
+MAX_KEPT = 16  # connections
+MAX_KEPT_OF_ONE = 2  # connections to one partner
+CLOSE_S = 1.0  # idle timeout of the calls that end with the transport
+CLOSE_MOST_S = 3.0  # total timeout of the same
+MAX_CLOSING = 32  # calls that we have ended and the partner has not; beyond it, the oldest is cancelled
 
 
 class Connection:
-    """A channel to a partner over a libp2p stream. One call at a time."""
+    """A gRPC channel to a partner over one libp2p stream, for one call at a time."""
 
     def __init__(self, partner: PeerId, observed: str, socket: Path, remote: Pair, carried: CarriedBytes) -> None:
         self.partner = partner
         self.observed = observed
         self.carried = CarriedBytes()
-        """Bytes of this connection."""
+        """Bytes that this connection has carried."""
         self._socket = socket
         self._remote = remote
         self._carried = carried
@@ -53,11 +53,11 @@ class Connection:
 
     @property
     def is_up(self) -> bool:
-        """Whether nothing that carries it is known to have ended."""
+        """Whether the libp2p stream below is still open, as far as known."""
         return self._splice is not None and not self._splice.done()
 
     async def open(self) -> None:
-        """Make the channel; it connects with its first call."""
+        """Create the channel. It connects with its first call."""
         self._listener = await asyncio.start_unix_server(self._accept, self._socket, limit=BUFFER_BYTES)
         self._channel = open_channel(self._socket)
 
@@ -68,11 +68,11 @@ class Connection:
             async with asyncio.timeout(timeout_s):
                 await accepted(rpc)
         except TimeoutError:
-            raise Unreachable(f"the partner did not answer within {timeout_s:g} s") from None
+            raise Unreachable(f"the partner did not accept the call within {timeout_s:g} s") from None
         return rpc
 
     async def close(self) -> None:
-        """Drop its call and everything below, at once."""
+        """Abort the call, and close the channel and the libp2p stream at once."""
         self._stop_listening()
         if self._channel is not None:
             await self._channel.close()
@@ -82,7 +82,7 @@ class Connection:
         await cancel(self._splice)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Take the channel's connection, the only one there will be."""
+        """Accept the channel's socket connection. Further connections are dropped."""
         if self._splice is not None:
             drop(writer)
             return
@@ -97,56 +97,56 @@ class Connection:
 
 
 class Outbound:
-    """Opens streams to partners, until `close`. `folder` is for sockets, `carried` counts the bytes of all connections."""
+    """Opens streams to partners. `folder` holds its sockets; `carried` counts the bytes of all connections."""
 
     def __init__(
-        self, control: Control, folder: Path, carried: CarriedBytes, dialling: Dialling | Control, direct_way: DirectWay | None = None
+        self, control: Control, folder: Path, carried: CarriedBytes, dialer: Dialer | Control, direct_route: DirectRoute | None = None
     ) -> None:
         self._control = control
-        self._dialling = dialling
-        self._direct_way = direct_way
+        self._dialer = dialer
+        self._direct_route = direct_route
         self._folder = folder
         self._carried = carried
-        self._open: dict[Stream, tuple[Connection, Any, asyncio.Task[None]]] = {}  # and its call, and the task that reads it
-        self._kept: dict[Connection, asyncio.TimerHandle] = {}  # without a call, the oldest first
-        self._closing: dict[asyncio.Task[None], PeerId] = {}  # and with whom; the oldest first
+        self._open: dict[Stream, tuple[Connection, Any, asyncio.Task[None]]] = {}  # with connection, call and reading task
+        self._kept: dict[Connection, asyncio.TimerHandle] = {}  # idle connections, oldest first
+        self._closing: dict[asyncio.Task[None], PeerId] = {}  # with the partner, oldest first
 
     async def connect(self, partner: PeerId, addresses: Sequence[str], purpose: Purpose) -> Stream:
-        """Open a stream to `partner`; `addresses` are hints (multiaddrs) and may be empty. Raises Unreachable."""
+        """Open a stream to `partner`. `addresses` are multiaddrs to try and may be empty. Raises Unreachable."""
         await self._leave_relay(partner, addresses)
         while (kept := self._take(partner)) is not None:
-            with suppress(Unreachable):  # it has died, or the other side has put it away
+            with suppress(Unreachable):  # the connection has broken, or the partner has closed it
                 return await self._call(kept, purpose, ACCEPT_AGAIN_S)
         return await self._call(await self._connection(partner, addresses), purpose, ACCEPT_S)
 
     def is_calling(self, partner: PeerId) -> bool:
-        """Tell whether a call of ours to a partner is open, or what it said last may still be on its way."""
+        """Return whether a call of ours to a partner is open, or its last messages may still be in transit."""
         return any(stream.partner == partner for stream in self._open) or partner in self._closing.values()
 
     async def close(self) -> None:
-        """End every stream: what was sent may still arrive, for CLOSE_MOST_S at most."""
+        """Close every stream. Messages sent before may still be delivered, within CLOSE_MOST_S."""
         for stream in list(self._open):
             await stream.close()
         if self._closing:
             with suppress(TimeoutError):
-                await while_moving(asyncio.wait(self._closing), lambda: self._carried.both, CLOSE_S, CLOSE_MOST_S)
+                await wait_while_active(asyncio.wait(self._closing), lambda: self._carried.both, CLOSE_S, CLOSE_MOST_S)
         await cancel(*self._closing)
         for connection in list(self._kept):
-            self._put_away(connection)
+            self._discard(connection)
         await asyncio.gather(*self._closing, return_exceptions=True)
 
     async def _leave_relay(self, partner: PeerId, addresses: Sequence[str]) -> None:
-        """Keep no relayed connection to a partner who can be reached without. Raises Unreachable."""
+        """Discard kept relayed connections to a partner that may be reached directly. Raises Unreachable."""
         kept = [one for one in self._kept if one.partner == partner]
         is_relayed = all(route(one.observed) == "relayed" for one in kept)
-        if self._direct_way is not None and is_relayed and await self._direct_way.look(partner, addresses):
+        if self._direct_route is not None and is_relayed and await self._direct_route.prepare(partner, addresses):
             for one in kept:
-                self._put_away(one)
+                self._discard(one)
 
     async def _connection(self, partner: PeerId, addresses: Sequence[str]) -> Connection:
         if addresses and partner not in await self._control.connected():
-            with suppress(Unreachable):  # stale hints: it may just be calling us
-                await self._dialling.connect(partner, addresses)
+            with suppress(Unreachable):  # the addresses may be stale; the partner may be dialling us
+                await self._dialer.connect(partner, addresses)
         remote, address = await self._control.open_stream(partner, PROTOCOL)
         connection = Connection(partner, address, self._folder / f"call-{secrets.token_hex(4)}.sock", remote, self._carried)
         try:
@@ -176,7 +176,7 @@ class Outbound:
         self._close(connection.partner, self._wind_up(connection, rpc, pump))
 
     async def _wind_up(self, connection: Connection, rpc: Any, pump: asyncio.Task[None]) -> None:
-        """Let what was sent arrive: say that nothing more comes, and wait for the partner to end the call while anything moves."""
+        """Half-close the call, and wait until the partner ends it, as long as bytes move. Keep the connection if the call ends well."""
 
         async def end() -> None:
             await rpc.done_writing()
@@ -184,7 +184,7 @@ class Outbound:
 
         try:
             with suppress(TimeoutError, *BROKEN):
-                await while_moving(end(), lambda: connection.carried.both, LINGER_S, LINGER_MOST_S)
+                await wait_while_active(end(), lambda: connection.carried.both, LINGER_S, LINGER_MOST_S)
         finally:
             await cancel(pump)
             if connection.is_up and await ended_well(rpc):
@@ -203,18 +203,18 @@ class Outbound:
     def _keep(self, connection: Connection) -> None:
         own = [one for one in self._kept if one.partner == connection.partner]
         for one in own[: len(own) + 1 - MAX_KEPT_OF_ONE] or list(self._kept)[: len(self._kept) + 1 - MAX_KEPT]:
-            self._put_away(one)
-        self._kept[connection] = asyncio.get_running_loop().call_later(KEEP_S, self._put_away, connection)
+            self._discard(one)
+        self._kept[connection] = asyncio.get_running_loop().call_later(KEEP_S, self._discard, connection)
 
     def _take(self, partner: PeerId) -> Connection | None:
-        """Return the newest kept connection to a partner that is up, None where there is none; it is not kept any more."""
+        """Remove and return the newest kept connection to a partner that is still open, None if there is none."""
         for connection in [one for one in reversed(self._kept) if one.partner == partner]:
             if connection.is_up:
                 self._kept.pop(connection).cancel()
                 return connection
-            self._put_away(connection)
+            self._discard(connection)
         return None
 
-    def _put_away(self, connection: Connection) -> None:
+    def _discard(self, connection: Connection) -> None:
         self._kept.pop(connection).cancel()
         self._close(connection.partner, connection.close())

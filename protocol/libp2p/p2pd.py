@@ -1,9 +1,8 @@
-"""Our own p2pd process: started with our flags, watched, questioned over its control socket, and never outliving us.
+"""The p2pd process: start it with our flags, query it over its control socket, and end it with this process.
 
-hivemind can start p2pd by itself, but then a dead bootstrap kills it, it relays for the whole world, and its control socket lies in a
-shared folder; so we start hivemind's binary (checked by hash) and only attach to it. Its client leaks connections on a time-out and
-waits for ever on a hung daemon; so ours opens one a call, with a time-out, and closes it however the call ends. Restarting is the
-caller's business (`node.py`).
+hivemind can start p2pd itself. But then an unreachable bootstrap node ends p2pd, it relays for any peer, and its control socket is in a
+shared folder. We therefore start hivemind's binary (verified by its hash) ourselves. hivemind's control client leaks connections on
+timeouts and blocks forever on a hung daemon, so `Control` opens one connection per request, with a timeout. `node.py` restarts p2pd.
 """
 
 from __future__ import annotations
@@ -35,46 +34,46 @@ from gossamer.protocol.private_folder import need_private
 
 log = logging.getLogger(__name__)
 
-ASK_S = 2.0  # a question that p2pd answers from memory
-DIAL_S = 5.0  # one that makes it dial
-HEAD_START_S = 2.0  # of direct addresses: p2pd dials all at once, and a circuit through a near relay wins often enough
+ASK_S = 2.0  # timeout of a request that p2pd answers from memory
+DIAL_S = 5.0  # timeout of a request that makes p2pd dial
+HEAD_START_S = 2.0  # direct addresses are dialled alone for this long: p2pd dials all at once, and a nearby relay often wins
 BUFFER_BYTES = 256 * 1024
-ERROR_CHARS = 300  # of p2pd's explanation, which lists every address that it tried
+ERROR_CHARS = 300  # longest quoted error of p2pd, which lists every address that it tried
 
 
 class Control:
-    """Questions to one p2pd. Stateless: safe to use from several tasks, useless after that p2pd has died.
+    """Client of one p2pd's control socket. It is stateless, so several tasks may use it.
 
-    Every method raises Unreachable when p2pd is gone or silent.
+    Every method raises Unreachable if p2pd has ended or does not respond.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     async def identify(self) -> tuple[PeerId, tuple[str, ...]]:
-        """Return p2pd's peer id and the multiaddrs it listens on, without /p2p."""
+        """Return p2pd's peer id and its multiaddrs, without /p2p."""
         response = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.IDENTIFY), ASK_S)
         addresses = tuple(str(Multiaddr(raw)) for raw in response.identify.addrs)
         return PeerId(response.identify.id), addresses
 
     async def connected(self) -> dict[PeerId, str]:
-        """Return the peers to which a connection is open, each with the multiaddr at its other end, and of several not a relayed one.
+        """Return the connected peers, each with its remote multiaddr, an empty string if p2pd does not report it.
 
-        Empty where p2pd does not say.
+        Of several connections to one peer, a direct one is preferred.
         """
         response = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS), ASK_S)
         found: dict[PeerId, str] = {}
-        for peer in response.peers:  # one for each connection
+        for peer in response.peers:  # one entry per connection
             address = str(Multiaddr(peer.addrs[0])) if peer.addrs else ""
-            with suppress(BadMessage):  # hosts of other kinds of key are none of ours
+            with suppress(BadMessage):  # hosts with other types of keys are not Gossamer peers
                 if route(found.get(PeerId(peer.id), CIRCUIT)) == "relayed":
                     found[PeerId(peer.id)] = address
         return found
 
     async def connect(self, partner: PeerId, addresses: Sequence[str]) -> None:
-        """Dial `partner` unless connected, through a relay only when no direct address answers. Raises Unreachable.
+        """Dial `partner` unless connected; through a relay only if no direct address responds. Raises Unreachable.
 
-        Unreadable addresses are passed over.
+        Invalid addresses are skipped.
         """
         raw = {address: parsed for address in addresses if (parsed := _transport_part(address, partner)) is not None}
         direct = [parsed for address, parsed in raw.items() if CIRCUIT not in address]
@@ -88,18 +87,18 @@ class Control:
         await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.CONNECT, connect=request), timeout_s)
 
     async def disconnect(self, partner: PeerId) -> None:
-        """End every connection to a partner, and what passes on it. Raises Unreachable."""
+        """Close every connection to a partner, with all its streams. Raises Unreachable."""
         request = p2pd_pb2.DisconnectRequest(peer=partner.raw)
         await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.DISCONNECT, disconnect=request), ASK_S)
 
     async def open_stream(self, partner: PeerId, protocol: str) -> tuple[Pair, str]:
-        """Open a raw byte stream to `partner`, at which multiaddr is told too; the caller closes the writer. Raises Unreachable."""
+        """Open a raw byte stream to `partner`; also return the remote multiaddr. The caller closes the writer. Raises Unreachable."""
         request = p2pd_pb2.StreamOpenRequest(peer=partner.raw, proto=[protocol])
         response, reader, writer = await self._send(p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=request), DIAL_S)
         return (reader, writer), str(Multiaddr(response.streamInfo.addr))
 
     async def receive_streams(self, protocol: str, listener: Path) -> None:
-        """Have inbound streams of `protocol` connect to the Unix socket `listener`, where `stream_opener` tells whose they are."""
+        """Make p2pd connect inbound streams of `protocol` to the Unix socket `listener`. Read their header with `stream_opener`."""
         request = p2pd_pb2.StreamHandlerRequest(addr=Multiaddr(f"/unix{listener}").to_bytes(), proto=[protocol], balanced=False)
         await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_HANDLER, streamHandler=request), ASK_S)
 
@@ -109,7 +108,7 @@ class Control:
         return response
 
     async def _send(self, request: Any, timeout_s: float) -> tuple[Any, asyncio.StreamReader, asyncio.StreamWriter]:
-        """Open a connection and return p2pd's answer with it. Raises Unreachable."""
+        """Send a request on a new connection; return p2pd's response and the connection. Raises Unreachable."""
         try:
             async with asyncio.timeout(timeout_s):
                 reader, writer = await asyncio.open_unix_connection(self._path, limit=BUFFER_BYTES)
@@ -120,9 +119,9 @@ class Control:
                     writer.transport.abort()
                     raise
         except TimeoutError:
-            raise Unreachable(f"no answer from p2pd within {timeout_s:g} s") from None
+            raise Unreachable(f"p2pd did not respond within {timeout_s:g} s") from None
         except (OSError, EOFError) as error:
-            raise Unreachable(f"p2pd has gone: {error}") from error
+            raise Unreachable(f"p2pd has ended: {error}") from error
 
 
 async def _answer(reader: asyncio.StreamReader) -> Any:
@@ -134,7 +133,7 @@ async def _answer(reader: asyncio.StreamReader) -> Any:
 
 
 async def stream_opener(reader: asyncio.StreamReader) -> tuple[PeerId, str]:
-    """Read who opened the inbound stream that p2pd has just connected, and the multiaddr from where.
+    """Read p2pd's header of an inbound stream: the peer that opened it, and its multiaddr, empty if unknown.
 
     Raises BadMessage for a key that is not Ed25519.
     """
@@ -148,7 +147,7 @@ async def stream_opener(reader: asyncio.StreamReader) -> tuple[PeerId, str]:
 
 
 def _transport_part(address: str, partner: PeerId) -> bytes | None:
-    """Return the binary multiaddr without its end /p2p/<partner>; None when it is illegal or leads to somebody else."""
+    """Return the binary multiaddr without its final /p2p/<partner>; None if it is invalid or leads to another peer."""
     try:
         if read_address(address) not in (None, partner):
             return None
@@ -159,25 +158,25 @@ def _transport_part(address: str, partner: PeerId) -> bytes | None:
 
 KNOWN_SHA256 = {("Linux", "x86_64"): "42f8f48e62583b97cdba3c31439c08029fb2b9fc506b5bdd82c46b7cc1d279d8"}  # p2pd v0.5.0.hivemind1
 MESSAGE_BYTES = 32 * 1024
-"""Largest unary message: an answer of the directory has 14 kB at most. p2pd's 4 MiB would be that much memory for every caller."""
+"""Largest unary message. A directory reply has at most 14 kB; p2pd's default of 4 MiB would allow each caller that much memory."""
 COLLECT_BYTES = 192 << 20
-"""Where p2pd begins to look hard for memory to free; quiet, it takes 60 MB."""
+"""Memory above which p2pd's garbage collector works harder (GOMEMLIMIT). An idle p2pd uses 60 MB."""
 MEMORY_BYTES = 768 << 20
-"""Where it ends, and we start another: its heap, and what it has set aside for one."""
-START_S = 15.0
-END_S = 1.0
-SOCKET_PATH_CHARS = 100  # the kernel takes 108 bytes on Linux, 104 on macOS
+"""Memory limit (RLIMIT_DATA), which includes reserved heap. p2pd ends above it and is restarted."""
+START_S = 15.0  # timeout of the start
+END_S = 1.0  # time to exit after SIGTERM
+SOCKET_PATH_CHARS = 100  # the kernel allows 108 bytes on Linux, 104 on macOS
 RELAY_CAPS: dict[str, str | int] = {
-    "relayMaxReservations": 64,  # peers that are reached through us
-    "relayMaxCircuits": 8,  # at once to or from one peer
-    "relayDataLimit": 1 << 30,  # bytes each way in one circuit; then a new one is made
+    "relayMaxReservations": 64,  # peers that use us as their relay
+    "relayMaxCircuits": 8,  # concurrent circuits per peer
+    "relayDataLimit": 1 << 30,  # bytes per direction and circuit; afterwards the peers open a new circuit
     "relayTimeLimit": "30m",
-    "relayBufferSize": 128 * 1024,  # each way, of one circuit; p2pd's own 16 MiB would be 2 GiB for 64 circuits
+    "relayBufferSize": 128 * 1024,  # per direction and circuit; p2pd's default of 16 MiB would take 2 GiB for 64 circuits
 }
 LONGEST_SOCKET_NAME = "call-ffffffff.sock"
 
-# What p2pd inherits: the wish to be killed with its parent, and before anything else where the machine runs out of memory; and a limit of
-# its own. A child of a fork could not safely run Python beside gRPC's threads.
+# Runs before p2pd in its process, because a forked child cannot safely run Python beside gRPC's threads. It makes the kernel kill p2pd with
+# its parent, and first if the machine runs out of memory; and it sets p2pd's memory limit.
 _LEASH = """
 import ctypes, os, resource, signal, sys
 PR_SET_PDEATHSIG = 1
@@ -188,42 +187,42 @@ except OSError:
     pass
 resource.setrlimit(resource.RLIMIT_DATA, (int(sys.argv[2]), int(sys.argv[2])))
 if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) or os.getppid() != int(sys.argv[1]):
-    sys.exit("p2pd was not started: its parent has gone")
+    sys.exit("p2pd was not started: its parent process has ended")
 os.execv(sys.argv[3], sys.argv[3:])
 """
 
 
 @dataclass(frozen=True, slots=True)
 class DaemonSettings:
-    """How p2pd listens and is reached. `folder` is ours alone (0700) and holds its sockets."""
+    """The network settings of p2pd. `folder` holds its sockets and is accessible only to this user (0700)."""
 
     identity_file: Path
     folder: Path
-    host: str = "0.0.0.0"  # noqa: S104 (a peer is there to be reached)
-    port: int = 0  # 0: any free one
-    announce: tuple[str, ...] = ()  # multiaddrs to name instead of the ones listened on (port forwarding)
-    asks_router: bool = True  # to open the port, where the router can be asked
-    relays: bool = False  # carry the streams of peers that cannot be called directly; see `relay_trial.py`
-    through: tuple[str, ...] = ()  # relays, with their ids, over which others reach us, who cannot call us directly
-    listens: bool = True  # can be called at all
+    host: str = "0.0.0.0"  # noqa: S104 (a peer must be reachable)
+    port: int = 0  # 0: any free port
+    announce: tuple[str, ...] = ()  # multiaddrs to announce instead of the listening ones (port forwarding)
+    asks_router: bool = True  # map the port on the router (UPnP, NAT-PMP)
+    relays: bool = False  # relay for peers that are not directly reachable; see `relay_trial.py`
+    through: tuple[str, ...] = ()  # relays, with their ids, through which other peers reach us
+    listens: bool = True  # accept connections at all
 
     @property
     def is_local(self) -> bool:
-        """Whether nobody outside this machine can call it, or shall."""
+        """Whether p2pd listens on a loopback address only."""
         return _ip(self.host).is_loopback
 
 
 class Daemon:
-    """One run of p2pd, from `async with` to its death.
+    """One p2pd process. Use as `async with`.
 
-    Entering raises BadSettings when the operator can mend it (busy port, unusable folder or key), TransportError otherwise.
-    Leaving ends the process, gently for a second, then by force.
+    Entering raises BadSettings if the operator can fix the cause (busy port, unusable folder or key), else TransportError. Leaving sends
+    SIGTERM, then SIGKILL after END_S.
     """
 
     def __init__(self, settings: DaemonSettings) -> None:
         self.settings = settings
         self.socket_path = settings.folder / "p2pd.sock"
-        """Where p2pd is controlled."""
+        """p2pd's control socket."""
         self._drain: asyncio.Task[None] | None = None
         self._last_lines: deque[str] = deque(maxlen=20)
         self.control = Control(self.socket_path)
@@ -237,7 +236,7 @@ class Daemon:
 
     @property
     def port(self) -> int:
-        """Where p2pd listens."""
+        """The TCP port on which p2pd listens; 0 if it does not listen."""
         return self.settings.port or next((port_of(address) for address in self.addresses if "/tcp/" in address), 0)
 
     async def __aenter__(self) -> Self:
@@ -256,7 +255,7 @@ class Daemon:
                 "GOMEMLIMIT": str(COLLECT_BYTES),
                 **({"GOMAXPROCS": "1"} if self.settings.relays else {}),  # see `_role`
             },
-            start_new_session=True,  # Ctrl-C is for us: p2pd stays until we have said goodbye
+            start_new_session=True,  # Ctrl-C must not end p2pd before this peer has left the swarm
         )
         try:
             await self._wait_until_ready()
@@ -269,11 +268,11 @@ class Daemon:
         await self._end()
 
     async def died(self) -> int:
-        """Return p2pd's exit code once it has died. Safe to cancel."""
+        """Wait until p2pd has ended and return its exit code. Cancel-safe."""
         return await self._process.wait()
 
     def kill(self) -> None:
-        """End the process at once, for tests and for one that hangs."""
+        """Send SIGKILL, for a hung p2pd and for tests."""
         self._signal(signal.SIGKILL)
 
     def _command(self) -> list[str]:
@@ -287,11 +286,11 @@ class Daemon:
             "connManager": 1,
             "connLo": 64,
             "connHi": 128,
-            "idleTimeout": "30s",  # without us it ends
+            "idleTimeout": "30s",  # p2pd ends after this long without a client
             "persistentConnMaxMsgSize": MESSAGE_BYTES,
         }
         if settings.listens:
-            flags["hostAddrs"] = f"/ip{host.version}/{settings.host}/tcp/{settings.port}"  # no QUIC: this one has known holes
+            flags["hostAddrs"] = f"/ip{host.version}/{settings.host}/tcp/{settings.port}"  # no QUIC: its version has known vulnerabilities
         if settings.announce:
             flags["announceAddrs"] = ",".join(settings.announce)
         flags |= _role(settings)
@@ -304,12 +303,12 @@ class Daemon:
                 self._drain = asyncio.create_task(self._read_until(None), name="p2pd output")
                 self.peer_id, self.addresses = await self.control.identify()
         except (TimeoutError, Unreachable) as error:
-            raise TransportError(f"p2pd did not start: {error or 'too slow'}", hint="is the machine overloaded?") from error
+            raise TransportError(f"p2pd did not start: {error or 'too slow'}", hint="check whether the machine is overloaded") from error
         if not self.addresses and self.settings.listens:
             raise _port_in_use(self.settings.port)
 
     async def _read_until(self, start: str | None) -> None:
-        """Read p2pd's output up to a line that starts so, or to its end."""
+        """Read p2pd's output up to a line that starts with `start`, or to the end if `start` is None."""
         assert self._process.stdout is not None
         while line := await self._process.stdout.readline():
             text = line.decode(errors="replace").rstrip()
@@ -318,13 +317,13 @@ class Daemon:
             if start is not None and text.startswith(start):
                 return
         if start is not None:
-            raise self._why_it_ended()
+            raise self._exit_error()
 
-    def _why_it_ended(self) -> TransportError | BadSettings:
-        said = " / ".join(self._last_lines) or "nothing"
-        if "address already in use" in said:
+    def _exit_error(self) -> TransportError | BadSettings:
+        output = " / ".join(self._last_lines) or "no output"
+        if "address already in use" in output:
             return _port_in_use(self.settings.port)
-        return TransportError(f"p2pd ended at once and said: {said}", hint="see the log; `make clean install` installs it anew")
+        return TransportError(f"p2pd ended at once: {output}", hint="see the log; `make clean install` reinstalls p2pd")
 
     async def _end(self) -> None:
         self._signal(signal.SIGTERM)
@@ -339,21 +338,21 @@ class Daemon:
         self.socket_path.unlink(missing_ok=True)
 
     def _signal(self, number: signal.Signals) -> None:
-        """Send a signal. Not by Process.terminate: that polls first, and may take the exit status away from asyncio's watcher."""
+        """Send a signal. Process.terminate would poll first, which may take the exit status away from asyncio's child watcher."""
         if self._process.returncode is None:
             with suppress(ProcessLookupError):
                 os.kill(self._process.pid, number)
 
 
 def _role(settings: DaemonSettings) -> dict[str, str | int]:
-    """Return what makes p2pd a relay, one that is reached through relays, or neither.
+    """Return the flags of p2pd's role: a relay, a peer behind relays, or neither.
 
-    A relay has two relay services inside, of which the one installed last stays: the other cuts what it carries after 128 KiB. On one
-    thread (GOMAXPROCS=1) the right one is last. Neither role switches relaying off: `relay=0` would, and dialling through relays too,
-    so every p2pd that is reachable carries up to 128 KiB and two minutes for a stranger.
+    p2pd installs two relay services, and the second one replaces the first. The default one cuts circuits after 128 KiB. With one
+    thread (GOMAXPROCS=1), ours is the second. `relay=0` would disable relaying, but also dialling through relays, so it is not set. Each
+    reachable p2pd therefore relays up to 128 KiB within two minutes for any peer.
 
-    libp2p's own DHT is off: addresses come from records, and whoever calls it can fill its memory with providers. p2pd takes no relay
-    without it, though, so there it is a client, which answers nobody and finds no server to ask.
+    libp2p's own DHT is off: addresses come from member records, and any caller could fill its memory with provider records. But p2pd
+    uses relays only with the DHT, so a peer behind relays runs it as a client, which serves no requests and finds no server.
     """
     if settings.relays:
         return {"relayService": 1, "forceReachabilityPublic": 1, **RELAY_CAPS}
@@ -365,19 +364,19 @@ def _role(settings: DaemonSettings) -> dict[str, str | int]:
 
 
 def _prepare_folder(folder: Path) -> None:
-    """Make the folder, or check that it is ours alone. Raises BadSettings."""
+    """Create the folder, or check that only this user may enter it. Raises BadSettings."""
     if len(os.fsencode(folder / LONGEST_SOCKET_NAME)) > SOCKET_PATH_CHARS:
         raise BadSettings(
-            f"the runtime folder's path is too long for sockets: {folder}", hint="choose a shorter one, for example under /tmp"
+            f"the runtime folder's path is too long for sockets: {folder}", hint="choose a shorter path, for example under /tmp"
         )
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     need_private(folder, "the runtime folder")
 
 
 def _check_port(host: str, port: int) -> None:
-    """Raise BadSettings unless we can listen there.
+    """Raise BadSettings unless this host and port are free to listen on.
 
-    p2pd would not notice: it sets SO_REUSEPORT, with which two daemons of one user share a port and each gets half the callers.
+    p2pd itself does not detect a busy port: it sets SO_REUSEPORT, so two daemons of one user would share the port and its connections.
     """
     family = socket.AF_INET6 if _ip(host).version == 6 else socket.AF_INET
     with socket.socket(family) as probe:
@@ -394,17 +393,17 @@ def _check_port(host: str, port: int) -> None:
 
 @cache
 def verified_binary() -> Path:
-    """Return hivemind's p2pd after checking that it is the one we know. Raises BadSettings."""
+    """Return the path of hivemind's p2pd after verifying its hash. Raises BadSettings."""
     path = Path(hivemind_cli.__path__[0]) / "p2pd"
     if not path.is_file():
-        raise BadSettings(f"hivemind came without p2pd: {path} is missing", hint="install hivemind from its wheel")
+        raise BadSettings(f"hivemind is installed without p2pd: {path} is missing", hint="install hivemind from its wheel")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     machine = (platform.system(), platform.machine())
     known = KNOWN_SHA256.get(machine)
     if known is None:
-        log.warning("p2pd of %s has sha256 %s, which this build cannot check", "/".join(machine), digest)
+        log.warning("p2pd for %s has SHA-256 %s, which this build cannot verify", "/".join(machine), digest)
     elif digest != known:
-        raise BadSettings(f"{path} is not the p2pd this build was tested with (sha256 {digest})", hint="reinstall hivemind==1.1.12")
+        raise BadSettings(f"{path} is not the p2pd that this build was tested with (SHA-256 {digest})", hint="reinstall hivemind==1.1.12")
     return path
 
 
@@ -412,7 +411,9 @@ def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     try:
         return ipaddress.ip_address(host)
     except ValueError:
-        raise BadSettings(f"{host!r} is not an IP address to listen on", hint="0.0.0.0 for everybody, 127.0.0.1 for this machine") from None
+        raise BadSettings(
+            f"{host!r} is not an IP address to listen on", hint="use 0.0.0.0 for all interfaces, 127.0.0.1 for this machine only"
+        ) from None
 
 
 def _port_in_use(port: int) -> BadSettings:

@@ -1,10 +1,10 @@
-"""Whether others can call this peer, by their own word; and the relays through which they reach it where they cannot.
+"""Determine whether other peers can reach this one directly, and choose relays if they cannot.
 
-Partners are asked to call us (`dial_back.py`), a few at a time, for as long as we live; most of the latest answers decide, so that one
-liar among several moves nothing. Each answer also says where the partner relays. A peer that cannot be called then has a place at up to
-two relays, and finds others when it has lost both. The role of a p2pd cannot be changed while it runs, so each change means another one.
+Partners are asked periodically to dial us (`dial_back.py`). The majority of the latest results decides, so a single malicious peer has no
+effect. Each reply also contains the partner's relay address. An unreachable peer has reservations at up to two relays, and chooses others
+when it has lost both. p2pd cannot change its role while it runs, so each change requires a restart.
 
-One limit is known: a router that lets anybody in whose host we have called passes for open with those whom we ask.
+Known limit: a router that accepts inbound connections from any host that we have dialled looks open to the partners that we ask.
 """
 
 from __future__ import annotations
@@ -22,73 +22,73 @@ from gossamer.protocol.libp2p.dial_back import Answer, Reached, ask
 from gossamer.protocol.libp2p.p2pd import Control
 from gossamer.protocol.newest import keep_newest
 
-ASKED_AT_ONCE = 3
-TICK_S = (1.0, 5.0)  # between two looks: while something is unsettled, and otherwise
-AGAIN_S = (6.0, 300.0)  # until the same partner is asked again, likewise
-NUM_ANSWERS = 7  # the latest ones of different partners, which decide
-NUM_RELAYS = 2  # at which we have a place
-KNOWN_RELAYS = 32
-FIRST_S, LOST_S = 4.0, 8.0  # without a place at any relay, at first and later, before p2pd is started with others, or anew with the same;
-MOST_S = 300.0  # twice as long each time that it got none: relays may be full, and whoever cannot be called can call all the same
+ASKED_AT_ONCE = 3  # partners that are asked concurrently
+TICK_S = (1.0, 5.0)  # interval of checks: while the role is unsettled, and afterwards
+AGAIN_S = (6.0, 300.0)  # time until the same partner is asked again, likewise
+NUM_ANSWERS = 7  # latest results of different partners, whose majority decides
+NUM_RELAYS = 2  # relays with a reservation of ours
+KNOWN_RELAYS = 32  # relay addresses that are remembered
+FIRST_S, LOST_S = 4.0, 8.0  # timeout without a relay reservation, at first and after losing one, before p2pd restarts with new relays
+MOST_S = 300.0  # largest timeout: it doubles after each restart without a reservation, because all relays may be full
 
 
 class Reachability:
-    """What is known, over the lives of several p2pds. `through`: the relays of last time; the peer could not be called then."""
+    """The reachability of this peer, across restarts of p2pd. `through` holds the relays of the last run; empty if it was reachable."""
 
     def __init__(self, through: Collection[str] = ()) -> None:
         self.is_open: bool | None = False if through else None
-        """Whether others can call us; None while nobody has said."""
+        """Whether other peers can reach us directly; None while unknown."""
         self.open_at = ""
-        """The address at which others have last called us, without our id; empty while nobody has."""
+        """The address of the last successful dial-back, without our id; empty if there is none."""
         self.through = tuple(through)
-        """The relays, with their ids, at which p2pd shall have a place; none where it needs none, or none is known."""
-        self._patience_s = FIRST_S
+        """The relays, with their ids, at which p2pd shall have a reservation; empty if it needs none or none is known."""
+        self._timeout_s = FIRST_S
         self._relays: dict[PeerId, str] = {}
         self._answers: dict[PeerId, bool] = {}
         self._seen_at: dict[PeerId, str] = {}
         self._asked_s: dict[PeerId, float] = {}
         for relay in through:
-            self._know(relay)
+            self._add_relay(relay)
 
     @property
     def public_host(self) -> str:
-        """Where most of those who were asked last see us; empty while nobody has said."""
+        """Our public IP address as most of the last partners observe it; empty if unknown."""
         counts = Counter(self._seen_at.values())
         return max(counts, key=lambda host: (counts[host], host), default="")
 
     async def until_role_changes(self, control: Control, port: int) -> str:
-        """Ask, and watch our places at relays, until p2pd must be started anew in another role; return why.
+        """Ask partners and watch our relay reservations until p2pd must restart in another role; return the reason.
 
-        `port`: where we listen. Raises Unreachable when p2pd has gone.
+        `port` is our listening port. Raises Unreachable if p2pd has ended.
         """
         loop = asyncio.get_running_loop()
-        placed_s, had_place = loop.time(), False  # when we last had a place, or could have
+        reserved_s, had_reservation = loop.time(), False  # loop time at which we last had a reservation, or needed none
         while True:
-            await asyncio.sleep(TICK_S[self._is_settled and (self.is_open is True or had_place or self._patience_s > FIRST_S)])
+            await asyncio.sleep(TICK_S[self._is_settled and (self.is_open is True or had_reservation or self._timeout_s > FIRST_S)])
             connected = await control.connected()
             await self._ask_some(control, connected, port)
             _, addresses = await control.identify()
-            if self.is_open is not False or _places(addresses):
-                placed_s = loop.time()
-            if _places(addresses):
-                had_place, self._patience_s = True, FIRST_S
-            patience_s = LOST_S if had_place else self._patience_s
+            if self.is_open is not False or _relayed(addresses):
+                reserved_s = loop.time()
+            if _relayed(addresses):
+                had_reservation, self._timeout_s = True, FIRST_S
+            timeout_s = LOST_S if had_reservation else self._timeout_s
             if self.is_open and self.through:
                 self.through = ()
-                return "others can call this peer now, so that it needs no relay"
-            if self.is_open is False and (not self.through or loop.time() - placed_s >= patience_s):
+                return "other peers can reach this peer directly, so it needs no relay"
+            if self.is_open is False and (not self.through or loop.time() - reserved_s >= timeout_s):
                 through = await self._choose_relays(control)
                 if through:
-                    if self.through and not had_place:
-                        self._patience_s = min(2 * patience_s, MOST_S)
+                    if self.through and not had_reservation:
+                        self._timeout_s = min(2 * timeout_s, MOST_S)
                     self.through = through
-                    return f"others reach this peer through {len(through)} relay{'s' if len(through) > 1 else ''} from now on"
+                    return f"other peers now reach this peer through {len(through)} relay{'s' if len(through) > 1 else ''}"
 
     @property
     def _is_settled(self) -> bool:
         return self.is_open is True or (self.is_open is False and bool(self.through))
 
-    # ---- asking ----
+    # ---- dial-back requests ----
 
     async def _ask_some(self, control: Control, connected: Mapping[PeerId, str], port: int) -> None:
         now_s = asyncio.get_running_loop().time()
@@ -101,17 +101,17 @@ class Reachability:
         answers = await asyncio.gather(*(self._ask(control, peer, port) for peer in asked))
         for peer, answer in zip(asked, answers, strict=True):
             if answer is not None:
-                self._hear(peer, answer)
+                self._take_answer(peer, answer)
 
     async def _ask(self, control: Control, peer: PeerId, port: int) -> Answer | None:
-        with suppress(Unreachable, BadMessage):  # a peer of another version, or one that has just left
+        with suppress(Unreachable, BadMessage):  # a peer of another version, or one that has just left the run
             return await ask(control, peer, port)
         return None
 
-    def _hear(self, peer: PeerId, answer: Answer) -> None:
+    def _take_answer(self, peer: PeerId, answer: Answer) -> None:
         self._relays.pop(peer, None)
         if answer.relay:
-            self._know(answer.relay)
+            self._add_relay(answer.relay)
         if route(answer.seen_at) == "direct" and answer.seen_at:
             keep_newest(self._seen_at, peer, host_of(answer.seen_at), NUM_ANSWERS)
         if answer.reached is Reached.NOT_TRIED:
@@ -125,7 +125,7 @@ class Reachability:
         if not self.is_open:
             self.open_at = ""
 
-    def _know(self, relay: str) -> None:
+    def _add_relay(self, relay: str) -> None:
         with suppress(ValueError):
             peer = read_address(relay)
             if peer is not None:
@@ -134,19 +134,19 @@ class Reachability:
     # ---- relays ----
 
     async def _choose_relays(self, control: Control) -> tuple[str, ...]:
-        """Return relays that answer now, those where we have no place first: the others have lost us."""
+        """Return relays that respond now. Those that we do not use yet come first, because we have lost the others."""
         candidates = random.sample(list(self._relays.items()), len(self._relays))
         candidates.sort(key=lambda known: known[1] in self.through)
-        there = await asyncio.gather(*(_answers(control, peer, relay) for peer, relay in candidates[: 2 * NUM_RELAYS]))
-        return tuple(relay for (_, relay), is_there in zip(candidates, there, strict=False) if is_there)[:NUM_RELAYS]
+        responses = await asyncio.gather(*(_responds(control, peer, relay) for peer, relay in candidates[: 2 * NUM_RELAYS]))
+        return tuple(relay for (_, relay), responds in zip(candidates, responses, strict=False) if responds)[:NUM_RELAYS]
 
 
-def _places(addresses: Iterable[str]) -> list[str]:
-    """Return those of our addresses that lead through a relay: p2pd names them while it has a place there."""
+def _relayed(addresses: Iterable[str]) -> list[str]:
+    """Return our relayed addresses. p2pd lists one for each of its current relay reservations."""
     return [address for address in addresses if route(address) == "relayed"]
 
 
-async def _answers(control: Control, peer: PeerId, relay: str) -> bool:
+async def _responds(control: Control, peer: PeerId, relay: str) -> bool:
     with suppress(Unreachable):
         await control.connect(peer, [relay])
         return True

@@ -1,7 +1,7 @@
-"""The member records that this peer has seen and checked: a bounded, mixed view of the swarm.
+"""The verified member records that this peer has seen: a bounded sample of the swarm.
 
-No network here. Only signed records of members of this run are kept, only for minutes, only newer than what is held, only so many; where
-there is no room, one of the most crowded network goes, drawn at random. Not a proof of anything: see `Directory`.
+It keeps the latest valid record of each member of the run. If there is no room, a random record of the most frequent network is evicted. A
+record does not prove that its peer is alive: see `Directory`. This module does no network I/O.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from gossamer.protocol.limits import RECORD_LIFETIME_S
 from gossamer.protocol.messages.records import MemberRecord
 
 RECORDS_IN_VIEW = 256
-LASTING_S = RECORD_LIFETIME_S / 2  # a record that is in force for so long yet need not be told again
+LASTING_S = RECORD_LIFETIME_S / 2  # a record with this much remaining validity need not be sent again
 
 _LENGTH_BYTES = 2
 
 
-class RecordShelf:
-    """Checked records of one run. `is_member` says whose records to keep; `now` is Unix time in seconds."""
+class RecordStore:
+    """Verified records of one run. `is_member` decides which records are kept. `now` returns Unix time in seconds."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class RecordShelf:
         self._view: dict[PeerId, Held] = {}
 
     def read(self, data: bytes) -> Held | None:
-        """Check a record and keep it, if it is its owner's latest; None when it is no member's word in force. Never raises."""
+        """Parse and verify a record, and keep it if it is its peer's latest. Return None for an invalid record; never raise."""
         held = self._checked(data)
         if held is not None:
             old = self._view.get(held.peer)
@@ -51,25 +51,25 @@ class RecordShelf:
         return held
 
     def records(self) -> list[MemberRecord]:
-        """Return the latest record in force of every peer seen."""
+        """Return the latest valid record of every peer."""
         self._drop_expired()
         return [held.record for held in self._view.values()]
 
     def latest(self, peer: PeerId) -> MemberRecord | None:
-        """Return the latest record of a peer, in force or not; None where it is not in view."""
+        """Return the latest record of a peer, valid or expired; None if there is none."""
         held = self._view.get(peer)
         return held.record if held is not None else None
 
     def lasting(self, place: int, most: int) -> list[Held]:
-        """Return records that need not be told again, the nearest to a place first."""
+        """Return up to `most` records that need not be sent again, the nearest to a place first."""
         return nearest((held for held in self._view.values() if self.is_lasting(held)), place, most)
 
     def is_lasting(self, held: Held) -> bool:
-        """Whether a record will be in force for a good while."""
+        """Return whether a record remains valid for at least LASTING_S."""
         return held.record.expires_s >= self.now() + LASTING_S
 
     def is_in_force(self, held: Held) -> bool:
-        """Whether a record that was checked before has not expired."""
+        """Return whether a verified record has not expired."""
         return held.record.expires_s > self.now()
 
     def _checked(self, data: bytes) -> Held | None:
@@ -77,10 +77,10 @@ class RecordShelf:
             record = MemberRecord.from_bytes(data)
             known = self._view.get(record.peer_id)
             if known is not None and known.data == data and self.is_in_force(known):
-                return known  # its signature was checked when it came first
+                return known  # its signature has been verified before
             record.check(self._run_id, self.now())
             return Held(record, data) if self._is_member(record) else None
-        except (BadMessage, BadSignature, ValueError):  # a ValueError is a gap in our checks: a stranger must not end us through it
+        except (BadMessage, BadSignature, ValueError):  # ValueError: an input that the checks miss must not crash this peer
             return None
 
     def _make_room(self) -> None:
@@ -100,24 +100,24 @@ def _network(record: MemberRecord) -> str:
     return network_of(record.addresses[0]) if record.addresses else ""
 
 
-def told(held: Held, known: Collection[bytes]) -> bytes:
-    """Return what is told of a record to one that has what is `known`: its gist, or all of it."""
+def shorten(held: Held, known: Collection[bytes]) -> bytes:
+    """Return a record's gist if the receiver's `known` gists contain it, else the whole record."""
     if known and (gist := held.record.gist) in known:
         return gist
     return held.data
 
 
 def join_records(records: list[Held], known: Collection[bytes] = ()) -> bytes:
-    """Return an answer to one that has what is `known`: what is told of each record, after its length (u16, little-endian)."""
-    return b"".join(len(data).to_bytes(_LENGTH_BYTES, "little") + data for data in (told(held, known) for held in records))
+    """Encode a reply to a receiver with these `known` gists: each shortened record, preceded by its length (u16, little-endian)."""
+    return b"".join(len(data).to_bytes(_LENGTH_BYTES, "little") + data for data in (shorten(held, known) for held in records))
 
 
-def split_answer(answer: bytes) -> Iterator[bytes]:
-    """Yield the records and gists of an answer, up to the first that is cut off."""
+def split_reply(reply: bytes) -> Iterator[bytes]:
+    """Yield the records and gists of a reply, up to the first truncated one."""
     start = 0
-    while start + _LENGTH_BYTES <= len(answer):
-        end = start + _LENGTH_BYTES + int.from_bytes(answer[start : start + _LENGTH_BYTES], "little")
-        if end > len(answer):
+    while start + _LENGTH_BYTES <= len(reply):
+        end = start + _LENGTH_BYTES + int.from_bytes(reply[start : start + _LENGTH_BYTES], "little")
+        if end > len(reply):
             return
-        yield answer[start + _LENGTH_BYTES : end]
+        yield reply[start + _LENGTH_BYTES : end]
         start = end

@@ -1,7 +1,7 @@
-"""Does our p2pd relay as it should? Two short-lived peers without a port meet through it, and pass more than a wrong relay lets through.
+"""Test whether our p2pd relays with our limits: two temporary peers without a port connect through it and transfer TRIAL_BYTES.
 
-p2pd installs two relay services as it starts, one after the other in an order that varies, and the second one stays: ours, or one that
-cuts every circuit after 128 KiB (`p2pd.py`). From outside they look alike.
+p2pd installs two relay services at its start, in varying order, and the second one replaces the first: ours, or the default one, which cuts
+every circuit after 128 KiB (`p2pd.py`). Only a transfer can tell them apart.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from gossamer.protocol.limits import KIB, SEED_BYTES
 
 TRIAL_BYTES = 200 * KIB
 TRIAL_S = 20.0
-RESERVE_S = 0.1  # between two looks whether the one has its place at the relay
+RESERVE_S = 0.1  # time between two checks of the relay reservation
 PROTOCOL = "/gossamer/relay-trial/1"
 
 
-async def carries(relay: str, folder: Path) -> bool:
-    """Tell whether the relay at this multiaddr, with its id, passes TRIAL_BYTES on. `folder` is for sockets and keys.
+async def try_relay(relay: str, folder: Path) -> bool:
+    """Return whether the relay at this multiaddr, with its id, forwards TRIAL_BYTES. `folder` holds sockets and keys of the two peers.
 
-    Raises GossamerError where the two could not be started.
+    Raises GossamerError if the two peers could not be started.
     """
     with suppress(TimeoutError, OSError, EOFError):
         async with asyncio.timeout(TRIAL_S), AsyncExitStack() as stack:
@@ -54,7 +54,7 @@ def _settings(folder: Path, through: tuple[str, ...]) -> DaemonSettings:
 
 
 async def _call(control: Control, partner: PeerId, address: str) -> Pair:
-    """Open a stream as soon as the partner has its place at the relay."""
+    """Open a stream as soon as the partner has its relay reservation."""
     while True:
         try:
             await control.connect(partner, [address])
@@ -64,7 +64,7 @@ async def _call(control: Control, partner: PeerId, address: str) -> Pair:
 
 
 async def _count(pair: Pair, got: asyncio.Future[int]) -> None:
-    """Take what comes, after p2pd's word about the stream, until it ends."""
+    """Count the bytes of a stream, including p2pd's header, until it ends."""
     num_bytes = 0
     with suppress(OSError):
         while data := await pair[0].read(TRIAL_BYTES):

@@ -1,4 +1,4 @@
-"""Bytes from one local socket to another and back, until either ends, and whether they still move. Knows nothing of what they mean."""
+"""Copy bytes between two local sockets in both directions, and wait for work as long as it makes progress."""
 
 from __future__ import annotations
 
@@ -13,33 +13,34 @@ from gossamer.protocol.tasks import cancel
 Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 READ_BYTES = 256 * 1024
-BULK_BYTES = range(1024, 64 * 1024)  # a piece of this size is one of many, and not of a fast line's
-GATHER_S = 0.008  # for more of them to come in: each costs both sides of a socket a turn
-FLUSH_S = 2.0  # without a byte taken
-FLUSH_MOST_S = 60.0
+BULK_BYTES = range(1024, 64 * 1024)  # reads of this size belong to a bulk transfer over a line of moderate speed
+GATHER_S = 0.008  # pause after such a read, so that the next read is larger: each read costs both processes a wake-up
+FLUSH_S = 2.0  # idle timeout of flushing a socket
+FLUSH_MOST_S = 60.0  # total timeout of the same
 
 
 @dataclass(slots=True)
 class CarriedBytes:
-    """Bytes given to and taken from p2pd, HTTP/2 framing included."""
+    """Bytes sent to and received from p2pd, including HTTP/2 framing."""
 
     sent: int = 0
     received: int = 0
 
     @property
     def both(self) -> int:
-        """Bytes either way."""
+        """Bytes in both directions."""
         return self.sent + self.received
 
 
 async def splice(local: Pair, remote: Pair, *counts: CarriedBytes) -> None:
-    """Copy both ways until one side ends or breaks, write out what was read by then, and close both; all of `counts` count.
+    """Copy in both directions until one side ends or breaks, then flush and close both. Each of `counts` counts the bytes.
 
-    Raises our own bugs. Cancelling drops both at once. A slow reader on either side stops the other side's writer (back-pressure).
+    A slow reader on one side stops the writer on the other side (back-pressure). Cancellation closes both sides at once. Connection errors
+    are not raised.
     """
 
     async def out() -> None:
-        while (data := await local[0].read(READ_BYTES)) and not remote[1].is_closing():  # uvloop's do not take what asyncio's ignore
+        while (data := await local[0].read(READ_BYTES)) and not remote[1].is_closing():  # a closing transport of uvloop raises on write
             for count in counts:
                 count.sent += len(data)
             remote[1].write(data)
@@ -52,23 +53,23 @@ async def splice(local: Pair, remote: Pair, *counts: CarriedBytes) -> None:
             local[1].write(data)
             await local[1].drain()
             if len(data) in BULK_BYTES:
-                await _gather(cast(asyncio.Transport, remote[1].transport))  # a socket's reads as well as it writes
+                await _gather(cast(asyncio.Transport, remote[1].transport))  # its transport both reads and writes
 
-    ways = [asyncio.create_task(out()), asyncio.create_task(back())]
+    copies = [asyncio.create_task(out()), asyncio.create_task(back())]
     try:
-        over, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(copies, return_when=asyncio.FIRST_COMPLETED)
         await asyncio.gather(_close(local[1]), _close(remote[1]))
-        for way in over:
+        for copy in done:
             with suppress(OSError):  # a broken connection ends the splice like a closed one
-                way.result()
+                copy.result()
     finally:
         for _, writer in (local, remote):
             drop(writer)
-        await cancel(*ways)
+        await cancel(*copies)
 
 
 async def _gather(transport: asyncio.Transport) -> None:
-    """Leave what comes in where it is for a moment. The transport reads on afterwards, unless it is closing."""
+    """Pause reading for GATHER_S."""
     transport.pause_reading()
     await asyncio.sleep(GATHER_S)
     if not transport.is_closing():
@@ -76,28 +77,28 @@ async def _gather(transport: asyncio.Transport) -> None:
 
 
 def drop(writer: asyncio.StreamWriter) -> None:
-    """Close at once, unless closing has begun. (To abort a transport that has just closed raises in CPython 3.11.)"""
+    """Close a connection without flushing. (In CPython 3.11, aborting a transport that has just closed raises.)"""
     if not writer.is_closing():
         writer.transport.abort()
 
 
 async def _close(writer: asyncio.StreamWriter) -> None:
-    """Close after what was written has gone out, or when nobody takes it any more; at once when cancelled."""
+    """Flush and close a connection. Abort it if the reader makes no progress, or on cancellation."""
     writer.close()
     try:
-        await while_moving(writer.wait_closed(), writer.transport.get_write_buffer_size, FLUSH_S, FLUSH_MOST_S)
+        await wait_while_active(writer.wait_closed(), writer.transport.get_write_buffer_size, FLUSH_S, FLUSH_MOST_S)
     except (TimeoutError, asyncio.CancelledError) as error:
         writer.transport.abort()
         if isinstance(error, asyncio.CancelledError):
             raise
-    except OSError:  # it broke, and so is closed
+    except OSError:  # a broken connection is closed
         pass
 
 
-async def while_moving(work: Awaitable[object], measure: Callable[[], int], quiet_s: float, most_s: float) -> None:
-    """Wait for `work` as long as `measure` changes at least every `quiet_s`, and no longer than `most_s`; cancel it then.
+async def wait_while_active(work: Awaitable[object], measure: Callable[[], int], quiet_s: float, most_s: float) -> None:
+    """Await `work` with two timeouts: it is cancelled if `measure` does not change for `quiet_s`, and after `most_s` in total.
 
-    Raises TimeoutError, and what `work` raises.
+    Raises TimeoutError, or what `work` raises.
     """
     task = asyncio.ensure_future(work)
     until_s = asyncio.get_running_loop().time() + most_s

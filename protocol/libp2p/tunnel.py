@@ -1,13 +1,13 @@
-"""The libp2p transport: each stream is one gRPC call, in an HTTP/2 connection that has no other meanwhile, in one raw libp2p stream.
+"""The libp2p transport: each stream is one gRPC call on its own HTTP/2 connection, inside one raw libp2p stream.
 
     gRPC channel -> our Unix socket -> p2pd ~~ libp2p ~~ p2pd -> our Unix sockets -> gRPC server
 
-libp2p brings NAT traversal, encryption and the proof of who the partner is; gRPC brings framing, flow control and keep-alive. The caller
-may keep a connection for its next call (outbound.py); here, at the receiving end, each is one row in the table of who comes in.
+libp2p provides NAT traversal, encryption and peer authentication; gRPC provides framing, flow control and keep-alive. The caller may keep a
+connection for its next call (outbound.py). On the receiving side, each connection is a visit in the admission table.
 
-The name of the socket from which a libp2p stream is carried is the only link between its gRPC calls and a proven PeerId. It is known before
-the server can see the connection, and never given twice. All sockets lie in a folder that no other user may enter; whoever else dials the
-server is turned away.
+The gRPC server maps a call to an authenticated PeerId only by the name of the Unix socket from which the connection comes. The name is
+registered before the server can accept the connection, and it is never reused. All sockets are in a folder that no other user may enter.
+The server aborts calls from any other socket.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Any, Self
 
 from gossamer.protocol.errors import BadMessage
 from gossamer.protocol.identity import PeerId
-from gossamer.protocol.libp2p.dialling import Dialling
-from gossamer.protocol.libp2p.direct_way import DirectWay
+from gossamer.protocol.libp2p.dialer import Dialer
+from gossamer.protocol.libp2p.direct_route import DirectRoute
 from gossamer.protocol.libp2p.grpc_stream import (
     ACCEPTED,
     BROKEN,
@@ -42,12 +42,12 @@ from gossamer.protocol.tasks import cancel
 
 log = logging.getLogger(__name__)
 
-OPENER_S = 10.0  # for p2pd to say whose stream it is
-HANDLERS_END_S = 2.0
+OPENER_S = 10.0  # timeout until p2pd names the peer that opened the stream
+HANDLERS_END_S = 2.0  # time that handlers get to end after their streams
 
 
 class Inbound:
-    """Serves the streams that p2pd hands over at the Unix socket `listener`, from `open` to `close`."""
+    """Serves inbound streams, which p2pd connects to the Unix socket `listener`, from `open` to `close`."""
 
     def __init__(self, listener: Path, handler: StreamHandler, admission: Admission, carried: CarriedBytes) -> None:
         self._listener = listener
@@ -62,7 +62,7 @@ class Inbound:
         self._handlers: dict[asyncio.Task[None], None] = {}
 
     async def open(self, control: Control) -> None:
-        """Start the server, listen, and tell p2pd where. Raises Unreachable when p2pd has gone."""
+        """Start the gRPC server and the listener, and register the listener at p2pd. Raises Unreachable if p2pd has ended."""
         self._server_socket.unlink(missing_ok=True)
         self._server = await start_server(self.serve, self._server_socket)
         try:
@@ -74,7 +74,7 @@ class Inbound:
             raise
 
     async def close(self) -> None:
-        """End every stream; handlers get PeerGone, and a moment to act on it."""
+        """End every stream. Handlers get PeerGone, and are cancelled after HANDLERS_END_S."""
         if self._listening is not None:
             self._listening.close()
         await self._server.stop(None)
@@ -91,7 +91,7 @@ class Inbound:
         task.add_done_callback(lambda _: drop(writer))
 
     async def _carry(self, remote: Pair) -> None:
-        """Carry one connection to the server, from p2pd's first word to its end."""
+        """Read who opened a libp2p stream, admit the connection, and forward it to the gRPC server until it ends."""
         task = asyncio.current_task()
         assert task is not None
         carried = CarriedBytes()
@@ -116,7 +116,7 @@ class Inbound:
             self._by_name[name] = visit
             try:
                 await asyncio.get_running_loop().sock_connect(caller, str(self._server_socket))
-                _unlink(name)  # the connection keeps it
+                _unlink(name)  # a connected socket keeps its name
                 local = await asyncio.open_unix_connection(sock=caller.dup(), limit=BUFFER_BYTES)
                 await splice(local, remote, carried, self._carried)
             finally:
@@ -126,7 +126,7 @@ class Inbound:
     # ---- calls ----
 
     async def serve(self, purpose: Purpose, context: Context) -> None:
-        """Serve one call that has reached the server, if it came by one of our connections."""
+        """Serve one gRPC call, or abort it if it does not come from an admitted connection."""
         visit = self._by_name.get(context.peer().removeprefix("unix:"))
         if visit is None:
             await refuse_stranger(context)
@@ -138,12 +138,12 @@ class Inbound:
             self._admission.over(visit)
 
     async def _converse(self, visit: Visit, purpose: Purpose, context: Context) -> None:
-        """Live as long as the call: the context must not be touched afterwards."""
+        """Run until the call ends: its context must not be used afterwards."""
         closed = asyncio.Event()
         stream = GrpcStream(visit.partner, context.write, lambda _: closed.set(), visit.observed)
         try:
             await context.send_initial_metadata(ACCEPTED)
-        except BROKEN:  # the caller has gone already
+        except BROKEN:  # the caller has ended the call already
             return
         pump = asyncio.create_task(stream.pump(context.read), name="inbound frames")
         try:
@@ -156,7 +156,7 @@ class Inbound:
 
 
 def _spawn(coroutine: Any, tasks: dict[asyncio.Task[None], None], name: str) -> asyncio.Task[None]:
-    """Start a task; until it has ended it stands in `tasks`, the oldest first."""
+    """Start a task and keep it in `tasks` until it ends."""
     task: asyncio.Task[None] = asyncio.create_task(coroutine, name=name)
     tasks[task] = None
     task.add_done_callback(tasks.pop)
@@ -168,10 +168,10 @@ def _unlink(name: str) -> None:
 
 
 class TunnelTransport:
-    """Streams to and from other peers over one running p2pd. Use as `async with`; one event loop only.
+    """The Transport over one running p2pd. Use as `async with`, on one event loop.
 
-    Leaving it ends every stream: handlers and callers get PeerGone. Partners are dialled by `dialling`; by p2pd, wherever they are said to
-    be, where there is none.
+    Leaving it ends every stream: handlers and callers get PeerGone. `dialer` filters the addresses of partners; without it, all addresses
+    are dialled.
     """
 
     def __init__(
@@ -181,11 +181,11 @@ class TunnelTransport:
         handler: StreamHandler,
         admission: Admission,
         carried: CarriedBytes,
-        dialling: Dialling | None = None,
+        dialer: Dialer | None = None,
     ) -> None:
         self._control = control
-        direct_way = DirectWay(control, dialling, self._is_busy) if dialling else None
-        self._outbound = Outbound(control, folder, carried, dialling or control, direct_way)
+        direct_route = DirectRoute(control, dialer, self._is_busy) if dialer else None
+        self._outbound = Outbound(control, folder, carried, dialer or control, direct_route)
         self._admission = admission
         self._inbound = Inbound(folder / "in.sock", handler, admission, carried)
 
@@ -200,7 +200,7 @@ class TunnelTransport:
             await self._inbound.close()
 
     async def connect(self, partner: PeerId, addresses: Sequence[str], purpose: Purpose) -> Stream:
-        """Open a stream to `partner`; `addresses` are hints (multiaddrs) and may be empty. Raises Unreachable."""
+        """Open a stream to `partner`. `addresses` are multiaddrs to try and may be empty. Raises Unreachable."""
         return await self._outbound.connect(partner, addresses, purpose)
 
     def _is_busy(self, partner: PeerId) -> bool:

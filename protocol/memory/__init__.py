@@ -1,1 +1,1 @@
-"""The network in memory and in virtual time: streams and calls between peers of one process, for simulated swarms and for tests."""
+"""In-memory network under virtual time: streams and unary calls between peers of one process, for simulated swarms and tests."""

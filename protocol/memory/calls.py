@@ -1,4 +1,4 @@
-"""hivemind's P2P in memory, as far as the directory uses it: calls of one request and one answer."""
+"""In-memory substitute for the part of hivemind's P2P that the directory uses: unary calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gossamer.protocol.memory.network import CallHandler, MemoryNetwork, MemoryP
 
 
 class MemoryP2P:
-    """One peer's end, for as long as this life of the peer lasts. Stands for AttachedP2P, and for Dialling."""
+    """The unary calls of one MemoryPeer. It has the interface of AttachedP2P and of Dialer."""
 
     def __init__(self, network: MemoryNetwork, peer: MemoryPeer) -> None:
         self.peer_id = PeerID(peer.peer_id.raw)
@@ -24,23 +24,23 @@ class MemoryP2P:
 
     @property
     def is_broken(self) -> bool:
-        """Whether this life is over."""
+        """Whether this peer is down."""
         return not self._peer.is_up
 
     async def add_protobuf_handler(self, name: str, handler: CallHandler, input_type: Any, **_: object) -> None:
-        """Answer calls of this name."""
+        """Register the handler of calls with this name."""
         self._peer.calls[name] = handler, input_type
 
     async def call_protobuf_handler(self, peer: PeerID, name: str, request: Any, output_type: Any) -> Any:
-        """Call a peer. Raises P2PDaemonError and P2PHandlerError as hivemind does."""
+        """Call a peer and return its parsed reply. Raises P2PDaemonError and P2PHandlerError, as hivemind does."""
         return output_type.FromString(await self._call(PeerId(peer.to_bytes()), name, request.SerializeToString()))
 
     async def connect(self, partner: PeerId, addresses: Sequence[str]) -> None:
-        """Dial a peer unless connected. Raises Unreachable."""
+        """Dial a peer unless already connected. Raises Unreachable."""
         await self._network.dial(self._peer.peer_id, partner, addresses)
 
     async def connected(self) -> dict[PeerId, str]:
-        """Return to whom a connection is open, and from where it comes."""
+        """Return the connected peers, each with its multiaddr."""
         return {peer: self._network.places.get(peer, "") for peer in self._network.connected(self._peer.peer_id)}
 
     async def _call(self, partner: PeerId, name: str, request: bytes) -> bytes:
@@ -53,18 +53,18 @@ class MemoryP2P:
         if name not in host.calls:
             raise P2PDaemonError("protocol not supported")
         handler, input_type = host.calls[name]
-        problem = None
+        has_failed = False
         try:
-            answer = (await handler(input_type.FromString(request), SimpleNamespace(remote_id=self.peer_id))).SerializeToString()
-        except Exception as error:  # as hivemind does: the caller is told
-            answer, problem = repr(error).encode(), error
-        await self._cross(host, self._peer, len(answer), relay)
-        if problem is not None:
-            raise P2PHandlerError(answer.decode())
-        return bytes(answer)
+            reply = (await handler(input_type.FromString(request), SimpleNamespace(remote_id=self.peer_id))).SerializeToString()
+        except Exception as error:  # hivemind sends any exception of a handler to the caller
+            reply, has_failed = repr(error).encode(), True
+        await self._cross(host, self._peer, len(reply), relay)
+        if has_failed:
+            raise P2PHandlerError(reply.decode())
+        return bytes(reply)
 
     async def _cross(self, sender: MemoryPeer, receiver: MemoryPeer, num_bytes: int, relay: PeerId | None) -> None:
-        """Let a message cross. Raises P2PDaemonError where one of the two is not there any more, or cut off."""
+        """Wait for as long as a message takes. Raises P2PDaemonError if one of the two peers is down by then, or partitioned."""
         num_bytes += FRAMING_BYTES
         sender.line.num_sent += num_bytes
         rate = min(sender.line.link.bytes_per_s, receiver.line.link.bytes_per_s)

@@ -1,7 +1,7 @@
-"""A conversation between two peers in memory: when each frame arrives, and what a cut or a death does to it.
+"""In-memory streams between two peers: the arrival time of each frame, and the effect of a network partition or a crash.
 
-Time is the loop's, which `virtual_time` makes virtual. Nothing here draws a random number but the network's own generator, so a seed
-fixes every arrival. Not a model of congestion: each peer sends, and receives, at its own rate, one frame after the other.
+Time is the event loop's, which `virtual_time` makes virtual. All random numbers come from the network's generator, so a seed determines
+every arrival. Congestion is not modelled: each peer sends and receives at its own rate, one frame after the other.
 """
 
 from __future__ import annotations
@@ -17,45 +17,45 @@ from gossamer.protocol.identity import PeerId
 from gossamer.protocol.streams.transport import Inbox, Stream
 
 FRAMES_IN_INBOX = 4
-FRAMES_ON_THE_WAY = 8
-FRAMING_BYTES = 80  # of each message: libp2p's headers, the name of the handler, TCP
-AGAIN_S = 0.3  # until TCP sends again what was lost
+FRAMES_IN_FLIGHT = 8
+FRAMING_BYTES = 80  # overhead per message: libp2p's headers, the handler's name, TCP
+RETRANSMIT_S = 0.3  # delay until TCP retransmits a lost segment
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A peer's line to the world."""
+    """The properties of a peer's internet connection."""
 
-    latency_s: float = 0.0  # one way; two peers are apart by the mean of theirs
-    jitter_s: float = 0.0  # up to so much more, uniformly
-    bytes_per_s: float = math.inf  # each way
-    silence_s: float = 30.0  # a cut line is taken for dead after so long (keep-alive)
-    loss: float = 0.0  # share of what is sent that is lost and sent again, AGAIN_S later each time
+    latency_s: float = 0.0  # one way; between two peers, the mean of their latencies
+    jitter_s: float = 0.0  # largest additional latency, drawn uniformly
+    bytes_per_s: float = math.inf  # in each direction
+    silence_s: float = 30.0  # keep-alive timeout: a partitioned stream breaks after this long
+    loss: float = 0.0  # probability that a frame is lost; it is retransmitted RETRANSMIT_S later
 
 
 @dataclass(slots=True)
 class MemoryLine:
-    """A peer's end of all its ways: its rates, until when they are taken, and the conversations that go over it."""
+    """The state of a peer's internet connection: when it is free to send and to receive, byte counts, and open conversations."""
 
     link: Link
-    sends_at_s: float = -math.inf  # busy sending until then
-    receives_at_s: float = -math.inf
+    sends_at_s: float = -math.inf  # loop time until which it is busy sending
+    receives_at_s: float = -math.inf  # loop time until which it is busy receiving
     num_sent: int = 0  # bytes, framing included
-    num_received: int = 0
-    conversations: dict[Conversation, None] = field(default_factory=dict)  # a set would be walked in the order of addresses
+    num_received: int = 0  # bytes, framing included
+    conversations: dict[Conversation, None] = field(default_factory=dict)  # not a set: its order depends on object addresses
 
 
 def crossing_s(sender: Link, receiver: Link, draw: Callable[[], float]) -> float:
-    """Return the seconds that a bit takes from one peer to another, drawn anew each time."""
-    took_s = (sender.latency_s + receiver.latency_s) / 2 + draw() * (sender.jitter_s + receiver.jitter_s) / 2
+    """Draw the one-way delay between two peers, in seconds."""
+    delay_s = (sender.latency_s + receiver.latency_s) / 2 + draw() * (sender.jitter_s + receiver.jitter_s) / 2
     loss = max(sender.loss, receiver.loss)
     while loss and draw() < loss:
-        took_s += AGAIN_S
-    return took_s
+        delay_s += RETRANSMIT_S
+    return delay_s
 
 
-class MemoryWay:
-    """Frames from one end of a stream to the other, in order. `inbox` is the far end's; a relay in between makes it two crossings."""
+class MemoryChannel:
+    """One direction of a stream: it delivers frames in order. `inbox` is the receiver's. Over a relay, `num_crossings` is 2."""
 
     def __init__(self, sender: MemoryLine, receiver: MemoryLine, draw: Callable[[], float], num_crossings: int = 1) -> None:
         self.inbox = Inbox(FRAMES_IN_INBOX)
@@ -66,21 +66,21 @@ class MemoryWay:
         self._parked: deque[Callable[[], None]] = deque()
         self._last_arrival_s = -math.inf
         self._is_cut = False
-        self._moved = asyncio.Event()
+        self._changed = asyncio.Event()
 
     def delay_s(self) -> float:
-        """Return the seconds that a bit takes, drawn anew each time."""
+        """Draw the one-way delay in seconds."""
         return sum(crossing_s(self._sender.link, self._receiver.link, self._draw) for _ in range(self._num_crossings))
 
     async def room(self) -> None:
-        """Wait until another frame may be sent: the far end reads, and not too much is under way."""
-        while self.inbox.ended is None and len(self._timers) + len(self._parked) >= FRAMES_ON_THE_WAY:
-            self._moved.clear()
-            await self._moved.wait()
+        """Wait until another frame may be sent: fewer than FRAMES_IN_FLIGHT are in flight, and the receiver's inbox has room."""
+        while self.inbox.ended is None and len(self._timers) + len(self._parked) >= FRAMES_IN_FLIGHT:
+            self._changed.clear()
+            await self._changed.wait()
         await self.inbox.room()
 
     def send(self, num_bytes: int, arrive: Callable[[], None]) -> None:
-        """Call `arrive` when so many bytes have crossed; what was sent before arrives before."""
+        """Schedule `arrive` for the time at which `num_bytes` have been transferred, after everything that was sent before."""
         sender, receiver = self._sender, self._receiver
         sender.num_sent += num_bytes + FRAMING_BYTES
         receiver.num_received += num_bytes + FRAMING_BYTES
@@ -92,33 +92,36 @@ class MemoryWay:
         self._timers.append((asyncio.get_running_loop().call_at(self._last_arrival_s, self._arrive), arrive))
 
     def set_cut(self, is_cut: bool) -> None:
-        """Hold everything that would arrive from now on, or let it arrive."""
+        """Hold back all arrivals from now on, or deliver everything that was held back."""
         self._is_cut = is_cut
         while self._parked and not self._is_cut:
             self._parked.popleft()()
-        self._moved.set()
+        self._changed.set()
 
     def lose(self) -> None:
-        """Lose what is under way. What is sent later arrives."""
+        """Discard every frame in flight. Frames that are sent later arrive."""
         for timer, _ in self._timers:
             timer.cancel()
         self._timers.clear()
         self._parked.clear()
-        self._moved.set()
+        self._changed.set()
 
     def _arrive(self) -> None:
         if not self._timers:
-            return  # lost in this very moment
-        _, arrive = self._timers.popleft()  # the first, for timers of one moment fire in any order
+            return  # `lose` discarded the frame in the same loop iteration
+        _, arrive = self._timers.popleft()  # the oldest: timers with equal times fire in any order
         if self._is_cut:
             self._parked.append(arrive)
         else:
             arrive()
-            self._moved.set()
+            self._changed.set()
 
 
 class Conversation:
-    """Both ends of a stream between two peers; `peers` and `lines` are the opener's and the other's, `relay` is who stands in between."""
+    """Both ends of a stream between two peers.
+
+    `peers` and `lines` hold the initiator's, then the responder's. `relay` is the relay that carries the stream, None if it is direct.
+    """
 
     def __init__(
         self, peers: tuple[PeerId, PeerId], lines: tuple[MemoryLine, MemoryLine], draw: Callable[[], float], relay: PeerId | None = None
@@ -127,45 +130,48 @@ class Conversation:
         self.relay = relay
         self._lines = lines
         num_crossings = 2 if relay else 1
-        self._ways = (MemoryWay(lines[0], lines[1], draw, num_crossings), MemoryWay(lines[1], lines[0], draw, num_crossings))
+        self._channels = (MemoryChannel(lines[0], lines[1], draw, num_crossings), MemoryChannel(lines[1], lines[0], draw, num_crossings))
         self.streams = (self._stream(0), self._stream(1))
         self._silence: asyncio.TimerHandle | None = None
 
     def _stream(self, side: int) -> Stream:
-        way, inbox = self._ways[side], self._ways[1 - side].inbox
+        channel, inbox = self._channels[side], self._channels[1 - side].inbox
 
         async def write(frame: bytes) -> None:
-            await way.room()
+            await channel.room()
             if inbox.ended is not None:
                 raise PeerGone(inbox.ended)
-            way.send(len(frame), lambda: way.inbox.put(frame))
+            channel.send(len(frame), lambda: channel.inbox.put(frame))
 
         return Stream(self.peers[1 - side], "memory", inbox, write, lambda _: self._leave(side, "the partner closed the stream"))
 
     def round_trip_s(self) -> float:
-        """Return how long a question and its answer take, this time."""
-        return self._ways[0].delay_s() + self._ways[1].delay_s()
+        """Draw a round-trip time in seconds."""
+        return self._channels[0].delay_s() + self._channels[1].delay_s()
 
     def begin(self) -> None:
-        """Put it on both lines, each until its side has closed or died."""
+        """Register the conversation on both lines. Each line keeps it until its peer closes the stream or crashes."""
         for line in self._lines:
             line.conversations[self] = None
 
     def die(self, peer_id: PeerId, *, is_delivered: bool) -> None:
-        """End this peer's side without a word; the other side finds out when the line tells it."""
+        """End the stream because `peer_id` crashed. The other side's stream ends one network delay later.
+
+        Frames from the crashed peer that are in flight are lost unless `is_delivered`.
+        """
         side = self.peers.index(peer_id)
-        self._ways[1 - side].inbox.end("this peer has died")
-        self._ways[1 - side].lose()
+        self._channels[1 - side].inbox.end("this peer crashed")
+        self._channels[1 - side].lose()
         if not is_delivered:
-            self._ways[side].lose()
-        self._leave(side, "the partner has gone")
+            self._channels[side].lose()
+        self._leave(side, "the partner crashed")
 
     def set_cut(self, is_cut: bool) -> None:
-        """Cut the line, or mend it. After the silence that keep-alive allows, both sides give up."""
+        """Partition the two peers, or reconnect them. Both streams break after the keep-alive timeout."""
         if is_cut == (self._silence is not None):
             return
-        for way in self._ways:
-            way.set_cut(is_cut)
+        for channel in self._channels:
+            channel.set_cut(is_cut)
         if self._silence is not None:
             self._silence.cancel()
             self._silence = None
@@ -174,13 +180,13 @@ class Conversation:
             self._silence = asyncio.get_running_loop().call_later(silence_s, self.give_up)
 
     def give_up(self) -> None:
-        """End it on both sides: what was between them is gone."""
-        for way in self._ways:
-            way.lose()
-            way.inbox.end("nothing was heard from the partner for too long")
+        """Break the stream on both sides. All frames in flight are lost."""
+        for channel in self._channels:
+            channel.lose()
+            channel.inbox.end("the partner was silent for too long")
 
     def _leave(self, side: int, why: str) -> None:
-        """Tell the other side, after all that was sent, that this one has left; once."""
+        """End the other side's inbox after everything that this side has sent. Idempotent."""
         if self in self._lines[side].conversations:
             del self._lines[side].conversations[self]
-            self._ways[side].send(0, lambda: self._ways[side].inbox.end(why))
+            self._channels[side].send(0, lambda: self._channels[side].inbox.end(why))

@@ -1,7 +1,7 @@
-"""Peers in memory: many in one process, with delay, rates, loss, routers, relays, cuts and deaths.
+"""In-memory transport for many peers in one process, with latency, rates, loss, NAT routers, relays, partitions and crashes.
 
-Messages pass through the real wire code and the real door, so what crosses is bytes, and who may come in is decided as over libp2p. On
-a VirtualTimeLoop everything is deterministic: one seed, one schedule. Calls of one request and one answer: `calls.py`.
+Messages pass through the real wire code and the real admission control, so frames are bytes and inbound streams are limited as over libp2p.
+On a VirtualTimeLoop everything is deterministic: one seed gives one schedule. Unary calls are in `calls.py`.
 """
 
 from __future__ import annotations
@@ -18,42 +18,41 @@ from gossamer.protocol.streams.admission import Admission, StreamCaps, Visit, ha
 from gossamer.protocol.streams.transport import Purpose, Stream, StreamHandler
 from gossamer.protocol.tasks import cancel
 
-DIAL_S = 5.0  # until nobody has answered
-EPOCH_S = 1_700_000_000.0  # Unix time at loop time 0, so that records have dates
-
+DIAL_S = 5.0  # timeout of a dial that nobody answers
+EPOCH_S = 1_700_000_000.0  # Unix time at loop time 0
 
 CallHandler = Callable[[Any, Any], Awaitable[Any]]
 
 
 class MemoryPeer:
-    """One life of a peer on a MemoryNetwork: its Transport. Made by `MemoryNetwork.transport`."""
+    """The Transport of a peer on a MemoryNetwork, from its start to its crash. Created by `MemoryNetwork.transport`."""
 
     def __init__(self, network: MemoryNetwork, peer_id: PeerId, link: Link, handler: StreamHandler, admission: Admission) -> None:
         self.peer_id = peer_id
         self.line = MemoryLine(link)
         self.handler = handler
         self.admission = admission
-        self.calls: dict[str, tuple[CallHandler, Any]] = {}  # by name; and the type of the question
+        self.calls: dict[str, tuple[CallHandler, Any]] = {}  # name -> handler and request type
         self.is_up = True
         self._network = network
 
     async def connect(self, partner: PeerId, addresses: Sequence[str], purpose: Purpose) -> Stream:
-        """Open a stream to `partner`, which takes a round trip; addresses count where it has a place. Raises Unreachable."""
+        """Open a stream to `partner`, which takes a round trip. A partner in `places` needs a matching address. Raises Unreachable."""
         return await self._network.open(self, partner, purpose, addresses)
 
 
 class MemoryNetwork:
-    """The world between the peers of one event loop. `seed` fixes the jitter; `link` is what a peer gets that brings no own."""
+    """The network between the peers of one event loop. `seed` determines jitter and loss; `link` is the default link of a peer."""
 
     peer_type = MemoryPeer
 
     def __init__(self, seed: int = 0, link: Link | None = None) -> None:
         self.draw = random.Random(seed).random
         self._link = link or Link()
-        self.peers: dict[PeerId, MemoryPeer] = {}  # the last life of each
-        self.places: dict[PeerId, str] = {}  # multiaddrs; who has none is reached by its name
-        self.hidden: dict[PeerId, tuple[PeerId, ...]] = {}  # behind routers: who cannot be called, and the relays where it has a place
-        self._connections: dict[PeerId, dict[PeerId, PeerId | None]] = {}  # to whom, and through which relay
+        self.peers: dict[PeerId, MemoryPeer] = {}  # the latest instance of each peer, up or down
+        self.places: dict[PeerId, str] = {}  # multiaddrs; a peer without one is reachable by its peer id alone
+        self.hidden: dict[PeerId, tuple[PeerId, ...]] = {}  # peers behind a NAT router -> the relays that serve them
+        self._connections: dict[PeerId, dict[PeerId, PeerId | None]] = {}  # peer -> connected peer -> relay, None if direct
         self._group: dict[PeerId, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -65,27 +64,30 @@ class MemoryNetwork:
         caps: StreamCaps | None = None,
         is_banned: Callable[[PeerId], bool] = lambda partner: False,
     ) -> MemoryPeer:
-        """Bring a peer up; one that is up is killed first (a restart). `is_banned` is asked about everybody who opens a stream to it."""
+        """Start a peer and return its transport. A peer that is up is killed first, as in a restart.
+
+        `is_banned` is called for each peer that opens a stream to this one.
+        """
         self.kill(peer_id)
         self.peers[peer_id] = self.peer_type(self, peer_id, link or self._link, handler, Admission(caps, is_banned))
         return self.peers[peer_id]
 
     def now_s(self) -> float:
-        """Return Unix time, which follows the loop's clock."""
+        """Return simulated Unix time in seconds, which follows the loop's clock."""
         return EPOCH_S + asyncio.get_running_loop().time()
 
     async def close(self) -> None:
-        """Cancel every handler that still runs."""
+        """Cancel every running stream handler."""
         await cancel(*self._tasks)
 
-    # ---- what may happen ----
+    # ---- faults ----
 
     def is_up(self, peer_id: PeerId) -> bool:
-        """Whether the peer lives."""
+        """Return whether the peer is up."""
         return peer_id in self.peers and self.peers[peer_id].is_up
 
     def kill(self, peer_id: PeerId, *, is_delivered: bool = False) -> None:
-        """End a peer at once: its streams end with PeerGone at both ends, what it has under way is lost unless `is_delivered`."""
+        """Crash a peer: its streams end with PeerGone at both ends. Frames that it has in flight are lost unless `is_delivered`."""
         if not self.is_up(peer_id):
             return
         self.peers[peer_id].is_up = False
@@ -97,42 +99,45 @@ class MemoryNetwork:
             conversation.give_up()
 
     def partition(self, *groups: Collection[PeerId]) -> None:
-        """Cut every line between peers of different groups; those in none form one more. Replaces the last; no groups mend all."""
+        """Partition the network into groups. All peers in no group form one more group.
+
+        It replaces the last partition. A call without groups heals the network.
+        """
         self._group = {peer_id: number for number, group in enumerate(groups, 1) for peer_id in group}
         for peer in self.up():
             for conversation in list(peer.line.conversations):
                 conversation.set_cut(not self._passes(*conversation.peers, conversation.relay))
 
     def is_cut(self, one: PeerId, other: PeerId) -> bool:
-        """Whether nothing passes between these two."""
+        """Return whether a partition separates two peers."""
         return self._group.get(one, 0) != self._group.get(other, 0)
 
     def up(self) -> list[MemoryPeer]:
-        """Return the peers that live."""
+        """Return the peers that are up."""
         return [peer for peer in self.peers.values() if peer.is_up]
 
-    # ---- who reaches whom ----
+    # ---- connections ----
 
     def connected(self, peer_id: PeerId) -> list[PeerId]:
-        """Return to whom a connection is open."""
+        """Return the peers to which a connection is open."""
         return list(self._connections.get(peer_id, ()))
 
     async def dial(self, caller: PeerId, partner: PeerId, addresses: Sequence[str] = ()) -> PeerId | None:
-        """Connect two peers, unless they are; return through which relay. Raises Unreachable, after DIAL_S."""
+        """Connect two peers unless connected, and return the relay between them, None if direct. Raises Unreachable after DIAL_S."""
         if not self.is_up(caller) or caller == partner:
-            raise Unreachable("this peer is down, or calls itself")
-        ways = self._connections.setdefault(caller, {})
-        found = ([ways[partner]] if partner in ways else []) + self._ways_to(partner, addresses)
+            raise Unreachable("this peer is down, or dials itself")
+        connections = self._connections.setdefault(caller, {})
+        found = ([connections[partner]] if partner in connections else []) + self._routes_to(partner, addresses)
         relays = [relay for relay in found if self._passes(caller, partner, relay) and (relay is None or self.is_up(relay))]
         if relays and self.is_up(partner):
-            ways[partner] = self._connections.setdefault(partner, {})[caller] = relays[0]
+            connections[partner] = self._connections.setdefault(partner, {})[caller] = relays[0]
             return relays[0]
-        ways.pop(partner, None)
-        is_refused = relays and partner in self.peers  # its machine is there, the peer is not
+        connections.pop(partner, None)
+        is_refused = relays and partner in self.peers  # the machine is up and rejects the connection: the peer is down
         await asyncio.sleep(2 * self.peers[caller].line.link.latency_s if is_refused else DIAL_S)
         raise Unreachable(f"no answer from {partner.short()}")
 
-    def _ways_to(self, partner: PeerId, addresses: Sequence[str]) -> list[PeerId | None]:
+    def _routes_to(self, partner: PeerId, addresses: Sequence[str]) -> list[PeerId | None]:
         if partner in self.hidden:
             return [relay for relay in self.hidden[partner] if any(f"/p2p/{relay}/p2p-circuit" in address for address in addresses)]
         place = self.places.get(partner, "")
@@ -142,7 +147,7 @@ class MemoryNetwork:
         return not (self.is_cut(one, other) or (relay is not None and (self.is_cut(one, relay) or self.is_cut(other, relay))))
 
     async def open(self, caller: MemoryPeer, partner: PeerId, purpose: Purpose, addresses: Sequence[str] = ()) -> Stream:
-        """Open a stream, which takes a round trip. Raises Unreachable."""
+        """Open a stream from `caller` to `partner`, which takes a round trip. Raises Unreachable."""
         if not caller.is_up:
             raise Unreachable("this peer is down")
         relay = await self.dial(caller.peer_id, partner, addresses)
@@ -156,7 +161,7 @@ class MemoryNetwork:
         if visit is None or not host.admission.begin(visit, purpose):
             if visit is not None:
                 host.admission.end(visit)
-            raise Unreachable(f"{partner.short()} turned the stream away")
+            raise Unreachable(f"{partner.short()} rejected the stream")
         conversation.begin()
         task = asyncio.create_task(_receive(host, visit, purpose, conversation.streams[1]), name=f"{partner.short()} {purpose.value}")
         self._tasks.add(task)

@@ -1,9 +1,8 @@
-"""An event loop whose clock jumps to the next timer instead of waiting for it, so that an hour of meetings runs in a second.
+"""An event loop under virtual time: its clock jumps to the next timer, so an hour of meetings runs in a second.
 
-It has no sockets and no signals, and threads whose work takes no time: whatever runs on it gets its time from `loop.time()` and its
-network from `protocol.memory`. The same program runs in the same order every time: tasks hash by creation number, so that even the
-sets of tasks inside asyncio (`TaskGroup`, `wait`) are walked in a fixed order. Idea: FoundationDB's simulator; the asyncio trick
-(a selector that moves the clock) is common knowledge.
+It has no sockets and no signals, and it runs executor functions at once. A program on it takes its time from `loop.time()` and its network
+from `protocol.memory`. The order of execution is deterministic: tasks hash by creation number, so the sets of tasks inside asyncio
+(`TaskGroup`, `wait`) also have a fixed order. The idea is FoundationDB's simulator.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ _RESOLUTION_S = 1e-9
 
 
 class Deadlock(RuntimeError):
-    """Every task waits for something that can no longer happen."""
+    """All tasks wait and no timer is set, so no task can ever run again."""
 
 
 class _NumberedTask(asyncio.Task[T]):
-    """A task that hashes by the order of creation, not by its address."""
+    """A task that hashes by its creation number instead of its address."""
 
     def __init__(self, coro: Coroutine[Any, Any, T], *, loop: VirtualTimeLoop, number: int, **options: Any) -> None:
-        self._number = number  # before super(), which puts the task into a set
+        self._number = number  # before super().__init__(), which adds the task to a set
         super().__init__(coro, loop=loop, **options)
 
     def __hash__(self) -> int:
@@ -36,7 +35,7 @@ class _NumberedTask(asyncio.Task[T]):
 
 
 class _Clock:
-    """Stands where a selector would: nothing is ever ready, so waiting means moving the clock."""
+    """A selector with no file descriptors: select() advances the clock by its timeout."""
 
     def __init__(self, advance: Callable[[float | None], None]) -> None:
         self._advance = advance
@@ -48,9 +47,9 @@ class _Clock:
 
 
 class VirtualTimeLoop(base_events.BaseEventLoop):
-    """An asyncio event loop under virtual time, which starts at `start_s`.
+    """An asyncio event loop whose virtual time starts at `start_s`.
 
-    Raises Deadlock out of `run_until_complete` when no task can run and no timer is set.
+    `run_until_complete` raises Deadlock when no task can run and no timer is set.
     """
 
     def __init__(self, start_s: float = 0.0) -> None:
@@ -66,23 +65,23 @@ class VirtualTimeLoop(base_events.BaseEventLoop):
         return self._now_s
 
     def run_in_executor(self, executor: Any, func: Callable[[Unpack[Ts]], T], *args: *Ts) -> asyncio.Future[T]:
-        """Run it at once and tell the result in the loop's next round: a thread would run in real time, and no seed could repeat it."""
-        done: asyncio.Future[T] = self.create_future()
+        """Run `func` at once and resolve the future in the next loop iteration. A thread would make the order of execution random."""
+        future: asyncio.Future[T] = self.create_future()
 
-        def tell(set_it: Callable[[Any], None], value: object) -> None:
-            if not done.done():
-                set_it(value)
+        def resolve(setter: Callable[[Any], None], value: object) -> None:
+            if not future.done():
+                setter(value)
 
         try:
-            self.call_soon(tell, done.set_result, func(*args))
+            self.call_soon(resolve, future.set_result, func(*args))
         except Exception as error:
-            self.call_soon(tell, done.set_exception, error)
-        return done
+            self.call_soon(resolve, future.set_exception, error)
+        return future
 
     def _advance(self, seconds: float | None) -> None:
         if seconds is None:
             waiting = "\n".join(sorted(repr(task) for task in asyncio.all_tasks(self)))
-            raise Deadlock(f"no task can run and no timer is set; tasks that wait:\n{waiting}")
+            raise Deadlock(f"no task can run and no timer is set; waiting tasks:\n{waiting}")
         self._now_s += seconds
 
     def _new_task(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[Any]:
@@ -90,13 +89,13 @@ class VirtualTimeLoop(base_events.BaseEventLoop):
         return _NumberedTask(coro, loop=self, number=self._num_tasks, **options)
 
     def _process_events(self, event_list: list[Any]) -> None:
-        """Nothing: there are no file descriptors."""
+        """Do nothing: there are no file descriptors."""
 
     def _write_to_self(self) -> None:
-        """Nothing: nobody can be asleep in a selector."""
+        """Do nothing: no thread blocks in a selector."""
 
 
 def run(main: Coroutine[Any, Any, T], *, start_s: float = 0.0) -> T:
-    """Run `main` to its end under virtual time, cancel what it left behind, and return its result."""
+    """Run `main` under virtual time, cancel the tasks that it leaves running, and return its result."""
     with asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(start_s)) as runner:
         return runner.run(main)

@@ -1,1 +1,1 @@
-"""What peers say to each other: messages, signed records, frames, and the checks of a run's terms."""
+"""Messages between peers: frames, signed records, and the validation against a run's terms."""

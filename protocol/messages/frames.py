@@ -1,12 +1,11 @@
-"""Messages to bytes and back: the only place where frames meet generated protobuf code.
+"""Encode messages as protobuf frames and decode them.
 
-`from_frame` is what a stranger's bytes meet first. It bounds the size before it parses, returns a message whose every field is
-checked (`messages.py`), and raises nothing but BadMessage. Fields carry the same names here and there, and a test holds both
-sides of every message together.
+`from_frame` is the first code that handles bytes of an untrusted peer. It checks the size before parsing and returns a message whose fields
+are all validated (`messages.py`). The dataclasses and the protobuf messages have the same field names; a test compares them.
 
-Unknown fields are tolerated and dropped, so that a newer peer may add one that an older may ignore. A message or a content of a kind that
-this build does not know is refused, and nobody's fault; an unknown refusal is a refusal. Anything else that protobuf forgives (two bodies
-in one frame, over-long numbers) is the sender's fault.
+Unknown fields are dropped, so a newer peer may add optional fields. An unknown message type or contents kind raises Refused, because a
+newer peer may send it legitimately. An unknown refusal code reads as OTHER. Any other encoding that protobuf tolerates (two bodies in one
+frame, non-minimal varints) raises BadMessage.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ if TYPE_CHECKING:
 V = TypeVar("V")
 
 BODIES: Final[dict[str, type[Message]]] = {re.sub(r"\B[A-Z]", r"_\g<0>", kind.__name__).lower(): kind for kind in get_args(Message)}
-"""By the name of the frame's field, which is the message's own in lower case."""
+"""Message types by the name of their field in Frame: the type's name in snake case."""
 _BODY_OF: Final = {kind: name for name, kind in BODIES.items()}
 _CODES: Final = frozenset(RefusalCode)
-_LARGE: Final = (Chunk, Verdict, Commit, Outcome)  # they carry data or a bitmap
+_LARGE: Final = (Chunk, Verdict, Commit, Outcome)  # messages with bulk data or a bitmap
 
 
 def to_frame(message: Message) -> bytes:
-    """Return the frame that carries this message. Raises BadMessage when it lacks its signature or is too large."""
+    """Encode a message as a frame. Raises BadMessage if the message is unsigned or too large."""
     need_signed(message)
     frame = peer_pb2.Frame()
     fill(getattr(frame, _BODY_OF[type(message)]), message)
@@ -48,14 +47,14 @@ def to_frame(message: Message) -> bytes:
 
 
 def from_frame(data: bytes) -> Message:
-    """Return the message in a frame. Raises BadMessage, or Refused for what a newer peer may well send, and nothing else."""
+    """Decode and validate a frame. Raises BadMessage, or Refused for a message type that only a newer release knows."""
     if len(data) > limits.FRAME_BYTES:
         raise BadMessage(f"a frame of {len(data)} bytes; at most {limits.FRAME_BYTES} are read")
     frame = peer_pb2.Frame()
     parse(frame, data)
     body = frame.WhichOneof("body")
     if body is None and data:
-        raise Refused(RefusalCode.OTHER, "a kind of message that I do not know")
+        raise Refused(RefusalCode.OTHER, "unknown message type")
     if body is None:
         raise BadMessage("an empty frame")
     message: Message = from_wire(BODIES[body], getattr(frame, body))
@@ -65,18 +64,18 @@ def from_frame(data: bytes) -> Message:
 
 
 def parse(wire: Wire, data: bytes) -> None:
-    """Parse `data` into an empty protobuf message. Raises BadMessage, also for encodings that protobuf only forgives."""
+    """Parse `data` into an empty protobuf message. Raises BadMessage, also for non-canonical encodings that protobuf accepts."""
     try:
         wire.ParseFromString(data)
     except DecodeError as error:
         raise BadMessage(f"not a {wire.DESCRIPTOR.name}: {error}") from None
-    if wire.ByteSize() != len(data):  # what was dropped or merged while parsing nobody has checked
-        raise BadMessage(f"a {wire.DESCRIPTOR.name} of {len(data)} bytes that says only {wire.ByteSize()}")
+    if wire.ByteSize() != len(data):  # the parser dropped or merged bytes, which are therefore unchecked
+        raise BadMessage(f"a {wire.DESCRIPTOR.name} of {len(data)} bytes re-encodes to {wire.ByteSize()} bytes")
 
 
 def fill(wire: Wire, value: DataclassInstance) -> None:
-    """Write the fields of a message, record or credential into its generated form, in place: bulk data is copied once."""
-    wire.SetInParent()  # a message that is all zeros is there all the same
+    """Copy the fields of a message, record or credential into its protobuf message, in place. Bulk data is copied once."""
+    wire.SetInParent()  # makes a message present even if all its fields are zero
     for name in limits.field_names(type(value)):
         match getattr(value, name):
             case None:
@@ -91,7 +90,7 @@ def fill(wire: Wire, value: DataclassInstance) -> None:
                 setattr(wire, name, plain)
 
 
-# Field names mean the same in every message, so one table reads them all; what is not here is taken as it is.
+# Conversions from the protobuf value, by field name: a name means the same in every message. Other fields are copied unchanged.
 _READ: Final[dict[str, Callable[[Any], object]]] = {
     "issuer": PeerId,
     "revoked": PeerId,
@@ -113,18 +112,21 @@ _READ: Final[dict[str, Callable[[Any], object]]] = {
 
 def _contents_kind(number: int) -> ContentsKind:
     if number > max(ContentsKind):
-        raise Refused(RefusalCode.OTHER, "a kind of contents that I do not know")
+        raise Refused(RefusalCode.OTHER, "unknown contents kind")
     return ContentsKind(number)
 
 
 def write_alone(wire: Wire, value: DataclassInstance) -> bytes:
-    """Return a value as it travels outside a frame; `wire` is an empty message of its kind."""
+    """Encode a value outside a frame. `wire` is an empty protobuf message of its type."""
     fill(wire, value)
     return wire.SerializeToString()
 
 
 def read_alone(kind: type[V], wire: Wire, data: bytes, name: str, most_bytes: int) -> V:
-    """Return what `write_alone` wrote, checked. Raises BadMessage; says nothing about signatures."""
+    """Decode and validate what `write_alone` wrote, at most `most_bytes`. Raises BadMessage. Signatures are not checked.
+
+    `name` names the value in error messages.
+    """
     limits.need_count(f"size of {name}", len(data), most_bytes)
     parse(wire, data)
     read: V = from_wire(kind, wire)
@@ -132,7 +134,7 @@ def read_alone(kind: type[V], wire: Wire, data: bytes, name: str, most_bytes: in
 
 
 def from_wire(kind: type[Any], wire: Any) -> Any:
-    """Return the checked value of a generated message. Raises BadMessage."""
+    """Convert a protobuf message into a validated `kind`. Raises BadMessage."""
     values = {}
     for name in limits.field_names(kind):
         if name == "credential":
@@ -153,9 +155,9 @@ def _need_size(message: Message, num_bytes: int) -> None:
 
 
 def need_signed(message: object) -> None:
-    """Raise BadMessage when a message, or the credential that it carries, lacks a signature."""
+    """Raise BadMessage if a message, or its credential, lacks a signature. The signature itself is not checked."""
     if getattr(message, "signature", None) == b"":
         raise BadMessage(f"a {type(message).__name__} without a signature")
     credential = getattr(message, "credential", None)
     if credential is not None and not credential.is_complete:
-        raise BadMessage("a credential that lacks a signature")
+        raise BadMessage("a credential without a signature")

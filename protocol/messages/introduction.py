@@ -1,6 +1,6 @@
-"""Whom a peer names to one that asks who is there: signed records of several members, so that the asker can go on without it.
+"""The reply to a peer-exchange request: signed records of several members, so that the requester no longer depends on one bootstrap node.
 
-The records are true or false by themselves; the rest travels under the signature of the header of the answer.
+Each record carries its own signature. The signature of the reply's header covers the whole reply.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from gossamer.protocol import limits
 from gossamer.protocol.messages.frames import read_alone, write_alone
 from gossamer.protocol.wire import peer_pb2
 
-INTRODUCTION_BYTES = limits.INTRODUCED * (limits.RECORD_BYTES + 3) + 16  # at most: each record with its tag and length, and the time
+INTRODUCTION_BYTES = limits.INTRODUCED * (limits.RECORD_BYTES + 3) + 16  # upper bound: each record with its tag and length, and the time
 
 
 @dataclass(frozen=True, slots=True)
 class Introduction(limits.Bounded):
-    """Members whom the sender knows, and its clock."""
+    """Members that the sender knows, and the sender's clock."""
 
-    members: tuple[bytes, ...]  # at most 16 member records as their peers signed them, the sender's own among them
-    unix_ms: int  # what time it is here
+    members: tuple[bytes, ...]  # at most 16 member records as their peers signed them, including the sender's own
+    unix_ms: int  # the sender's clock: Unix milliseconds
 
     def __post_init__(self) -> None:
         limits.Bounded.__post_init__(self)
         limits.need_record_sizes(self.members)
 
     def to_bytes(self) -> bytes:
-        """Return what is sent."""
+        """Return the encoded reply."""
         return write_alone(peer_pb2.Introduction(), self)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Introduction:
-        """Read what came. Raises BadMessage; says nothing about the records."""
+        """Parse a reply. Raises BadMessage. The records are not parsed."""
         return read_alone(cls, peer_pb2.Introduction(), data, "an introduction", INTRODUCTION_BYTES)

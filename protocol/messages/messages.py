@@ -1,12 +1,11 @@
-"""The messages of peer.proto as frozen values that cannot hold a wrong length, count or enum.
+"""The messages of peer.proto as frozen dataclasses that validate lengths, counts and enums.
 
-Every value checks itself when it is made and raises BadMessage, so a message that exists is well formed, whoever made it;
-`frames.py` turns it into bytes and back. What a message must say in a given run is checked in `terms.py`. Not here: any state,
-clock or socket.
+Each constructor raises BadMessage for invalid values, so every instance is well formed. `frames.py` encodes and decodes the messages, and
+`terms.py` validates them against a run. This module holds no state, clock or socket.
 
-A signature covers a context string that names the kind and version of the message, and every field but itself, each with its
-length in front (`identity.signable`). Protobuf fields that this build does not know are neither signed nor kept: a change that
-matters to an older peer raises the protocol version.
+A signature covers a context string with the message type and its version, then every field except the signature, each preceded by its
+length (`identity.signable`). Unknown protobuf fields are neither signed nor kept, so a change that an older peer must understand raises the
+protocol version.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from gossamer.protocol.run.invite import Credential
 
 
 class RunPhase(IntEnum):
-    """How far the run has come for a peer, and so what its meetings are for."""
+    """The phase of the run for one peer, which determines the purpose of its meetings."""
 
-    TRAIN = 0  # an ordinary meeting
+    TRAIN = 0  # a meeting during training
     FINISH = 1  # after the last step: the pair averages its fast weights
 
 
 class Part(IntEnum):
-    """What the bytes of a chunk belong to."""
+    """The part of a meeting or reply that a chunk belongs to."""
 
     SKETCH = 1
     PAYLOAD = 2
@@ -38,34 +37,34 @@ class Part(IntEnum):
 
 
 class Decision(IntEnum):
-    """What became of a meeting."""
+    """The outcome of a meeting."""
 
-    UNKNOWN = 0
+    UNKNOWN = 0  # no trace of the meeting: it did not count
     COMMITTED = 1
     DROPPED = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Hello(Signed):
-    """First frame of a meeting, from each side; the two signatures bind one fresh pair of nonces."""
+    """The first frame of a meeting from each side. The two signatures cover one fresh pair of nonces."""
 
     CONTEXT = b"gossamer/hello/1"
 
     protocol_version: int  # of the sender
     run_id: bytes  # 32 bytes
-    sender: PeerId  # who signs
-    receiver: PeerId  # whom it is meant for, so that it cannot be passed on
+    sender: PeerId  # the signer
+    receiver: PeerId  # prevents replay to another peer
     nonce: bytes  # 16 random bytes of the sender
     partner_nonce: bytes  # empty from the initiator; the initiator's nonce from the responder
     fragment: int  # id
     codec: int  # wire id
     tokens: int  # trained since the sender's last outer step of this fragment
-    clock_steps: int  # the sender's schedule clock
-    sketch_bytes: int  # of the sketch that the sender will send
-    payload_bytes: int  # of the payload that the sender will send
-    phase: RunPhase  # an ordinary meeting, or averaging after the end
-    credential: Credential | None  # in invite runs
-    records: tuple[bytes, ...]  # at most 3 member records as their peers signed them: the sender's own, and of others
+    clock_steps: int  # the sender's global step
+    sketch_bytes: int  # size of the sketch that the sender will send
+    payload_bytes: int  # size of the payload that the sender will send
+    phase: RunPhase  # training, or averaging after the last step
+    credential: Credential | None  # set in invite runs
+    records: tuple[bytes, ...]  # at most 3 member records as their peers signed them, including the sender's own
     signature: bytes = b""  # the sender's, over every field above
 
     def __post_init__(self) -> None:
@@ -75,28 +74,28 @@ class Hello(Signed):
 
 @dataclass(frozen=True, slots=True)
 class Refusal(Bounded):
-    """No, and why."""
+    """A refusal with its reason."""
 
-    code: RefusalCode  # what the other side may act on
-    detail: str = ""  # one line for the log only
+    code: RefusalCode  # machine-readable reason
+    detail: str = ""  # one line, for the log only
 
     def __post_init__(self) -> None:
         Bounded.__post_init__(self)
-        # It ends on a terminal: no control character of a stranger may.
+        # The detail is printed on terminals: control characters from an untrusted peer are replaced.
         object.__setattr__(self, "detail", "".join(char if char.isprintable() else " " for char in self.detail))
 
 
 def refusal_of(error: Refused | PeerMisbehaved) -> Refusal:
-    """Return what the partner is told about an error: that we refuse, or that it broke the rules."""
+    """Return the refusal to send for an error: its own code if it is Refused, BAD_MESSAGE for a protocol violation."""
     code, detail = (error.code, error.detail) if isinstance(error, Refused) else (RefusalCode.BAD_MESSAGE, str(error))
     return Refusal(code, detail[: limits.REFUSAL_DETAIL_CHARS])
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk(Bounded):
-    """A run of bytes; a side sends each part once, in order and without gaps."""
+    """A contiguous range of bytes. A side sends each part once, in order and without gaps."""
 
-    part: Part  # what the bytes belong to
+    part: Part
     offset: int  # of the first byte within the part
     data: bytes  # 1 byte to 256 KiB
 
@@ -108,29 +107,29 @@ class Chunk(Bounded):
 
 @dataclass(frozen=True, slots=True)
 class Commitment(Signed):
-    """Binds the sender to its payload before it sees the partner's, and to both sketches.
+    """Commits the sender to its payload before it sees the partner's payload, and to both sketches.
 
-    The meeting id stands for run, peers and nonces.
+    The meeting id identifies run, peers and nonces.
     """
 
     CONTEXT = b"gossamer/commitment/1"
 
     meeting_id: bytes  # 16 bytes, derived from run, fragment and both nonces
-    sha256: bytes  # 32 bytes; `exchange_digest` of what the sender sent and got
+    sha256: bytes  # 32 bytes; the sender's `exchange_digest`
     signature: bytes = b""  # the sender's, over the fields above
 
 
 def exchange_digest(own_sketch: bytes, partner_sketch: bytes, payload: bytes) -> bytes:
-    """Name what the sender of a payload sends and has got, each given by its SHA-256.
+    """Return the SHA-256 over three SHA-256 digests: of the own sketch, of the received sketch, and of the own payload.
 
-    With a sketch that was changed on its way two peers would decode different values, and both would merge them.
+    It includes the sketches, because with a corrupted sketch the two peers would decode and merge different values.
     """
     return hashlib.sha256(own_sketch + partner_sketch + payload).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict(Bounded):
-    """The whole payload is here and passed, except for these blocks, which both sides take alone."""
+    """The receiver has the whole payload and accepts it except for the failed blocks, for which both sides step alone."""
 
     meeting_id: bytes  # 16 bytes
     failed_blocks: bytes = b""  # bitmap, one bit a block, lowest bit first; empty: none failed
@@ -138,7 +137,7 @@ class Verdict(Bounded):
 
 @dataclass(frozen=True, slots=True)
 class Commit(Bounded):
-    """The initiator's decision, sent once it has both verdicts. From here the meeting counts."""
+    """The initiator's decision, sent after both verdicts. From this point the meeting counts."""
 
     meeting_id: bytes  # 16 bytes
     failed_blocks: bytes = b""  # the union of both verdicts
@@ -146,14 +145,14 @@ class Commit(Bounded):
 
 @dataclass(frozen=True, slots=True)
 class Committed(Bounded):
-    """The responder has recorded the decision too."""
+    """The responder has recorded the decision."""
 
     meeting_id: bytes  # 16 bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Resolve(Bounded):
-    """What became of this meeting? From a responder that lost the stream between its verdict and the decision."""
+    """A request for the outcome of a meeting, from a responder that lost the stream between its verdict and the decision."""
 
     run_id: bytes  # 32 bytes
     meeting_id: bytes  # 16 bytes
@@ -164,43 +163,43 @@ class Outcome(Bounded):
     """The initiator's answer to Resolve."""
 
     meeting_id: bytes  # 16 bytes
-    decision: Decision  # UNKNOWN: the initiator has no trace of it, so it did not count
-    failed_blocks: bytes = b""  # of a committed meeting: as in Commit
+    decision: Decision  # UNKNOWN: the initiator has no trace of the meeting, so it did not count
+    failed_blocks: bytes = b""  # as in Commit, if committed
 
 
 class ContentsKind(IntEnum):
-    """What a peer can be asked for."""
+    """What a peer can request from another."""
 
     MANIFEST = 1  # the signed manifest
-    STATE = 2  # slow weights of every fragment in order, bf16; then momentum likewise, where the run has any
-    SLOW = 3  # the slow weights of a fragment, coded against the asker's sketch: sketch and payload, as in a meeting
-    RESULT = 4  # the state on which the peers settle at the end of the run, the same bytes at all of them
-    SIGHTING = 5  # what the asked peer sees of the asker
-    ECHO = 6  # the bytes of a chunk that follows the request
-    RESULT_HASHES = 7  # the SHA-256 of each piece of the result, one after the other
-    RESULT_PIECES = 8  # which pieces of it the asked peer can give, a bit each, the lowest first; nothing where it has none yet
-    INTRODUCTION = 9  # who is there
-    REVOCATIONS = 10  # whose credentials count no more
-    CREDENTIAL = 11  # the asker's own with a later end, from its issuer
+    STATE = 2  # slow weights of every fragment in order, bf16; then the momentum, bf16, if the run has momentum
+    SLOW = 3  # the slow weights of a fragment, coded against the requester's sketch: sketch and payload, as in a meeting
+    RESULT = 4  # the final state on which all peers agree, byte for byte
+    SIGHTING = 5  # the requester's observed address
+    ECHO = 6  # the bytes of the chunk that follows the request
+    RESULT_HASHES = 7  # the concatenated SHA-256 digests of the result's pieces
+    RESULT_PIECES = 8  # bitmap of the result's pieces that the source has, lowest bit first; empty if it has none
+    INTRODUCTION = 9  # peer exchange: records of members
+    REVOCATIONS = 10  # the revocations that the source knows
+    CREDENTIAL = 11  # the requester's own credential with a later expiry date, from its issuer
 
 
 @dataclass(frozen=True, slots=True)
 class FetchRequest(Signed):
-    """Send me this part of it; another request may follow before the answer has come."""
+    """A request for a byte range of some contents. Another request may follow before the reply arrives."""
 
     CONTEXT = b"gossamer/fetch-request/1"
 
     protocol_version: int  # of the sender
     run_id: bytes  # 32 bytes
-    sender: PeerId  # who asks and signs
-    receiver: PeerId  # who is asked
-    nonce: bytes  # 16 random bytes of the sender; the answer is signed over them
-    kind: ContentsKind  # what is asked for
-    offset: int  # of the first byte that is wanted
-    num_bytes: int  # wanted, at most a chunk; 0: only the header
-    fragment: int  # of SLOW: which; no part of it can be asked for, and the asker's sketch follows the request
-    credential: Credential | None  # in invite runs
-    records: tuple[bytes, ...] = ()  # at most 3 member records as their peers signed them: the sender's own, and of others
+    sender: PeerId  # the requester and signer
+    receiver: PeerId  # the source
+    nonce: bytes  # 16 random bytes of the sender; the signature of the reply covers them
+    kind: ContentsKind
+    offset: int  # first requested byte
+    num_bytes: int  # number of requested bytes, at most one chunk; 0: only the header
+    fragment: int  # for SLOW: the fragment id; the whole of it is requested, and the requester's sketch follows the request
+    credential: Credential | None  # set in invite runs
+    records: tuple[bytes, ...] = ()  # at most 3 member records as their peers signed them, including the sender's own
     signature: bytes = b""  # the sender's, over every field above
 
     def __post_init__(self) -> None:
@@ -209,25 +208,23 @@ class FetchRequest(Signed):
 
     @property
     def asked(self) -> tuple[bytes, ...]:
-        """What the signature of an answer is about."""
+        """Return the fields of the request that the signature of a reply also covers."""
         return self.run_id, self.sender.raw, self.receiver.raw, self.nonce
 
 
 @dataclass(frozen=True, slots=True)
 class Contents(Signed):
-    """Header of an answer to a FetchRequest; chunks with what was asked for follow, unless that is empty."""
+    """The header of the reply to a FetchRequest. Chunks with the requested bytes follow, unless there are none."""
 
     CONTEXT = b"gossamer/contents/1"
 
-    kind: ContentsKind  # as asked
-    total_bytes: int  # of the whole, whatever part was asked for
-    sha256: bytes  # 32 bytes; of the part
-    clock_steps: int = 0  # of a state: the donor's schedule clock
-    name: bytes = (
-        b""  # of a result: SHA-256 of its pieces' hashes, or empty where the donor has none; of revocations: of the whole; else empty
-    )
-    signature: bytes = b""  # the donor's, over what `asked` says and the fields above
+    kind: ContentsKind  # as requested
+    total_bytes: int  # size of the whole contents
+    sha256: bytes  # 32 bytes; SHA-256 of the requested part
+    clock_steps: int = 0  # for a state: the source's global step
+    name: bytes = b""  # SHA-256 of a result's concatenated piece hashes, empty if there is none; or of all revocations; else empty
+    signature: bytes = b""  # the source's, over `FetchRequest.asked` and the fields above
 
 
 Message = Hello | Refusal | Chunk | Commitment | Verdict | Commit | Committed | Resolve | Outcome | FetchRequest | Contents
-"""What a frame can carry."""
+"""Every message type that a frame can contain."""

@@ -1,7 +1,7 @@
-"""What a peer tells others about itself.
+"""Member records: what a peer announces about itself.
 
-A record is a hint: signed, so nobody can forge or shorten it; short-lived, so the dead are forgotten; and never proof that the peer
-is there, which only a connection gives.
+A record is signed, so other peers cannot forge or shorten it, and it is valid for a few minutes, so dead peers disappear. It is a hint:
+only a connection proves that the peer is alive.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ GIST_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class MemberRecord(Signed):
-    """One peer's announcement of itself in one run; at most 1 KiB as bytes."""
+    """A peer's announcement in one run; at most 1 KiB when encoded."""
 
     CONTEXT = b"gossamer/member-record/1"
 
     run_id: bytes  # 32 bytes
-    peer_id: PeerId  # who signs
-    addresses: tuple[str, ...]  # at most 4 multiaddrs; hints for dialing
-    clock_steps: int  # the peer's schedule clock when it signed
-    finished: bool  # it has reached the end of the run and only averages
-    sequence: int  # grows with each record of this peer
+    peer_id: PeerId  # the announced peer, which signs
+    addresses: tuple[str, ...]  # at most 4 multiaddrs
+    clock_steps: int  # the peer's global step at signing
+    finished: bool  # the peer has reached the end of the run and only averages
+    sequence: int  # increases with each record of this peer
     expires_s: int  # Unix seconds
-    credential: Credential | None = None  # so that others can check its membership
-    paused: bool = False  # it is there, but meets nobody and gives nothing for now
+    credential: Credential | None = None  # proves the peer's membership
+    paused: bool = False  # the peer is reachable, but neither meets nor serves state
     tokens: int = 0  # trained by the peer since it joined
-    release: int = 0  # of the software it runs, as one number (peer/swarm/sight.py); 0 where it does not say
+    release: int = 0  # the peer's software release as one number (peer/swarm/sight.py); 0 if unknown
     signature: bytes = b""  # the peer's, over every other field
 
     def __post_init__(self) -> None:
@@ -52,7 +52,7 @@ class MemberRecord(Signed):
                 raise BadMessage(f"an address of another peer: {address}")
 
     def to_bytes(self) -> bytes:
-        """Return the record as it is stored. Raises BadMessage when it is not signed, or its addresses make it larger than 1 KiB."""
+        """Encode the record. Raises BadMessage if it is unsigned or larger than 1 KiB."""
         need_signed(self)
         data = write_alone(peer_pb2.MemberRecord(), self)
         limits.need_count("size of a record", len(data), limits.RECORD_BYTES)
@@ -60,39 +60,40 @@ class MemberRecord(Signed):
 
     @classmethod
     def from_bytes(cls, data: bytes) -> MemberRecord:
-        """Read a stored record. Raises BadMessage, and nothing else; says nothing about signature or time: see `check`."""
+        """Parse an encoded record. Raises BadMessage. Signature and expiry are not checked: see `check`."""
         record = read_alone(cls, peer_pb2.MemberRecord(), data, "a record", limits.RECORD_BYTES)
-        need_signed(record)  # what we believe we pass on, and whoever is passed an incomplete one refuses it
+        need_signed(record)  # records are forwarded, and other peers reject an unsigned one
         return record
 
     def check(self, run_id: bytes, now_s: float) -> None:
-        """Raise BadSignature or BadMessage unless this is its peer's own word, about this run, and in force now.
+        """Raise BadSignature or BadMessage unless its peer signed the record for this run and it is valid at `now_s` (Unix time).
 
-        Membership is `terms.check_record`.
+        `terms.check_record` also checks the membership.
         """
         if self.run_id != run_id:
             raise BadMessage("a record of another run")
         if self.expires_s <= now_s:
             raise BadMessage(f"a record that expired {now_s - self.expires_s:.0f} s ago")
         if self.expires_s > now_s + limits.RECORD_LIFETIME_S + limits.CLOCK_SKEW_S:
-            raise BadMessage(f"a record that expires only in {self.expires_s - now_s:.0f} s")
+            raise BadMessage(f"a record that is valid for too long: {self.expires_s - now_s:.0f} s")
         self.verify(self.peer_id)
 
     @property
     def gist(self) -> bytes:
-        """Return a hash of whose word it is and of what in it matters to others: where, whether it has come to the end, or is paused."""
-        words = (str(self.peer_id), str(int(self.finished)), str(int(self.paused)), *self.addresses)
-        return hashlib.sha256("\n".join(words).encode()).digest()[:GIST_BYTES]
+        """Return a hash (8 bytes) of the parts that matter to other peers: peer id, addresses, `finished` and `paused`."""
+        parts = (str(self.peer_id), str(int(self.finished)), str(int(self.paused)), *self.addresses)
+        return hashlib.sha256("\n".join(parts).encode()).digest()[:GIST_BYTES]
 
     def supersedes(self, other: MemberRecord) -> bool:
-        """Whether this is a later word of the same peer, and so replaces `other`."""
+        """Return whether this is a later record of the same peer than `other`."""
         return self.peer_id == other.peer_id and self.sequence > other.sequence
 
 
 def announceable(addresses: Iterable[str], peer_id: PeerId) -> tuple[str, ...]:
-    """Return the addresses that go into a peer's own record: the first ones that are legal, without its own id, and fit.
+    """Select the addresses for a peer's own record: the first valid ones that fit, without the peer's own id.
 
-    Addresses of the local network, or else of this machine, are told only where there are no others: a record goes to everybody.
+    Every peer can read a record, so plain local-network addresses are included only if there are no wider ones, and loopback addresses only
+    if there are no others at all.
     """
     short = dict.fromkeys(address.removesuffix(f"/p2p/{peer_id}") for address in addresses)
     legal = [address for address in short if _is_legal(address)]

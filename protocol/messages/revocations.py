@@ -1,7 +1,7 @@
-"""Whose credentials count no more, by the word of those who signed them.
+"""Revocations of credentials, signed by their issuers.
 
-An issuer revokes a name in credentials of its own: a peer's, or an invite's (the bearer key that all who came by it share). What is revoked
-stays so for this run, so a set of revocations only grows; peers hand it on, whole, and check each signature.
+An issuer revokes one peer, or one invite by its bearer key, which all peers that joined with this invite share. A revocation is permanent
+within the run, so a set of revocations only grows. Peers forward the whole set and check each signature.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from gossamer.protocol.wire import peer_pb2
 
 @dataclass(frozen=True, slots=True)
 class Revocation(Signed):
-    """An issuer takes its word back."""
+    """An issuer's revocation of a peer or an invite."""
 
     CONTEXT = b"gossamer/revocation/1"
 
     run_id: bytes  # 32 bytes
-    issuer: PeerId  # who signed the credentials, and signs this
+    issuer: PeerId  # the issuer of the revoked credentials, which signs
     revoked: PeerId  # a peer, or the bearer key of an invite
     revoked_s: int  # Unix seconds
     signature: bytes = b""  # the issuer's, over the fields above
 
 
 class Revocations:
-    """A growing set of revocations, at most `limits.REVOCATIONS`. Who adds one has checked it."""
+    """A growing set of at most `limits.REVOCATIONS` revocations. The caller of `add` has verified the revocation."""
 
     def __init__(self) -> None:
         self._by_name: dict[tuple[PeerId, PeerId], Revocation] = {}
@@ -41,7 +41,7 @@ class Revocations:
         return iter(self._by_name.values())
 
     def add(self, revocation: Revocation) -> bool:
-        """Take one in; tell whether it says anything new, and there is room."""
+        """Add a revocation. Return False if it is known already or the set is full."""
         name = revocation.issuer, revocation.revoked
         if name in self._by_name or len(self._by_name) >= limits.REVOCATIONS:
             return False
@@ -49,11 +49,11 @@ class Revocations:
         return True
 
     def cover(self, peer: PeerId, credential: Credential | None) -> bool:
-        """Tell whether a peer's credential counts no more: its issuer has revoked the peer, or the invite by which it came."""
+        """Return whether a peer's credential is revoked: its issuer has revoked the peer, or the invite with which it joined."""
         return bool(self._about(peer, credential))
 
     def shown_to(self, peer: PeerId, credential: Credential | None) -> Revocations:
-        """Return those that cover a peer, where any do; a member may see all."""
+        """Return the revocations that a peer may read: those that cover the peer if it is revoked, all if it is a member."""
         about = self._about(peer, credential)
         if not about:
             return self
@@ -68,19 +68,19 @@ class Revocations:
         return [revocation for revocation in found if revocation]
 
     def to_bytes(self) -> bytes:
-        """Return all of them in one order, so that equal sets are equal bytes."""
+        """Encode the set in sorted order, so that equal sets have equal bytes."""
         wire = peer_pb2.Revocations()
         for name in sorted(self._by_name):
             fill(wire.revocations.add(), self._by_name[name])
         return wire.SerializeToString()
 
     def digest(self) -> bytes:
-        """Return the name of this set: 32 bytes."""
+        """Return the SHA-256 of the encoded set."""
         return hashlib.sha256(self.to_bytes()).digest()
 
 
 def read_revocations(data: bytes) -> list[Revocation]:
-    """Read what `to_bytes` wrote. Raises BadMessage; says nothing about who signed: see `terms.check_revocation`."""
+    """Parse an encoded set. Raises BadMessage. Signatures are not checked: see `terms.check_revocation`."""
     limits.need_count("size of revocations", len(data), limits.CHUNK_BYTES)
     wire = peer_pb2.Revocations()
     parse(wire, data)
@@ -92,13 +92,13 @@ def read_revocations(data: bytes) -> list[Revocation]:
 
 
 def need_credential(data: bytes) -> Credential:
-    """Read a credential that travels alone. Raises BadMessage."""
+    """Parse a credential outside a frame. Raises BadMessage if it is malformed or lacks a signature."""
     credential = read_alone(Credential, peer_pb2.Credential(), data, "a credential", limits.RECORD_BYTES)
     if not credential.is_complete:
-        raise BadMessage("a credential that lacks a signature")
+        raise BadMessage("a credential without a signature")
     return credential
 
 
 def credential_bytes(credential: Credential) -> bytes:
-    """Write a credential that travels alone."""
+    """Encode a credential outside a frame."""
     return write_alone(peer_pb2.Credential(), credential)

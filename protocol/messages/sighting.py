@@ -1,6 +1,6 @@
-"""What a peer that is asked sees of the asker: from where it comes; and what time it is here.
+"""The reply of the observed-address service: the requester's address as the replying peer observes it, and that peer's clock.
 
-Not signed itself: it travels under the signature of the header of the answer.
+It has no signature of its own: the signature of the reply's header covers it.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from gossamer.protocol import limits
 from gossamer.protocol.messages.frames import read_alone, write_alone
 from gossamer.protocol.wire import peer_pb2
 
-SIGHTING_BYTES = 256  # at most
+SIGHTING_BYTES = 256  # upper bound
 
 
 @dataclass(frozen=True, slots=True)
 class Sighting(limits.Bounded):
-    """What one peer sees of another."""
+    """The requester's observed address, and the time."""
 
-    observed: str  # multiaddr from which the asker's connection comes, a port of it included; empty where it is not known
-    unix_ms: int  # what time it is here
+    observed: str  # multiaddr of the requester's end of the connection, including its port; empty if unknown
+    unix_ms: int  # the sender's clock: Unix milliseconds
 
     def to_bytes(self) -> bytes:
-        """Return what is sent."""
+        """Return the encoded reply."""
         return write_alone(peer_pb2.Sighting(), self)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Sighting:
-        """Read what came. Raises BadMessage."""
+        """Parse a reply. Raises BadMessage."""
         return read_alone(cls, peer_pb2.Sighting(), data, "a sighting", SIGHTING_BYTES)

@@ -1,8 +1,8 @@
-"""What a manifest implies for the wire, and the checks of everything that opens a conversation.
+"""Validate the first message of a stream against the terms of the run, which follow from the manifest.
 
-Each check raises the first thing that is wrong. `Refused` is nobody's fault: another run, another version, no invitation, too far
-apart. `BadMessage` and `BadSignature` are the partner's fault: it addressed somebody else, or lied about who it is. What to tell
-the partner in either case is `messages.refusal_of`. Pure functions: the time comes in as an argument.
+Each check raises an error for the first violation. `Refused` is neither side's fault: another run, another protocol version, no membership,
+global steps too far apart. `BadMessage` and `BadSignature` are protocol violations: another receiver, or a forged sender.
+`messages.refusal_of` gives the reply for both. All checks are pure functions; they take the time as an argument.
 """
 
 from __future__ import annotations
@@ -24,48 +24,48 @@ from gossamer.protocol.run.sections import Access
 class FragmentTerms:
     """The sizes that manifest and model imply for a meeting on one fragment."""
 
-    sketch_bytes: int  # 0: the codec has no sketch
-    payload_bytes: int  # of each side's payload
-    num_blocks: int  # blocks that can fail to decode
+    sketch_bytes: int  # size of each side's sketch; 0: the codec has no sketch
+    payload_bytes: int  # size of each side's payload
+    num_blocks: int  # number of blocks that can fail to decode
 
     @property
     def slow_bytes(self) -> int:
-        """Return the size of a fragment's slow weights as somebody pulls them: what each side sends in a meeting, too."""
+        """Return the bytes that each side sends in a meeting, which is also the size of a reply with ContentsKind.SLOW."""
         return self.sketch_bytes + self.payload_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
-    """What the run's model and codec imply for the wire. Who holds the model computes it."""
+    """The sizes that the run's model and codec imply for the wire. Computing them needs the model."""
 
     codec_id: int  # wire id
     fragments: tuple[FragmentTerms, ...]  # by fragment id
-    state_bytes: int  # of CONTENTS_STATE
+    state_bytes: int  # size of ContentsKind.STATE
 
     @property
     def round_bytes(self) -> int:
-        """Return what each side sends when every fragment meets once."""
+        """Return the bytes that each side sends when every fragment meets once."""
         return sum(fragment.slow_bytes for fragment in self.fragments)
 
 
 @dataclass(frozen=True, slots=True)
 class RunTerms:
-    """Everything that a partner's first message is held against."""
+    """The terms against which a partner's first message is checked."""
 
     run_id: bytes  # 32 bytes
-    protocol_version: int  # spoken in this run
+    protocol_version: int  # of the run
     codec_id: int  # wire id
     fragments: tuple[FragmentTerms, ...]  # by fragment id
-    state_bytes: int  # of CONTENTS_STATE
-    access: Access  # who may take part
-    issuers: frozenset[PeerId]  # whose invites count
+    state_bytes: int  # size of ContentsKind.STATE
+    access: Access
+    issuers: frozenset[PeerId]  # peers that may issue invites
     members: frozenset[PeerId]  # the allow list
-    max_clock_gap_steps: int  # partners farther apart do not meet
-    revocations: Revocations = field(default_factory=Revocations, compare=False)  # one for all terms of a peer; it grows
+    max_clock_gap_steps: int  # largest difference between the global steps of two partners
+    revocations: Revocations = field(default_factory=Revocations, compare=False)  # shared by all copies of these terms; it grows
 
     @classmethod
     def from_manifest(cls, manifest: Manifest, plan: ModelPlan | None = None) -> Self:
-        """Join what the manifest says with its model's sizes; terms without these say who may take part, and suit no meeting."""
+        """Combine a manifest with the model's sizes. Terms without `plan` suffice to check membership, but not a meeting."""
         run, plan = manifest.run, plan or ModelPlan(0, (), 0)
         return cls(
             run_id=manifest.run_id,
@@ -80,7 +80,7 @@ class RunTerms:
         )
 
     def with_plan(self, plan: ModelPlan) -> Self:
-        """Add the model's sizes, once they are known; the revocations stay the same ones."""
+        """Return a copy with the model's sizes. The copy shares the revocations."""
         return replace(self, codec_id=plan.codec_id, fragments=plan.fragments, state_bytes=plan.state_bytes)
 
 
@@ -93,71 +93,72 @@ def check_hello(
     *,
     own_hello: Hello | None = None,
 ) -> None:
-    """Raise unless this Hello opens, or answers, a meeting between `partner` and `me` on the run's terms.
+    """Raise unless this Hello validly opens, or answers, a meeting between `partner` and `me`.
 
-    `partner` is the peer that the transport proved; `own_hello` is ours, which the initiator has and this one must answer, at a clock that
-    is not too far from it. Raises Refused, BadMessage or BadSignature.
+    `partner` is the peer that the transport authenticated. The initiator passes `own_hello`, which this Hello must answer; then the global
+    steps are compared too. `now_s` is Unix time. Raises Refused, BadMessage or BadSignature.
     """
     _check_opening(hello, terms, me, partner)
     check_member(partner, hello.credential, terms, now_s)
     _check_sizes(hello, terms)
     if own_hello is None:
         if hello.partner_nonce:
-            raise BadMessage("a Hello that answers, where nobody asked")
+            raise BadMessage("a first Hello with a partner nonce")
     else:
         _check_answer(hello, own_hello)
         check_clock(hello.clock_steps, own_hello.clock_steps, terms)
 
 
 def check_fetch(request: FetchRequest, terms: RunTerms, me: PeerId, partner: PeerId, now_s: float) -> None:
-    """Raise Refused, BadMessage or BadSignature unless `partner` may have what it asks `me` for.
+    """Raise Refused, BadMessage or BadSignature unless `partner` may make this request to `me`.
 
-    Who is revoked may ask for the issuer's word on that: by nobody else's does it end.
+    A revoked peer may still request the revocations: only its issuer's signed revocation makes it leave the run.
     """
     _check_opening(request, terms, me, partner)
-    is_about_itself = request.kind is ContentsKind.REVOCATIONS
-    check_member(partner, request.credential, replace(terms, revocations=Revocations()) if is_about_itself else terms, now_s)
+    asks_revocations = request.kind is ContentsKind.REVOCATIONS
+    check_member(partner, request.credential, replace(terms, revocations=Revocations()) if asks_revocations else terms, now_s)
 
 
 def check_revocation(revocation: Revocation, terms: RunTerms) -> None:
-    """Raise BadMessage or BadSignature unless one who may invite to this run has revoked something."""
+    """Raise BadMessage or BadSignature unless an issuer of this run signed the revocation."""
     if revocation.run_id != terms.run_id or revocation.issuer not in terms.issuers:
-        raise BadMessage("a revocation that is not by an issuer of this run")
+        raise BadMessage("the revocation's signer is not an issuer of this run")
     revocation.verify(revocation.issuer)
 
 
 def check_record(record: MemberRecord, terms: RunTerms, now_s: float) -> None:
-    """Raise BadMessage, BadSignature or Refused unless this record is in force and its peer may take part."""
+    """Raise BadMessage, BadSignature or Refused unless this record is valid at `now_s` and its peer is a member."""
     record.check(terms.run_id, now_s)
     check_member(record.peer_id, record.credential, terms, now_s)
 
 
 def check_clock(their_steps: int, own_steps: int, terms: RunTerms) -> None:
-    """Raise Refused when two schedule clocks are too far apart to average."""
+    """Raise Refused if two global steps are too far apart to average."""
     gap_steps = abs(their_steps - own_steps)
     if gap_steps > terms.max_clock_gap_steps:
-        raise Refused(RefusalCode.CLOCK_TOO_FAR, f"{gap_steps} steps apart; at most {terms.max_clock_gap_steps} may meet")
+        raise Refused(RefusalCode.CLOCK_TOO_FAR, f"{gap_steps} steps apart; the limit is {terms.max_clock_gap_steps}")
 
 
 def check_phase(theirs: RunPhase, own: RunPhase) -> None:
-    """Raise Refused when one side has finished the run and the other has not."""
+    """Raise Refused if one side has finished the run and the other has not."""
     if theirs is not own:
         raise Refused(RefusalCode.WRONG_PHASE, f"theirs is {theirs.name}, ours {own.name}")
 
 
 def check_member(peer: PeerId, credential: Credential | None, terms: RunTerms, now_s: float) -> None:
-    """Raise Refused(NOT_INVITED) unless `peer` may take part in the run."""
+    """Raise Refused(NOT_INVITED) unless `peer` is a member of the run."""
     if terms.access == "allowlist" and peer not in terms.members:
         raise Refused(RefusalCode.NOT_INVITED, "not on the run's list of members")
-    # An issuer could sign itself an invite at any time, so none is asked of it.
+    # An issuer could invite itself at any time, so it needs no credential.
     if terms.access == "invite" and peer not in terms.issuers:
         _check_credential(peer, credential, terms, now_s)
 
 
 def vouched_by(peer: PeerId, credential: Credential | None, terms: RunTerms) -> PeerId | None:
-    """Return by whose word a member is here: its own name where manifest or invite name it, else its invite's key; None: nobody's.
+    """Return the key that identifies a member's Sybil group: the bearer key of its invite, which all peers with this invite share.
 
-    Assumes that its credential has been checked.
+    A peer that the manifest or its invite names is its own group. In an open run there is no such key: None. The credential must have been
+    checked before.
     """
     if terms.access == "open":
         return None
@@ -184,13 +185,13 @@ def _check_credential(peer: PeerId, credential: Credential | None, terms: RunTer
 
 
 def _check_opening(message: Hello | FetchRequest, terms: RunTerms, me: PeerId, partner: PeerId) -> None:
-    # Version first: another version may sign differently. Then the run, because a peer of another run is merely lost.
+    # The version comes first, because another version may sign differently; then the run, because a peer of another run is no attacker.
     if message.protocol_version != terms.protocol_version:
         raise Refused(RefusalCode.WRONG_VERSION, f"theirs is {message.protocol_version}, ours {terms.protocol_version}")
     if message.run_id != terms.run_id:
         raise Refused(RefusalCode.WRONG_RUN, f"theirs is {message.run_id.hex()[:8]}, ours {terms.run_id.hex()[:8]}")
     if message.receiver != me:
-        raise BadMessage("meant for another peer")
+        raise BadMessage("addressed to another peer")
     if message.sender != partner:
         raise BadMessage("sent in the name of another peer")
     message.verify(partner)
@@ -212,7 +213,7 @@ def _check_answer(hello: Hello, own_hello: Hello) -> None:
     if hello.partner_nonce != own_hello.nonce:
         raise BadMessage("an answer to another Hello")
     if hello.nonce == own_hello.nonce:
-        raise BadMessage("a nonce that is only ours repeated")
+        raise BadMessage("a nonce that repeats ours")
     if hello.fragment != own_hello.fragment:
-        raise BadMessage(f"an answer about fragment {hello.fragment}; asked about {own_hello.fragment}")
+        raise BadMessage(f"an answer for fragment {hello.fragment}; we proposed {own_hello.fragment}")
     check_phase(hello.phase, own_hello.phase)

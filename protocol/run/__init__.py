@@ -1,1 +1,1 @@
-"""What makes a run: the manifest and its sections, the invite and its credential."""
+"""The definition of a run: the manifest and its sections, the invite and its credential."""

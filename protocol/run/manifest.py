@@ -1,9 +1,9 @@
-"""The manifest: what all peers of a run must agree on. People write it as TOML; its canonical bytes are hashed to the run id.
+"""The manifest: the configuration that all peers of a run share. It is written as TOML; the hash of its canonical bytes is the run id.
 
-Canonical bytes are JSON with sorted keys, no white space, every default written out: two builds that read the same manifest get the
-same run id, and a default that changes later does not change a run that exists. What is received is hashed and kept as it came, byte for
-byte, and read by the keys that this build knows: a key more, or less, makes no run unreadable. A change of meaning raises `run.protocol`.
-Signed by its host, so that people know whom they follow; a peer trusts the hash that its invite names.
+The canonical bytes are JSON with sorted keys, without white space, with every default. Two builds therefore compute the same run id, and a
+default that changes later does not change an existing run. A received manifest is hashed and stored byte for byte. Keys that this build
+does not know are ignored, and missing keys take their default. A change of meaning raises `run.protocol`.
+The host signs the manifest to show its origin. A joining peer trusts the hash in its invite.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from gossamer.protocol.run.toml import write_toml
 from gossamer.protocol.wire import peer_pb2
 
 _HINT = "`peer init` writes a manifest with a comment for every key"
-_ASK_HOST = "ask the host for a new invite; its manifest cannot be used"
+_ASK_HOST = "ask the host for a new invite: the manifest of this one cannot be used"
 _NOT_A_TABLE = ("dict_type", "model_type")
-_TITLE = "A Gossamer manifest: what all peers of a run agree on. Any change makes it another run."
+_TITLE = "A Gossamer manifest: the configuration that all peers of a run share. Any change makes it another run."
 
 
 class Manifest(Section):
-    """A checked manifest; `Manifest()` is the demo job."""
+    """A validated manifest. `Manifest()` is the demo job."""
 
     run: sections.RunSection = sections.RunSection()
     model: sections.ModelSection = sections.ModelSection()
@@ -44,11 +44,11 @@ class Manifest(Section):
     outer: sections.OuterSection = sections.OuterSection()
     fragments: sections.FragmentsSection = sections.FragmentsSection()
     codec: sections.CodecSection = sections.CodecSection()
-    _received: bytes | None = PrivateAttr(None)  # as another build wrote it, where that is not what this one writes
+    _received: bytes | None = PrivateAttr(None)  # received canonical bytes, if this build would write others
 
     @classmethod
     def from_toml(cls, text: str) -> Self:
-        """Read what people write. Raises BadManifest or WrongVersion, naming the key, its value and what would be legal."""
+        """Parse a TOML manifest. Raises BadManifest or WrongVersion with the key, its value and the legal values."""
         if len(text) > limits.MANIFEST_BYTES:
             raise BadManifest(f"the manifest has {len(text)} characters; at most {limits.MANIFEST_BYTES} are read", hint=_HINT)
         try:
@@ -59,15 +59,15 @@ class Manifest(Section):
 
     @classmethod
     def from_canonical(cls, canonical: bytes) -> Self:
-        """Read what another peer has hashed and signed, by the keys that this build knows. Raises BadManifest or WrongVersion."""
+        """Parse the canonical bytes of another peer, ignoring unknown keys. Raises BadManifest or WrongVersion."""
         if len(canonical) > limits.MANIFEST_BYTES:
             raise BadManifest(f"a manifest of {len(canonical)} bytes; at most {limits.MANIFEST_BYTES} are read", hint=_ASK_HOST)
         try:
             given = json.loads(canonical, object_pairs_hook=_each_key_once)
         except (ValueError, RecursionError):
-            raise BadManifest("the manifest is not JSON with each key once", hint=_ASK_HOST) from None
+            raise BadManifest("the manifest is not JSON, or repeats a key", hint=_ASK_HOST) from None
         if not isinstance(given, dict) or not isinstance(run := given.get("run"), dict) or "protocol" not in run:
-            raise BadManifest("the manifest does not say which version of the protocol its run speaks", hint=_ASK_HOST)
+            raise BadManifest("the manifest does not state its protocol version (run.protocol)", hint=_ASK_HOST)
         manifest = cls.checked(_known_keys(given, cls))
         if manifest.canonical_bytes() != canonical:
             manifest._received = canonical
@@ -75,7 +75,7 @@ class Manifest(Section):
 
     @classmethod
     def checked(cls, given: object) -> Self:
-        """Check tables of plain values, filling in defaults. Raises BadManifest or WrongVersion."""
+        """Validate tables of plain values and fill in defaults. Raises BadManifest or WrongVersion."""
         _need_version(given)
         try:
             return cls.model_validate(given)
@@ -83,7 +83,7 @@ class Manifest(Section):
             raise _bad_manifest(error) from None
 
     def canonical_bytes(self) -> bytes:
-        """Return what is hashed and signed: as it was received, or the one encoding of a manifest that is written here."""
+        """Return the bytes that are hashed and signed: as received, or this build's canonical encoding."""
         if self._received is not None:
             return self._received
         values = self.model_dump(mode="json")
@@ -91,11 +91,11 @@ class Manifest(Section):
 
     @property
     def run_id(self) -> bytes:
-        """Return the name of the run on the wire: 32 bytes."""
+        """Return the run id: the SHA-256 of the canonical bytes with a prefix."""
         return _run_id(self.canonical_bytes())
 
     def with_host(self, host: PeerId) -> Self:
-        """Return this manifest with its host among those who issue invites, or among the members of an allow list."""
+        """Return this manifest with its host added to the issuers (access = "invite") or to the members (access = "allowlist")."""
         where = {"invite": "issuers", "allowlist": "members"}.get(self.run.access)
         if where is None or str(host) in getattr(self.run, where):
             return self
@@ -104,53 +104,51 @@ class Manifest(Section):
         return self.checked(values)
 
     def to_toml(self) -> str:
-        """Write the manifest for people, with a comment for every key; `from_toml` reads the same manifest back."""
+        """Return the manifest as TOML with a comment for every key. `from_toml` parses it to an equal manifest."""
         return write_toml(_TITLE, self)
 
 
 @dataclass(frozen=True, slots=True)
 class SignedManifest:
-    """A manifest as it is stored and sent: at most 64 KiB."""
+    """A manifest as stored and sent: at most 64 KiB."""
 
     canonical: bytes  # canonical JSON
-    host: PeerId  # who published it
+    host: PeerId  # the publisher
     signature: bytes  # the host's, over the run id
 
     @classmethod
     def sign(cls, manifest: Manifest, identity: Identity) -> Self:
-        """Publish a manifest. Raises BadManifest when nobody could join it, or it is too large to send."""
+        """Sign a manifest for publication. Raises BadManifest if no peer could join the run, or if it is too large to send."""
         run = manifest.run
         if (run.access == "invite" and not run.issuers) or (run.access == "allowlist" and not run.members):
             key = "issuers" if run.access == "invite" else "members"
-            raise BadManifest(
-                f'run.{key} is empty, so with access = "{run.access}" nobody may take part', hint=f"list peer ids in run.{key}"
-            )
+            raise BadManifest(f'run.{key} is empty, so no peer could join with access = "{run.access}"', hint=f"list peer ids in run.{key}")
         canonical = manifest.canonical_bytes()
         signed = cls(canonical, identity.peer_id, identity.sign(_signed_bytes(manifest.run_id, identity.peer_id)))
         if len(signed.to_bytes()) > limits.MANIFEST_BYTES:
-            raise BadManifest(f"the manifest has {len(canonical)} bytes, more than the {limits.MANIFEST_BYTES} that peers read", hint=_HINT)
+            raise BadManifest(f"the manifest has {len(canonical)} bytes; peers accept at most {limits.MANIFEST_BYTES}", hint=_HINT)
         return signed
 
     @property
     def run_id(self) -> bytes:
-        """Return the hash of the canonical bytes: 32 bytes."""
+        """Return the run id of the canonical bytes: 32 bytes."""
         return _run_id(self.canonical)
 
     def manifest(self) -> Manifest:
-        """Return the checked content. Raises BadManifest or WrongVersion."""
+        """Parse and validate the manifest. Raises BadManifest or WrongVersion."""
         return Manifest.from_canonical(self.canonical)
 
     def to_bytes(self) -> bytes:
-        """Return what is stored and sent."""
+        """Return the encoded signed manifest."""
         wire = peer_pb2.SignedManifest(canonical=self.canonical, host=self.host.raw, signature=self.signature)
         return wire.SerializeToString()
 
     @classmethod
     def from_bytes(cls, data: bytes, expect: bytes | None = None) -> Self:
-        """Read a signed manifest and check its host's signature; what it says is checked by `manifest()`.
+        """Parse a signed manifest and verify its host's signature. `manifest()` validates the content.
 
-        `expect` is the run id that a stranger's answer must have: raises BadContents or BadSignature, for another peer may do better.
-        Without it, the bytes are this peer's own file: raises BadManifest.
+        With `expect`, the bytes come from another peer and must have this run id: raises BadContents or BadSignature, so the caller may try
+        another peer. Without it, the bytes come from this peer's own file: raises BadManifest.
         """
         try:
             signed = cls._parsed(data)
@@ -160,7 +158,7 @@ class SignedManifest:
         except PeerMisbehaved as error:
             if expect is None:
                 raise BadManifest(
-                    f"the stored manifest is damaged: {error}", hint="remove it and join the run again with its invite"
+                    f"the stored manifest is damaged: {error}", hint="delete it and join the run again with its invite"
                 ) from None
             raise
         return signed
@@ -179,12 +177,12 @@ class SignedManifest:
 
 def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(dict(pairs)) < len(pairs):
-        raise ValueError("a key that occurs twice")
+        raise ValueError("a repeated key")
     return dict(pairs)
 
 
 def _known_keys(given: dict[str, Any], section: type[Section]) -> dict[str, Any]:
-    """Leave out the keys that this build does not know: within one version of the protocol they change nothing that it does."""
+    """Drop unknown keys: within one protocol version they do not affect this build."""
     return {key: _known_part(field.annotation, given[key]) for key, field in section.model_fields.items() if key in given}
 
 
@@ -198,7 +196,7 @@ def _known_part(annotation: object, value: Any) -> Any:
 
 
 def _section_of(annotation: object) -> type[Section] | None:
-    """Return the section that a key holds one of, or several; None for a key with a plain value."""
+    """Return the section type of a key that holds one or several sections; None for a key with a plain value."""
     kinds = [annotation, *get_args(annotation)]
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), None)
 
@@ -216,40 +214,40 @@ def _need_version(given: object) -> None:
     version = run.get("protocol", limits.PROTOCOL_VERSION) if isinstance(run, dict) else limits.PROTOCOL_VERSION
     if isinstance(version, int) and version not in limits.SPOKEN:
         raise WrongVersion(
-            f"the run speaks protocol version {version}, this build speaks {limits.PROTOCOL_VERSION}",
+            f"the run uses protocol version {version}, this build uses {limits.PROTOCOL_VERSION}",
             hint="install the release of Gossamer that the run's host uses",
         )
 
 
 def _bad_manifest(error: ValidationError) -> BadManifest:
-    # A default that could not be computed is the shadow of another fault.
+    # A default that could not be computed is a consequence of another fault.
     faults = [fault for fault in error.errors() if fault["type"] != "default_factory_not_called"]
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-    return BadManifest(_sentence(faults[0]) + more, hint=_HINT)
+    return BadManifest(_message(faults[0]) + more, hint=_HINT)
 
 
-def _sentence(fault: ErrorDetails) -> str:
+def _message(fault: ErrorDetails) -> str:
     where = ".".join(str(part) for part in fault["loc"]) or "the manifest"
     if fault["type"] == "extra_forbidden":
         return _unknown_key(fault["loc"])
-    says = "should be a table" if fault["type"] in _NOT_A_TABLE else fault["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    reason = "should be a table" if fault["type"] in _NOT_A_TABLE else fault["msg"].removeprefix("Value error, ").removeprefix("Input ")
     value = fault["input"]
-    return f"{where}: {says}" if isinstance(value, dict) else f"{where} is {_shown(value)}: {says}"
+    return f"{where}: {reason}" if isinstance(value, dict) else f"{where} is {_abbreviate(value)}: {reason}"
 
 
 def _unknown_key(loc: tuple[int | str, ...]) -> str:
     section: type[Section] = Manifest
     for part in loc[:-1]:
-        if isinstance(part, str):  # else the number of one of several
+        if isinstance(part, str):  # not an index into a list of sections
             inner = _section_of(section.model_fields[part].annotation)
             assert inner is not None
             section = inner
     path, key, known = ".".join(str(part) for part in loc), str(loc[-1]), list(section.model_fields)
     nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    legal = f"did you mean {'.'.join([*map(str, loc[:-1]), nearest[0]])}?" if nearest else f"legal here are {', '.join(known)}"
+    legal = f"did you mean {'.'.join([*map(str, loc[:-1]), nearest[0]])}?" if nearest else f"the legal keys are {', '.join(known)}"
     return f"{path} is not a key of a manifest; {legal}"
 
 
-def _shown(value: Any) -> str:
+def _abbreviate(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -1,7 +1,7 @@
-"""The sections of a manifest: every key with its default (together: the demo job), its meaning and its legal values.
+"""The sections of a manifest: every key with its default, its meaning and its legal values. The defaults form the demo job.
 
-Numbers are bounded here. Names of codecs, methods, models and tokenizers are only shaped here, because the peer layer knows the
-tables in which they are looked up. Local settings (device, folders, caps, ports) never belong here.
+Ranges of numbers are validated here. Names of codecs, methods, models and tokenizers are only checked for their form; the peer package
+looks them up. Local settings (device, folders, rate limits, ports) do not belong in a manifest.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ DEMO_LLAMA: dict[str, Any] = {
     "max_position_embeddings": 128,
     "tie_word_embeddings": True,
 }
-MUON_RATE = 1e-2  # these two were best for the demo job; a large model wants less
+MUON_RATE = 1e-2  # these two rates were best for the demo job; a large model needs lower ones
 ADAMW_RATE = 1.5e-3
-AUTO_STEPS = 10  # where the interval finds itself, and something must be computed from it
-LEAST_SHARE = 1e-3  # of a mixture: it is dealt out in whole windows of 1024
-_CONFIG_DEPTH = 4  # transformers configs nest two levels; deeper is only an attack on whoever walks it
+AUTO_STEPS = 10  # nominal interval for inner_steps = "auto", for values that all peers must compute alike
+LEAST_SHARE = 1e-3  # smallest weight of a source: a mixture is distributed in whole windows of 1024
+_CONFIG_DEPTH = 4  # transformers configs nest two levels; deeper nesting could exhaust the stack of a recursive reader
 _LARGEST_INTEGER = (1 << 63) - 1
 
 
@@ -40,10 +40,10 @@ def _label(text: str) -> str:
     return text
 
 
-def _like(pattern: str, says: str) -> AfterValidator:
+def _like(pattern: str, meaning: str) -> AfterValidator:
     def check(text: str) -> str:
         if not re.fullmatch(pattern, text):
-            raise ValueError(f"should be {says}")
+            raise ValueError(f"should be {meaning}")
         return text
 
     return AfterValidator(check)
@@ -63,57 +63,55 @@ def _peers(texts: tuple[str, ...]) -> tuple[str, ...]:
 def _inner_steps(value: object) -> int | str:
     if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= limits.STEPS):
         return value
-    raise ValueError('should be "auto", or a whole number from 1 on')
+    raise ValueError('should be "auto" or a positive whole number')
 
 
 Access = Literal["invite", "allowlist", "open"]
 Label = Annotated[str, AfterValidator(_label)]
 Name = Annotated[str, _like(r"[a-z0-9][a-z0-9_-]{0,31}", "a name of up to 32 lower-case letters, digits, - and _")]
-Architecture = Annotated[str, _like(r"[A-Za-z0-9._-]{0,64}", "a transformers model type, like llama or gpt2")]  # empty: of a hub
+Architecture = Annotated[str, _like(r"[A-Za-z0-9._-]{0,64}", "a transformers model type, like llama or gpt2")]  # empty for a hub model
 CommitHash = Annotated[str, _like(r"[0-9a-f]{40}", "a full commit hash (40 hex digits); branches and tags can move")]
-Digest = Annotated[str, _like(r"[0-9a-f]{64}", "a SHA-256 in 64 hex digits; a peer that finds another one says both")]
+Digest = Annotated[str, _like(r"[0-9a-f]{64}", "a SHA-256 in 64 hex digits")]
 InnerSteps = Annotated[int | str, PlainValidator(_inner_steps)]
-Peers = Annotated[tuple[str, ...], AfterValidator(_peers), Field(strict=False)]  # TOML and JSON know lists only
+Peers = Annotated[tuple[str, ...], AfterValidator(_peers), Field(strict=False)]  # TOML and JSON have lists, not tuples
 
 
 class Section(BaseModel):
-    """One table of a manifest: frozen, no unknown keys, no conversion between types, no infinities."""
+    """One table of a manifest: immutable, without unknown keys, type conversions or infinities."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class RunSection(Section):
-    """What is trained, how long, and who may take part."""
+    """The run's name, length, random seed and membership."""
 
-    name: Label = Field(default="demo", description="what people call the run")
+    name: Label = Field(default="demo", description="display name of the run")
     protocol: int = Field(default=limits.PROTOCOL_VERSION, ge=1, le=limits.VERSIONS, description="version of the wire protocol")
-    seed: int = Field(default=0, ge=0, le=_LARGEST_INTEGER, description="everything random in the run follows from it")
-    total_steps: int = Field(
-        default=5000, ge=1, le=limits.STEPS, description="inner steps on the schedule clock; then the peers average and stop"
-    )
-    access: Access = Field(default="invite", description="who may take part: holders of an invite, the members listed below, or everybody")
-    issuers: Peers = Field(default=(), max_length=limits.ISSUERS, description="peer ids whose invites count; `peer host` adds its own")
-    members: Peers = Field(default=(), max_length=limits.MEMBERS, description="peer ids that may take part when access is allowlist")
+    seed: int = Field(default=0, ge=0, le=_LARGEST_INTEGER, description="seed of all random numbers of the run")
+    total_steps: int = Field(default=5000, ge=1, le=limits.STEPS, description="global steps after which the peers average and stop")
+    access: Access = Field(default="invite", description="who may join: holders of an invite, the members listed below, or any peer (open)")
+    issuers: Peers = Field(default=(), max_length=limits.ISSUERS, description="peer ids that may issue invites; `peer host` adds its own")
+    members: Peers = Field(default=(), max_length=limits.MEMBERS, description="peer ids that may join if access is allowlist")
 
     @field_validator("members")
     @classmethod
     def _members_fit_access(cls, members: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
         if members and info.data.get("access", "allowlist") != "allowlist":
-            raise ValueError('has a meaning only with access = "allowlist"')
+            raise ValueError('requires access = "allowlist"')
         return members
 
 
 class ModelSection(Section):
-    """What is trained: an architecture of transformers with new weights, or a model from the hub."""
+    """The model: a transformers architecture with random initial weights, or a model from the Hugging Face hub."""
 
-    architecture: Architecture = Field(default="llama", description="transformers model type; its weights start from the run's seed")
-    hub: Label | None = Field(default=None, description="instead of architecture and config: a model on the Hugging Face hub, org/name")
+    architecture: Architecture = Field(default="llama", description="transformers model type; run.seed determines its initial weights")
+    hub: Label | None = Field(default=None, description="a model on the Hugging Face hub, org/name, instead of architecture and config")
     revision: CommitHash | None = Field(default=None, description="full commit hash of the hub model")
     config: dict[str, Any] = Field(default_factory=lambda: dict(DEMO_LLAMA), description="fields of the architecture's transformers config")
     layout: Digest | None = Field(
-        default=None, description="SHA-256 of the parameters' names, shapes and order; peers that build others refuse"
+        default=None, description="SHA-256 of the parameters' names, shapes and order; a peer whose model differs does not join"
     )
-    weights: Digest | None = Field(default=None, description="SHA-256 of the weights that training starts from, instead of the seed's")
+    weights: Digest | None = Field(default=None, description="SHA-256 of the initial weights, for a run that does not start from run.seed")
 
     @model_validator(mode="before")
     @classmethod
@@ -122,14 +120,14 @@ class ModelSection(Section):
             return given
         if given.get("hub") is None:
             if given.get("revision") is not None:
-                raise ValueError("revision belongs to hub; give both, or neither")
+                raise ValueError("revision requires hub")
             if given.get("architecture", "llama") != "llama" and not given.get("config"):
-                raise ValueError("an architecture other than the default needs its config fields")
+                raise ValueError("an architecture other than llama requires config")
             return given
         if given.get("architecture") or given.get("config"):
-            raise ValueError("give either architecture and config, or hub and revision")
+            raise ValueError("set either architecture and config, or hub and revision")
         if given.get("revision") is None:
-            raise ValueError("hub needs a revision: the full commit hash (40 hex digits)")
+            raise ValueError("hub requires revision: the full commit hash (40 hex digits)")
         return {**given, "architecture": "", "config": {}}
 
     @field_validator("config")
@@ -140,55 +138,55 @@ class ModelSection(Section):
 
 
 class TokenizerSection(Section):
-    """How text becomes tokens."""
+    """The tokenizer."""
 
     name: Label = Field(default="bytes", description="bytes, or a transformers tokenizer: org/name on the hub, or a path")
     revision: CommitHash | None = Field(default=None, description="full commit hash of a tokenizer on the hub")
-    digest: Digest | None = Field(default=None, description="SHA-256 of the tokenizer; peers that load another refuse")
+    digest: Digest | None = Field(default=None, description="SHA-256 of the tokenizer; a peer whose tokenizer differs does not join")
 
 
 class DataSource(Section):
-    """Where text comes from."""
+    """A source of training text."""
 
     source: Literal["builtin", "text", "huggingface", "mixture"] = Field(
         default="builtin",
-        description="the standard library's sources, each peer's own --data, a Hugging Face data set, or a mixture",
+        description="builtin: the source code of Python's standard library; text: each peer's --data; huggingface: a data set; or mixture",
     )
     name: Label | None = Field(default=None, description="data set on the Hugging Face hub, org/name")
-    config: Label | None = Field(default=None, description="its configuration, when it has several")
-    split: Label = Field(default="train", description="its split")
+    config: Label | None = Field(default=None, description="the data set's configuration, if it has several")
+    split: Label = Field(default="train", description="the data set's split")
     revision: CommitHash | None = Field(default=None, description="full commit hash of the data set")
-    column: Label = Field(default="text", description="the column, of a data set or of parquet and jsonl files, with text, or tokens")
+    column: Label = Field(default="text", description="column with text or tokens, in a data set or in parquet and jsonl files")
 
     @model_validator(mode="after")
     def _name_fits_source(self) -> Self:
         if self.source == "huggingface" and (self.name is None or self.revision is None):
-            raise ValueError('source = "huggingface" needs a name and a revision (full commit hash)')
+            raise ValueError('source = "huggingface" requires name and revision (full commit hash)')
         if self.source != "huggingface" and (self.name or self.config or self.revision):
-            raise ValueError('name, config and revision have a meaning only with source = "huggingface"')
+            raise ValueError('name, config and revision require source = "huggingface"')
         return self
 
 
 class MixedSource(DataSource):
-    """One of the sources of a mixture."""
+    """One source of a mixture, with its weight."""
 
-    weight: float = Field(gt=0, le=1e9, description="its share of the windows that are read, over the sum of all weights")
+    weight: float = Field(gt=0, le=1e9, description="share of the training windows, relative to the sum of all weights")
 
     @field_validator("source")
     @classmethod
     def _no_mixture(cls, source: str) -> str:
         if source == "mixture":
-            raise ValueError("a mixture cannot hold another one")
+            raise ValueError("a mixture cannot contain a mixture")
         return source
 
 
 class DataSection(DataSource):
-    """What text the peers train on."""
+    """The training text."""
 
     mixture: Annotated[tuple[MixedSource, ...], Field(strict=False)] = Field(
-        default=(), max_length=limits.SOURCES, description="sources with their weights, each a table with the keys above and `weight`"
+        default=(), max_length=limits.SOURCES, description="sources of the mixture: tables with the keys above and `weight`"
     )
-    mask_documents: bool = Field(default=False, description="no token sees a document before its own; positions begin anew with each")
+    mask_documents: bool = Field(default=False, description="restrict attention to one document; positions restart with each document")
 
     @field_validator("mixture")
     @classmethod
@@ -196,105 +194,107 @@ class DataSection(DataSource):
         total = math.fsum(entry.weight for entry in mixture)
         for entry in mixture:
             if entry.weight < LEAST_SHARE * total:
-                raise ValueError(f"the weight {entry.weight:g} is less than a thousandth of all weights together, {total:g}")
+                raise ValueError(f"the weight {entry.weight:g} is less than a thousandth of the sum of all weights, {total:g}")
         if sum(entry.source == "text" for entry in mixture) > 1:
-            raise ValueError("each peer has one --data only, so one source may be text")
+            raise ValueError("at most one source may be text, because each peer has one --data")
         return mixture
 
     @model_validator(mode="after")
     def _mixture_fits_source(self) -> Self:
         if (self.source == "mixture") is not bool(self.mixture):
-            raise ValueError('source = "mixture" and a list of mixture go together')
+            raise ValueError('source = "mixture" requires a list `mixture`, and the list requires that source')
         return self
 
 
 class InnerSection(Section):
-    """What each peer does between meetings."""
+    """The inner optimizer, which trains between meetings."""
 
     optimizer: Name = Field(default="muon", description="inner optimizer: `muon` or `adamw`")
     learning_rate: float = Field(
         default_factory=lambda given: ADAMW_RATE if given.get("optimizer") == "adamw" else MUON_RATE,
         gt=0,
         le=100,
-        description=f"peak learning rate; unless given {MUON_RATE:g}, and {ADAMW_RATE:g} with `adamw`",
+        description=f"peak learning rate; default {MUON_RATE:g}, with `adamw` {ADAMW_RATE:g}",
     )
-    final_fraction: float = Field(default=0.1, ge=0, le=1, description="learning rate at the end of the run, as a share of the peak")
+    final_fraction: float = Field(default=0.1, ge=0, le=1, description="learning rate at the end of the run, as a fraction of the peak")
     warmup_steps: int = Field(default=50, ge=0, le=limits.STEPS, description="steps of linear warm-up at the start of the run")
-    rewarm_steps: int = Field(default=20, ge=0, le=limits.STEPS, description="steps of warm-up of a peer that joins later")
+    rewarm_steps: int = Field(default=20, ge=0, le=limits.STEPS, description="warm-up steps of a peer that joins later")
     beta1: float = Field(default=0.9, ge=0, lt=1, description="decay of AdamW's first moment")
     beta2: float = Field(default=0.99, ge=0, lt=1, description="decay of AdamW's second moment")
     weight_decay: float = Field(default=0.1, ge=0, le=100, description="AdamW's weight decay, on matrices only")
-    clip_norm: float = Field(default=1.0, gt=0, le=1e6, description="largest gradient norm")
+    clip_norm: float = Field(default=1.0, gt=0, le=1e6, description="gradients are clipped to this norm")
     precision: Literal["auto", "bf16", "fp32"] = Field(
         default="auto",
-        description="number format of matrix products; the weights are fp32 always. auto: bf16 on a GPU that has it, fp32 elsewhere",
+        description="number format of matrix products; weights are always fp32. auto: bf16 on a GPU that supports it, else fp32",
     )
     batch_size: int = Field(default=4, ge=1, le=1 << 20, description="sequences per inner step")
     sequence_length: int = Field(default=128, ge=2, le=1 << 24, description="tokens per sequence")
 
 
 def nominal_steps(inner_steps: int | str) -> int:
-    """Return the interval that a manifest names, or a middling one for `auto`."""
+    """Return the interval between meetings in inner steps, AUTO_STEPS for "auto"."""
     return AUTO_STEPS if isinstance(inner_steps, str) else inner_steps
 
 
 class OuterSection(Section):
-    """How peers pull their weights together."""
+    """The outer optimizer, which averages the peers' weights."""
 
     method: Name = Field(default="noloco", description="outer method")
     alpha: float = Field(default=0.0, ge=0, lt=1, description="momentum of the outer step")
     beta: float = Field(default=1.0, gt=0, le=4, description="outer learning rate")
-    gamma: float = Field(default=1.0, description="pull towards the partner's slow weights; below 2(1 - alpha^2)")
+    gamma: float = Field(default=1.0, description="strength of the pull towards the partner's slow weights; below 2(1 - alpha^2)")
     inner_steps: InnerSteps = Field(
         default="auto",
-        description="mean countdown of a fragment to the meeting that it asks for, in inner steps; auto: each peer finds its own",
+        description="mean inner steps from one meeting of a fragment to the next that it initiates; auto: each peer adapts its interval",
     )
-    no_partner: Literal["solo", "defer"] = Field(default="solo", description="when nobody answers: take the outer step alone, or wait")
-    deadline_s: float = Field(default=30.0, ge=1, le=3600, description="seconds to find a partner and meet")
+    no_partner: Literal["solo", "defer"] = Field(
+        default="solo", description="without a partner: take the outer step alone (solo), or postpone it (defer)"
+    )
+    deadline_s: float = Field(default=30.0, ge=1, le=3600, description="seconds for finding a partner and for the meeting")
     max_clock_gap_steps: int = Field(
         default_factory=lambda given: max(200, 8 * nominal_steps(given["inner_steps"])),
         ge=1,
         le=limits.STEPS,
-        description="partners whose clocks differ by more do not meet; unless given 8 times inner_steps, at least 200",
+        description="largest difference between the global steps of two partners; default 8 times inner_steps, at least 200",
     )
 
     @property
     def nominal_steps(self) -> int:
-        """Return the interval in inner steps, for what all peers must compute alike; a middling one where each finds its own."""
+        """Return the interval in inner steps for values that all peers must compute alike: AUTO_STEPS for "auto"."""
         return nominal_steps(self.inner_steps)
 
     @field_validator("gamma")
     @classmethod
     def _bounded_disagreement(cls, gamma: float, info: ValidationInfo) -> float:
         alpha = info.data.get("alpha", 0.0)
-        bound = 2 * (1 - alpha**2) if info.data.get("method") == "noloco" else math.inf  # only NoLoCo pulls a pair together
+        bound = 2 * (1 - alpha**2) if info.data.get("method") == "noloco" else math.inf  # only NoLoCo uses gamma
         if not 0 < gamma < bound:
             raise ValueError(f"gamma must satisfy 0 < gamma < 2(1 - alpha^2), which is {bound:.4g} for alpha {alpha:g}")
         return gamma
 
 
 class FragmentsSection(Section):
-    """How the model is cut into the parts that meet separately."""
+    """The division of the model into fragments, which are averaged separately."""
 
     max_fragment_mb: float = Field(
         default=8.0,
         gt=0,
         le=1e6,
-        description="megabytes that each side sends in a meeting at most; what is larger is cut, at a tensor's rows too",
+        description="largest megabytes that each side sends in a meeting; larger fragments are split, also along a tensor's rows",
     )
     blocks_per_fragment: int | None = Field(
-        default=None, ge=1, le=limits.FRAGMENTS, description="transformer blocks in a fragment; unless given, as many as fit"
+        default=None, ge=1, le=limits.FRAGMENTS, description="transformer blocks in a fragment; default: as many as fit"
     )
 
 
 class CodecSection(Section):
-    """How weights are coded on the wire."""
+    """The encoding of weights on the wire."""
 
-    name: Name = Field(default="modulo4", description="codec of the large tensors; the small ones travel in fp32")
+    name: Name = Field(default="modulo4", description="codec of large tensors; small tensors are sent in fp32")
 
 
 def _need_plain(value: object, where: str, depth: int) -> None:
-    """Raise ValueError unless `value` is made of what TOML and JSON both write: finite numbers, text, truth values, lists, tables."""
+    """Raise ValueError unless `value` consists of types that TOML and JSON share: finite numbers, text, booleans, lists and tables."""
     match value:
         case bool():
             return
@@ -312,9 +312,9 @@ def _need_plain(value: object, where: str, depth: int) -> None:
                 _need_plain(key, where, 0)
                 _need_plain(item, f"{where}.{key}", depth - 1)
         case _:
-            raise ValueError(f"{where} holds {ascii(value)[:40]}; legal are finite numbers, text, true, false, lists and tables")
+            raise ValueError(f"{where} holds {ascii(value)[:40]}; legal are finite numbers, text, booleans, lists and tables")
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether text can be written as UTF-8: JSON can smuggle in half a character."""
+    """Return whether text can be encoded as UTF-8: JSON may contain unpaired surrogates."""
     return not any("\ud800" <= char <= "\udfff" for char in text)

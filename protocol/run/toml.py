@@ -1,4 +1,4 @@
-"""TOML as it is written here: a model with its comments, or one value. Apart from the manifest, which not every process loads."""
+"""Write pydantic models and plain values as TOML. It is separate from the manifest, which not every process imports."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def write_toml(title: str, model: BaseModel) -> str:
-    """Write a model whose fields are tables as TOML; the comments are the descriptions of their fields.
+    """Write a model whose fields are tables as TOML, with the fields' descriptions as comments.
 
-    A field that is None becomes a comment; a field that is itself a table comes last in its section, under its own heading.
+    A field that is None becomes a comment. A field that is itself a table comes last in its section, under its own heading.
     """
     return "\n".join([f"# {title}", *(line for name in type(model).model_fields for line in _table(name, getattr(model, name)))]) + "\n"
 
@@ -41,7 +41,7 @@ def _key(text: str) -> str:
 
 
 def toml_value(value: Any) -> str:
-    """Write a value as TOML does. Raises TypeError for one that TOML has no form for."""
+    """Write one value as TOML. Raises TypeError for a type that TOML does not have."""
     match value:
         case [BaseModel(), *_]:
             return "[\n" + "".join(f"    {toml_value(item.model_dump(exclude_none=True))},\n" for item in value) + "]"
@@ -49,6 +49,6 @@ def toml_value(value: Any) -> str:
             return f"[{', '.join(map(toml_value, value))}]"
         case dict():
             return f"{{{', '.join(f'{_key(key)} = {toml_value(item)}' for key, item in value.items())}}}"
-        case bool() | int() | float() | str():  # JSON's forms are TOML's, but for DEL
+        case bool() | int() | float() | str():  # TOML accepts JSON's notation, except for DEL
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     raise TypeError(f"TOML has no {type(value).__name__}")

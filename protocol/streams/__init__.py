@@ -1,1 +1,1 @@
-"""The seams between a peer and the world: transport, directory, and what holds for every inbound stream."""
+"""The network interfaces of a peer, Transport and Directory; admission control and rate limits for all streams."""

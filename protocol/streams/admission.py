@@ -1,11 +1,12 @@
-"""The front door: one table of a peer's inbound connections, whatever transport they came by.
+"""Admission control: one table of a peer's inbound connections, over any transport.
 
-A connection stands in it as a visit, from the moment its partner is proven until it has ended: silent, then in conversation, then over, and
-perhaps silent again with another call.
-The table says who may come in, and takes the connection of whoever stays silent, or lingers when nothing moves on it any more. Where all
-places are taken, those of the newcomer's network or all, it gives a newcomer the place of another that is no conversation: first of those
-whose call has not come, the oldest. Then goes a conversation on which next to nothing has moved for ten seconds, of the largest crowd.
-Nobody takes the place of any other conversation.
+The table holds a connection as a visit, from the authentication of its partner until the connection ends. A visit is silent, then in a
+call, then over; a further call makes it silent again. The table decides which connections are accepted. It drops a silent connection after
+a timeout, and a connection whose call is over once no bytes move on it.
+
+If the table is full, in total or for the newcomer's network, a newcomer replaces another visit: first the oldest without a call, then the
+oldest whose call is silent or over. If there is none, it replaces a stalled call, of the network with the most visits. Active calls are
+never replaced.
 """
 
 from __future__ import annotations
@@ -23,78 +24,76 @@ from gossamer.protocol.streams.transport import Purpose, Stream, StreamHandler
 
 log = logging.getLogger(__name__)
 
-FIRST_FRAME_S = 10.0  # from the connection to its call, and from there to the first message
-LINGER_S = 75.0  # a connection whose conversation is over is the caller's, to close or to call again: it may carry nothing for this long,
-LINGER_MOST_S = 300.0  # and something for that long: what we have said last may still be on its way, megabytes on a slow line
-
-
-STALLED_S = 10.0
-STALLED_BYTES = 1024  # in that time: what keeps a connection alive is no conversation
+FIRST_FRAME_S = 10.0  # timeout from the connection to its call, and from the call to its first message
+LINGER_S = 75.0  # idle timeout of a connection whose call is over: the caller may close it or start another call
+LINGER_MOST_S = 300.0  # total timeout of such a connection: the last messages, megabytes on a slow line, may still be in transit
+STALLED_S = 10.0  # a call that carried fewer than STALLED_BYTES in this time is stalled
+STALLED_BYTES = 1024  # keep-alive pings carry less
 
 
 @dataclass(frozen=True, slots=True)
 class StreamCaps:
-    """Inbound connections at once."""
+    """Limits on simultaneous inbound connections."""
 
-    per_purpose: int = 2  # conversations with one partner; a retry may overlap the one that it replaces, hence two
-    per_partner: int = 8  # those included that are over
-    silent: int = 2  # of a partner that has said nothing on any of them: a key costs nothing
-    per_network: int = 16  # of one network of the internet, or through one relay's: keys cost nothing, networks do
+    per_purpose: int = 2  # calls of one partner for one purpose; two, because a retry may overlap the call that it replaces
+    per_partner: int = 8  # connections of one partner, including those whose call is over
+    silent: int = 2  # connections of a partner that has not sent a message on any of them: identities are free
+    per_network: int = 16  # connections from one public network, or through the relays of one: identities are free, networks are not
     total: int = 64
 
 
 @dataclass(eq=False, slots=True)
 class Visit:
-    """One inbound connection. Whoever carries it tells the table what becomes of it."""
+    """One inbound connection. Its transport reports each change of state to the table."""
 
     partner: PeerId
     drop: Callable[[], object]  # ends the connection at once
-    carried: Callable[[], int]  # bytes so far, either way
-    observed: str = ""  # multiaddr from which it comes, where that is known
-    purpose: Purpose | None = None  # once its call has come
-    is_heard: bool = False  # its opener has said something since
-    is_over: bool = False  # the conversation has ended, the connection not yet
-    deadline: asyncio.TimerHandle | None = None  # when it is dropped; none during a conversation
-    moved: tuple[int, float] = (0, 0.0)  # bytes carried when it was last seen to move, and when that was (loop time)
+    carried: Callable[[], int]  # returns the bytes so far, in both directions
+    observed: str = ""  # remote multiaddr; empty if unknown
+    purpose: Purpose | None = None  # of the current or the last call; None before the first call
+    is_heard: bool = False  # the caller has sent a message in this call
+    is_over: bool = False  # the call has ended, the connection has not
+    deadline: asyncio.TimerHandle | None = None  # drops the connection; None during an active call
+    moved: tuple[int, float] = (0, 0.0)  # bytes carried at the last observed progress, and its loop time
 
     @property
     def is_in_call(self) -> bool:
-        """Whether a call has come that is not over."""
+        """Whether a call has started that is not over."""
         return self.purpose is not None and not self.is_over
 
     @property
     def network(self) -> str:
-        """Return where it comes from, as far as that counts; empty for this machine and the local network."""
+        """Return the network to which the limit per network applies; empty for loopback and local-network addresses."""
         return "" if route(self.observed) == "local" else network_of(self.observed)
 
 
 class Admission:
-    """The table. It drops a visit by calling its `drop`, after which the visit is no longer in it."""
+    """The table of visits. It drops a visit by removing it and calling its `drop`."""
 
     def __init__(self, caps: StreamCaps | None = None, is_banned: Callable[[PeerId], bool] = lambda partner: False) -> None:
         self._caps = caps or StreamCaps()
         self._is_banned = is_banned
-        self._visits: dict[Visit, None] = {}  # of those that are silent or over, the one that is so the longest stands first
+        self._visits: dict[Visit, None] = {}  # ordered by the time since which a visit has been silent or over, longest first
 
     def admit(self, partner: PeerId, drop: Callable[[], object], carried: Callable[[], int], observed: str = "") -> Visit | None:
-        """Let a connection in, for FIRST_FRAME_S until its call begins; None: its partner is banned, or it is one too many.
+        """Accept a connection, or return None if its partner is banned or a limit is reached. Its call must begin within FIRST_FRAME_S.
 
-        `carried` tells how many bytes have passed on it, either way.
+        `drop` ends the connection. `carried` returns the bytes that it has carried so far, in both directions.
         """
         own = [visit for visit in self._visits if visit.partner == partner]
         most = self._caps.per_partner if any(visit.is_heard for visit in own) else self._caps.silent
         visit = Visit(partner, drop, carried, observed, moved=(0, asyncio.get_running_loop().time()))
         if self._is_banned(partner) or len(own) >= most or not self._has_room(visit.network):
-            log.info("a connection from %s was turned away", partner.short())
+            log.info("rejected a connection from %s", partner.short())
             return None
         self._visits[visit] = None
         self._allow(visit, FIRST_FRAME_S)
         return visit
 
     def begin(self, visit: Visit, purpose: Purpose) -> bool:
-        """Note what a visit is for now, and wait FIRST_FRAME_S for its first message.
+        """Start a call for `purpose`, whose first message must arrive within FIRST_FRAME_S.
 
-        False: it has another call, this is one too many for this purpose, or the partner was banned meanwhile, or the visit dropped.
+        Returns False if the visit has another call, the limit for this purpose is reached, the partner is banned, or the visit was dropped.
         """
         own = [other for other in self._visits if (other.partner, other.purpose) == (visit.partner, purpose) and not other.is_over]
         if visit not in self._visits or visit.is_in_call or len(own) >= self._caps.per_purpose or self._is_banned(visit.partner):
@@ -104,25 +103,25 @@ class Admission:
         return True
 
     def heard(self, visit: Visit) -> bool:
-        """Note that the opener has said something: the conversation takes as long as it takes; False: dropped or banned before."""
+        """Record the first message; from now on the call has no timeout. Return False if it was dropped or its partner is banned."""
         self._allow(visit, None)
         visit.is_heard = visit in self._visits and not self._is_banned(visit.partner)
         return visit.is_heard
 
     def over(self, visit: Visit) -> None:
-        """Note that the conversation, if there was one, has ended: the connection goes too, once nothing moves on it any more."""
+        """Record that the call has ended. The connection is dropped when it is idle for LINGER_S, after LINGER_MOST_S at the latest."""
         if visit in self._visits:
             visit.is_over = True
             self._visits[visit] = self._visits.pop(visit)
             self._linger(visit, asyncio.get_running_loop().time() + LINGER_MOST_S)
 
     def end(self, visit: Visit) -> None:
-        """Forget a visit whose connection has ended. Idempotent."""
+        """Remove a visit whose connection has ended. Idempotent."""
         self._visits.pop(visit, None)
         self._allow(visit, None)
 
     def is_calling(self, partner: PeerId) -> bool:
-        """Tell whether a partner holds a conversation with us."""
+        """Return whether a partner has an inbound call open."""
         return any(visit.partner == partner and visit.is_in_call for visit in self._visits)
 
     def _allow(self, visit: Visit, seconds: float | None) -> None:
@@ -131,7 +130,7 @@ class Admission:
         visit.deadline = None if seconds is None else asyncio.get_running_loop().call_later(seconds, self._drop, visit)
 
     def _linger(self, visit: Visit, until_s: float) -> None:
-        """Drop a visit after LINGER_S in which it has carried nothing, and then in any case."""
+        """Drop a visit when it has carried nothing for LINGER_S, and at loop time `until_s` at the latest."""
         before, loop = visit.carried(), asyncio.get_running_loop()
 
         def look() -> None:
@@ -143,21 +142,21 @@ class Admission:
         visit.deadline = loop.call_later(min(LINGER_S, until_s - loop.time()), look)
 
     def _has_room(self, network: str) -> bool:
-        """Tell whether there is a place for a newcomer from a network, after dropping another's where there has to be."""
+        """Return whether a newcomer from this network can be accepted, after dropping another visit if necessary."""
         neighbours = [visit for visit in self._visits if visit.network == network] if network else []
         if len(neighbours) >= self._caps.per_network:
             return self._displace(neighbours)
         return len(self._visits) < self._caps.total or self._displace(list(self._visits))
 
     def _displace(self, visits: list[Visit]) -> bool:
-        """Drop one of these; return whether there was one. A bare connection goes first: it costs the least to open."""
+        """Drop one of these visits, if any may be dropped; return whether one was. A connection without a call goes first."""
         idle = [visit for visit in visits if visit.is_over or not visit.is_heard]
         stalled = [visit for visit in visits if self._is_stalled(visit)]
         if idle:
             self._drop(min(idle, key=lambda visit: visit.purpose is not None))
         elif stalled:
-            crowds = Counter(visit.network for visit in visits)
-            self._drop(max(stalled, key=lambda visit: crowds[visit.network]))
+            counts = Counter(visit.network for visit in visits)
+            self._drop(max(stalled, key=lambda visit: counts[visit.network]))
         return bool(idle or stalled)
 
     def _is_stalled(self, visit: Visit) -> bool:
@@ -168,13 +167,13 @@ class Admission:
 
     def _drop(self, visit: Visit) -> None:
         state = "over" if visit.is_over else "stalled" if visit.is_heard else "silent"
-        log.info("the connection from %s, %s, was dropped", visit.partner.short(), state)
+        log.info("dropped a connection from %s: it was %s", visit.partner.short(), state)
         self.end(visit)
         visit.drop()
 
 
 async def handle(handler: StreamHandler, purpose: Purpose, stream: Stream) -> None:
-    """Run the handler, log how it failed, and close its stream."""
+    """Run a handler, log its error if it fails, and close its stream."""
     try:
         await handler(purpose, stream)
     except (TransportError, PeerMisbehaved, Refused) as error:

@@ -1,8 +1,8 @@
-"""Rates that a peer keeps to: one bucket for all it sends, one for all it receives, whatever carries the streams.
+"""Rate limits of a peer: one for all bytes that it sends, one for all bytes that it receives, over any transport.
 
-Who sends is let go at once and pays afterwards: the next one waits until what went before is paid for. Small frames never wait, so that a
-greeting or a verdict does not miss its deadline behind somebody else's payload; the chunks pay for them. Who gives away its state is
-patient: it waits while meetings fill the line, for these have deadlines.
+A frame passes when the time of all earlier frames, at the limited rate, is used up. Small frames never wait, so a Hello or a Verdict does
+not miss its deadline behind another stream's payload; later chunks wait longer. Fetches have a lower priority than meetings, because
+meetings have deadlines: a chunk of a fetch waits until no meeting uses the line.
 """
 
 from __future__ import annotations
@@ -15,49 +15,49 @@ from gossamer.protocol.identity import PeerId
 from gossamer.protocol.limits import SMALL_FRAME_BYTES
 from gossamer.protocol.streams.transport import Purpose, Stream, StreamHandler, Transport
 
-SAVED_S = 1.0  # how much of an unused rate may be used later
-CALM_SHARE = 0.1  # of a frame's own time that nobody else may have used, before a patient one goes
+SAVED_S = 1.0  # seconds of unused rate that may be used later
+CALM_SHARE = 0.1  # a low-priority frame waits until the line was idle for this share of the frame's own time
 
 
 class Bucket:
-    """A rate in bytes a second, and who waits for it. Belongs to one event loop."""
+    """A rate limit in bytes per second, and the frames that wait for it. Used on one event loop."""
 
     def __init__(self) -> None:
         self.bytes_per_s = math.inf
         self.num_bytes = 0
-        """All that has passed so far."""
-        self._paid_s = -math.inf  # loop time until which all that has passed is paid for
-        self._patience = asyncio.Lock()
+        """Bytes that have passed so far."""
+        self._paid_s = -math.inf  # loop time at which all bytes so far are paid for, at the limited rate
+        self._low_priority = asyncio.Lock()
 
     def count(self, num_bytes: float) -> None:
-        """Note bytes that do not wait; others pay for them."""
+        """Count bytes that pass without waiting. Later frames wait longer instead."""
         now_s = asyncio.get_running_loop().time()
         self.num_bytes += int(num_bytes)
         self._paid_s = max(self._paid_s, now_s - SAVED_S) + num_bytes / self.bytes_per_s
 
-    async def take(self, num_bytes: int, *, is_patient: bool) -> None:
-        """Let a frame pass when what passed before is paid for. Cancel-safe: one that has not passed is not paid for."""
+    async def take(self, num_bytes: int, *, is_low_priority: bool) -> None:
+        """Wait until a frame may pass, and count it. Cancel-safe: a cancelled frame is not counted."""
         if math.isinf(self.bytes_per_s) or num_bytes <= SMALL_FRAME_BYTES:
             self.count(num_bytes)
-        elif is_patient:
-            async with self._patience:
+        elif is_low_priority:
+            async with self._low_priority:
                 await self._until_paid(CALM_SHARE * num_bytes / self.bytes_per_s)
                 self.count(num_bytes)
         else:
             await self._until_turn(num_bytes)
 
     async def _until_turn(self, num_bytes: int) -> None:
-        """Pay now, and wait for what was paid before: who comes later waits for us."""
-        waits_s = self._paid_s - asyncio.get_running_loop().time()
+        """Count the frame now, then wait until all earlier frames are paid for. Later frames queue behind it."""
+        wait_s = self._paid_s - asyncio.get_running_loop().time()
         self.count(num_bytes)
         try:
-            await asyncio.sleep(max(0.0, waits_s))
+            await asyncio.sleep(max(0.0, wait_s))
         except asyncio.CancelledError:
             self.count(-num_bytes)
             raise
 
     async def _until_paid(self, calm_s: float) -> None:
-        """Wait until all is paid for, and has been for so long."""
+        """Wait until all frames have been paid for since `calm_s` seconds."""
         while True:
             left_s = self._paid_s + calm_s - asyncio.get_running_loop().time()
             if left_s <= 0:
@@ -66,18 +66,18 @@ class Bucket:
 
 
 class Throttle:
-    """The rates of one peer, and a transport that keeps to them. Inbound streams pass through `handler`."""
+    """The rate limits of one peer. `over` applies them to outbound streams, `handler` to inbound streams."""
 
     def __init__(self) -> None:
         self.up = Bucket()
         self.down = Bucket()
 
     def over(self, transport: Transport) -> Transport:
-        """Return a transport whose streams keep to the rates."""
+        """Return a transport whose streams keep to the limits."""
         return _Throttled(self, transport)
 
     def handler(self, inner: StreamHandler) -> StreamHandler:
-        """Return a handler that has inbound streams keep to the rates."""
+        """Return a stream handler that applies the limits and then calls `inner`."""
 
         async def handle(purpose: Purpose, stream: Stream) -> None:
             self.attach(purpose, stream)
@@ -86,14 +86,14 @@ class Throttle:
         return handle
 
     def attach(self, purpose: Purpose, stream: Stream) -> None:
-        """Have a stream keep to the rates."""
-        is_patient = purpose is Purpose.FETCH
+        """Apply the limits to a stream."""
+        is_low_priority = purpose is Purpose.FETCH
 
         async def up(num_bytes: int) -> None:
-            await self.up.take(num_bytes, is_patient=is_patient)
+            await self.up.take(num_bytes, is_low_priority=is_low_priority)
 
         async def down(num_bytes: int) -> None:
-            await self.down.take(num_bytes, is_patient=is_patient)
+            await self.down.take(num_bytes, is_low_priority=is_low_priority)
 
         stream.pass_gates(up, down)
 

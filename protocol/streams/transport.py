@@ -1,7 +1,7 @@
-"""The two seams between a peer and the world: `Transport` (streams to partners) and `Directory` (who is there).
+"""The two network interfaces of a peer: `Transport` opens streams to partners, `Directory` publishes and finds member records.
 
-Each has exactly two implementations: over libp2p (`protocol/libp2p/`) and in memory (`protocol/memory/`), where whole swarms live in
-virtual time. Nothing above these interfaces knows which one it drives.
+Each has two implementations: over libp2p (`protocol/libp2p/`), and in memory for swarms under virtual time (`protocol/memory/`). The peer
+package depends only on these interfaces.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from gossamer.protocol.messages.records import MemberRecord
 
 
 class Inbox:
-    """A queue of frames between one writer and one reader on the same loop. Both are cancel-safe: nothing is lost or doubled.
+    """A bounded queue of frames between one writer and one reader on one event loop. Both are cancel-safe: no frame is lost or repeated.
 
-    Bounded, so that a partner who sends faster than we read has to wait. The partner's end lets what came before be read, ours nothing.
+    The bound gives back-pressure: the partner waits while its frames are not read. After `end`, the queued frames can still be read; after
+    `close`, they cannot.
     """
 
     def __init__(self, max_frames: int) -> None:
@@ -36,15 +37,15 @@ class Inbox:
 
     @property
     def ended(self) -> str | None:
-        """Why nothing more will come, None while something may."""
+        """The reason why no more frames can arrive, None while they can."""
         return self._end
 
     async def room(self) -> None:
-        """Wait until another frame may be put, or none is wanted any more."""
+        """Wait until the queue has room, or has ended."""
         await self._has_room.wait()
 
     def put(self, frame: bytes) -> None:
-        """Add a frame, above the bound too: the writer waits for `room` first. After the end it is dropped."""
+        """Append a frame, even beyond the bound: the writer awaits `room` first. After the end, the frame is discarded."""
         if self._end is not None:
             return
         self._frames.append(frame)
@@ -53,12 +54,12 @@ class Inbox:
             self._has_room.clear()
 
     async def arrived(self) -> bool:
-        """Wait until there is a frame to read, or never will be; return whether there is one."""
+        """Wait until there is a frame or the queue has ended; return whether there is a frame."""
         await self._arrived.wait()
         return bool(self._frames)
 
     async def get(self) -> bytes:
-        """Return the next frame. Raises PeerGone when none is left and none will come."""
+        """Remove and return the next frame. Raises PeerGone if the queue is empty and has ended."""
         while not self._frames:
             if self._end is not None:
                 raise PeerGone(self._end)
@@ -70,34 +71,34 @@ class Inbox:
         return frame
 
     def end(self, why: str) -> None:
-        """Let nothing more in; what is here can still be read. The first reason given stays."""
+        """Accept no more frames. Queued frames can still be read. Only the first call sets the reason."""
         if self._end is None:
             self._end = why
         self._arrived.set()
         self._has_room.set()
 
     def close(self) -> None:
-        """Let nothing more in and throw away what is here."""
+        """Accept no more frames and discard the queued ones."""
         self._frames.clear()
         self.end("this side closed the stream")
 
 
 class Purpose(Enum):
-    """What a stream is for; the value is the gRPC method."""
+    """The purpose of a stream. Its value is the gRPC method's name."""
 
     MEET = "Meet"
     FETCH = "Fetch"
 
 
 Gate = Callable[[int], Awaitable[None]]
-"""Lets a frame of so many bytes pass when its time has come."""
+"""Waits until a frame of this many bytes may pass."""
 
 
 class Stream:
-    """One conversation with one partner: ordered, reliable, both ways until it breaks.
+    """An ordered, reliable, bidirectional stream of messages to one partner.
 
-    `send` and `receive` may run at the same time in two tasks; both are cancel-safe in that a cancelled stream can only be closed.
-    A transport makes it: `write` sends one frame or raises PeerGone, frames that arrive go into `inbox`, and `on_close` is called once.
+    `send` and `receive` may run concurrently in two tasks. After the cancellation of either, the stream can only be closed.
+    A transport constructs it: `write` sends one frame or raises PeerGone, `inbox` takes the arriving frames, `on_close` is called once.
     """
 
     def __init__(
@@ -110,26 +111,26 @@ class Stream:
         observed: str = "",
     ) -> None:
         self.partner = partner
-        """The other end, as the transport proved it (not as it claims)."""
+        """The remote peer, as authenticated by the transport."""
         self.observed = observed
-        """The multiaddr at the other end; empty where the transport does not know."""
+        """The remote multiaddr; empty if the transport does not know it."""
         self.route = route
         """How the partner is reached, for the status page; "memory" in simulated swarms."""
         self.bytes_sent = 0
-        """Serialized bytes handed to the transport so far."""
+        """Encoded bytes handed to the transport so far."""
         self.bytes_received = 0
-        """Serialized bytes taken from the transport so far."""
+        """Encoded bytes taken from the transport so far."""
         self._inbox = inbox
         self._write = write
         self._gates: tuple[Gate, Gate] = (_open_gate, _open_gate)
         self._on_close: Callable[[Stream], None] | None = on_close
 
     def pass_gates(self, up: Gate, down: Gate) -> None:
-        """Have every frame wait at a gate from now on: what is sent at `up`, what is received at `down`."""
+        """Make each frame wait for a gate from now on: outbound frames for `up`, inbound frames for `down`."""
         self._gates = (up, down)
 
     async def send(self, message: Message) -> None:
-        """Send one message; wait while the partner is slow to read. Raises PeerGone when the stream has ended."""
+        """Send one message; wait while the partner reads slowly. Raises PeerGone if the stream has ended."""
         frame = to_frame(message)
         await self._gates[0](len(frame))
         if self._inbox.ended is not None:
@@ -138,26 +139,26 @@ class Stream:
         self.bytes_sent += len(frame)
 
     async def receive(self) -> Message:
-        """Return the partner's next message. Raises PeerGone when the stream has ended, BadMessage when what came is not a message."""
+        """Return the partner's next message. Raises PeerGone if the stream has ended, BadMessage or Refused if the frame is invalid."""
         frame = await self._inbox.get()
         await self._gates[1](len(frame))
         self.bytes_received += len(frame)
         return from_frame(frame)
 
     async def arrived(self) -> bool:
-        """Wait until the first message is there, or the stream has ended; return whether there is one."""
+        """Wait until a message has arrived or the stream has ended; return whether a message has arrived."""
         return await self._inbox.arrived()
 
     async def close(self) -> None:
-        """End the stream in both directions; what was sent before is still delivered if the network allows. Idempotent."""
+        """Close the stream in both directions. Messages sent before are still delivered if possible. Idempotent."""
         self.hang_up()
 
     def hang_up(self) -> None:
-        """Close, for who cannot wait."""
+        """Close the stream from code that cannot await. Idempotent."""
         self._inbox.close()
         on_close, self._on_close = self._on_close, None
         if on_close is not None:
-            self._write = _nowhere  # what carried the stream is freed, whoever still holds it
+            self._write = _nowhere  # frees the transport's objects even if this stream is still referenced
             on_close(self)
 
 
@@ -173,17 +174,17 @@ StreamHandler = Callable[[Purpose, Stream], Awaitable[None]]
 
 
 class Transport(Protocol):
-    """Open streams to partners, and hand inbound ones to the handler given at construction."""
+    """Opens streams to partners. An implementation passes inbound streams to the handler given at its construction."""
 
     async def connect(self, partner: PeerId, addresses: Sequence[str], purpose: Purpose) -> Stream:
-        """Open a stream, bounded by the caller's time-out; `addresses` are hints (multiaddrs), may be empty. Raises Unreachable."""
+        """Open a stream to `partner`. `addresses` are multiaddrs to try, may be empty. The caller sets the timeout. Raises Unreachable."""
 
 
 class Directory(Protocol):
-    """Who may be there. A hint, never truth: every record is signed, and identity is proven on connect."""
+    """Publishes and finds member records. Records are hints: each is signed, but only a connection proves that its peer is alive."""
 
     async def announce(self, record: MemberRecord) -> None:
-        """Publish this peer's own record; a later call replaces it. Raises TransportError when nobody took it."""
+        """Publish this peer's own record, which replaces its last one. Raises TransportError if no directory node stored it."""
 
     async def members(self) -> list[MemberRecord]:
-        """Return the verified, unexpired records that can be found now, own record included or not."""
+        """Return the verified, unexpired records that can be found now, with or without this peer's own."""

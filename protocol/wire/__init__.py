@@ -1,1 +1,1 @@
-"""The generated form of `peer.proto` (`make proto`). Only `frames`, `records`, `invite` and `manifest` touch it."""
+"""Generated protobuf code for `peer.proto` (`make proto`). Only protocol/messages/ and protocol/run/ import it."""

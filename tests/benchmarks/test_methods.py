@@ -17,7 +17,7 @@ def outcome(loss: float, averaged: float | None = None) -> Outcome:
     return Outcome(loss, loss if averaged is None else averaged, 0.0, 0.0)
 
 
-def test_a_rate_that_wins_at_the_edge_brings_in_the_next_one_beyond_it() -> None:
+def test_a_best_rate_at_the_edge_adds_the_next_rate() -> None:
     first, end = 3, 6
     assert methods.rate_beyond(RATES[3], (first, end)) == RATES[2]
     assert methods.rate_beyond(RATES[4], (first, end)) == ""
@@ -25,7 +25,7 @@ def test_a_rate_that_wins_at_the_edge_brings_in_the_next_one_beyond_it() -> None
     assert methods.rate_beyond(RATES[0], (0, 3)) == "" and methods.rate_beyond(RATES[-1], (0, len(RATES))) == ""
 
 
-def test_the_best_is_the_lowest_and_never_one_that_diverged() -> None:
+def test_the_best_settings_have_the_lowest_loss_and_never_diverged() -> None:
     tried = [({"learning_rate": "1"}, outcome(math.nan)), ({"learning_rate": "2"}, outcome(2.0)), ({"learning_rate": "3"}, outcome(3.0))]
     assert methods.best_settings("noloco", tried) == {"learning_rate": "2"}
     assert methods.best_settings("noloco", tried[:1]) == {"learning_rate": "1"}
@@ -74,7 +74,7 @@ def test_one_run_that_diverged_makes_the_mean_unknown() -> None:
     assert all(math.isnan(value) for value in mean_and_error([1.0, math.nan, 3.0]))
 
 
-def test_a_run_is_its_settings_in_any_order_and_what_they_leave_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_key_depends_on_all_settings_but_not_on_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     assert key(RUN) == key(dict(reversed(RUN.items())))
     assert key(RUN) != key({**RUN, "seed": "2"})
     settings, _, open_settings = key(RUN).partition(" #")
@@ -82,7 +82,7 @@ def test_a_run_is_its_settings_in_any_order_and_what_they_leave_open(monkeypatch
     assert key(RUN).startswith(settings) and not key(RUN).endswith(open_settings)
 
 
-def test_what_is_kept_is_not_run_again_and_a_line_cut_off_is_passed_over(tmp_path: Path) -> None:
+def test_kept_runs_are_not_repeated_and_an_unfinished_line_is_skipped(tmp_path: Path) -> None:
     keep, outcome = tmp_path / "keep.jsonl", Outcome(2.0, 1.9, 1e-3, 4.18)
     methods.keep(keep, key(RUN), outcome)
     with keep.open("a") as file:

@@ -1,4 +1,4 @@
-"""`peer bootstrap` where it must refuse; what it answers newcomers is tested with peer/node/door.py."""
+"""`peer bootstrap` where it must refuse; what it answers newcomers is tested with peer/node/dispatcher.py."""
 
 from __future__ import annotations
 

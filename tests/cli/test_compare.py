@@ -43,7 +43,7 @@ def test_who_has_never_trained_cannot_be_compared(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_homes_is_refused(shell: Shell) -> None:
-    assert "no homes" in shell("compare").complaint[0]
+    assert "no home folder" in shell("compare").complaint[0]
 
 
 def test_the_closing_statement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

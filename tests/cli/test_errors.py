@@ -79,7 +79,7 @@ COMMANDS: dict[str, list[tuple[tuple[str, ...], str, str]]] = {  # by verb: argu
         ((), "holds no run", "peer join gossamer1"),
         (("hello",), "not an invite", "copy the whole line"),
         (("",), "empty", "gossamer1"),
-        (("hello", "--invite-file", "FILE"), "file", "leave one"),
+        (("hello", "--invite-file", "FILE"), "file", "leave out one"),
         (("--invite-file", "FOLDER"), "cannot be read", "one line"),
     ],
     "invite": [((), "holds no run", "peer host")],

@@ -13,7 +13,7 @@ def test_key_is_made_once_and_kept_private(shell: Shell) -> None:
     assert (first.code, second.code) == (0, 0)
     assert first.out == second.out
     assert first.out.startswith("12D3Koo")
-    assert "made a new key" in first.err
+    assert "created a new key" in first.err
     assert second.err == ""
     assert stat.S_IMODE((shell.home / "identity.key").stat().st_mode) == 0o600
 

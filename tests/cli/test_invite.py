@@ -97,7 +97,7 @@ def test_without_a_run_there_is_nothing_to_invite_to(shell: Shell) -> None:
 def test_without_an_address_nobody_could_come(shell: Shell, me: PeerId) -> None:
     said = shell("invite")
     assert said.code == 2
-    assert "no address" in said.complaint[0]
+    assert "no bootstrap address" in said.complaint[0]
 
 
 def test_a_wrong_id_is_named(shell: Shell, me: PeerId) -> None:

@@ -42,19 +42,19 @@ def test_an_invite_may_come_by_a_file_that_comes_later(shell: Shell, tmp_path: P
 
 
 def test_a_file_beside_an_invite_is_one_too_many(shell: Shell, tmp_path: Path) -> None:
-    assert "leave one" in shell("join", EXPIRED, "--invite-file", tmp_path / "invite").complaint[1]
+    assert "leave out one" in shell("join", EXPIRED, "--invite-file", tmp_path / "invite").complaint[1]
 
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
         ("hello", "starts with gossamer1"),
-        (invite()[:-20], "cut"),
+        (invite()[:-20], "truncated"),
         (invite().replace("2", "3", 1), "mistyped"),
         (invite(lifetime_s=-HOUR_S), "expired"),
         (invite(subject=HOST.peer_id), "the invite is for"),
     ],
-    ids=["no invite", "cut", "mistyped", "expired", "somebody else's"],
+    ids=["no invite", "truncated", "mistyped", "expired", "somebody else's"],
 )
 def test_a_bad_invite_is_refused_with_a_hint(text: str, complaint: str, shell: Shell) -> None:
     said = shell("join", text)

@@ -58,7 +58,9 @@ def test_a_child_that_dies_otherwise_is_reported_with_its_last_words(tmp_path: P
     monkeypatch.setattr(sys, "executable", str(script))
     peer = LocalPeer("peer-2", tmp_path, ["host"])
     wait_ended(peer)
-    with pytest.raises(ChildFailed, match="peer-2 stopped with exit code 1; it said last:\n  out of cheese\n  error: internal") as caught:
+    with pytest.raises(
+        ChildFailed, match="peer-2 stopped with exit code 1; the end of its log:\n  out of cheese\n  error: internal"
+    ) as caught:
         peer.refresh()
     assert caught.value.exit_code is ExitCode.OUR_FAULT
     assert str(tmp_path) in caught.value.hint

@@ -112,4 +112,4 @@ def test_a_peer_that_has_ended_left_its_last_word(shell: Shell) -> None:
     home.status.write_text(json.dumps(ended.to_json()))
     said = shell("status")
     assert said.code == 2
-    assert said.complaint[0].endswith("its last word: failed for 0 s: the port is busy; choose another")
+    assert said.complaint[0].endswith("its last state: failed for 0 s: the port is busy; choose another")

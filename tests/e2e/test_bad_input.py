@@ -1,4 +1,4 @@
-"""Text that cannot be trained on, and a home that is taken: one clear line with a hint, exit code 2, nothing left behind."""
+"""Unusable training text and an occupied home: one error line with a hint, exit code 2, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def host(home: Path, *arguments: str) -> tuple[int, list[str]]:
     return done.returncode, done.stderr.splitlines()
 
 
-def test_text_that_cannot_be_trained_on(tmp_path: Path) -> None:
-    """The trainer finds it out, two processes below: tests/peer/text has the other kinds of such text."""
+def test_unusable_training_text_is_rejected(tmp_path: Path) -> None:
+    """The trainer detects it, two processes below the command. tests/peer/text tests the other kinds of unusable text."""
     text = tmp_path / "short.txt"
     text.write_text("hello\n")
     code, said = host(tmp_path / "home", "--data", str(text))
@@ -28,7 +28,7 @@ def test_text_that_cannot_be_trained_on(tmp_path: Path) -> None:
     assert not Home(tmp_path / "home").running.exists()
 
 
-def test_a_codec_that_is_misspelt_does_not_take_the_home(tmp_path: Path) -> None:
+def test_a_misspelt_codec_leaves_the_home_unused(tmp_path: Path) -> None:
     code, said = host(tmp_path, "--codec", "modul4")
     assert code == 2
     assert 'codec.name = "modul4"' in said[-2]
@@ -36,8 +36,8 @@ def test_a_codec_that_is_misspelt_does_not_take_the_home(tmp_path: Path) -> None
     assert not Home(tmp_path).manifest.exists()
 
 
-def test_a_model_that_does_not_fit_is_refused_before_it_is_made(tmp_path: Path) -> None:
-    """On any machine: two terabytes."""
+def test_a_model_that_does_not_fit_is_rejected_before_allocation(tmp_path: Path) -> None:
+    """The model takes two terabytes, more than any test machine has."""
     manifest = tmp_path / "manifest.toml"
     model = {"hidden_size": 65536, "intermediate_size": 65536, "num_hidden_layers": 1, "num_attention_heads": 64, "vocab_size": 1_000_000}
     manifest.write_text("[model.config]\n" + "\n".join(f"{key} = {value}" for key, value in model.items()))

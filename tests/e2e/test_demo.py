@@ -1,4 +1,4 @@
-"""The demo as a user runs it: a process of its own, real peers, real network on loopback."""
+"""The demo as a user runs it: in its own process, with real peers on loopback."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_short_demo_prints_one_object_with_every_figure(tmp_path: Path) -> Non
 @pytest.mark.timeout(180)
 @pytest.mark.usefixtures("signals_of_a_terminal")
 def test_nothing_outlives_the_demo(tmp_path: Path) -> None:
-    """After Ctrl-C; where it is killed: tests/cli/test_local_swarm.py."""
+    """The demo ends by Ctrl-C. tests/cli/test_local_swarm.py tests SIGKILL."""
     with (tmp_path / "stderr").open("wb") as log:
         demo = subprocess.Popen([*DEMO, "--steps", "100000", "--home", str(tmp_path / "peers")], stdout=subprocess.DEVNULL, stderr=log)
     try:

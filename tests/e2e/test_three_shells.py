@@ -1,4 +1,4 @@
-"""The README's three shells: a host and two that join, the host killed and back, one pauses, one leaves, one is stopped; then an export."""
+"""The README's three shells: a host and two joining peers; host restart, pause, leave, stop and export."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.peer.family import everybody, family, gone
 from tests.peer.waiting import wait_until
 
 LOCAL = ("--listen", "127.0.0.1", "--threads", "1", "--devices", "cpu")
-TWO = ("--devices", "cpu:2")  # after LOCAL, which says otherwise
+TWO = ("--devices", "cpu:2")  # overrides an option in LOCAL
 MANIFEST = """
 [run]
 total_steps = 100000
@@ -51,18 +51,18 @@ def reason(peer: LocalPeer) -> str:
 
 
 def give_way(*peers: LocalPeer) -> None:
-    """Let the trainers of these peers leave the processors to those that start: they would take all that there is."""
+    """Lower the priority of these peers' trainers, which would otherwise starve starting processes."""
     for peer in peers:
         family(peer.home)["trainer"].nice(10)
 
 
 def trained_checkpoint(peer: LocalPeer) -> int:
-    """The steps behind the newest checkpoint."""
+    """Return the step count of the newest checkpoint."""
     return max((int(path.name[5:13]) for path in (peer.home / "checkpoints").glob("step-*")), default=0)
 
 
 @pytest.mark.timeout(240)
-def test_a_swarm_outlives_its_host_and_takes_it_back(swarm: LocalSwarm, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_swarm_survives_its_host_and_readmits_it(swarm: LocalSwarm, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     manifest = tmp_path / "run.toml"
     manifest.write_text(MANIFEST)
     first = swarm.start("first", ["host", str(manifest), *LOCAL, "--checkpoint-every", "5"])
@@ -89,12 +89,12 @@ def test_a_swarm_outlives_its_host_and_takes_it_back(swarm: LocalSwarm, tmp_path
     shell = Shell(third.home, capsys)
     assert shell("config", "only-idle", "true").code == 0
     wait_until(
-        lambda: reason(third).startswith("others use the machine") and "trainer" not in family(third.home),
+        lambda: reason(third).startswith("other processes use the machine") and "trainer" not in family(third.home),
         "third paused, its memory free",
         60,
     )
     assert shell("pause", "2h").code == 0
-    assert state(third) == "paused" and reason(third).startswith("you asked for it, until")
+    assert state(third) == "paused" and reason(third).startswith("paused by the operator until")
     paused_at, before = steps(third), completed(second)
     assert shell("config", "schedule", "mon 00:00-00:01").code == 0
     assert shell("config", "only-idle", "false").code == 0
@@ -112,7 +112,7 @@ def test_a_swarm_outlives_its_host_and_takes_it_back(swarm: LocalSwarm, tmp_path
     for peer in (third, back):
         wait_until(lambda peer=peer: not peer.refresh(), "clean stop on SIGTERM", 15)
 
-    shell = Shell(third.home, capsys)  # in this process, which has torch already
+    shell = Shell(third.home, capsys)  # in this process, which has imported torch already
     assert 0 < json.loads(shell("eval", "--json").out)["loss"] < 5
     assert shell("export", tmp_path / "model", "--eval-batches", 8).code == 0
     assert (tmp_path / "model" / "config.json").is_file()

@@ -1,4 +1,4 @@
-"""The fault suite: trials of everything that happens to peers, and how often something came of it that must not.
+"""The fault suite: trials of every kind of fault, with the number of violations.
 
     python -m tests.faults [R1 R5 ...] [--share 0.1] [--trial 1234]
 

@@ -1,4 +1,4 @@
-"""A peer's own p2pd is killed, or hangs; real processes on this machine."""
+"""Faults of p2pd: it is killed or hangs. Real processes on this machine."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from gossamer.protocol.streams.transport import Purpose
 from tests.protocol.libp2p.test_node import new_node, record_of, until
 from tests.protocol.peers import chunk, number_of
 
-MOST_S = 10.0  # p95, says the aim; a hung one is first found by its pulse
+MOST_S = 10.0  # the aim, for p95; a health check first has to detect a hung p2pd
 HUNG_S = 20.0
 
 
 def p2pd(number: int) -> float:
-    """Kill p2pd, or stop it; return how long it takes until a partner has an answer from the peer again."""
+    """Kill or suspend p2pd; return the seconds until a partner gets a reply from the peer again."""
     draws = random.Random(number)
     hangs = draws.random() < 0.3
 
@@ -52,7 +52,7 @@ def p2pd(number: int) -> float:
 
 
 async def _answers(peer: Libp2pNode, host: Libp2pNode) -> None:
-    """Call until it answers. Raises TimeoutError."""
+    """Call a peer until it replies. Raises TimeoutError."""
     async with asyncio.timeout(HUNG_S):
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Disks that refuse, tear or change what is written, and processes that die while they write."""
+"""Disk faults: failing, torn and corrupted writes, and processes that are killed while they write."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.full_disk import room_for
 from tests.peer.small import fingerprint, small_manifest, small_replica
 from tests.peer.trainer.test_replica_resume import NUM_STEPS, Story
 
-SAVING = 12  # more calls than a checkpoint takes
+SAVING = 12  # more system calls than saving a checkpoint takes
 CALLS = ("open", "write", "fsync", "fdatasync", "rename", "replace", "mkdir")
 MANIFEST = small_manifest(inner={"optimizer": "adamw"})
 DEAD = 9
@@ -41,7 +41,7 @@ _SOMEBODY = Identity(b"s" * 32).peer_id
 
 
 class Disk:
-    """The operating system's calls, of which the k-th ends the process, or fails."""
+    """System calls of which the k-th kills the process or fails."""
 
     def __init__(self, moment: int, error: int | None) -> None:
         self.num_calls = 0
@@ -67,7 +67,7 @@ class Disk:
 
 
 def _in_a_child(work: Callable[[], None]) -> int:
-    """Do it in a copy of this process; return how that ended, by its exit code."""
+    """Run a function in a forked process and return its exit code."""
     child = os.fork()
     if not child:
         try:
@@ -79,7 +79,7 @@ def _in_a_child(work: Callable[[], None]) -> int:
 
 
 class Kept:
-    """A home with two checkpoints of a replica, and the hashes of both."""
+    """A home with two checkpoints of a replica, and the hashes of both checkpoints."""
 
     def __init__(self, folder: Path) -> None:
         self.home = Home(folder / "home")
@@ -96,7 +96,7 @@ class Kept:
         self.newest = fingerprint(self.replica)
 
     def restored(self) -> str:
-        """Return the hash of what a new process finds."""
+        """Return the hash of the checkpoint that a new process loads."""
         loaded = load_latest(self.home.checkpoints, MANIFEST.run_id)
         assert loaded is not None
         fresh = small_replica(self.home.path / "fresh", MANIFEST)
@@ -112,7 +112,7 @@ def _num_bytes() -> int:
 
 
 def refused(number: int) -> None:
-    """Have the disk refuse, tear or change a checkpoint, the journal or the address book: the one before is there, or the new one."""
+    """Fail, tear or corrupt a write of a checkpoint, the journal or the address book: the old or the new version must load."""
     draws = random.Random(number)
     with tempfile.TemporaryDirectory(prefix="disk-") as folder:
         hurt = draws.choice((_checkpoint_full, _checkpoint_error, _checkpoint_changed, _journal, _journal_at_start, _book))
@@ -120,7 +120,7 @@ def refused(number: int) -> None:
 
 
 def killed(number: int) -> None:
-    """Kill a process at a call of the system by which it writes one of these."""
+    """Kill a process at a system call with which it writes a checkpoint, the journal or the address book."""
     draws = random.Random(number)
     with tempfile.TemporaryDirectory(prefix="disk-") as folder:
         draws.choice((_checkpoint_killed, _journal_killed, _book_killed))(draws, Path(folder))
@@ -202,14 +202,14 @@ def _journal(draws: random.Random, folder: Path) -> None:
         assert journal.failed_blocks(_name(99)) is None
         asyncio.run(journal.commit(_name(100), b""))
     journal.close()
-    if draws.random() < 0.3:  # power goes in the middle of a line
+    if draws.random() < 0.3:  # power fails in the middle of a line
         with path.open("ab") as file:
             file.write(b'{"meeting": "' + b"0" * draws.randrange(30))
     _look_at_journal(path, num_before, is_told)
 
 
 def _journal_at_start(draws: random.Random, folder: Path) -> None:
-    """A node starts on a disk that is full: it knows what it has decided, and goes on when there is room."""
+    """Start a node on a full disk: it must know its decided meetings, and continue when there is space."""
     path, num_before = folder / "journal", draws.randint(1, 5)
     _journal_of(path, num_before).close()
     if draws.random() < 0.5:
@@ -260,7 +260,7 @@ def _look_at_journal(path: Path, num_before: int, is_told: bool) -> None:
 
 
 def _books(draws: random.Random, path: Path) -> tuple[bytes, bytes]:
-    """Write an address book, and return it with another that is to take its place."""
+    """Write an address book; return it and a second one that is to replace it."""
     old, new = (draws.randbytes(draws.randint(50, 2500)).hex().encode() for _ in range(2))
     write_whole(path, old)
     return old, new
@@ -294,11 +294,11 @@ def _look_at_book(draws: random.Random, path: Path, old: bytes, new: bytes) -> N
     write_whole(path, new)
     assert path.read_bytes() == new
     path.write_bytes(new[: draws.randrange(len(new))])
-    AddressBook(_SOMEBODY).load(path, 0.0)  # whatever is in it
+    AddressBook(_SOMEBODY).load(path, 0.0)  # with any content
 
 
 def killed_and_resumed(number: int) -> None:
-    """Kill -9 a process that trains and saves, at any time; what goes on from its checkpoint ends as if nothing had been, bit for bit."""
+    """Kill -9 a process that trains and saves, at any time: a run resumed from its checkpoint must end bit-identical."""
     draws = random.Random(number)
     with tempfile.TemporaryDirectory(prefix="resume-") as name:
         folder = Path(name)
@@ -336,7 +336,7 @@ def killed_and_resumed(number: int) -> None:
 
 @cache
 def _uninterrupted() -> tuple[str, float]:
-    """Return the hash at the end of a story that nothing interrupts, and about how long it takes with its checkpoints."""
+    """Return the final hash of an uninterrupted run, and its approximate duration with checkpoints."""
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="whole-") as folder:
         kept = Kept(Path(folder))

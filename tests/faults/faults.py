@@ -1,4 +1,4 @@
-"""All faults of the suite. What they are called: docs/concepts/faults.md."""
+"""All faults of the suite. docs/concepts/faults.md describes them by their ids."""
 
 from __future__ import annotations
 

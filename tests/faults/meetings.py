@@ -1,4 +1,4 @@
-"""Faults of one meeting: deaths, partners that vanish or hang, and frames that are not what was sent."""
+"""Faults of one meeting: crashes, partners that disappear or hang, and corrupted frames."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tests.swarm.trials import undisturbed as undisturbed_trial
 from tests.swarm.world import Peer, Swarm
 
 CODECS = ("int8", "modulo4")
-STORY = 24  # deaths of one story, as the meeting without a death has to be played too
-COMPANY = 16  # each so manyth trial goes on with a third peer
+STORY = 24  # crashes per prepared meeting: each needs a reference run without a crash
+COMPANY = 16  # every COMPANY-th trial continues with a third peer
 
 
 def killed(number: int) -> None:
-    """Kill whole peer, node or trainer at one of the meeting's moments; in the end both are as before or as after, and go on."""
+    """Kill a peer, node or trainer at one step of a meeting: both must end in the state before or after it, and continue."""
     story, draws = number // STORY, random.Random(number)
     codec, victim, what = CODECS[story % 2], draws.randrange(2), draws.choice(("peer", "node", "trainer"))
     back_s = draws.choice((QUICK_S, LATE_S))
@@ -43,7 +43,7 @@ def killed(number: int) -> None:
 
 
 class Pair:
-    """Two peers that meet once, and their states before it and after it where nothing disturbs them."""
+    """Two peers that meet once, with their states before and after an undisturbed meeting."""
 
     def __init__(self, swarm: Swarm) -> None:
         self.swarm = swarm
@@ -51,7 +51,7 @@ class Pair:
         self.before: tuple[str, str]
 
     async def meet(self, hurt: Callable[[tuple[Peer, Peer]], object]) -> tuple[float, float]:
-        """Hold the meeting, hurt; return how long each side took to be through with it."""
+        """Run the meeting with the fault; return the seconds until each side has finished it."""
         self.peers = peers = await two_that_stand_still(self.swarm)
         self.before = peers[0].hash, peers[1].hash
         hurt(peers)
@@ -67,7 +67,7 @@ class Pair:
         return over_s[0], over_s[1]
 
     def look(self, after: tuple[str, str], sides: tuple[int, ...] = (0, 1)) -> None:
-        """Check that these sides are as before or as after, as their journals say, and took no outer step twice."""
+        """Check that these sides are in the state before or after, as in their journals, and applied no outer step twice."""
         for side in sides:
             peer = self.peers[side]
             assert peer.hash in (self.before[side], after[side]), "something in between"
@@ -84,7 +84,7 @@ def _swarm(folder: str, codec: str, seed: int, silence_s: float = 30.0) -> Swarm
 
 
 def gone(number: int) -> float:
-    """Have the partner vanish, hang or hang up at one of its messages; return by how long the other waited too long."""
+    """Make the partner disappear, hang or close at one of its messages; return the seconds that the other waited too long."""
     story, draws = number // STORY, random.Random(number)
     codec, bad = CODECS[story % 2], draws.randrange(2)
     num_sent, num_received = undisturbed_trial(codec, story).num_messages[bad]
@@ -120,7 +120,7 @@ KINDS = ("flipped", "cut short", "twice", "swapped", "of an earlier meeting", "o
 
 
 class Tampering:
-    """Between the peers: the k-th frame of the meeting is not what was sent. `earlier` are the frames of another meeting."""
+    """An attacker between the peers that replaces the k-th frame of the meeting. `earlier` holds frames of another meeting."""
 
     def __init__(self, kind: str, moment: int, draws: random.Random, earlier: list[bytes]) -> None:
         self.kind, self.moment, self.draws, self.earlier = kind, moment, draws, earlier
@@ -129,7 +129,7 @@ class Tampering:
         self._held: bytes | None = None
 
     def change(self, frame: bytes) -> list[bytes]:
-        """Return what arrives in place of a frame."""
+        """Return the frame that arrives instead."""
         if not self.is_on:
             return [frame]
         self.frames.append(frame)
@@ -162,14 +162,14 @@ class Tampering:
 
 @dataclass(frozen=True)
 class Honest:
-    """The meeting as it is without any change: the states after it, and its frames."""
+    """The undisturbed meeting: its frames, and the states after it."""
 
     after: tuple[str, str]
     frames: list[bytes]
 
 
 def tampered(number: int) -> None:
-    """Change one frame on its way: nothing of it is ever merged, and no meeting counts that is not the one without the change."""
+    """Corrupt one frame in transit: it must never be merged, and only the undisturbed meeting may count."""
     story, draws = number // STORY, random.Random(number)
     codec = CODECS[story % 2]
     earlier, honest = _honest(codec, story + 1000), _honest(codec, story)
@@ -183,7 +183,7 @@ def _honest(codec: str, seed: int) -> Honest:
 
 
 def _meet_tampered(codec: str, seed: int, tampering: Tampering, honest: Honest | None) -> tuple[str, str]:
-    """Hold a meeting and return the states after it, which are checked where it is known what they may be."""
+    """Run a meeting and return the states after it. The states are checked if the allowed ones are known."""
     put = Inbox.put
 
     def put_changed(inbox: Inbox, frame: bytes) -> None:

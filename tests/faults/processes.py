@@ -1,4 +1,4 @@
-"""Real peers on this machine, of whose processes one is killed at any moment, again and again; each time their disks are looked at."""
+"""Real peers on this machine: one process after another is killed at a random moment, and the disks are checked each time."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from gossamer.peer.machine.home import Home
 from tests.peer.family import everybody, family, gone
 from tests.peer.waiting import wait_until
 
-KILLS = 20  # of one trial
+KILLS = 20  # per trial
 JOINERS = 2
-BACK_S = 120.0  # most that coming back may take: the machine is busy, and a process loads torch first
+BACK_S = 120.0  # limit of a recovery: the machine is busy, and a process imports torch first
 PARTS = ("trainer", "node", "peer")
-MOST = 2  # of one child in a peer's life: its supervisor gives up after the third
+MOST = 2  # kills of one child per start of a peer: the supervisor gives up after the third
 LOCAL = ("--listen", "127.0.0.1", "--threads", "1", "--devices", "cpu", "--checkpoint-every", "2")
 MANIFEST = """
 [run]
@@ -35,20 +35,20 @@ deadline_s = 5.0
 
 
 class Victim:
-    """One peer, over all its lives."""
+    """One peer, across all its restarts."""
 
     def __init__(self, swarm: LocalSwarm, name: str, verb: str, *arguments: str) -> None:
         self.peer = swarm.start(name, [verb, *arguments, *LOCAL])
         self._swarm, self._again = swarm, [verb, *LOCAL]
         self._home = Home(self.peer.home)
-        self._killed: Counter[str] = Counter()  # in this life
+        self._killed: Counter[str] = Counter()  # since the last start
         self._decided: set[str] = set()
-        self._heard_bytes = 0  # of its events
+        self._heard_bytes = 0  # of its event log
         self.steps: list[StepDone] = []
         self._num_completed = 0
 
     def hear(self) -> int:
-        """Take in what it has said since the last time; return how often it has told of steps."""
+        """Read the new events; return the number of progress events so far."""
         with suppress(FileNotFoundError), self._home.events.open("rb") as lines:
             lines.seek(self._heard_bytes)
             for line in lines:
@@ -60,7 +60,7 @@ class Victim:
         return len(self.steps)
 
     def decided(self) -> set[str]:
-        """Return the meetings that count by its journal."""
+        """Return the committed meetings in its journal."""
         with suppress(FileNotFoundError):
             return {
                 json.loads(line)["meeting"] for line in self._home.journal.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")
@@ -68,18 +68,18 @@ class Victim:
         return set()
 
     def saved(self) -> dict[str, Any]:
-        """Return what its newest checkpoint says."""
+        """Return the contents of its newest checkpoint."""
         newest = max(self._home.checkpoints.glob("step-*"), key=lambda path: int(path.name[5:13]))
         _, _, body = (newest / "header.json").read_bytes().partition(b"\n")
         state: dict[str, Any] = json.loads(body)["state"]
         return state
 
     def is_at_work(self) -> bool:
-        """Whether it has trained, met and saved."""
+        """Return whether it has trained, met and saved a checkpoint."""
         return bool(self.hear() and self.decided() and [*self._home.checkpoints.glob("step-*")])
 
     def kill(self, draws: random.Random) -> str:
-        """Kill a process of it; return what it was once there is another in its place. The whole peer is started again."""
+        """Kill one of its processes; return which one after it has been replaced. A killed peer is started again."""
         what = draws.choice([part for part in PARTS if self._killed[part] < MOST])
         before = family(self.peer.home)
         before[what].kill()
@@ -93,12 +93,12 @@ class Victim:
         return what
 
     def give_way(self) -> None:
-        """Have its trainer, which would take all that there is, leave the processors to those that start."""
+        """Lower the priority of its trainer, which would otherwise starve starting processes."""
         with suppress(KeyError, psutil.Error):
             family(self.peer.home)["trainer"].nice(19)
 
     def look(self) -> None:
-        """Check what its disk says: nothing that was decided is forgotten, nothing counts that was not, and nothing twice."""
+        """Check its disk: each decided meeting is recorded, no other counts, and none counts twice."""
         decided, applied = self.decided(), self.saved()["outer"]["applied"]
         assert decided >= self._decided, "a decision is lost"
         assert len(set(applied)) == len(applied), "applied twice"
@@ -109,7 +109,7 @@ class Victim:
 
 
 def killed(number: int) -> float:
-    """Kill -9 a trainer, a node or a whole peer at any time, twenty times; return how long it took at most until one was back at work."""
+    """Kill -9 a trainer, a node or a whole peer at random times, twenty times; return the longest recovery in seconds."""
     draws = random.Random(number)
     with tempfile.TemporaryDirectory(prefix="kills-") as name:
         with local_swarm(Path(name)) as swarm:
@@ -139,7 +139,7 @@ def _start(swarm: LocalSwarm, folder: Path) -> list[Victim]:
 
 
 def _one_kill(victims: list[Victim], draws: random.Random) -> float:
-    """Kill once, and wait until the peer is back at work; return how long that took."""
+    """Kill one process and wait until the peer trains again; return the seconds."""
     victim = draws.choice(victims)
     time.sleep(draws.uniform(0.0, 2.0))
     began_s, saved, at_death, others = time.monotonic(), victim.saved(), victim.hear(), [other for other in victims if other is not victim]

@@ -1,4 +1,4 @@
-"""Trials of one fault: how many, what each is, and what came of them. Whatever a trial raises is a violation; its number replays it."""
+"""Run the trials of a fault and collect the results. An exception in a trial is a violation; its number reproduces the trial."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Fault:
-    """One kind of trouble. `play` makes one trial of what follows from its number; it may return a figure, whose name is `figure`."""
+    """One kind of fault. `play` runs the trial with a number, which determines it, and may return a figure named `figure`."""
 
     name: str
     what: str
@@ -22,17 +22,17 @@ class Fault:
 
 @dataclass
 class Outcome:
-    """What came of the trials of one fault."""
+    """The results of the trials of one fault."""
 
     fault: Fault
     num_trials: int = 0
-    violations: list[int] = field(default_factory=list)  # numbers of the trials
+    violations: list[int] = field(default_factory=list)  # numbers of the violating trials
     figures: list[float] = field(default_factory=list)
     cpu_s: float = 0.0
 
     @property
     def row(self) -> str:
-        """Return a line of the table."""
+        """Return the result as a row of the table."""
         fault = self.fault
         return f"{fault.name:<5}{fault.what:<58}{self.num_trials:>7}{len(self.violations):>12}{self.cpu_s:>9.0f} s  {self._figures()}"
 
@@ -48,7 +48,7 @@ HEAD = f"{'':<5}{'fault':<58}{'trials':>7}{'violations':>12}{'processor':>11}"
 
 
 def run(fault: Fault, numbers: Iterable[int]) -> Outcome:
-    """Make these trials of a fault, whatever comes of each."""
+    """Run these trials of a fault, and continue after violations."""
     outcome, began_s = Outcome(fault), time.process_time()
     for number in numbers:
         try:

@@ -1,4 +1,4 @@
-"""Faults of whole swarms: cuts, lost doors, wrong clocks, churn, and very many meetings."""
+"""Faults of whole swarms: partitions, lost bootstrap nodes, wrong clocks, churn, and very many meetings."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from tests.swarm.world import Swarm, play
 
 HEALED_S = 60.0
 CLOCKS_S = 300.0
-LARGE = 100  # trials with 30 peers, the real directory and a cut of five minutes; all others are smaller, and without a directory
+LARGE = 100  # trials with 30 peers, the real directory and a partition of five minutes; all others are smaller and have no directory
 QUIET = tiny_manifest(run={"total_steps": 100_000})
 
 
 def _residents(story: Callable[[MemoryNetwork], Awaitable[list[Resident]]], seed: int) -> None:
-    """Let a story of peers without trainers happen; it returns who is up at its end."""
+    """Run a scenario of peers without trainers. The scenario returns the peers that are up at its end."""
 
     async def main() -> None:
         network = MemoryNetwork(seed, Link(latency_s=0.05, jitter_s=0.05, silence_s=10.0))
@@ -49,7 +49,7 @@ def _residents(story: Callable[[MemoryNetwork], Awaitable[list[Resident]]], seed
 
 
 def cut(number: int) -> float:
-    """Cut a swarm in two or three groups, for good or again and again; return how long it takes until each sees all again."""
+    """Partition a swarm into two or three groups, once or repeatedly; return the seconds until each peer sees all others again."""
     if number < LARGE:
         healed = cut_and_heal(30, 300.0, number, directory=True)
         assert healed.bytes_per_s < 10_000
@@ -78,7 +78,7 @@ def cut(number: int) -> float:
 
 
 def doors_lost(number: int) -> float:
-    """Kill every door, before, during or after a restart; return how long a peer takes to be back by its book."""
+    """Kill every bootstrap node, before, during or after a restart; return the seconds until a peer is back by its address book."""
     draws, back_s = random.Random(number), 0.0
     when = draws.choice(("all dead at the start", "die in between", "come back"))
 
@@ -112,7 +112,7 @@ def doors_lost(number: int) -> float:
 
 
 def clocks(number: int) -> float:
-    """Set clocks wrong by up to an hour, or have them jump; return how long it takes until each sees all."""
+    """Set clocks wrong by up to an hour, or let them jump; return the seconds until each peer sees all others."""
     draws, seen_s = random.Random(number), 0.0
 
     async def story(network: MemoryNetwork) -> list[Resident]:
@@ -126,7 +126,7 @@ def clocks(number: int) -> float:
         for peer in draws.sample(range(8), num_wrong):
             off_s[peer] = draws.choice((-3600.0, -60.0, -5.0, 5.0, 60.0, 3600.0))
         if num_wrong == 8 and draws.random() < 0.5:
-            off_s[:] = [off_s[0]] * 8  # all wrong alike
+            off_s[:] = [off_s[0]] * 8  # all wrong by the same amount
         places = [f"/ip4/{100 + peer}.0.0.1/tcp/4001" for peer in range(8)]
         first = Resident(network, 1000 * number + 1, address=places[0], now_s=clock(0)).start()
         others = [
@@ -153,13 +153,13 @@ CHURN_PEERS = 20
 CHURN_STEPS = 120
 CHURN_RATES = (0.3, 0.5)
 STEP_S = 0.25
-ROUND_TURNS = 6  # a countdown's mean
+ROUND_TURNS = 6  # mean countdown to a meeting
 JUDGE_BATCHES = 40
 WORSE = {0.3: 0.01, 0.5: 0.02}
 
 
 def churn(number: int) -> float:
-    """Have 30 or 50 % of the peers away in each round; return by how much the loss of all is higher, in per cent."""
+    """Take 30 or 50 % of the peers away in each round; return by how many per cent the loss of the mean weights is higher."""
     seed, rate = number // len(CHURN_RATES), CHURN_RATES[number % len(CHURN_RATES)]
     worse = _loss(seed, rate) / _loss(seed, 0.0) - 1.0
     assert worse <= WORSE[rate], f"{100 * worse:.2f} % worse at {rate:.0%}"
@@ -168,7 +168,7 @@ def churn(number: int) -> float:
 
 @functools.lru_cache(maxsize=4)
 def _loss(seed: int, rate: float) -> float:
-    """Train a swarm for so many steps of every peer; return the held-out loss of the mean of their weights."""
+    """Train a swarm for this many steps per peer; return the held-out loss of the mean of their weights."""
     found: list[float] = []
     torch.set_num_threads(1)
 
@@ -178,7 +178,7 @@ def _loss(seed: int, rate: float) -> float:
         away: list[int] = []
         num_turns = 0
         while min(peer.trainer.replica.own_steps for peer in peers) < CHURN_STEPS:
-            for peer in peers:  # all end with the same number of steps
+            for peer in peers:  # every peer ends with the same number of steps
                 peer.trainer.frozen = peer.trainer.replica.own_steps >= CHURN_STEPS
             if num_turns % ROUND_TURNS == 0:
                 for index in away:
@@ -203,7 +203,7 @@ def _loss(seed: int, rate: float) -> float:
 def _held_out(swarm: Swarm) -> float:
     replica = swarm.peers[0].trainer.replica
     mean: Tensor = torch.stack([peer.slow for peer in swarm.peers]).mean(0)
-    for fragment in replica.outer.fragments:
+    for fragment in replica.fragments:
         scatter(fragment.codec.fragment, mean[: fragment.slow.numel()], replica.parameters)
         mean = mean[fragment.slow.numel() :]
     return held_out_loss(replica.model, replica.corpus, JUDGE_BATCHES)
@@ -214,7 +214,7 @@ MOST_MIB = 100.0
 
 
 def soak(number: int) -> float:
-    """Hold very many meetings; return by how many MiB the process has grown since the first of them."""
+    """Run very many meetings; return the growth of the process in MiB since the first ones."""
     grown: list[float] = []
 
     async def story(swarm: Swarm) -> None:
@@ -236,7 +236,7 @@ def soak(number: int) -> float:
                 sizes = len(asyncio.all_tasks()), len(a.book._entries)
         await asyncio.sleep(10.0)
         assert len(asyncio.all_tasks()) <= sizes[0] and len(a.book._entries) == sizes[1]
-        assert not any(fragment.meeting is not None for peer in (a, b) for fragment in peer.trainer.replica.outer.fragments)
+        assert not any(fragment.meeting is not None for peer in (a, b) for fragment in peer.trainer.replica.fragments)
         assert not [path for peer in (a, b) for path in peer.payloads.path("x").parent.iterdir()]
         grown.append(_resident_mib() - before)
 
@@ -252,7 +252,7 @@ def _resident_mib() -> float:
 
 
 def other_builds(number: int) -> None:
-    """Be called by a peer of another version, run, codec or size: it is refused with a reason, nobody is banned, and the others meet on."""
+    """Let a peer of another version, run, codec or size call: it gets a refusal, no peer is banned, and the others still meet."""
     draws = random.Random(number)
 
     async def story(swarm: Swarm) -> None:
@@ -267,7 +267,7 @@ def other_builds(number: int) -> None:
                     replace(good, run_id=draws.randbytes(32)).signed(MALLORY),
                     replace(good, codec=good.codec + 1).signed(MALLORY),
                     replace(good, payload_bytes=good.payload_bytes + draws.randint(1, 999)).signed(MALLORY),
-                    Raw(b"\x7a\x01x"),  # of a kind that only a newer peer knows
+                    Raw(b"\x7a\x01x"),  # a message type that only a newer peer knows
                 )
             )
             stream = await transport.connect(called.peer_id, (), Purpose.MEET)

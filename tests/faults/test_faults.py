@@ -1,4 +1,4 @@
-"""Some trials of each fault that can be had in little time; all of them: `make faults`, and docs/concepts/faults.md."""
+"""A few fast trials of each fault. `make faults` runs all trials; docs/concepts/faults.md describes the faults."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ SOME = {
     # of R7 and R13 one takes long, R1k and R4 are of real processes; R9k, R14 kill copies of this process, which a test's is not made for
     "R1": range(3),
     "R2": range(5),
-    "R3": range(24, 34),  # a sketch that was changed among them
+    "R3": range(24, 34),  # includes a corrupted sketch
     "R5": (101, 102),
     "R6": (2,),
-    "R8": (3, 92),  # every clock wrong, each by another time
+    "R8": (3, 92),  # every clock wrong by a different amount
     "R9": range(12),
     "R15": (0,),
 }
 
 
 @pytest.mark.parametrize(("name", "number"), [(name, number) for name, numbers in SOME.items() for number in numbers])
-def test_nothing_comes_of_it_that_must_not(name: str, number: int) -> None:
+def test_a_trial_has_no_violation(name: str, number: int) -> None:
     PLAY[name](number)

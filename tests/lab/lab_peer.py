@@ -1,7 +1,7 @@
-"""One peer of the lab: the real network part, without a trainer. Says what happens to it as lines of JSON on stdout.
+"""One peer of the lab: the real network code without a trainer. It writes its events as JSON lines to stdout.
 
-It announces itself, looks for others, and calls each one that it finds, with a message that must come back; with --bulk, much of it. Who is
-reached through a relay is called again, until it is reached without.
+It announces itself, looks for other peers, and sends each of them a message, with --bulk 64 MiB, which the other echoes. A peer that is
+reached through a relay is called again until it is reached directly.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.libp2p.node import Libp2pNode
 from gossamer.protocol.libp2p.p2pd import DaemonSettings
-from gossamer.protocol.libp2p.record_store import RecordShelf
+from gossamer.protocol.libp2p.record_store import RecordStore
 from gossamer.protocol.messages.records import MemberRecord, announceable
 from gossamer.protocol.streams.transport import Purpose, Stream
 from tests.protocol.peers import chunk, echo, number_of
@@ -30,7 +30,7 @@ LOOK_S = 0.5
 CALL_S = 10.0
 AGAIN_S = 5.0
 CHUNK_BYTES = 256 * 1024
-BULK_CHUNKS = 256  # 64 MiB, there and back
+BULK_CHUNKS = 256  # 64 MiB in each direction
 
 
 def say(**what: Any) -> None:
@@ -38,7 +38,7 @@ def say(**what: Any) -> None:
 
 
 class LabPeer:
-    """Finds others and calls them."""
+    """Finds other peers and opens streams to them."""
 
     def __init__(self, node: Libp2pNode, identity: Identity, bulk: bool) -> None:
         self._node = node
@@ -46,7 +46,7 @@ class LabPeer:
         self._bulk = bulk
         self._sequence = int(time.time())
         self._told: object = None
-        self._routes: dict[PeerId, str] = {}  # of who was called
+        self._routes: dict[PeerId, str] = {}  # route by called peer
         self._again_s: dict[PeerId, float] = {}
 
     async def run(self) -> None:
@@ -116,7 +116,7 @@ async def main() -> None:
     logging.basicConfig(filename=given.home / "log", level=logging.DEBUG, format="%(asctime)s %(name)s %(message)s")
     identity = Identity.load_or_create(given.home / "key")
     settings = DaemonSettings(given.home / "key", given.home / "run", port=given.port, relays=given.relay)
-    async with Libp2pNode(settings, RecordShelf(RUN_ID), echo, lambda: tuple(given.bootstrap)) as node:
+    async with Libp2pNode(settings, RecordStore(RUN_ID), echo, lambda: tuple(given.bootstrap)) as node:
         await LabPeer(node, identity, given.bulk).run()
 
 

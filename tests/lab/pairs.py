@@ -1,4 +1,4 @@
-"""`make lab`: peers behind each two kinds of router meet, with one relay that both can reach. Prints how soon, and by which route.
+"""`make lab`: connect peers behind each pair of router kinds, with one relay that both can reach. Print delay and route.
 
 python -m tests.lab.pairs [--only "symmetric/full cone"] [--bulk] [--open 4]
 
@@ -25,11 +25,11 @@ from gossamer.protocol.identity import Identity
 from tests.lab.routers import KINDS, CannotRun, Place, internet
 
 PORT = 4001
-MEET_S = 60.0  # given up then
+MEET_S = 60.0  # timeout
 
 
 class Running:
-    """A peer of the lab that runs, and what it has said so far."""
+    """A running peer of the lab, and its events so far."""
 
     def __init__(self, place: Place, home: Path, *options: str) -> None:
         home.mkdir(mode=0o700)
@@ -43,15 +43,15 @@ class Running:
         self._reader.start()
 
     def when(self, key: str, value: object = None) -> dict[str, Any] | None:
-        """Return the first thing said of this kind."""
+        """Return its first event of this kind."""
         return next((line for line in self.said if key in line and value in (None, line[key])), None)
 
     def is_off_relay(self, partner: str) -> bool:
-        """Tell whether it has met a partner without a relay."""
+        """Return whether it has connected to a partner without a relay."""
         return any(line.get("met") == partner and line["route"] != "relayed" for line in self.said)
 
     def stop(self) -> None:
-        """End it."""
+        """End the process."""
         self._process.kill()
         self._process.wait()
         self._reader.join()
@@ -64,7 +64,7 @@ class Running:
 
 @contextmanager
 def pair(kinds: tuple[str, str], relays: int, bulk: bool, num_open: int = 0) -> Iterator[tuple[list[Running], Running, Running]]:
-    """Start the relays, open peers, and as soon as the relays relay, a peer behind a router of each kind."""
+    """Start the relays and the open peers, then a peer behind a router of each kind once the relays work."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lab-")))
         places = stack.enter_context(internet((*(["none"] * (relays + num_open)), *kinds)))
@@ -89,7 +89,7 @@ def _bootstraps(doors: list[Running]) -> list[str]:
 
 
 def wait_for(condition: Any, otherwise: str) -> None:
-    """Wait until something is there. Raises TimeoutError with a sentence."""
+    """Wait until a value is available. Raises TimeoutError with a message."""
     until_s = time.monotonic() + MEET_S
     while not condition():
         if time.monotonic() > until_s:
@@ -98,7 +98,7 @@ def wait_for(condition: Any, otherwise: str) -> None:
 
 
 def meet(kinds: tuple[str, str], bulk: bool, num_open: int) -> str:
-    """Let a pair meet; return its row of the table."""
+    """Connect a pair; return its row of the table."""
     with pair(kinds, 1, bulk, num_open) as (_, first, second):
         wait_for(lambda: first.when("up") and second.when("up"), "the two did not come up")
         both_up_s = max(float(up["at"]) for peer in (first, second) if (up := peer.when("up")))
@@ -119,7 +119,7 @@ def meet(kinds: tuple[str, str], bulk: bool, num_open: int) -> str:
 
 
 def lose_a_relay() -> str:
-    """Let a relay die while another one lives; return how soon the addresses of a peer behind a router name the living one alone."""
+    """Kill one of two relays; return the seconds until a peer behind a router has addresses of the other one alone."""
     with pair(("port-restricted", "symmetric"), 2, False) as (doors, first, second):
         wait_for(lambda: first.when("met", second.peer_id) and second.when("met", first.peer_id), "the two did not meet")
         wait_for(lambda: _latest(first), "no place at a relay")
@@ -149,7 +149,7 @@ def _met(caller: Running, called: Running, since_s: float) -> str:
 
 
 def main() -> int:
-    """Run the pairs that were asked for. Exit code 1 where two did not meet."""
+    """Run the selected pairs. Exit code 1 if any pair did not connect."""
     options = argparse.ArgumentParser()
     options.add_argument("--only", help="two kinds with a slash between them")
     options.add_argument("--bulk", action="store_true", help="measure 64 MiB there and back too, in MB/s each way")

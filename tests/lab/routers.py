@@ -1,13 +1,13 @@
 """A small internet in network namespaces: a bridge with public addresses, peers on it, and peers behind routers of four kinds. Needs root.
 
-The bridge stands in a namespace of its own, where no firewall of the machine's has a say. The addresses are of a public range, because
-libp2p takes no notice of those for documentation; they are seen nowhere outside.
+The bridge has its own namespace, so the machine's firewall does not affect it. The addresses are from a public range, because libp2p
+ignores addresses for documentation. They are not visible outside.
 
-    none             the peer stands on the bridge, with a public address
-    full cone        its router sends whatever comes to the peer, as after a port forwarding of all ports
-    port-restricted  its router lets in answers only, and keeps the port of the peer where it can: most routers at home
-    symmetric        likewise, and each connection leaves from another port: mobile networks, large companies
-    beside           behind the router of the place before it, on the same local network
+    none             the peer is on the bridge, with a public address
+    full cone        its router forwards all inbound connections to the peer, as with a port forwarding of all ports
+    port-restricted  its router accepts only replies, and keeps the peer's port if possible: most routers at home
+    symmetric        likewise, but each connection leaves from another port: mobile networks, large companies
+    beside           behind the router of the previous place, on the same local network
 """
 
 from __future__ import annotations
@@ -35,42 +35,42 @@ table ip lab {{
 
 
 class CannotRun(Exception):
-    """This machine has no lab; says why."""
+    """The lab cannot run on this machine; the message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a peer stands."""
+    """A place of a peer in the network."""
 
     number: int
     kind: str
 
     @property
     def namespace(self) -> str:
-        """Name the peer's own namespace."""
+        """Return the name of the peer's namespace."""
         return f"{PREFIX}-{self.number}"
 
     @property
     def router(self) -> str:
-        """Name its router's, or its own where it has none."""
+        """Return the name of its router's namespace, or of its own if it has no router."""
         return self.namespace if self.kind == "none" else f"{PREFIX}-{self.network}-router"
 
     @property
     def network(self) -> int:
-        """The number of its local network, and of its public address."""
+        """The number of its local network and of its public address."""
         return self.number - (self.kind == "beside")
 
     @property
     def public(self) -> str:
-        """The address that others see."""
+        """The address that other peers observe."""
         return f"5.5.{self.network}.1"
 
     def inside(self, *command: str) -> list[str]:
-        """Return a command that runs where the peer is."""
+        """Return a command that runs in the peer's namespace."""
         return ["ip", "netns", "exec", self.namespace, *command]
 
     def lay(self) -> None:
-        """Make the namespaces, cables and rules."""
+        """Create the namespaces, virtual cables and firewall rules."""
         if self.kind == "beside":
             self._lay_home(3)
             return
@@ -94,7 +94,7 @@ class Place:
         _call("ip", "netns", "exec", self.router, "nft", "-f", "-", feed=rules)
 
     def _lay_home(self, host: int) -> None:
-        """Put the peer into its local network."""
+        """Connect the peer to its local network."""
         home = f"192.168.{self.network}"
         _call("ip", "netns", "add", self.namespace)
         _in(self.router, "ip", "link", "add", f"lan-{host}", "type", "veth", "peer", "name", "eth0", "netns", self.namespace)
@@ -105,7 +105,7 @@ class Place:
 
 @contextmanager
 def internet(kinds: tuple[str, ...]) -> Iterator[tuple[Place, ...]]:
-    """Make one place of each kind given, and take all away at the end. Raises CannotRun."""
+    """Create one place of each given kind, and remove all on exit. Raises CannotRun."""
     need_tools()
     take_away()
     places = tuple(Place(number, kind) for number, kind in enumerate(kinds, 1))
@@ -121,7 +121,7 @@ def internet(kinds: tuple[str, ...]) -> Iterator[tuple[Place, ...]]:
 
 
 def need_tools() -> None:
-    """Raise CannotRun where there is no root, or a tool is missing."""
+    """Raise CannotRun without root or if a tool is missing."""
     if os.geteuid():
         raise CannotRun("network namespaces need root")
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]
@@ -130,7 +130,7 @@ def need_tools() -> None:
 
 
 def take_away() -> None:
-    """Remove every namespace of ours; the processes in them must have ended."""
+    """Remove all namespaces of the lab. The processes in them must have ended."""
     for name in Path("/run/netns").glob(f"{PREFIX}-*"):
         _call("ip", "netns", "delete", name.name)
 

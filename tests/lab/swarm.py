@@ -23,7 +23,7 @@ INVITE_S, END_S = 120.0, 1200.0
 
 
 def peer(place: Place, home: Path, *words: str) -> subprocess.Popen[str]:
-    """Start a verb of `peer` where the place is."""
+    """Start a `peer` command in the namespace of a place."""
     out = (home.parent / f"{home.name}.out").open("w")
     return subprocess.Popen(
         place.inside(sys.executable, "-m", "gossamer.cli.main", *words, "--home", str(home)), stdout=out, stderr=out, text=True
@@ -31,13 +31,13 @@ def peer(place: Place, home: Path, *words: str) -> subprocess.Popen[str]:
 
 
 def status(place: Place, home: Path) -> dict[str, Any]:
-    """Ask a peer how it is."""
+    """Return the status of a peer."""
     command = [sys.executable, "-m", "gossamer.cli.main", "status", "--json", "--home", str(home)]
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=False).stdout or "{}")
 
 
 def held_out_loss(home: Path) -> float | None:
-    """Measure what a peer has kept of the run."""
+    """Evaluate the model that a peer has kept of the run."""
     command = [sys.executable, "-m", "gossamer.cli.main", "eval", "--json", "--home", str(home)]
     said = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     return round(float(json.loads(said)["loss"]), 4) if said else None

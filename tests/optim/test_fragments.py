@@ -190,7 +190,7 @@ def test_steps_that_were_made_already_count() -> None:
     assert other.state()["remaining"] == [1], "it is due at the next step"
 
 
-def test_another_pace_holds_from_now_on_and_cuts_what_counts_down() -> None:
+def test_another_interval_applies_at_once_and_cuts_running_countdowns() -> None:
     countdown = Countdown(2, 100, seed=0)
     countdown.pace(4)
     assert max(countdown.state()["remaining"]) <= 6
@@ -198,7 +198,7 @@ def test_another_pace_holds_from_now_on_and_cuts_what_counts_down() -> None:
     assert countdown.state()["remaining"][0] in range(2, 7)
 
 
-def test_a_restored_countdown_goes_on_exactly() -> None:
+def test_a_restored_countdown_continues_exactly() -> None:
     original = Countdown(3, 7, seed=9)
     run(original, 41)
     copy = Countdown(3, 7, seed=9)

@@ -85,7 +85,7 @@ def test_every_name_builds_its_optimizer(name: str, kind: type[torch.optim.Optim
     assert {"adamw", "muon"} == OPTIMIZERS.keys()
 
 
-def test_an_unknown_name_is_refused_with_the_nearest() -> None:
+def test_an_unknown_name_is_refused_with_suggestions() -> None:
     with pytest.raises(ValueError, match="did you mean adamw"):
         build_optimizer("adam", [], SETTINGS)
 
@@ -223,7 +223,7 @@ def test_the_learning_rate_reaches_both_parts() -> None:
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_what_several_optimizers_have_to_do_is_shared_out_evenly(name: str) -> None:
+def test_work_is_divided_evenly_among_optimizers(name: str) -> None:
     shapes = {"embed.weight": (512, 64), "norm.weight": (64,)}
     shapes |= {f"layers.{number}.{kind}.weight": (64, 64) for number in range(6) for kind in "qkv"}
     shares = shared_out(name, shapes, 3)

@@ -11,7 +11,7 @@ def test_a_mistyped_name_is_answered_with_the_closest_first_and_with_all() -> No
 
 
 @pytest.mark.parametrize("name", ["", "zzz", "\0"])
-def test_there_is_always_something_to_choose_from(name: str) -> None:
+def test_a_suggestion_is_never_empty(name: str) -> None:
     assert suggestion(name, ["fp32", "int8"]) == "choose from fp32, int8"
     many = [f"key_{number}" for number in range(50)]
     assert suggestion(name, many) == f"choose from {', '.join(many)}"

@@ -6,18 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
+from gossamer.peer.link.messages import File, payload_name
 from gossamer.peer.link.payload_folder import PayloadFolder
-from gossamer.peer.link.records import File, payload_name
-from gossamer.peer.trainer.replica import Replica
 from gossamer.protocol.messages.messages import RunPhase
+from tests.peer.small import AskedReplica
 
 
 @dataclass(frozen=True)
 class Side:
     """One trainer: who answers its requests, and where its bytes lie."""
 
-    answer: Callable[[ask.MeetingRequest], ask.Reply]
+    answer: Callable[[messages.MeetingRequest], messages.Reply]
     payloads: PayloadFolder
 
     def put(self, number: int, file: File, data: bytes) -> None:
@@ -27,8 +27,8 @@ class Side:
         return bytes(self.payloads.read(payload_name(number, file)))
 
 
-def replica_side(replica: Replica, folder: Path) -> Side:
-    def answer(request: ask.MeetingRequest) -> ask.Reply:
+def replica_side(replica: AskedReplica, folder: Path) -> Side:
+    def answer(request: messages.MeetingRequest) -> messages.Reply:
         reply = replica.handle(request)
         assert reply is not None
         return reply
@@ -47,13 +47,13 @@ class Terms:
     name: str = "ab" * 16
 
 
-def opened(side: Side, terms: Terms) -> ask.Opened:
-    reply = side.answer(ask.Open(terms.number, terms.fragment))
-    assert isinstance(reply, ask.Opened), reply
+def opened(side: Side, terms: Terms) -> messages.Opened:
+    reply = side.answer(messages.Open(terms.number, terms.fragment))
+    assert isinstance(reply, messages.Opened), reply
     return reply
 
 
-def exchange(sides: tuple[Side, Side], terms: Terms) -> tuple[ask.Opened, ask.Opened]:
+def exchange(sides: tuple[Side, Side], terms: Terms) -> tuple[messages.Opened, messages.Opened]:
     """Open on both sides and carry everything up to the payloads across."""
     both = opened(sides[0], terms), opened(sides[1], terms)
     prepare(sides, terms, both)
@@ -61,15 +61,15 @@ def exchange(sides: tuple[Side, Side], terms: Terms) -> tuple[ask.Opened, ask.Op
     return both
 
 
-def prepare(sides: tuple[Side, Side], terms: Terms, both: tuple[ask.Opened, ask.Opened]) -> None:
+def prepare(sides: tuple[Side, Side], terms: Terms, both: tuple[messages.Opened, messages.Opened]) -> None:
     replies = [
-        side.answer(ask.Prepare(terms.number, partner.tokens, partner.clock_steps, terms.seed, terms.phase))
+        side.answer(messages.Prepare(terms.number, partner.tokens, partner.clock_steps, terms.seed, terms.phase))
         for side, partner in zip(sides, reversed(both), strict=True)
     ]
-    if all(isinstance(reply, ask.SketchReady) for reply in replies):
+    if all(isinstance(reply, messages.SketchReady) for reply in replies):
         carry(sides, terms.number, File.OWN_SKETCH, File.PARTNER_SKETCH)
-        replies = [side.answer(ask.Encode(terms.number)) for side in sides]
-    assert all(isinstance(reply, ask.PayloadReady) for reply in replies), replies
+        replies = [side.answer(messages.Encode(terms.number)) for side in sides]
+    assert all(isinstance(reply, messages.PayloadReady) for reply in replies), replies
 
 
 def carry(sides: tuple[Side, Side], number: int, own: File, partner: File) -> None:
@@ -77,9 +77,9 @@ def carry(sides: tuple[Side, Side], number: int, own: File, partner: File) -> No
         taker.put(number, partner, giver.get(number, own))
 
 
-def checked(side: Side, number: int) -> ask.Checked:
-    reply = side.answer(ask.Check(number))
-    assert isinstance(reply, ask.Checked), reply
+def checked(side: Side, number: int) -> messages.Checked:
+    reply = side.answer(messages.Check(number))
+    assert isinstance(reply, messages.Checked), reply
     return reply
 
 
@@ -87,7 +87,7 @@ def decide(sides: tuple[Side, Side], terms: Terms, failed_blocks: str = "") -> N
     for side in sides:
         verdict = checked(side, terms.number)
         assert verdict.accepted, verdict.reason
-        assert side.answer(ask.Apply(terms.number, terms.name, failed_blocks)) == ask.Applied(terms.number)
+        assert side.answer(messages.Apply(terms.number, terms.name, failed_blocks)) == messages.Applied(terms.number)
 
 
 def meet(sides: tuple[Side, Side], terms: Terms, failed_blocks: str = "") -> None:

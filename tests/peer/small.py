@@ -5,17 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from gossamer.peer.link import messages
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.machine.events import Event
 from gossamer.peer.model.model import build_model
 from gossamer.peer.text.batches import Draw
 from gossamer.peer.text.corpus import ResidentCorpus
 from gossamer.peer.text.token_cache import Tokens
+from gossamer.peer.trainer.exchange import TrainerExchange
 from gossamer.peer.trainer.replica import Replica
 from gossamer.protocol.run.manifest import Manifest
 
@@ -59,12 +62,46 @@ def unheard(event: Event) -> None:
     """Where nobody asks what happens."""
 
 
+class NoLink:
+    """A TrainerEnd to which no node ever connects."""
+
+    session = 0
+
+    def poll(self) -> list[messages.Request]:
+        return []
+
+    def send(self, record: messages.Answer, session: int) -> None:
+        assert not session
+
+    def wait(self, seconds: float) -> None:
+        """Return at once."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class AskedReplica(Replica):
+    """A replica of which the test asks what a node asks: `handle` carries a request out at a step boundary."""
+
+    payloads: PayloadFolder
+    emit: Callable[[Event], None]
+
+    @cached_property
+    def exchange(self) -> TrainerExchange:
+        return TrainerExchange(NoLink(), self.payloads, self, self.emit)
+
+    def handle(self, request: messages.Request) -> messages.Reply | None:
+        return self.exchange.carry_out(request)
+
+
 def small_replica(
     folder: Path, manifest: Manifest, peer: bytes = b"me", emit: Callable[[Event], None] = unheard, device: str = "cpu"
-) -> Replica:
+) -> AskedReplica:
     """A replica at its start, as the trainer process builds it; its payloads lie in `folder`."""
     model = build_model(manifest.model, manifest.run.seed).to(device)
-    return Replica(manifest, model, small_corpus(manifest, peer), PayloadFolder(folder), int.from_bytes(peer, "little"), emit)
+    replica = AskedReplica(manifest, model, small_corpus(manifest, peer), int.from_bytes(peer, "little"), emit)
+    replica.payloads, replica.emit = PayloadFolder(folder), emit
+    return replica
 
 
 def fingerprint(replica: Replica) -> str:

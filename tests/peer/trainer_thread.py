@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.link.socket import NodeEnd, TrainerEnd
 from gossamer.peer.machine.child import ChildSettings
 from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.events import Event, ProcessSays
 from gossamer.peer.machine.home import Home
+from gossamer.peer.trainer.exchange import TrainerExchange
 from gossamer.peer.trainer.replica import Replica
 from gossamer.peer.trainer.saver import Saver
 from gossamer.peer.trainer.trainer import Trainer
@@ -49,7 +50,7 @@ class Node:
     """The node's side of the link, with what it was told."""
 
     def __init__(self, runtime: Path) -> None:
-        self.notices: list[ask.Notice] = []
+        self.notices: list[messages.Notice] = []
         self.end = NodeEnd(runtime)
         self.payloads = PayloadFolder(runtime / "payloads")
         self._running = asyncio.create_task(self._run())
@@ -63,11 +64,11 @@ class Node:
         with contextlib.suppress(asyncio.CancelledError):
             await self._running
 
-    def dues(self) -> list[ask.Due]:
-        return [notice for notice in self.notices if isinstance(notice, ask.Due)]
+    def dues(self) -> list[messages.Due]:
+        return [notice for notice in self.notices if isinstance(notice, messages.Due)]
 
-    def progress(self) -> list[ask.Progress]:
-        return [notice for notice in self.notices if isinstance(notice, ask.Progress)]
+    def progress(self) -> list[messages.Progress]:
+        return [notice for notice in self.notices if isinstance(notice, messages.Progress)]
 
 
 class RunningTrainer:
@@ -81,7 +82,8 @@ class RunningTrainer:
         self.supervision = Supervision(ChildSettings(config=self.config, peer_id="12D3KooX", runtime=runtime, told_to_start=told_to_start))
         self.replica: Replica = small_replica(runtime / "payloads", manifest, emit=self.supervision.emit)
         self.saver = Saver(self.home, self.config, self.supervision.emit, time.monotonic)
-        self.trainer = Trainer(self.supervision, self.replica, TrainerEnd(runtime), self.saver, time.monotonic, lambda: 0.0)
+        exchange = TrainerExchange(TrainerEnd(runtime), self.replica.payloads, self.replica, self.supervision.emit)
+        self.trainer = Trainer(self.supervision, self.replica, exchange, self.saver, time.monotonic, lambda: 0.0)
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run)
 

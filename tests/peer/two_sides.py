@@ -10,12 +10,12 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
 from gossamer.peer.meeting import words as on
 from gossamer.peer.meeting.hello import Greeting
 from gossamer.peer.meeting.machine import Meeting
 from gossamer.peer.meeting.words import Finish, MeetingOutcome, MeetingState
-from gossamer.peer.swarm.membership import Membership
+from gossamer.peer.swarm.membership import Membership, OwnCredential
 from gossamer.protocol.errors import RefusalCode
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.messages.messages import Chunk, Decision, Hello, Message, Outcome, Part, RunPhase
@@ -41,7 +41,7 @@ NOW_S = 1_800_000_000.0
 
 
 def membership(identity: Identity) -> Membership:
-    return Membership(identity, TERMS, None, total_steps=100_000, deadline_s=DEADLINE_S, defer=False)
+    return Membership(identity, TERMS, OwnCredential(), total_steps=100_000, deadline_s=DEADLINE_S, defer=False)
 
 
 @dataclass
@@ -54,8 +54,8 @@ class Trainer:
     clock_steps: int = 100
     phase: RunPhase = RunPhase.TRAIN
     failed_blocks: str = ""
-    replies: dict[type, ask.Reply] = field(default_factory=dict)
-    asked: list[ask.Request] = field(default_factory=list)
+    replies: dict[type, messages.Reply] = field(default_factory=dict)
+    asked: list[messages.Request] = field(default_factory=list)
     applied: list[str] = field(default_factory=list)
 
     def payload(self, part: Part) -> bytes:
@@ -63,22 +63,22 @@ class Trainer:
         num_bytes = sizes.sketch_bytes if part is Part.SKETCH else sizes.payload_bytes
         return (self.name * num_bytes)[:num_bytes]
 
-    def reply(self, request: ask.Request) -> ask.Reply:
+    def reply(self, request: messages.Request) -> messages.Reply:
         self.asked.append(request)
         if type(request) in self.replies:
             return self.replies[type(request)]
         match request:
-            case ask.Open(number):
-                return ask.Opened(number, self.tokens, self.clock_steps, self.phase)
-            case ask.Prepare(number) if TERMS.fragments[self.fragment].sketch_bytes:
-                return ask.SketchReady(number, hashlib.sha256(self.payload(Part.SKETCH)).hexdigest())
-            case ask.Prepare(number) | ask.Encode(number):
-                return ask.PayloadReady(number, hashlib.sha256(self.payload(Part.PAYLOAD)).hexdigest())
-            case ask.Check(number):
-                return ask.Checked(number, True, "", self.failed_blocks)
-            case ask.Apply(number, meeting_id):
+            case messages.Open(number):
+                return messages.Opened(number, self.tokens, self.clock_steps, self.phase)
+            case messages.Prepare(number) if TERMS.fragments[self.fragment].sketch_bytes:
+                return messages.SketchReady(number, hashlib.sha256(self.payload(Part.SKETCH)).hexdigest())
+            case messages.Prepare(number) | messages.Encode(number):
+                return messages.PayloadReady(number, hashlib.sha256(self.payload(Part.PAYLOAD)).hexdigest())
+            case messages.Check(number):
+                return messages.Checked(number, True, "", self.failed_blocks)
+            case messages.Apply(number, meeting_id):
                 self.applied.append(meeting_id)
-                return ask.Applied(number)
+                return messages.Applied(number)
         raise AssertionError(request)
 
 

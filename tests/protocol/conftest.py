@@ -1,4 +1,4 @@
-"""The two worlds as a fixture. They are imported when first used: hivemind takes seconds."""
+"""The two transports as a fixture. They are imported on first use, because importing hivemind takes seconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(params=["memory", "libp2p"])
 def play(request: pytest.FixtureRequest) -> Play:
-    """Run a scenario in one world, then, as another test, in the other."""
+    """Run a scenario over one transport; parametrized over both."""
     from tests.protocol import worlds
 
     return worlds.in_memory if request.param == "memory" else worlds.over_libp2p

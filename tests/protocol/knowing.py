@@ -1,4 +1,4 @@
-"""A network in memory whose directory knows all: whatever is announced is found at once by everybody on the same side of a cut."""
+"""An in-memory network with an ideal directory: an announced record is found at once by all peers on the same side of a partition."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from gossamer.protocol.messages.records import MemberRecord
 
 
 class KnowingPeer(MemoryPeer):
-    """A peer that is its own way into the directory."""
+    """A peer that is also a Directory."""
 
     async def announce(self, record: MemberRecord) -> None:
-        """Publish this peer's own record on its side of a cut. Raises TransportError when nobody is there, BadMessage or BadSignature."""
+        """Publish this peer's own record on its side of a partition. Raises TransportError if it is alone, BadMessage or BadSignature."""
         network = self._network
         assert isinstance(network, KnowingNetwork)
         record.check(record.run_id, network.now_s())
@@ -28,7 +28,7 @@ class KnowingPeer(MemoryPeer):
             network.records[record.peer_id] = record
 
     async def members(self) -> list[MemberRecord]:
-        """Return the verified, unexpired records that can be reached now. Raises TransportError when this peer is down."""
+        """Return the verified, unexpired records that can be reached now. Raises TransportError if this peer is down."""
         network = self._network
         assert isinstance(network, KnowingNetwork)
         await asyncio.sleep(2 * self.line.link.latency_s)
@@ -39,10 +39,10 @@ class KnowingPeer(MemoryPeer):
 
 
 class KnowingNetwork(MemoryNetwork):
-    """The network, and the records of all."""
+    """The network and the records of all peers."""
 
     peer_type = KnowingPeer
 
     def __init__(self, seed: int = 0, link: Link | None = None) -> None:
         super().__init__(seed, link)
-        self.records: dict[PeerId, MemberRecord] = {}  # the last of each
+        self.records: dict[PeerId, MemberRecord] = {}  # the latest record of each peer

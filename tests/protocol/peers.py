@@ -19,12 +19,12 @@ def seeded(number: int) -> Identity:
 
 
 def chunk(number: int, num_bytes: int = 1) -> Chunk:
-    """A message that says its number."""
+    """Return a message that contains this number."""
     return Chunk(Part.PAYLOAD, number, number.to_bytes(4, "little") * (num_bytes // 4) or b"x")
 
 
 async def number_of(stream: Stream) -> int:
-    """Receive such a message; return its number."""
+    """Receive a message from `chunk` and return its number."""
     message = await stream.receive()
     assert isinstance(message, Chunk)
     return message.offset
@@ -32,13 +32,13 @@ async def number_of(stream: Stream) -> int:
 
 @dataclass(frozen=True)
 class Raw:
-    """Sent like a message where `send_raw` is in force, it goes out as the bytes that it holds, which need not be a frame."""
+    """Raw bytes, valid frame or not, that can be sent like a message after `send_raw`."""
 
     frame: bytes
 
 
 def send_raw(patch: pytest.MonkeyPatch) -> None:
-    """Let streams carry `Raw`, so that a test can play a partner that does not speak our language."""
+    """Let streams send `Raw`, so that a test can act as a faulty partner."""
 
     def write(message: Any) -> bytes:
         return message.frame if isinstance(message, Raw) else to_frame(message)
@@ -51,13 +51,13 @@ async def nobody(purpose: Purpose, stream: Stream) -> None:
 
 
 async def echo(purpose: Purpose, stream: Stream) -> None:
-    """Send back what comes until the partner leaves."""
+    """Echo messages until the partner closes the stream."""
     while True:
         await stream.send(await stream.receive())
 
 
 async def expect_over(stream: Stream) -> None:
-    """Check that nothing more can be received or sent."""
+    """Check that no message can be received or sent any more."""
     with pytest.raises(PeerGone):
         await stream.receive()
     with pytest.raises(PeerGone):

@@ -1,4 +1,4 @@
-"""Two peers, an issuer, a run, and one signed sample of every message: what the tests of this folder share. All deterministic."""
+"""Shared samples: two peers, an issuer, a run, and one signed instance of every message. All are deterministic."""
 
 from __future__ import annotations
 

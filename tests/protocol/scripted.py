@@ -1,4 +1,4 @@
-"""A network in memory that follows a test's script: a peer dies at its k-th message, refuses streams for a while, and somebody is told."""
+"""An in-memory network with scripted faults: a peer crashes at its k-th message, or rejects streams for a while."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from tests.protocol.knowing import KnowingNetwork
 
 @dataclass(slots=True)
 class Doom:
-    """What happens to a peer at its k-th message, counted over all its streams since it came up."""
+    """A fault at a peer's k-th message, counted over all its streams since its start."""
 
     sent: int | None = None  # when it sends its k-th message
-    received: int | None = None  # when it takes its k-th message, unread
-    is_delivered: bool = False  # what it had sent still arrives; otherwise what is under way is lost, the k-th too
-    how: str = "dies"  # or its line is "cut", or it "closes" that stream
+    received: int | None = None  # when it receives its k-th message, before reading it
+    is_delivered: bool = False  # frames in flight still arrive; otherwise they are lost, including the k-th message
+    how: str = "dies"  # or "cut": a partition; or "closes": it closes that stream
 
 
 @dataclass(slots=True)
 class Counts:
-    """The messages of one life."""
+    """The message counts of one peer since its start."""
 
     num_sent: int = 0
     num_received: int = 0
@@ -35,11 +35,12 @@ class Counts:
 
 
 class ScriptedNetwork(KnowingNetwork):
-    """The network, and the script that its peers follow."""
+    """The network and its scripted faults."""
 
     def __init__(self, seed: int = 0, link: Link | None = None) -> None:
         super().__init__(seed, link)
         self.counts: dict[PeerId, Counts] = {}
+        self.counted: frozenset[Purpose] = frozenset(Purpose)  # whose messages count
         self._refusing: set[PeerId] = set()
         self._on_death: list[Callable[[PeerId], None]] = []
 
@@ -55,7 +56,7 @@ class ScriptedNetwork(KnowingNetwork):
             return peer_id in self._refusing or is_banned(partner)
 
         async def handle(purpose: Purpose, stream: Stream) -> None:
-            scripted: Any = ScriptedStream(self, peer_id, stream)
+            scripted: Any = ScriptedStream(self, peer_id, purpose, stream)
             await handler(purpose, scripted)
 
         made = super().transport(peer_id, handle, link, caps, turns_away)
@@ -70,19 +71,19 @@ class ScriptedNetwork(KnowingNetwork):
             tell(peer_id)
 
     def kill_at(self, peer_id: PeerId, *, sent: int | None = None, received: int | None = None, is_delivered: bool = False) -> None:
-        """Kill a peer when it sends its k-th message, or takes its k-th; counted from when it came up."""
+        """Kill a peer when it sends or receives its k-th message, counted since its start."""
         self.condemn(peer_id, Doom(sent, received, is_delivered))
 
     def condemn(self, peer_id: PeerId, doom: Doom) -> None:
-        """Have it happen to a peer."""
+        """Schedule a fault for a peer."""
         self.counts[peer_id].dooms.append(doom)
 
     def on_death(self, tell: Callable[[PeerId], None]) -> None:
-        """Have `tell` called when a peer is killed, before anything else of it runs: to cancel its tasks."""
+        """Call `tell` when a peer is killed, before any of its code runs again, for example to cancel its tasks."""
         self._on_death.append(tell)
 
     def refuse(self, peer_id: PeerId, refuses: bool = True) -> None:
-        """Have a peer turn away every new stream, or accept them again."""
+        """Make a peer reject every new stream, or accept streams again."""
         (self._refusing.add if refuses else self._refusing.discard)(peer_id)
 
 
@@ -91,15 +92,15 @@ class ScriptedTransport:
         self._network, self._peer_id, self._inner = network, peer_id, inner
 
     async def connect(self, partner: PeerId, addresses: Sequence[str], purpose: Purpose) -> Any:
-        return ScriptedStream(self._network, self._peer_id, await self._inner.connect(partner, addresses, purpose))
+        return ScriptedStream(self._network, self._peer_id, purpose, await self._inner.connect(partner, addresses, purpose))
 
 
 class ScriptedStream:
-    """A stream whose messages count."""
+    """A stream that counts its messages and triggers the faults."""
 
-    def __init__(self, network: ScriptedNetwork, peer_id: PeerId, inner: Stream) -> None:
+    def __init__(self, network: ScriptedNetwork, peer_id: PeerId, purpose: Purpose, inner: Stream) -> None:
         self._network, self._peer_id, self._inner = network, peer_id, inner
-        self._counts = network.counts[peer_id]
+        self._counts = network.counts[peer_id] if purpose in network.counted else Counts()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)

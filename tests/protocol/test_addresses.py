@@ -22,19 +22,19 @@ RELAY = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
         f"/ip6/2001:db8:1111:1111:1111:1111:1111:1111/tcp/65535/p2p/{BOB.peer_id}/p2p-circuit/p2p/{ALICE.peer_id}",
     ],
 )
-def test_addresses_of_a_peer_name_it(text: str) -> None:
+def test_an_address_names_its_peer(text: str) -> None:
     assert read_address(text) == ALICE.peer_id
 
 
 @pytest.mark.parametrize(
     "text", ["/ip4/203.0.113.5/tcp/4001", "/dns6/a.b/tcp/80", f"/ip4/203.0.113.5/tcp/4001/p2p/{BOB.peer_id}/p2p-circuit"]
 )
-def test_an_address_may_leave_its_peer_open(text: str) -> None:
+def test_an_address_may_omit_its_peer(text: str) -> None:
     assert read_address(text) is None
 
 
 @pytest.mark.parametrize("address", ["/ip4/203.0.113.5/tcp/4001", f"/ip4/203.0.113.5/tcp/4001/p2p/{BOB.peer_id}/p2p-circuit"])
-def test_an_open_address_is_completed_once(address: str) -> None:
+def test_with_peer_adds_the_peer_id_once(address: str) -> None:
     whole = with_peer(address, ALICE.peer_id)
     assert whole == f"{address}/p2p/{ALICE.peer_id}"
     assert read_address(whole) == ALICE.peer_id
@@ -61,7 +61,7 @@ def test_an_open_address_is_completed_once(address: str) -> None:
         "/dns4/bad..example/tcp/4001",
         "/dns4/bad example/tcp/4001",
         "/unix/socket/tcp/4001",
-        "/dns4/\u017f.x/tcp/1",  # a letter that only looks up to [a-z] without its case
+        "/dns4/\u017f.x/tcp/1",  # matches [a-z] only with case folding
         "/dns/\u212a/tcp/1",
         "/ip4/203.0.113.\u0665/tcp/4001",
         "/dns4/a.b/tcp/\u0661",
@@ -75,7 +75,7 @@ def test_an_open_address_is_completed_once(address: str) -> None:
         "/dns4/" + "a." * 90 + "a/tcp/4001",
     ],
 )
-def test_everything_else_is_refused_with_a_sentence(text: str) -> None:
+def test_other_text_raises_value_error_with_a_message(text: str) -> None:
     with pytest.raises(ValueError, match="address|peer") as caught:
         read_address(text)
     assert len(str(caught.value)) < 300
@@ -106,17 +106,17 @@ def test_random_text_raises_value_error_only() -> None:
     ],
 )
 def test_the_bytes_are_those_of_multiaddr(text: str, raw: str) -> None:
-    """As the table of multiformats numbers them; p2pd itself reads them in test_relays.py."""
+    """Check against the multicodec table. test_relays.py checks that p2pd accepts them."""
     assert address_bytes(text).hex() == raw
 
 
 @pytest.mark.parametrize("text", ["nonsense", "/ip4/1.2.3.4/tcp/1/p2p/111/p2p-circuit", "/ip4/1.2.3.4/tcp/1/p2p/QmYyQ/p2p-circuit"])
-def test_an_address_that_p2pd_would_choke_on_has_no_bytes(text: str) -> None:
+def test_an_address_that_p2pd_rejects_has_no_binary_form(text: str) -> None:
     with pytest.raises(ValueError, match="address|id"):
         address_bytes(text)
 
 
-def test_random_text_has_no_bytes_or_raises_value_error() -> None:
+def test_random_text_encodes_or_raises_value_error() -> None:
     generator = random.Random(4)
     whole = f"{ADDRESS}/p2p-circuit/p2p/{BOB.peer_id}"
     for _ in range(2000):
@@ -140,11 +140,11 @@ def test_random_text_has_no_bytes_or_raises_value_error() -> None:
         ("", "direct"),
     ],
 )
-def test_a_route_is_read_off_the_other_end(address: str, way: str) -> None:
+def test_the_route_follows_from_the_remote_address(address: str, way: str) -> None:
     assert route(address) == way
 
 
-def test_a_direct_connection_of_two_that_cannot_be_called_is_a_punched_one() -> None:
+def test_a_direct_connection_of_two_unreachable_peers_is_punched() -> None:
     end, circuit, local = "/ip4/5.5.0.9/tcp/4001", f"/ip4/5.5.0.1/tcp/4001/p2p/{BOB.peer_id}/p2p-circuit", "/ip4/192.168.1.2/tcp/1"
     assert route_between(end, (circuit,), (circuit, local)) == "punched"
     assert route_between(end, (circuit,), (end, local)) == "direct", "it can be called"

@@ -1,4 +1,4 @@
-"""What others may ask of us is bounded for each peer, each network and all together, and comes back with time."""
+"""Rate limits per peer, per network and in total."""
 
 from __future__ import annotations
 
@@ -22,40 +22,40 @@ def budgets(clock: Clock | None = None) -> Budgets:
 
 
 def taken(of: Budgets, peers: range, network: str) -> int:
-    """Take by one peer after the other, as often as each may; return how often that was."""
-    return sum(of.take(1, peer, network) for peer in peers for _ in range(int(PER_PEER.most) + 1))
+    """Take one unit at a time for each peer until refused; return how many units were taken."""
+    return sum(of.take(1, peer, network) for peer in peers for _ in range(int(PER_PEER.capacity) + 1))
 
 
-def test_a_peer_gets_what_is_saved_and_then_its_rate() -> None:
+def test_a_peer_gets_its_capacity_and_then_its_rate() -> None:
     clock = Clock()
     one = budgets(clock)
-    assert taken(one, range(1), "a") == PER_PEER.most
+    assert taken(one, range(1), "a") == PER_PEER.capacity
     clock.now_s = 1.0
-    assert taken(one, range(1), "a") == PER_PEER.most / PER_PEER.again_s
+    assert taken(one, range(1), "a") == PER_PEER.capacity / PER_PEER.refill_s
     clock.now_s = 1000.0
-    assert taken(one, range(1), "a") == PER_PEER.most
+    assert taken(one, range(1), "a") == PER_PEER.capacity
 
 
-def test_a_thousand_keys_of_one_network_get_what_the_network_gets() -> None:
+def test_a_thousand_peers_of_one_network_share_its_limit() -> None:
     one = budgets()
-    assert taken(one, range(1000), "a") == PER_NETWORK.most
+    assert taken(one, range(1000), "a") == PER_NETWORK.capacity
     assert one.take(1, 2000, "b")
 
 
-def test_all_together_get_no_more_than_is_there_for_all() -> None:
+def test_all_peers_together_share_the_total_limit() -> None:
     one = budgets()
-    assert sum(taken(one, range(100 * number, 100 * number + 100), str(number)) for number in range(10)) == IN_ALL.most
+    assert sum(taken(one, range(100 * number, 100 * number + 100), str(number)) for number in range(10)) == IN_ALL.capacity
 
 
-def test_who_is_refused_pays_nothing() -> None:
+def test_a_refused_request_is_not_charged() -> None:
     one = budgets()
-    assert not one.take(PER_PEER.most + 1, 1, "a")
-    assert taken(one, range(1, 2), "a") == PER_PEER.most
+    assert not one.take(PER_PEER.capacity + 1, 1, "a")
+    assert taken(one, range(1, 2), "a") == PER_PEER.capacity
 
 
-def test_a_flood_of_keys_is_not_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "REMEMBERED", 10)
+def test_a_flood_of_keys_evicts_the_oldest_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_BUCKETS", 10)
     one = budgets()
-    assert one.take(PER_PEER.most, -1, "b") and not one.take(1, -1, "b")
-    assert sum(one.take(1, number, "a") for number in range(1000)) == PER_NETWORK.most, "the network's is the one that is asked for"
-    assert one.take(1, -1, "b"), "the flood has displaced what the first key had used up"
+    assert one.take(PER_PEER.capacity, 0, "a") and not one.take(1, 0, "a")
+    assert all(one.take(1, number, "b") for number in range(1, 10))
+    assert one.take(PER_PEER.capacity, 0, "a"), "the bucket of peer 0 should be forgotten, and so full again"

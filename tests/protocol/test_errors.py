@@ -19,7 +19,7 @@ def test_every_error_carries_its_hint_and_a_documented_exit_code(kind: type[Goss
     assert kind.__doc__
 
 
-def test_exit_codes_are_those_that_scripts_rely_on() -> None:
+def test_exit_codes_are_stable() -> None:
     assert {code.name: code.value for code in ExitCode} == {
         "DONE": 0,
         "OUR_FAULT": 1,
@@ -31,12 +31,12 @@ def test_exit_codes_are_those_that_scripts_rely_on() -> None:
     }
 
 
-def test_codes_are_those_of_the_wire() -> None:
+def test_refusal_codes_match_the_protobuf_enum() -> None:
     wire = {name.removeprefix("REFUSAL_"): number for name, number in peer_pb2.RefusalCode.items() if number}
     assert wire == {code.name: code.value for code in RefusalCode}
 
 
-def test_every_code_has_its_own_meaning_and_hint() -> None:
+def test_every_code_has_its_own_message_and_hint() -> None:
     assert set(MEANING) == set(RefusalCode)
     assert len({says for says, _ in MEANING.values()}) == len(RefusalCode)
     for says, hint in MEANING.values():
@@ -44,7 +44,7 @@ def test_every_code_has_its_own_meaning_and_hint() -> None:
 
 
 @pytest.mark.parametrize("code", RefusalCode)
-def test_refused_carries_its_code_and_what_it_means(code: RefusalCode) -> None:
+def test_refused_carries_its_code_message_and_hint(code: RefusalCode) -> None:
     refused = Refused(code, "detail")
     assert refused.code is code
     assert "(detail)" in str(refused)

@@ -22,7 +22,7 @@ LIBP2P_PRIVATE_KEY = bytes.fromhex(
 LIBP2P_PUBLIC_KEY = bytes.fromhex("080112201ed1e8fae2c4a144b8be8fd4b47bf3d3b34b871c3cacf6010f0e42d474fce27e")
 
 
-def test_key_file_and_peer_id_have_libp2ps_form() -> None:
+def test_key_file_and_peer_id_have_libp2ps_format() -> None:
     identity = Identity.from_bytes(LIBP2P_PRIVATE_KEY)
     assert identity.to_bytes() == LIBP2P_PRIVATE_KEY
     assert identity.peer_id.raw == b"\x00\x24" + LIBP2P_PUBLIC_KEY
@@ -55,14 +55,14 @@ def test_other_bytes_are_no_peer_id(raw: bytes) -> None:
     "text",
     ["", "12D3Koo", "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N", "0OIl", str(ALICE.peer_id)[:-1], "1" * 100_000, "12D3Koo\u00e9"],
 )
-def test_other_text_is_no_peer_id_and_the_hint_says_what_is(text: str) -> None:
+def test_other_text_is_no_peer_id_and_the_hint_explains_the_format(text: str) -> None:
     with pytest.raises(BadSettings, match="is not a peer id") as caught:
         PeerId.from_text(text)
     assert "12D3Koo" in caught.value.hint
     assert len(str(caught.value)) < 200
 
 
-def test_signature_holds_for_its_signer_and_bytes_only() -> None:
+def test_a_signature_is_valid_only_for_its_signer_and_bytes() -> None:
     signature = ALICE.sign(b"words")
     ALICE.peer_id.verify(signature, b"words")
     for signer, forged, message in [
@@ -76,7 +76,7 @@ def test_signature_holds_for_its_signer_and_bytes_only() -> None:
             signer.peer_id.verify(forged, message)
 
 
-def test_any_public_key_bytes_verify_nothing_and_raise_only_bad_signature() -> None:
+def test_arbitrary_public_keys_raise_only_bad_signature() -> None:
     generator = random.Random(5)
     for _ in range(50):
         with pytest.raises(BadSignature):
@@ -84,7 +84,7 @@ def test_any_public_key_bytes_verify_nothing_and_raise_only_bad_signature() -> N
 
 
 @given(fields, fields)
-def test_no_two_tuples_share_bytes(one: list[bytes | int], other: list[bytes | int]) -> None:
+def test_different_tuples_have_different_encodings(one: list[bytes | int], other: list[bytes | int]) -> None:
     if [field if isinstance(field, bytes) else field.to_bytes(8, "little") for field in one] != [
         field if isinstance(field, bytes) else field.to_bytes(8, "little") for field in other
     ]:
@@ -92,13 +92,13 @@ def test_no_two_tuples_share_bytes(one: list[bytes | int], other: list[bytes | i
     assert signable(b"kind", *one) != signable(b"other kind", *one)
 
 
-def test_moving_a_byte_across_a_field_border_changes_what_is_signed() -> None:
+def test_moving_a_byte_across_a_field_border_changes_the_signed_bytes() -> None:
     assert signable(b"kind", b"ab", b"c") != signable(b"kind", b"a", b"bc")
     assert signable(b"kind", b"ab") != signable(b"kinda", b"b")
     assert signable(b"kind", b"") != signable(b"kind")
 
 
-def test_new_key_file_is_private_and_read_back(tmp_path: Path) -> None:
+def test_new_key_file_is_private_and_can_be_loaded(tmp_path: Path) -> None:
     path = tmp_path / "home" / "identity.key"
     identity = Identity.load_or_create(path)
     assert path.stat().st_mode & 0o777 == 0o600
@@ -112,7 +112,7 @@ def test_two_new_identities_differ(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644])
-def test_key_file_that_others_can_read_is_refused_with_the_remedy(tmp_path: Path, mode: int) -> None:
+def test_key_file_that_others_can_read_is_rejected_with_a_hint(tmp_path: Path, mode: int) -> None:
     path = tmp_path / "identity.key"
     Identity.load_or_create(path)
     path.chmod(mode)
@@ -127,7 +127,7 @@ def test_key_file_that_others_can_read_is_refused_with_the_remedy(tmp_path: Path
     "content",
     [b"", b"not a key", ALICE.to_bytes()[:-1], ALICE.to_bytes() + b"x", ALICE.to_bytes()[:-32] + BOB.to_bytes()[-32:], bytes(68)],
 )
-def test_damaged_key_file_is_refused_and_left_alone(tmp_path: Path, content: bytes) -> None:
+def test_damaged_key_file_is_rejected_and_unchanged(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "identity.key"
     path.write_bytes(content)
     path.chmod(0o600)
@@ -137,14 +137,14 @@ def test_damaged_key_file_is_refused_and_left_alone(tmp_path: Path, content: byt
     assert path.read_bytes() == content
 
 
-def test_folder_in_place_of_a_key_file_is_refused(tmp_path: Path) -> None:
+def test_folder_in_place_of_a_key_file_is_rejected(tmp_path: Path) -> None:
     folder = tmp_path / "identity.key"
     folder.mkdir(mode=0o700)
     with pytest.raises(BadSettings, match="cannot use the identity file"):
         Identity.load_or_create(folder)
 
 
-def test_file_in_place_of_the_home_folder_is_refused(tmp_path: Path) -> None:
+def test_file_in_place_of_the_home_folder_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "home").write_text("")
     with pytest.raises(BadSettings, match="cannot use the identity file") as caught:
         Identity.load_or_create(tmp_path / "home" / "identity.key")
@@ -161,6 +161,6 @@ def test_interrupted_write_leaves_no_key_file(tmp_path: Path, monkeypatch: pytes
     assert os.listdir(tmp_path) == []
 
 
-def test_the_secret_is_never_shown() -> None:
+def test_the_private_key_is_never_printed() -> None:
     assert repr(ALICE) == f"Identity({ALICE.peer_id})"
     assert not hasattr(ALICE, "__dict__")

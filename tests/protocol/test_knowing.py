@@ -1,4 +1,4 @@
-"""The test swarms' directory that knows all: records are shared, replaced, forgotten, and do not cross a cut."""
+"""The ideal directory of the test swarms: records are shared, replaced and forgotten, and do not cross a partition."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_records_are_shared_replaced_and_forgotten() -> None:
     run(main())
 
 
-def test_bad_records_are_not_published() -> None:
+def test_invalid_records_are_not_published() -> None:
     async def main() -> None:
         network = KnowingNetwork()
         pair(network)
@@ -57,7 +57,7 @@ def test_bad_records_are_not_published() -> None:
     run(main())
 
 
-def test_records_do_not_cross_a_cut() -> None:
+def test_records_do_not_cross_a_partition() -> None:
     async def main() -> None:
         network = KnowingNetwork()
         pair(network)

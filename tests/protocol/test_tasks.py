@@ -1,4 +1,4 @@
-"""Tasks that are ended leave nothing behind, of two the first decides, and each change wakes all who wait for it."""
+"""Cancelled tasks have ended, `work_until` ends with the first of two, and a notification wakes all waiting tasks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ async def sleep(seconds: float, ended: list[float]) -> float:
     try:
         await asyncio.sleep(seconds)
     finally:
-        await asyncio.sleep(1)  # what it still does then is waited for
+        await asyncio.sleep(1)  # `cancel` waits for this cleanup
         ended.append(seconds)
     return seconds
 
@@ -24,7 +24,7 @@ async def fail(seconds: float) -> None:
     raise ValueError("it failed")
 
 
-def test_what_is_cancelled_has_ended_however_it_ends() -> None:
+def test_cancel_waits_for_the_end_of_every_task() -> None:
     async def test() -> None:
         ended: list[float] = []
         tasks = [asyncio.create_task(sleep(60, ended)), asyncio.create_task(fail(0))]
@@ -36,7 +36,7 @@ def test_what_is_cancelled_has_ended_however_it_ends() -> None:
     virtual_time.run(test())
 
 
-def test_work_comes_to_something_unless_it_is_over_before() -> None:
+def test_work_returns_its_result_unless_it_is_stopped() -> None:
     async def test() -> None:
         ended: list[float] = []
         assert await work_until(sleep(5, ended), sleep(60, ended)) == 5
@@ -46,7 +46,7 @@ def test_work_comes_to_something_unless_it_is_over_before() -> None:
     virtual_time.run(test())
 
 
-def test_how_work_fails_is_told_and_how_the_other_fails_is_not() -> None:
+def test_an_exception_of_the_work_is_raised_and_one_of_the_stop_is_not() -> None:
     async def test() -> None:
         with pytest.raises(ValueError, match="it failed"):
             await work_until(fail(5), asyncio.sleep(60))
@@ -55,7 +55,7 @@ def test_how_work_fails_is_told_and_how_the_other_fails_is_not() -> None:
     virtual_time.run(test())
 
 
-def test_each_change_wakes_all_who_wait_and_nobody_who_comes_later() -> None:
+def test_a_notification_wakes_waiting_tasks_and_no_later_ones() -> None:
     async def test() -> None:
         changes, seen, woken = Changes(), list[int](), list[str]()
 
@@ -67,12 +67,12 @@ def test_each_change_wakes_all_who_wait_and_nobody_who_comes_later() -> None:
         waiting.append(asyncio.create_task(changes.until(lambda: len(seen) == 2)))
         await asyncio.sleep(0)
         seen.append(1)
-        changes.tell()
+        changes.notify()
         waiting.append(asyncio.create_task(wait("late")))
         await asyncio.sleep(1)
         assert woken == ["a", "b"] and not waiting[2].done()
         seen.append(2)
-        changes.tell()
+        changes.notify()
         await asyncio.gather(*waiting)
         assert woken == ["a", "b", "late"]
         await changes.until(lambda: True)

@@ -1,4 +1,4 @@
-"""The generated code is that of peer.proto, whatever release of protoc wrote it."""
+"""The generated code matches peer.proto, for any release of protoc."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two worlds for the same tests: peers over real p2pds on loopback, and peers in memory under virtual time."""
+"""Two environments for the same tests: real p2pd processes on loopback, and in-memory peers under virtual time."""
 
 from __future__ import annotations
 
@@ -104,6 +104,6 @@ def in_memory(test: Scenario) -> None:
 
 
 def over_libp2p(test: Scenario) -> None:
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as in the node process; test_node.py runs on asyncio's own
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as in the node process; test_node.py uses asyncio's own loop
         runner.run(_inside(TunnelWorld(), test))
     gc.collect()  # gRPC's thread ends with its last object, and asyncio keeps some in cycles

@@ -1,7 +1,6 @@
-"""Swarms that are cut in two and grow together again: presence, hearsay, doors and upkeep of every peer are the real ones, in virtual time.
+"""Partitioned swarms that merge again: whole nodes in virtual time, with a trainer that never meets.
 
-Unless there is to be one, there is no directory at all, so nobody is found but through what peers tell each other; and no trainer, so no
-meeting helps.
+By default there is no directory, so peers are found through gossip alone.
 
     python -m tests.swarm.healing --peers 30 --cut 300 --seeds 20 [--directory]
 """
@@ -10,51 +9,49 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import random
 import statistics
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from gossamer.peer.link import messages
+from gossamer.peer.link.socket import NodeEnd
 from gossamer.peer.machine.events import Event
-from gossamer.peer.node.donor import FetchServer
-from gossamer.peer.node.door import Door
-from gossamer.peer.node.fetching import FetchClient
-from gossamer.peer.node.mirror import Mirror
-from gossamer.peer.node.upkeep import Upkeep
+from gossamer.peer.machine.home import Home
+from gossamer.peer.meeting.driver import OwnSide
+from gossamer.peer.node.peer import HeldRun, NodePeer, PeerNetwork
+from gossamer.peer.simulator.resident import stay_in_directory
+from gossamer.peer.simulator.stand_in import PLAN
 from gossamer.peer.swarm.address_book import AddressBook
-from gossamer.peer.swarm.hearsay import Hearsay
-from gossamer.peer.swarm.presence import Presence
-from gossamer.peer.swarm.standing import Standing
-from gossamer.peer.swarm.swarm_time import SwarmTime
-from gossamer.protocol.addresses import by_peer, with_peer
-from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.libp2p.directory import DhtDirectory
-from gossamer.protocol.libp2p.record_store import RecordShelf
 from gossamer.protocol.memory import virtual_time
 from gossamer.protocol.memory.calls import MemoryP2P
 from gossamer.protocol.memory.conversation import Link
-from gossamer.protocol.memory.network import MemoryNetwork, MemoryPeer
+from gossamer.protocol.memory.network import MemoryNetwork
 from gossamer.protocol.messages.messages import RunPhase
-from gossamer.protocol.messages.records import MemberRecord
-from gossamer.protocol.messages.terms import check_record
-from tests.peer.two_sides import TERMS, membership
+from gossamer.protocol.messages.terms import ModelPlan
+from gossamer.protocol.run.manifest import Manifest, SignedManifest
 from tests.swarm.world import EmptyDirectory
 
-ACQUAINTANCES = 8
-PULSE_S = 5.0  # as protocol/libp2p/node.py
+RUN = SignedManifest.sign(Manifest.checked({"run": {"access": "open"}}), Identity(b"h" * 32))
 
 
-def is_member(record: MemberRecord, now_s: float) -> bool:
-    try:
-        check_record(record, TERMS, now_s)
-    except GossamerError:
-        return False
-    return True
+class IdleTrainer(NodeEnd):
+    """The link to a trainer that has begun, and never has a fragment due."""
+
+    def __init__(self) -> None:
+        super().__init__(Path())
+
+    async def connect(self) -> ModelPlan:
+        return PLAN
+
+    async def run(self, on_notice: Callable[[messages.Notice], None]) -> None:
+        on_notice(messages.Progress(0, RunPhase.TRAIN, True))
+        await asyncio.Future()
 
 
 def unheard(event: Event) -> None:
@@ -80,8 +77,8 @@ class Resident:
     ) -> None:
         self.identity = Identity(number.to_bytes(4, "little") * 8)
         self.peer_id = self.identity.peer_id
-        self.book = AddressBook(self.peer_id)
-        self._network, self._doors, self._saved, self._is_listed = network, tuple(doors), saved, directory
+        self._network, self._doors, self._is_listed = network, tuple(doors), directory
+        self._home = Home(saved.parent if saved else Path("no home"))
         own = f"/ip4/{101 + number % 99}.{number // 99 % 250}.1.9/tcp/4001" if directory else f"/ip4/192.0.2.1/tcp/{number % 60000 + 1}"
         self._address = address or own
         self._now_s = now_s or network.now_s
@@ -89,53 +86,31 @@ class Resident:
 
     def start(self) -> Resident:
         """Bring it up."""
-        network, rng = self._network, random.Random(f"{self.peer_id}/{len(self._tasks)}")
-        self.hearsay = hearsay = Hearsay(TERMS, self.book, SwarmTime(self._now_s), rng)
-        if self._saved is not None:
-            self.book.load(self._saved, asyncio.get_running_loop().time())
+        network, rng, unused = self._network, random.Random(f"{self.peer_id}/{len(self._tasks)}"), cast(Any, None)
         network.places[self.peer_id] = self._address
-        standing, door = Standing(), Door(self.book, "later")
-        standing.told(0, RunPhase.TRAIN, True)
-        door.open(FetchServer(self.identity, TERMS, b"manifest", hearsay.time.now_s, Mirror(self._now_s), hearsay))
-        life = network.transport(self.peer_id, door.answer, is_banned=door.is_banned)
-        client, member = FetchClient(self.identity, TERMS.run_id, None, life), membership(self.identity)
-        listed = self._listed(life, rng) if self._is_listed else None
-        directory = listed or EmptyDirectory()
-        presence = Presence(member, directory, lambda: (self._address,), hearsay, standing, unheard, 0)
-        upkeep = Upkeep(client, hearsay, self._doors, self._connected, rng)
-        work = [self._run(presence, listed), upkeep.run()]
-        self._tasks = [asyncio.create_task(one) for one in work]
+        run = HeldRun(RUN.run_id, RUN, None, self._doors)
+        own = OwnSide(IdleTrainer(), unused, unused)
+        self.peer = peer = NodePeer(self._home, run, self.identity, own, self._now_s, rng, unheard)
+        life = network.transport(self.peer_id, peer.answer, is_banned=peer.is_banned)
+        p2p: Any = MemoryP2P(network, life)
+        listed = DhtDirectory(p2p, peer.shelf, p2p, lambda: peer.bare_record((self._address,))) if self._is_listed else None
+        seams = PeerNetwork(life, listed or EmptyDirectory(), lambda: (self._address,), self._connected)
+        self._tasks = [asyncio.create_task(self._run(seams, listed, p2p))]
         return self
 
-    def _listed(self, life: MemoryPeer, rng: random.Random) -> DhtDirectory:
-        """Return its part of the directory."""
-        member, time = membership(self.identity), self.hearsay.time
-        self._p2p: Any = MemoryP2P(self._network, life)
-        self._shelf = RecordShelf(TERMS.run_id, lambda record: is_member(record, time.now_s()), time.now_s, rng)
-        return DhtDirectory(self._p2p, self._shelf, self._p2p, lambda: member.bare_record((self._address,), time.now_s()))
-
-    async def _run(self, presence: Presence, directory: DhtDirectory | None) -> None:
+    async def _run(self, network: PeerNetwork, directory: DhtDirectory | None, p2p: MemoryP2P) -> None:
         async with asyncio.TaskGroup() as tasks:
             if directory is not None:
                 await directory.open()
-                tasks.create_task(self._tend(directory))
-            tasks.create_task(presence.run())
-
-    async def _tend(self, directory: DhtDirectory) -> None:
-        """Do what libp2p's supervision does for a directory, whether members are known or not."""
-        while True:
-            if not directory.num_neighbours:
-                known = [with_peer(way, record.peer_id) for record in self._shelf.records() for way in record.addresses]
-                for peer, ways in by_peer([*self._doors, *known[:ACQUAINTANCES]]).items():
-                    with contextlib.suppress(GossamerError):
-                        await self._p2p.connect(peer, ways)
-                        await directory.join([peer])
-            with contextlib.suppress(GossamerError):
-                await directory.tend()
-            await asyncio.sleep(PULSE_S)
+                tasks.create_task(stay_in_directory(directory, p2p, self.peer.shelf, self._doors))
+            tasks.create_task(self.peer.run(network))
 
     async def _connected(self) -> Collection[PeerId]:
         return self._network.connected(self.peer_id) if self._is_listed else ()
+
+    @property
+    def book(self) -> AddressBook:
+        return self.peer.book
 
     @property
     def num_bytes(self) -> int:
@@ -156,8 +131,7 @@ class Resident:
 
     def sees(self) -> set[PeerId]:
         """Return of whom it holds a record that is in force."""
-        known = self.book.announced(asyncio.get_running_loop().time())
-        return {entry.peer_id for entry in known if entry.record is not None and self.hearsay.is_in_force(entry.record)}
+        return self.peer.sees()
 
 
 async def until_all_see_all(residents: Sequence[Resident], within_s: float) -> float:

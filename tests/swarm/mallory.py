@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from gossamer.peer.link import records as ask
-from gossamer.peer.link.records import File, payload_name
+from gossamer.peer.link import messages
+from gossamer.peer.link.messages import File, payload_name
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.messages.messages import Hello, RunPhase
 from gossamer.protocol.messages.records import MemberRecord
@@ -52,8 +52,8 @@ def hello_to(swarm: Swarm, partner: PeerId) -> Hello:
 def spoil_payload(peer: Peer, *, nan: bool, rehash: bool, cut: int = 0) -> None:
     """Have a peer send something else than what it computed."""
 
-    def spoil(reply: ask.Reply) -> ask.Reply:
-        if not isinstance(reply, ask.PayloadReady):
+    def spoil(reply: messages.Reply) -> messages.Reply:
+        if not isinstance(reply, messages.PayloadReady):
             return reply
         name = payload_name(reply.meeting, File.OWN_PAYLOAD)
         data = bytearray(peer.payloads.read(name))

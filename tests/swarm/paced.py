@@ -32,10 +32,10 @@ class PacedTrainer(Trainer):
         """Do what an inner step does when it begins."""
 
     async def _pass_step(self) -> None:
-        if not self._real._is_training:
+        if not self._real.is_training:
             await asyncio.sleep(CODING_S)
             return
         self.begin_step()
-        with self.replica._beside():
+        with self._exchange.while_weights_are_read():
             await super()._pass_step()
         await asyncio.sleep(self.optimizer_s)

@@ -42,7 +42,7 @@ async def meet(swarm: Swarm, victim: int, at_event: int) -> tuple[bool, bool, in
     await asyncio.sleep(45.0)
     for each in (a, b):
         assert not each.node.meetings.active and not each.node.meetings.inbound
-        assert all(fragment.meeting is None for fragment in each.trainer.replica.outer.fragments), "a fragment stays locked"
+        assert all(fragment.meeting is None for fragment in each.trainer.replica.fragments), "a fragment stays locked"
         assert not list(each.payloads.path("x").parent.iterdir()), "files are left behind"
     assert a.trainer.applied.total() <= 1 and b.trainer.applied.total() <= 1
     applied = a.hash != before[0], b.hash != before[1]

@@ -10,16 +10,12 @@ import pytest
 import torch
 
 from gossamer.peer.meeting.words import MeetingState
-from gossamer.peer.node import pieces
-from gossamer.peer.node.arrival import find_run
-from gossamer.peer.node.fetching import FetchClient
-from gossamer.peer.swarm.swarm_time import SwarmTime
+from gossamer.peer.sync import pieces
 from gossamer.protocol.errors import RefusalCode, RunRefusesUs, SwarmUnreachable
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.memory.conversation import Link as Wire
 from gossamer.protocol.messages.messages import Refusal, RunPhase
 from gossamer.protocol.streams.transport import Purpose, Stream
-from tests.swarm.mallory import nobody
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import ADDRESSES, Peer, Swarm, play
 
@@ -37,7 +33,7 @@ def now() -> float:
 
 def adopted(joiner: Peer, donor: Peer) -> bool:
     """Tell whether the joiner has just taken over this donor's weights and momentum."""
-    pairs = zip(joiner.trainer.replica.outer.fragments, donor.trainer.replica.outer.fragments, strict=True)
+    pairs = zip(joiner.trainer.replica.fragments, donor.trainer.replica.fragments, strict=True)
     return all(as_sent(theirs.slow, own.slow) and as_sent(theirs.momentum, own.momentum) for own, theirs in pairs)
 
 
@@ -167,11 +163,8 @@ def test_the_host_dies_a_second_after_it_let_somebody_in_who_goes_on_with_whom_i
     async def story(swarm: Swarm) -> None:
         host, member = swarm.start(2)
         await swarm.until(lambda: member.trainer.replica.own_steps >= 40)
-        joiner = swarm.add(**JOINER, is_blind=True)
-        knocks = Identity(b"k" * 32)  # its life before it has a node
-        client = FetchClient(knocks, swarm.terms.run_id, None, swarm.network.transport(knocks.peer_id, nobody))
-        _, joiner.named = await find_run(client, [f"{ADDRESSES[0]}/p2p/{host.peer_id}"], SwarmTime(swarm.network.now_s), lambda _: None)
-        joiner.start()
+        joiner = swarm.add(**JOINER, is_blind=True, bootstraps=(f"{ADDRESSES[0]}/p2p/{host.peer_id}",)).start()
+        await swarm.until(lambda: joiner.peer.member)
         await asyncio.sleep(1.0)
         host.kill()
         await swarm.until(lambda: joiner.partners()[str(member.peer_id)] >= 2, within_s=40.0)
@@ -220,7 +213,7 @@ def test_finishing_leaves_all_peers_with_the_same_weights(tmp_path: Path, speeds
         assert apart > 0.0
         for peer in peers:
             assert torch.equal(peer.fast, peers[0].fast), "the result is not the same at all"
-            assert torch.equal(peer.slow, torch.cat([f.slow for f in peer.trainer.replica.outer.fragments]))
+            assert torch.equal(peer.slow, torch.cat([f.slow for f in peer.trainer.replica.fragments]))
             assert peer.clock == 60 and peer.trainer.replica.phase is RunPhase.FINISH
 
     play(Swarm(tmp_path, manifest=tiny_manifest(run={"total_steps": 60})), story)
@@ -287,7 +280,7 @@ def test_leaving_finishes_or_drops_within_the_grace_time(
         taken = sum((peer.trainer.applied for peer in swarm.peers), Counter[str]())
         assert set(taken.values()) <= {2}, "an outer step that one side took and the other did not"
         assert sum(peer.partners()[str(a.peer_id)] for peer in (b, c)) == completed(a)
-        assert all(fragment.meeting is None for peer in (b, c) for fragment in peer.trainer.replica.outer.fragments)
+        assert all(fragment.meeting is None for peer in (b, c) for fragment in peer.trainer.replica.fragments)
 
     play(Swarm(tmp_path, manifest=QUIET, wire=Wire(latency_s=0.05, bytes_per_s=bytes_per_s)), story)
 

@@ -104,7 +104,7 @@ def begin(attack: Attack | None, swarm: Swarm, peers: list[Peer]) -> tuple[Sybil
 def look(peers: list[Peer], met: list[int], sybils: Sybils | None) -> After:
     replicas = [peer.trainer.replica for peer in peers]
     mean = torch.stack([peer.slow for peer in peers]).mean(0)
-    for fragment in replicas[0].outer.fragments:
+    for fragment in replicas[0].fragments:
         scatter(fragment.codec.fragment, mean[: fragment.slow.numel()], replicas[0].parameters)
         mean = mean[fragment.slow.numel() :]
     return After(

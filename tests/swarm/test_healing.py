@@ -100,12 +100,14 @@ def test_everybody_moves_overnight_and_one_seed_that_stayed_is_enough(tmp_path: 
         before = [Resident(network, number, [seed.door]).start() for number in range(2, 7)]
         await until_all_see_all([seed, *before], 60.0)
         for resident in before:
-            (tmp_path / str(resident.peer_id)).write_bytes(resident.book.to_bytes(now_s()))
+            home = tmp_path / str(resident.peer_id)
+            home.mkdir()
+            (home / "peers.json").write_bytes(resident.book.to_bytes(now_s()))
             resident.stop()
         await asyncio.sleep(NIGHT_S)
         after = []
         for number, resident in enumerate(before, 2):
-            place, saved = f"/ip4/198.51.100.{number}/tcp/4001", tmp_path / str(resident.peer_id)
+            place, saved = f"/ip4/198.51.100.{number}/tcp/4001", tmp_path / str(resident.peer_id) / "peers.json"
             after.append(Resident(network, number, [seed.door], address=place, saved=saved).start())
             await asyncio.sleep(1.0)
         await until_all_see_all([seed, *after], 60.0)
@@ -121,8 +123,8 @@ def test_clocks_that_are_an_hour_wrong_keep_nobody_apart_and_are_told_of() -> No
         fast = Resident(network, 4, [first.door], now_s=lambda: network.now_s() + 3600.0).start()
         slow = Resident(network, 5, [first.door], now_s=lambda: network.now_s() - 3600.0).start()
         await until_all_see_all([*right, fast, slow], 90.0)
-        assert "3600 s ahead of" in fast.hearsay.time.warning and "3600 s behind" in slow.hearsay.time.warning
-        assert not any(resident.hearsay.time.warning for resident in right)
+        assert "3600 s ahead of" in fast.peer.time.warning and "3600 s behind" in slow.peer.time.warning
+        assert not any(resident.peer.time.warning for resident in right)
         return [*right, fast, slow]
 
     play(story)

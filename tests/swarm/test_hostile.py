@@ -105,7 +105,7 @@ def test_a_bad_partner_is_dropped_and_the_next_one_is_met(tmp_path: Path, trick:
         assert a.book.is_banned(MALLORY.peer_id, now()) == is_bad
         assert (a.meetings[0].outcome == "misbehaved") == is_bad
         assert all(char.isprintable() for char in a.meetings[0].reason)
-        assert all(fragment.meeting is None for fragment in a.trainer.replica.outer.fragments)
+        assert all(fragment.meeting is None for fragment in a.trainer.replica.fragments)
         assert not list(a.payloads.path("x").parent.iterdir()), "files are left behind"
 
     play(Swarm(tmp_path, manifest=QUIET), story)
@@ -146,7 +146,7 @@ def test_what_a_bad_caller_says_first(tmp_path: Path, is_bad: bool) -> None:
             await stream.send(message)
             await expect_no(stream, message)
             assert victim.book.is_banned(MALLORY.peer_id, now()) == is_bad, message
-        assert not victim.meetings and all(f.meeting is None for f in victim.trainer.replica.outer.fragments)
+        assert not victim.meetings and all(f.meeting is None for f in victim.trainer.replica.fragments)
         victim.book.ban(MALLORY.peer_id, now())
         for purpose in Purpose:
             with pytest.raises(Unreachable):

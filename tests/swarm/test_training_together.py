@@ -25,9 +25,9 @@ def train(swarm: Swarm, num_steps: int) -> list[Peer]:
 
 
 def test_a_swarm_stays_together_and_peers_apart_do_not(tmp_path: Path) -> None:
-    together = Swarm(tmp_path / "together")
+    together = Swarm(tmp_path / "together", seed=1)
     peers = train(together, 100)
-    apart = Swarm(tmp_path / "apart")
+    apart = Swarm(tmp_path / "apart", seed=1)
 
     async def alone(swarm: Swarm) -> None:
         swarm.network.partition(*([peer.peer_id] for peer in [swarm.add() for _ in range(4)]))
@@ -67,10 +67,9 @@ def test_meetings_keep_the_mean_of_the_slow_weights_and_shrink_their_spread(tmp_
         draws = torch.Generator().manual_seed(1)
         for peer in peers:
             peer.trainer.frozen = True
-            for fragment in peer.trainer.replica.outer.fragments:
+            for fragment in peer.trainer.replica.fragments:
                 fragment.slow += 0.02 * torch.randn(fragment.slow.shape, generator=draws)
-            outer = peer.trainer.replica.outer
-            outer.restore(outer.state() | {"gate": [{"reach": 100.0, "allowance": 100.0}] * 3})
+                fragment.gate.restore({"reach": 100.0, "allowance": 100.0})
             _follow(peer)
             peer.start()
         mean, spread = torch.stack([peer.slow for peer in peers]).double().mean(0), swarm.spread()
@@ -93,7 +92,7 @@ def test_meetings_keep_the_mean_of_the_slow_weights_and_shrink_their_spread(tmp_
         """Let fast weights be the slow ones: nothing was learnt."""
         for peer in swarm.peers:
             replica = peer.trainer.replica
-            for fragment in replica.outer.fragments:
+            for fragment in replica.fragments:
                 if fragment.meeting is None:
                     start = 0
                     for piece in fragment.codec.fragment.pieces:

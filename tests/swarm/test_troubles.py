@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from gossamer.protocol.memory.conversation import Link as Wire
+from gossamer.protocol.streams.transport import Purpose
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play
 
@@ -26,6 +27,7 @@ def completed(peer: Peer) -> int:
 
 def test_a_partner_dies_in_the_middle_and_the_next_one_is_tried(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
+        swarm.network.counted = frozenset({Purpose.MEET})
         peers = swarm.start(4)
         for peer in peers:
             peer.trainer.frozen = True
@@ -65,7 +67,7 @@ def test_nobody_is_there_and_defer_waits(tmp_path: Path) -> None:
         before = peer.slow.clone()
         await swarm.until(lambda: peer.trainer.replica.own_steps >= 60)
         assert torch.equal(peer.slow, before) and not peer.trainer.solo
-        assert peer.trainer.replica.outer.fragments[0].tokens == peer.trainer.replica.tokens, "what was learnt still counts"
+        assert peer.trainer.replica.fragments[0].tokens == peer.trainer.replica.tokens, "what was learnt still counts"
         (late,) = swarm.start(1)
         late.trainer.replica.clock_steps = peer.clock
         await swarm.until(lambda: completed(peer) >= 3)
@@ -142,7 +144,7 @@ def test_a_partner_that_never_says_a_word_leaves_time_for_another(tmp_path: Path
         assert await meeting, "it leaves no time for another"
         assert a.partners() == {str(c.peer_id): 1}
         await asyncio.sleep(40.0)
-        assert not b.node.meetings.active and b.trainer.replica.outer.fragments[0].meeting is None
+        assert not b.node.meetings.active and b.trainer.replica.fragments[0].meeting is None
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 

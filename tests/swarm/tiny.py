@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gossamer.peer.link import records as ask
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.machine.events import SoloStep
 from gossamer.peer.model.plan import fragment_codecs, model_plan
@@ -81,20 +80,18 @@ def _tokens() -> Tokens:
 class CountedReplica(Replica):
     """A replica that counts the outer steps which its meetings really take, by their ids."""
 
-    applied: Counter[str]
+    counted: Counter[str]
+    payloads: PayloadFolder
 
-    def handle(self, request: ask.Request) -> ask.Reply | None:
-        before = [fragment.slow for fragment in self.outer.fragments]
-        reply = super().handle(request)
-        if isinstance(request, ask.Apply) and any(f.slow is not slow for f, slow in zip(self.outer.fragments, before, strict=True)):
-            self.applied[request.meeting_id] += 1
-        return reply
+    def journal(self, meeting_id: str) -> None:
+        super().journal(meeting_id)
+        self.counted[meeting_id] += 1
 
 
 def tiny_replica(manifest: Manifest, payloads: PayloadFolder, peer: bytes, emit: Callable[[SoloStep], None]) -> CountedReplica:
     """A replica at its start, with the same initial weights for every peer and a text order of its own."""
     draw = Draw(manifest.run.seed, peer, manifest.inner.batch_size, manifest.inner.sequence_length)
     model: Any = copy.deepcopy(_initial())
-    replica = CountedReplica(manifest, model, ResidentCorpus(_tokens(), draw), payloads, int.from_bytes(peer[-6:], "little"), emit)
-    replica.applied = Counter()
+    replica = CountedReplica(manifest, model, ResidentCorpus(_tokens(), draw), int.from_bytes(peer[-6:], "little"), emit)
+    replica.counted, replica.payloads = Counter(), payloads
     return replica

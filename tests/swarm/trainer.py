@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -16,47 +17,60 @@ from typing import Any
 
 from torch import Tensor
 
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
 from gossamer.peer.link.socket import LinkLost
 from gossamer.peer.machine.child import ChildSettings
 from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.events import Event, OutputsMoved, SoloStep, StepDone
 from gossamer.peer.machine.home import Home
 from gossamer.peer.trainer import trainer as real
-from gossamer.peer.trainer.replica import Replica
+from gossamer.peer.trainer.exchange import TrainerExchange
+from gossamer.peer.trainer.replica import ALONE, Replica
 from gossamer.peer.trainer.saver import Saver
+from gossamer.protocol.messages.terms import ModelPlan
 from tests.peer.trainer_thread import Supervision
 from tests.swarm.tiny import CountedReplica
 
 
 class Link:
-    """A NodeEnd in memory. `cut` is the death of the trainer."""
+    """A NodeEnd in memory: like a socket, it keeps what the trainer reports until it runs. `cut` is the death of the trainer."""
 
-    def __init__(self, on_notice: Callable[[ask.Notice], None]) -> None:
+    def __init__(self, plan: ModelPlan) -> None:
         self.is_up = True
         self.end: End | None = None
-        self._on_notice = on_notice
-        self._waiting: dict[int | str, asyncio.Future[ask.Reply]] = {}
+        self._plan = plan
+        self._unread: list[messages.Notice] = []
+        self._on_notice: Callable[[messages.Notice], None] = self._unread.append
+        self._waiting: dict[int | str, asyncio.Future[messages.Reply]] = {}
 
-    async def request(self, request: ask.AnsweredRequest) -> ask.Reply:
+    async def connect(self) -> ModelPlan:
+        return self._plan
+
+    async def run(self, on_notice: Callable[[messages.Notice], None]) -> None:
+        self._on_notice = on_notice
+        for notice in self._unread:
+            on_notice(notice)
+        await asyncio.Future()
+
+    async def request(self, request: messages.AnsweredRequest) -> messages.Reply:
         if not self.is_up or self.end is None:
             raise LinkLost("the trainer is not there")
-        about = ask.subject(request)
+        about = messages.subject(request)
         assert about not in self._waiting, "asked before the reply to an earlier request"
         self._waiting[about] = reply = asyncio.get_running_loop().create_future()
         self.end.put(request)
         return await reply
 
-    def tell(self, request: ask.ToldRequest) -> None:
+    def tell(self, request: messages.ToldRequest) -> None:
         if self.is_up and self.end is not None:
             self.end.put(request)
 
-    def hear(self, record: ask.Answer) -> None:
+    def hear(self, record: messages.Answer) -> None:
         if not self.is_up:  # either end died with this on its lips
             return
-        if isinstance(record, ask.Notice):
+        if isinstance(record, messages.Notice):
             self._on_notice(record)
-        elif not (waiting := self._waiting.pop(ask.subject(record))).done():
+        elif not (waiting := self._waiting.pop(messages.subject(record))).done():
             waiting.set_result(record)
 
     def cut(self) -> None:
@@ -72,13 +86,13 @@ class End:
 
     def __init__(self) -> None:
         self.session = 0
-        self.said: list[ask.Answer] = []
-        self._coming: SimpleQueue[ask.Request | int | None] = SimpleQueue()
+        self.said: list[messages.Answer] = []
+        self._coming: SimpleQueue[messages.Request | int | None] = SimpleQueue()
         self._idle: SimpleQueue[None] = SimpleQueue()  # one for each time that the thread began to wait
-        self._next: ask.Request | int | None = None
+        self._next: messages.Request | int | None = None
         self._is_served = False
 
-    def put(self, item: ask.Request | int) -> None:
+    def put(self, item: messages.Request | int) -> None:
         self._coming.put(item)
         if self._is_served:
             self._idle.get()
@@ -98,12 +112,12 @@ class End:
         self._idle.put(None)
         self._next = self._coming.get() if self._is_served else None
 
-    def poll(self) -> list[ask.Request]:
+    def poll(self) -> list[messages.Request]:
         if isinstance(self._next, int):
             self.session = self._next
         return [] if self._next is None or isinstance(self._next, int) else [self._next]
 
-    def send(self, record: ask.Answer, session: int) -> None:
+    def send(self, record: messages.Answer, session: int) -> None:
         if session and session == self.session:
             self.said.append(record)
 
@@ -125,7 +139,7 @@ class Disk(Saver):
     def save(self, replica: Replica) -> None:
         self.has_checkpoint = True
 
-    def begin(self, replica: Replica) -> None:
+    def begin(self, replica: Replica, reading: AbstractContextManager[None] = ALONE) -> None:
         self.has_checkpoint = True
 
     def is_due(self, replica: Replica) -> bool:
@@ -140,15 +154,17 @@ class Trainer:
         self._child = child = Supervision(ChildSettings(config=config, peer_id="", runtime=config.home, told_to_start=told_to_start))
         self.replica = replica_of(child.emit)
         self.frozen = False
-        self.handled: list[ask.Reply] = []
-        self.on_handled: Callable[[ask.Reply], None] = lambda _: None
-        self.spoil: Callable[[ask.Reply], ask.Reply] = lambda reply: reply  # what a dishonest one makes of its replies
+        self.handled: list[messages.Reply] = []
+        self.on_handled: Callable[[messages.Reply], None] = lambda _: None
+        self.spoil: Callable[[messages.Reply], messages.Reply] = lambda reply: reply  # what a dishonest one makes of its replies
         self._step_s = step_s
         self._num_nodes = 0
         self._link: Link | None = None
         self._end = End()
         now_s = asyncio.get_running_loop().time
-        self._real = real.Trainer(child, self.replica, self._end, Disk(Home(config.home), config, child.emit, now_s), now_s, lambda: 0.0)
+        self._exchange = TrainerExchange(self._end, self.replica.payloads, self.replica, child.emit)
+        saver = Disk(Home(config.home), config, child.emit, now_s)
+        self._real = real.Trainer(child, self.replica, self._exchange, saver, now_s, lambda: 0.0)
 
     @property
     def started(self) -> bool:
@@ -156,7 +172,7 @@ class Trainer:
 
     @property
     def applied(self) -> Counter[str]:
-        return self.replica.applied
+        return self.replica.counted
 
     @property
     def solo(self) -> list[int]:
@@ -204,7 +220,7 @@ class Trainer:
     def _deliver(self) -> None:
         said, self._end.said = self._end.said, []
         for record in said:
-            if not isinstance(record, ask.Notice):
+            if not isinstance(record, messages.Notice):
                 self.handled.append(record)
                 self.on_handled(record)
                 record = self.spoil(record)

@@ -17,10 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
 from gossamer.peer.meeting import driver
 from gossamer.peer.meeting.machine import DOUBT_S
 from gossamer.protocol.memory import virtual_time
+from gossamer.protocol.streams.transport import Purpose
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Habits, Peer, Swarm
 
@@ -64,6 +65,7 @@ def trial(codec: str, death: Death | None, *, goes_on: bool = False, seed: int =
     with tempfile.TemporaryDirectory(prefix="trial-") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(driver, "CHUNK_BYTES", CHUNK_BYTES)
         swarm = Swarm(Path(folder), seed, manifest=tiny_manifest(codec={"name": codec}))
+        swarm.network.counted = frozenset({Purpose.MEET})
         swarm.kills_nodes_only = death is not None and death.what == "node"
         return virtual_time.run(_play(swarm, death, goes_on))
 
@@ -131,7 +133,7 @@ def _condemn(swarm: Swarm, victim: Peer, death: Death) -> None:
     kill: Callable[[], None] = victim.kill_trainer if death.what == "trainer" else victim.kill
     left = death.handled
 
-    def strike(_: ask.Reply) -> None:
+    def strike(_: messages.Reply) -> None:
         nonlocal left
         left -= 1
         if left == 0:

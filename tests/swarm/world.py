@@ -17,28 +17,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
+from gossamer.peer.link.messages import Writer
 from gossamer.peer.link.payload_folder import PayloadFolder
-from gossamer.peer.link.records import Writer
 from gossamer.peer.machine.events import Event, MeetingDone, ProcessSays, StateCloned
+from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.status import Status, apply
 from gossamer.peer.meeting.driver import OwnSide
 from gossamer.peer.meeting.journal import Journal
-from gossamer.peer.node.donor import FetchServer
-from gossamer.peer.node.door import Door
-from gossamer.peer.node.mirror import Mirror
 from gossamer.peer.node.node import Node
+from gossamer.peer.node.peer import HeldRun, Member, NodePeer, PeerNetwork
 from gossamer.peer.swarm.address_book import AddressBook
-from gossamer.peer.swarm.hearsay import Hearsay
-from gossamer.peer.swarm.membership import Membership
 from gossamer.peer.swarm.presence import Presence
 from gossamer.peer.swarm.standing import Standing
-from gossamer.peer.swarm.swarm_time import SwarmTime
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.memory import virtual_time
 from gossamer.protocol.memory.conversation import Link as Wire
 from gossamer.protocol.messages.records import MemberRecord
-from gossamer.protocol.messages.terms import RunTerms
+from gossamer.protocol.messages.terms import ModelPlan, RunTerms
 from gossamer.protocol.run.invite import Credential
 from gossamer.protocol.run.manifest import Manifest, SignedManifest
 from gossamer.protocol.streams.transport import Purpose, Stream, Transport
@@ -48,6 +44,7 @@ from tests.swarm.paced import PacedTrainer
 from tests.swarm.tiny import CountedReplica, tiny_manifest, tiny_replica, tiny_terms
 from tests.swarm.trainer import Checkpoint, Link, Trainer
 
+NUM_TURNS = 8
 ADDRESSES = ("/ip4/192.0.2.1/tcp/4001",)
 
 
@@ -62,6 +59,7 @@ class Habits:
     has_start: bool = True
     wait_for_peers: int = 0
     credential: Credential | None = None
+    bootstraps: tuple[str, ...] = ()  # by which it finds the run; none: it holds the manifest
     is_blind: bool = False  # its directory knows nobody
     wire: Wire | None = None  # instead of the swarm's
 
@@ -79,15 +77,15 @@ class EmptyDirectory:
 class HeardLink(Link):
     """Remembers what the node said."""
 
-    def __init__(self, on_notice: Callable[[ask.Notice], None]) -> None:
-        super().__init__(on_notice)
-        self.said: list[ask.Request] = []
+    def __init__(self, plan: ModelPlan) -> None:
+        super().__init__(plan)
+        self.said: list[messages.Request] = []
 
-    async def request(self, request: ask.AnsweredRequest) -> ask.Reply:
+    async def request(self, request: messages.AnsweredRequest) -> messages.Reply:
         self.said.append(request)
         return await super().request(request)
 
-    def tell(self, request: ask.ToldRequest) -> None:
+    def tell(self, request: messages.ToldRequest) -> None:
         self.said.append(request)
         super().tell(request)
 
@@ -107,9 +105,8 @@ class Peer:
         self.status = Status()  # as far as the node's events tell it
         self.failure: BaseException | None = None
         self.is_done = False
-        self.named: tuple[bytes, ...] | list[bytes] = ()  # records of members, from who let it in
-        self._folder = swarm.folder / f"peer-{number}"
-        self.payloads = PayloadFolder(self._folder / "payloads")
+        self.home = Home(swarm.folder / f"peer-{number}")
+        self.payloads = PayloadFolder(self.home.path / "payloads")
         self._num_starts = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._node_tasks: set[asyncio.Task[None]] = set()
@@ -118,6 +115,29 @@ class Peer:
     @property
     def peer_id(self) -> PeerId:
         return self.identity.peer_id
+
+    @property
+    def book(self) -> AddressBook:
+        return self.peer.book
+
+    @property
+    def standing(self) -> Standing:
+        return self.peer.standing
+
+    @property
+    def member(self) -> Member:
+        assert self.peer.member is not None, "it does not know the manifest yet"
+        return self.peer.member
+
+    @property
+    def presence(self) -> Presence:
+        assert self.member.presence is not None
+        return self.member.presence
+
+    @property
+    def node(self) -> Node:
+        assert self.peer.node is not None, "it does not know its trainer yet"
+        return self.peer.node
 
     @property
     def hash(self) -> str:
@@ -130,7 +150,7 @@ class Peer:
 
     @property
     def slow(self) -> Tensor:
-        return torch.cat([fragment.slow for fragment in self.trainer.replica.outer.fragments])
+        return torch.cat([fragment.slow for fragment in self.trainer.replica.fragments])
 
     @property
     def clock(self) -> int:
@@ -139,7 +159,7 @@ class Peer:
     @property
     def has_decided(self) -> bool:
         """Whether its journal holds a meeting."""
-        return bool((self._folder / "journal").read_bytes())
+        return bool(self.home.journal.read_bytes())
 
     def outcomes(self) -> Counter[str]:
         return Counter(done.outcome for done in self.meetings)
@@ -168,41 +188,31 @@ class Peer:
         self._run(self.trainer.run(), self._tasks)
 
     def start_node(self) -> None:
-        swarm = self.swarm
-        self.book = AddressBook(self.peer_id)
-        self.door = Door(self.book, "still joining")
-        network, manifest, now_s = swarm.network, swarm.manifest, swarm.network.now_s
-        self.transport: Transport = network.transport(self.peer_id, self._answer, self.habits.wire, is_banned=self.door.is_banned)
+        swarm, habits, network = self.swarm, self.habits, self.swarm.network
         self.payloads.clear(Writer.NODE)
-        self.journal = Journal(self._folder / "journal")
-        self.link = HeardLink(lambda notice: self.node.on_notice(notice))
-        rng = random.Random(f"{swarm.seed}/{self.peer_id}/{self._num_starts}")
-        membership = replace(Membership.of(self.identity, manifest, self.habits.credential), terms=swarm.terms)
-        hearsay, self.standing = Hearsay(swarm.terms, self.book, SwarmTime(now_s), rng), Standing()
+        self.journal = Journal(self.home.journal)
+        self.link = HeardLink(swarm.plan)
         self.own = OwnSide(self.link, self.payloads, self.journal)
-        hearsay.take_all(self.named)
-        directory = EmptyDirectory() if self.habits.is_blind else network.peers[self.peer_id]
-        self.presence = Presence(
-            membership, directory, lambda: self.addresses, hearsay, self.standing, self.on_event, self.habits.wait_for_peers
-        )
-        self.node = Node(
-            membership,
-            self.standing,
-            self.presence,
-            hearsay,
-            swarm.wrap(self, self.transport),
+        signed = None if habits.bootstraps else swarm.signed
+        run = HeldRun(swarm.terms.run_id, signed, habits.credential, habits.bootstraps, habits.is_founder)
+        rng = random.Random(f"{swarm.seed}/{self.peer_id}/{self._num_starts}")
+        self.peer = NodePeer(
+            self.home,
+            run,
+            self.identity,
             self.own,
-            self._folder / "downloads",
+            network.now_s,
             rng,
             self.on_event,
-            is_founder=self.habits.is_founder,
-            has_start=self.habits.has_start,
-            wait_for_peers=self.habits.wait_for_peers,
+            wait_for_peers=habits.wait_for_peers,
+            has_weights=habits.has_start,
         )
-        server = FetchServer(self.identity, swarm.terms, swarm.signed, now_s, Mirror(now_s), hearsay, self.node.donor)
-        self.door.open(server, self.node.meetings)
+        self.transport: Transport = network.transport(self.peer_id, self._answer, habits.wire, is_banned=self.peer.is_banned)
         self.trainer.connect(self.link)
-        self._run(self._serve(), self._node_tasks)
+        directory = EmptyDirectory() if habits.is_blind else network.peers[self.peer_id]
+        self._run(
+            self._serve(PeerNetwork(swarm.wrap(self, self.transport), directory, lambda: self.addresses, self._connected)), self._node_tasks
+        )
 
     def on_event(self, event: Event) -> None:
         self.status = apply(self.status, event)
@@ -262,12 +272,12 @@ class Peer:
             replica.restore(self.checkpoint.tensors, self.checkpoint.state)
         return replica
 
-    async def _serve(self) -> None:
+    async def _connected(self) -> list[PeerId]:
+        return self.swarm.network.connected(self.peer_id)
+
+    async def _serve(self, network: PeerNetwork) -> None:
         try:
-            async with asyncio.TaskGroup() as tasks:
-                present = tasks.create_task(self.presence.run())
-                await self.node.run()
-                present.cancel()
+            await self.peer.run(network)
             self.is_done = True
         except Exception as error:
             self.failure = error
@@ -277,7 +287,7 @@ class Peer:
         assert task is not None
         self._node_tasks.add(task)
         try:
-            await self.door.answer(purpose, stream)
+            await self.peer.answer(purpose, stream)
         finally:
             self._node_tasks.discard(task)
 
@@ -303,7 +313,11 @@ class Swarm:
         self.network = ScriptedNetwork(self.seed, self.wire)
         self.network.on_death(self._on_death)
         self.terms: RunTerms = tiny_terms(self.manifest)
-        self.signed = SignedManifest.sign(self.manifest, Identity(b"h" * 32)).to_bytes()
+        self.signed = SignedManifest.sign(self.manifest, Identity(b"h" * 32))
+
+    @property
+    def plan(self) -> ModelPlan:
+        return ModelPlan(self.terms.codec_id, self.terms.fragments, self.terms.state_bytes)
 
     def add(self, habits: Habits | None = None, **special: Any) -> Peer:
         """Make a peer that is not started yet."""
@@ -323,6 +337,7 @@ class Swarm:
         """Let virtual time pass until something holds; fail when it does not in time."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + within_s
+        await started()
         while not condition():
             self.check()
             assert loop.time() < until_s, "it did not come to pass"
@@ -347,6 +362,12 @@ class Swarm:
         for peer in self.peers:
             if peer.peer_id == peer_id:
                 peer.died()
+
+
+async def started() -> None:
+    """Let peers that were just started make their nodes, which takes some turns of the loop and no time."""
+    for _ in range(NUM_TURNS):
+        await asyncio.sleep(0)
 
 
 def play(swarm: Swarm, story: Callable[[Swarm], Awaitable[None]]) -> None:

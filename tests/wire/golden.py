@@ -1,7 +1,7 @@
-"""Bytes as they cross the wire, kept in `*.bin` beside this file: the wire must not change by accident.
+"""Golden files: encoded messages in `*.bin` beside this file, so that the wire format does not change by accident.
 
-Keys and nonces are fixed and Ed25519 is deterministic, so everything here is reproducible. After a change of the wire that is meant,
-raise the protocol version and rewrite the files:
+Keys and nonces are fixed and Ed25519 is deterministic, so all files are reproducible. After an intended change of the wire format, raise
+the protocol version and rewrite the files:
 
     python -m tests.wire.golden --rewrite
 """

@@ -1,7 +1,7 @@
-"""What a release has written is read by every later one that speaks its version: these bytes are never written anew.
+"""Frozen files: every later release that supports a protocol version must read these bytes. They are never rewritten.
 
-`release_1` is of protocol 1. A change of its files is a change that no peer of that release could follow: it wants another version
-of the protocol, and a folder of its own.
+`release_1` has protocol version 1. A change of its files would break peers of that release: it needs another protocol version, and a
+folder of its own.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ def stored(name: str) -> bytes:
     return (FOLDER / name).read_bytes()
 
 
-def test_this_build_speaks_the_version_before_its_own() -> None:
+def test_this_build_supports_the_previous_protocol_version() -> None:
     assert SPOKEN[0] == PROTOCOL_VERSION
     assert PROTOCOL_VERSION == 1 or PROTOCOL_VERSION - 1 in SPOKEN
 
 
-def test_the_manifest_of_a_newer_release_of_the_same_protocol_is_read() -> None:
-    """It has a key and a table that this build does not know."""
+def test_the_manifest_of_a_newer_release_of_the_same_protocol_is_parsed() -> None:
+    """Its file has a key and a table that this build does not know."""
     signed = SignedManifest.from_bytes(stored("manifest_of_a_newer_release.bin"), RUN_ID)
     manifest = signed.manifest()
     assert manifest.run_id == RUN_ID and manifest.run.name == "frozen" and manifest.run.protocol == 1
     assert SignedManifest.from_bytes(signed.to_bytes(), RUN_ID) == signed, "handed on as it came"
 
 
-def test_an_old_newcomer_is_understood() -> None:
+def test_the_first_messages_of_an_old_release_decode() -> None:
     invite = Invite.from_text(stored("invite.txt").decode("ascii"))
     invite.credential.verify(invite.credential.issuer, invite.run_id)
     request, contents, refusal = (from_frame(stored(f"{name}.bin")) for name in ("fetch_request", "contents", "refusal"))

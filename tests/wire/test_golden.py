@@ -23,14 +23,14 @@ def hello_in(name: str) -> Hello:
     return message
 
 
-def test_every_file_is_what_we_write_today() -> None:
+def test_every_file_equals_todays_encoding() -> None:
     assert {path.name for path in FOLDER.glob("*.bin")} == set(golden())
     for name, content in golden().items():
         assert stored(name) == content, f"the wire has changed: {name}; if that is meant, see golden.py"
 
 
 @pytest.mark.parametrize("name", MESSAGES)
-def test_every_message_is_read_back_from_its_file(name: str) -> None:
+def test_every_message_decodes_from_its_file(name: str) -> None:
     assert from_frame(stored(f"{name}.bin")) == MESSAGES[name]
 
 
@@ -39,24 +39,24 @@ def test_every_message_is_read_back_from_its_file(name: str) -> None:
     [
         ("truncated_hello.bin", "not a Frame"),
         ("oversize_hello.bin", "at most 8192 are read"),
-        ("two_bodies.bin", "says only"),
-        ("long_numbers.bin", "says only"),
+        ("two_bodies.bin", "re-encodes to"),
+        ("long_numbers.bin", "re-encodes to"),
         ("short_nonce_hello.bin", "nonce has 15 bytes, not 16"),
         ("unsigned_hello.bin", "without a signature"),
     ],
 )
-def test_malformed_frames_are_refused(name: str, says: str) -> None:
+def test_malformed_frames_are_rejected(name: str, says: str) -> None:
     with pytest.raises(BadMessage, match=says):
         from_frame(stored(name))
 
 
-def test_hello_of_another_run_is_refused_as_such() -> None:
+def test_a_hello_of_another_run_is_refused_with_its_code() -> None:
     with pytest.raises(Refused) as caught:
         check_hello(hello_in("wrong_run_hello.bin"), TERMS, BOB.peer_id, ALICE.peer_id, NOW_S)
     assert caught.value.code is RefusalCode.WRONG_RUN
 
 
-def test_hello_with_a_changed_field_is_the_partners_fault() -> None:
+def test_a_hello_with_a_changed_field_is_misbehaviour() -> None:
     with pytest.raises(BadSignature):
         check_hello(hello_in("bad_signature_hello.bin"), TERMS, BOB.peer_id, ALICE.peer_id, NOW_S)
 
@@ -68,7 +68,7 @@ def test_unknown_field_of_a_newer_peer_is_dropped() -> None:
     check_hello(hello, TERMS, BOB.peer_id, ALICE.peer_id, NOW_S)
 
 
-def test_record_manifest_and_invite_are_read_back() -> None:
+def test_record_manifest_and_invite_decode_from_their_files() -> None:
     assert MemberRecord.from_bytes(stored("record.bin")) == RECORD
     assert SignedManifest.from_bytes(stored("manifest.bin"), manifest().run_id).manifest() == manifest()
     assert Invite.from_text(stored("invite.bin").decode("ascii")).run_id == RUN_ID

@@ -1,1 +1,1 @@
-"""The other systems: one file each, with what it does to one peer's training, and nothing else."""
+"""The other systems, one file each: only their effect on one peer's training."""

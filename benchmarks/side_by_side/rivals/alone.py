@@ -1,4 +1,4 @@
-"""Nobody exchanges anything: the floor. What it takes is the time of the training itself."""
+"""No exchange at all: the floor, the time of the training itself."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from benchmarks.side_by_side.training import Training
 
 
 class Alone:
-    """A peer without others."""
+    """A peer that trains alone."""
 
     def __init__(self, training: Training) -> None:
         pass

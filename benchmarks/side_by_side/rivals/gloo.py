@@ -1,4 +1,4 @@
-"""torch's own gloo: local SGD, which averages all weights every so many steps, and DDP, which averages all gradients at each."""
+"""torch's gloo: local SGD, which averages all weights every n steps, and DDP, which averages all gradients at each step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PORT = 29_500  # of the rendezvous, at peer 1
 
 
 def connect(seat: Seat) -> None:
-    """Meet the others at peer 1."""
+    """Join the process group at peer 1."""
     os.environ["GLOO_SOCKET_IFNAME"] = INSIDE
     dist.init_process_group("gloo", init_method=f"tcp://{seat.addresses[0]}:{PORT}", rank=seat.number - 1, world_size=seat.job.num_peers)
 
@@ -48,7 +48,7 @@ class LocalSGD(PeriodicAveraging):
 
 
 class DDP:
-    """DistributedDataParallel as it comes: buckets of gradients are on their way while the backward pass goes on."""
+    """DistributedDataParallel by default: sends buckets of gradients during the backward pass."""
 
     def __init__(self, training: Training) -> None:
         connect(training.seat)
@@ -59,7 +59,7 @@ class DDP:
         training.inner.register_step_pre_hook(lambda *_: self._count_wait())
 
     def _hand_over(self, group: Any, bucket: Any) -> Any:
-        """Reduce as DDP does by itself, and note when."""
+        """Reduce as DDP does by default, and record the time."""
         self._backward_over_s = time.monotonic()
         return allreduce_hook(group, bucket)
 
@@ -70,7 +70,7 @@ class DDP:
         """Do nothing: the gradients were averaged before the step."""
 
     def finish(self) -> None:
-        """Do nothing: all have the same weights."""
+        """Do nothing: all peers have the same weights."""
 
     def close(self) -> None:
         """Leave the group."""

@@ -1,4 +1,4 @@
-"""hivemind: its DecentralizedAverager every so many steps, and its Optimizer with local updates, which averages in the background.
+"""hivemind: its DecentralizedAverager every n steps, and its Optimizer with local updates, which averages in the background.
 
 Both in fp16. Without a target of as many peers as there are, and a short time for matchmaking, each round lasts the whole of that time.
 """
@@ -23,7 +23,7 @@ MEET_S = 120.0
 
 
 def join_dht(seat: Seat) -> hivemind.DHT:
-    """Start a DHT node here, known to peer 1; returns when all are there."""
+    """Start a DHT node that joins at peer 1; returns when all peers have joined."""
     door = seat.meeting_place / "door"
     initial = None if seat.number == 1 else wait_for(door).split()
     dht = hivemind.DHT(initial_peers=initial, host_maddrs=[f"/ip4/{seat.address}/tcp/{PORT}"], start=True)
@@ -36,14 +36,14 @@ def join_dht(seat: Seat) -> hivemind.DHT:
 
 
 def tell(file: Path, text: str) -> None:
-    """Write a file that others wait for, whole."""
+    """Write a file for other peers atomically."""
     beside = file.with_suffix(".new")
     beside.write_text(text)
     beside.rename(file)
 
 
 def wait_for(file: Path) -> str:
-    """Read a file as soon as it is there."""
+    """Wait for a file and read it."""
     until_s = time.monotonic() + MEET_S
     while not file.exists():
         if time.monotonic() > until_s:
@@ -53,7 +53,7 @@ def wait_for(file: Path) -> str:
 
 
 class Averager(PeriodicAveraging):
-    """All-reduce of the weights every `every_steps`, in a group that finds itself through the DHT."""
+    """All-reduce of the weights every `every_steps`, in a group formed through the DHT."""
 
     def __init__(self, training: Training) -> None:
         super().__init__(training)
@@ -85,7 +85,7 @@ class Averager(PeriodicAveraging):
 
 
 class LocalUpdates:
-    """hivemind.Optimizer around the inner one: an epoch ends when all together have trained `every_steps` batches a peer."""
+    """hivemind.Optimizer around the inner one: an epoch ends after `every_steps` batches per peer, over all peers."""
 
     def __init__(self, training: Training) -> None:
         job, batch_size = training.seat.job, training.manifest.inner.batch_size
@@ -104,7 +104,7 @@ class LocalUpdates:
         )
 
     def after_step(self, own_steps: int) -> None:
-        """Do nothing: it was done in the optimizer's step."""
+        """Do nothing: the optimizer's step averages."""
 
     def finish(self) -> None:
         """Do nothing: it has no last round."""

@@ -1,4 +1,4 @@
-"""Systems that average all weights every so many steps, and wait for it."""
+"""Systems that average all weights every n steps, and wait for the average."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from benchmarks.side_by_side.training import Training
 
 
 class PeriodicAveraging(ABC):
-    """When a peer averages: every `every_steps` inner steps, and at the end what was trained since. How: `average`."""
+    """Averages with `average` every `every_steps` inner steps, and once more at the end."""
 
     def __init__(self, training: Training) -> None:
         self.parameters = [parameter.data for parameter in training.model.parameters()]
@@ -20,13 +20,13 @@ class PeriodicAveraging(ABC):
         """Replace the parameters' values by their mean over all peers."""
 
     def after_step(self, own_steps: int) -> None:
-        """Average where it is time."""
+        """Average if it is due."""
         self._steps = own_steps
         if own_steps % self._every_steps == 0:
             self._average()
 
     def finish(self) -> None:
-        """Average what was trained since."""
+        """Average the steps since the last average."""
         if self._averaged_at < self._steps:
             self._average()
 

@@ -1,4 +1,4 @@
-"""torchft's streaming DiLoCo: two fragments, one after the other, each on its way for four of the five steps between two exchanges.
+"""torchft's streaming DiLoCo: two alternating fragments, each in transit for four of the five steps between two exchanges.
 
 With an outer rate of 1 and no outer momentum it averages, as all others here; half of what a fragment trained meanwhile is kept
 (`fragment_update_alpha`). The lighthouse, which says who takes part, runs beside peer 1.
@@ -68,7 +68,7 @@ class StreamingDiLoCo:
         self._diloco.__enter__()  # it hooks itself into the inner optimizer's step
 
     def _state(self) -> dict[str, Any]:
-        """Return what a peer that has fallen out of step takes over from another."""
+        """Return the state that a recovering peer receives from another."""
         return {name: part.state_dict() for name, part in self._parts.items()}
 
     def _load_state(self, state: dict[str, Any]) -> None:
@@ -76,15 +76,15 @@ class StreamingDiLoCo:
             part.load_state_dict(state[name])
 
     def after_step(self, own_steps: int) -> None:
-        """Do nothing: it was done in the optimizer's step."""
+        """Do nothing: the optimizer's step exchanges."""
 
     def finish(self) -> None:
-        """Leave the quorum, or those who are behind would wait for us; the last fragment was exchanged at the last step."""
+        """Leave the quorum, so that slower peers do not wait; the last step exchanged the last fragment."""
         self._diloco.__exit__(None, None, None)
         self._manager.shutdown(wait=False)
 
     def close(self) -> None:
-        """Put out the lighthouse."""
+        """Stop the lighthouse."""
         if self._lighthouse is not None:
             self._lighthouse.shutdown()
 

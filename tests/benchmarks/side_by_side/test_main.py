@@ -20,7 +20,7 @@ def test_a_table_is_every_system_on_every_line_and_the_floor_once() -> None:
     assert {one.system for one in listed if one.gossamer_every == "5"} == {"gossamer"}
 
 
-def test_a_fault_needs_somebody_to_exchange_with() -> None:
+def test_a_fault_needs_a_system_that_exchanges() -> None:
     listed = settings(parser().parse_args(["killed", "--systems", "floor", "ddp"]), "kill")
     assert [(one.system, one.mbit_per_s) for one in listed] == [("ddp", 20.0)]
 
@@ -32,7 +32,7 @@ def test_only_an_exact_system_is_sampled() -> None:
     assert stop_after_s(Setting("local_sgd", 100.0), 900.0, 100.0) == 900.0  # not worth it
 
 
-def test_without_root_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_without_root_it_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert main(["faultless", "--results", str(tmp_path / "none.jsonl")]) == 2
     assert "root" in capsys.readouterr().err

@@ -62,7 +62,7 @@ def test_a_system_that_waits_for_ever_has_no_wall_time() -> None:
     assert "| hangs: no step for 50 s | - (-) |" in shown
 
 
-def test_what_went_wrong_is_remarked() -> None:
+def test_failures_are_remarked() -> None:
     row = cells(
         "none", [made_run("gossamer", outcome="failed: it broke | badly", meetings={"gated": 3, "busy": 9}, clones=2, all_training_s=8.0)]
     )[0]

@@ -23,7 +23,7 @@ def test_the_newest_run_of_a_setting_counts(tmp_path: Path) -> None:
     assert {run.setting.seed: run.wall_s for run in kept(file).values()} == {0: 50.0, 1: 100.0}
 
 
-def test_a_part_of_a_run_tells_the_whole() -> None:
+def test_a_sampled_run_is_extrapolated() -> None:
     run = made_run("ddp", 5.0, outcome="stopped", own_steps=[30, 31, 30, 30])
     assert run.full_wall_s == pytest.approx(1000.0)
     assert run.sent == pytest.approx(250.0)

@@ -54,7 +54,7 @@ def test_weights_are_odd_and_all_different_up_to_sign() -> None:
 
 
 @pytest.mark.parametrize("bits", BITS)
-def test_what_fits_is_left_alone(bits: int) -> None:
+def test_a_model_that_fits_is_not_refused(bits: int) -> None:
     true = small(20, bits)
     one, two = sides(true, bits)
     assert_mirrored(one, two)
@@ -64,7 +64,7 @@ def test_what_fits_is_left_alone(bits: int) -> None:
 
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("sign", [1, -1])
-def test_one_value_outside_the_window_is_mended(bits: int, sign: int) -> None:
+def test_one_value_outside_the_window_is_corrected(bits: int, sign: int) -> None:
     half = 2 ** (bits - 1)
     true = small(200, bits)
     generator = torch.Generator().manual_seed(1)
@@ -77,7 +77,7 @@ def test_one_value_outside_the_window_is_mended(bits: int, sign: int) -> None:
 
 
 @pytest.mark.parametrize("bits", BITS)
-def test_two_values_outside_the_window_are_always_seen(bits: int) -> None:
+def test_two_values_outside_the_window_are_always_detected(bits: int) -> None:
     half = 2 ** (bits - 1)
     true = small(500, bits)
     generator = torch.Generator().manual_seed(2)

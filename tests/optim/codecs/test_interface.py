@@ -70,7 +70,7 @@ def test_equal_constant_messages_have_no_gap(name: str, num_values: int, value: 
 
 @pytest.mark.parametrize("name", CODECS)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 1e35])
-def test_a_message_that_is_not_finite_is_refused_at_home(name: str, bad: float) -> None:
+def test_a_message_that_is_not_finite_is_refused_by_its_sender(name: str, bad: float) -> None:
     u = torch.zeros(3000)
     u[1234] = bad
     with pytest.raises(ValueError, match="not finite"):
@@ -148,7 +148,7 @@ def test_names_and_wire_ids() -> None:
     assert len({known.wire_id for known in CODECS.values()}) == len(CODECS)
 
 
-def test_an_unknown_codec_is_refused_with_the_nearest_names() -> None:
+def test_an_unknown_codec_is_refused_with_suggestions() -> None:
     with pytest.raises(ValueError, match=r"'int9'.*int8"):
         codec("int9")
     with pytest.raises(ValueError, match=r"'zzz'.*fp32"):

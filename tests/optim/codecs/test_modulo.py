@@ -51,7 +51,7 @@ def test_the_four_bit_codec_stays_below_4_2_bits() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("spread", [1e-3, 3e-2])
-def test_noise_is_that_of_a_dithered_step_whatever_the_distance(name: str, spread: float) -> None:
+def test_noise_is_that_of_a_dithered_step_at_any_distance(name: str, spread: float) -> None:
     coder = modulo(name)
     first, second = near_pair(1024 * 500, spread)
     gap, _ = exchange(coder, first, second)
@@ -112,7 +112,7 @@ def test_blocks_without_a_gap_among_others_decode_finely() -> None:
     assert float(gap.values[: 1024 * 40].abs().max()) < 1e-4
 
 
-def test_far_partners_are_seen_not_believed() -> None:
+def test_partners_too_far_apart_are_detected() -> None:
     """Both sketches lie: the window is far too narrow for what was really sent."""
     coder = modulo("modulo4")
     first, second = near_pair(1024 * 500, 0.02)
@@ -123,7 +123,7 @@ def test_far_partners_are_seen_not_believed() -> None:
     assert torch.equal(gap.failed, mirrored.failed)
 
 
-def test_a_flipped_code_is_seen_by_its_receiver() -> None:
+def test_a_flipped_code_is_detected_by_the_receiver() -> None:
     coder = modulo("modulo4")
     first, second = near_pair(1024 * 20, 2e-3)
     sketches = coder.sketch(first, 1), coder.sketch(second, 1)

@@ -261,6 +261,6 @@ def test_decay_forgets() -> None:
     assert torch.equal(first, second)
 
 
-def test_a_decay_that_would_grow_what_is_owed_is_refused() -> None:
+def test_a_decay_above_one_is_refused() -> None:
     with pytest.raises(ValueError, match="decay"):
         Feedback(PACKINGS["q2"], 1.5, 10)

@@ -39,7 +39,7 @@ def test_the_step_never_falls_below_what_fp16_shows() -> None:
     torch.testing.assert_close(steps, torch.full((20,), 4.0 * 2**-11.5), rtol=1e-3, atol=0)
 
 
-def test_what_fp16_cannot_hold_is_cut() -> None:
+def test_values_outside_fp16_are_clamped() -> None:
     values = torch.tensor([[1e9, -1e9, 1.0, 0, 0, 0, 0, 0]])
     assert to_bytes(values).view(torch.float16)[:3].tolist() == [65504.0, -65504.0, 1.0]
 

@@ -112,12 +112,12 @@ def test_a_good_invite(tmp_path: Path) -> None:
     [
         (invite_text(lifetime_s=-HOUR_S), Level.FAIL, "expired"),
         (invite_text(lifetime_s=HOUR_S), Level.WARN, "good until"),
-        (invite_text()[:-20], Level.FAIL, "cut"),
+        (invite_text()[:-20], Level.FAIL, "truncated"),
         (invite_text().replace("gossamer1", "gossamer2"), Level.FAIL, "another release"),
         (invite_text(subject=Identity(b"x" * 32).peer_id), Level.FAIL, "it is for"),
         ("hello", Level.FAIL, "not an invite"),
     ],
-    ids=["expired", "expires soon", "cut", "another release", "somebody else's", "no invite"],
+    ids=["expired", "expires soon", "truncated", "another release", "somebody else's", "no invite"],
 )
 def test_an_invite_that_does_not_work(tmp_path: Path, text: str, level: Level, words: str) -> None:
     names(found("invite", tmp_path / "home", text), level, words)

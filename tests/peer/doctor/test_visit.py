@@ -20,17 +20,18 @@ from gossamer.peer.doctor.line_checks import clock
 from gossamer.peer.doctor.swarm_checks import bootstraps
 from gossamer.peer.doctor.visit import Call, short_reason
 from gossamer.peer.machine.home import write_whole
-from gossamer.peer.node.donor import FetchServer
-from gossamer.peer.node.door import Door
-from gossamer.peer.node.mirror import Mirror
+from gossamer.peer.node.dispatcher import Dispatcher
 from gossamer.peer.swarm.address_book import AddressBook
 from gossamer.peer.swarm.hearsay import Hearsay
 from gossamer.peer.swarm.swarm_time import SwarmTime
+from gossamer.peer.sync.mirror import Mirror
+from gossamer.peer.sync.server import FetchServer
 from gossamer.protocol.libp2p.p2pd import Daemon, DaemonSettings
 from gossamer.protocol.libp2p.splice import CarriedBytes
 from gossamer.protocol.libp2p.tunnel import TunnelTransport
 from gossamer.protocol.messages.terms import RunTerms
 from gossamer.protocol.streams.admission import Admission
+from gossamer.protocol.streams.transport import Purpose
 from tests.peer.doctor.cases import HOST, SIGNED, case, invite_text
 
 VISIT = """
@@ -55,13 +56,13 @@ async def said_by_one_that_answers(home: Path, clock_ahead_s: float, lifetimes_s
         key, folder = Path(short) / "key", Path(short) / "net"
         write_whole(key, HOST.to_bytes(), private=True)
         mirror = Mirror(lambda: time.time() + clock_ahead_s)
-        door = Door(AddressBook(HOST.peer_id), "not yet")
         terms = RunTerms.from_manifest(SIGNED.manifest())
         hearsay = Hearsay(terms, AddressBook(HOST.peer_id), SwarmTime(), random.Random(0))
-        door.open(FetchServer(HOST, terms, SIGNED.to_bytes(), time.time, mirror, hearsay))
+        server = FetchServer(HOST, terms, SIGNED.to_bytes(), time.time, mirror, hearsay)
+        dispatcher = Dispatcher(AddressBook(HOST.peer_id), "not yet", {Purpose.FETCH: server}.get)
         async with (
             Daemon(DaemonSettings(key, folder, "127.0.0.1")) as daemon,
-            TunnelTransport(daemon.control, folder, door.answer, Admission(), CarriedBytes()),
+            TunnelTransport(daemon.control, folder, dispatcher.answer, Admission(), CarriedBytes()),
         ):
             return await looked_around(home, [invite_text(at=daemon.addresses[0], lifetime_s=lifetime_s) for lifetime_s in lifetimes_s])
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from gossamer.peer.link.messages import File, Writer, payload_name
 from gossamer.peer.link.payload_folder import PayloadFolder
-from gossamer.peer.link.records import File, Writer, payload_name
 
 
 @pytest.fixture

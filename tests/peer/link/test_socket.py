@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
 from gossamer.peer.link import socket as link
 from gossamer.peer.link.socket import SOCKET_NAME, LinkLost, NodeEnd, TrainerEnd
 from gossamer.protocol.messages.messages import RunPhase
 from gossamer.protocol.messages.terms import FragmentTerms, ModelPlan
 from tests.peer.waiting import eventually
 
+UNASKED = messages.ANSWERS.write(messages.Applied(1))
 PLAN = ModelPlan(16, (FragmentTerms(0, 1000, 0), FragmentTerms(64, 900, 20)), 800)
-PROGRESS = ask.Progress(5, RunPhase.TRAIN, True)
+PROGRESS = messages.Progress(5, RunPhase.TRAIN, True)
 
 
 @pytest.fixture
@@ -30,25 +31,25 @@ class Pair:
     """Both ends in one loop: the trainer's is polled by the test, as a trainer does between steps."""
 
     def __init__(self, folder: Path) -> None:
-        self.notices: list[ask.Notice] = []
+        self.notices: list[messages.Notice] = []
         self.trainer = TrainerEnd(folder)
         self.node = NodeEnd(folder)
-        self.asked: list[ask.Request] = []
+        self.asked: list[messages.Request] = []
         self.greeted = 0  # the last session that was told the plan
 
-    def poll(self) -> list[ask.Request]:
+    def poll(self) -> list[messages.Request]:
         self.asked += self.trainer.poll()
         if self.trainer.session != self.greeted:
             self.greeted = self.trainer.session
-            self.trainer.send(ask.Built(PLAN), self.greeted)
+            self.trainer.send(messages.Built(PLAN), self.greeted)
         return self.asked
 
-    async def requests(self, number: int) -> list[ask.Request]:
+    async def requests(self, number: int) -> list[messages.Request]:
         await eventually(lambda: len(self.poll()) >= number, f"{number} requests")
         return self.asked
 
 
-async def kept(node: NodeEnd, on_notice: Callable[[ask.Notice], None]) -> None:
+async def kept(node: NodeEnd, on_notice: Callable[[messages.Notice], None]) -> None:
     assert await node.connect() == PLAN
     await node.run(on_notice)
 
@@ -78,72 +79,72 @@ def run(test: Callable[[Pair], Coroutine[Any, Any, None]], folder: Path) -> None
 @pytest.mark.parametrize("step", [1, -1])
 def test_replies_find_their_requests_in_whatever_order(folder: Path, step: int) -> None:
     async def test(pair: Pair) -> None:
-        waiting = [asyncio.create_task(pair.node.request(ask.Open(number, 0))) for number in range(20)]
+        waiting = [asyncio.create_task(pair.node.request(messages.Open(number, 0))) for number in range(20)]
         for request in (await pair.requests(20))[::step]:
-            assert isinstance(request, ask.Open)
-            pair.trainer.send(ask.Opened(request.meeting, 10 * request.meeting, 1, RunPhase.TRAIN), pair.trainer.session)
+            assert isinstance(request, messages.Open)
+            pair.trainer.send(messages.Opened(request.meeting, 10 * request.meeting, 1, RunPhase.TRAIN), pair.trainer.session)
         replies = await asyncio.gather(*waiting)
-        assert replies == [ask.Opened(number, 10 * number, 1, RunPhase.TRAIN) for number in range(20)]
+        assert replies == [messages.Opened(number, 10 * number, 1, RunPhase.TRAIN) for number in range(20)]
 
     run(test, folder)
 
 
 def test_notices_come_between_replies(folder: Path) -> None:
     async def test(pair: Pair) -> None:
-        waiting = asyncio.create_task(pair.node.request(ask.Check(1)))
+        waiting = asyncio.create_task(pair.node.request(messages.Check(1)))
         await pair.requests(1)
-        pair.trainer.send(ask.Due(2, RunPhase.TRAIN), pair.trainer.session)
-        pair.trainer.send(ask.Checked(1, True, "", ""), pair.trainer.session)
+        pair.trainer.send(messages.Due(2, RunPhase.TRAIN), pair.trainer.session)
+        pair.trainer.send(messages.Checked(1, True, "", ""), pair.trainer.session)
         pair.trainer.send(PROGRESS, pair.trainer.session)
-        assert await waiting == ask.Checked(1, True, "", "")
-        await eventually(lambda: pair.notices == [ask.Due(2, RunPhase.TRAIN), PROGRESS], "notices")
+        assert await waiting == messages.Checked(1, True, "", "")
+        await eventually(lambda: pair.notices == [messages.Due(2, RunPhase.TRAIN), PROGRESS], "notices")
 
     run(test, folder)
 
 
 def test_what_has_no_reply_keeps_its_place(folder: Path) -> None:
     async def test(pair: Pair) -> None:
-        pair.node.tell(ask.Drop(1))
-        waiting = asyncio.create_task(pair.node.request(ask.Open(2, 0)))
+        pair.node.tell(messages.Drop(1))
+        waiting = asyncio.create_task(pair.node.request(messages.Open(2, 0)))
         await asyncio.sleep(0)
-        pair.node.tell(ask.Solo(0))
-        assert await pair.requests(3) == [ask.Drop(1), ask.Open(2, 0), ask.Solo(0)]
-        pair.trainer.send(ask.Unavailable(2, "busy"), pair.trainer.session)
-        assert await waiting == ask.Unavailable(2, "busy")
+        pair.node.tell(messages.Solo(0))
+        assert await pair.requests(3) == [messages.Drop(1), messages.Open(2, 0), messages.Solo(0)]
+        pair.trainer.send(messages.Unavailable(2, "busy"), pair.trainer.session)
+        assert await waiting == messages.Unavailable(2, "busy")
 
     run(test, folder)
 
 
 def test_a_cancelled_request_does_not_take_anothers_reply(folder: Path) -> None:
     async def test(pair: Pair) -> None:
-        first = asyncio.create_task(pair.node.request(ask.Check(1)))
-        second = asyncio.create_task(pair.node.request(ask.Check(2)))
+        first = asyncio.create_task(pair.node.request(messages.Check(1)))
+        second = asyncio.create_task(pair.node.request(messages.Check(2)))
         await pair.requests(2)
         first.cancel()
         with pytest.raises(asyncio.CancelledError):
             await first
-        pair.trainer.send(ask.Checked(1, False, "no", ""), pair.trainer.session)
-        pair.trainer.send(ask.Checked(2, True, "", ""), pair.trainer.session)
-        assert await second == ask.Checked(2, True, "", "")
+        pair.trainer.send(messages.Checked(1, False, "no", ""), pair.trainer.session)
+        pair.trainer.send(messages.Checked(2, True, "", ""), pair.trainer.session)
+        assert await second == messages.Checked(2, True, "", "")
 
     run(test, folder)
 
 
 def test_one_request_at_a_time_may_be_about_a_meeting(folder: Path) -> None:
     async def test(pair: Pair) -> None:
-        first = asyncio.create_task(pair.node.request(ask.Check(1)))
+        first = asyncio.create_task(pair.node.request(messages.Check(1)))
         await pair.requests(1)
         with pytest.raises(ValueError, match="earlier request"):
-            await pair.node.request(ask.Check(1))
-        pair.trainer.send(ask.Checked(1, True, "", ""), pair.trainer.session)
-        assert await first == ask.Checked(1, True, "", "")
+            await pair.node.request(messages.Check(1))
+        pair.trainer.send(messages.Checked(1, True, "", ""), pair.trainer.session)
+        assert await first == messages.Checked(1, True, "", "")
 
     run(test, folder)
 
 
 def test_the_trainer_going_away_fails_every_request(folder: Path) -> None:
     async def test(pair: Pair) -> None:
-        waiting = [asyncio.create_task(pair.node.request(ask.Check(number))) for number in range(3)]
+        waiting = [asyncio.create_task(pair.node.request(messages.Check(number))) for number in range(3)]
         await pair.requests(3)
         pair.trainer.close()
         for request in waiting:
@@ -151,8 +152,8 @@ def test_the_trainer_going_away_fails_every_request(folder: Path) -> None:
                 await request
         assert not pair.node.connected
         with pytest.raises(LinkLost):
-            await pair.node.request(ask.Check(9))
-        pair.node.tell(ask.Drop(9))  # nobody hears it
+            await pair.node.request(messages.Check(9))
+        pair.node.tell(messages.Drop(9))  # nobody hears it
 
     run(test, folder)
 
@@ -164,17 +165,17 @@ def test_the_node_finds_the_next_trainer(folder: Path) -> None:
         pair.trainer, pair.greeted = TrainerEnd(folder), 0
         pair.trainer.send(PROGRESS, 1)  # to nobody
         await eventually(lambda: pair.poll() or pair.node.connected, "the next trainer")
-        waiting = asyncio.create_task(pair.node.request(ask.Open(1, 0)))
-        assert await pair.requests(1) == [ask.Open(1, 0)]
-        pair.trainer.send(ask.Unavailable(1, "just started"), pair.trainer.session)
-        assert await waiting == ask.Unavailable(1, "just started")
+        waiting = asyncio.create_task(pair.node.request(messages.Open(1, 0)))
+        assert await pair.requests(1) == [messages.Open(1, 0)]
+        pair.trainer.send(messages.Unavailable(1, "just started"), pair.trainer.session)
+        assert await waiting == messages.Unavailable(1, "just started")
         assert not pair.notices
 
     run(test, folder)
 
 
-@pytest.mark.parametrize("before", [b"", ask.ANSWERS.write(ask.Built(PLAN))], ids=["at first", "later"])
-@pytest.mark.parametrize("said", [b"garbage\n", b"x" * (link.LINE_BYTES + 2), ask.ANSWERS.write(ask.Applied(1)), b'{"record":"Dru'])
+@pytest.mark.parametrize("before", [b"", messages.ANSWERS.write(messages.Built(PLAN))], ids=["at first", "later"])
+@pytest.mark.parametrize("said", [b"garbage\n", b"x" * (link.LINE_BYTES + 2), UNASKED, b'{"record":"Dru'])
 def test_the_node_leaves_a_trainer_that_makes_no_sense_and_comes_back(folder: Path, said: bytes, before: bytes) -> None:
     async def test() -> None:
         came: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
 from gossamer.peer.link import socket as link
 from gossamer.peer.link.socket import SOCKET_NAME, TrainerEnd
 from gossamer.protocol.messages.messages import RunPhase
 
-PROGRESS = ask.Progress(5, RunPhase.TRAIN, True)
+PROGRESS = messages.Progress(5, RunPhase.TRAIN, True)
 
 
 @pytest.fixture
@@ -41,16 +41,16 @@ def test_each_node_is_a_session_of_its_own(folder: Path) -> None:
     assert trainer.poll() == []
     assert trainer.session == 0
     first = raw_node(folder)
-    first.sendall(ask.REQUESTS.write(ask.Open(1, 0)))
-    assert trainer.poll() == [ask.Open(1, 0)]
+    first.sendall(messages.REQUESTS.write(messages.Open(1, 0)))
+    assert trainer.poll() == [messages.Open(1, 0)]
     assert trainer.session == 1
     first.close()
     second = raw_node(folder)  # before the trainer looks again
-    second.sendall(ask.REQUESTS.write(ask.Open(1, 1)))
+    second.sendall(messages.REQUESTS.write(messages.Open(1, 1)))
     trainer.send(PROGRESS, trainer.session)  # goes nowhere, and nobody may take the newcomer for the dead one
     assert trainer.poll() == []
     assert trainer.session == 0
-    assert trainer.poll() == [ask.Open(1, 1)]
+    assert trainer.poll() == [messages.Open(1, 1)]
     assert trainer.session == 2
     second.close()
     trainer.close()
@@ -62,8 +62,8 @@ def test_what_a_node_said_before_it_died_is_heard(folder: Path, trainer_writes: 
     trainer = TrainerEnd(folder)
     node = raw_node(folder)
     trainer.poll()
-    apply = ask.Apply(1, "ab" * 16, "")
-    node.sendall(ask.REQUESTS.write(apply) + b'{"record":"Op')
+    apply = messages.Apply(1, "ab" * 16, "")
+    node.sendall(messages.REQUESTS.write(apply) + b'{"record":"Op')
     node.close()
     if trainer_writes:
         for _ in range(3):
@@ -79,17 +79,17 @@ def test_what_a_node_said_before_it_died_is_heard(folder: Path, trainer_writes: 
 def test_a_line_may_come_in_pieces(folder: Path) -> None:
     trainer = TrainerEnd(folder)
     node = raw_node(folder)
-    line = ask.REQUESTS.write(ask.Apply(3, "ab" * 16, "")) + ask.REQUESTS.write(ask.Drop(4))
+    line = messages.REQUESTS.write(messages.Apply(3, "ab" * 16, "")) + messages.REQUESTS.write(messages.Drop(4))
     for index in range(len(line) - 1):
         node.sendall(line[index : index + 1])
-        assert trainer.poll() == ([ask.Apply(3, "ab" * 16, "")] if line[index : index + 1] == b"\n" else [])
+        assert trainer.poll() == ([messages.Apply(3, "ab" * 16, "")] if line[index : index + 1] == b"\n" else [])
     node.sendall(line[-1:])
-    assert trainer.poll() == [ask.Drop(4)]
+    assert trainer.poll() == [messages.Drop(4)]
     node.close()
     trainer.close()
 
 
-@pytest.mark.parametrize("line", [b"not json\n", b"[]\n", b'{"record":"Fire"}\n', b'{"record":"Open"}\n', ask.ANSWERS.write(PROGRESS)])
+@pytest.mark.parametrize("line", [b"not json\n", b"[]\n", b'{"record":"Fire"}\n', b'{"record":"Open"}\n', messages.ANSWERS.write(PROGRESS)])
 def test_the_trainer_hangs_up_on_nonsense(folder: Path, line: bytes) -> None:
     trainer = TrainerEnd(folder)
     node = raw_node(folder)
@@ -124,7 +124,7 @@ def test_a_node_that_never_reads_costs_bounded_memory_and_no_time(folder: Path) 
     while trainer.session:
         for _ in range(1000):
             trainer.send(PROGRESS, trainer.session)  # returns at once, or this test never ends
-            sent += len(ask.ANSWERS.write(PROGRESS))
+            sent += len(messages.ANSWERS.write(PROGRESS))
         trainer.poll()
         assert sent < 8 * link.UNSENT_BYTES
     assert sent > link.UNSENT_BYTES
@@ -136,7 +136,7 @@ def test_what_the_socket_does_not_take_is_sent_later_and_whole(folder: Path) -> 
     trainer = TrainerEnd(folder)
     node = raw_node(folder)
     trainer.poll()
-    records = [ask.Unavailable(number, "x" * 1000) for number in range(600)]  # more than the socket holds
+    records = [messages.Unavailable(number, "x" * 1000) for number in range(600)]  # more than the socket holds
     for record in records:
         trainer.send(record, trainer.session)
     assert trainer.session
@@ -146,7 +146,7 @@ def test_what_the_socket_does_not_take_is_sent_later_and_whole(folder: Path) -> 
         trainer.poll()
         with contextlib.suppress(BlockingIOError):
             received += node.recv(1 << 20)
-    assert [ask.ANSWERS.read(line) for line in received.splitlines()] == records
+    assert [messages.ANSWERS.read(line) for line in received.splitlines()] == records
     node.close()
     trainer.close()
 
@@ -157,9 +157,9 @@ def test_waiting_ends_when_the_node_speaks(folder: Path) -> None:
     node = raw_node(folder)
     trainer.wait(60.0)  # returns at once: somebody knocks
     trainer.poll()
-    node.sendall(ask.REQUESTS.write(ask.Start()))
+    node.sendall(messages.REQUESTS.write(messages.Start()))
     trainer.wait(60.0)
-    assert trainer.poll() == [ask.Start()]
+    assert trainer.poll() == [messages.Start()]
     node.close()
     trainer.wait(60.0)
     trainer.poll()

@@ -177,4 +177,4 @@ def test_a_process_that_fell_is_a_warning_until_it_works_again() -> None:
     )
     assert len(status.warnings) == 2
     assert not reduce(apply, (met("completed"), CheckpointSaved(9, "x", 1, 0.1)), status).warnings
-    assert not after(TrainerRestarted("sent away by its settings or a pause", 0)).warnings
+    assert not after(TrainerRestarted("stopped because of a settings change or a pause", 0)).warnings

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.peer.link.payload_folder import PayloadFolder
+from gossamer.peer.link.socket import NodeEnd
 from gossamer.peer.meeting.driver import FRAMES_AHEAD, Caller, Driver, OwnSide
 from gossamer.peer.meeting.hello import Greeting
 from gossamer.peer.meeting.journal import Journal
@@ -23,7 +24,6 @@ from gossamer.protocol.streams.transport import Purpose, Stream
 from tests.peer.two_sides import SEEDS, membership
 from tests.swarm.mallory import nobody
 from tests.swarm.tiny import tiny_manifest
-from tests.swarm.trainer import Link
 from tests.swarm.world import Peer, Swarm, play
 
 QUIET = tiny_manifest(run={"total_steps": 100_000})
@@ -47,7 +47,7 @@ def expect_nothing_left(*peers: Peer) -> None:
     for peer in peers:
         assert not peer.node.meetings.active
         assert not list(peer.payloads.path("x").parent.iterdir()), "files are left behind"
-        assert peer.trainer.replica.outer.fragments[0].meeting is None, "the trainer still holds the fragment"
+        assert peer.trainer.replica.fragments[0].meeting is None, "the trainer still holds the fragment"
 
 
 def test_a_meeting_that_counts_leaves_no_files(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_fast_partner_waits_until_its_frames_are_met(tmp_path: Path) -> None:
         stream = await transport.connect(partner.peer_id, (), Purpose.MEET)
         await stream.send(Chunk(Part.PAYLOAD, 0, b"go"))
         greeting = Greeting(membership(me), partner.peer_id, 0, b"n" * 16, 0.0)
-        own = OwnSide(Link(lambda _: None), PayloadFolder(tmp_path / "payloads"), Journal(tmp_path / "journal"))
+        own = OwnSide(NodeEnd(tmp_path), PayloadFolder(tmp_path / "payloads"), Journal(tmp_path / "journal"))
         driver = Driver(Meeting(1, greeting), stream, own, Caller(transport, AddressBook(me.peer_id), b"r" * 32))
         reader = driver._spawn(driver._read(stream))  # without the machine: it is as slow as can be
         await asyncio.sleep(60.0)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gossamer.peer.link.records import Opened
+from gossamer.peer.link.messages import Opened
 from gossamer.peer.meeting.hello import Greeting, pairing
 from gossamer.protocol.errors import BadMessage, PeerMisbehaved, RefusalCode, Refused
 from gossamer.protocol.identity import Identity

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
 from gossamer.peer.meeting import words as on
 from gossamer.peer.meeting.machine import AGAIN_S, CONNECT_S, DOUBT_PATIENCES, DOUBT_S
 from gossamer.peer.meeting.words import MeetingOutcome, MeetingState
@@ -36,7 +36,7 @@ def test_each_side_gets_exactly_the_bytes_of_the_other(fragment: int) -> None:
 def test_both_trainers_hear_the_same_seed_and_each_others_tokens() -> None:
     trainers = Trainer(b"a", SKETCHED, tokens=100, clock_steps=7), Trainer(b"b", SKETCHED, tokens=300, clock_steps=9)
     Table(SKETCHED, trainers=trainers).run()
-    first, second = (next(request for request in t.asked if isinstance(request, ask.Prepare)) for t in trainers)
+    first, second = (next(request for request in t.asked if isinstance(request, messages.Prepare)) for t in trainers)
     assert (first.partner_tokens, second.partner_tokens) == (300, 100)
     assert (first.partner_clock_steps, second.partner_clock_steps) == (9, 7)
     assert first.seed == second.seed and 0 <= first.seed < 2**63
@@ -56,7 +56,7 @@ def test_both_apply_with_the_union_of_failed_blocks() -> None:
     table = Table(SKETCHED, trainers=trainers)
     seats = table.run()
     for seat in seats:
-        apply = next(request for request in seat.trainer.asked if isinstance(request, ask.Apply))
+        apply = next(request for request in seat.trainer.asked if isinstance(request, messages.Apply))
         assert apply.failed_blocks == "010008"
 
 
@@ -73,7 +73,7 @@ def test_the_trainer_is_told_before_the_partner() -> None:
     for seat in Table(PLAIN).run():
         told = next(index for index, command in enumerate(seat.commands) if isinstance(command, on.WriteDown))
         after = [c for c in seat.commands[told:] if isinstance(c, on.Tell | on.Send)]
-        assert isinstance(after[0], on.Tell) and isinstance(after[0].request, ask.Apply)
+        assert isinstance(after[0], on.Tell) and isinstance(after[0].request, messages.Apply)
         assert isinstance(after[1], on.Send) and isinstance(after[1].message, Commit | Committed)
 
 
@@ -81,7 +81,7 @@ def test_finished_peers_average_and_a_training_one_does_not_join_them() -> None:
     finished = Trainer(b"a", PLAIN, phase=RunPhase.FINISH), Trainer(b"b", PLAIN, phase=RunPhase.FINISH)
     for seat in Table(PLAIN, trainers=finished).run():
         assert seat.over is MeetingOutcome.COMPLETED
-        assert any(isinstance(r, ask.Prepare) and r.phase is RunPhase.FINISH for r in seat.trainer.asked)
+        assert any(isinstance(r, messages.Prepare) and r.phase is RunPhase.FINISH for r in seat.trainer.asked)
     initiator, responder = Table(PLAIN, trainers=(finished[0], Trainer(b"b", PLAIN))).run()
     assert responder.over is initiator.over is MeetingOutcome.REFUSED
     assert initiator.finish is not None and initiator.finish.refusal is RefusalCode.WRONG_PHASE
@@ -91,7 +91,7 @@ def test_a_finished_peer_still_meets_one_that_trains() -> None:
     trainers = Trainer(b"a", PLAIN), Trainer(b"b", PLAIN, phase=RunPhase.FINISH)
     for seat in Table(PLAIN, trainers=trainers).run():
         assert seat.over is MeetingOutcome.COMPLETED
-        assert any(isinstance(r, ask.Prepare) and r.phase is RunPhase.TRAIN for r in seat.trainer.asked)
+        assert any(isinstance(r, messages.Prepare) and r.phase is RunPhase.TRAIN for r in seat.trainer.asked)
 
 
 # --------------------------------------------------------------------------- own trainer
@@ -99,7 +99,7 @@ def test_a_finished_peer_still_meets_one_that_trains() -> None:
 
 def test_busy_trainer_of_the_initiator_ends_it_without_a_word() -> None:
     table = Table(PLAIN)
-    table.trainers[0].replies[ask.Open] = ask.Unavailable(1, "in another meeting")
+    table.trainers[0].replies[messages.Open] = messages.Unavailable(1, "in another meeting")
     seat = table.initiator
     while seat.waiting:
         seat.feed(seat.waiting.popleft())
@@ -108,17 +108,17 @@ def test_busy_trainer_of_the_initiator_ends_it_without_a_word() -> None:
 
 def test_busy_trainer_of_the_responder_refuses() -> None:
     table = Table(PLAIN)
-    table.trainers[1].replies[ask.Open] = ask.Unavailable(2, "in another meeting")
+    table.trainers[1].replies[messages.Open] = messages.Unavailable(2, "in another meeting")
     initiator, responder = table.run()
     assert initiator.over is responder.over is MeetingOutcome.BUSY
     assert initiator.num_drops == responder.num_drops == 1
 
 
-@pytest.mark.parametrize("request_kind", [ask.Prepare, ask.Encode, ask.Check])
+@pytest.mark.parametrize("request_kind", [messages.Prepare, messages.Encode, messages.Check])
 @pytest.mark.parametrize("side", [0, 1])
 def test_trainer_that_cannot_go_on_drops_both(request_kind: type, side: int) -> None:
     table = Table(SKETCHED)
-    table.trainers[side].replies[request_kind] = ask.Unavailable(side + 1, "restarted")
+    table.trainers[side].replies[request_kind] = messages.Unavailable(side + 1, "restarted")
     seats = table.run()
     assert seats[side].over is MeetingOutcome.ABANDONED
     assert seats[1 - side].over is MeetingOutcome.REFUSED
@@ -128,7 +128,7 @@ def test_trainer_that_cannot_go_on_drops_both(request_kind: type, side: int) -> 
 @pytest.mark.parametrize("side", [0, 1])
 def test_gate_drops_both(side: int) -> None:
     table = Table(PLAIN)
-    table.trainers[side].replies[ask.Check] = ask.Checked(side + 1, False, "not finite", "")
+    table.trainers[side].replies[messages.Check] = messages.Checked(side + 1, False, "not finite", "")
     seats = table.run()
     assert seats[side].over is MeetingOutcome.GATED
     other = seats[1 - side].finish

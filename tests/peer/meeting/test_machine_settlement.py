@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
 from gossamer.peer.meeting import words as on
 from gossamer.peer.meeting.machine import CONFIRM_S, NOT_CONFIRMED, DecidedMeeting, InvalidTransition
 from gossamer.peer.meeting.words import Finish, MeetingOutcome, MeetingState
@@ -13,8 +13,8 @@ from gossamer.protocol.messages.messages import Commit, Committed, Refusal
 
 MEETING_ID = b"m" * 16
 COMMIT = Commit(MEETING_ID, b"\x05")
-APPLY = on.Tell(ask.Apply(3, MEETING_ID.hex(), "05"))
-APPLIED = on.TrainerAnswered(ask.Applied(3))
+APPLY = on.Tell(messages.Apply(3, MEETING_ID.hex(), "05"))
+APPLIED = on.TrainerAnswered(messages.Applied(3))
 CONFIRMED = on.PartnerSent(Committed(MEETING_ID))
 LAST_WORDS = [
     on.PartnerGone(),
@@ -93,7 +93,7 @@ def test_an_initiator_that_cannot_record_drops_and_a_responder_applies() -> None
 
 
 @pytest.mark.parametrize("initiates", [True, False])
-@pytest.mark.parametrize("event", [on.TrainerGone(), on.TrainerAnswered(ask.Unavailable(3, "restarted"))], ids=repr)
+@pytest.mark.parametrize("event", [on.TrainerGone(), on.TrainerAnswered(messages.Unavailable(3, "restarted"))], ids=repr)
 def test_a_trainer_that_dies_before_it_applied_loses_the_step_here(event: on.Event, initiates: bool) -> None:
     _, (drop, finish) = settled(initiates, on.Journaled(), event)
     assert (

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import pytest
 
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
 from gossamer.peer.meeting import words as on
 from gossamer.peer.meeting.machine import InvalidTransition
 from gossamer.peer.meeting.words import DECIDED, MeetingOutcome, MeetingState
@@ -39,13 +39,13 @@ GOES_ON = "goes on"
 IMPOSSIBLE = "our own bug"
 Reaction = str | MeetingOutcome
 
-REPLIES: dict[str, ask.Reply] = {
-    "Opened": ask.Opened(1, 10, 100, RunPhase.TRAIN),
-    "Unavailable": ask.Unavailable(1, "no"),
-    "SketchReady": ask.SketchReady(1, "00" * 32),
-    "PayloadReady": ask.PayloadReady(1, "00" * 32),
-    "Checked": ask.Checked(1, True, "", ""),
-    "Applied": ask.Applied(1),
+REPLIES: dict[str, messages.Reply] = {
+    "Opened": messages.Opened(1, 10, 100, RunPhase.TRAIN),
+    "Unavailable": messages.Unavailable(1, "no"),
+    "SketchReady": messages.SketchReady(1, "00" * 32),
+    "PayloadReady": messages.PayloadReady(1, "00" * 32),
+    "Checked": messages.Checked(1, True, "", ""),
+    "Applied": messages.Applied(1),
 }
 IN_TURN = {
     "Opened": {MeetingState.OPENING},
@@ -179,7 +179,7 @@ def test_events(kind: type, initiates: bool, state: MeetingState) -> None:
 def test_no_event_is_left_out() -> None:
     assert {*EVENTS, on.TrainerAnswered, on.PartnerSent} == set(get_args(on.Event))
     replies: set[Any] = {type(reply) for reply in REPLIES.values()}
-    assert replies == set(get_args(ask.Reply)) - {ask.Written, ask.Adopted, ask.Pulled}
+    assert replies == set(get_args(messages.Reply)) - {messages.Written, messages.Adopted, messages.Pulled}
 
 
 @pytest.mark.parametrize("initiates", [True, False])

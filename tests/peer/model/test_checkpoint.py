@@ -63,7 +63,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+def test_a_saved_checkpoint_loads(tmp_path: Path) -> None:
     path = save(tmp_path / "checkpoints", contents(800))
     assert path.name == "step-00000800"
     loaded = load_latest(tmp_path / "checkpoints", RUN)
@@ -121,7 +121,7 @@ def test_another_runs_checkpoint_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", [TENSORS, HEADER])
-def test_any_damage_falls_back_to_the_one_before(tmp_path: Path, file: str) -> None:
+def test_any_damage_falls_back_to_the_earlier_checkpoint(tmp_path: Path, file: str) -> None:
     save(tmp_path, contents(1))
     path = save(tmp_path, contents(2)) / file
     whole = path.read_bytes()

@@ -87,7 +87,7 @@ def test_operations_are_those_that_torch_counts() -> None:
     assert 0.85 < counted / flops_per_token(model.config, parameter_shapes(SMALL), 16) < 1.01  # torch leaves attention out on some devices
 
 
-def test_a_peak_that_nobody_knows_is_zero() -> None:
+def test_an_unknown_peak_rate_is_zero() -> None:
     assert peak_flops(torch.device("cpu"), torch.float32) == 0
 
 

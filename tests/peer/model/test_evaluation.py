@@ -48,7 +48,7 @@ def expected_loss(manifest: Manifest, home: Home, weights: dict[str, Tensor]) ->
     return held_out_loss(model, open_corpus(manifest, home, None), 4)
 
 
-def test_reported_figures_rest_on_as_many_tokens_whatever_a_batch_is() -> None:
+def test_reported_figures_use_the_same_number_of_tokens_at_any_batch_size() -> None:
     def batches(batch_size: int, sequence_length: int) -> int:
         return reported_batches(Manifest.checked({"inner": {"batch_size": batch_size, "sequence_length": sequence_length}}))
 
@@ -114,7 +114,7 @@ def test_a_home_with_its_own_text_needs_that_text(tmp_path: Path) -> None:
     assert math.isfinite(evaluate_home(home, tmp_path / "text", num_batches=2).loss)
 
 
-def test_a_byte_is_a_byte_whatever_the_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_bytes_are_counted_independently_of_the_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = trained_home(tmp_path, MANIFEST, fast_seed=2)
     corpus = open_corpus(MANIFEST, home, None)
     corpus.bytes_per_token = 4.0
@@ -145,7 +145,7 @@ def test_peers_of_one_result_are_measured_once(tmp_path: Path) -> None:
     assert followed == [0, 0, 1, 2, 3, 1, 2, 3, 4, 4], "all three are told of at each batch of the one"
 
 
-def test_several_at_a_time_are_measured_as_one_by_one(tmp_path: Path) -> None:
+def test_concurrent_measurements_equal_sequential_ones(tmp_path: Path) -> None:
     homes = [trained_home(tmp_path / str(seed), MANIFEST, fast_seed=seed).path for seed in (2, 3, 4)]
     one_by_one = compare_homes(homes[:2], homes[2], num_batches=4)
     before = torch.get_num_threads()

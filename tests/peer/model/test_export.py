@@ -39,7 +39,7 @@ def test_transformers_loads_the_folder(tmp_path: Path, use_slow_weights: bool, s
     assert MANIFEST.run_id.hex() in (folder / "README.md").read_text()
 
 
-def test_there_is_no_pickle_in_it(tmp_path: Path) -> None:
+def test_a_checkpoint_holds_no_pickle(tmp_path: Path) -> None:
     export_model(trained_home(tmp_path / "home", MANIFEST, fast_seed=2), folder := tmp_path / "out")
     names = {path.name for path in folder.iterdir()}
     assert {"model.safetensors", "config.json", "generation_config.json", "tokenizer.json", "README.md", MARK} <= names
@@ -70,7 +70,7 @@ def test_an_empty_folder_will_do(tmp_path: Path) -> None:
     assert (tmp_path / "out" / MARK).exists()
 
 
-def test_somebody_elses_folder_is_left_alone(tmp_path: Path) -> None:
+def test_a_foreign_folder_is_left_alone(tmp_path: Path) -> None:
     home = trained_home(tmp_path / "home", MANIFEST, fast_seed=2)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.txt").write_text("mine")
@@ -127,7 +127,7 @@ def met(partner: str, outcome: str = "completed") -> MeetingDone:
     return MeetingDone(partner, 0, outcome, "", "tunnel", 1, 1, 0.1)
 
 
-def test_the_card_names_where_the_model_comes_from(tmp_path: Path) -> None:
+def test_the_card_names_the_origin_of_the_model(tmp_path: Path) -> None:
     manifest = tiny_manifest()
     trained = load_trained(trained_home(tmp_path, manifest, fast_seed=2))
     card = model_card(trained, [met("12D3KooWa")], "fast", MeasuredLoss(2.125, 4096))
@@ -145,12 +145,12 @@ def test_the_card_names_where_the_model_comes_from(tmp_path: Path) -> None:
     assert card.startswith("---\nlibrary_name: transformers\n")
 
 
-def test_contributors_are_those_whose_weights_came_in() -> None:
+def test_contributors_are_the_peers_whose_weights_were_merged() -> None:
     events = [met("a"), met("b", "failed"), met("c"), met("a"), StateCloned(("d", "a"), 5, 10, 10, 0.1)]
     assert contributors(events) == ["a", "c", "d"]
 
 
-def test_a_peer_that_met_nobody_says_so(tmp_path: Path) -> None:
+def test_the_card_of_a_peer_without_meetings_names_no_contributors(tmp_path: Path) -> None:
     trained = load_trained(trained_home(tmp_path, tiny_manifest(), fast_seed=2))
     card = model_card(trained, [], "fast", MeasuredLoss(None))
     assert "| peers met | none |" in card

@@ -115,7 +115,7 @@ def test_a_folder_without_all_weights_is_refused(tmp_path: Path) -> None:
         (from_folder("/no/such/folder"), "/no/such/folder", "[model]"),
     ],
 )
-def test_a_model_that_cannot_be_is_explained(model: ModelSection, message: str, hint: str) -> None:
+def test_an_impossible_model_is_refused_with_the_reason(model: ModelSection, message: str, hint: str) -> None:
     with pytest.raises(BadManifest) as caught:
         build_model(model, 0)
     assert message in str(caught.value)

@@ -26,14 +26,14 @@ def test_every_codec_can_be_used(codec: str) -> None:
     ("section", "key", "name", "near"),
     [("outer", "method", "nolocoo", "noloco"), ("inner", "optimizer", "adam", "adamw"), ("codec", "name", "fp31", "fp32")],
 )
-def test_an_unknown_name_is_refused_with_the_nearest(section: str, key: str, name: str, near: str) -> None:
+def test_an_unknown_name_is_refused_with_suggestions(section: str, key: str, name: str, near: str) -> None:
     with pytest.raises(BadManifest, match=f'{section}.{key} = "{name}"') as caught:
         need_abilities(Manifest.checked({section: {key: name}}))
     assert near in caught.value.hint
 
 
 @pytest.mark.parametrize("removed", ["topk", "topk12"])
-def test_a_manifest_with_a_removed_codec_still_reads_and_is_refused_with_the_codecs_that_there_are(removed: str) -> None:
+def test_a_manifest_with_a_removed_codec_loads_and_is_refused_with_all_codecs(removed: str) -> None:
     """Codecs that a run could choose: every other codec of old manifests is still there, and `noloco` was the only method."""
     old = Manifest.from_toml(f'[codec]\nname = "{removed}"\n')
     with pytest.raises(BadManifest, match=f'codec.name = "{removed}"') as caught:
@@ -65,7 +65,7 @@ def test_a_clock_never_goes_back_nor_past_the_end_nor_past_the_partners(own: int
         assert clock == max(own, min(100, CLOCK_FACTOR * trained)), "at the end nobody is left behind"
 
 
-def test_one_that_is_far_behind_follows_up_to_the_slack() -> None:
+def test_a_peer_far_behind_follows_up_to_the_slack() -> None:
     assert follow_clock(40, 60, 25, 40, 1000) == 40
     assert follow_clock(40, 80, 25, 40, 1000) == 55
     assert follow_clock(40, 990, 25, 400, 1000) == 980, "the slack shrinks to what is left"

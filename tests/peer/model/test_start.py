@@ -67,7 +67,7 @@ def test_a_folder_without_a_model_or_a_tokenizer_is_refused(folder: Path, tmp_pa
         load_tokenizer(TokenizerSection(name=str(folder / "missing")))
 
 
-def test_buffers_of_floats_are_part_of_what_is_learnt() -> None:
+def test_buffers_of_floats_are_part_of_the_trained_state() -> None:
     """They are averaged, checkpointed, cloned and exported like parameters; what the config decides is not."""
     section = ModelSection(architecture="deepseek_v3", config=ROUTED)
     model = build_model(section, 0)

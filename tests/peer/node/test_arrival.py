@@ -11,13 +11,14 @@ from dataclasses import replace
 import pytest
 
 from gossamer.peer.node.arrival import PATIENCE_S, find_run
-from gossamer.peer.node.donor import FetchServer
-from gossamer.peer.node.door import Door
-from gossamer.peer.node.fetching import FetchClient
-from gossamer.peer.node.mirror import Mirror
+from gossamer.peer.node.dispatcher import Dispatcher
 from gossamer.peer.swarm.address_book import AddressBook
 from gossamer.peer.swarm.hearsay import Hearsay
+from gossamer.peer.swarm.membership import OwnCredential
 from gossamer.peer.swarm.swarm_time import SwarmTime
+from gossamer.peer.sync.client import FetchClient
+from gossamer.peer.sync.mirror import Mirror
+from gossamer.peer.sync.server import FetchServer
 from gossamer.protocol.errors import PeerGone, RefusalCode, RunRefusesUs, SwarmUnreachable, WrongVersion
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.memory import virtual_time
@@ -56,9 +57,8 @@ def serve(
     book = AddressBook(who.peer_id)
     hearsay = Hearsay(terms, book, SwarmTime(), random.Random(0))
     hearsay.take_all(record_of(one).to_bytes() for one in knows)
-    door = Door(book, "later")
-    door.open(FetchServer(who, terms, manifest.to_bytes(), time.time, Mirror(time.time), hearsay))
-    network.transport(who.peer_id, door.answer, is_banned=door.is_banned)
+    server = FetchServer(who, terms, manifest.to_bytes(), time.time, Mirror(time.time), hearsay)
+    network.transport(who.peer_id, Dispatcher(book, "later", {Purpose.FETCH: server}.get).answer)
 
 
 async def refuses(purpose: Purpose, stream: Stream) -> None:
@@ -68,7 +68,7 @@ async def refuses(purpose: Purpose, stream: Stream) -> None:
 
 def asker(network: MemoryNetwork, who: Identity = NEWCOMER) -> FetchClient:
     credential = INVITE.credential_for(who.peer_id) if who is NEWCOMER else None
-    return FetchClient(who, SIGNED.run_id, credential, network.transport(who.peer_id, nobody))
+    return FetchClient(who, SIGNED.run_id, OwnCredential(credential), network.transport(who.peer_id, nobody))
 
 
 def play(story: Callable[[MemoryNetwork], Awaitable[None]]) -> None:
@@ -216,7 +216,9 @@ def test_a_revoked_guest_is_told_so_at_once_and_others_of_the_run_get_in() -> No
         with pytest.raises(RunRefusesUs, match="a revoked invite") as caught:
             await find_run(asker(network), [at(HOST)], SwarmTime(), lambda _: None)
         assert caught.value.hint and now_s() < 1.0
-        other = FetchClient(MEMBER, SIGNED.run_id, INVITE.credential_for(MEMBER.peer_id), network.transport(MEMBER.peer_id, nobody))
+        other = FetchClient(
+            MEMBER, SIGNED.run_id, OwnCredential(INVITE.credential_for(MEMBER.peer_id)), network.transport(MEMBER.peer_id, nobody)
+        )
         assert (await find_run(other, [at(HOST)], SwarmTime(), lambda _: None))[0] == SIGNED
 
     play(story)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.peer.node.fetching import FetchClient
+from gossamer.peer.swarm.membership import OwnCredential
 from gossamer.peer.swarm.presence import FAREWELL_S
+from gossamer.peer.sync.client import FetchClient
 from gossamer.protocol.errors import Unreachable
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.memory.conversation import Link as Wire
@@ -61,10 +62,10 @@ def test_the_supervisor_is_told_of_every_meeting(tmp_path: Path) -> None:
 def test_who_is_banned_gets_no_manifest(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         (peer,) = swarm.start(1)
-        asker = FetchClient(MALLORY, swarm.terms.run_id, None, swarm.network.transport(MALLORY.peer_id, nobody))
-        assert (await asker.header(peer.peer_id, (), ContentsKind.MANIFEST)).total_bytes == len(swarm.signed)
+        asker = FetchClient(MALLORY, swarm.terms.run_id, OwnCredential(), swarm.network.transport(MALLORY.peer_id, nobody))
+        assert (await asker.header(peer.peer_id, (), ContentsKind.MANIFEST)).total_bytes == len(swarm.signed.to_bytes())
         peer.book.ban(MALLORY.peer_id, now())
-        with pytest.raises(Unreachable, match="turned the stream away"):
+        with pytest.raises(Unreachable, match="rejected the stream"):
             await asker.header(peer.peer_id, (), ContentsKind.MANIFEST)
 
     play(Swarm(tmp_path, manifest=QUIET), story)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
 from gossamer.protocol.errors import GossamerError, RefusalCode
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.messages.messages import Refusal, RunPhase
@@ -23,7 +23,7 @@ from tests.swarm.world import Peer, Swarm, play
 ADDRESS = "/ip4/192.0.2.1/tcp/4001"
 RUN = {"total_steps": 100_000}
 QUIET = tiny_manifest(run=RUN)
-DUE = ask.Due(0, RunPhase.TRAIN)
+DUE = messages.Due(0, RunPhase.TRAIN)
 
 
 def now() -> float:
@@ -39,7 +39,7 @@ async def still(swarm: Swarm) -> Peer:
     return peer
 
 
-def told(peer: Peer, kind: type[ask.Solo] | type[ask.Defer]) -> list[int]:
+def told(peer: Peer, kind: type[messages.Solo] | type[messages.Defer]) -> list[int]:
     return [request.fragment for request in peer.link.said if isinstance(request, kind)]
 
 
@@ -53,14 +53,20 @@ def test_who_knows_nobody_goes_alone_at_once(tmp_path: Path) -> None:
         peer = await still(swarm)
         peer.node.on_notice(DUE)
         await asyncio.sleep(0.5)
-        assert told(peer, ask.Solo) == [0]
+        assert told(peer, messages.Solo) == [0]
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
 
-@pytest.mark.parametrize(("no_partner", "kind", "other"), [("solo", ask.Solo, ask.Defer), ("defer", ask.Defer, ask.Solo)])
+@pytest.mark.parametrize(
+    ("no_partner", "kind", "other"),
+    [
+        ("solo", messages.Solo, messages.Defer),
+        ("defer", messages.Defer, messages.Solo),
+    ],
+)
 def test_when_nobody_agrees_by_the_deadline_the_manifest_decides(
-    tmp_path: Path, no_partner: str, kind: type[ask.Solo] | type[ask.Defer], other: type[ask.Solo] | type[ask.Defer]
+    tmp_path: Path, no_partner: str, kind: type[messages.Solo] | type[messages.Defer], other: type[messages.Solo] | type[messages.Defer]
 ) -> None:
     swarm = Swarm(tmp_path, manifest=tiny_manifest(run=RUN, outer={"no_partner": no_partner}))
 
@@ -103,7 +109,7 @@ def test_one_caller_after_another_that_goes_silent_does_not_keep_a_fragment_from
         await swarm.until(lambda: peer.node.meetings.active, within_s=5.0)
         peer.node.on_notice(DUE)
         await asyncio.sleep(2 * swarm.manifest.outer.deadline_s + 5.0)
-        assert told(peer, ask.Solo)
+        assert told(peer, messages.Solo)
         await cancel(task)
 
     play(Swarm(tmp_path, manifest=QUIET), story)
@@ -118,6 +124,6 @@ def test_a_meeting_that_the_partner_began_satisfies_the_search(tmp_path: Path) -
         a.node.on_notice(DUE)
         await b.node.meetings.try_next(0, set())
         await asyncio.sleep(15.0)
-        assert a.outcomes()["completed"] == 1 and len(a.meetings) == 1 and not told(a, ask.Solo)
+        assert a.outcomes()["completed"] == 1 and len(a.meetings) == 1 and not told(a, messages.Solo)
 
     play(Swarm(tmp_path, manifest=QUIET), story)

@@ -15,18 +15,21 @@ from typing import Any, Self
 
 import pytest
 
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
 from gossamer.peer.link.socket import TrainerEnd
 from gossamer.peer.machine.child import ChildSettings
 from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.events import AddressesChanged, Event, PeersSeen, ProcessSays, RunKnown
 from gossamer.peer.machine.home import Home
+from gossamer.peer.node import peer as root
 from gossamer.peer.node import process as module
+from gossamer.peer.node import reports
 from gossamer.peer.node.process import NodeProcess
 from gossamer.protocol.errors import BadSettings, Unreachable
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.libp2p.p2pd import DaemonSettings
-from gossamer.protocol.libp2p.record_store import RecordShelf
+from gossamer.protocol.libp2p.record_store import RecordStore
+from gossamer.protocol.libp2p.splice import CarriedBytes
 from gossamer.protocol.messages.messages import Refusal, RunPhase
 from gossamer.protocol.messages.records import MemberRecord
 from gossamer.protocol.messages.terms import FragmentTerms, ModelPlan
@@ -53,11 +56,13 @@ class Quiet:
     def __init__(
         self,
         settings: DaemonSettings,
-        shelf: RecordShelf,
+        shelf: RecordStore,
         answer: Callable[..., Awaitable[None]],
         ways_in: Callable[[], Sequence[str]],
         is_banned: object,
+        bare_record: object,
     ) -> None:
+        self.carried = CarriedBytes()
         self.settings, self.shelf, self.answer, self.ways_in = settings, shelf, answer, ways_in
         self.announced: list[MemberRecord] = []
         self.num_looks = 0
@@ -106,8 +111,9 @@ class Running:
         self.networks: list[Quiet] = []
         monkeypatch.setattr(module, "Libp2pNode", self._network)
         settings = ChildSettings(config=PeerConfig(home=home.path, **config), peer_id="", runtime=runtime, told_to_start=False)
-        self.child, self.stopped = Supervision(settings), asyncio.Event()
-        self.task = asyncio.create_task(NodeProcess(self.child, self.stopped).run())
+        self.child = Supervision(settings)
+        self.process = NodeProcess(self.child)
+        self.task = asyncio.create_task(self.process.run())
 
     def _network(self, *arguments: Any) -> Quiet:
         self.networks.append(Quiet(*arguments))
@@ -129,7 +135,7 @@ class Running:
             self.task.result()
 
     async def stop(self) -> None:
-        self.stopped.set()
+        self.process.stop()
         async with asyncio.timeout(20):
             await self.task
 
@@ -152,8 +158,8 @@ def runtime() -> Iterator[Path]:
 
 @pytest.fixture
 def start(home: Home, runtime: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
-    monkeypatch.setattr(module, "LOOK_S", 0.01)
-    monkeypatch.setattr(module, "SAVE_WAYS_S", 0.01)
+    monkeypatch.setattr(root, "LOOK_S", 0.01)
+    monkeypatch.setattr(reports, "SAVE_S", 0.01)
     return lambda **config: Running(home, runtime, monkeypatch, **config)
 
 
@@ -220,7 +226,7 @@ def test_one_that_was_ended_before_it_had_the_manifest_goes_on_looking_for_it(ho
 def test_without_a_run_it_does_not_start(start: Start) -> None:
     async def test() -> None:
         with pytest.raises(BadSettings, match="holds no run"):
-            await start().task
+            start()
 
     asyncio.run(test())
 
@@ -234,11 +240,11 @@ def test_it_is_there_before_the_trainer_and_meets_once_it_has_said_what_the_mode
         network = running.networks[0]
         assert (await answer_to_a_caller(network)).detail == "still joining"
         assert not network.announced, "nobody could meet it yet"
-        trainer, asked = TrainerEnd(runtime), list[ask.Request]()
+        trainer, asked = TrainerEnd(runtime), list[messages.Request]()
         await running.true(lambda: trainer.poll() or trainer.session, "the node at the link")
-        trainer.send(ask.Built(PLAN), trainer.session)
-        trainer.send(ask.Progress(0, RunPhase.TRAIN, False), trainer.session)
-        await running.true(lambda: asked.extend(trainer.poll()) or ask.Start() in asked, "the word to begin")
+        trainer.send(messages.Built(PLAN), trainer.session)
+        trainer.send(messages.Progress(0, RunPhase.TRAIN, False), trainer.session)
+        await running.true(lambda: asked.extend(trainer.poll()) or messages.Start() in asked, "the word to begin")
         await running.true(lambda: network.announced, "announcement")
         num_announced = len(network.announced)
         await running.stop()

@@ -29,14 +29,14 @@ def test_each_method_has_settings_that_work(name: str) -> None:
     assert scenario(BASE, {"method": name}).manifest.outer.method == name
 
 
-def test_what_nobody_chose_is_as_in_the_methods_paper() -> None:
+def test_default_settings_are_those_of_the_methods_paper() -> None:
     outer = scenario(BASE, {"method": "diloco"}).manifest.outer
     assert (outer.alpha, outer.beta) == (0.9, 0.7)
     streaming = scenario(BASE, {"method": "streaming", "peers": 2})
     assert (streaming.manifest.codec.name, streaming.delay_steps, streaming.manifest.outer.beta) == ("e3m0", 1, 0.6)
 
 
-def test_what_a_manifest_or_a_choice_says_stands() -> None:
+def test_settings_of_the_manifest_and_of_the_command_line_apply() -> None:
     written = Manifest.checked({"outer": {"method": "diloco", "alpha": 0.8}, "codec": {"name": "bf16"}})
     made = scenario(written, {"beta": 0.5})
     assert (made.manifest.outer.alpha, made.manifest.outer.beta, made.manifest.codec.name) == (0.8, 0.5, "bf16")
@@ -58,7 +58,7 @@ def test_pairs_bring_their_own_codec_too() -> None:
     assert scenario(own, {}).manifest.codec.name == "int8"
 
 
-def test_a_delay_is_told_in_virtual_time_whatever_a_step_takes() -> None:
+def test_a_delay_is_in_virtual_time_at_any_step_duration() -> None:
     """A round of 25 steps lasts 62.5 units: a streamed fragment must arrive a step of 2.5 before it is sent again."""
     uneven = {"method": "streaming", "speeds": UNEVEN, "inner_steps": 25}
     assert scenario(BASE, {**uneven, "delay": Fraction(60)}).delay_steps == 60
@@ -78,14 +78,14 @@ def test_a_delay_is_told_in_virtual_time_whatever_a_step_takes() -> None:
         ({"drop_out": 2.0}, "drop_out must satisfy", "--help"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_runs(choices: dict[str, Any], says: str, hint: str) -> None:
+def test_impossible_settings_are_refused_before_anything_runs(choices: dict[str, Any], says: str, hint: str) -> None:
     with pytest.raises((BadSettings, BadManifest), match=says) as caught:
         scenario(BASE, choices)
     assert hint in caught.value.hint
 
 
 @pytest.mark.parametrize("removed", ["gasloc", "slowmo", "noloco-averaged", "diloco-eager", "sparseloco"])
-def test_a_removed_method_is_refused_with_those_that_there_are(removed: str) -> None:
+def test_a_removed_method_is_refused_with_all_methods(removed: str) -> None:
     old = Manifest.checked({"outer": {"method": removed}})
     for attempt in (lambda: scenario(BASE, {"method": removed}), lambda: scenario(old, {})):
         with pytest.raises(BadSettings, match=f"no method named '{removed}'") as caught:
@@ -125,7 +125,7 @@ def test_values_are_read_by_their_names(name: str, text: str, expected: object) 
 @pytest.mark.parametrize(
     "text", ["gama=1", "alpha", "alpha=", "alpha=1,,2", "peers=x", "speeds=4:", "speeds=1/0", "token_weights=1", "delay=soon"]
 )
-def test_what_cannot_be_read_is_refused(text: str) -> None:
+def test_unreadable_settings_are_refused(text: str) -> None:
     with pytest.raises(BadSettings) as caught:
         axis(text)
     assert caught.value.hint

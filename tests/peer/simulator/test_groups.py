@@ -37,7 +37,7 @@ def nmse(decoded: Tensor, wanted: Tensor) -> float:
 
 
 @pytest.mark.parametrize("name", NMSE)
-def test_what_arrives_is_near_what_was_sent(name: str) -> None:
+def test_a_decoded_tensor_is_near_the_sent_one(name: str) -> None:
     sent = values()
     decoded = channel(name).send(sent, seed=5)
     assert nmse(decoded, sent) <= NMSE[name]
@@ -46,7 +46,7 @@ def test_what_arrives_is_near_what_was_sent(name: str) -> None:
 
 @pytest.mark.parametrize("decay", [None, 0.9])
 @pytest.mark.parametrize("name", CODECS)
-def test_everybody_decodes_the_same(name: str, decay: float | None) -> None:
+def test_all_peers_decode_the_same(name: str, decay: float | None) -> None:
     """Bytes alone decide: one receiver is new, the other has sent something of its own; both count what the sender counts."""
     sender, twin, fresh, busy = (channel(name, decay) for _ in range(4))
     busy.send(values(seed=9), seed=4)
@@ -70,7 +70,7 @@ def test_nothing_arrives_as_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FEEDBACK_DECAY)
-def test_what_few_bits_lose_is_made_good_later(name: str) -> None:
+def test_error_feedback_recovers_what_few_bits_lose(name: str) -> None:
     """Error feedback at decay 1: all that was sent arrives in the end, up to what is still owed."""
     given, sent = channel(name, decay=1.0), values()
     arrived = sum((given.send(sent, seed) for seed in range(60)), torch.zeros_like(sent))
@@ -106,7 +106,7 @@ def test_each_step_of_data_parallel_training_waits_for_its_exchange() -> None:
     assert list(training(population)) == [3, 6, 9]
 
 
-def test_who_is_away_does_not_step() -> None:
+def test_an_absent_peer_does_not_step() -> None:
     population = small_population(small_scenario(method="ddp", steps=40, drop_out=0.4))
     present = [len(peers) for _, peers in population.scenario.steps_together()]
     assert min(present) < 4
@@ -207,7 +207,7 @@ def test_diloco_is_the_oracles(mean: Watching) -> None:
                 assert furthest(replica.weights[:NUM_CHECKED], torch.tensor(phi, dtype=torch.float64)) < 1e-5
 
 
-def test_one_peer_with_a_plain_outer_step_just_trains() -> None:
+def test_one_peer_with_a_plain_outer_step_trains_as_without_it() -> None:
     plain = trained(method="diloco", peers=1, alpha=0.0, beta=1.0)
     assert furthest(plain.replicas[0].weights, trained(method="local", peers=1).replicas[0].weights) < 1e-6
 
@@ -263,7 +263,7 @@ def test_a_merge_takes_a_share_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not torch.equal(population.replicas[0].weights, fast[-1])
 
 
-def test_where_nobody_was_there_to_send_nothing_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_arrives_if_no_peer_was_present_to_send(monkeypatch: pytest.MonkeyPatch) -> None:
     population = small_population(small_scenario(method="streaming", inner_steps=4))
     group = Group(population, GroupRule(StreamingSchedule(1, 4, 1), DiLoCoSettings(), keep=0.25))
     fast = watch_fast(monkeypatch, population.replicas[0])
@@ -272,7 +272,7 @@ def test_where_nobody_was_there_to_send_nothing_arrives(monkeypatch: pytest.Monk
     assert torch.equal(population.replicas[0].weights, fast[-1])
 
 
-def test_who_comes_back_starts_from_the_groups_weights(mean: Watching) -> None:
+def test_a_returning_peer_starts_from_the_groups_weights(mean: Watching) -> None:
     population = small_population(small_scenario(method="diloco", steps=30))
     group = Group(population, WHOLE)
     for step in range(1, 5):
@@ -286,7 +286,7 @@ def test_who_comes_back_starts_from_the_groups_weights(mean: Watching) -> None:
     assert population.replicas[3].clock_steps == 4
 
 
-def test_who_goes_away_after_an_exchange_loses_nothing(mean: Watching) -> None:
+def test_a_peer_that_leaves_after_an_exchange_loses_nothing(mean: Watching) -> None:
     """Absences last for periods, and exchanges end them: all that anybody trained on is in some exchange."""
     population = small_population(small_scenario(method="diloco", steps=40, drop_out=0.4))
     assert list(train_group(population, WHOLE))[-1] == 40
@@ -319,6 +319,6 @@ def test_a_step_without_anybody_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("codec", ["nf4", "e3m0", "q2", "modulo4"])
-def test_all_peers_end_with_the_same_bits_whatever_the_codec(codec: str) -> None:
+def test_all_peers_end_with_the_same_bits_with_every_codec(codec: str) -> None:
     population = trained(method="diloco", steps=8, codec=codec)
     assert all(torch.equal(replica.weights, population.replicas[0].weights) for replica in population.replicas)

@@ -85,7 +85,7 @@ def test_matchings_are_random_but_repeatable() -> None:
     assert len({(min(one, two), max(one, two)) for one, two, _ in first.met}) > 15  # of 28
 
 
-def test_an_odd_peer_steps_alone_and_who_is_busy_sits_out() -> None:
+def test_an_odd_peer_steps_alone_and_a_busy_peer_is_left_out() -> None:
     hall = Hall()
     hall.busy = {(1, 0)}
     hall.away = {3}
@@ -107,14 +107,14 @@ def test_the_meeting_interval_solves_its_equation() -> None:
     assert np.trapezoid(nobody_yet, times) == pytest.approx(MEETING_INTERVAL, rel=1e-3)
 
 
-def test_only_those_who_are_free_and_near_in_time_are_asked() -> None:
+def test_only_free_peers_with_near_global_steps_are_asked() -> None:
     hall = Hall(clocks=[0, 0, 0, 500])
     hall.away = {1}
     run(OnDemand(small_scenario(peers=4), 1), hall, 1, range(1, 100))
     assert {two for _, two, _ in hall.met} == {2}
 
 
-def test_who_finds_nobody_waits_and_then_steps_alone() -> None:
+def test_a_peer_without_a_partner_waits_and_then_steps_alone() -> None:
     hall = Hall()
     hall.away = {1}
     chosen = OnDemand(small_scenario(peers=2, inner_steps=4), 1)

@@ -108,13 +108,13 @@ def test_schedules_are_as_long_as_the_training() -> None:
     assert method("ddp").schedules(made) == [1]
 
 
-def test_a_training_has_as_many_steps_as_it_says() -> None:
+def test_a_training_has_as_many_steps_as_announced() -> None:
     made = small_scenario(peers=2, steps=6, speeds=(Fraction(4), Fraction(1)))
     assert total_steps(method("noloco"), made) == 9 + 2
     assert total_steps(method("diloco"), made) == 12
 
 
-def test_an_unknown_method_is_answered_with_the_nearest() -> None:
+def test_an_unknown_method_is_refused_with_suggestions() -> None:
     with pytest.raises(BadSettings) as caught:
         method("dilco")
     assert "diloco" in caught.value.hint

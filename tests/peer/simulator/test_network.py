@@ -86,7 +86,7 @@ def test_a_ring_takes_two_rounds_of_pieces() -> None:
     assert ring_seconds(EVEN, 8.0, 1, 1, random()) == 0.0
 
 
-def test_a_large_ring_goes_on_at_its_pace() -> None:
+def test_the_time_of_a_large_ring_is_bounded_by_its_bandwidth() -> None:
     links = Links(1.0, 0.5)
     small, large = ring_seconds(links, 0.0, 1024, 1, random()), ring_seconds(links, 0.0, 1_000_000, 1, random())
     assert large / small == pytest.approx(1_000_000 / 1024, rel=0.01)
@@ -106,7 +106,7 @@ def test_groups_wait_longer_than_pairs_as_in_the_paper(num_peers: int, inner_ste
     assert waiting(num_peers, inner_steps, 60, random(2)).ratio == pytest.approx(ratio, abs=0.02)
 
 
-def test_nobody_waits_for_nobody() -> None:
+def test_one_peer_waits_for_nothing() -> None:
     assert group_slowdown(1, 10, 5, random(2)) == 1.0
     assert pair_slowdown(1, 10, 5, random(2)) == 1.0
 
@@ -284,7 +284,7 @@ def test_latencies_cannot_vary_without_bound(value: float) -> None:
         ({"num_peers": MAX_PEERS, "inner_steps": 1000}, "10000000 peers of 1000 inner steps each are too many", "--peers 500000 would do"),
     ],
 )
-def test_what_would_never_end_is_refused(values: dict[str, Any], says: str, hint: str) -> None:
+def test_a_simulation_that_would_never_end_is_refused(values: dict[str, Any], says: str, hint: str) -> None:
     with pytest.raises(BadSettings, match=says) as caught:
         replace(NETWORK, **values)
     assert hint in caught.value.hint

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gossamer.optim.noloco import NoLoCo
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
 from gossamer.peer.simulator.matching import Matcher, matcher
 from gossamer.peer.simulator.methods import pair_rule
 from gossamer.peer.simulator.pairs import Gossip, Pair, PairPeer
@@ -67,7 +67,7 @@ def test_a_meeting_is_that_of_real_peers_bit_for_bit(tmp_path: Path, codec: str)
         _meet_real(sides, Terms(fragment, number, SEED, name=f"{number:032x}"))
     for outer, replica in zip(outers, real, strict=True):
         assert all(torch.equal(parameter, replica.parameters[name]) for name, parameter in outer.replica.parameters.items())
-        assert tokens(outer) == [fragment.tokens for fragment in replica.outer.fragments]
+        assert tokens(outer) == [fragment.tokens for fragment in replica.fragments]
         assert outer.replica.clock_steps == replica.clock_steps
 
 
@@ -81,7 +81,7 @@ def _meet_real(sides: tuple[Side, Side], terms: Terms) -> None:
     bitmaps = [bytes.fromhex(checked(side, terms.number).failed_blocks) for side in sides]
     union = bytes(one | other for one, other in zip_longest(*bitmaps, fillvalue=0)).hex()
     for side in sides:
-        assert side.answer(ask.Apply(terms.number, terms.name, union)) == ask.Applied(terms.number)
+        assert side.answer(messages.Apply(terms.number, terms.name, union)) == messages.Applied(terms.number)
 
 
 def test_steps_made_since_the_snapshot_are_kept() -> None:
@@ -112,7 +112,7 @@ def test_the_pairs_mean_moves_as_if_nothing_were_coded() -> None:
     assert furthest(*means) < 1e-6
 
 
-def test_blocks_that_fail_on_one_side_are_taken_alone_by_both() -> None:
+def test_both_sides_take_the_solo_step_for_blocks_that_fail_on_one() -> None:
     """Peers that are far apart in one value: its block's window does not fit, so that block does not decode."""
     population, outers = two(codec="modulo4")
     rule = pair_rule(population.scenario)
@@ -295,7 +295,7 @@ def test_a_meeting_counts_for_neither_when_a_peer_leaves_before_it_is_decided() 
     assert matcher.steps == []
 
 
-def test_a_meeting_that_a_partner_has_applied_counts_for_who_leaves_too() -> None:
+def test_a_meeting_that_a_partner_has_applied_counts_for_a_leaving_peer_too() -> None:
     population, table, matcher = by_hand(drop_out=0.3, delay=Fraction(1))
     now = away_from(population, 1)
     step(population, table, 0, 1)

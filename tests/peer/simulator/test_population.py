@@ -112,7 +112,7 @@ def test_a_clock_follows_the_partners_within_bounds() -> None:
     assert replica.clock_steps == 12
 
 
-def test_training_that_breaks_says_so() -> None:
+def test_diverged_training_is_reported() -> None:
     replica = small_population(small_scenario()).replicas[2]
     replica.weights.fill_(float("nan"))
     with pytest.raises(Diverged, match="peer 2 diverged at its inner step 0") as caught:

@@ -74,7 +74,7 @@ def test_absences_follow_from_the_seed_and_spare_the_first_period() -> None:
     assert 20 < sum(away) < 75
 
 
-def test_nobody_steps_while_away() -> None:
+def test_absent_peers_do_not_step() -> None:
     scenario = timed(60, 3, inner_steps=4, seed=1, drop_out=0.4)
     for now, peers in scenario.steps_at_own_rates():
         assert not any(scenario.is_away(peer, now - 1) for peer in peers)  # unit steps begin one unit earlier
@@ -101,7 +101,7 @@ def test_an_unknown_name_is_answered_with_suggestions() -> None:
     assert caught.value.hint == "did you mean noloco or diloco? choose from diloco, noloco, streaming"
 
 
-def test_a_name_like_none_is_answered_with_all() -> None:
+def test_an_unlike_name_is_answered_with_all_names() -> None:
     with pytest.raises(BadSettings) as caught:
         known("xyz", ["local", "ddp"], "method")
     assert caught.value.hint == "choose from local, ddp"

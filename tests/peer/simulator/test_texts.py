@@ -82,7 +82,7 @@ def read(texts: Skewed, num_steps: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("num_own", [Fraction(2, 5), Fraction(1, 7), Fraction(3), Fraction(37, 10), Fraction(4)])
 @pytest.mark.parametrize("phase", [Fraction(0), Fraction(1, 3), Fraction(0.999)])
-def test_a_part_that_is_no_whole_number_is_rounded_so_that_the_mean_is_exact(num_own: Fraction, phase: Fraction) -> None:
+def test_a_fractional_share_is_rounded_with_an_exact_mean(num_own: Fraction, phase: Fraction) -> None:
     found = read(Skewed(Numbered(1), Numbered(0), 4, num_own, phase), 70)
     counts = found[..., 0].sum(1).tolist()
     assert set(counts) <= {math.floor(num_own), math.ceil(num_own)}

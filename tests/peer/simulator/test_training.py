@@ -44,7 +44,7 @@ def usual(venue: Venue) -> tuple[Result, list[Headway]]:
     return run(venue, seen), seen
 
 
-def test_a_simulation_tells_what_it_did(usual: tuple[Result, list[Headway]]) -> None:
+def test_a_simulation_returns_its_counts(usual: tuple[Result, list[Headway]]) -> None:
     result, seen = usual
     assert (result.method, result.codec, result.peers, result.steps) == ("noloco", "modulo4", 3, 30)
     assert result.tokens == 3 * 30 * 32 == seen[-1].num_tokens == seen[-1].total_tokens
@@ -202,7 +202,7 @@ def test_one_simulation_is_a_row_without_a_point(simulated: list[Scenario]) -> N
     assert simulated[0].skew == 0.5
 
 
-def test_a_sweep_runs_every_point_and_says_which(simulated: list[Scenario]) -> None:
+def test_a_sweep_runs_and_names_every_point(simulated: list[Scenario]) -> None:
     names: list[str] = []
     request = SimulationRequest(Manifest(), {"peers": 2}, axes=["learning_rate=1e-3,9", "inner_steps=5,25"])
     rows = training.run(request, VENUE, lambda name, headway: names.append(name))
@@ -214,7 +214,7 @@ def test_a_sweep_runs_every_point_and_says_which(simulated: list[Scenario]) -> N
     assert rows[2].failure == "peer 0 diverged"
 
 
-def test_nothing_runs_when_one_point_cannot_be(simulated: list[Scenario]) -> None:
+def test_a_sweep_with_an_impossible_point_does_not_start(simulated: list[Scenario]) -> None:
     with pytest.raises(BadSettings):
         training.run(SimulationRequest(Manifest(), {}, axes=["codec=fp32,modul4"]), VENUE, lambda name, headway: None)
     assert simulated == []

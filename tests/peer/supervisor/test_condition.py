@@ -123,7 +123,7 @@ def test_silence_is_told() -> None:
 def test_who_is_alone_misses_nobody() -> None:
     condition = Condition((TRAINER,))
     says(condition, TRAINER, "training", "")
-    assert read_of(condition, 0, 100.0) == ("training", "alone, as asked")
+    assert read_of(condition, 0, 100.0) == ("training", "training alone (--alone)")
 
 
 def test_without_a_trainer_the_nodes_word_is_the_state() -> None:

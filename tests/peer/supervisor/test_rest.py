@@ -21,7 +21,7 @@ def test_nothing_asked_for_is_no_rest() -> None:
 
 def test_every_rest_has_a_reason_a_way_out_and_its_end_where_it_is_known() -> None:
     two_hours = asked_rest(NOON_S, 7200.0)
-    assert (two_hours.reason, two_hours.until_s) == ("you asked for it, until 14:00", NOON_S + 7200)
+    assert (two_hours.reason, two_hours.until_s) == ("paused by the operator until 14:00", NOON_S + 7200)
     night = ruled_rest(LocalSettings(schedule="22:00-07:00"), NOON_S, CALM)
     assert night is not None
     assert (night.reason, night.until_s) == ("the schedule 22:00-07:00 says so until 22:00", NOON_S + 36000)

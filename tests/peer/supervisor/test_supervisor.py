@@ -61,7 +61,7 @@ def test_leaving_ends_the_node_first_and_then_the_trainer(tmp_path: Path) -> Non
             assert running.states()[-3:] == [
                 ("leaving", "asked to leave: ending meetings"),
                 ("leaving", "asked to leave: saving"),
-                ("left", "saved and gone"),
+                ("left", "saved and stopped"),
             ]
 
     run(test())
@@ -88,7 +88,7 @@ def test_who_is_alone_has_no_node(tmp_path: Path) -> None:
     async def test() -> None:
         async with peer(tmp_path, alone=True) as (running, _):
             await eventually(lambda: running.status.state == "training", "training")
-            assert running.status.reason == "alone, as asked"
+            assert running.status.reason == "training alone (--alone)"
             assert not running.lives("node")
 
     run(test())
@@ -134,7 +134,7 @@ def test_leaving_while_the_children_start(tmp_path: Path) -> None:
             running.supervisor.leave("changed my mind")
             await work
             assert running.status.state == "left"
-            assert running.status.reason in ("gone before training began", "saved and gone")  # a quick trainer has begun by then
+            assert running.status.reason in ("stopped before training began", "saved and stopped")  # a quick trainer has begun by then
 
     run(test())
 
@@ -221,7 +221,7 @@ def test_a_signal_asks_it_to_leave(tmp_path: Path, number: signal.Signals, reaso
             os.kill(os.getpid(), number)
             await work
             assert ("leaving", f"{reason}: saving") in running.states()
-            assert running.status.reason == "saved and gone"
+            assert running.status.reason == "saved and stopped"
             assert running.supervisor.interrupted == (number == signal.SIGINT)
 
     before = signal.getsignal(number)

@@ -114,7 +114,7 @@ def test_alone_it_trains_to_its_end(tmp_path: Path) -> None:
     with peer(tmp_path, total_steps=40) as one:
         one.start()
         assert one.wait() == 0, one.errors()
-        assert one.said() == ["starting: building the model", "training: alone, as asked", "done: the run is over"]
+        assert one.said() == ["starting: building the model", "training: training alone (--alone)", "done: the run is over"]
         assert not one.home.running.exists()
         assert one.home.log.read_text() == ""
         assert [path.name for path in sorted(one.home.checkpoints.iterdir())][-1].startswith("step-00000040")
@@ -139,7 +139,7 @@ def test_sigterm_saves_and_leaves_nothing_behind_and_a_damaged_checkpoint_is_pas
         assert gone(children, 0.0)
         assert not runtime.exists()
         assert not one.home.running.exists()
-        assert one.said()[-2:] == ["leaving: SIGTERM: saving", "left: saved and gone"]
+        assert one.said()[-2:] == ["leaving: SIGTERM: saving", "left: saved and stopped"]
         names = sorted(path.name for path in one.home.checkpoints.iterdir())
         assert step_of(names[-1]) >= steps
         (one.home.checkpoints / names[-1] / "header.json").write_text("damaged")

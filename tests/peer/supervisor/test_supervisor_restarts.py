@@ -104,7 +104,7 @@ def test_what_the_operator_must_mend_is_said_at_once(tmp_path: Path, who: str, t
     run(test())
 
 
-@pytest.mark.parametrize(("trouble", "hint"), [("die", "more memory than there is"), ("bug", "peer.log")])
+@pytest.mark.parametrize(("trouble", "hint"), [("die", "ran out of memory"), ("bug", "peer.log")])
 def test_a_trainer_that_never_gets_going_is_given_up(tmp_path: Path, trouble: str, hint: str) -> None:
     async def test() -> None:
         async with peer(tmp_path, trainer=trouble) as (running, work):

@@ -47,7 +47,7 @@ def test_a_pause_ends_the_trainer_and_keeps_the_node(tmp_path: Path) -> None:
             assert node_rests(running)
             assert running.stopped_ns("trainer")
             assert not running.stopped_ns("node")
-            assert running.status.reason == "you asked for it"
+            assert running.status.reason == "paused by the operator"
             assert not work.done()
             await tell(running, verb="resume")
             await until_training(running)
@@ -80,7 +80,7 @@ def test_the_meeting_under_way_is_waited_for(tmp_path: Path) -> None:
             await eventually(lambda: node_rests(running), "the node told")
             await asyncio.sleep(0.1)
             assert len(running.children()) == 2
-            assert running.status.reason == "you asked for it (saving first)"
+            assert running.status.reason == "paused by the operator (saving first)"
             await tell(running, verb="resume")
             assert running.status.state == "training"
             assert running.num(TrainerRestarted) == 0
@@ -135,7 +135,11 @@ def test_a_setting_that_cannot_be_changes_nothing(tmp_path: Path) -> None:
     async def test() -> None:
         async with peer(tmp_path) as (running, _):
             await until_training(running)
-            for key, value, says in (("thread", "2", "no setting"), ("threads", "-2", "cannot work"), ("schedule", "nightly", "no window")):
+            for key, value, says in (
+                ("thread", "2", "no setting"),
+                ("threads", "-2", "is not valid"),
+                ("schedule", "nightly", "no window"),
+            ):
                 with pytest.raises(BadSettings, match=says):
                     await tell(running, verb="set", key=key, value=value)
             assert not running.home.config.exists()
@@ -152,7 +156,7 @@ def test_who_is_paused_can_leave(tmp_path: Path) -> None:
             await until_paused(running)
             await tell(running, verb="leave")
             await work
-            assert (running.status.state, running.status.reason) == ("left", "saved and gone")
+            assert (running.status.state, running.status.reason) == ("left", "saved and stopped")
 
     run(test())
 
@@ -173,12 +177,12 @@ def test_who_leaves_when_it_has_finished_lets_the_meeting_end_first(tmp_path: Pa
             await until_training(running)
             await tell(running, verb="leave", finish=True)
             await eventually(lambda: node_rests(running), "the node told")
-            assert (running.status.state, running.status.reason) == ("leaving", "asked to leave, finishing first")
+            assert (running.status.state, running.status.reason) == ("leaving", "asked to leave; finishing the meeting in progress first")
             assert not work.done()
             running.does("node", "serve")
             running.ends("node")  # as good as a word that all is quiet
             await work
-            assert (running.status.state, running.status.reason) == ("left", "saved and gone")
+            assert (running.status.state, running.status.reason) == ("left", "saved and stopped")
             assert running.stopped_ns("trainer")
 
     run(test())

@@ -69,7 +69,7 @@ def test_a_long_text_is_read_in_parts_that_span_it(monkeypatch: pytest.MonkeyPat
     assert {window % 3 for window in others} == {0, 1, 2}
 
 
-def test_the_step_alone_decides() -> None:
+def test_a_batch_depends_on_the_step_alone() -> None:
     order = WindowOrder(draw(), 1000)
     forwards = [order.starts(step).tolist() for step in range(50)]
     backwards = [WindowOrder(draw(), 1000).starts(step).tolist() for step in reversed(range(50))]

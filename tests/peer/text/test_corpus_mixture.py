@@ -83,7 +83,7 @@ def test_a_block_is_dealt_out_whole() -> None:
     assert dealt([0.999, 0.001]) == [1023, 1]
 
 
-def test_ones_own_tables_and_tokens_are_part_of_a_mixture(tmp_path: Path) -> None:
+def test_local_tables_and_tokens_can_be_part_of_a_mixture(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     letters = [[65 + number % 20] * 50 for number in range(400)]
     pyarrow.parquet.write_table(pyarrow.table({"input_ids": letters}), tmp_path / "own/one.parquet")

@@ -84,7 +84,7 @@ def test_peers_read_different_text_from_one_file(tmp_path: Path, kind: str, rows
     assert len({text for text, _ in whole}) == 2000
 
 
-def test_tokens_that_others_have_made_are_read_too(tmp_path: Path) -> None:
+def test_pretokenized_documents_can_be_read(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.table({"input_ids": [[1, 2, 3], [4]]}), tmp_path / "train.parquet")
     found = list(opened(tmp_path, column="input_ids").in_order())
     assert [tokens.tolist() for tokens in found if isinstance(tokens, np.ndarray)] == [[1, 2, 3], [4]]

@@ -65,7 +65,7 @@ def test_a_file_without_lines_comes_in_blocks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"\x89PNG\r\n\x1a\n\0\0", b"text\0more", b"caf\xe9", b"\xff\xfe\0h", b"x" * 50_000 + b"\xc3"])
-def test_what_is_not_text_is_named(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_text_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "picture.png").write_bytes(content)
     with pytest.raises(BadSettings, match=r"picture\.png is (not UTF-8 text|binary)") as caught:
         read(tmp_path)

@@ -124,7 +124,7 @@ def corpus_behind(line: Line, closing: list[StreamedCorpus]) -> StreamedCorpus:
     return closing[-1]
 
 
-def test_a_dead_network_means_another_pass_over_what_is_here(
+def test_a_dead_network_makes_training_read_the_current_buffer_again(
     section: DataSection, closing: list[StreamedCorpus], caplog: pytest.LogCaptureFixture
 ) -> None:
     line = Line(section, FIRST_BUFFER_DOCUMENTS)

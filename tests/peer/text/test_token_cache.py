@@ -45,7 +45,7 @@ def test_a_text_is_tokenized_once(tmp_path: Path) -> None:
     assert np.array_equal(first.train, again.train)
 
 
-def test_a_changed_text_is_tokenized_again_and_the_old_one_goes(tmp_path: Path) -> None:
+def test_a_changed_text_is_tokenized_again_and_the_old_entry_is_removed(tmp_path: Path) -> None:
     files = write(tmp_path / "text", "old\n")
     on_disk(files, read_texts(files), BYTES, tmp_path / "cache")
     (tmp_path / "cache" / "mine").touch()

@@ -8,17 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from gossamer.peer.trainer.pulling import PULL_TOLERANCE, FragmentShift, try_shifts
 from gossamer.peer.trainer.replica import Replica
-from gossamer.peer.trainer.shared_state import (
-    MOST_GROWTH,
-    MOST_MOMENTUM,
-    PULL_TOLERANCE,
-    TOLERANCE,
-    FragmentShift,
-    read_state,
-    try_on,
-    try_shifts,
-)
+from gossamer.peer.trainer.shared_state import MOST_GROWTH, MOST_MOMENTUM, TOLERANCE, read_state, try_on
 from tests.peer.small import fingerprint, small_manifest, small_replica
 
 MANIFEST = small_manifest()
@@ -27,7 +19,7 @@ MANIFEST = small_manifest()
 def own(folder: Path) -> tuple[Replica, Tensor]:
     """A replica, and the state of one like it."""
     replica = small_replica(folder, MANIFEST)
-    fragments = replica.outer.fragments
+    fragments = replica.fragments
     return replica, torch.cat([f.slow for f in fragments] + [f.momentum for f in fragments]).bfloat16()
 
 
@@ -37,7 +29,7 @@ def as_bytes(values: Tensor) -> memoryview:
 
 def reason(replica: Replica, values: Tensor) -> str:
     try:
-        read_state(as_bytes(values), replica.outer.fragments, True)
+        read_state(as_bytes(values), replica.fragments)
     except ValueError as error:
         return str(error)
     return ""
@@ -45,16 +37,17 @@ def reason(replica: Replica, values: Tensor) -> str:
 
 def test_each_fragment_has_its_part(tmp_path: Path) -> None:
     replica, values = own(tmp_path)
-    for part in read_state(as_bytes(values), replica.outer.fragments, True):
+    for part in read_state(as_bytes(values), replica.fragments):
         assert torch.equal(part.slow, part.fragment.slow.bfloat16().float()) and torch.equal(part.momentum, part.fragment.momentum)
 
 
 def test_without_momentum_a_state_is_half_as_long(tmp_path: Path) -> None:
-    replica, values = own(tmp_path)
-    parts = read_state(as_bytes(values[: len(values) // 2]), replica.outer.fragments, False)
+    values = own(tmp_path / "with")[1]
+    fragments = small_replica(tmp_path, small_manifest(outer={"alpha": 0.0})).fragments
+    parts = read_state(as_bytes(values[: len(values) // 2]), fragments)
     assert all(not part.momentum.any() for part in parts)
     with pytest.raises(ValueError, match="bytes"):
-        read_state(as_bytes(values), replica.outer.fragments, False)
+        read_state(as_bytes(values), fragments)
 
 
 @pytest.mark.parametrize(("times", "is_sane"), [(0.0, True), (1.0, True), (0.9 * MOST_GROWTH, True), (1e30, False), (3e38, False)])
@@ -66,18 +59,18 @@ def test_weights_are_of_the_size_of_ours(tmp_path: Path, times: float, is_sane: 
 
 def test_one_huge_fragment_is_enough_to_be_refused_and_one_of_zeros_is_not(tmp_path: Path) -> None:
     replica, values = own(tmp_path)
-    numel = replica.outer.fragments[0].slow.numel()
-    replica.outer.fragments[0].slow.zero_()  # ours begin with zeros, the donor's do no more
+    numel = replica.fragments[0].slow.numel()
+    replica.fragments[0].slow.zero_()  # ours begin with zeros, the donor's do no more
     assert reason(replica, values) == ""
     values[:numel] = 3e38
-    assert replica.outer.fragments[0].codec.fragment.name in reason(replica, values)
+    assert replica.fragments[0].codec.fragment.name in reason(replica, values)
 
 
 @pytest.mark.parametrize(("times", "is_sane"), [(0.9 * MOST_MOMENTUM, True), (1.5 * MOST_MOMENTUM, False)])
 def test_momentum_is_no_larger_than_the_weights(tmp_path: Path, times: float, is_sane: bool) -> None:
     replica, values = own(tmp_path)
-    slow = torch.cat([f.slow for f in replica.outer.fragments])
-    last = replica.outer.fragments[-1].slow
+    slow = torch.cat([f.slow for f in replica.fragments])
+    last = replica.fragments[-1].slow
     values[-last.numel() :] = (times * last * max(1.0, float(slow.square().mean().sqrt() / last.square().mean().sqrt()))).bfloat16()
     assert (reason(replica, values) == "") == is_sane
 
@@ -96,8 +89,8 @@ def test_weights_that_predict_worse_are_taken_off_again(tmp_path: Path, losses: 
     replica, values = own(tmp_path)
     before, measured = fingerprint(replica), iter(losses)
     values *= 2.0
-    parts = read_state(as_bytes(values), replica.outer.fragments, True)
-    assert (try_on(parts, replica.parameters, lambda: next(measured)) == "") == is_taken == (fingerprint(replica) != before)
+    parts = read_state(as_bytes(values), replica.fragments)
+    assert (try_on(parts, replica.parameters, lambda: next(measured), TOLERANCE) == "") == is_taken == (fingerprint(replica) != before)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +108,7 @@ def test_what_was_pulled_counts_together_or_donor_by_donor(tmp_path: Path, losse
     measured = iter(losses)
     shifts = {
         name: FragmentShift(name, fragment, torch.full_like(fragment.slow, 0.25), 0.0)
-        for name, fragment in zip("abc", replica.outer.fragments, strict=True)
+        for name, fragment in zip("abc", replica.fragments, strict=True)
     }
     before = {name: shift.fragment.fast() for name, shift in shifts.items()}
     moved, reason = try_shifts([[shifts["a"], shifts["b"]], [shifts["c"]]], replica.parameters, lambda: next(measured))

@@ -16,8 +16,12 @@ from tests.peer.small import LLAMA, small_corpus, small_manifest
 MANIFEST = small_manifest(inner={"batch_size": 6})
 
 
-def loop(computing: Computing, emit: Callable[[Event], None] = lambda event: None) -> InnerLoop:
-    return InnerLoop(MANIFEST, build_model(MANIFEST.model, 0), small_corpus(MANIFEST), computing, emit)
+class Loop(InnerLoop):
+    """An inner loop whose model and text the test can reach."""
+
+    def __init__(self, computing: Computing, emit: Callable[[Event], None] = lambda event: None) -> None:
+        self.model, self.corpus = build_model(MANIFEST.model, 0), small_corpus(MANIFEST)
+        super().__init__(MANIFEST, self.model, self.corpus, computing, emit)
 
 
 def gradient(inner: InnerLoop, step: int = 0) -> tuple[float, float, list[Tensor]]:
@@ -28,8 +32,8 @@ def gradient(inner: InnerLoop, step: int = 0) -> tuple[float, float, list[Tensor
 
 @pytest.mark.parametrize("micro_batch", [1, 2, 4])
 def test_the_gradient_is_the_same_however_the_batch_is_cut(micro_batch: int) -> None:
-    loss, norm, whole = gradient(loop(Computing()))
-    cut_loss, cut_norm, parts = gradient(loop(Computing(micro_batch=micro_batch)))
+    loss, norm, whole = gradient(Loop(Computing()))
+    cut_loss, cut_norm, parts = gradient(Loop(Computing(micro_batch=micro_batch)))
     assert (cut_loss, cut_norm) == pytest.approx((loss, norm), rel=1e-5)
     for one, other in zip(parts, whole, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
@@ -38,11 +42,11 @@ def test_the_gradient_is_the_same_however_the_batch_is_cut(micro_batch: int) -> 
 class SmallMemory:
     """A device on which a forward pass of more than so many sequences, or one that keeps its activations, finds no memory."""
 
-    def __init__(self, inner: InnerLoop, most: int, *, keeps: bool = True) -> None:
+    def __init__(self, inner: Loop, most: int, *, keeps: bool = True) -> None:
         self.most = most
         self._keeps = keeps
         self._inner = inner
-        inner._model.register_forward_pre_hook(self._allocate, with_kwargs=True)
+        inner.model.register_forward_pre_hook(self._allocate, with_kwargs=True)
 
     def _allocate(self, model: object, args: object, given: dict[str, Tensor]) -> None:
         if len(given["input_ids"]) > self.most or not (self._keeps or self._inner.computing.recompute):
@@ -51,9 +55,9 @@ class SmallMemory:
 
 def test_a_batch_that_finds_no_memory_is_tried_again_in_smaller_parts() -> None:
     told: list[Event] = []
-    inner = loop(Computing(), told.append)
+    inner = Loop(Computing(), told.append)
     SmallMemory(inner, 2)
-    assert gradient(inner)[0] == pytest.approx(gradient(loop(Computing()))[0], rel=1e-5)
+    assert gradient(inner)[0] == pytest.approx(gradient(Loop(Computing()))[0], rel=1e-5)
     assert [(event.micro_batch, event.recompute) for event in told if isinstance(event, ComputingSet)] == [(3, False), (2, False)]
     gradient(inner, 1)
     assert len(told) == 2  # it remembers
@@ -61,7 +65,7 @@ def test_a_batch_that_finds_no_memory_is_tried_again_in_smaller_parts() -> None:
 
 def test_at_last_activations_are_computed_again() -> None:
     told: list[Event] = []
-    inner = loop(Computing(), told.append)
+    inner = Loop(Computing(), told.append)
     memory = SmallMemory(inner, 1, keeps=False)
     gradient(inner)
     assert (inner.computing.micro_batch, inner.computing.recompute) == (1, True)
@@ -71,18 +75,18 @@ def test_at_last_activations_are_computed_again() -> None:
 
 
 def test_other_errors_are_not_taken_for_lack_of_memory() -> None:
-    inner = loop(Computing())
-    inner._model.lm_head.register_forward_pre_hook(lambda *_: torch.zeros(2) @ torch.zeros(3))
+    inner = Loop(Computing())
+    inner.model.lm_head.register_forward_pre_hook(lambda *_: torch.zeros(2) @ torch.zeros(3))
     with pytest.raises(RuntimeError):
         gradient(inner)
     assert inner.computing.micro_batch == 6
 
 
 def test_a_batch_is_fetched_ahead_once() -> None:
-    inner = loop(Computing())
+    inner = Loop(Computing())
     asked: list[int] = []
-    fetch = inner._corpus.batch
-    inner._corpus.batch = lambda step: asked.append(step) or fetch(step)  # type: ignore[func-returns-value,method-assign]
+    fetch = inner.corpus.batch
+    inner.corpus.batch = lambda step: asked.append(step) or fetch(step)  # type: ignore[func-returns-value,method-assign]
     for step in (0, 1, 3):  # the batch of step 2 was passed over
         gradient(inner, step)
     assert asked == [0, 1, 2, 3, 4]
@@ -95,7 +99,7 @@ def test_a_batch_is_fetched_ahead_once() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
 @pytest.mark.parametrize("computing", [Computing(torch.bfloat16, 2), Computing(torch.bfloat16, recompute=True, compiles=True)])
 def test_on_a_gpu_in_bf16(computing: Computing) -> None:
-    expected = gradient(loop(Computing()))
+    expected = gradient(Loop(Computing()))
     model = build_model(small_manifest(model={"config": LLAMA}).model, 0).to("cuda")
     inner = InnerLoop(MANIFEST, model, small_corpus(MANIFEST), computing, lambda event: None)
     assert gradient(inner)[0] == pytest.approx(expected[0], abs=0.02)

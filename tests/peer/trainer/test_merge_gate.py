@@ -51,7 +51,7 @@ def test_who_has_met_nobody_is_measured_by_its_weights() -> None:
     """Recorded: a fresh peer, its weights 25.9 long, met a host that had made 55 steps alone; the gap was 46.4."""
     assert merged(MergeGate(), 46.4, moved(0.04, 25.9, math.hypot(25.9, 46.4)))
     reason = MergeGate().judge(FIRST_ALLOWANCE * WEIGHTS + 0.1, moved(0.0, partner=1000.0))
-    assert "more than 60 can be honest" in reason
+    assert "more than the 60 that honest training explains" in reason
 
 
 def test_who_was_alone_for_long_may_meet_as_far_off_as_it_has_moved() -> None:

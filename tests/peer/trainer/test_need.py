@@ -25,8 +25,8 @@ import sys, tempfile, time
 from pathlib import Path
 import psutil, torch
 torch.set_num_threads(1)
-from gossamer.peer.link import records as ask
-from gossamer.peer.link.records import File, payload_name
+from gossamer.peer.link import messages
+from gossamer.peer.link.messages import File, payload_name
 from gossamer.peer.model.computing import Computing
 from gossamer.peer.trainer.need import PROGRAMS, run_need
 from gossamer.peer.machine.config import PeerConfig
@@ -47,25 +47,25 @@ def train(manifest):
     saver = Saver(home, PeerConfig(home=home.path), lambda event: None, time.monotonic)
     for _ in range(2):
         replica.inner_step()
-        for fragment in replica.outer.fragments:
+        for fragment in replica.fragments:
             side = MeetingSide(fragment)
-            sketch = side.prepare(replica.outer._rule, 0.5, 1)
+            sketch = side.prepare(replica.rule, 0.5, 1)
             side.judge(side.encode(sketch))
             side.merge(side.step(side.failed_blocks))
             side.state.move()
         saver.begin(replica)
         saver.finish()
-    files, names = replica.payloads, [f"pull-{number}" for number in range(len(replica.outer.fragments))]
+    files, names = replica.payloads, [f"pull-{number}" for number in range(len(replica.fragments))]
     for number, name in enumerate(names):
         for request, made, taken in (
-            (ask.SketchSlow(name, number, 1), File.OWN_SKETCH, File.PARTNER_SKETCH),
-            (ask.CodeSlow(name, number, 1), File.OWN_PAYLOAD, File.PARTNER_PAYLOAD),
+            (messages.SketchSlow(name, number, 1), File.OWN_SKETCH, File.PARTNER_SKETCH),
+            (messages.CodeSlow(name, number, 1), File.OWN_PAYLOAD, File.PARTNER_PAYLOAD),
         ):
-            replica.outer.write(request)
+            assert not replica.handle(request).reason
             files.write(payload_name(name, taken), files.read(payload_name(name, made)))
-        assert not replica.outer.write(ask.DecodeSlow(name)).reason
+        assert not replica.handle(messages.DecodeSlow(name)).reason
     replica.inner_step()
-    assert len(replica.handle(ask.Pull("pull", (tuple(names),), 0)).moved) == len(names)
+    assert len(replica.handle(messages.Pull("pull", (tuple(names),), 0)).moved) == len(names)
 train(small_manifest(codec={"name": "modulo4"}))  # all that is loaded on the way, code of libraries too, is there before it counts
 before = psutil.Process().memory_info().rss
 train(manifest)

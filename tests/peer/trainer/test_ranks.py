@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from gossamer.optim.noloco import NoLoCo
-from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.machine.config import LocalSettings
 from gossamer.peer.model.computing import Computing
 from gossamer.peer.model.model import build_model
@@ -23,6 +22,7 @@ from gossamer.peer.trainer.meeting import MeetingSide
 from gossamer.peer.trainer.ranks import RankFell, RankProcesses
 from gossamer.peer.trainer.replica import Replica
 from gossamer.protocol.identity import Identity
+from gossamer.protocol.messages.messages import RunPhase
 from gossamer.protocol.run.manifest import Manifest, SignedManifest
 from tests.peer.small import fingerprint, small_corpus, small_manifest, unheard
 
@@ -34,10 +34,10 @@ def never(error: RankFell) -> NoReturn:
     raise AssertionError from error
 
 
-def replica(folder: Path, job: Manifest, computing: Computing, ranks: RankProcesses | None = None) -> Replica:
+def replica(job: Manifest, computing: Computing, ranks: RankProcesses | None = None) -> Replica:
     model = build_model(job.model, job.run.seed)
     devices = ranks.joined(job, model) if ranks is not None else None
-    return Replica(job, model, small_corpus(job), PayloadFolder(folder), 1, unheard, computing, devices)
+    return Replica(job, model, small_corpus(job), 1, unheard, computing, devices)
 
 
 @contextmanager
@@ -46,7 +46,7 @@ def two_ranks(folder: Path, job: Manifest) -> Iterator[tuple[Replica, RankProces
     signed = folder / "manifest"
     signed.write_bytes(SignedManifest.sign(job, Identity(b"1" * 32)).to_bytes())
     processes = RankProcesses(signed, TWO, folder / "store", never, LocalSettings())
-    one = replica(folder, job, Computing(num_devices=2), processes)
+    one = replica(job, Computing(num_devices=2), processes)
     try:
         yield one, processes
     finally:
@@ -55,7 +55,7 @@ def two_ranks(folder: Path, job: Manifest) -> Iterator[tuple[Replica, RankProces
 
 def payload(one: Replica) -> bytes:
     """What a partner whose sketch is the same would get of the first fragment."""
-    side = MeetingSide(one.outer.fragments[0])
+    side = MeetingSide(one.fragments[0])
     sketch = side.prepare(NoLoCo(0.5, 0.7, 0.7), 0.5, 1)
     return sketch.numpy().tobytes() + side.encode(sketch).numpy().tobytes()
 
@@ -73,13 +73,14 @@ def without_memory(one: Replica, most: int) -> None:
 def test_two_ranks_are_one_peer(tmp_path: Path) -> None:
     """Bit for bit what one device learns that takes its batch in two parts: the same sums, in the same order."""
     job = small_manifest(inner={"batch_size": BATCH, "clip_norm": 0.5, "optimizer": "muon"})
-    alone = replica(tmp_path / "alone", job, Computing(micro_batch=BATCH // 2))
+    alone = replica(job, Computing(micro_batch=BATCH // 2))
     with two_ranks(tmp_path / "two", job) as (both, processes):
         for _ in range(3):
             assert alone.inner_step() == both.inner_step()
         assert (both.plan, payload(both)) == (alone.plan, payload(alone))
         for one in (alone, both):
-            one.go_alone(0, "weights are written to beside the steps")
+            one.step_alone(0, RunPhase.TRAIN)  # writes to weights beside the steps
+            one.move()
             one.inner_step()
         assert fingerprint(both) == fingerprint(alone)
         saved = {name: tensor.clone() for name, tensor in both.tensors().items()}, copy.deepcopy(both.state())

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gossamer.optim.inner import learning_rate
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
 from gossamer.peer.machine.events import SoloStep
 from gossamer.peer.model.plan import CLOCK_FACTOR, inner_settings
 from gossamer.peer.trainer.replica import Replica, step_seed
@@ -46,7 +46,7 @@ def test_a_step_learns_and_counts(tmp_path: Path) -> None:
     losses = [replica.inner_step() for _ in range(40)]
     assert sum(step.loss for step in losses[-5:]) < sum(step.loss for step in losses[:5]) - 1.0
     assert (replica.own_steps, replica.clock_steps, replica.tokens) == (40, 40, 40 * STEP_TOKENS)
-    assert [fragment.tokens for fragment in replica.outer.fragments] == [40 * STEP_TOKENS] * len(replica.outer.fragments)
+    assert [fragment.tokens for fragment in replica.fragments] == [40 * STEP_TOKENS] * len(replica.fragments)
     assert losses[0].learning_rate == learning_rate(0, 0, inner_settings(MANIFEST))
     assert all(step.num_tokens == STEP_TOKENS for step in losses)
 
@@ -71,9 +71,9 @@ def test_a_loss_that_is_not_finite_changes_no_weight(tmp_path: Path) -> None:
 @pytest.mark.parametrize("codec", ["fp32", "int8", "modulo4"])
 def test_the_plan_is_what_it_sends(tmp_path: Path, codec: str) -> None:
     replica = small_replica(tmp_path, small_manifest(codec={"name": codec}))
-    sizes = [(f.codec.sketch_bytes, f.codec.payload_bytes, f.codec.num_blocks) for f in replica.outer.fragments]
+    sizes = [(f.codec.sketch_bytes, f.codec.payload_bytes, f.codec.num_blocks) for f in replica.fragments]
     assert [(f.sketch_bytes, f.payload_bytes, f.num_blocks) for f in replica.plan.fragments] == sizes
-    replica.handle(ask.CopyState("clone-1"))
+    replica.handle(messages.CopyState("clone-1"))
     assert len(replica.payloads.read("clone-1")) == replica.plan.state_bytes
 
 
@@ -93,9 +93,9 @@ def test_a_run_without_momentum_keeps_none(tmp_path: Path) -> None:
         train(replica, 3)
     meet((replica_side(one, tmp_path / "i"), replica_side(other, tmp_path / "j")), Terms())
     train(one, 2)
-    one.handle(ask.Solo(make_due(one)))
-    one.handle(ask.Settle("result"))
-    for fragment in one.outer.fragments:
+    one.handle(messages.Solo(make_due(one)))
+    one.handle(messages.Settle("result"))
+    for fragment in one.fragments:
         assert fragment.momentum.untyped_storage().nbytes() == 4
         assert not fragment.momentum.any()
     assert not [name for name in one.tensors() if name.startswith("momentum/")]
@@ -153,7 +153,7 @@ def meet_a_clock(tmp_path: Path, replica: Replica, clock_steps: int, number: int
 def test_a_solo_step_leaves_the_clock(tmp_path: Path) -> None:
     replica = small_replica(tmp_path, MANIFEST)
     train(replica, 3)
-    replica.handle(ask.Solo(make_due(replica)))
+    replica.handle(messages.Solo(make_due(replica)))
     assert replica.clock_steps == 3
 
 
@@ -168,10 +168,10 @@ def test_an_outer_step_counts_down_anew(tmp_path: Path) -> None:
     train(partner, 1)
     meet(sides, Terms(fragment=fragment))
     assert fragment not in replica.countdown.due()
-    replica.handle(ask.Solo(fragment))  # the node gave up in the very moment in which a partner called
+    replica.handle(messages.Solo(fragment))  # the node gave up in the very moment in which a partner called
     assert told == []
     fragment = make_due(replica)
-    replica.handle(ask.Solo(fragment))
+    replica.handle(messages.Solo(fragment))
     assert told == [SoloStep(fragment, "no partner answered in time")]
     assert fragment not in replica.countdown.due()
 
@@ -182,9 +182,9 @@ def test_solo_waits_for_the_end_of_a_meeting_that_comes_to_nothing(tmp_path: Pat
     train(replica, 2)
     fragment = make_due(replica)
     opened(replica_side(replica, tmp_path), Terms(fragment=fragment, number=4))
-    replica.handle(ask.Solo(fragment))
+    replica.handle(messages.Solo(fragment))
     assert told == []
-    replica.handle(ask.Drop(4))
+    replica.handle(messages.Drop(4))
     assert [solo.fragment for solo in told] == [fragment]
     assert fragment not in replica.countdown.due()
 
@@ -195,26 +195,26 @@ def test_solo_is_not_taken_after_a_meeting_that_counts(tmp_path: Path) -> None:
     train(replica, 2)
     fragment = make_due(replica)
     exchange(sides, Terms(fragment=fragment))
-    replica.handle(ask.Solo(fragment))
-    assert isinstance(replica.handle(ask.Check(1)), ask.Checked)
-    assert replica.handle(ask.Apply(1, "ab" * 16, "")) == ask.Applied(1)
+    replica.handle(messages.Solo(fragment))
+    assert isinstance(replica.handle(messages.Check(1)), messages.Checked)
+    assert replica.handle(messages.Apply(1, "ab" * 16, "")) == messages.Applied(1)
     opened(sides[0], Terms(fragment=fragment, number=2))
-    replica.handle(ask.Drop(2))
+    replica.handle(messages.Drop(2))
     assert told == []
 
 
 def test_defer_counts_down_again_without_a_step(tmp_path: Path) -> None:
     replica = small_replica(tmp_path, MANIFEST)
     train(replica, 2)
-    before = [fragment.slow.clone() for fragment in replica.outer.fragments]
+    before = [fragment.slow.clone() for fragment in replica.fragments]
     fragment = make_due(replica)
     left = replica.countdown.state()
-    replica.handle(ask.Defer((fragment + 1) % 3))  # not due: nothing happens
+    replica.handle(messages.Defer((fragment + 1) % 3))  # not due: nothing happens
     assert replica.countdown.state() == left
-    replica.handle(ask.Defer(fragment))
+    replica.handle(messages.Defer(fragment))
     assert fragment not in replica.countdown.due()
-    assert all(torch.equal(f.slow, was) for f, was in zip(replica.outer.fragments, before, strict=True))
-    assert replica.outer.fragments[fragment].tokens == 2 * STEP_TOKENS
+    assert all(torch.equal(f.slow, was) for f, was in zip(replica.fragments, before, strict=True))
+    assert replica.fragments[fragment].tokens == 2 * STEP_TOKENS
 
 
 @pytest.mark.parametrize(("no_partner", "num_solo"), [("solo", 1), ("defer", 0)])
@@ -222,7 +222,7 @@ def test_without_a_node_the_manifest_decides(tmp_path: Path, no_partner: str, nu
     told: list[SoloStep] = []
     replica = small_replica(tmp_path, small_manifest(outer={"no_partner": no_partner}), emit=told.append)
     fragment = make_due(replica)
-    replica.go_alone(fragment, "no node")
+    replica.exchange.announce([fragment])
     assert len(told) == num_solo
     assert fragment not in replica.countdown.due()
 
@@ -231,7 +231,7 @@ def test_losing_the_node_frees_every_fragment(tmp_path: Path) -> None:
     replica = small_replica(tmp_path, MANIFEST)
     for fragment in range(3):
         opened(replica_side(replica, tmp_path), Terms(fragment=fragment, number=fragment))
-    replica.lose_node()
+    replica.exchange.drop_all()
     for fragment in range(3):
         opened(replica_side(replica, tmp_path), Terms(fragment=fragment, number=10 + fragment))
 
@@ -241,12 +241,12 @@ def test_ending_alone_makes_slow_weights_the_fast_ones(tmp_path: Path) -> None:
     train(replica, 5)
     opened(replica_side(replica, tmp_path), Terms())
     fast = {name: parameter.detach().clone() for name, parameter in replica.parameters.items()}
-    replica.end_alone()
+    replica.exchange.end_alone()
     for name, parameter in replica.parameters.items():
         assert torch.allclose(parameter, fast[name], atol=1e-7)
-    assert float(replica.outer.fragments[0].momentum.norm()) > 0
-    replica.end_alone()
-    assert float(replica.outer.fragments[0].momentum.norm()) < 1e-5  # there was nothing left to average
+    assert float(replica.fragments[0].momentum.norm()) > 0
+    replica.exchange.end_alone()
+    assert float(replica.fragments[0].momentum.norm()) < 1e-5  # there was nothing left to average
 
 
 # --------------------------------------------------------------------------- restoring

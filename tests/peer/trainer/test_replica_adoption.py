@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from gossamer.optim.inner import learning_rate
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.model.plan import CLOCK_FACTOR, inner_settings
-from gossamer.peer.trainer import replica as replica_module
-from gossamer.peer.trainer.replica import LATE_SHARE, Replica
+from gossamer.peer.trainer import shared_state
+from gossamer.peer.trainer.exchange import LATE_SHARE
+from gossamer.peer.trainer.replica import Replica
 from gossamer.protocol.messages.messages import RunPhase
 from tests.peer.exchange import Terms, opened
 from tests.peer.small import fingerprint, small_replica
@@ -22,23 +23,23 @@ from tests.peer.trainer.test_replica import MANIFEST, make_due, meet_a_clock, pa
 
 def clone(donor: Replica, folder: Path) -> str:
     """Have the donor write its state; return the file's path."""
-    assert donor.handle(ask.CopyState("clone-1")) == ask.Written("clone-1", "")
+    assert donor.handle(messages.CopyState("clone-1")) == messages.Written("clone-1", "")
     return str(folder / "clone-1")
 
 
 def test_a_state_is_adopted_whole(tmp_path: Path) -> None:
     (donor, joiner), _ = pair(tmp_path)
     train(donor, 9)
-    donor.handle(ask.Solo(make_due(donor)))
+    donor.handle(messages.Solo(make_due(donor)))
     train(donor, 2)
     file = clone(donor, tmp_path / "i")
-    assert joiner.handle(ask.Adopt(file, 11)) == ask.Adopted(file, True, "")
-    for mine, theirs in zip(joiner.outer.fragments, donor.outer.fragments, strict=True):
+    assert joiner.handle(messages.Adopt(file, 11)) == messages.Adopted(file, True, "")
+    for mine, theirs in zip(joiner.fragments, donor.fragments, strict=True):
         assert torch.equal(mine.slow, theirs.slow.bfloat16().float())
         assert torch.equal(mine.momentum, theirs.momentum.bfloat16().float())
         assert mine.tokens == 0
     fast = torch.cat([parameter.detach().flatten() for parameter in joiner.parameters.values()])
-    slow = sum(float(fragment.slow.double().sum()) for fragment in joiner.outer.fragments)
+    slow = sum(float(fragment.slow.double().sum()) for fragment in joiner.fragments)
     assert float(fast.double().sum()) == pytest.approx(slow, rel=1e-9)
     assert (joiner.clock_steps, joiner.own_steps) == (11, 0)
 
@@ -49,8 +50,8 @@ def test_a_state_of_fewer_steps_is_not_taken_over(tmp_path: Path) -> None:
     train(joiner, 3)
     before = fingerprint(joiner)
     for clock_steps in (2, 3):
-        reply = joiner.handle(ask.Adopt(clone(donor, tmp_path / "i"), clock_steps))
-        assert isinstance(reply, ask.Adopted) and not reply.accepted and reply.is_sound and "steps" in reply.reason
+        reply = joiner.handle(messages.Adopt(clone(donor, tmp_path / "i"), clock_steps))
+        assert isinstance(reply, messages.Adopted) and not reply.accepted and reply.is_sound and "steps" in reply.reason
     assert fingerprint(joiner) == before
 
 
@@ -58,11 +59,11 @@ def test_who_predicts_better_keeps_its_weights_and_takes_over_the_clock(tmp_path
     (donor, joiner), _ = pair(tmp_path)
     train(joiner, 3)
     losses = iter([2.0, 2.5])
-    monkeypatch.setattr(replica_module, "held_out_loss", lambda *_, **__: next(losses))
-    before = [fragment.slow for fragment in joiner.outer.fragments]
-    reply = joiner.handle(ask.Adopt(clone(donor, tmp_path / "i"), 40))
-    assert isinstance(reply, ask.Adopted) and reply.accepted and "2.5000" in reply.reason
-    assert all(fragment.slow is slow for fragment, slow in zip(joiner.outer.fragments, before, strict=True))
+    monkeypatch.setattr(shared_state, "held_out_loss", lambda *_, **__: next(losses))
+    before = [fragment.slow for fragment in joiner.fragments]
+    reply = joiner.handle(messages.Adopt(clone(donor, tmp_path / "i"), 40))
+    assert isinstance(reply, messages.Adopted) and reply.accepted and "2.5000" in reply.reason
+    assert all(fragment.slow is slow for fragment, slow in zip(joiner.fragments, before, strict=True))
     assert (joiner.clock_steps, joiner.own_steps) == (40, 3)
 
 
@@ -70,15 +71,15 @@ def test_a_clock_is_set_back_and_never_forward(tmp_path: Path) -> None:
     replica = small_replica(tmp_path, MANIFEST)
     train(replica, 9)
     for asked, clock_steps in ((4, 4), (20, 4)):
-        replica.handle(ask.StepBack(asked))
+        replica.handle(messages.StepBack(asked))
         assert replica.clock_steps == clock_steps
 
 
 def test_a_joiner_warms_up_again(tmp_path: Path) -> None:
     (donor, joiner), _ = pair(tmp_path)
     train(donor, 20)
-    donor.end_alone()  # its slow weights have learnt too
-    joiner.handle(ask.Adopt(clone(donor, tmp_path / "i"), 20))
+    donor.exchange.end_alone()  # its slow weights have learnt too
+    joiner.handle(messages.Adopt(clone(donor, tmp_path / "i"), 20))
     assert not joiner.inner.devices.state()
     settings = inner_settings(MANIFEST)
     rates = [joiner.inner_step().learning_rate for _ in range(12)]
@@ -89,7 +90,7 @@ def test_a_joiner_warms_up_again(tmp_path: Path) -> None:
 def test_a_joiners_clock_is_bounded_from_where_it_joined(tmp_path: Path) -> None:
     (donor, joiner), _ = pair(tmp_path)
     train(donor, 20)
-    joiner.handle(ask.Adopt(clone(donor, tmp_path / "i"), 20))
+    joiner.handle(messages.Adopt(clone(donor, tmp_path / "i"), 20))
     train(joiner, 1)
     meet_a_clock(tmp_path / "j", joiner, 50)
     assert joiner.clock_steps == 20 + CLOCK_FACTOR
@@ -97,15 +98,15 @@ def test_a_joiners_clock_is_bounded_from_where_it_joined(tmp_path: Path) -> None
 
 def test_a_donor_cannot_push_the_clock_beyond_the_end(tmp_path: Path) -> None:
     (donor, joiner), _ = pair(tmp_path)
-    joiner.handle(ask.Adopt(clone(donor, tmp_path / "i"), 10**15))
+    joiner.handle(messages.Adopt(clone(donor, tmp_path / "i"), 10**15))
     assert joiner.clock_steps == MANIFEST.run.total_steps
 
 
 def test_adopting_drops_open_meetings(tmp_path: Path) -> None:
     (donor, joiner), sides = pair(tmp_path)
     opened(sides[1], Terms())
-    joiner.handle(ask.Adopt(clone(donor, tmp_path / "i"), 0))
-    assert isinstance(joiner.handle(ask.Prepare(1, 0, 0, 1, RunPhase.TRAIN)), ask.Unavailable)
+    joiner.handle(messages.Adopt(clone(donor, tmp_path / "i"), 0))
+    assert isinstance(joiner.handle(messages.Prepare(1, 0, 0, 1, RunPhase.TRAIN)), messages.Unavailable)
 
 
 @pytest.mark.parametrize("fault", ["nan", "short", "missing", "long", "huge", "huge momentum", "useless"])
@@ -115,18 +116,18 @@ def test_a_bad_state_is_refused_with_a_reason_and_changes_nothing(tmp_path: Path
     data = bytearray(file.read_bytes())
     if fault == "nan":
         data[-2:] = b"\xff\xff"  # in the last momentum
-    sizes = [fragment.slow.numel() for fragment in joiner.outer.fragments]
+    sizes = [fragment.slow.numel() for fragment in joiner.fragments]
     values = np.frombuffer(data, dtype=np.uint16)
     if fault == "huge":
         values[:] = 0x7F00  # 1.7e38
     elif fault == "huge momentum":
         values[sum(sizes) : sum(sizes) + sizes[0]] = 0x4248  # 50
     elif fault == "useless":
-        monkeypatch.setattr(replica_module, "held_out_loss", lambda *_, **__: float("nan"))
+        monkeypatch.setattr(shared_state, "held_out_loss", lambda *_, **__: float("nan"))
     file.write_bytes({"short": data[:-4], "long": data + bytes(4), "missing": b""}.get(fault, data))
     before = fingerprint(joiner)
-    reply = joiner.handle(ask.Adopt(str(file), 5))
-    assert isinstance(reply, ask.Adopted)
+    reply = joiner.handle(messages.Adopt(str(file), 5))
+    assert isinstance(reply, messages.Adopted)
     assert not reply.accepted and reply.is_sound == (fault == "useless")
     reasons = {"nan": "finite", "huge": "large", "huge momentum": "momentum", "useless": "held-out text is nan"}
     assert reasons.get(fault, "bytes") in reply.reason
@@ -136,24 +137,24 @@ def test_a_bad_state_is_refused_with_a_reason_and_changes_nothing(tmp_path: Path
 def test_a_copy_that_finds_no_room_is_answered_with_the_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replica = small_replica(tmp_path, MANIFEST)
     monkeypatch.setattr(PayloadFolder, "free_bytes", lambda _: 1000)
-    reply = replica.handle(ask.CopyState("clone-1"))
-    assert isinstance(reply, ask.Written) and "MB are free" in reply.reason
+    reply = replica.handle(messages.CopyState("clone-1"))
+    assert isinstance(reply, messages.Written) and "MB are free" in reply.reason
     assert not list(tmp_path.glob("clone-*"))
 
 
 def test_what_has_long_waited_for_a_partner_is_brought_up_before_it_is_given(tmp_path: Path) -> None:
     replica = small_replica(tmp_path, MANIFEST)
     late_steps = MANIFEST.outer.max_clock_gap_steps // LATE_SHARE
-    before = [fragment.slow for fragment in replica.outer.fragments]
+    before = [fragment.slow for fragment in replica.fragments]
 
     def has_moved() -> list[bool]:
-        return [fragment.slow is not slow for fragment, slow in zip(replica.outer.fragments, before, strict=True)]
+        return [fragment.slow is not slow for fragment, slow in zip(replica.fragments, before, strict=True)]
 
     train(replica, late_steps)
     for _ in range(late_steps):
         replica.countdown.tick()
     assert replica.countdown.due() == [0, 1, 2]
-    assert replica.handle(ask.BringUp("copy")) == ask.Written("copy", "") and not any(has_moved())
+    assert replica.handle(messages.BringUp("copy")) == messages.Written("copy", "") and not any(has_moved())
     train(replica, 1)
-    replica.handle(ask.BringUp("copy"))
+    replica.handle(messages.BringUp("copy"))
     assert all(has_moved())

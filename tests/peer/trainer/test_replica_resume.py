@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gossamer.peer.link import records as ask
-from gossamer.peer.link.records import File, payload_name
+from gossamer.peer.link import messages
+from gossamer.peer.link.messages import File, payload_name
 from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.home import Home
 from gossamer.peer.model.checkpoint import load_latest
@@ -54,42 +54,42 @@ class Story:
             if step - opened >= FLIGHT_STEPS:
                 self._decide(number, fragment, opened)
         for fragment in self.replica.countdown.due():
-            if self.replica.outer.fragments[fragment].meeting is None:
+            if self.replica.fragments[fragment].meeting is None:
                 if self._meets and (step + fragment) % 3:
                     self._begin(fragment, step)
                 else:
-                    self.replica.handle(ask.Solo(fragment))
+                    self.replica.handle(messages.Solo(fragment))
 
     def _begin(self, fragment: int, step: int) -> None:
         self._numbers += 1
         number, seed = self._numbers, 1000 * step + fragment
-        assert isinstance(self.replica.handle(ask.Open(number, fragment)), ask.Opened)
-        reply = self.replica.handle(ask.Prepare(number, 40, step + 2, seed, RunPhase.TRAIN))
-        codec, folder = self.replica.outer.fragments[fragment].codec, self.replica.payloads
+        assert isinstance(self.replica.handle(messages.Open(number, fragment)), messages.Opened)
+        reply = self.replica.handle(messages.Prepare(number, 40, step + 2, seed, RunPhase.TRAIN))
+        codec, folder = self.replica.fragments[fragment].codec, self.replica.payloads
         message, none = partner_message(self.replica.manifest, fragment, seed), torch.empty(0, dtype=torch.uint8)
         own_sketch, partner_sketch = none, none
-        if isinstance(reply, ask.SketchReady):
+        if isinstance(reply, messages.SketchReady):
             own_sketch = torch.frombuffer(folder.read(payload_name(number, File.OWN_SKETCH)), dtype=torch.uint8)
             partner_sketch = codec.sketch(message, seed)
             folder.write(payload_name(number, File.PARTNER_SKETCH), partner_sketch.numpy().data)
-            reply = self.replica.handle(ask.Encode(number))
-        assert isinstance(reply, ask.PayloadReady), reply
+            reply = self.replica.handle(messages.Encode(number))
+        assert isinstance(reply, messages.PayloadReady), reply
         payload = codec.encode(message, seed, partner_sketch, own_sketch).payload
         folder.write(payload_name(number, File.PARTNER_PAYLOAD), payload.numpy().data)
         self._open[number] = (fragment, step)
 
     def _decide(self, number: int, fragment: int, opened: int) -> None:
         del self._open[number]
-        verdict = self.replica.handle(ask.Check(number))
-        assert isinstance(verdict, ask.Checked) and verdict.accepted, verdict
-        applied = self.replica.handle(ask.Apply(number, f"{fragment:016x}{opened:016x}", verdict.failed_blocks))
-        assert applied == ask.Applied(number)
+        verdict = self.replica.handle(messages.Check(number))
+        assert isinstance(verdict, messages.Checked) and verdict.accepted, verdict
+        applied = self.replica.handle(messages.Apply(number, f"{fragment:016x}{opened:016x}", verdict.failed_blocks))
+        assert applied == messages.Applied(number)
         self.num_meetings += 1
 
     def forget_meetings(self) -> None:
         """The node is gone."""
         self._open.clear()
-        self.replica.lose_node()
+        self.replica.exchange.drop_all()
 
 
 _INITIAL: dict[bytes, list[Tensor]] = {}
@@ -97,7 +97,7 @@ _INITIAL: dict[bytes, list[Tensor]] = {}
 
 def partner_message(manifest: Manifest, fragment: int, seed: int) -> Tensor:
     if manifest.run_id not in _INITIAL:
-        _INITIAL[manifest.run_id] = [f.slow for f in small_replica(Path(tempfile.gettempdir()), manifest).outer.fragments]
+        _INITIAL[manifest.run_id] = [f.slow for f in small_replica(Path(tempfile.gettempdir()), manifest).fragments]
     slow = _INITIAL[manifest.run_id][fragment]
     noise = torch.randn(slow.shape, generator=torch.Generator().manual_seed(seed))
     return 0.7 * slow + 0.002 * noise
@@ -160,7 +160,7 @@ def test_the_cuts_meet_every_case(tmp_path: Path) -> None:
     seen = set()
     for step in range(1, NUM_STEPS, 4):
         story.run(step)
-        waits = [f for f in story.replica.countdown.due() if story.replica.outer.fragments[f].meeting is None]
+        waits = [f for f in story.replica.countdown.due() if story.replica.fragments[f].meeting is None]
         seen.add("open" if story.is_meeting else "due" if waits else "neither")
     assert seen >= {"open", "neither"}
     story.run(NUM_STEPS)
@@ -178,7 +178,7 @@ def test_while_a_fragment_is_due(tmp_path: Path) -> None:
     fresh = resumed(tmp_path, replica)
     assert fresh.countdown.due() == replica.countdown.due() != []
     for one in (replica, fresh):
-        one.handle(ask.Solo(one.countdown.due()[0]))
+        one.handle(messages.Solo(one.countdown.due()[0]))
         Story(one, meets=True).run(NUM_STEPS)
     assert fingerprint(fresh) == fingerprint(replica)
 

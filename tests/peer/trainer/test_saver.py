@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
 from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.events import CheckpointFailed, CheckpointRejected, CheckpointSaved, Event
 from gossamer.peer.machine.home import Home
@@ -16,8 +16,8 @@ from gossamer.peer.model.checkpoint import load_latest
 from gossamer.peer.trainer.replica import Replica
 from gossamer.peer.trainer.saver import Saver
 from gossamer.protocol.errors import BadSettings
-from tests.peer.exchange import Terms, exchange, replica_side
 from tests.peer.small import LLAMA, fingerprint, small_manifest, small_replica
+from tests.peer.trainer.test_exchange_thread import judged, linked
 
 MANIFEST = small_manifest()
 
@@ -27,11 +27,13 @@ class Kept:
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.now_s = 50.0
+        self.moments_s = iter(())  # what the clock shows next, before `now_s` again
         self.home = Home(folder / "home")
         self.home.create()
         self.replica = small_replica(folder / "payloads", MANIFEST)
         self.events: list[Event] = []
-        self.saver = Saver(self.home, PeerConfig(home=self.home.path, **settings), self.events.append, lambda: self.now_s)
+        config = PeerConfig(home=self.home.path, **settings)
+        self.saver = Saver(self.home, config, self.events.append, lambda: next(self.moments_s, self.now_s))
 
     def step(self, number: int = 1) -> None:
         for _ in range(number):
@@ -90,7 +92,7 @@ def test_beside_the_inner_steps_is_saved_what_was_there_at_the_boundary(tmp_path
     assert kept.saver.is_due(kept.replica)
     before = fingerprint(kept.replica)
     kept.saver.begin(kept.replica)
-    kept.replica.end_alone()
+    kept.replica.exchange.end_alone()
     kept.step(2)
     kept.saver.finish()
     fresh = small_replica(tmp_path / "fresh", MANIFEST)
@@ -102,27 +104,27 @@ def test_beside_the_inner_steps_is_saved_what_was_there_at_the_boundary(tmp_path
 
 
 def test_a_meeting_that_counts_while_the_weights_are_copied_is_in_the_next_one(tmp_path: Path) -> None:
-    kept, partner = Kept(tmp_path), small_replica(tmp_path / "partner", MANIFEST, b"you")
-    kept.step(3)
-    partner.inner_step()
-    kept.saver.begin(kept.replica)
-    kept.saver.finish()
-    exchange((replica_side(kept.replica, tmp_path / "payloads"), replica_side(partner, tmp_path / "partner")), Terms())
-    kept.replica.handle(ask.Check(1))
-    before, reading = fingerprint(kept.replica), kept.replica.reading
+    kept = Kept(tmp_path)
+    with linked() as trainer:
+        replica = trainer.replica
+        judged(replica, trainer.runtime / "payloads", tmp_path / "partner")
+        kept.saver.begin(replica)
+        kept.saver.finish()
+        before = fingerprint(replica)
 
-    @contextlib.contextmanager
-    def while_the_node_asks() -> Iterator[None]:
-        with reading():
-            assert kept.replica.answer_beside(ask.Apply(1, "ab" * 16, "")) == (ask.Applied(1),)
-            yield
+        @contextlib.contextmanager
+        def while_the_node_asks() -> Iterator[None]:
+            with trainer.exchange.while_weights_are_read():
+                trainer.ask(messages.Apply(1, "ab" * 16, ""))
+                assert trainer.reply() == messages.Applied(1)
+                yield
+            replica.move()
 
-    kept.replica.reading = while_the_node_asks  # type: ignore[method-assign]
-    kept.saver.begin(kept.replica)
-    kept.saver.finish()
+        kept.saver.begin(replica, while_the_node_asks())
+        kept.saver.finish()
     fresh = small_replica(tmp_path / "fresh", MANIFEST)
     kept.restore(fresh)
-    assert fingerprint(fresh) == before != fingerprint(kept.replica)
+    assert fingerprint(fresh) == before != fingerprint(replica)
 
 
 def test_a_second_one_waits_for_the_first(tmp_path: Path) -> None:
@@ -139,11 +141,11 @@ def test_a_second_one_waits_for_the_first(tmp_path: Path) -> None:
 
 def test_what_a_checkpoint_costs_decides_how_often_there_is_one(tmp_path: Path) -> None:
     kept = Kept(tmp_path, checkpoint_interval_s=60.0, checkpoint_interval_steps=0)
-    real, moments = kept.saver._now_s, iter([0.0, 2.0])
     kept.step()
     kept.saver.begin(kept.replica)
     kept.saver.finish()
-    kept.saver._now_s = lambda: real() + next(moments, 2.0)  # the copy takes two seconds
+    began_s, kept.now_s = kept.now_s, kept.now_s + 2.0
+    kept.moments_s = iter([began_s])  # the copy takes two seconds
     kept.saver.begin(kept.replica)
     kept.saver.finish()
     kept.now_s += 61.0

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from gossamer.peer.link import records as ask
+from gossamer.peer.link import messages
 from gossamer.peer.machine.events import CheckpointSaved, EvalDone, SoloStep
 from gossamer.peer.machine.status import Status, apply
 from gossamer.peer.model.checkpoint import load_latest
@@ -79,12 +79,12 @@ def test_it_stops_when_asked_and_saves(tmp_path: Path) -> None:
 def test_it_waits_for_the_word(tmp_path: Path) -> None:
     async def test() -> None:
         async with trainer(tmp_path, LONG, told_to_start=True) as running, node(running) as one:
-            await eventually(lambda: one.progress() == [ask.Progress(0, RunPhase.TRAIN, False)], "first word")
+            await eventually(lambda: one.progress() == [messages.Progress(0, RunPhase.TRAIN, False)], "first word")
             assert running.supervision.states() == [("ready", "")]
             assert not running.events(CheckpointSaved)
-            one.end.tell(ask.Start())
+            one.end.tell(messages.Start())
             await eventually(lambda: running.replica.own_steps, "first step")
-            assert ask.Progress(0, RunPhase.TRAIN, True) in one.progress()
+            assert messages.Progress(0, RunPhase.TRAIN, True) in one.progress()
             assert [event.step for event in running.events(CheckpointSaved)] == [0]  # so that a restart needs no word
 
     run(test())
@@ -107,12 +107,12 @@ def written(path: Path, content: bytes) -> str:
 def test_it_begins_with_a_donors_weights_or_says_why_not(tmp_path: Path) -> None:
     async def test() -> None:
         async with trainer(tmp_path, LONG, told_to_start=True) as running, node(running) as one:
-            num_values = 2 * sum(fragment.slow.numel() for fragment in running.replica.outer.fragments)
+            num_values = 2 * sum(fragment.slow.numel() for fragment in running.replica.fragments)
             bad, good = (written(tmp_path / name, value * num_values) for name, value in (("bad", b"\xff\xff"), ("good", b"\x23\x3c")))
-            refused = await one.end.request(ask.Adopt(bad, 40))
-            assert refused == ask.Adopted(bad, False, "the state holds values that are not finite", is_sound=False)
+            refused = await one.end.request(messages.Adopt(bad, 40))
+            assert refused == messages.Adopted(bad, False, "the state holds values that are not finite", is_sound=False)
             assert not running.replica.own_steps
-            assert await one.end.request(ask.Adopt(good, 40)) == ask.Adopted(good, True, "")
+            assert await one.end.request(messages.Adopt(good, 40)) == messages.Adopted(good, True, "")
             await eventually(lambda: running.replica.own_steps, "first step")
             assert running.replica.clock_steps > 40
             assert running.supervision.states() == [("ready", ""), ("training", "")]
@@ -132,7 +132,7 @@ def test_the_node_hears_what_is_due(tmp_path: Path) -> None:
             await eventually(lambda: running.replica.own_steps > 40, "more steps")
             solos = len(running.events(SoloStep))
             assert len(one.dues()) == 3  # each once: they rest until something is done about them
-            one.end.tell(ask.Solo(0))
+            one.end.tell(messages.Solo(0))
             await eventually(lambda: len(running.events(SoloStep)) == solos + 1, "solo step")
             await eventually(lambda: [due.fragment for due in one.dues()].count(0) == 2, "the next period")
 
@@ -145,10 +145,10 @@ def test_a_dead_nodes_meetings_do_not_outlive_it(tmp_path: Path) -> None:
             async with node(running) as first:
                 await eventually(lambda: len(first.dues()) == 3, "every fragment due")
                 for fragment in range(3):
-                    assert isinstance(await first.end.request(ask.Open(fragment + 1, fragment)), ask.Opened)
+                    assert isinstance(await first.end.request(messages.Open(fragment + 1, fragment)), messages.Opened)
             async with node(running) as second:
-                assert isinstance(await second.end.request(ask.Open(1, 0)), ask.Opened)
-                assert isinstance(await second.end.request(ask.Prepare(2, 0, 0, 1, RunPhase.TRAIN)), ask.Unavailable)
+                assert isinstance(await second.end.request(messages.Open(1, 0)), messages.Opened)
+                assert isinstance(await second.end.request(messages.Prepare(2, 0, 0, 1, RunPhase.TRAIN)), messages.Unavailable)
 
     run(test())
 
@@ -158,7 +158,7 @@ def test_fragments_that_were_due_go_solo_when_the_node_dies(tmp_path: Path) -> N
         async with trainer(tmp_path, LONG) as running:
             async with node(running) as one:
                 await eventually(lambda: len(one.dues()) == 3, "every fragment due")
-                one.end.tell(ask.Solo(9999))  # nonsense about a fragment that is not there changes nothing
+                one.end.tell(messages.Solo(9999))  # nonsense about a fragment that is not there changes nothing
                 before = len(running.events(SoloStep))
             await eventually(lambda: len(running.events(SoloStep)) >= before + 3, "solo steps")
             assert running.replica.own_steps
@@ -186,12 +186,12 @@ def test_the_last_averaging_ends_when_the_node_says_so(tmp_path: Path) -> None:
         async with trainer(tmp_path, SHORT) as running, node(running) as one:
             await eventually(lambda: any(p.phase is RunPhase.FINISH for p in one.progress()), "the end of the schedule")
             assert running.supervision.states()[-1][0] == "finishing"
-            opened = await one.end.request(ask.Open(1, 0))
-            assert isinstance(opened, ask.Opened) and opened.phase is RunPhase.FINISH
-            one.end.tell(ask.FinishDone())
+            opened = await one.end.request(messages.Open(1, 0))
+            assert isinstance(opened, messages.Opened) and opened.phase is RunPhase.FINISH
+            one.end.tell(messages.FinishDone())
             await running.ended()
             await eventually(lambda: any(p.done for p in one.progress()), "the last word")
-            for fragment in running.replica.outer.fragments:
+            for fragment in running.replica.fragments:
                 fast = torch.cat([running.replica.parameters[p.name].detach().flatten() for p in fragment.codec.fragment.pieces])
                 assert torch.allclose(fragment.slow, fast, atol=1e-7)
 
@@ -201,8 +201,8 @@ def test_the_last_averaging_ends_when_the_node_says_so(tmp_path: Path) -> None:
 def test_finish_done_before_the_end_means_nothing(tmp_path: Path) -> None:
     async def test() -> None:
         async with trainer(tmp_path, LONG) as running, node(running) as one:
-            one.end.tell(ask.FinishDone())
-            assert isinstance(await one.end.request(ask.Open(1, 0)), ask.Opened)
+            one.end.tell(messages.FinishDone())
+            assert isinstance(await one.end.request(messages.Open(1, 0)), messages.Opened)
             assert running.is_running
 
     run(test())
@@ -215,11 +215,11 @@ def test_a_run_that_diverges_ends_and_leaves_the_earlier_checkpoints(tmp_path: P
     async def test() -> None:
         async with trainer(tmp_path, LONG, told_to_start=True, checkpoint_interval_steps=2) as running:
             async with node(running) as one:
-                one.end.tell(ask.Start())
+                one.end.tell(messages.Start())
                 await eventually(lambda: running.replica.own_steps > 3, "some steps")
                 step = running.replica.inner_step
 
-                def diverged() -> InnerStep:
+                def diverged(*_: object) -> InnerStep:
                     with torch.no_grad():
                         next(iter(running.replica.parameters.values()))[:] = torch.inf
                     return step()
@@ -240,7 +240,7 @@ def test_a_disk_that_refuses_is_the_reason_shown(tmp_path: Path) -> None:
         async with trainer(tmp_path, LONG, told_to_start=True, checkpoint_interval_steps=5) as running, node(running) as one:
             running.home.checkpoints.rmdir()
             running.home.checkpoints.write_text("not a folder")
-            one.end.tell(ask.Start())
+            one.end.tell(messages.Start())
             await eventually(lambda: running.replica.own_steps > 20, "steps all the same")
             state, reason = running.supervision.states()[-1]
             assert state == "training"

@@ -1,4 +1,4 @@
-"""Partners that try to call: what they dial, what they do not, and what they say."""
+"""Dial-back tests of reachability: which addresses a partner dials, which it does not, and what it replies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ IN_A_RELAY = LOOPBACK + b"\xa5\x03\x26" + HELPER.raw + b"\xa2\x02"
 
 
 class P2pd(Control):
-    """Hands streams from the asker straight to the helper, as p2pd would; `seen_at` is where the asker is seen."""
+    """A p2pd that passes streams from the requester to the helper; `seen_at` is the requester's observed address."""
 
     def __init__(self, asker: PeerId = ASKER, seen_at: bytes = LOOPBACK) -> None:
         super().__init__(Path("nowhere"))
@@ -63,7 +63,7 @@ def loopback_is_the_internet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextlib.asynccontextmanager
 async def listening(greeting: bytes = GREETING) -> AsyncIterator[int]:
-    """Somebody listens, and greets so; where, is given."""
+    """Run a TCP server that sends this greeting; yield its port."""
 
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(greeting)
@@ -75,7 +75,7 @@ async def listening(greeting: bytes = GREETING) -> AsyncIterator[int]:
         yield server.sockets[0].getsockname()[1]
 
 
-def test_who_listens_is_reached() -> None:
+def test_a_listening_peer_is_reached() -> None:
     async def test(p2pd: P2pd) -> None:
         async with listening() as port:
             assert await ask(p2pd, HELPER, port) == Answer(Reached.YES, f"/ip4/127.0.0.1/tcp/{port}", RELAY)
@@ -83,7 +83,7 @@ def test_who_listens_is_reached() -> None:
     play(test, RELAY)
 
 
-def test_who_is_no_libp2p_peer_is_not() -> None:
+def test_a_server_that_is_no_libp2p_peer_is_not_reached() -> None:
     async def test(p2pd: P2pd) -> None:
         async with listening(b"220 mail.example.org ready\r\n") as port:
             assert (await ask(p2pd, HELPER, port)).reached is Reached.NO
@@ -91,7 +91,7 @@ def test_who_is_no_libp2p_peer_is_not() -> None:
     play(test)
 
 
-def test_who_does_not_listen_is_not() -> None:
+def test_a_closed_port_is_not_reached() -> None:
     async def test(p2pd: P2pd) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -100,7 +100,7 @@ def test_who_does_not_listen_is_not() -> None:
     play(test)
 
 
-def test_a_network_gets_one_try_in_some_seconds_whoever_asks() -> None:
+def test_one_network_gets_one_test_every_few_seconds() -> None:
     async def test(p2pd: P2pd) -> None:
         async with listening() as port:
             assert (await ask(p2pd, HELPER, port)).reached is Reached.YES
@@ -110,7 +110,7 @@ def test_a_network_gets_one_try_in_some_seconds_whoever_asks() -> None:
     play(test)
 
 
-def test_all_together_get_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_total_number_of_tests_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dial_back, "AGAIN_S", 0.0)
 
     async def test(p2pd: P2pd) -> None:
@@ -121,7 +121,7 @@ def test_all_together_get_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
     play(test)
 
 
-def test_nothing_is_dialled_at_a_relay_or_at_a_port_of_the_system() -> None:
+def test_relayed_addresses_and_privileged_ports_are_not_dialled() -> None:
     async def test(p2pd: P2pd) -> None:
         assert (await ask(p2pd, HELPER, 22)).reached is Reached.NOT_TRIED
         assert (await ask(p2pd, HELPER, 0)).reached is Reached.NOT_TRIED
@@ -131,7 +131,7 @@ def test_nothing_is_dialled_at_a_relay_or_at_a_port_of_the_system() -> None:
     play(test)
 
 
-def test_nothing_is_dialled_in_a_local_network(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_network_addresses_are_not_dialled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
 
     async def test(p2pd: P2pd) -> None:
@@ -149,13 +149,13 @@ def test_nothing_is_dialled_in_a_local_network(monkeypatch: pytest.MonkeyPatch) 
         b"\x01\x01\xff\x00",
     ],
 )
-def test_an_answer_that_cannot_be_is_no_answer(said: bytes) -> None:
+def test_an_invalid_reply_is_rejected(said: bytes) -> None:
     with pytest.raises(BadMessage):
         asyncio.run(_asked(said))
 
 
 @pytest.mark.parametrize("said", [b"", b"\x01", b"\x01\x20short"])
-def test_an_answer_that_breaks_off_is_none(said: bytes) -> None:
+def test_a_truncated_reply_is_unreachable(said: bytes) -> None:
     with pytest.raises(Unreachable):
         asyncio.run(_asked(said))
 

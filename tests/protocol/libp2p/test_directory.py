@@ -1,4 +1,4 @@
-"""The directory over real p2pds: peers find each other, forgeries find no holder, and the dead do not stop the living."""
+"""The directory over real p2pd processes: peers find each other, forged records are not stored, and dead peers do no harm."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from gossamer.protocol.libp2p.attached import AttachedP2P
 from gossamer.protocol.libp2p.directory import DhtDirectory
 from gossamer.protocol.libp2p.neighbours import Held
 from gossamer.protocol.libp2p.p2pd import Daemon, DaemonSettings
-from gossamer.protocol.libp2p.record_store import RecordShelf
+from gossamer.protocol.libp2p.record_store import RecordStore
 from gossamer.protocol.messages.records import MemberRecord
 from tests.protocol.samples import OTHER_RUN_ID, RECORD, RUN_ID
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Seat:
-    """A peer with nothing but a directory."""
+    """A peer that runs only the directory."""
 
     identity: Identity
     daemon: Daemon
     p2p: AttachedP2P
     directory: DhtDirectory
-    shelf: RecordShelf
-    strangers: set[PeerId]  # whose records it does not hold
+    shelf: RecordStore
+    strangers: set[PeerId]  # peers whose records it rejects
 
     def record(self, sequence: int = 1) -> MemberRecord:
         return signed(self.identity, self.daemon.addresses, sequence)
 
     async def store(self, at: Seat, data: bytes) -> bool:
-        """Ask a node to hold these bytes, past all manners of our own."""
+        """Send these bytes in a store request, without any check of our own."""
         whom = at.record()
-        return await self.directory._protocol.call_store(Held(whom, whom.to_bytes()), data)
+        return await self.directory.protocol.call_store(Held(whom, whom.to_bytes()), data)
 
 
 def signed(identity: Identity, addresses: tuple[str, ...], sequence: int) -> MemberRecord:
@@ -54,7 +54,7 @@ async def take_seat(stack: AsyncExitStack, home: Path, first: Seat | None) -> Se
     settings = DaemonSettings(home / "key", home / "run", "127.0.0.1")
     daemon = await stack.enter_async_context(Daemon(settings))
     strangers: set[PeerId] = set()
-    shelf = RecordShelf(RUN_ID, lambda record: record.peer_id not in strangers)
+    shelf = RecordStore(RUN_ID, lambda record: record.peer_id not in strangers)
     p2p = await AttachedP2P.attach(daemon.socket_path)
     stack.push_async_callback(p2p.close)
     directory = DhtDirectory(p2p, shelf, daemon.control, lambda: signed(identity, daemon.addresses, 0))
@@ -83,7 +83,7 @@ async def seen_by(seat: Seat) -> set[MemberRecord]:
     return set(await seat.directory.members())
 
 
-def test_peers_find_each_other_and_outlive_the_first() -> None:
+def test_peers_find_each_other_and_survive_the_end_of_the_first() -> None:
     async def test(seats: list[Seat]) -> None:
         records = [seat.record() for seat in seats]
         for seat, record in zip(seats, records, strict=True):
@@ -98,7 +98,7 @@ def test_peers_find_each_other_and_outlive_the_first() -> None:
     play(3, test)
 
 
-def test_forgeries_find_no_holder() -> None:
+def test_forged_records_are_not_stored() -> None:
     async def test(seats: list[Seat]) -> None:
         honest, holder, attacker = seats
         true = honest.record(sequence=5)
@@ -110,7 +110,7 @@ def test_forgeries_find_no_holder() -> None:
             forged.to_bytes(),
             year_long.to_bytes(),
             foreign.to_bytes(),
-            true.to_bytes(),  # another's
+            true.to_bytes(),  # the record of another peer
             b"",
             bytes(200_000),
         ):
@@ -121,17 +121,17 @@ def test_forgeries_find_no_holder() -> None:
     play(3, test)
 
 
-def test_nobody_took_it_is_said_aloud() -> None:
+def test_announce_raises_if_no_node_stores_the_record() -> None:
     async def test(seats: list[Seat]) -> None:
         one, other = seats
         other.strangers.add(one.identity.peer_id)
-        with pytest.raises(TransportError, match="none of 1 directory nodes took"):
+        with pytest.raises(TransportError, match="none of 1 directory nodes stored"):
             await one.directory.announce(one.record())
 
     play(2, test)
 
 
-def test_alone_is_fine_and_a_bad_record_is_not() -> None:
+def test_announce_accepts_an_empty_directory_and_rejects_an_invalid_record() -> None:
     async def test(seats: list[Seat]) -> None:
         (one,) = seats
         record = one.record()
@@ -144,7 +144,7 @@ def test_alone_is_fine_and_a_bad_record_is_not() -> None:
     play(1, test)
 
 
-def test_calls_end_in_time_when_p2pd_has_died() -> None:
+def test_calls_end_in_time_after_p2pd_has_died() -> None:
     async def test(seats: list[Seat]) -> None:
         one, _ = seats
         await one.directory.announce(one.record())

@@ -1,4 +1,4 @@
-"""Two directories that know nothing of each other become one by a single connection between them."""
+"""Two separate directories merge through a single connection between them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from gossamer.protocol.errors import TransportError
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.libp2p.directory import MIX_S, DhtDirectory
-from gossamer.protocol.libp2p.record_store import RecordShelf
+from gossamer.protocol.libp2p.record_store import RecordStore
 from gossamer.protocol.memory import virtual_time
 from gossamer.protocol.memory.calls import MemoryP2P
 from gossamer.protocol.memory.conversation import Link
@@ -28,7 +28,7 @@ def now_s() -> float:
 
 
 class Island:
-    """A member with its directory, which it tends as a node does."""
+    """A member with a directory, maintained as in a node."""
 
     def __init__(self, network: MemoryNetwork, number: int) -> None:
         self.identity = Identity(number.to_bytes(4, "little") * 8)
@@ -36,7 +36,7 @@ class Island:
         network.places[self.identity.peer_id] = self.address
         p2p: Any = MemoryP2P(network, network.transport(self.identity.peer_id, nobody))
         self.p2p = p2p
-        self.directory = DhtDirectory(p2p, RecordShelf(RUN_ID, now=now_s, rng=random.Random(number)), p2p, self._record)
+        self.directory = DhtDirectory(p2p, RecordStore(RUN_ID, now=now_s, rng=random.Random(number)), p2p, self._record)
         self.known: set[PeerId] = set()
 
     def _record(self) -> MemberRecord:
@@ -61,7 +61,7 @@ class Island:
             await asyncio.sleep(PULSE_S)
 
 
-def test_one_connection_makes_two_directories_one() -> None:
+def test_one_connection_merges_two_directories() -> None:
     async def main() -> None:
         network = MemoryNetwork(link=Link(latency_s=0.025, jitter_s=0.05))
         here, there = ([Island(network, base + number) for number in range(5)] for base in (10, 20))

@@ -1,4 +1,4 @@
-"""The directory of a whole swarm in virtual time: what is announced is found, whoever lies, and a look costs the same in any size."""
+"""The directory of a whole swarm under virtual time: look-ups succeed despite malicious peers, at a cost independent of the size."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from gossamer.protocol.messages.records import MemberRecord
 from tests.protocol.memory.members import Seat, now_s
 
 LINK = Link(latency_s=0.025, jitter_s=0.05)
-LOOK_BYTES = 40_000  # of all calls of one look, both ways
-KNOWN_LOOK_BYTES = 8_000  # likewise, where it brings nobody new
+LOOK_BYTES = 40_000  # of all calls of one look-up, in both directions
+KNOWN_LOOK_BYTES = 8_000  # the same for a look-up that finds no new member
 
 
 async def announce(seat: Seat, number: int, **words: Any) -> MemberRecord:
-    """Announce a member by a record that lasts, unless these words say otherwise; return it."""
+    """Announce a member with a long-lived record, changed by these fields; return the record."""
     bare = seat.membership.bare_record(seat.addresses, now_s() + number)
     made = replace(bare, **{"expires_s": int(now_s()) + RECORD_LIFETIME_S, "signature": b""} | words).signed(seat.identity)
     await seat.directory.announce(made)
@@ -35,14 +35,14 @@ async def announce(seat: Seat, number: int, **words: Any) -> MemberRecord:
 
 
 async def swarm(network: MemoryNetwork, num: int, reachable: float = 1.0, liars: int = 0) -> list[Seat]:
-    """Start members one after the other; each has announced itself twice."""
+    """Start members one after the other; each announces itself twice."""
     rng = random.Random(1)
     seats = [Seat(network, number, is_open=number == 0 or rng.random() < reachable) for number in range(num)]
     for seat in seats:
         await seat.open()
         await announce(seat, 1)
     for liar in [seat for seat in seats[1:] if seat.is_open][:liars]:
-        liar.lie()
+        liar.misbehave()
     await asyncio.sleep(60)
     for seat in seats:
         await announce(seat, 2)
@@ -50,7 +50,7 @@ async def swarm(network: MemoryNetwork, num: int, reachable: float = 1.0, liars:
 
 
 def held_by_nearest(seats: list[Seat], liars: int = 0) -> float:
-    """Return the share of members whose record half or more of the nearest honest ones hold."""
+    """Return the share of members whose record is stored by at least half of the nearest honest members."""
     lying = [seat for seat in seats[1:] if seat.is_open][:liars]
     honest = [seat for seat in seats if seat.is_open and seat not in lying]
     good = 0
@@ -65,7 +65,7 @@ def play(story: Callable[[MemoryNetwork], Coroutine[Any, Any, None]]) -> None:
     virtual_time.run(story(MemoryNetwork(1, LINK)))
 
 
-def test_what_is_announced_is_held_and_found_whoever_lies() -> None:
+def test_announced_records_are_stored_and_found_despite_malicious_peers() -> None:
     async def story(network: MemoryNetwork) -> None:
         seats = await swarm(network, 40, liars=1)
         assert held_by_nearest(seats, liars=1) >= 0.95
@@ -80,7 +80,7 @@ def test_what_is_announced_is_held_and_found_whoever_lies() -> None:
     play(story)
 
 
-def test_a_newcomer_knows_twenty_in_three_looks_where_one_in_ten_can_be_called() -> None:
+def test_a_newcomer_finds_twenty_members_in_three_lookups_if_one_in_ten_is_reachable() -> None:
     async def story(network: MemoryNetwork) -> None:
         seats = await swarm(network, 60, reachable=0.1)
         assert held_by_nearest(seats) >= 0.95
@@ -89,12 +89,12 @@ def test_a_newcomer_knows_twenty_in_three_looks_where_one_in_ten_can_be_called()
         for _ in range(3):
             found = await newcomer.directory.members()
         assert len(found) >= 20
-        assert not any(newcomer.peer_id == held.peer for seat in seats for held in seat.directory._protocol.neighbours.all())
+        assert not any(newcomer.peer_id == held.peer for seat in seats for held in seat.directory.protocol.neighbours.all())
 
     play(story)
 
 
-def test_a_look_costs_the_same_in_a_swarm_twice_as_large() -> None:
+def test_a_lookup_costs_the_same_in_a_swarm_twice_as_large() -> None:
     async def costs(num: int) -> float:
         network = MemoryNetwork(1, LINK)
         await swarm(network, num)
@@ -106,10 +106,10 @@ def test_a_look_costs_the_same_in_a_swarm_twice_as_large() -> None:
 
     small, large = virtual_time.run(costs(25)), virtual_time.run(costs(50))
     assert large < LOOK_BYTES and large < 1.6 * small
-    assert small > (NAMED + NAMED_TOO) * 300, "an answer is still worth its question"
+    assert small > (NAMED + NAMED_TOO) * 300, "a reply should still contain full records"
 
 
-def test_a_look_among_those_whom_one_knows_costs_little() -> None:
+def test_a_lookup_among_known_members_costs_little() -> None:
     async def story(network: MemoryNetwork) -> None:
         one = (await swarm(network, 25))[3]
         looks = [len(await one.directory.members()) for _ in range(20)]
@@ -120,14 +120,14 @@ def test_a_look_among_those_whom_one_knows_costs_little() -> None:
     play(story)
 
 
-def test_holders_are_brought_a_record_again_when_it_says_something_new_or_a_minute_is_over() -> None:
+def test_a_record_is_stored_again_when_it_changes_or_after_a_minute() -> None:
     async def story(network: MemoryNetwork) -> None:
         one, holder = Seat(network, 0), Seat(network, 1)
         for seat in (one, holder):
             await seat.open()
 
         def is_held(record: MemberRecord) -> bool:
-            return record in [held.record for held in holder.directory._protocol.holdings.all()]
+            return record in [held.record for held in holder.directory.protocol.holdings.all()]
 
         brought_s = []
         for number in range(120):
@@ -142,7 +142,7 @@ def test_holders_are_brought_a_record_again_when_it_says_something_new_or_a_minu
     play(story)
 
 
-def test_when_all_neighbours_have_gone_a_newcomer_that_is_there_is_found_again() -> None:
+def test_a_peer_whose_neighbours_are_all_gone_finds_a_connected_newcomer() -> None:
     async def story(network: MemoryNetwork) -> None:
         host, one, other = (Seat(network, number) for number in range(3))
         for seat in (host, one, other):

@@ -1,4 +1,4 @@
-"""The gRPC service by itself, over one Unix socket: what HTTP/2 lets through and what it refuses."""
+"""The gRPC service over a Unix socket: which frames and calls it accepts and rejects."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PARTNER = seeded(1).peer_id
 
 
 async def serve(purpose: Purpose, context: Context) -> None:
-    """Echo frames, whatever they are; turn FETCH away."""
+    """Echo all frames; reject FETCH calls."""
     if purpose is Purpose.FETCH:
         await refuse_another(context)
     with suppress(*BROKEN):
@@ -60,7 +60,7 @@ def play(test: Callable[[Path], Coroutine[Any, Any, None]]) -> None:
     gc.collect()  # gRPC's thread ends with its last object
 
 
-def test_messages_pass_as_they_are() -> None:
+def test_messages_pass_unchanged() -> None:
     async def test(path: Path) -> None:
         channel = open_channel(path)
         call = start_call(channel, Purpose.MEET)
@@ -82,14 +82,14 @@ def test_a_refused_call_is_unreachable() -> None:
     async def test(path: Path) -> None:
         channel = open_channel(path)
         call = start_call(channel, Purpose.FETCH)
-        with pytest.raises(Unreachable, match="as many streams"):
+        with pytest.raises(Unreachable, match="too many open streams"):
             await accepted(call)
         await channel.close()
 
     play(test)
 
 
-def test_a_call_to_nobody_is_unreachable() -> None:
+def test_a_call_to_a_missing_server_is_unreachable() -> None:
     async def test(path: Path) -> None:
         channel = open_channel(path.with_name("nothing"))
         call = start_call(channel, Purpose.MEET)
@@ -133,8 +133,8 @@ def test_an_unknown_method_is_refused() -> None:
     play(test)
 
 
-def test_after_its_end_a_stream_writes_nothing() -> None:
-    """grpc.aio may crash when the context of an ended call is touched."""
+def test_a_stream_writes_nothing_after_its_end() -> None:
+    """grpc.aio may crash if the context of an ended call is used."""
     written: list[bytes] = []
 
     async def write(frame: bytes) -> None:
@@ -153,7 +153,7 @@ def test_after_its_end_a_stream_writes_nothing() -> None:
     assert len(written) == 2
 
 
-def test_a_partner_that_goes_on_talking_to_a_closed_stream_is_not_listened_to_for_long() -> None:
+def test_frames_after_close_are_read_only_up_to_a_limit() -> None:
     num_read = 0
 
     async def read() -> bytes:

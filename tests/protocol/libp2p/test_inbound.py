@@ -1,4 +1,4 @@
-"""Inbound streams against a p2pd that we play ourselves: whose call is served, and how long a connection lasts."""
+"""Inbound streams from a scripted p2pd: which calls are served, and when connections are dropped."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PARTNER, OTHER = seeded(1).peer_id, seeded(2).peer_id
 
 
 class Control:
-    """A p2pd that is told where to bring streams."""
+    """A p2pd that records the listener for inbound streams."""
 
     def __init__(self, is_there: bool = True) -> None:
         self.is_there = is_there
@@ -43,7 +43,7 @@ class Control:
 
 
 class World:
-    """The receiving half of a peer, and the p2pd that brings it streams."""
+    """The receiving side of a peer, and the p2pd that connects streams to it."""
 
     def __init__(
         self,
@@ -63,14 +63,14 @@ class World:
         await self.inbound.open(control)
 
     async def stream_from(self, partner: PeerId) -> Pair:
-        """Bring a raw stream of somebody's."""
+        """Connect a raw stream of a peer."""
         reader, writer = await asyncio.open_unix_connection(self.folder / "in.sock")
         self.stack.callback(drop, writer)
         await write_pbmsg(writer, p2pd_pb2.StreamInfo(peer=partner.raw, addr=b"\x04\x7f\x00\x00\x01\x06\x00\x01", proto=tunnel.PROTOCOL))
         return reader, writer
 
     async def way_in(self, partner: PeerId) -> Path:
-        """Return a Unix socket behind which one connection of somebody's leads to the server."""
+        """Return a Unix socket that forwards one connection of a peer to the server."""
         tasks: set[asyncio.Task[None]] = set()
 
         async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -90,11 +90,11 @@ class World:
         return path
 
     async def call_from(self, partner: PeerId) -> Any:
-        """Start a call of somebody's."""
+        """Start a call of a peer."""
         return (await self.calls_from(partner))()
 
     async def calls_from(self, partner: PeerId) -> Callable[[], Any]:
-        """Return what starts a call of somebody's, each on the same connection."""
+        """Return a function that starts calls of a peer on one connection."""
         channel = open_channel(await self.way_in(partner))
         self.stack.push_async_callback(channel.close)
         return lambda: start_call(channel, Purpose.MEET)
@@ -120,14 +120,14 @@ def play(
 
 
 async def talks(call: Any) -> bool:
-    """Say something; return whether it is answered."""
+    """Send a message; return whether a reply arrives."""
     with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
         await call.write(to_frame(chunk(1)))
         return bool(await call.read() == to_frame(chunk(1)))
     return False
 
 
-def test_a_call_is_served_in_the_name_of_the_partner_that_p2pd_has_proven() -> None:
+def test_a_call_is_served_as_the_peer_that_p2pd_authenticated() -> None:
     partners: list[PeerId] = []
 
     async def note(purpose: Purpose, stream: Stream) -> None:
@@ -146,7 +146,7 @@ def test_a_call_is_served_in_the_name_of_the_partner_that_p2pd_has_proven() -> N
     play(test, note)
 
 
-def test_a_connection_serves_one_call_after_another_in_the_name_of_its_partner() -> None:
+def test_a_connection_serves_consecutive_calls_of_its_peer() -> None:
     partners: list[PeerId] = []
 
     async def note(purpose: Purpose, stream: Stream) -> None:
@@ -165,7 +165,7 @@ def test_a_connection_serves_one_call_after_another_in_the_name_of_its_partner()
     play(test, note, StreamCaps(per_purpose=1, per_partner=1, silent=1, total=2))
 
 
-def test_a_partner_that_is_banned_gets_no_other_call_on_the_connection_that_it_has() -> None:
+def test_a_banned_peer_cannot_start_another_call_on_its_connection() -> None:
     banned: set[PeerId] = set()
 
     async def test(world: World) -> None:
@@ -183,7 +183,7 @@ def test_a_partner_that_is_banned_gets_no_other_call_on_the_connection_that_it_h
     play(test, is_banned=banned.__contains__)
 
 
-def test_a_local_program_that_dials_the_server_is_turned_away() -> None:
+def test_a_local_program_that_dials_the_server_is_rejected() -> None:
     async def test(world: World) -> None:
         async with grpc.aio.insecure_channel(f"unix:{world.folder / 'grpc.sock'}") as channel:
             call: Any = channel.stream_stream(f"/{SERVICE}/Meet")()
@@ -194,11 +194,11 @@ def test_a_local_program_that_dials_the_server_is_turned_away() -> None:
 
 
 class Turned(Exception):
-    """A call was turned away as a stranger's."""
+    """A call was rejected because its socket is unknown."""
 
 
 class Call:
-    """A call from somewhere."""
+    """The context of a call from this socket address."""
 
     def __init__(self, caller: str) -> None:
         self.caller = caller
@@ -211,11 +211,11 @@ class Call:
         raise Turned
 
 
-def test_the_name_of_a_connection_counts_as_it_is() -> None:
+def test_the_name_of_a_socket_must_match_exactly() -> None:
     async def test(world: World) -> None:
         assert await talks(await world.call_from(PARTNER))
         name = world.folder / "in-0"
-        assert not name.exists(), "nobody else can take it"
+        assert not name.exists(), "another program could take the name"
         for caller in (f"ipv4:127.0.0.1:{name}", f"unix:{name}/", "unix:in-0", "unix:", "", "unix:/"):
             call: Any = Call(caller)
             with pytest.raises(Turned):
@@ -224,18 +224,18 @@ def test_the_name_of_a_connection_counts_as_it_is() -> None:
     play(test)
 
 
-def test_one_conversation_too_many_is_refused_with_a_reason() -> None:
+def test_a_call_beyond_the_limit_is_rejected_with_a_reason() -> None:
     async def test(world: World) -> None:
         assert await talks(await world.call_from(PARTNER))
         late = await world.call_from(PARTNER)
-        with pytest.raises(Unreachable, match="as many streams"):
+        with pytest.raises(Unreachable, match="too many open streams"):
             await accepted(late)
         assert await talks(await world.call_from(OTHER))
 
     play(test, caps=StreamCaps(per_purpose=1))
 
 
-def test_a_connection_too_many_is_dropped_at_the_door() -> None:
+def test_a_connection_beyond_the_limit_is_dropped() -> None:
     async def test(world: World) -> None:
         await world.stream_from(PARTNER)
         reader, _ = await world.stream_from(PARTNER)
@@ -272,7 +272,7 @@ def test_a_connection_whose_call_has_ended_is_dropped(monkeypatch: pytest.Monkey
     play(test, caps=StreamCaps(per_partner=1))
 
 
-def test_a_stream_without_an_owner_or_with_another_kind_of_key_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_without_a_header_or_with_another_type_of_key_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tunnel, "OPENER_S", 0.1)
 
     async def test(world: World) -> None:
@@ -286,7 +286,7 @@ def test_a_stream_without_an_owner_or_with_another_kind_of_key_is_dropped(monkey
     play(test)
 
 
-def test_closing_gives_handlers_a_moment_and_then_cancels_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_cancels_handlers_after_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tunnel, "HANDLERS_END_S", 0.1)
     ends: list[str] = []
 
@@ -317,7 +317,7 @@ def test_closing_gives_handlers_a_moment_and_then_cancels_them(monkeypatch: pyte
     play(test, either)
 
 
-def test_a_p2pd_that_has_gone_leaves_nothing_open() -> None:
+def test_a_missing_p2pd_leaves_nothing_open() -> None:
     async def main() -> None:
         async with AsyncExitStack() as stack:
             world = World(stack)

@@ -1,10 +1,10 @@
-"""The directory's own RPCs, asked directly: what a stranger may send, how often, and what it gets."""
+"""The directory's RPCs, called directly: which requests are accepted, how often, and what they return."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from types import MappingProxyType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.libp2p.hivemind_imports import P2PDaemonError, P2PHandlerError, PeerID, dht_pb2
 from gossamer.protocol.libp2p.kademlia import KEY_BYTES, KNOWN, NAMED, NAMED_TOO, PER_PEER, Overload, RecordProtocol, can_be_called
 from gossamer.protocol.libp2p.neighbours import Held, place_of
-from gossamer.protocol.libp2p.record_store import RecordShelf, join_records, split_answer
+from gossamer.protocol.libp2p.record_store import RecordStore, join_records, split_reply
 from gossamer.protocol.memory import virtual_time
 from gossamer.protocol.messages.records import MemberRecord
 from tests.protocol.libp2p.test_record_store import record
@@ -26,14 +26,17 @@ ME, CALLER, STRANGER = seeded(1), seeded(2), seeded(3)
 HOME = ("/ip4/203.0.113.5/tcp/4001",)
 
 
-class Lines:
-    """Everybody is connected, and calls from where it says."""
+NEARBY = [seeded(number) for number in range(100, 140)]
 
-    def __init__(self, ends: Mapping[PeerId, str]) -> None:
-        self.ends = {CALLER.peer_id: HOME[0], STRANGER.peer_id: HOME[0], **ends}
+
+class Lines:
+    """All peers are connected, from the multiaddrs in `ends`."""
+
+    def __init__(self) -> None:
+        self.ends = {CALLER.peer_id: HOME[0], STRANGER.peer_id: HOME[0]} | {peer.peer_id: "/ip4/127.0.0.1/tcp/1" for peer in NEARBY}
 
     async def connect(self, partner: PeerId, addresses: object) -> None:
-        """It is there."""
+        """Succeed for every peer."""
 
     async def connected(self) -> dict[PeerId, str]:
         return self.ends
@@ -56,38 +59,38 @@ def find(place: int, peer: Any, *known: bytes) -> Any:
 
 
 def named_in(response: Any) -> list[MemberRecord]:
-    return [MemberRecord.from_bytes(data) for data in split_answer(response.results[0].value)]
+    return [MemberRecord.from_bytes(data) for data in split_reply(response.results[0].value)]
 
 
-def play(test: Callable[[RecordProtocol], Coroutine[Any, Any, None]], ends: Mapping[PeerId, str] = MappingProxyType({})) -> None:
-    """Run a test with a node that has no network; STRANGER is no member. `ends`: from where more peers call."""
+def play(test: Callable[[RecordProtocol], Coroutine[Any, Any, None]]) -> None:
+    """Run a test with a node without a network; STRANGER is no member."""
 
     async def add_protobuf_handler(*_: object, **__: object) -> None:
-        """Serve nobody."""
+        """Do nothing."""
 
     async def main() -> None:
         p2p: Any = SimpleNamespace(peer_id=PeerID(ME.peer_id.raw), add_protobuf_handler=add_protobuf_handler)
-        shelf = RecordShelf(RUN_ID, lambda made: made.peer_id != STRANGER.peer_id, lambda: NOW_S)
-        await test(await RecordProtocol.open(p2p, shelf, Lines(ends), lambda: held_of(record(ME))))
+        shelf = RecordStore(RUN_ID, lambda made: made.peer_id != STRANGER.peer_id, lambda: NOW_S)
+        await test(await RecordProtocol.open(p2p, shelf, Lines(), lambda: held_of(record(ME))))
 
     virtual_time.run(main())
 
 
-def test_a_record_is_held_and_found_by_another_member() -> None:
+def test_a_stored_record_is_found_by_another_member() -> None:
     async def test(one: RecordProtocol) -> None:
         hidden = "/ip4/198.51.100.7/tcp/4001/p2p/12D3KooWPjceQrSwdWXPyLLeABRXmuqt69Rg3sBYbU1Nft9HyQ6X/p2p-circuit"
         author = seeded(5)
         info = card(author, (hidden,))
         response = await one.rpc_store(dht_pb2.StoreRequest(peer=info), from_peer(author))
         assert list(response.store_ok) == [True]
-        assert len(one.neighbours) == 0, "who cannot be called is nobody's neighbour"
+        assert len(one.neighbours) == 0, "an unreachable peer must not become a neighbour"
         answer = await one.rpc_find(find(place_of(author.peer_id), card(CALLER)), from_peer(CALLER))
         assert [seen.to_bytes() for seen in named_in(answer)] == [info.node_id]
 
     play(test)
 
 
-def test_whoever_is_no_member_gets_a_pong_and_nothing_else() -> None:
+def test_a_peer_that_is_no_member_gets_only_a_pong() -> None:
     async def test(one: RecordProtocol) -> None:
         for info in (dht_pb2.NodeInfo(), card(STRANGER), card(CALLER), dht_pb2.NodeInfo(node_id=b"junk")):
             pong = await one.rpc_ping(dht_pb2.PingRequest(peer=info), from_peer(STRANGER))
@@ -102,7 +105,7 @@ def test_whoever_is_no_member_gets_a_pong_and_nothing_else() -> None:
     play(test)
 
 
-def test_a_member_is_told_who_we_are_and_remembered() -> None:
+def test_a_member_gets_our_record_and_becomes_a_neighbour() -> None:
     async def test(one: RecordProtocol) -> None:
         pong = await one.rpc_ping(dht_pb2.PingRequest(peer=card(CALLER)), from_peer(CALLER))
         assert MemberRecord.from_bytes(pong.peer.node_id).peer_id == ME.peer_id
@@ -111,7 +114,7 @@ def test_a_member_is_told_who_we_are_and_remembered() -> None:
     play(test)
 
 
-def test_a_find_asks_for_one_place() -> None:
+def test_a_lookup_is_for_one_place() -> None:
     async def test(one: RecordProtocol) -> None:
         for keys in ([], [b""], [bytes(200_000)], [bytes(KEY_BYTES)] * (KNOWN + 2)):
             with pytest.raises(BadMessage):
@@ -120,21 +123,21 @@ def test_a_find_asks_for_one_place() -> None:
     play(test)
 
 
-def test_what_the_asker_says_it_has_is_named_by_its_gist() -> None:
+def test_records_that_the_caller_knows_are_sent_as_gists() -> None:
     async def test(one: RecordProtocol) -> None:
         known, moved, new = seeded(5), seeded(6), seeded(7)
         for author in (known, moved, new):
             one.neighbours.heard(held_of(record(author, 2, addresses=HOME)), "")
         has = [record(known, 1, addresses=HOME).gist, record(moved, 1, addresses=("/ip4/198.51.100.7/tcp/4001",)).gist, record(ME).gist]
         answer = await one.rpc_find(find(7, card(CALLER), *has), from_peer(CALLER))
-        told = set(split_answer(answer.results[0].value))
+        told = set(split_reply(answer.results[0].value))
         assert told == {record(known, 2, addresses=HOME).gist, *(record(who, 2, addresses=HOME).to_bytes() for who in (moved, new))}
         assert answer.peer.node_id == record(ME).gist
 
     play(test)
 
 
-def test_an_answer_is_a_handful_of_the_nearest_however_many_there_are() -> None:
+def test_a_reply_holds_a_bounded_number_of_the_nearest_records() -> None:
     async def test(one: RecordProtocol) -> None:
         for number in range(100, 400):
             held = one.shelf.read(record(seeded(number), addresses=HOME).to_bytes())
@@ -148,7 +151,7 @@ def test_an_answer_is_a_handful_of_the_nearest_however_many_there_are() -> None:
     play(test)
 
 
-def test_other_kinds_of_key_are_not_served() -> None:
+def test_other_types_of_key_are_not_served() -> None:
     async def test(one: RecordProtocol) -> None:
         context: Any = SimpleNamespace(remote_id=PeerID(b"\x12\x20" + bytes(32)))
         with pytest.raises(BadMessage):
@@ -157,7 +160,7 @@ def test_other_kinds_of_key_are_not_served() -> None:
     play(test)
 
 
-def test_a_flood_costs_its_budget_and_leaves_others_theirs() -> None:
+def test_a_flood_exhausts_only_the_callers_own_rate_limit() -> None:
     async def test(one: RecordProtocol) -> None:
         for number in range(100, 120):
             one.shelf.read(record(seeded(number), addresses=HOME).to_bytes())
@@ -168,7 +171,7 @@ def test_a_flood_costs_its_budget_and_leaves_others_theirs() -> None:
                 sent += (await one.rpc_find(find(7, card(CALLER)), from_peer(CALLER))).ByteSize()
             except Overload:
                 refused += 1
-        assert sent <= PER_PEER.most + 5000
+        assert sent <= PER_PEER.capacity + 5000
         assert refused > 900
         other = seeded(9)
         assert await one.rpc_find(find(7, card(other)), from_peer(other))
@@ -176,19 +179,17 @@ def test_a_flood_costs_its_budget_and_leaves_others_theirs() -> None:
     play(test)
 
 
-def test_neighbours_on_the_local_network_do_not_share_a_purse() -> None:
-    callers = [seeded(number) for number in range(100, 140)]
-
+def test_peers_on_the_local_network_do_not_share_a_rate_limit() -> None:
     async def test(one: RecordProtocol) -> None:
-        for caller in callers:
+        for caller in NEARBY:
             for _ in range(8):
                 await one.rpc_find(find(7, card(caller)), from_peer(caller))
 
-    play(test, {caller.peer_id: f"/ip4/127.0.0.1/tcp/{number}" for number, caller in enumerate(callers)})
+    play(test)
 
 
 def answered(one: RecordProtocol, response: object) -> list[Any]:
-    """Have a node get this answer, or exception, whomever it asks; return its requests, as they come."""
+    """Make every call of a node return this reply or raise it; return the list of its requests."""
     requests: list[Any] = []
 
     async def answer(request: object) -> object:
@@ -205,7 +206,7 @@ def whom() -> Held:
     return held_of(record(CALLER, addresses=HOME))
 
 
-def test_records_of_an_answer_are_seen_and_junk_is_not() -> None:
+def test_valid_records_of_a_reply_are_kept_and_invalid_ones_are_not() -> None:
     async def test(one: RecordProtocol) -> None:
         good, foreign = record(seeded(7), addresses=HOME), record(STRANGER, addresses=HOME)
         value = join_records([held_of(made) for made in (good, foreign)]) + b"\x04\x00junk" + b"\xff\xff"
@@ -216,7 +217,7 @@ def test_records_of_an_answer_are_seen_and_junk_is_not() -> None:
     play(test)
 
 
-def test_only_what_lasts_is_said_to_be_known_and_only_that_is_found_by_its_gist() -> None:
+def test_only_longlived_records_are_declared_as_known() -> None:
     async def test(one: RecordProtocol) -> None:
         lasting, ending, other = (record(seeded(7), 1, 300, HOME), record(seeded(8), 1, 100, HOME), record(seeded(9), 1, 300, HOME))
         for made in (lasting, ending):
@@ -229,7 +230,7 @@ def test_only_what_lasts_is_said_to_be_known_and_only_that_is_found_by_its_gist(
     play(test)
 
 
-def test_who_is_asked_again_and_answers_with_its_gist_is_a_neighbour() -> None:
+def test_a_reply_with_a_gist_makes_its_peer_a_neighbour() -> None:
     async def test(one: RecordProtocol) -> None:
         there = held_of(record(CALLER, 1, 300, HOME))
         answered(one, dht_pb2.FindResponse(results=[dht_pb2.FindResult()], peer=dht_pb2.NodeInfo(node_id=there.record.gist)))
@@ -239,7 +240,7 @@ def test_who_is_asked_again_and_answers_with_its_gist_is_a_neighbour() -> None:
     play(test)
 
 
-def test_no_more_of_an_answer_is_read_than_was_asked_for() -> None:
+def test_only_as_many_records_are_read_as_a_reply_may_hold() -> None:
     async def test(one: RecordProtocol) -> None:
         made = [record(seeded(number), addresses=HOME) for number in range(100, 200)]
         value = join_records([held_of(each) for each in made])
@@ -252,7 +253,7 @@ def test_no_more_of_an_answer_is_read_than_was_asked_for() -> None:
 @pytest.mark.parametrize(
     "response", [P2PDaemonError("gone"), dht_pb2.FindResponse(), dht_pb2.FindResponse(results=[dht_pb2.FindResult()] * 2)]
 )
-def test_an_answer_to_another_question_is_none(response: object) -> None:
+def test_a_reply_to_another_request_is_ignored(response: object) -> None:
     async def test(one: RecordProtocol) -> None:
         answered(one, response)
         assert await one.call_find(whom(), 0) is None
@@ -260,7 +261,7 @@ def test_an_answer_to_another_question_is_none(response: object) -> None:
     play(test)
 
 
-def test_who_does_not_answer_is_no_neighbour_any_more_and_who_refuses_is_one() -> None:
+def test_a_silent_neighbour_is_removed_and_a_refusing_one_is_kept() -> None:
     async def test(one: RecordProtocol) -> None:
         one.neighbours.heard(whom(), "")
         answered(one, P2PHandlerError("too much"))
@@ -273,7 +274,7 @@ def test_who_does_not_answer_is_no_neighbour_any_more_and_who_refuses_is_one() -
     play(test)
 
 
-def test_a_peer_that_shows_the_record_of_another_is_not_it() -> None:
+def test_a_peer_that_presents_the_record_of_another_is_ignored() -> None:
     async def test(one: RecordProtocol) -> None:
         answered(one, dht_pb2.PingResponse(peer=card(seeded(8))))
         assert await one.call_ping(CALLER.peer_id) is None
@@ -292,7 +293,7 @@ def test_a_peer_that_shows_the_record_of_another_is_not_it() -> None:
         ((f"{HOME[0]}/p2p/{seeded(4).peer_id}/p2p-circuit",), HOME[0], False),
     ],
 )
-def test_who_can_be_called(addresses: tuple[str, ...], end: str, can: bool) -> None:
+def test_which_members_can_be_called(addresses: tuple[str, ...], end: str, can: bool) -> None:
     public = tuple(address.replace("203.0.113", "8.8.8") for address in addresses)
     made = replace(record(CALLER, addresses=public), signature=b"")
     assert can_be_called(made, end.replace("203.0.113", "8.8.8")) == can

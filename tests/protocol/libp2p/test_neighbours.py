@@ -1,4 +1,4 @@
-"""Whom a peer of the directory knows: bounded, and nobody can fill it with keys from one network."""
+"""Routing table and stored records: bounded, and not filled by many identities of one network."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Clock:
 
 
 def farthest(num: int) -> list[Held]:
-    """Members that all belong in the bucket of those farthest from us."""
+    """Return members of the bucket with the largest distance from us."""
     found = (held(number) for number in range(2, 10_000))
     bit = 1 << 159
     return [next(one for one in found if (place_of(one.peer) ^ place_of(ME)) & bit) for _ in range(num)]
 
 
-def test_the_nearer_the_more_are_known() -> None:
+def test_the_routing_table_is_denser_near_its_own_place() -> None:
     known = Neighbours(ME, Clock(), random.Random(1))
     for number in range(2, 300):
         known.heard(held(number), str(number))
@@ -43,7 +43,7 @@ def test_the_nearer_the_more_are_known() -> None:
     assert {one.peer for one in nearest} <= {one.peer for one in known.all()}
 
 
-def test_a_newcomer_takes_the_place_of_a_silent_one_only() -> None:
+def test_a_newcomer_replaces_only_a_silent_neighbour() -> None:
     clock = Clock()
     known = Neighbours(ME, clock, random.Random(1))
     *first, second, third = farthest(BUCKET + 2)
@@ -58,7 +58,7 @@ def test_a_newcomer_takes_the_place_of_a_silent_one_only() -> None:
     assert third in known.all() and first[0] not in known.all()
 
 
-def test_many_keys_of_one_network_make_room_for_others() -> None:
+def test_many_peers_of_one_network_make_room_for_others() -> None:
     known = Neighbours(ME, Clock(), random.Random(1))
     *crowd, other = farthest(3 * BUCKET)
     for one in crowd:
@@ -67,7 +67,7 @@ def test_many_keys_of_one_network_make_room_for_others() -> None:
     assert other in known.all() and len(known) == BUCKET
 
 
-def test_now_and_then_a_newcomer_is_mixed_in_so_that_not_everybody_asks_the_oldest() -> None:
+def test_sometimes_a_newcomer_replaces_any_neighbour() -> None:
     known = Neighbours(ME, Clock(), random.Random(1))
     members = farthest(BUCKET + 100)
     for number, one in enumerate(members):
@@ -85,7 +85,7 @@ def test_an_older_record_does_not_replace_a_newer_one() -> None:
     assert known.all() == []
 
 
-def test_the_quietest_is_whom_nobody_heard_the_longest() -> None:
+def test_quietest_returns_the_neighbour_that_was_silent_the_longest() -> None:
     clock = Clock()
     known = Neighbours(ME, clock, random.Random(1))
     for second, number in enumerate((5, 6)):
@@ -96,17 +96,17 @@ def test_the_quietest_is_whom_nobody_heard_the_longest() -> None:
     assert known.quietest(2.0) == held(5)
 
 
-def test_holdings_keep_the_latest_word() -> None:
+def test_holdings_keep_the_latest_record() -> None:
     holdings = Holdings(ME)
     assert holdings.put(held(5, 2), "", NOW_S)
     assert not holdings.put(held(5, 1), "", NOW_S)
-    assert holdings.put(held(5, 2), "", NOW_S), "what is held is held"
-    assert not holdings.put(held(5, 2, lifetime_s=50), "", NOW_S), "two words of one number leave the first"
-    assert holdings.put(held(5, 3, lifetime_s=1), "", NOW_S), "a later word may also be a shorter one: a peer that leaves"
+    assert holdings.put(held(5, 2), "", NOW_S), "the same record is stored again"
+    assert not holdings.put(held(5, 2, lifetime_s=50), "", NOW_S), "of two records with one sequence number, the first stays"
+    assert holdings.put(held(5, 3, lifetime_s=1), "", NOW_S), "a later record may expire earlier, when its peer leaves"
     assert holdings.all() == [held(5, 3, 1)]
 
 
-def test_a_key_flood_from_one_network_costs_nobody_else_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flood_from_one_network_evicts_no_record_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "HELD", 20)
     holdings = Holdings(ME)
     honest = [held(number) for number in range(2, 12)]

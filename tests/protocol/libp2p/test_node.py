@@ -22,7 +22,7 @@ from gossamer.protocol.identity import Identity
 from gossamer.protocol.libp2p import node as libp2p
 from gossamer.protocol.libp2p.node import Libp2pNode, without_sightings
 from gossamer.protocol.libp2p.p2pd import DaemonSettings
-from gossamer.protocol.libp2p.record_store import RecordShelf
+from gossamer.protocol.libp2p.record_store import RecordStore
 from gossamer.protocol.messages.records import MemberRecord, announceable
 from gossamer.protocol.streams.transport import Purpose
 from tests.protocol.peers import chunk, echo, number_of
@@ -44,15 +44,19 @@ def home() -> Iterator[Path]:
 
 def new_node(folder: Path, bootstraps: Callable[[], tuple[str, ...]] = tuple, port: int = 0, at: str = "127.0.0.1") -> Libp2pNode:
     Identity.load_or_create(folder / "key")
-    node = Libp2pNode(DaemonSettings(folder / "key", folder / "run", at, port), RecordShelf(RUN_ID), echo, bootstraps)
-    node.bare_record = lambda: record_of(node, folder, 0)
-    return node
+    settings = DaemonSettings(folder / "key", folder / "run", at, port)
+    return Libp2pNode(settings, RecordStore(RUN_ID), echo, bootstraps, bare_record=lambda addresses: record_at(addresses, folder, 0))
 
 
 def record_of(node: Libp2pNode, folder: Path, sequence: int) -> MemberRecord:
-    addresses = announceable(node.addresses, node.peer_id)
-    made = replace(RECORD, peer_id=node.peer_id, addresses=addresses, credential=None, sequence=sequence, expires_s=int(time.time()) + 90)
-    return replace(made, signature=b"").signed(Identity.load_or_create(folder / "key"))
+    return record_at(node.addresses, folder, sequence)
+
+
+def record_at(addresses: tuple[str, ...], folder: Path, sequence: int) -> MemberRecord:
+    who = Identity.load_or_create(folder / "key")
+    own, expires_s = announceable(addresses, who.peer_id), int(time.time()) + 90
+    made = replace(RECORD, peer_id=who.peer_id, addresses=own, credential=None, sequence=sequence, expires_s=expires_s)
+    return replace(made, signature=b"").signed(who)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -193,7 +197,7 @@ def test_addresses_of_the_widest_reach_come_first() -> None:
         with home() as folder:
             Identity.load_or_create(folder / "key")
             settings = DaemonSettings(folder / "key", folder / "run", "127.0.0.1", announce=(near, lan, far, name))
-            async with Libp2pNode(settings, RecordShelf(RUN_ID), echo) as node:
+            async with Libp2pNode(settings, RecordStore(RUN_ID), echo) as node:
                 shown = [address.removesuffix(f"/p2p/{node.peer_id}") for address in node.addresses]
             assert set(shown[:2]) == {far, name} and shown[2:] == [lan, near]
 

@@ -70,7 +70,7 @@ def test_a_partner_that_accepts_and_says_nothing_is_given_up(monkeypatch: pytest
                 listener = await asyncio.start_unix_server(lambda reader, writer: stack.callback(drop, writer) and None, path)
                 stack.callback(listener.close)
                 await mute.control.receive_streams(PROTOCOL, path)
-                with pytest.raises(Unreachable, match="did not answer"):
+                with pytest.raises(Unreachable, match="did not accept"):
                     await a.connect(mute.peer_id, mute.addresses, Purpose.MEET)
 
         assert len(asyncio.all_tasks()) == 1

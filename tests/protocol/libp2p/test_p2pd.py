@@ -1,4 +1,4 @@
-"""p2pd: starts as asked or says why not, and never outlives its parent."""
+"""p2pd starts with its settings or reports the reason, and always ends with its parent."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RELAY = f"/ip4/127.0.0.1/tcp/9/p2p/{seeded(1).peer_id}"
 
 
 def other(settings: DaemonSettings) -> DaemonSettings:
-    """Settings of another peer beside one."""
+    """Return settings of another peer next to these."""
     folder = settings.folder.with_name("other")
     Identity.load_or_create(folder / "key")
     return replace(settings, identity_file=folder / "key", folder=folder / "run")
@@ -49,7 +49,7 @@ async def start(settings: DaemonSettings) -> None:
         pass
 
 
-def test_it_lives_inside_the_with_block_and_has_our_name(settings: DaemonSettings) -> None:
+def test_it_runs_inside_the_with_block_with_our_peer_id(settings: DaemonSettings) -> None:
     async def main() -> None:
         async with Daemon(settings) as p2pd:
             assert p2pd.peer_id == Identity.load_or_create(settings.identity_file).peer_id
@@ -65,14 +65,14 @@ def test_it_lives_inside_the_with_block_and_has_our_name(settings: DaemonSetting
     asyncio.run(main())
 
 
-def test_it_ends_where_its_memory_does(settings: DaemonSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_ends_at_its_memory_limit(settings: DaemonSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(daemon, "MEMORY_BYTES", 32 << 20)
     with pytest.raises(TransportError, match="ended at once"):
         asyncio.run(start(settings))
 
 
 @pytest.mark.parametrize("through", [(), (RELAY,)], ids=["open", "behind a relay"])
-def test_libp2ps_own_dht_answers_nobody(settings: DaemonSettings, through: tuple[str, ...]) -> None:
+def test_libp2ps_own_dht_serves_no_peer(settings: DaemonSettings, through: tuple[str, ...]) -> None:
     async def main() -> None:
         async with Daemon(replace(settings, through=through)) as p2pd, Daemon(other(settings)) as stranger:
             await stranger.control.connect(p2pd.peer_id, [f"/ip4/127.0.0.1/tcp/{p2pd.port}"])
@@ -82,7 +82,7 @@ def test_libp2ps_own_dht_answers_nobody(settings: DaemonSettings, through: tuple
     asyncio.run(main())
 
 
-def test_death_is_seen(settings: DaemonSettings) -> None:
+def test_a_crash_is_detected(settings: DaemonSettings) -> None:
     async def main() -> None:
         async with Daemon(settings) as p2pd:
             watch = asyncio.create_task(p2pd.died())
@@ -95,9 +95,9 @@ def test_death_is_seen(settings: DaemonSettings) -> None:
 
 
 @pytest.mark.parametrize("reuse", [False, True], ids=["plain", "SO_REUSEPORT"])
-def test_a_busy_port_is_named(settings: DaemonSettings, reuse: bool) -> None:
+def test_a_busy_port_is_reported(settings: DaemonSettings, reuse: bool) -> None:
     with socket.socket() as other:
-        if reuse:  # another p2pd of ours: the kernel would let both have it
+        if reuse:  # another p2pd of this user: the kernel would let both bind the port
             other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -107,7 +107,7 @@ def test_a_busy_port_is_named(settings: DaemonSettings, reuse: bool) -> None:
     assert str(port) in caught.value.hint
 
 
-def test_a_port_that_is_taken_at_the_last_moment_is_named_too(settings: DaemonSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_taken_after_the_check_is_reported(settings: DaemonSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(daemon, "_check_port", lambda host, port: None)
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -117,30 +117,30 @@ def test_a_port_that_is_taken_at_the_last_moment_is_named_too(settings: DaemonSe
             asyncio.run(start(replace(settings, port=port)))
 
 
-def test_a_host_that_is_not_ours_is_refused(settings: DaemonSettings) -> None:
+def test_a_foreign_host_is_rejected(settings: DaemonSettings) -> None:
     for host in ("203.0.113.1", "example.org"):
         with pytest.raises(BadSettings, match=host) as caught:
             asyncio.run(start(replace(settings, host=host)))
         assert caught.value.hint
 
 
-def test_a_folder_that_others_may_enter_is_refused(settings: DaemonSettings) -> None:
+def test_a_folder_that_others_may_enter_is_rejected(settings: DaemonSettings) -> None:
     settings.folder.mkdir()
-    settings.folder.chmod(0o755)  # whatever the umask
+    settings.folder.chmod(0o755)  # independent of the umask
     with pytest.raises(BadSettings, match="other users") as caught:
         asyncio.run(start(settings))
     assert "chmod 700" in caught.value.hint
 
 
-def test_a_folder_too_deep_for_sockets_is_refused(settings: DaemonSettings) -> None:
+def test_a_folder_too_deep_for_sockets_is_rejected(settings: DaemonSettings) -> None:
     with pytest.raises(BadSettings, match="too long"):
         asyncio.run(start(replace(settings, folder=settings.folder / ("x" * 100))))
 
 
-def test_another_binary_is_refused(settings: DaemonSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_binary_is_rejected(settings: DaemonSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(daemon, "KNOWN_SHA256", {key: "0" * 64 for key in daemon.KNOWN_SHA256})
     daemon.verified_binary.cache_clear()
-    with pytest.raises(BadSettings, match="sha256"):
+    with pytest.raises(BadSettings, match="SHA-256"):
         asyncio.run(start(settings))
 
 
@@ -157,7 +157,7 @@ asyncio.run(main())
 """
 
 
-def test_it_dies_with_a_parent_that_is_killed(settings: DaemonSettings) -> None:
+def test_it_ends_when_its_parent_is_killed(settings: DaemonSettings) -> None:
     command = [sys.executable, "-c", PARENT, str(settings.identity_file), str(settings.folder)]
     with subprocess.Popen(command, cwd=Path(__file__).parents[3], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None

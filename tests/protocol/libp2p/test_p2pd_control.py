@@ -1,4 +1,4 @@
-"""The control socket against a p2pd that is silent, rude or gone. A real one is in test_p2pd.py and above."""
+"""The control socket with a p2pd that is silent, returns errors or has ended. test_p2pd.py uses a real p2pd."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ME, PARTNER, OTHER = (seeded(number).peer_id for number in (1, 2, 3))
 
 
 def play(folder: Path, answer: Callable[[Any], Any], ask: Callable[[Control], Awaitable[object]]) -> list[Any]:
-    """Ask a p2pd that answers so (None: not at all); return the requests it saw."""
+    """Send requests to a p2pd with these responses (None: no response); return the requests that it received."""
     seen: list[Any] = []
     writers: list[asyncio.StreamWriter] = []
 
@@ -50,28 +50,28 @@ def ok(_: object) -> Any:
     return p2pd_pb2.Response(type=p2pd_pb2.Response.OK)
 
 
-def test_a_silent_p2pd_is_unreachable_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_p2pd_is_unreachable_after_the_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gossamer.protocol.libp2p.p2pd.DIAL_S", 0.1)
     with pytest.raises(Unreachable, match=r"within 0\.1 s"):
         play(tmp_path, lambda request: None, lambda control: control.connect(PARTNER, []))
 
 
-def test_what_p2pd_says_is_passed_on_in_one_line(tmp_path: Path) -> None:
+def test_p2pds_error_is_reported_in_one_line(tmp_path: Path) -> None:
     response = p2pd_pb2.Response(type=p2pd_pb2.Response.ERROR, error=p2pd_pb2.ErrorResponse(msg="all dials failed\n  * " + "x" * 1000))
     with pytest.raises(Unreachable, match="^p2pd: all dials failed [*] x{50}") as caught:
         play(tmp_path, lambda request: response, lambda control: control.open_stream(PARTNER, "/p"))
     assert len(str(caught.value)) < 400
 
 
-def test_a_p2pd_that_is_gone_is_unreachable(tmp_path: Path) -> None:
+def test_an_ended_p2pd_is_unreachable(tmp_path: Path) -> None:
     async def main() -> None:
         await Control(tmp_path / "nothing.sock").identify()
 
-    with pytest.raises(Unreachable, match="gone"):
+    with pytest.raises(Unreachable, match="has ended"):
         asyncio.run(main())
 
 
-def test_only_legal_addresses_of_the_partner_are_dialled(tmp_path: Path) -> None:
+def test_only_valid_addresses_of_the_partner_are_dialled(tmp_path: Path) -> None:
     good = "/ip4/203.0.113.5/tcp/4001"
     addresses = [good, f"{good}/p2p/{PARTNER}", f"{good}/p2p/{OTHER}", "/ip4/1.2.3.4/udp/1/quic", "nonsense", ""]
     (request,) = play(tmp_path, ok, lambda control: control.connect(PARTNER, addresses))
@@ -80,7 +80,7 @@ def test_only_legal_addresses_of_the_partner_are_dialled(tmp_path: Path) -> None
     assert len(set(request.connect.addrs)) == 1
 
 
-def test_peers_with_other_kinds_of_key_are_passed_over(tmp_path: Path) -> None:
+def test_peers_with_other_types_of_key_are_skipped(tmp_path: Path) -> None:
     response = p2pd_pb2.Response(
         type=p2pd_pb2.Response.OK,
         peers=[p2pd_pb2.PeerInfo(id=raw, addrs=[OTHER_END.to_bytes()]) for raw in (PARTNER.raw, b"\x12\x20" + bytes(32))],
@@ -93,7 +93,7 @@ def test_peers_with_other_kinds_of_key_are_passed_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("peer", "is_good"), [(PARTNER.raw, True), (b"\x12\x20" + bytes(32), False), (b"", False)])
-def test_an_inbound_stream_says_whose_it_is(peer: bytes, is_good: bool) -> None:
+def test_an_inbound_stream_names_its_peer(peer: bytes, is_good: bool) -> None:
     info = p2pd_pb2.StreamInfo(peer=peer, addr=b"\x04\x7f\x00\x00\x01\x06\x00\x01", proto="/p").SerializeToString()
 
     async def main() -> object:

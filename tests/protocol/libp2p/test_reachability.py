@@ -1,4 +1,4 @@
-"""What a peer concludes from what others say of it, and which relays it takes: against p2pds that are made up, in virtual time."""
+"""Reachability from dial-back results, and the choice of relays: against a scripted p2pd, under virtual time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def relay(number: int) -> str:
 
 
 class World(Control):
-    """A p2pd, and what partners say when they are asked."""
+    """A p2pd, and the partners' dial-back replies."""
 
     def __init__(self) -> None:
         super().__init__(Path("nowhere"))
@@ -76,7 +76,7 @@ async def within(seconds: float, work: Awaitable[str]) -> str:
         return ""
 
 
-def test_who_is_called_by_others_is_open(world: World) -> None:
+def test_a_peer_that_partners_reach_is_open(world: World) -> None:
     async def test() -> None:
         world.says(0, Reached.YES, relays=True)
         known = Reachability()
@@ -86,7 +86,7 @@ def test_who_is_called_by_others_is_open(world: World) -> None:
     run(test)
 
 
-def test_who_is_not_takes_relays_that_partners_are(world: World) -> None:
+def test_an_unreachable_peer_uses_its_partners_as_relays(world: World) -> None:
     async def test() -> None:
         world.says(0, Reached.NO, relays=True)
         world.says(1, Reached.NO)
@@ -97,7 +97,7 @@ def test_who_is_not_takes_relays_that_partners_are(world: World) -> None:
     run(test)
 
 
-def test_nobody_to_ask_means_nothing(world: World) -> None:
+def test_without_partners_the_reachability_stays_unknown(world: World) -> None:
     async def test() -> None:
         world.says(0, Reached.NO, relays=True, end="/ip4/192.168.1.7/tcp/1")
         world.says(1, Reached.NO, relays=True, end=PLACE)
@@ -111,7 +111,7 @@ def test_nobody_to_ask_means_nothing(world: World) -> None:
     run(test)
 
 
-def test_one_liar_among_several_moves_nothing(world: World) -> None:
+def test_one_malicious_partner_has_no_effect(world: World) -> None:
     async def test() -> None:
         for number in range(4):
             world.says(number, Reached.YES if number else Reached.NO)
@@ -122,7 +122,7 @@ def test_one_liar_among_several_moves_nothing(world: World) -> None:
     run(test)
 
 
-def test_a_relay_that_comes_later_is_taken_then(world: World) -> None:
+def test_a_relay_that_appears_later_is_used(world: World) -> None:
     async def test() -> None:
         world.says(0, Reached.NO)
         known = Reachability()
@@ -134,13 +134,13 @@ def test_a_relay_that_comes_later_is_taken_then(world: World) -> None:
     run(test)
 
 
-def test_when_its_relay_dies_it_takes_another_within_half_a_minute(world: World) -> None:
+def test_a_dead_relay_is_replaced_within_half_a_minute(world: World) -> None:
     async def test() -> None:
         world.own = (PLACE,)
         world.says(0, Reached.NO, relays=True)
         world.says(1, Reached.NO, relays=True)
         known = Reachability((relay(0),))
-        assert await within(400, known.until_role_changes(world, 4001)) == "", "all is well"
+        assert await within(400, known.until_role_changes(world, 4001)) == "", "no change is needed"
         world.gone.add(PARTNERS[0])
         world.own = ()
         assert await within(20, known.until_role_changes(world, 4001))
@@ -149,33 +149,33 @@ def test_when_its_relay_dies_it_takes_another_within_half_a_minute(world: World)
     run(test)
 
 
-def test_without_another_it_waits_for_the_old_one(world: World) -> None:
+def test_without_another_relay_it_retries_the_old_one(world: World) -> None:
     async def test() -> None:
         world.gone.add(PARTNERS[0])
         known = Reachability((relay(0),))
         assert await within(60, known.until_role_changes(world, 4001)) == ""
         world.gone.clear()
-        assert await within(20, known.until_role_changes(world, 4001)), "it has lost us: p2pd asks it for a place when it starts"
+        assert await within(20, known.until_role_changes(world, 4001)), "p2pd requests a new reservation when it restarts"
         assert known.through == (relay(0),)
 
     run(test)
 
 
-def test_where_relays_are_full_p2pd_is_started_anew_more_and_more_seldom(world: World) -> None:
+def test_full_relays_cause_restarts_with_back_off(world: World) -> None:
     async def test() -> None:
         known, began_s, num_starts = Reachability((relay(0),)), asyncio.get_running_loop().time(), 0
         while asyncio.get_running_loop().time() < began_s + 3600.0:
             num_starts += bool(await within(3600.0, known.until_role_changes(world, 4001)))
         assert 10 < num_starts < 20
         world.own = (PLACE,)
-        assert await within(60, known.until_role_changes(world, 4001)) == "", "a place at last"
+        assert await within(60, known.until_role_changes(world, 4001)) == "", "the relay gave a reservation"
         world.own = ()
-        assert await within(10, known.until_role_changes(world, 4001)), "the next one is waited for no longer than the first"
+        assert await within(10, known.until_role_changes(world, 4001)), "the timeout should start again"
 
     run(test)
 
 
-def test_who_can_be_called_again_needs_none(world: World) -> None:
+def test_a_peer_that_becomes_reachable_drops_its_relays(world: World) -> None:
     async def test() -> None:
         world.own = (PLACE,)
         world.says(1, Reached.YES)

@@ -1,4 +1,4 @@
-"""The shelf refuses what poisoned a stock DHT, forgets what is out of date, and stays bounded and mixed."""
+"""The record store rejects invalid records, forgets expired ones, and stays bounded and diverse."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.libp2p import record_store as shelf
 from gossamer.protocol.libp2p.neighbours import Held
-from gossamer.protocol.libp2p.record_store import RecordShelf, join_records, split_answer
+from gossamer.protocol.libp2p.record_store import RecordStore, join_records, split_reply
 from gossamer.protocol.messages.records import MemberRecord
 from gossamer.protocol.wire import peer_pb2
 from tests.protocol.peers import seeded
@@ -31,8 +31,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def own(clock: Clock) -> RecordShelf:
-    return RecordShelf(RUN_ID, now=clock)
+def own(clock: Clock) -> RecordStore:
+    return RecordStore(RUN_ID, now=clock)
 
 
 def record(author: Identity, sequence: int = 1, lifetime_s: int = 100, addresses: tuple[str, ...] = ()) -> MemberRecord:
@@ -40,7 +40,7 @@ def record(author: Identity, sequence: int = 1, lifetime_s: int = 100, addresses
     return replace(made, signature=b"").signed(author)
 
 
-def test_a_good_record_is_kept_as_it_came(own: RecordShelf) -> None:
+def test_a_valid_record_is_kept_unchanged(own: RecordStore) -> None:
     made = record(ALICE)
     assert own.read(made.to_bytes()) == Held(made, made.to_bytes())
     assert own.records() == [made]
@@ -66,12 +66,12 @@ BAD = list(bad_offers())
 
 
 @pytest.mark.parametrize(("name", "data"), BAD, ids=[name for name, _ in BAD])
-def test_bad_records_are_refused(own: RecordShelf, name: str, data: bytes) -> None:
+def test_invalid_records_are_rejected(own: RecordStore, name: str, data: bytes) -> None:
     assert own.read(data) is None
     assert own.records() == []
 
 
-def test_a_gap_in_the_checks_is_no_record(own: RecordShelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_rejects_the_record(own: RecordStore, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(record: MemberRecord, run_id: bytes, now_s: float) -> None:
         raise ValueError("a case that nobody thought of")
 
@@ -79,14 +79,14 @@ def test_a_gap_in_the_checks_is_no_record(own: RecordShelf, monkeypatch: pytest.
     assert own.read(record(ALICE).to_bytes()) is None
 
 
-def test_an_older_word_never_replaces_a_newer_one(own: RecordShelf) -> None:
+def test_an_older_record_never_replaces_a_newer_one(own: RecordStore) -> None:
     newer, older = record(ALICE, sequence=2, lifetime_s=50), record(ALICE, sequence=1, lifetime_s=200)
     for made in (older, newer, older):
-        assert own.read(made.to_bytes()) is not None, "an older word is true too"
+        assert own.read(made.to_bytes()) is not None, "an older record is valid too"
     assert own.records() == [newer]
 
 
-def test_records_are_forgotten_when_they_expire(own: RecordShelf, clock: Clock) -> None:
+def test_records_are_forgotten_when_they_expire(own: RecordStore, clock: Clock) -> None:
     held = own.read(record(ALICE, lifetime_s=50).to_bytes())
     assert held is not None and own.is_in_force(held)
     clock.now_s += 50
@@ -95,12 +95,12 @@ def test_records_are_forgotten_when_they_expire(own: RecordShelf, clock: Clock) 
     assert own.read(held.data) is None
 
 
-def test_strangers_to_the_run_are_not_kept(clock: Clock) -> None:
-    own = RecordShelf(RUN_ID, lambda made: made.credential == CREDENTIAL, clock)
+def test_records_of_nonmembers_are_not_kept(clock: Clock) -> None:
+    own = RecordStore(RUN_ID, lambda made: made.credential == CREDENTIAL, clock)
     assert own.read(record(ALICE).to_bytes()) is None
 
 
-def test_a_crowd_of_one_network_leaves_room_for_others(own: RecordShelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_records_of_one_network_leave_room_for_others(own: RecordStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shelf, "RECORDS_IN_VIEW", 20)
     others = [record(seeded(number), addresses=(f"/ip4/8.{number}.0.1/tcp/1",)) for number in range(10)]
     crowd = [record(seeded(number), addresses=("/ip4/6.6.0.1/tcp/1",)) for number in range(100, 150)]
@@ -108,10 +108,10 @@ def test_a_crowd_of_one_network_leaves_room_for_others(own: RecordShelf, monkeyp
         own.read(made.to_bytes())
     kept = own.records()
     assert set(others) <= set(kept) and len(kept) == 20
-    assert kept[-10:] != crowd[:10] and kept[-10:] != crowd[-10:], "of a crowd, any may stay"
+    assert kept[-10:] != crowd[:10] and kept[-10:] != crowd[-10:], "any of the records of one network may stay"
 
 
-def test_expired_records_make_room_first(own: RecordShelf, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expired_records_make_room_first(own: RecordStore, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shelf, "RECORDS_IN_VIEW", 2)
     for author, lifetime_s in ((ALICE, 10), (BOB, 10)):
         own.read(record(author, lifetime_s=lifetime_s).to_bytes())
@@ -121,8 +121,8 @@ def test_expired_records_make_room_first(own: RecordShelf, clock: Clock, monkeyp
     assert own.records() == [made]
 
 
-def test_a_cut_answer_yields_its_whole_records() -> None:
+def test_a_truncated_reply_yields_its_complete_records() -> None:
     held = [Held(made, made.to_bytes()) for made in (record(ALICE), record(BOB))]
-    assert list(split_answer(join_records(held))) == [one.data for one in held]
-    assert list(split_answer(b"\x02\x00ab\x03\x00cd")) == [b"ab"]
-    assert list(split_answer(b"\x02")) == []
+    assert list(split_reply(join_records(held))) == [one.data for one in held]
+    assert list(split_reply(b"\x02\x00ab\x03\x00cd")) == [b"ab"]
+    assert list(split_reply(b"\x02")) == []

@@ -1,4 +1,4 @@
-"""A line so slow that daemon and kernel still hold megabytes when a side has said its last, and partners that never end a call."""
+"""Slow lines, on which megabytes are still in transit when a side closes, and partners that never end a call."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from tests.protocol.peers import chunk, nobody, number_of
 CHUNK = 256 * 1024
 NUM_CHUNKS = 16
 BYTES_PER_S = 600_000
-LINGER_S = 2.5  # less than a window takes on this line
+LINGER_S = 2.5  # less than one flow-control window takes on this line
 
 
 class Line:
-    """A TCP port that leads to another one, at BYTES_PER_S each way."""
+    """A TCP proxy that is limited to BYTES_PER_S in each direction."""
 
     def __init__(self, stack: AsyncExitStack, port: int) -> None:
         self._stack = stack
@@ -64,7 +64,7 @@ class Line:
 
 
 class World:
-    """Real p2pds, and slow lines to them."""
+    """Real p2pd processes behind slow lines."""
 
     def __init__(self, stack: AsyncExitStack) -> None:
         self._stack = stack
@@ -105,7 +105,7 @@ async def hear_all(stream: Stream) -> None:
     assert [await number_of(stream) for _ in range(NUM_CHUNKS)] == list(range(NUM_CHUNKS))
 
 
-def test_what_a_handler_sent_last_arrives_however_long_the_line_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_messages_of_a_handler_arrive_over_a_slow_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gossamer.protocol.streams.admission.LINGER_S", LINGER_S)
 
     async def give(purpose: Purpose, stream: Stream) -> None:
@@ -121,7 +121,7 @@ def test_what_a_handler_sent_last_arrives_however_long_the_line_takes(monkeypatc
     play(test)
 
 
-def test_what_a_caller_sent_last_arrives_however_long_the_line_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_messages_of_a_caller_arrive_over_a_slow_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gossamer.protocol.libp2p.outbound.LINGER_S", LINGER_S)
     heard = asyncio.Event()
 
@@ -138,7 +138,7 @@ def test_what_a_caller_sent_last_arrives_however_long_the_line_takes(monkeypatch
     play(test)
 
 
-def test_of_calls_that_a_partner_never_ends_the_oldest_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_calls_that_a_partner_never_ends_are_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gossamer.protocol.libp2p.outbound.MAX_CLOSING", 1)
 
     async def stay(purpose: Purpose, stream: Stream) -> None:

@@ -1,4 +1,4 @@
-"""Two sockets spliced together behave like one."""
+"""Two spliced sockets behave like one connection."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from gossamer.protocol.libp2p.splice import CarriedBytes, Pair, drop, splice, while_moving
+from gossamer.protocol.libp2p.splice import CarriedBytes, Pair, drop, splice, wait_while_active
 from gossamer.protocol.memory import virtual_time
 from gossamer.protocol.tasks import cancel
 
@@ -39,7 +39,7 @@ def play(test: Test, runner: Callable[[Coroutine[Any, Any, None]], None] = async
 
 
 @pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
-def test_what_dribbles_in_is_passed_on_in_fewer_pieces_and_whole(runner: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+def test_small_reads_are_merged_and_no_byte_is_lost(runner: Callable[[Coroutine[Any, Any, None]], None]) -> None:
     async def test(one: Pair, other: Pair, task: asyncio.Task[None], carried: CarriedBytes) -> None:
         packets = [bytes([number]) * 1448 for number in range(200)]
         pieces = []
@@ -62,7 +62,7 @@ def test_what_dribbles_in_is_passed_on_in_fewer_pieces_and_whole(runner: Callabl
     play(test, runner)
 
 
-def test_bytes_cross_both_ways_and_are_counted() -> None:
+def test_bytes_are_copied_in_both_directions_and_counted() -> None:
     async def test(one: Pair, other: Pair, task: asyncio.Task[None], carried: CarriedBytes) -> None:
         data = bytes(range(256)) * 4096
         for near, far in ((one, other), (other, one)):
@@ -73,7 +73,7 @@ def test_bytes_cross_both_ways_and_are_counted() -> None:
     play(test)
 
 
-def test_what_was_written_before_closing_arrives() -> None:
+def test_bytes_written_before_closing_arrive() -> None:
     async def test(one: Pair, other: Pair, task: asyncio.Task[None], carried: CarriedBytes) -> None:
         data = bytes(1 << 20)
         one[1].write(data)
@@ -84,7 +84,7 @@ def test_what_was_written_before_closing_arrives() -> None:
     play(test)
 
 
-def test_a_broken_end_ends_the_other_quietly() -> None:
+def test_a_broken_side_closes_the_other_without_an_error() -> None:
     async def test(one: Pair, other: Pair, task: asyncio.Task[None], carried: CarriedBytes) -> None:
         other[1].transport.abort()
         assert await one[0].read() == b""
@@ -93,7 +93,7 @@ def test_a_broken_end_ends_the_other_quietly() -> None:
     play(test)
 
 
-def test_a_writer_waits_for_the_far_reader() -> None:
+def test_a_writer_waits_for_the_remote_reader() -> None:
     async def test(one: Pair, other: Pair, task: asyncio.Task[None], carried: CarriedBytes) -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):
@@ -105,7 +105,7 @@ def test_a_writer_waits_for_the_far_reader() -> None:
     play(test)
 
 
-def test_cancelling_drops_both_ends() -> None:
+def test_cancelling_closes_both_sides() -> None:
     async def test(one: Pair, other: Pair, task: asyncio.Task[None], carried: CarriedBytes) -> None:
         await asyncio.sleep(0)
         task.cancel()
@@ -123,23 +123,23 @@ def test_cancelling_drops_both_ends() -> None:
         pytest.param(range(0, 1000, 4), 63, id="the work is done before"),
     ],
 )
-def test_one_waits_while_something_moves(moves_s: range, ends_s: int) -> None:
+def test_the_wait_lasts_as_long_as_there_is_progress(moves_s: range, ends_s: int) -> None:
     is_done = ends_s == 63
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
         work = asyncio.create_task(asyncio.sleep(ends_s if is_done else 1000))
         with nullcontext() if is_done else pytest.raises(TimeoutError):
-            await while_moving(work, lambda: sum(move_s <= loop.time() for move_s in moves_s), quiet_s=5, most_s=100)
+            await wait_while_active(work, lambda: sum(move_s <= loop.time() for move_s in moves_s), quiet_s=5, most_s=100)
         assert loop.time() == pytest.approx(ends_s)
         assert work.done()
 
     virtual_time.run(main())
 
 
-def test_what_the_work_raises_is_raised() -> None:
+def test_an_exception_of_the_work_is_raised() -> None:
     async def work() -> None:
         raise ConnectionError("it broke")
 
     with pytest.raises(ConnectionError):
-        asyncio.run(while_moving(work(), lambda: 0, quiet_s=5, most_s=5))
+        asyncio.run(wait_while_active(work(), lambda: 0, quiet_s=5, most_s=5))

@@ -1,4 +1,4 @@
-"""A walk finds who is nearest, whoever lies, hangs or has gone on the way."""
+"""A look-up finds the nearest members despite malicious, hanging and dead peers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BY_PLACE = nearest(MEMBERS, PLACE, len(MEMBERS))
 
 
 class World:
-    """Everybody knows a few who are near to it in the order of MEMBERS by place, so that a walk takes several steps."""
+    """Each member knows a few members near its own place, so a look-up takes several steps."""
 
     def __init__(self) -> None:
         self.asked: list[Held] = []
@@ -47,7 +47,7 @@ class World:
 def walk(world: World, num: int = 4, most_calls: int = 40) -> tuple[list[Held], float]:
     async def main() -> tuple[list[Held], float]:
         found = await Walk(PLACE, world.ask).run(BY_PLACE[-3:], num, most_calls)
-        assert world.under_way == 0, "nothing is left behind"
+        assert world.under_way == 0, "every call should have ended"
         return found, asyncio.get_running_loop().time()
 
     return virtual_time.run(main())
@@ -59,13 +59,13 @@ def test_the_nearest_are_found_in_order() -> None:
     assert len(world.asked) < 30 and world.most_at_once <= AT_ONCE
 
 
-def test_a_walk_costs_no_more_calls_than_it_may() -> None:
+def test_a_lookup_makes_at_most_the_allowed_calls() -> None:
     world = World()
     walk(world, most_calls=5)
     assert len(world.asked) == 5
 
 
-def test_a_liar_costs_a_few_calls() -> None:
+def test_a_malicious_peer_costs_a_few_calls() -> None:
     world = World()
     honest = world.names
     liar = BY_PLACE[-3]
@@ -77,7 +77,7 @@ def test_a_liar_costs_a_few_calls() -> None:
     assert took_s < WALK_S
 
 
-def test_who_is_named_by_another_too_is_asked_all_the_same() -> None:
+def test_a_peer_that_a_trusted_member_also_names_is_queried() -> None:
     world = World()
     honest = world.names
     liar = BY_PLACE[-3]
@@ -85,7 +85,7 @@ def test_who_is_named_by_another_too_is_asked_all_the_same() -> None:
     assert walk(world)[0] == BY_PLACE[:4]
 
 
-def test_one_that_hangs_keeps_nobody_waiting() -> None:
+def test_a_hanging_call_does_not_delay_the_others() -> None:
     world = World()
     world.hanging = {BY_PLACE[10], BY_PLACE[1]}
     found, took_s = walk(world)
@@ -93,7 +93,7 @@ def test_one_that_hangs_keeps_nobody_waiting() -> None:
     assert took_s < 4.0
 
 
-def test_nobody_is_there() -> None:
+def test_a_lookup_without_live_members_returns_none() -> None:
     world = World()
     world.hanging = set(MEMBERS)
     found, took_s = walk(world)

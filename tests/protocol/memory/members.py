@@ -1,4 +1,4 @@
-"""Members of a run with nothing but the real directory over calls in memory, and what a liar among them does."""
+"""Members that run only the real directory over in-memory calls, and a malicious member."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import hashlib
 import random
 from typing import Any
 
-from gossamer.peer.swarm.membership import Membership
+from gossamer.peer.swarm.membership import Membership, OwnCredential
 from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.libp2p.directory import DhtDirectory
 from gossamer.protocol.libp2p.hivemind_imports import dht_pb2
 from gossamer.protocol.libp2p.neighbours import Held, nearest
-from gossamer.protocol.libp2p.record_store import RecordShelf
+from gossamer.protocol.libp2p.record_store import RecordStore
 from gossamer.protocol.memory.calls import MemoryP2P
 from gossamer.protocol.memory.network import EPOCH_S, MemoryNetwork
 from gossamer.protocol.messages.records import MemberRecord
@@ -32,7 +32,7 @@ MINTED_AGAIN_S = 60.0
 
 
 def now_s() -> float:
-    """Return Unix time, which follows the loop's clock."""
+    """Return simulated Unix time, which follows the loop's clock."""
     return EPOCH_S + asyncio.get_running_loop().time()
 
 
@@ -46,11 +46,11 @@ def is_member(record: MemberRecord) -> bool:
 
 def membership(identity: Identity) -> Membership:
     credential = None if identity is HOST else INVITE.credential_for(identity.peer_id)
-    return Membership(identity, TERMS, credential, 1000, 10.0, False)
+    return Membership(identity, TERMS, OwnCredential(credential), 1000, 10.0, False)
 
 
 class Seat:
-    """The place of member `number` in the directory; number 0 is the host. Who is not open is reached through the host."""
+    """Member `number` of the directory; number 0 is the host. A member that is not open is reached through the host as its relay."""
 
     def __init__(self, network: MemoryNetwork, number: int, *, is_open: bool = True) -> None:
         self.identity = HOST if number == 0 else Identity(number.to_bytes(4, "little") * 8)
@@ -63,7 +63,7 @@ class Seat:
             network.hidden[self.peer_id] = ()
         self.p2p: Any = MemoryP2P(network, self.life)
         self.membership = membership(self.identity)
-        shelf = RecordShelf(RUN_ID, is_member, now_s, random.Random(number))
+        shelf = RecordStore(RUN_ID, is_member, now_s, random.Random(number))
         self.directory = DhtDirectory(self.p2p, shelf, self.p2p, lambda: self.membership.bare_record(self.addresses, now_s()))
 
     @property
@@ -72,13 +72,13 @@ class Seat:
 
     @property
     def num_bytes(self) -> int:
-        """Return what it has sent and received."""
+        """Return the bytes that it has sent and received."""
         return self.life.line.num_sent + self.life.line.num_received
 
     @property
     def holds(self) -> set[PeerId]:
-        """Return whose records it holds."""
-        return {held.peer for held in self.directory._protocol.holdings.all()}
+        """Return the peers whose records it stores."""
+        return {held.peer for held in self.directory.protocol.holdings.all()}
 
     async def open(self) -> None:
         await self.directory.open()
@@ -86,8 +86,8 @@ class Seat:
             await self.p2p.connect(HOST.peer_id, [HOST_ADDRESS])
             await self.directory.join([HOST.peer_id])
 
-    def lie(self) -> None:
-        """Name only members that are not there, as near to the place asked for as MINTED keys allow, and hold nothing."""
+    def misbehave(self) -> None:
+        """Behave maliciously: name only dead members, as near to the place as MINTED keys allow, and store no records."""
         rng = random.Random(5)
         minted: list[Held] = []
         made_s = -MINTED_AGAIN_S
@@ -102,8 +102,8 @@ class Seat:
         async def store(request: Any, context: Any) -> Any:
             return dht_pb2.StoreResponse(store_ok=[True])
 
-        protocol: Any = self.directory._protocol
-        protocol._near = near
+        protocol: Any = self.directory.protocol
+        protocol.near = near
         name, (_, kind) = next(item for item in self.life.calls.items() if "rpc_store" in item[0])
         self.life.calls[name] = store, kind
 

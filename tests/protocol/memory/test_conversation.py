@@ -1,4 +1,4 @@
-"""Arrival times in memory: latency, rate, order, cut and loss; and how a conversation ends. The rest is in the transport contract."""
+"""In-memory streams: arrival times, partition, loss and the end of a stream. The transport contract tests the rest."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 import pytest
 
 from gossamer.protocol.errors import PeerGone
-from gossamer.protocol.memory.conversation import FRAMES_ON_THE_WAY, Conversation, Link, MemoryLine, MemoryWay
+from gossamer.protocol.memory.conversation import FRAMES_IN_FLIGHT, Conversation, Link, MemoryChannel, MemoryLine
 from gossamer.protocol.memory.virtual_time import run
 from tests.protocol.peers import chunk, expect_over, number_of, seeded
 
 
-def way(sender: Link, receiver: Link | None = None, seed: int = 0) -> MemoryWay:
-    return MemoryWay(MemoryLine(sender), MemoryLine(receiver or sender), random.Random(seed).random)
+def way(sender: Link, receiver: Link | None = None, seed: int = 0) -> MemoryChannel:
+    return MemoryChannel(MemoryLine(sender), MemoryLine(receiver or sender), random.Random(seed).random)
 
 
 def arrivals(log: list[float]) -> Callable[[], None]:
     return lambda: log.append(asyncio.get_running_loop().time())
 
 
-def test_time_is_latency_plus_bytes_at_the_slower_rate() -> None:
+def test_delay_is_latency_plus_bytes_at_the_slower_rate() -> None:
     async def main() -> None:
         log: list[float] = []
         link = way(Link(latency_s=0.2, bytes_per_s=1000), Link(latency_s=0.4, bytes_per_s=100))
@@ -34,12 +34,12 @@ def test_time_is_latency_plus_bytes_at_the_slower_rate() -> None:
     run(main())
 
 
-def test_frames_of_all_ways_share_a_peers_rate() -> None:
+def test_frames_of_all_streams_share_a_peers_rate() -> None:
     async def main() -> None:
         log: list[float] = []
         sender = MemoryLine(Link(bytes_per_s=100))
         for _ in range(3):
-            MemoryWay(sender, MemoryLine(Link()), random.random).send(100, arrivals(log))
+            MemoryChannel(sender, MemoryLine(Link()), random.random).send(100, arrivals(log))
         await asyncio.sleep(10)
         assert log == [pytest.approx(second) for second in (1, 2, 3)]
 
@@ -58,7 +58,7 @@ def test_jitter_never_reorders() -> None:
     run(main())
 
 
-def test_a_cut_holds_and_a_mend_delivers_in_order() -> None:
+def test_a_partition_holds_frames_and_healing_delivers_them_in_order() -> None:
     async def main() -> None:
         order: list[int] = []
         link = way(Link(latency_s=1.0))
@@ -74,7 +74,7 @@ def test_a_cut_holds_and_a_mend_delivers_in_order() -> None:
     run(main())
 
 
-def test_what_is_lost_does_not_arrive_and_what_follows_does() -> None:
+def test_discarded_frames_do_not_arrive_and_later_ones_do() -> None:
     async def main() -> None:
         order: list[int] = []
         link = way(Link(latency_s=1.0))
@@ -87,10 +87,10 @@ def test_what_is_lost_does_not_arrive_and_what_follows_does() -> None:
     run(main())
 
 
-def test_only_so_much_may_be_under_way() -> None:
+def test_the_number_of_frames_in_flight_is_limited() -> None:
     async def main() -> None:
         link = way(Link(latency_s=1.0))
-        for _ in range(FRAMES_ON_THE_WAY):
+        for _ in range(FRAMES_IN_FLIGHT):
             await link.room()
             link.send(1, lambda: None)
         await link.room()
@@ -109,7 +109,7 @@ def conversation(**link: Any) -> Conversation:
     return made
 
 
-def test_a_goodbye_comes_after_what_was_sent() -> None:
+def test_the_end_of_a_stream_arrives_after_its_frames() -> None:
     async def main() -> None:
         lines = MemoryLine(Link(latency_s=1.0)), MemoryLine(Link(latency_s=1.0))
         talk = Conversation(PEERS, lines, lambda: 0.0)
@@ -127,7 +127,7 @@ def test_a_goodbye_comes_after_what_was_sent() -> None:
     run(main())
 
 
-def test_a_dead_peer_stops_hearing_at_once_and_its_partner_a_moment_later() -> None:
+def test_a_crash_ends_the_peers_side_at_once_and_the_partners_side_later() -> None:
     async def main() -> None:
         talk = conversation()
         a, b = talk.streams
@@ -135,7 +135,7 @@ def test_a_dead_peer_stops_hearing_at_once_and_its_partner_a_moment_later() -> N
         await b.send(chunk(2))
         talk.die(PEERS[0], is_delivered=False)
         await expect_over(a)
-        with pytest.raises(PeerGone, match="gone"):
+        with pytest.raises(PeerGone, match="crashed"):
             await b.receive()
         assert asyncio.get_running_loop().time() == 1.0
 

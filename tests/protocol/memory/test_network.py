@@ -1,4 +1,4 @@
-"""A network in memory: deaths, cuts, records, and the same schedule for the same seed."""
+"""The in-memory network: crashes, partitions, relays, and one schedule per seed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from gossamer.protocol.errors import PeerGone, TransportError, Unreachable
-from gossamer.protocol.memory.conversation import AGAIN_S, FRAMING_BYTES, Link
+from gossamer.protocol.memory.conversation import FRAMING_BYTES, RETRANSMIT_S, Link
 from gossamer.protocol.memory.network import MemoryNetwork, MemoryPeer
 from gossamer.protocol.memory.virtual_time import run
 from gossamer.protocol.streams.transport import Purpose, Stream
@@ -22,7 +22,7 @@ def pair(network: MemoryNetwork) -> tuple[MemoryPeer, MemoryPeer]:
 
 
 @pytest.mark.parametrize("is_delivered", [False, True])
-def test_a_peer_dies_at_the_kth_message_it_sends(is_delivered: bool) -> None:
+def test_a_peer_crashes_at_the_kth_message_it_sends(is_delivered: bool) -> None:
     async def main() -> None:
         network = ScriptedNetwork(link=Link(latency_s=0.1))
         deaths = []
@@ -32,7 +32,7 @@ def test_a_peer_dies_at_the_kth_message_it_sends(is_delivered: bool) -> None:
         stream = await a.connect(B.peer_id, (), Purpose.MEET)
         for number in range(3):
             await stream.send(chunk(number))
-            await asyncio.sleep(0.15)  # the third is on its way back when its sender dies
+            await asyncio.sleep(0.15)  # the third reply is in flight when its sender crashes
         heard = []
         with pytest.raises(PeerGone):
             while True:
@@ -45,7 +45,7 @@ def test_a_peer_dies_at_the_kth_message_it_sends(is_delivered: bool) -> None:
     run(main())
 
 
-def test_a_peer_dies_when_its_kth_message_arrives() -> None:
+def test_a_peer_crashes_when_its_kth_message_arrives() -> None:
     heard: list[int] = []
 
     async def listen(purpose: Purpose, stream: Stream) -> None:
@@ -74,7 +74,7 @@ def test_a_peer_dies_when_its_kth_message_arrives() -> None:
     run(main())
 
 
-def test_a_short_cut_delays_and_a_long_one_ends() -> None:
+def test_a_short_partition_delays_streams_and_a_long_one_ends_them() -> None:
     async def main() -> None:
         network = MemoryNetwork(link=Link(latency_s=0.1, silence_s=30))
         a, _ = pair(network)
@@ -102,12 +102,12 @@ def test_a_short_cut_delays_and_a_long_one_ends() -> None:
     run(main())
 
 
-def test_a_peer_that_refuses_turns_streams_away() -> None:
+def test_a_full_peer_rejects_streams() -> None:
     async def main() -> None:
         network = ScriptedNetwork()
         a, _ = pair(network)
         network.refuse(B.peer_id)
-        with pytest.raises(Unreachable, match="turned"):
+        with pytest.raises(Unreachable, match="rejected"):
             await a.connect(B.peer_id, (), Purpose.MEET)
         network.refuse(B.peer_id, False)
         stream = await a.connect(B.peer_id, (), Purpose.MEET)
@@ -117,7 +117,7 @@ def test_a_peer_that_refuses_turns_streams_away() -> None:
     run(main())
 
 
-def test_a_dead_peer_calls_nobody() -> None:
+def test_a_dead_peer_opens_no_streams() -> None:
     async def main() -> None:
         network = MemoryNetwork()
         a, _ = pair(network)
@@ -128,7 +128,7 @@ def test_a_dead_peer_calls_nobody() -> None:
     run(main())
 
 
-def test_who_is_behind_a_router_is_reached_through_its_relay_or_by_the_connection_that_it_opened() -> None:
+def test_a_peer_behind_a_router_is_reached_through_its_relay_or_its_own_connection() -> None:
     async def main() -> None:
         network = MemoryNetwork(link=Link(latency_s=0.1))
         a, b = pair(network)
@@ -144,7 +144,7 @@ def test_who_is_behind_a_router_is_reached_through_its_relay_or_by_the_connectio
 
         with pytest.raises(Unreachable):
             await a.connect(B.peer_id, (), Purpose.MEET)
-        assert await took_s((place,)) == pytest.approx(0.4)  # two crossings each way
+        assert await took_s((place,)) == pytest.approx(0.4)  # two network delays in each direction
         stream = await a.connect(B.peer_id, (place,), Purpose.MEET)
         network.kill(C.peer_id)
         with pytest.raises(PeerGone):
@@ -159,7 +159,7 @@ def test_who_is_behind_a_router_is_reached_through_its_relay_or_by_the_connectio
     run(main())
 
 
-def test_what_is_lost_on_the_way_is_late_and_still_in_order() -> None:
+def test_lost_frames_arrive_late_and_in_order() -> None:
     async def main() -> None:
         network = MemoryNetwork(link=Link(latency_s=0.01, loss=0.3))
         a, b = pair(network)
@@ -168,7 +168,7 @@ def test_what_is_lost_on_the_way_is_late_and_still_in_order() -> None:
         for number in range(20):
             await stream.send(chunk(number))
             assert await number_of(stream) == number
-        assert asyncio.get_running_loop().time() - began_s > 20 * 0.02 + 5 * AGAIN_S
+        assert asyncio.get_running_loop().time() - began_s > 20 * 0.02 + 5 * RETRANSMIT_S
         assert a.line.num_sent == b.line.num_received > 20 * FRAMING_BYTES
         await network.close()
 
@@ -176,7 +176,7 @@ def test_what_is_lost_on_the_way_is_late_and_still_in_order() -> None:
 
 
 def _gossip(seed: int) -> list[tuple[float, str, int]]:
-    """Peers call each other in a busy, jittery network; log every arrival."""
+    """Let peers call each other in a busy network with jitter; return a log of all arrivals."""
     log: list[tuple[float, str, int]] = []
     peers = [seeded(number) for number in range(1, 7)]
 
@@ -211,7 +211,7 @@ def _gossip(seed: int) -> list[tuple[float, str, int]]:
     return log
 
 
-def test_one_seed_one_schedule() -> None:
+def test_one_seed_gives_one_schedule() -> None:
     first = _gossip(1)
     assert len(first) > 100
     assert _gossip(1) == first

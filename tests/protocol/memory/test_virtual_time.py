@@ -1,4 +1,4 @@
-"""Virtual time: hours pass at once, in an order that does not change from run to run."""
+"""Virtual time: hours pass at once, in a deterministic order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from gossamer.protocol.memory.virtual_time import Deadlock, run
 
 
-def test_sleep_moves_the_clock_and_not_the_world() -> None:
+def test_sleep_advances_only_the_virtual_clock() -> None:
     async def main() -> float:
         await asyncio.sleep(10 * 24 * 3600)
         return asyncio.get_running_loop().time()
@@ -21,7 +21,7 @@ def test_sleep_moves_the_clock_and_not_the_world() -> None:
     assert time.monotonic() - began < 5
 
 
-def test_start_is_the_first_time_seen() -> None:
+def test_the_clock_starts_at_start_s() -> None:
     async def main() -> float:
         return asyncio.get_running_loop().time()
 
@@ -52,7 +52,7 @@ def test_timeout_expires_at_its_virtual_time() -> None:
     assert run(main()) == pytest.approx(30)
 
 
-def test_waiting_for_ever_is_reported_as_a_deadlock() -> None:
+def test_waiting_forever_raises_deadlock() -> None:
     async def main() -> None:
         await asyncio.Event().wait()
 
@@ -60,22 +60,22 @@ def test_waiting_for_ever_is_reported_as_a_deadlock() -> None:
         run(main())
 
 
-def test_what_a_thread_would_do_is_done_at_once_and_told_in_the_next_round() -> None:
+def test_executor_functions_run_at_once_and_resolve_in_the_next_iteration() -> None:
     order: list[str] = []
 
     async def main() -> None:
         asyncio.get_running_loop().call_soon(order.append, "meanwhile")
         assert await asyncio.to_thread(lambda: order.append("done") or 7) == 7  # type: ignore[func-returns-value]
-        order.append("told")
+        order.append("resolved")
         with pytest.raises(ZeroDivisionError):
             await asyncio.to_thread(lambda: 1 // 0)
         assert asyncio.get_running_loop().time() == 0.0
 
     run(main())
-    assert order == ["done", "meanwhile", "told"]
+    assert order == ["done", "meanwhile", "resolved"]
 
 
-def test_tasks_left_behind_are_cancelled() -> None:
+def test_remaining_tasks_are_cancelled() -> None:
     ended: list[str] = []
 
     async def forever() -> None:
@@ -93,7 +93,7 @@ def test_tasks_left_behind_are_cancelled() -> None:
 
 
 def _churn(seed: int) -> list[tuple[float, int]]:
-    """Run tasks that are cancelled together out of a set, and log who ended when."""
+    """Cancel a set of tasks together, and return the order and times of their ends."""
     log: list[tuple[float, int]] = []
 
     async def worker(number: int, draw: random.Random) -> None:
@@ -118,9 +118,9 @@ def _churn(seed: int) -> list[tuple[float, int]]:
     return log
 
 
-def test_same_seed_same_schedule() -> None:
+def test_the_same_seed_gives_the_same_schedule() -> None:
     first = _churn(1)
-    garbage = [bytearray(997) for _ in range(1000)]  # other addresses for the second run
+    garbage = [bytearray(997) for _ in range(1000)]  # changes object addresses for the second run
     assert _churn(1) == first
     assert _churn(2) != first
     del garbage

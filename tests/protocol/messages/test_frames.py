@@ -94,18 +94,18 @@ ANY_MESSAGE = st.one_of(
 
 @given(ANY_MESSAGE)
 @settings(max_examples=500, deadline=None, derandomize=True)
-def test_every_message_survives_the_wire(message: Message) -> None:
+def test_every_message_survives_a_round_trip(message: Message) -> None:
     assert from_frame(to_frame(message)) == message
 
 
 @given(st.binary(max_size=300))
 @settings(max_examples=1000, deadline=None, derandomize=True)
-def test_random_bytes_raise_bad_message_or_are_read(data: bytes) -> None:
+def test_random_bytes_raise_bad_message_or_decode(data: bytes) -> None:
     refused_or_read(data)
 
 
 def refused_or_read(data: bytes) -> None:
-    """Whatever is read can be sent again: nothing malformed passes."""
+    """Check that each decoded message can be encoded again, so that no malformed message passes."""
     try:
         message = from_frame(data)
     except (BadMessage, Refused):
@@ -114,7 +114,7 @@ def refused_or_read(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", MESSAGES)
-def test_mutated_frames_raise_bad_message_or_are_read(name: str) -> None:
+def test_mutated_frames_raise_bad_message_or_decode(name: str) -> None:
     generator, frame = random.Random(name), to_frame(MESSAGES[name])
     for _ in range(2000):
         data = bytearray(frame)
@@ -139,14 +139,14 @@ def mutate(data: bytearray, generator: random.Random) -> None:
 
 
 @pytest.mark.parametrize("name", MESSAGES)
-def test_every_truncation_is_refused(name: str) -> None:
+def test_every_truncation_is_rejected(name: str) -> None:
     frame = to_frame(MESSAGES[name])
     for end in range(len(frame)):
         with pytest.raises(BadMessage):
             from_frame(frame[:end])
 
 
-def test_every_wire_field_has_its_twin() -> None:
+def test_dataclasses_and_protobuf_have_the_same_fields() -> None:
     assert set(BODIES) == {field.name for field in peer_pb2.Frame.DESCRIPTOR.fields}
     for kind in (*BODIES.values(), Credential, Introduction, MemberRecord, Sighting):
         wire = getattr(peer_pb2, kind.__name__).DESCRIPTOR
@@ -162,7 +162,7 @@ def test_every_wire_field_has_its_twin() -> None:
         (ContentsKind, peer_pb2.ContentsKind),
     ],
 )
-def test_every_enum_has_its_twin(kind: Any, wire: Any) -> None:
+def test_enums_and_protobuf_have_the_same_values(kind: Any, wire: Any) -> None:
     named = {name.split("_", 1)[1]: number for name, number in wire.items()}
     named.pop("UNSPECIFIED", None)
     assert named == {member.name: member.value for member in kind}
@@ -183,16 +183,16 @@ def wire_frame(**bodies: Any) -> bytes:
         (wire_frame(committed=peer_pb2.Committed()), "meeting_id has 0 bytes"),
         (wire_frame(refusal=peer_pb2.Refusal(code=1, detail="x" * 201)), "detail is 201"),  # type: ignore[arg-type]
         (b"\x12\x04\x08\x01\x12\x01\xff", "not a Frame"),  # a Refusal whose detail is not UTF-8
-        (b"\x0b" * 5000, "not a Frame"),  # groups in groups
+        (b"\x0b" * 5000, "not a Frame"),  # nested groups
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_no_message_can_hold_is_refused(data: bytes, says: str) -> None:
+def test_invalid_field_values_are_rejected(data: bytes, says: str) -> None:
     with pytest.raises(BadMessage, match=says):
         from_frame(data)
 
 
-def test_what_only_a_newer_peer_says_is_refused_and_nobodys_fault() -> None:
+def test_unknown_message_types_of_a_newer_peer_are_refused() -> None:
     for data in (b"\x7a\x01x", wire_frame(contents=peer_pb2.Contents(kind=99, sha256=bytes(32), signature=bytes(64)))):  # type: ignore[arg-type]
         with pytest.raises(Refused) as caught:
             from_frame(data)
@@ -201,23 +201,23 @@ def test_what_only_a_newer_peer_says_is_refused_and_nobodys_fault() -> None:
     assert refusal == Refusal(RefusalCode.OTHER, "why")
 
 
-def test_unsigned_messages_are_not_sent() -> None:
+def test_unsigned_messages_are_not_encoded() -> None:
     with pytest.raises(BadMessage, match="a Hello without a signature"):
         to_frame(replace(HELLO, signature=b""))
     for incomplete in (ISSUED, replace(CREDENTIAL, signature=b"")):
-        with pytest.raises(BadMessage, match="a credential that lacks a signature"):
+        with pytest.raises(BadMessage, match="a credential without a signature"):
             to_frame(replace(HELLO, credential=incomplete))
 
 
-def test_largest_chunk_is_read_and_a_larger_frame_is_not_parsed() -> None:
+def test_the_largest_chunk_decodes_and_a_larger_frame_is_not_parsed() -> None:
     chunk = Chunk(Part.PAYLOAD, limits.TRANSFER_BYTES, bytes(limits.CHUNK_BYTES))
     assert from_frame(to_frame(chunk)) == chunk
-    assert len(to_frame(chunk)) - limits.CHUNK_BYTES < 32  # what framing costs
+    assert len(to_frame(chunk)) - limits.CHUNK_BYTES < 32  # the framing overhead
     with pytest.raises(BadMessage, match="at most"):
         from_frame(bytes(limits.FRAME_BYTES + 1))
 
 
-def test_a_frame_of_nothing_but_tiny_fields_is_refused() -> None:
+def test_a_frame_of_only_tiny_fields_is_rejected() -> None:
     empty_records = b"\x7a\x00" * (limits.FRAME_BYTES // 2 - 8)
     with pytest.raises(BadMessage):
         from_frame(b"\x0a" + varint(len(empty_records)) + empty_records)

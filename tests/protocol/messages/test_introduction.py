@@ -1,4 +1,4 @@
-"""Members named to a newcomer, as bytes: checked like all that comes from strangers."""
+"""The encoding of peer-exchange replies, which are untrusted input."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.protocol.samples import RECORD
 NAMED = Introduction((RECORD.to_bytes(),), 1_800_000_000_000)
 
 
-def test_it_comes_back_as_it_was() -> None:
+def test_an_introduction_survives_a_round_trip() -> None:
     assert Introduction.from_bytes(NAMED.to_bytes()) == NAMED
     largest = Introduction((b"r" * RECORD_BYTES,) * INTRODUCED, NAMED.unix_ms)
     assert len(largest.to_bytes()) <= INTRODUCTION_BYTES
@@ -30,6 +30,6 @@ def test_it_comes_back_as_it_was() -> None:
     ],
     ids=["noise", "too large", "too many", "a large record", "a far time"],
 )
-def test_anything_else_is_refused(data: bytes) -> None:
+def test_invalid_bytes_are_rejected(data: bytes) -> None:
     with pytest.raises(BadMessage):
         Introduction.from_bytes(data)

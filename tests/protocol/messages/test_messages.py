@@ -69,13 +69,13 @@ WRONG: list[tuple[str, str, Any]] = [
 
 
 @pytest.mark.parametrize(("name", "field", "value"), WRONG, ids=lambda value: str(value)[:20])
-def test_no_message_can_hold_a_wrong_value(name: str, field: str, value: object) -> None:
+def test_no_message_accepts_an_invalid_value(name: str, field: str, value: object) -> None:
     with pytest.raises(BadMessage, match=field.rstrip("s") if field != "data" else "carries"):
         replace(MESSAGES[name], **{field: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("message", MESSAGES.values(), ids=list(MESSAGES))
-def test_messages_are_values(message: Message) -> None:
+def test_messages_are_immutable_and_comparable(message: Message) -> None:
     assert is_dataclass(message)
     assert replace(message) == message
     assert hash(replace(message)) == hash(message)
@@ -83,7 +83,7 @@ def test_messages_are_values(message: Message) -> None:
         setattr(message, fields(message)[0].name, None)
 
 
-def test_chunks_of_the_smallest_and_largest_size_exist() -> None:
+def test_chunks_of_the_smallest_and_largest_size_are_valid() -> None:
     assert len(Chunk(Part.SKETCH, 0, b"x").data) == 1
     assert len(Chunk(Part.SKETCH, 0, bytes(limits.CHUNK_BYTES)).data) == limits.CHUNK_BYTES
 
@@ -132,7 +132,7 @@ def test_a_hello_signature_covers_every_field_of_its_credential(field: str, valu
         changed.verify(ALICE.peer_id)
 
 
-def test_a_hello_signature_tells_how_records_are_cut() -> None:
+def test_a_hello_signature_covers_the_borders_of_records() -> None:
     record = RECORD.to_bytes()
     hello = replace(UNSIGNED_HELLO, records=(record,)).signed(ALICE)
     with pytest.raises(BadSignature):
@@ -145,14 +145,14 @@ def test_swapping_values_of_two_fields_breaks_the_signature() -> None:
         swapped.verify(ALICE.peer_id)
 
 
-def test_nobody_signs_for_another() -> None:
+def test_a_signature_by_another_key_is_invalid() -> None:
     with pytest.raises(BadSignature):
         UNSIGNED_HELLO.signed(BOB).verify(ALICE.peer_id)
     with pytest.raises(BadSignature):
         UNSIGNED_HELLO.verify(ALICE.peer_id)
 
 
-def test_a_commitment_binds_meeting_and_payload() -> None:
+def test_a_commitment_covers_meeting_and_payload() -> None:
     commitment = MESSAGES["commitment"]
     assert isinstance(commitment, Commitment)
     commitment.verify(ALICE.peer_id)
@@ -163,13 +163,13 @@ def test_a_commitment_binds_meeting_and_payload() -> None:
         commitment.verify(BOB.peer_id)
 
 
-def test_a_refusal_cannot_write_to_our_terminal() -> None:
+def test_a_refusal_contains_no_control_characters() -> None:
     refusal = Refusal(RefusalCode.BUSY, "two\nlines\x1b[2J\u202e and \ud800 halves")
     assert refusal.detail.isprintable()
     assert refusal.detail.startswith("two lines [2J")
 
 
-def test_a_partner_is_told_which_rule_of_ours_it_met() -> None:
+def test_each_error_maps_to_its_refusal() -> None:
     assert refusal_of(Refused(RefusalCode.BUSY, "in a meeting")) == Refusal(RefusalCode.BUSY, "in a meeting")
     for broken in (PeerMisbehaved, BadMessage, BadSignature, BadContents):
         assert refusal_of(broken("why\n" + "x" * 300)) == Refusal(RefusalCode.BAD_MESSAGE, "why " + "x" * 196)
@@ -216,11 +216,11 @@ def test_a_header_signature_covers_every_field(change: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "change", [{"nonce": b"o" * 16}, {"run_id": OTHER_RUN_ID}, {"sender": BOB.peer_id}], ids=lambda change: next(iter(change))
 )
-def test_an_answer_cannot_be_replayed_to_another_request(change: dict[str, Any]) -> None:
+def test_a_reply_cannot_be_replayed_to_another_request(change: dict[str, Any]) -> None:
     with pytest.raises(BadSignature):
         contents().verify(BOB.peer_id, *replace(FETCH, **change).asked)
 
 
-def test_only_the_donor_signs_its_answer() -> None:
+def test_a_reply_signed_by_another_key_is_invalid() -> None:
     with pytest.raises(BadSignature):
         contents().verify(ALICE.peer_id, *FETCH.asked)

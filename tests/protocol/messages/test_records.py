@@ -20,7 +20,7 @@ PLAIN = "/ip4/203.0.113.5/tcp/4001"
 LONGEST = [f"/ip6/2001:db8:1111:1111:1111:1111:1111:111{n}/tcp/65535/p2p/{BOB.peer_id}/p2p-circuit/p2p/{ALICE.peer_id}" for n in range(5)]
 
 
-def test_a_record_survives_storage() -> None:
+def test_a_record_survives_a_round_trip() -> None:
     assert MemberRecord.from_bytes(RECORD.to_bytes()) == RECORD
     RECORD.check(RUN_ID, NOW_S)
 
@@ -48,7 +48,7 @@ def test_the_signature_covers_every_field() -> None:
             changed.check(changed.run_id, NOW_S)
 
 
-def test_a_record_holds_for_its_run_and_its_time_only() -> None:
+def test_a_record_is_valid_only_for_its_run_and_time() -> None:
     with pytest.raises(BadMessage, match="another run"):
         RECORD.check(OTHER_RUN_ID, NOW_S)
     RECORD.check(RUN_ID, RECORD.expires_s - 0.1)
@@ -56,7 +56,7 @@ def test_a_record_holds_for_its_run_and_its_time_only() -> None:
         RECORD.check(RUN_ID, RECORD.expires_s)
     earliest_s = RECORD.expires_s - limits.RECORD_LIFETIME_S - limits.CLOCK_SKEW_S
     RECORD.check(RUN_ID, earliest_s)
-    with pytest.raises(BadMessage, match="expires only in"):
+    with pytest.raises(BadMessage, match="valid for too long"):
         RECORD.check(RUN_ID, earliest_s - 1)
 
 
@@ -74,12 +74,12 @@ def test_a_record_holds_for_its_run_and_its_time_only() -> None:
     ],
     ids=str,
 )
-def test_no_record_can_hold_a_wrong_value(field: str, value: object) -> None:
+def test_no_record_accepts_an_invalid_value(field: str, value: object) -> None:
     with pytest.raises(BadMessage):
         replace(RECORD, **{field: value})  # type: ignore[arg-type]
 
 
-def test_only_a_later_record_of_the_same_peer_replaces() -> None:
+def test_only_a_later_record_of_the_same_peer_supersedes() -> None:
     later = replace(RECORD, sequence=8)
     assert later.supersedes(RECORD)
     assert not RECORD.supersedes(later)
@@ -87,14 +87,14 @@ def test_only_a_later_record_of_the_same_peer_replaces() -> None:
     assert not replace(later, peer_id=BOB.peer_id).supersedes(RECORD)
 
 
-def test_the_gist_is_what_matters_to_others_and_the_same_in_every_build() -> None:
+def test_the_gist_covers_the_relevant_fields_and_is_stable() -> None:
     later = replace(RECORD, clock_steps=121, sequence=8, expires_s=RECORD.expires_s + 20, tokens=9, signature=b"").signed(ALICE)
     assert later.gist == RECORD.gist == hashlib.sha256(f"{ALICE.peer_id}\n0\n0\n/ip4/203.0.113.5/tcp/4001".encode()).digest()[:8]
     news = ({"finished": True}, {"paused": True}, {"addresses": ()}, {"peer_id": BOB.peer_id})
     assert len({RECORD.gist, *(replace(RECORD, **one).gist for one in news)}) == 5  # type: ignore[arg-type]
 
 
-def test_what_is_announced_always_fits() -> None:
+def test_announced_addresses_always_fit() -> None:
     credential = replace(CREDENTIAL, not_after_s=limits.UNIX_SECONDS).signed(ISSUER, RUN_ID)
     addresses = announceable(LONGEST, ALICE.peer_id)
     assert len(addresses) == limits.RECORD_ADDRESSES
@@ -106,14 +106,14 @@ def test_what_is_announced_always_fits() -> None:
     assert MemberRecord.from_bytes(largest.to_bytes()) == largest
 
 
-def test_own_id_doubles_and_nonsense_are_not_announced() -> None:
+def test_own_id_duplicates_and_invalid_addresses_are_not_announced() -> None:
     given = [f"{PLAIN}/p2p/{ALICE.peer_id}", PLAIN, "nonsense", f"{PLAIN}/p2p/{BOB.peer_id}", "/ip4/203.0.113.6/udp/1/quic-v1"]
     assert announceable(given, ALICE.peer_id) == (PLAIN,)
 
 
-def test_unsigned_and_oversize_records_are_not_stored() -> None:
+def test_unsigned_and_oversize_records_are_not_encoded() -> None:
     for changed in (replace(RECORD, signature=b""), replace(RECORD, credential=ISSUED)):
-        with pytest.raises(BadMessage, match="without a signature|lacks a signature"):
+        with pytest.raises(BadMessage, match="without a signature"):
             changed.to_bytes()
     with pytest.raises(BadMessage, match="size of a record"):
         replace(RECORD, addresses=tuple(LONGEST[:4])).signed(ALICE).to_bytes()
@@ -121,25 +121,27 @@ def test_unsigned_and_oversize_records_are_not_stored() -> None:
         MemberRecord.from_bytes(bytes(limits.RECORD_BYTES + 1))
 
 
-def test_unsigned_records_and_credentials_are_refused_on_arrival() -> None:
+def test_unsigned_records_and_credentials_are_rejected() -> None:
     for num_record, num_issuer, num_bearer in ((0, 64, 64), (64, 0, 64), (64, 64, 0), (64, 0, 0)):
         wire = peer_pb2.MemberRecord.FromString(RECORD.to_bytes())
         wire.signature = wire.signature[:num_record]
         wire.credential.signature = wire.credential.signature[:num_issuer]
         wire.credential.bearer_signature = wire.credential.bearer_signature[:num_bearer]
-        with pytest.raises(BadMessage, match="without a signature|lacks a signature"):
+        with pytest.raises(BadMessage, match="without a signature"):
             MemberRecord.from_bytes(wire.SerializeToString())
 
 
-def test_a_record_that_could_not_be_passed_on_is_not_read_however_well_signed() -> None:
-    incomplete = replace(RECORD, credential=ISSUED, signature=b"").signed(ALICE)  # as whoever needs no invite may make it up
+def test_a_signed_record_with_an_incomplete_credential_is_rejected() -> None:
+    incomplete = replace(RECORD, credential=ISSUED, signature=b"").signed(
+        ALICE
+    )  # a member that needs no credential could create such a record
     wire = peer_pb2.MemberRecord()
     fill(wire, incomplete)
-    with pytest.raises(BadMessage, match="without a signature|lacks a signature"):
+    with pytest.raises(BadMessage, match="without a signature"):
         MemberRecord.from_bytes(wire.SerializeToString())
 
 
-def test_mutated_records_are_refused_or_fail_verification() -> None:
+def test_mutated_records_are_rejected_or_fail_verification() -> None:
     generator, stored = random.Random(1), RECORD.to_bytes()
     for _ in range(5000):
         data = bytearray(stored)
@@ -154,7 +156,7 @@ def test_mutated_records_are_refused_or_fail_verification() -> None:
         assert record == RECORD, "a changed record passed"
 
 
-def test_text_that_no_address_can_hold_is_refused_on_arrival() -> None:
+def test_records_with_invalid_addresses_are_rejected() -> None:
     wire = peer_pb2.MemberRecord.FromString(RECORD.to_bytes())
     wire.addresses[0] = "/ip4/203.0.113.5/tcp/4001\n; rm"
     with pytest.raises(BadMessage):
@@ -167,7 +169,7 @@ ODD = st.text(st.one_of(st.sampled_from("aZ09.-_:%/\u017f\u212a\u0130\u0665"), s
 @given(ODD | st.builds("/{}/{}/tcp/{}".format, st.sampled_from(["ip4", "ip6", "dns", "dns4"]), ODD, st.just("1") | ODD))
 @example("/dns4/\u017f.x/tcp/1")
 @example("/dns4/\u212a/tcp/1")
-def test_whatever_text_an_address_is_its_record_is_refused_or_can_be_checked(text: str) -> None:
+def test_any_address_text_is_rejected_or_can_be_verified(text: str) -> None:
     wire = peer_pb2.MemberRecord.FromString(RECORD.to_bytes())
     wire.addresses[0] = text
     try:

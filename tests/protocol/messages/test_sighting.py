@@ -1,4 +1,4 @@
-"""What a peer sees of another, as bytes: checked like all that comes from strangers."""
+"""The encoding of observed-address replies, which are untrusted input."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gossamer.protocol.wire import peer_pb2
 SEEN = Sighting("/ip4/203.0.113.7/tcp/4001", 1_800_000_000_000)
 
 
-def test_it_comes_back_as_it_was() -> None:
+def test_a_sighting_survives_a_round_trip() -> None:
     assert Sighting.from_bytes(SEEN.to_bytes()) == SEEN
     longest = Sighting("x" * ADDRESS_CHARS, SEEN.unix_ms)
     assert len(longest.to_bytes()) <= SIGHTING_BYTES
@@ -28,6 +28,6 @@ def test_it_comes_back_as_it_was() -> None:
     ],
     ids=["noise", "too large", "a long address", "a far time"],
 )
-def test_anything_else_is_refused(data: bytes) -> None:
+def test_invalid_bytes_are_rejected(data: bytes) -> None:
     with pytest.raises(BadMessage):
         Sighting.from_bytes(data)

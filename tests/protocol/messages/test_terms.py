@@ -56,13 +56,13 @@ ANSWER = replace(
 
 
 def check(hello: Hello, terms: RunTerms = TERMS) -> None:
-    """Check what Alice sends to Bob."""
+    """Check a Hello from Alice to Bob."""
     check_hello(hello, terms, BOB.peer_id, ALICE.peer_id, NOW_S)
     check_clock(hello.clock_steps, 100, terms)
 
 
 def check_answer(hello: Hello) -> None:
-    """Check what Bob answers to Alice's HELLO."""
+    """Check Bob's answer to Alice's HELLO."""
     check_hello(hello, TERMS, ALICE.peer_id, BOB.peer_id, NOW_S, own_hello=HELLO)
 
 
@@ -72,7 +72,7 @@ def code_of(call: Callable[[], None]) -> RefusalCode | None:
     return refusal_of(caught.value).code
 
 
-def test_good_hellos_pass() -> None:
+def test_valid_hellos_pass() -> None:
     check(HELLO)
     check_answer(ANSWER.signed(BOB))
 
@@ -115,30 +115,30 @@ def test_each_fault_of_an_answer_has_its_code(change: dict[str, Any], code: Refu
     assert code_of(lambda: check_answer(replace(ANSWER, **change).signed(BOB))) is code
 
 
-def test_faults_of_nobody_do_not_blame_the_partner() -> None:
+def test_a_refusal_is_no_misbehaviour_of_the_partner() -> None:
     with pytest.raises(Refused):
         check(replace(UNSIGNED_HELLO, run_id=OTHER_RUN_ID).signed(ALICE))
-    with pytest.raises(BadMessage, match="meant for another peer"):
+    with pytest.raises(BadMessage, match="addressed to another peer"):
         check(replace(UNSIGNED_HELLO, receiver=MALLORY.peer_id).signed(ALICE))
     with pytest.raises(BadMessage, match="in the name of another peer"):
         check_hello(HELLO, TERMS, BOB.peer_id, MALLORY.peer_id, NOW_S)
 
 
-def test_a_hello_passed_on_or_reflected_is_refused() -> None:
+def test_a_forwarded_or_reflected_hello_is_rejected() -> None:
     with pytest.raises(BadMessage):
-        check_hello(HELLO, TERMS, MALLORY.peer_id, ALICE.peer_id, NOW_S)  # Bob passes Alice's Hello on
+        check_hello(HELLO, TERMS, MALLORY.peer_id, ALICE.peer_id, NOW_S)  # Bob forwards Alice's Hello
     with pytest.raises(BadMessage):
         check_hello(HELLO, TERMS, ALICE.peer_id, BOB.peer_id, NOW_S, own_hello=HELLO)  # Bob sends it back
 
 
-def test_a_changed_or_foreign_signature_is_the_partners_fault() -> None:
+def test_a_forged_hello_is_misbehaviour_of_the_partner() -> None:
     with pytest.raises(BadSignature):
         check(replace(HELLO, tokens=1))
     with pytest.raises(BadSignature):
         check(UNSIGNED_HELLO.signed(MALLORY))
 
 
-def test_another_version_is_told_before_its_signature_is_read() -> None:
+def test_the_version_is_checked_before_the_signature() -> None:
     with pytest.raises(Refused) as caught:
         check(replace(HELLO, protocol_version=2))
     assert caught.value.code is RefusalCode.WRONG_VERSION
@@ -148,7 +148,7 @@ def named(issuer: Identity = ISSUER, subject: PeerId = ALICE.peer_id, not_after_
     return Credential(issuer.peer_id, subject, None, not_after_s, DIGEST).signed(issuer, run_id)
 
 
-def test_in_an_invite_run_holders_of_an_invite_and_issuers_take_part() -> None:
+def test_an_invite_run_admits_holders_of_an_invite_and_issuers() -> None:
     check_member(ALICE.peer_id, named(), TERMS, NOW_S)
     check_member(ALICE.peer_id, CREDENTIAL, TERMS, NOW_S)
     check_member(BOB.peer_id, ISSUED.bound(BEARER, RUN_ID, BOB.peer_id), TERMS, NOW_S)
@@ -173,13 +173,13 @@ def test_in_an_invite_run_holders_of_an_invite_and_issuers_take_part() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_in_an_invite_run_nobody_else_does(shown: Credential | None, says: str) -> None:
+def test_an_invite_run_rejects_all_other_peers(shown: Credential | None, says: str) -> None:
     with pytest.raises(Refused, match=says) as caught:
         check_member(ALICE.peer_id, shown, TERMS, NOW_S)
     assert caught.value.code is RefusalCode.NOT_INVITED
 
 
-def test_a_credential_copied_from_a_record_or_hello_is_worth_nothing() -> None:
+def test_a_copied_credential_is_useless() -> None:
     copied = RECORD.credential
     assert copied == CREDENTIAL
     stolen = replace(UNSIGNED_HELLO, sender=MALLORY.peer_id, credential=copied).signed(MALLORY)
@@ -187,7 +187,7 @@ def test_a_credential_copied_from_a_record_or_hello_is_worth_nothing() -> None:
         check_hello(stolen, TERMS, BOB.peer_id, MALLORY.peer_id, NOW_S)
 
 
-def test_an_allow_list_admits_its_members_only() -> None:
+def test_an_allow_list_admits_only_its_members() -> None:
     terms = replace(TERMS, access="allowlist", members=frozenset({ALICE.peer_id}))
     check_member(ALICE.peer_id, None, terms, NOW_S)
     for peer, shown in [(BOB.peer_id, None), (BOB.peer_id, named()), (ISSUER.peer_id, None)]:
@@ -195,20 +195,20 @@ def test_an_allow_list_admits_its_members_only() -> None:
             check_member(peer, shown, terms, NOW_S)
 
 
-def test_an_open_run_admits_everybody() -> None:
+def test_an_open_run_admits_every_peer() -> None:
     check_member(MALLORY.peer_id, None, replace(TERMS, access="open"), NOW_S)
     check(replace(UNSIGNED_HELLO, credential=None).signed(ALICE), replace(TERMS, access="open"))
 
 
 @pytest.mark.parametrize(("own_steps", "far"), [(0, False), (199, False), (320, False), (321, True)])
-def test_clocks_may_differ_by_what_the_manifest_says(own_steps: int, far: bool) -> None:
+def test_global_steps_may_differ_up_to_the_limit_of_the_manifest(own_steps: int, far: bool) -> None:
     if not far:
         return check_clock(120, own_steps, TERMS)
-    with pytest.raises(Refused, match="201 steps apart; at most 200"):
+    with pytest.raises(Refused, match="201 steps apart; the limit is 200"):
         check_clock(120, own_steps, TERMS)
 
 
-def test_without_a_clock_of_ours_none_is_compared() -> None:
+def test_without_an_own_hello_global_steps_are_not_compared() -> None:
     check_hello(replace(UNSIGNED_HELLO, clock_steps=10**9).signed(ALICE), TERMS, BOB.peer_id, ALICE.peer_id, NOW_S)
 
 
@@ -236,7 +236,7 @@ def test_each_fault_of_a_request_has_its_code(change: dict[str, Any], code: Refu
     assert code_of(lambda: check_fetch(request, TERMS, BOB.peer_id, ALICE.peer_id, NOW_S)) is code
 
 
-def test_who_is_revoked_may_ask_for_that_alone() -> None:
+def test_a_revoked_peer_may_request_only_the_revocations() -> None:
     assert CREDENTIAL.bearer is not None
     held = Revocations()
     for name in (CREDENTIAL.bearer, BOB.peer_id):
@@ -253,7 +253,7 @@ def test_who_is_revoked_may_ask_for_that_alone() -> None:
     assert held.shown_to(MALLORY.peer_id, None) is held
 
 
-def test_a_record_needs_a_member() -> None:
+def test_a_record_of_a_nonmember_is_rejected() -> None:
     check_record(RECORD, TERMS, NOW_S)
     with pytest.raises(Refused, match="no invite"):
         check_record(replace(RECORD, credential=None).signed(ALICE), TERMS, NOW_S)

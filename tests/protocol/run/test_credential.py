@@ -14,7 +14,7 @@ NAMED = Credential(ISSUER.peer_id, ALICE.peer_id, None, NOW_S, DIGEST).signed(IS
 
 
 @pytest.mark.parametrize("credential", [CREDENTIAL, NAMED], ids=["held", "named"])
-def test_the_issuers_word_holds_for_its_run_and_its_peer(credential: Credential) -> None:
+def test_a_credential_is_valid_only_for_its_run_and_peer(credential: Credential) -> None:
     credential.check(RUN_ID, ALICE.peer_id)
     for run_id, peer_id in [(OTHER_RUN_ID, ALICE.peer_id), (RUN_ID, BOB.peer_id)]:
         with pytest.raises(BadSignature):
@@ -40,17 +40,17 @@ def test_no_field_can_be_changed(change: dict[str, Any]) -> None:
         replace(CREDENTIAL, **change).check(RUN_ID, ALICE.peer_id)
 
 
-def test_nobody_signs_in_the_issuers_name() -> None:
+def test_a_credential_signed_by_another_key_is_invalid() -> None:
     with pytest.raises(BadSignature):
         ISSUED.signed(MALLORY, RUN_ID).verify(ISSUER.peer_id, RUN_ID)
 
 
-def test_nobody_binds_without_the_key_of_the_invite() -> None:
+def test_binding_requires_the_key_of_the_invite() -> None:
     with pytest.raises(BadSignature):
         ISSUED.bound(MALLORY, RUN_ID, MALLORY.peer_id).check(RUN_ID, MALLORY.peer_id)
 
 
-def test_it_is_complete_when_every_signature_that_it_needs_is_there() -> None:
+def test_a_credential_is_complete_with_all_its_signatures() -> None:
     assert CREDENTIAL.is_complete and NAMED.is_complete
     assert not ISSUED.is_complete
     assert not replace(NAMED, signature=b"").is_complete
@@ -71,11 +71,11 @@ def test_it_is_complete_when_every_signature_that_it_needs_is_there() -> None:
     ],
     ids=str,
 )
-def test_no_credential_can_hold_a_wrong_value(change: dict[str, Any]) -> None:
+def test_no_credential_accepts_an_invalid_value(change: dict[str, Any]) -> None:
     with pytest.raises(BadMessage):
         replace(CREDENTIAL, **change)
 
 
-def test_encoded_fields_tell_credentials_apart() -> None:
+def test_different_credentials_have_different_encodings() -> None:
     others = [NAMED, ISSUED, replace(CREDENTIAL, not_after_s=1), replace(CREDENTIAL, signature=bytes(64))]
     assert len({credential.as_field() for credential in [CREDENTIAL, *others]}) == 5

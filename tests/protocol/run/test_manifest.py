@@ -46,7 +46,7 @@ def test_the_run_id_of_the_demo_job_does_not_change_by_accident() -> None:
 
 
 @pytest.mark.parametrize("text", ["", OTHER, '[run]\naccess = "open"', f'[model]\nhub = "a/b"\nrevision = "{COMMIT}"'])
-def test_a_manifest_survives_toml_and_canonical_bytes(text: str) -> None:
+def test_a_manifest_survives_round_trips_through_toml_and_canonical_bytes(text: str) -> None:
     manifest = Manifest.from_toml(text)
     assert Manifest.from_toml(manifest.to_toml()) == manifest
     assert Manifest.from_canonical(manifest.canonical_bytes()) == manifest
@@ -66,11 +66,11 @@ def test_order_comments_and_written_defaults_do_not_change_the_run() -> None:
     assert one.run_id == other.run_id
 
 
-def test_a_whole_number_is_the_same_rate_as_its_float() -> None:
+def test_an_integer_rate_equals_its_float() -> None:
     assert Manifest.from_toml("[inner]\nclip_norm = 1").run_id == Manifest.from_toml("[inner]\nclip_norm = 1.0").run_id
 
 
-def test_every_change_is_another_run() -> None:
+def test_every_change_changes_the_run_id() -> None:
     texts = ["", "[run]\nseed = 1", "[outer]\nalpha = 0.4", "[codec]\nname = 'fp32'", "[model.config]\nhidden_size = 129"]
     assert len({Manifest.from_toml(text).run_id for text in texts}) == len(texts)
 
@@ -80,17 +80,17 @@ def test_every_change_is_another_run() -> None:
     [
         ("[outer]\ngama = 1", "outer.gama is not a key of a manifest; did you mean outer.gamma?"),
         ("[outr]\n", "outr is not a key of a manifest; did you mean outer?"),
-        ("[run]\nzzzz = 1", "run.zzzz is not a key of a manifest; legal here are name, protocol, seed"),
+        ("[run]\nzzzz = 1", "run.zzzz is not a key of a manifest; the legal keys are name, protocol, seed"),
         ("run = 3", "run is 3: should be a table"),
         ("[run]\ntotal_steps = 0\nseed = -1", "(and 1 more)"),
-        ("[outer]\ninner_steps = 0", 'outer.inner_steps is 0: should be "auto", or a whole number from 1 on'),
+        ("[outer]\ninner_steps = 0", 'outer.inner_steps is 0: should be "auto" or a positive whole number'),
         ("[run", "the manifest is not TOML"),
         ("x" * (limits.MANIFEST_BYTES + 1), "at most 65536 are read"),
         ("a = " + "[" * 20_000, "the manifest is not TOML"),
     ],
     ids=lambda value: value[:24],
 )
-def test_a_manifest_that_cannot_be_read_says_why(text: str, says: str) -> None:
+def test_an_invalid_manifest_is_rejected_with_the_reason(text: str, says: str) -> None:
     with pytest.raises(BadManifest) as caught:
         Manifest.from_toml(text)
     assert says in str(caught.value)
@@ -98,8 +98,8 @@ def test_a_manifest_that_cannot_be_read_says_why(text: str, says: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_another_protocol_version_is_told_before_its_unknown_keys() -> None:
-    with pytest.raises(WrongVersion, match="version 2, this build speaks 1"):
+def test_another_protocol_version_is_reported_before_unknown_keys() -> None:
+    with pytest.raises(WrongVersion, match="version 2, this build uses 1"):
         Manifest.from_toml("[run]\nprotocol = 2\nnew_key = 1")
 
 
@@ -120,14 +120,14 @@ def test_another_protocol_version_is_told_before_its_unknown_keys() -> None:
     ],
     ids=lambda value: repr(value[:20]),
 )
-def test_what_is_no_manifest_is_not_read(canonical: bytes) -> None:
+def test_bytes_that_are_no_manifest_are_rejected(canonical: bytes) -> None:
     with pytest.raises(BadManifest):
         Manifest.from_canonical(canonical)
 
 
 @given(st.binary(max_size=100) | st.text(max_size=100).map(str.encode))
 @settings(max_examples=300, deadline=None, derandomize=True)
-def test_random_bytes_are_no_manifest(data: bytes) -> None:
+def test_random_bytes_are_rejected(data: bytes) -> None:
     with pytest.raises(BadManifest):
         Manifest.from_canonical(data)
 
@@ -142,8 +142,8 @@ def test_random_bytes_are_no_manifest(data: bytes) -> None:
     ],
     ids=["a key more", "a table more", "a key less", "another spelling"],
 )
-def test_a_manifest_of_another_release_is_read_and_keeps_its_bytes(written: bytes) -> None:
-    """Its run id is the hash of what came, and so is that of what we hand on, whatever we would write ourselves."""
+def test_a_manifest_of_another_release_is_parsed_and_keeps_its_bytes(written: bytes) -> None:
+    """Check that the run id is the hash of the received bytes, and that these bytes are forwarded."""
     read = Manifest.from_canonical(written)
     assert read.canonical_bytes() == written and read.run_id != Manifest().run_id
     assert (read.run, read.model, read.inner) == (Manifest().run, Manifest().model, Manifest().inner)
@@ -156,7 +156,7 @@ def test_a_manifest_of_another_release_is_read_and_keeps_its_bytes(written: byte
 MIXED = {"source": "mixture", "mixture": [{"source": "builtin", "weight": 3}, {"source": "text", "column": "input_ids", "weight": 0.5}]}
 
 
-def test_a_mixture_survives_toml_and_canonical_bytes() -> None:
+def test_a_mixture_survives_round_trips_through_toml_and_canonical_bytes() -> None:
     mixed = Manifest.checked({"data": MIXED})
     assert Manifest.from_toml(mixed.to_toml()) == Manifest.from_canonical(mixed.canonical_bytes()) == mixed
     more = mixed.canonical_bytes().replace(b'"weight":0.5', b'"weight":0.5,"until":9')
@@ -166,27 +166,27 @@ def test_a_mixture_survives_toml_and_canonical_bytes() -> None:
 @pytest.mark.parametrize(
     ("mixture", "says"),
     [
-        ([], 'source = "mixture" and a list of mixture go together'),
+        ([], 'source = "mixture" requires a list'),
         ([{"source": "builtin", "weight": 0}], "data.mixture.0.weight is 0: should be greater than 0"),
         ([{"source": "builtin"}], "data.mixture.0.weight"),
         (
             [{"source": "builtin", "weight": 1}, {"source": "text", "weight": 5000}],
-            "the weight 1 is less than a thousandth of all",
+            "the weight 1 is less than a thousandth of the sum of all",
         ),
         ([{"source": "text", "weight": 1}, {"source": "text", "weight": 1}], "one source may be text"),
         (
             [{"source": "builtin", "weigth": 1, "weight": 1}],
             "data.mixture.0.weigth is not a key of a manifest; did you mean data.mixture.0.weight",
         ),
-        ([{"source": "mixture", "weight": 1}], "cannot hold another"),
+        ([{"source": "mixture", "weight": 1}], "cannot contain a mixture"),
     ],
 )
-def test_a_wrong_mixture_says_which_entry(mixture: list[dict[str, object]], says: str) -> None:
+def test_an_invalid_mixture_is_rejected_with_its_entry(mixture: list[dict[str, object]], says: str) -> None:
     with pytest.raises(BadManifest, match=says):
         Manifest.checked({"data": {"source": "mixture", "mixture": mixture}})
 
 
-def test_the_host_joins_its_own_run() -> None:
+def test_the_host_is_added_to_its_own_run() -> None:
     assert demo().run.issuers == (str(ISSUER.peer_id),)
     assert demo().with_host(ISSUER.peer_id) == demo()
     closed = Manifest.from_toml(OTHER)
@@ -197,7 +197,7 @@ def test_the_host_joins_its_own_run() -> None:
 
 
 @pytest.mark.parametrize(("access", "key"), [("invite", "issuers"), ("allowlist", "members")])
-def test_a_run_that_nobody_may_join_is_not_signed(access: str, key: str) -> None:
+def test_a_run_that_no_peer_could_join_is_not_signed(access: str, key: str) -> None:
     with pytest.raises(BadManifest, match=f"run.{key} is empty"):
         SignedManifest.sign(Manifest.from_toml(f'[run]\naccess = "{access}"'), ALICE)
 
@@ -209,11 +209,11 @@ def test_a_full_allow_list_fits() -> None:
 
 
 def test_a_manifest_too_large_to_send_is_not_signed() -> None:
-    with pytest.raises(BadManifest, match="more than the 65536"):
+    with pytest.raises(BadManifest, match="at most 65536"):
         SignedManifest.sign(Manifest.checked({"run": {"access": "open"}, "model": {"config": {"a": "x" * 65_536}}}), ALICE)
 
 
-def test_a_signed_manifest_survives_storage() -> None:
+def test_a_signed_manifest_survives_a_round_trip() -> None:
     signed = SignedManifest.sign(demo(), ISSUER)
     assert signed.run_id == demo().run_id
     for read in (SignedManifest.from_bytes(signed.to_bytes()), SignedManifest.from_bytes(signed.to_bytes(), signed.run_id)):
@@ -221,7 +221,7 @@ def test_a_signed_manifest_survives_storage() -> None:
         assert read.manifest() == demo()
 
 
-def test_a_strangers_manifest_must_be_the_run_s_and_its_host_s() -> None:
+def test_a_received_manifest_needs_the_expected_run_id_and_the_hosts_signature() -> None:
     signed = SignedManifest.sign(demo(), ISSUER)
     other = SignedManifest.sign(demo().with_host(ALICE.peer_id), ISSUER)
     with pytest.raises(BadContents, match="another run"):
@@ -233,7 +233,7 @@ def test_a_strangers_manifest_must_be_the_run_s_and_its_host_s() -> None:
         SignedManifest.from_bytes(bytes(limits.MANIFEST_BYTES + 1), signed.run_id)
 
 
-def test_mutated_manifests_blame_the_stranger_or_the_file() -> None:
+def test_a_mutated_manifest_raises_an_error_for_its_source() -> None:
     generator, stored = random.Random(2), SignedManifest.sign(demo(), ISSUER).to_bytes()
     for _ in range(2000):
         data = bytearray(stored)
@@ -246,7 +246,7 @@ def test_mutated_manifests_blame_the_stranger_or_the_file() -> None:
             assert isinstance(caught.value, GossamerError)
 
 
-def test_a_signed_manifest_of_another_version_says_so() -> None:
+def test_a_signed_manifest_of_another_version_raises_wrong_version() -> None:
     canonical = demo().canonical_bytes().replace(b'"protocol":1', b'"protocol":2')
     wire = peer_pb2.SignedManifest(canonical=canonical, host=ISSUER.peer_id.raw)
     unsigned = SignedManifest(wire.canonical, ISSUER.peer_id, b"")

@@ -33,7 +33,7 @@ def fault(**tables: Any) -> str:
         ("run", "issuers", ["12D3Koo"], "is not a peer id"),
         ("run", "issuers", [str(ALICE.peer_id)] * 2, "each peer once"),
         ("run", "issuers", [str(ALICE.peer_id)] * 17, "at most 16 items"),
-        ("run", "members", [str(ALICE.peer_id)], 'only with access = "allowlist"'),
+        ("run", "members", [str(ALICE.peer_id)], 'requires access = "allowlist"'),
         ("model", "config", 3, "should be a table"),
         ("tokenizer", "name", "", "1 to 200 printable"),
         ("data", "source", "web", "'builtin', 'text', 'huggingface' or 'mixture'"),
@@ -54,8 +54,8 @@ def fault(**tables: Any) -> str:
         ("outer", "method", "", "lower-case"),
         ("outer", "alpha", 1.0, "less than 1"),
         ("outer", "beta", 0, "greater than 0"),
-        ("outer", "inner_steps", 0, "a whole number from 1 on"),
-        ("outer", "inner_steps", True, "a whole number from 1 on"),
+        ("outer", "inner_steps", 0, "a positive whole number"),
+        ("outer", "inner_steps", True, "a positive whole number"),
         ("outer", "inner_steps", "often", "auto"),
         ("fragments", "max_fragment_mb", 0.0, "greater than 0"),
         ("outer", "no_partner", "wait", "'solo' or 'defer'"),
@@ -66,14 +66,14 @@ def fault(**tables: Any) -> str:
     ],
     ids=lambda value: str(value)[:24],
 )
-def test_a_wrong_value_is_named_with_its_key_and_what_is_legal(section: str, key: str, value: object, legal: str) -> None:
+def test_an_invalid_value_is_reported_with_its_key_and_the_legal_values(section: str, key: str, value: object, legal: str) -> None:
     says = fault(**{section: {key: value}})
     assert says.startswith(f"{section}.{key} is ")
     assert legal in says
 
 
 @pytest.mark.parametrize(("alpha", "bound"), [(0.0, 2.0), (0.5, 1.5), (0.9, 0.38)])
-def test_gamma_is_held_to_the_bound_of_stability(alpha: float, bound: float) -> None:
+def test_gamma_is_limited_to_the_bound_of_stability(alpha: float, bound: float) -> None:
     OuterSection(alpha=alpha, gamma=bound - 1e-9)
     for gamma in (bound + 1e-9, 0.0, -0.7):
         says = fault(outer={"alpha": alpha, "gamma": gamma})
@@ -81,11 +81,11 @@ def test_gamma_is_held_to_the_bound_of_stability(alpha: float, bound: float) -> 
         assert f"{bound:.4g}" in says
 
 
-def test_the_bound_is_noloco_s_alone() -> None:
+def test_the_bound_of_gamma_holds_only_for_noloco() -> None:
     OuterSection(method="diloco", alpha=0.9, gamma=1.0)
 
 
-def test_the_clock_gap_follows_the_inner_steps_unless_given() -> None:
+def test_the_default_clock_gap_follows_from_the_inner_steps() -> None:
     assert OuterSection().max_clock_gap_steps == 200
     assert OuterSection(inner_steps=40).max_clock_gap_steps == 320
     assert OuterSection(inner_steps=10, max_clock_gap_steps=5).max_clock_gap_steps == 5
@@ -105,12 +105,12 @@ def test_a_hub_model_needs_only_its_name_and_commit() -> None:
 @pytest.mark.parametrize(
     ("model", "says"),
     [
-        ({"hub": "org/name"}, "hub needs a revision"),
+        ({"hub": "org/name"}, "hub requires revision"),
         ({"hub": "org/name", "revision": "main"}, "branches and tags can move"),
-        ({"revision": COMMIT}, "revision belongs to hub"),
+        ({"revision": COMMIT}, "revision requires hub"),
         ({"hub": "org/name", "revision": COMMIT, "architecture": "llama"}, "either architecture and config, or hub and revision"),
         ({"hub": "org/name", "revision": COMMIT, "config": {"a": 1}}, "either architecture and config, or hub and revision"),
-        ({"architecture": "gpt2"}, "needs its config fields"),
+        ({"architecture": "gpt2"}, "requires config"),
         ({"architecture": "../llama", "config": {"a": 1}}, "should be a transformers model type"),
         ({"config": {"a": float("inf")}}, "config.a holds inf"),
         ({"config": {"a": [None]}}, "config.a holds None"),
@@ -121,21 +121,21 @@ def test_a_hub_model_needs_only_its_name_and_commit() -> None:
     ],
     ids=str,
 )
-def test_a_model_has_one_source_of_plain_values(model: dict[str, Any], says: str) -> None:
+def test_a_model_has_exactly_one_source(model: dict[str, Any], says: str) -> None:
     assert says in fault(model=model)
 
 
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        ({"source": "huggingface"}, "needs a name and a revision"),
-        ({"source": "huggingface", "name": "org/name"}, "needs a name and a revision"),
-        ({"source": "text", "name": "org/name"}, 'only with source = "huggingface"'),
-        ({"revision": COMMIT}, 'only with source = "huggingface"'),
+        ({"source": "huggingface"}, "requires name and revision"),
+        ({"source": "huggingface", "name": "org/name"}, "requires name and revision"),
+        ({"source": "text", "name": "org/name"}, 'require source = "huggingface"'),
+        ({"revision": COMMIT}, 'require source = "huggingface"'),
     ],
     ids=str,
 )
-def test_data_is_named_exactly_when_it_comes_from_the_hub(data: dict[str, Any], says: str) -> None:
+def test_a_data_set_is_named_exactly_if_it_comes_from_the_hub(data: dict[str, Any], says: str) -> None:
     assert says in fault(data=data)
 
 

@@ -16,7 +16,7 @@ VALUES = st.recursive(PLAIN, lambda inner: st.lists(inner, max_size=3) | st.dict
 
 
 class Section(BaseModel):
-    """A table of a test."""
+    """A table for these tests."""
 
     number: float = Field(default=1e-5, description="a number")
     absent: str | None = Field(default=None, description="nothing")
@@ -25,7 +25,7 @@ class Section(BaseModel):
 
 
 class Document(BaseModel):
-    """A document of a test."""
+    """A document for these tests."""
 
     first: Section = Section()
     second: Section = Section()
@@ -33,7 +33,7 @@ class Document(BaseModel):
 
 @given(st.dictionaries(KEYS, VALUES, max_size=4), st.lists(KEYS, max_size=3))
 @settings(max_examples=200, deadline=None, derandomize=True)
-def test_what_is_written_is_read_back(table: dict[str, Any], texts: list[str]) -> None:
+def test_values_survive_a_round_trip(table: dict[str, Any], texts: list[str]) -> None:
     document = Document(first=Section(table=table, last=tuple(texts)))
     read = tomllib.loads(write_toml("A title.", document))
     assert read["first"].get("table", {}) == table
@@ -41,13 +41,13 @@ def test_what_is_written_is_read_back(table: dict[str, Any], texts: list[str]) -
     assert read["second"] == {"number": 1e-5, "last": []}
 
 
-def test_every_key_has_its_comment_and_what_is_absent_is_shown() -> None:
+def test_every_key_has_its_comment_including_absent_values() -> None:
     lines = write_toml("A title.", Document()).splitlines()
     assert lines[0] == "# A title."
     assert lines[lines.index("number = 1e-05") - 1] == "# a number"
     assert lines[lines.index("# absent =") - 1] == "# nothing"
 
 
-def test_a_value_that_toml_lacks_is_not_written() -> None:
+def test_a_value_without_a_toml_form_raises_type_error() -> None:
     with pytest.raises(TypeError, match="TOML has no NoneType"):
         write_toml("A title.", Document(first=Section(table={"a": None})))

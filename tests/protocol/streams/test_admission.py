@@ -1,4 +1,4 @@
-"""The table of inbound connections by itself: who comes in, for how long, and who gives way. What callers see of it is in the contract."""
+"""The admission table: accepted connections, timeouts and replacement. The transport contract tests the effect on callers."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ A, B, C, D = (seeded(number).peer_id for number in range(1, 5))
 
 
 class Door:
-    """A table, and when each of its visits was dropped."""
+    """A table, and the time at which each of its visits was dropped."""
 
     def __init__(self, caps: StreamCaps | None = None, is_banned: Callable[[PeerId], bool] = lambda partner: False) -> None:
         self.table = Admission(caps, is_banned)
         self.dropped_s: dict[Visit, float] = {}
-        self.carried_bytes = 0  # by all together
+        self.carried_bytes = 0  # in total
 
     def admit(self, partner: PeerId, observed: str = "") -> Visit | None:
         def drop() -> None:
@@ -60,7 +60,7 @@ def play(test: Callable[[], None]) -> None:
     virtual_time.run(main())
 
 
-def test_conversations_with_one_partner_for_one_purpose_are_few() -> None:
+def test_the_calls_of_one_partner_for_one_purpose_are_limited() -> None:
     def test() -> None:
         door = Door(StreamCaps(per_purpose=2))
         first, _ = door.talking(A), door.talking(A)
@@ -74,7 +74,7 @@ def test_conversations_with_one_partner_for_one_purpose_are_few() -> None:
     play(test)
 
 
-def test_connections_of_one_partner_are_few_those_included_that_are_over() -> None:
+def test_the_connections_of_one_partner_are_limited_including_those_that_are_over() -> None:
     def test() -> None:
         door = Door(StreamCaps(per_partner=3))
         visits = [door.talking(A), door.talking(A), door.talking(A, Purpose.FETCH)]
@@ -87,7 +87,7 @@ def test_connections_of_one_partner_are_few_those_included_that_are_over() -> No
     play(test)
 
 
-def test_a_partner_that_has_said_nothing_has_fewer() -> None:
+def test_a_silent_partner_has_fewer_connections() -> None:
     def test() -> None:
         door = Door(StreamCaps(silent=2))
         visit, other = door.admitted(A), door.admitted(A)
@@ -103,7 +103,7 @@ def test_a_partner_that_has_said_nothing_has_fewer() -> None:
     play(test)
 
 
-def test_the_banned_are_turned_away_and_cost_nobody_a_place() -> None:
+def test_a_banned_peer_is_rejected_and_replaces_no_visit() -> None:
     def test() -> None:
         banned = {A}
         door = Door(StreamCaps(total=1), lambda partner: partner in banned)
@@ -116,7 +116,7 @@ def test_the_banned_are_turned_away_and_cost_nobody_a_place() -> None:
     play(test)
 
 
-def test_who_is_banned_after_it_came_in_is_not_heard() -> None:
+def test_a_message_of_a_peer_banned_after_admission_is_not_handled() -> None:
     def test() -> None:
         banned: set[PeerId] = set()
         door = Door(StreamCaps(), lambda partner: partner in banned)
@@ -128,7 +128,7 @@ def test_who_is_banned_after_it_came_in_is_not_heard() -> None:
     play(test)
 
 
-def test_a_bare_connection_gives_way_before_one_that_has_called() -> None:
+def test_a_connection_without_a_call_is_replaced_before_one_with_a_call() -> None:
     def test() -> None:
         door = Door(StreamCaps(total=3))
         called, over, bare = door.admitted(A), door.talking(B), door.admitted(C)
@@ -140,7 +140,7 @@ def test_a_bare_connection_gives_way_before_one_that_has_called() -> None:
     play(test)
 
 
-def test_where_all_is_full_the_longest_silent_or_over_gives_way_and_no_conversation_does() -> None:
+def test_a_full_table_replaces_the_visit_that_was_silent_or_over_the_longest() -> None:
     def test() -> None:
         door = Door(StreamCaps(total=4))
         over_later, talks, silent, over_late = door.talking(A), door.talking(B), door.admitted(C), door.talking(A, Purpose.FETCH)
@@ -156,7 +156,7 @@ def test_where_all_is_full_the_longest_silent_or_over_gives_way_and_no_conversat
     play(test)
 
 
-def test_a_full_house_of_conversations_takes_nobody() -> None:
+def test_a_table_full_of_active_calls_rejects_newcomers() -> None:
     def test() -> None:
         door = Door(StreamCaps(total=2))
         first, _ = door.talking(A), door.talking(B)
@@ -170,7 +170,7 @@ def test_a_full_house_of_conversations_takes_nobody() -> None:
     play(test)
 
 
-def test_a_visit_that_was_dropped_can_do_nothing_more() -> None:
+def test_a_dropped_visit_cannot_start_a_call() -> None:
     def test() -> None:
         door = Door(StreamCaps(total=1))
         early, called = door.admitted(A), None
@@ -189,7 +189,7 @@ def test_a_visit_that_was_dropped_can_do_nothing_more() -> None:
 
 
 @pytest.mark.parametrize("calls", [False, True], ids=["no call", "a call without a message"])
-def test_the_silent_are_dropped_in_time(calls: bool) -> None:
+def test_a_silent_visit_is_dropped_after_the_timeout(calls: bool) -> None:
     async def main() -> None:
         door = Door()
         visit = door.admitted(A)
@@ -203,7 +203,7 @@ def test_the_silent_are_dropped_in_time(calls: bool) -> None:
     virtual_time.run(main())
 
 
-def test_a_conversation_takes_as_long_as_it_takes_and_its_connection_then_only_a_moment() -> None:
+def test_a_call_has_no_timeout_and_its_idle_connection_has_one() -> None:
     async def main() -> None:
         door = Door()
         talks, ended = door.talking(A), door.talking(B)
@@ -217,7 +217,7 @@ def test_a_conversation_takes_as_long_as_it_takes_and_its_connection_then_only_a
     virtual_time.run(main())
 
 
-def test_a_connection_whose_conversation_is_over_stays_while_its_last_bytes_move() -> None:
+def test_a_connection_whose_call_is_over_stays_while_its_last_bytes_move() -> None:
     async def main() -> None:
         door = Door()
         over = door.talking(A)
@@ -232,7 +232,7 @@ def test_a_connection_whose_conversation_is_over_stays_while_its_last_bytes_move
     virtual_time.run(main())
 
 
-def test_a_connection_whose_conversation_is_over_does_not_stay_for_ever() -> None:
+def test_a_connection_whose_call_is_over_is_dropped_after_the_total_timeout() -> None:
     async def main() -> None:
         door = Door()
         over = door.talking(A)
@@ -245,7 +245,7 @@ def test_a_connection_whose_conversation_is_over_does_not_stay_for_ever() -> Non
     virtual_time.run(main())
 
 
-def test_a_connection_whose_conversation_is_over_may_begin_another_and_counts_like_a_new_one() -> None:
+def test_a_connection_whose_call_is_over_may_start_another() -> None:
     def test() -> None:
         door = Door(StreamCaps(per_purpose=1, total=2))
         visit = door.talking(A)
@@ -261,7 +261,7 @@ def test_a_connection_whose_conversation_is_over_may_begin_another_and_counts_li
     play(test)
 
 
-def test_a_connection_that_is_called_again_may_stay_silent_no_longer_than_a_new_one() -> None:
+def test_a_further_call_has_the_timeout_of_a_first_call() -> None:
     async def main() -> None:
         door = Door()
         visit = door.talking(A)
@@ -274,7 +274,7 @@ def test_a_connection_that_is_called_again_may_stay_silent_no_longer_than_a_new_
     virtual_time.run(main())
 
 
-def test_who_is_banned_begins_nothing_more() -> None:
+def test_a_banned_peer_cannot_start_a_call() -> None:
     def test() -> None:
         banned: set[PeerId] = set()
         door = Door(StreamCaps(), lambda partner: partner in banned)
@@ -286,7 +286,7 @@ def test_who_is_banned_begins_nothing_more() -> None:
     play(test)
 
 
-def test_keys_of_one_network_take_no_more_than_its_places() -> None:
+def test_the_connections_of_one_network_are_limited() -> None:
     def test() -> None:
         door = Door(StreamCaps(per_network=4, total=8))
         crowd = [door.talking(seeded(number).peer_id, observed=f"/ip4/6.6.{number}.1/tcp/9") for number in range(10, 14)]
@@ -300,7 +300,7 @@ def test_keys_of_one_network_take_no_more_than_its_places() -> None:
     play(test)
 
 
-def test_neighbours_on_the_local_network_are_not_counted_as_one() -> None:
+def test_peers_on_the_local_network_do_not_share_a_limit() -> None:
     def test() -> None:
         door = Door(StreamCaps(per_network=1))
         for number in range(10, 14):
@@ -309,7 +309,7 @@ def test_neighbours_on_the_local_network_are_not_counted_as_one() -> None:
     play(test)
 
 
-def test_a_conversation_that_stands_still_gives_way_after_ten_seconds_and_no_other_does() -> None:
+def test_a_stalled_call_is_replaced_after_ten_seconds_and_an_active_one_is_not() -> None:
     async def main() -> None:
         door = Door(StreamCaps(total=3))
         crowd = [door.talking(peer, observed="/ip4/6.6.0.1/tcp/9") for peer in (A, B)]

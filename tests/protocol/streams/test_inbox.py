@@ -1,4 +1,4 @@
-"""The inbox: bounded, ordered, and with three different ends."""
+"""The inbox: its order, its bound, and its three ways to end."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from gossamer.protocol.memory.virtual_time import run
 from gossamer.protocol.streams.transport import Inbox
 
 
-def test_frames_come_out_in_order_and_an_end_comes_last() -> None:
+def test_frames_are_read_in_order_and_the_end_comes_last() -> None:
     async def main() -> None:
         inbox = Inbox(2)
-        for number in range(3):  # one above the bound: the writer did not ask
+        for number in range(3):  # one above the bound: the writer did not await room
             inbox.put(bytes([number]))
         inbox.end("over")
         inbox.put(b"late")
@@ -25,7 +25,7 @@ def test_frames_come_out_in_order_and_an_end_comes_last() -> None:
     run(main())
 
 
-def test_a_full_inbox_has_no_room_until_one_is_read() -> None:
+def test_a_full_inbox_has_no_room_until_a_frame_is_read() -> None:
     async def main() -> None:
         inbox = Inbox(2)
         inbox.put(b"1")
@@ -40,7 +40,7 @@ def test_a_full_inbox_has_no_room_until_one_is_read() -> None:
     run(main())
 
 
-def test_closing_throws_away_and_wakes_both_sides() -> None:
+def test_closing_discards_frames_and_wakes_both_sides() -> None:
     async def main() -> None:
         inbox = Inbox(1)
         inbox.put(b"1")
@@ -66,7 +66,7 @@ def test_a_cancelled_reader_loses_nothing() -> None:
     run(main())
 
 
-def test_the_first_reason_stays() -> None:
+def test_the_first_reason_is_kept() -> None:
     async def main() -> None:
         inbox = Inbox(1)
         inbox.end("first")

@@ -1,4 +1,4 @@
-"""A rate is kept to over seconds, both ways, whoever else wants the line; and nothing else is slowed down."""
+"""Rate limits hold over seconds in both directions, and delay no other traffic."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def bucket() -> Bucket:
     return made
 
 
-async def pour(into: Bucket, seconds: float, num_bytes: int = CHUNK_BYTES, *, is_patient: bool = False) -> int:
-    """Take as much as it gives, until so many seconds have passed; return the bytes that passed by then."""
+async def pour(into: Bucket, seconds: float, num_bytes: int = CHUNK_BYTES, *, is_low_priority: bool = False) -> int:
+    """Take frames until these seconds have passed; return the bytes that passed."""
     until_s, passed = now_s() + seconds, 0
     while True:
-        await into.take(num_bytes, is_patient=is_patient)
+        await into.take(num_bytes, is_low_priority=is_low_priority)
         if now_s() >= until_s:
             return passed
         passed += num_bytes
 
 
-def test_a_rate_holds_over_a_minute_however_many_share_it() -> None:
+def test_a_rate_holds_over_a_minute_for_any_number_of_streams() -> None:
     async def main() -> None:
         for sharers in (1, 3):
             one = bucket()
@@ -51,7 +51,7 @@ def test_a_rate_holds_over_a_minute_however_many_share_it() -> None:
     run(main())
 
 
-def test_sharers_get_equal_parts() -> None:
+def test_concurrent_streams_get_equal_shares() -> None:
     async def main() -> None:
         one = bucket()
         first, second = await asyncio.gather(pour(one, 600.0), pour(one, 600.0))
@@ -60,7 +60,7 @@ def test_sharers_get_equal_parts() -> None:
     run(main())
 
 
-def test_small_frames_do_not_wait_and_are_paid_for() -> None:
+def test_small_frames_pass_at_once_and_delay_later_chunks() -> None:
     async def main() -> None:
         one = bucket()
         pouring = asyncio.create_task(pour(one, 60.0))
@@ -68,7 +68,7 @@ def test_small_frames_do_not_wait_and_are_paid_for() -> None:
         for _ in range(500):
             await asyncio.sleep(0.1)
             before_s = now_s()
-            await one.take(4000, is_patient=False)
+            await one.take(4000, is_low_priority=False)
             assert now_s() == before_s
             small += 4000
         assert await pouring + small == pytest.approx(60 * RATE, rel=0.1)
@@ -76,33 +76,33 @@ def test_small_frames_do_not_wait_and_are_paid_for() -> None:
     run(main())
 
 
-def test_the_patient_wait_while_others_fill_the_rate_and_have_it_otherwise() -> None:
+def test_low_priority_streams_wait_for_others_and_else_have_the_full_rate() -> None:
     async def main() -> None:
         one = bucket()
-        meeting, giving = await asyncio.gather(pour(one, 60.0), pour(one, 60.0, is_patient=True))
+        meeting, giving = await asyncio.gather(pour(one, 60.0), pour(one, 60.0, is_low_priority=True))
         assert giving <= CHUNK_BYTES
         assert meeting >= 60 * RATE - 2 * CHUNK_BYTES
-        assert await pour(bucket(), 60.0, is_patient=True) >= 0.85 * 60 * RATE
+        assert await pour(bucket(), 60.0, is_low_priority=True) >= 0.85 * 60 * RATE
 
     run(main())
 
 
-def test_who_gives_up_does_not_pay() -> None:
+def test_a_cancelled_frame_is_not_counted() -> None:
     async def main() -> None:
         one = bucket()
-        await one.take(CHUNK_BYTES, is_patient=False)
-        waiting = [asyncio.create_task(one.take(CHUNK_BYTES, is_patient=patient)) for patient in (False, True)]
+        await one.take(CHUNK_BYTES, is_low_priority=False)
+        waiting = [asyncio.create_task(one.take(CHUNK_BYTES, is_low_priority=patient)) for patient in (False, True)]
         await asyncio.sleep(0.5)
         await cancel(*waiting)
         assert one.num_bytes == CHUNK_BYTES
         before_s = now_s()
-        await one.take(CHUNK_BYTES, is_patient=False)
+        await one.take(CHUNK_BYTES, is_low_priority=False)
         assert now_s() - before_s < CHUNK_BYTES / RATE
 
     run(main())
 
 
-def test_a_rate_may_change_and_end() -> None:
+def test_a_rate_may_change_and_be_removed() -> None:
     async def main() -> None:
         one = bucket()
         await pour(one, 10.0)
@@ -110,7 +110,7 @@ def test_a_rate_may_change_and_end() -> None:
         assert await pour(one, 60.0) == pytest.approx(600 * RATE, rel=0.05)
         one.bytes_per_s = float("inf")
         before_s = now_s()
-        await one.take(1 << 40, is_patient=False)
+        await one.take(1 << 40, is_low_priority=False)
         assert now_s() == before_s
 
     run(main())
@@ -145,8 +145,8 @@ async def take_ten(stream: Stream) -> None:
 
 
 @pytest.mark.parametrize(("side", "way"), [(0, "up"), (0, "down"), (1, "up"), (1, "down")])
-def test_streams_keep_to_the_rates_of_both_ends_both_ways(side: int, way: str) -> None:
-    """Ten chunks each way: the limited way takes as long as the rate says, whoever called; the other way is free."""
+def test_streams_keep_to_the_rates_of_both_ends_in_both_directions(side: int, way: str) -> None:
+    """Send ten chunks in each direction: only the limited direction takes as long as its rate implies, for either caller."""
 
     async def main() -> None:
         throttles = (Throttle(), Throttle())

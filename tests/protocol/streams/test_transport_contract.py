@@ -1,4 +1,4 @@
-"""What every transport promises, checked on both."""
+"""The contract of every transport, tested on libp2p and in memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MIB = 1 << 20
 CHUNK = 256 * 1024
 
 
-def test_messages_arrive_in_order_both_ways(play: Play) -> None:
+def test_messages_arrive_in_order_in_both_directions(play: Play) -> None:
     async def scenario(world: World) -> None:
         a, b = await world.peer(nobody), await world.peer(echo)
         stream = await a.transport.connect(b.peer_id, b.addresses, Purpose.MEET)
@@ -34,7 +34,7 @@ def test_messages_arrive_in_order_both_ways(play: Play) -> None:
     play(scenario)
 
 
-def test_eight_megabytes_both_ways_at_once(play: Play) -> None:
+def test_eight_megabytes_in_both_directions_at_once(play: Play) -> None:
     num_chunks = 8 * MIB // CHUNK
     ended = asyncio.Event()
 
@@ -61,7 +61,7 @@ def test_eight_megabytes_both_ways_at_once(play: Play) -> None:
     play(scenario)
 
 
-def test_both_ends_know_whom_they_talk_to(play: Play) -> None:
+def test_both_ends_know_their_partner(play: Play) -> None:
     seen: list[tuple[Purpose, PeerId]] = []
 
     async def note(purpose: Purpose, stream: Stream) -> None:
@@ -81,7 +81,7 @@ def test_both_ends_know_whom_they_talk_to(play: Play) -> None:
     play(scenario)
 
 
-def test_what_was_sent_before_closing_is_delivered(play: Play) -> None:
+def test_messages_sent_before_closing_are_delivered(play: Play) -> None:
     heard: asyncio.Queue[int] = asyncio.Queue()
 
     async def slow(purpose: Purpose, stream: Stream) -> None:
@@ -123,7 +123,7 @@ def test_the_other_side_may_close_too(play: Play) -> None:
     play(scenario)
 
 
-def test_closing_ends_a_receive_that_waits(play: Play) -> None:
+def test_closing_ends_a_waiting_receive(play: Play) -> None:
     async def scenario(world: World) -> None:
         a, b = await world.peer(nobody), await world.peer(echo)
         stream = await a.transport.connect(b.peer_id, b.addresses, Purpose.MEET)

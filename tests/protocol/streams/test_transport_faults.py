@@ -1,4 +1,4 @@
-"""What every transport promises when a partner dies, lies, stalls or asks too much, checked on both."""
+"""The contract of every transport under faults: crashes, garbage, stalls and floods. Tested on libp2p and in memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MIB = 1 << 20
 CHUNK = 256 * 1024
 
 
-def test_death_of_the_partner_is_seen_at_both_ends(play: Play) -> None:
+def test_a_crash_ends_the_stream_at_both_ends(play: Play) -> None:
     over = asyncio.Event()
 
     async def listen(purpose: Purpose, stream: Stream) -> None:
@@ -63,11 +63,11 @@ def test_garbage_is_a_bad_message(play: Play, monkeypatch: pytest.MonkeyPatch) -
     play(scenario)
 
 
-def test_streams_of_one_partner_are_few(play: Play) -> None:
+def test_the_streams_of_one_partner_are_limited(play: Play) -> None:
     async def scenario(world: World) -> None:
         a, b = await world.peer(nobody), await world.peer(echo, StreamCaps(per_purpose=2, total=3))
         streams = [await a.transport.connect(b.peer_id, b.addresses, Purpose.MEET) for _ in range(2)]
-        for stream in streams:  # who has said nothing has fewer, and gives way to others
+        for stream in streams:  # a silent partner has fewer connections and is replaced
             await stream.send(chunk(1))
             assert await number_of(stream) == 1
         with pytest.raises(Unreachable):
@@ -89,7 +89,7 @@ def test_streams_of_one_partner_are_few(play: Play) -> None:
     play(scenario)
 
 
-def test_the_banned_are_turned_away(play: Play) -> None:
+def test_a_banned_peer_is_rejected(play: Play) -> None:
     async def scenario(world: World) -> None:
         banned = set()
         a, b = await world.peer(nobody), await world.peer(echo, is_banned=lambda partner: partner in banned)
@@ -105,7 +105,7 @@ def test_the_banned_are_turned_away(play: Play) -> None:
     play(scenario)
 
 
-def test_who_opens_streams_and_stays_silent_keeps_nobody_out(play: Play) -> None:
+def test_silent_streams_do_not_keep_others_out(play: Play) -> None:
     async def scenario(world: World) -> None:
         a, c, d = [await world.peer(nobody) for _ in range(3)]
         b = await world.peer(echo, StreamCaps(total=2))
@@ -145,7 +145,7 @@ def test_a_failing_handler_ends_only_its_stream(play: Play) -> None:
     play(scenario)
 
 
-def test_a_cancelled_stream_can_be_closed_and_harms_no_other(play: Play) -> None:
+def test_a_cancelled_stream_can_be_closed_and_affects_no_other(play: Play) -> None:
     over: asyncio.Queue[str] = asyncio.Queue()
 
     async def deaf(purpose: Purpose, stream: Stream) -> None:
@@ -161,7 +161,7 @@ def test_a_cancelled_stream_can_be_closed_and_harms_no_other(play: Play) -> None
             stream = await a.transport.connect(b.peer_id, b.addresses, Purpose.MEET)
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.3):
-                    while True:  # more than the lane holds: some send will wait, and be cancelled
+                    while True:  # more than the stream buffers: some send will wait and be cancelled
                         await stream.send(chunk(1, CHUNK))
             with pytest.raises((PeerGone, TimeoutError)):
                 async with asyncio.timeout(0.05):
@@ -192,7 +192,7 @@ def test_a_sender_waits_for_a_partner_that_does_not_read(play: Play) -> None:
     play(scenario)
 
 
-def test_a_silent_opener_is_closed(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_stream_is_closed(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gossamer.protocol.streams.admission.FIRST_FRAME_S", 0.3)
 
     async def scenario(world: World) -> None:
@@ -205,7 +205,7 @@ def test_a_silent_opener_is_closed(play: Play, monkeypatch: pytest.MonkeyPatch) 
     play(scenario)
 
 
-def test_a_peer_that_is_not_there_is_unreachable(play: Play) -> None:
+def test_a_missing_peer_is_unreachable(play: Play) -> None:
     async def scenario(world: World) -> None:
         a = await world.peer(nobody)
         for partner in (seeded(999).peer_id, a.peer_id):

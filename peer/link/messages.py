@@ -1,0 +1,345 @@
+"""The records of the link: requests of the node, and replies and notices of the trainer. How they travel: socket.py.
+
+A request gets exactly one reply, or none where its class says so. Requests for coding or a copy are answered at once, the others at the
+trainer's next step boundary or while its weights are only read (peer/trainer/exchange.py). Bulk bytes never travel in a record: they lie
+in the payload folder under the names of `payload_name`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Annotated, Generic, Literal, TypeVar, dataclass_transform
+
+from pydantic import ConfigDict, Discriminator, TypeAdapter, ValidationError
+
+from gossamer.protocol.messages.messages import RunPhase
+from gossamer.protocol.messages.terms import ModelPlan
+
+Said = TypeVar("Said")
+
+
+class Writer(Enum):
+    """Which process writes a file of the payload folder, and removes it when it restarts."""
+
+    TRAINER = ("*.own-*", "clone-*")  # the names' patterns
+    NODE = ("*.partner-*",)
+
+
+class File(Enum):
+    """The files of one meeting in the payload folder; `OWN` ones are written by the trainer, `PARTNER` ones by the node."""
+
+    OWN_SKETCH = "own-sketch"
+    OWN_PAYLOAD = "own-payload"
+    PARTNER_SKETCH = "partner-sketch"
+    PARTNER_PAYLOAD = "partner-payload"
+
+
+def payload_name(meeting: int | str, file: File) -> str:
+    """Name the file of a meeting, or of a fragment sync, in the payload folder."""
+    return f"{meeting}.{file.value}"
+
+
+@dataclass_transform(frozen_default=True)
+class LinkRecord:
+    """Makes a frozen dataclass of each subclass, whose last field `record` is the subclass's name and identifies it in a line."""
+
+    def __init_subclass__(cls) -> None:
+        cls.__annotations__["record"] = Literal[cls.__name__]
+        setattr(cls, "record", field(default=cls.__name__, kw_only=True, repr=False))  # noqa: B010 - not for type checkers
+        dataclass(frozen=True)(cls)
+
+
+# --------------------------------------------------------------------------- node to trainer, answered
+
+
+class Open(LinkRecord):
+    """Lock a fragment for a meeting and snapshot its fast weights. Answered by Opened or Unavailable."""
+
+    meeting: int  # the node's own number for the meeting, never reused in its life
+    fragment: int
+
+
+class Prepare(LinkRecord):
+    """Form the message from both sides' tokens. Answered by SketchReady, or PayloadReady where the codec has no sketch."""
+
+    meeting: int
+    partner_tokens: int
+    partner_clock_steps: int
+    seed: int  # both sides derive the same one from their nonces
+    phase: RunPhase
+
+
+class Encode(LinkRecord):
+    """Encode the message now that the partner's sketch lies in its file. Answered by PayloadReady."""
+
+    meeting: int
+
+
+class Check(LinkRecord):
+    """Decode the partner's payload and judge it without applying it. Answered by Checked."""
+
+    meeting: int
+
+
+class Apply(LinkRecord):
+    """Take the outer step of a meeting that counts. Answered by Applied; a second one with the same id changes nothing."""
+
+    meeting: int
+    meeting_id: str  # hex; both sides' name for it, journaled
+    failed_blocks: str  # hex bitmap; these blocks are taken as if there were no partner
+
+
+class CopyState(LinkRecord):
+    """Write the slow weights of every fragment to `name` in the payload folder, beside the inner steps. Answered by Written."""
+
+    name: str
+
+
+class BringUp(LinkRecord):
+    """Take the outer step of fragments that have long waited for a partner alone, before a copy of the state. Answered by Written."""
+
+    name: str
+
+
+class Settle(LinkRecord):
+    """End the last averaging alone, round the weights as they are sent, and write the state to `name`. Answered by Written."""
+
+    name: str
+
+
+class SketchSlow(LinkRecord):
+    """Begin the sync of a fragment: write a sketch of its slow weights, beside the inner steps. Answered by Written."""
+
+    name: str  # of the fragment sync, in the names of its files
+    fragment: int
+    seed: int  # both sides derive the same one from the request
+
+
+class CodeSlow(LinkRecord):
+    """Be the source of a fragment sync: code our slow weights against the other peer's sketch. Answered by Written."""
+
+    name: str  # as in SketchSlow
+    fragment: int
+    seed: int
+
+
+class DecodeSlow(LinkRecord):
+    """Decode the source's answer, beside the inner steps, and keep it for Pull. Answered by Written."""
+
+    name: str  # as in SketchSlow
+
+
+class Pull(LinkRecord):
+    """Move fragments by what was decoded, and take over the sources' clock if it is ahead. Answered by Pulled.
+
+    All together if that predicts no worse, else the fragments of each source by itself.
+    """
+
+    name: str
+    donors: tuple[tuple[str, ...], ...]  # the names of the fragment syncs, as in SketchSlow, by source
+    clock_steps: int
+
+
+class Adopt(LinkRecord):
+    """Replace weights and clock by a fetched state, and warm up again, if that state is better than ours.
+
+    Answered by Adopted. Open meetings are dropped; a trainer that has not begun begins. A state that is not accepted changes nothing.
+    """
+
+    name: str  # of the file, with its folder
+    clock_steps: int
+    is_result: bool = False  # the run's result: the run ends with it, whatever our clock
+
+
+# --------------------------------------------------------------------------- node to trainer, not answered
+
+
+class Drop(LinkRecord):
+    """Forget a meeting that does not count; the fragment stays due if it was."""
+
+    meeting: int
+
+
+class Solo(LinkRecord):
+    """Take the outer step of a fragment alone: no partner was found in time. Nothing happens unless it is still due.
+
+    While the fragment is in a meeting the step waits for its end, and is not taken if that meeting counts.
+    """
+
+    fragment: int
+
+
+class Defer(LinkRecord):
+    """Count a fragment down again without an outer step: no partner was found in time, and the run says to wait for one.
+
+    Nothing happens unless it is still due.
+    """
+
+    fragment: int
+
+
+class StepBack(LinkRecord):
+    """Set the clock back to the other peers' global step; the weights stay."""
+
+    clock_steps: int
+
+
+class NodeReport(LinkRecord):
+    """The line's rate and the node's processor time: about every other second."""
+
+    bytes_per_s: float  # in the slower direction; 0: not measured yet
+    cpu_s: float  # processor time of the node process and its daemon, since they started
+
+
+class Start(LinkRecord):
+    """Begin to train from the run's initial weights."""
+
+
+class FinishDone(LinkRecord):
+    """The last averaging is over, or no partner is left for it: save and end."""
+
+
+# --------------------------------------------------------------------------- trainer to node: replies
+
+
+class Opened(LinkRecord):
+    """The fragment is locked and its snapshot taken."""
+
+    meeting: int
+    tokens: int  # trained since the last outer step of this fragment
+    clock_steps: int
+    phase: RunPhase
+
+
+class Unavailable(LinkRecord):
+    """The request was not carried out and changed nothing.
+
+    The fragment is in another meeting, the meeting is not known (any more), its bytes are unusable, or the folder is full.
+    """
+
+    meeting: int
+    reason: str
+
+
+class SketchReady(LinkRecord):
+    """Own sketch lies in its file."""
+
+    meeting: int
+    sha256: str  # hex, of the sketch
+
+
+class PayloadReady(LinkRecord):
+    """Own payload lies in its file."""
+
+    meeting: int
+    sha256: str  # hex, of the payload
+
+
+class Checked(LinkRecord):
+    """The verdict on the partner's payload."""
+
+    meeting: int
+    accepted: bool
+    reason: str  # why not, empty when accepted
+    failed_blocks: str  # hex bitmap, lowest bit first; empty: none
+
+
+class Applied(LinkRecord):
+    """The outer step is taken, once."""
+
+    meeting: int
+
+
+class Written(LinkRecord):
+    """The requested files are written."""
+
+    name: str
+    reason: str  # why they are not; empty if they are
+
+
+class Pulled(LinkRecord):
+    """Which fragments were moved to the sources'."""
+
+    name: str
+    moved: dict[str, float]  # by the name of the fragment sync: the share of the blocks that could not be decoded and were not moved
+    reason: str  # why the other fragments were not, if there are any
+
+
+class Adopted(LinkRecord):
+    """Whether a fetched state is ours now."""
+
+    name: str
+    accepted: bool
+    reason: str  # why not; of an accepted state: why only the clock was taken over; else empty
+    is_sound: bool = True  # False: it cannot be the state of an honest peer
+
+
+# --------------------------------------------------------------------------- trainer to node: unasked
+
+
+class Built(LinkRecord):
+    """The sizes of the model on the wire: the first record to every node, which does not know the model."""
+
+    plan: ModelPlan
+
+
+class Due(LinkRecord):
+    """A fragment's countdown ran out: find it a partner."""
+
+    fragment: int
+    phase: RunPhase
+
+
+class Progress(LinkRecord):
+    """The trainer's counters, about once a second and whenever a node connects."""
+
+    clock_steps: int
+    phase: RunPhase
+    started: bool  # it trains, or has trained
+    done: bool = False  # it has saved the result and ends
+    tokens: int = 0  # trained by this peer since it joined
+
+
+CodingRequest = Prepare | Encode | Check
+WritingRequest = CopyState | SketchSlow | CodeSlow | DecodeSlow
+MeetingRequest = CodingRequest | Open | Apply
+AnsweredRequest = MeetingRequest | WritingRequest | BringUp | Settle | Adopt | Pull
+AnyTimeRequest = CodingRequest | WritingRequest | NodeReport
+BesideRequest = Open | Apply | Drop | Solo | Defer  # these need weights that nobody changes meanwhile
+ToldRequest = Drop | Solo | Defer | StepBack | NodeReport | Start | FinishDone
+Request = AnsweredRequest | ToldRequest
+Reply = Opened | Unavailable | SketchReady | PayloadReady | Checked | Applied | Written | Adopted | Pulled
+Notice = Built | Due | Progress
+Answer = Reply | Notice
+Record = Request | Answer
+
+
+def subject(record: AnsweredRequest | Reply) -> int | str:
+    """Return the subject of a request or a reply, by which they match: a meeting's number or a file's name."""
+    return (
+        record.name if isinstance(record, WritingRequest | BringUp | Settle | Adopt | Pull | Written | Adopted | Pulled) else record.meeting
+    )
+
+
+class Lines(Generic[Said]):
+    """The records of one side of the link, as lines of JSON."""
+
+    def __init__(self, records: TypeAdapter[Said]) -> None:
+        self._records = records
+
+    def write(self, record: Said) -> bytes:
+        """Return the line of a record."""
+        return self._records.dump_json(record) + b"\n"
+
+    def read(self, line: bytes) -> Said:
+        """Read a record back. Raises ValueError for a line that this side never sends: a bug, for both ends are our own processes."""
+        try:
+            return self._records.validate_json(line)
+        except ValidationError as error:
+            raise ValueError(f"not what this side of the link says: {line[:100]!r}") from error
+
+
+_STRICT = ConfigDict(extra="forbid", strict=True)
+REQUESTS: Lines[Request] = Lines(TypeAdapter(Annotated[Request, Discriminator("record")], config=_STRICT))
+ANSWERS: Lines[Answer] = Lines(TypeAdapter(Annotated[Answer, Discriminator("record")], config=_STRICT))

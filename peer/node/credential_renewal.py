@@ -1,0 +1,180 @@
+"""Revocations, and the renewal of this peer's own credential.
+
+About every ROUND_S this peer asks another one for the digest of its revocations. If the digest differs from its own, it fetches them,
+checks each signature, and saves the new ones in the home. `peer revoke` writes that file too, so each round reads it again. A revoked peer
+is not called any more, and its Hellos, requests and records fail the check against the run's terms. It may still fetch the revocation:
+only the issuer's signature ends a node; refusals by other peers lead to a warning.
+
+An issuer signs a later end date for any member in force that asks (peer/sync/server.py). So the end date of an invite limits new joins. A
+member stays until it is revoked, or until no issuer was reachable for a month.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable
+
+from gossamer.peer.machine.events import Event, Warned
+from gossamer.peer.machine.home import Home, write_whole
+from gossamer.peer.swarm.address_book import KnownPeer, loop_s
+from gossamer.peer.swarm.hearsay import Hearsay
+from gossamer.peer.swarm.membership import Membership
+from gossamer.peer.sync.client import FetchClient
+from gossamer.protocol.errors import BadMessage, GossamerError, PeerMisbehaved, RefusalCode, Refused, RunRefusesUs
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.messages.messages import ContentsKind
+from gossamer.protocol.messages.revocations import need_credential, read_revocations
+from gossamer.protocol.messages.terms import check_revocation
+from gossamer.protocol.run.invite import Credential
+
+ROUND_S = 30.0
+ASK_S = 10.0  # for an answer
+DAY_S = 24 * 3600
+RENEW_S = 20 * DAY_S  # before its end a credential is renewed
+WARN_S = 7 * DAY_S
+UNWANTED = 3
+TOPIC = "membership"
+
+
+class CredentialRenewal:
+    """Take in revocations, and keep this peer's credential in force. `warned` is the warning that the operator sees now."""
+
+    def __init__(
+        self,
+        home: Home,
+        membership: Membership,
+        client: FetchClient,
+        gossip: Hearsay,
+        rng: random.Random,
+        emit: Callable[[Event], None],
+    ) -> None:
+        self.terms = membership.terms
+        self.warned = ""
+        self._home = home
+        self._own = membership.own_credential
+        self._client = client
+        self._book = gossip.book
+        self._time = gossip.time
+        self._rng = rng
+        self._emit = emit
+        self._num_unwanted = 0  # answers in a row that we are no member
+
+    async def run(self) -> None:
+        """Ask, renew and warn until cancelled. Raises RunRefusesUs once an issuer has revoked this peer."""
+        while True:
+            self.read_file()
+            self._pass_over_revoked()
+            await self._ask_for_revocations()
+            self._end_if_revoked()
+            await self._renew()
+            self._warn()
+            await asyncio.sleep(self._rng.uniform(0.5, 1.5) * ROUND_S)
+
+    # ------------------------------------------------------------------ revocations
+
+    def read_file(self) -> None:
+        """Add the revocations in the home; a damaged file is ignored, since other peers hold them too."""
+        with contextlib.suppress(OSError, PeerMisbehaved):
+            self.take(self._home.revocations.read_bytes())
+
+    def take(self, data: bytes) -> bool:
+        """Add another peer's revocations; return whether any was new. Raises BadMessage or BadSignature; those before the bad one stay."""
+        is_new = False
+        for revocation in read_revocations(data):
+            check_revocation(revocation, self.terms)
+            is_new |= self.terms.revocations.add(revocation)
+        if is_new:
+            self._pass_over_revoked()
+        return is_new
+
+    def _pass_over_revoked(self) -> None:
+        for entry in self._book.live(loop_s()):
+            if entry.record is not None and self.terms.revocations.cover(entry.peer_id, entry.record.credential):
+                self._book.leaves(entry.peer_id, loop_s())  # not banned: it must be able to fetch the revocation
+
+    async def _ask_for_revocations(self) -> None:
+        others = self._book.reachable(loop_s())
+        if not others:
+            return
+        other = self._rng.choice(others)
+        with contextlib.suppress(GossamerError, TimeoutError, OSError):
+            try:
+                async with asyncio.timeout(ASK_S):
+                    known = self.terms.revocations.digest()
+                    data = await self._client.document(other.peer_id, other.addresses, ContentsKind.REVOCATIONS, known)
+                self._num_unwanted = 0
+            except Refused as refusal:
+                self._num_unwanted += refusal.code is RefusalCode.NOT_INVITED
+                raise
+            if data and self.take(data):
+                self.read_file()  # keep what `peer revoke` has written since
+                await asyncio.to_thread(write_whole, self._home.revocations, self.terms.revocations.to_bytes())
+
+    # ------------------------------------------------------------------ our own credential
+
+    async def _renew(self) -> None:
+        credential = self._own.current
+        if credential is None or self._client.identity.peer_id in self.terms.issuers or self._left_s() > RENEW_S:
+            return
+        for issuer in self._issuers(credential.issuer):
+            with contextlib.suppress(GossamerError, TimeoutError, OSError):
+                async with asyncio.timeout(ASK_S):
+                    data = await self._client.document(issuer.peer_id, issuer.addresses, ContentsKind.CREDENTIAL, b"")
+                self._take_over(need_credential(data), credential)
+                await asyncio.to_thread(write_whole, self._home.credential, data, private=True)
+                return
+
+    def _issuers(self, first: PeerId) -> list[KnownPeer]:
+        return [entry for entry in self._book.reachable(loop_s()) if entry.peer_id == first]
+
+    def _take_over(self, renewed: Credential, old: Credential) -> None:
+        renewed.check(self._client.run_id, self._client.identity.peer_id)
+        if renewed.issuer != old.issuer or renewed.not_after_s <= old.not_after_s:
+            raise BadMessage("a credential that is no renewal of ours")
+        self._own.current = renewed
+
+    def _left_s(self) -> float:
+        credential = self._own.current
+        return credential.not_after_s - self._time.now_s() if credential else float("inf")
+
+    def _warn(self) -> None:
+        words = membership_warning(self._left_s(), is_unwanted=self._num_unwanted >= UNWANTED)
+        if words != self.warned:
+            self.warned = words
+            self._emit(Warned(TOPIC, words))
+
+    def _end_if_revoked(self) -> None:
+        if self.terms.access == "invite" and self.terms.revocations.cover(self._client.identity.peer_id, self._own.current):
+            raise RunRefusesUs(
+                "the peer that wrote this peer's invite has revoked it: no other peer of the run meets this one any more",
+                hint="what it has trained is kept (`peer export`); ask the host why, and for a new invite, then `peer join` with that",
+            )
+
+
+def membership_warning(left_s: float, *, is_unwanted: bool) -> str:
+    """Return the warning about this peer's membership for its operator; empty if all is well."""
+    if is_unwanted:
+        return (
+            "others say that this peer is no member and do not meet it: its invite may have been revoked; ask the host, and for a new one"
+        )
+    if left_s <= 0:
+        return "this peer's membership has ended: others meet it no more; ask the host for a new invite, then `peer join` with it"
+    if left_s < WARN_S:
+        days = max(1, round(left_s / DAY_S))
+        return (
+            f"this peer's membership ends in {days} {'day' if days == 1 else 'days'}, and who wrote its invite was not there to renew it: "
+            "ask the host to start its peer, or for a new invite"
+        )
+    return ""
+
+
+def latest_credential(home: Home, from_invite: Credential | None, run_id: bytes, me: PeerId) -> Credential | None:
+    """Return the credential to show: the renewed one in the home, where it is ours, by this invite, and lasts longer than the invite's."""
+    with contextlib.suppress(OSError, PeerMisbehaved):
+        kept = need_credential(home.credential.read_bytes())
+        kept.check(run_id, me)
+        if from_invite is None or (kept.bearer == from_invite.bearer and kept.not_after_s > from_invite.not_after_s):
+            return kept  # of another invite it may have been revoked, which is why there is a new one
+    return from_invite

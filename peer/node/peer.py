@@ -1,0 +1,295 @@
+"""The composition root of a node: the only place where the objects of one peer's node are made and connected.
+
+They are made in three stages, as soon as what they need is known:
+
+1. `NodePeer(...)`: the home and the settings are there. It answers inbound streams from now on, at first with "not ready".
+2. `Member`: the run's manifest is there, from the home or from a peer. It gives the manifest to newcomers and gossips.
+3. `Node`: the trainer has sent the model's plan. It meets other peers. A peer without a trainer (`peer bootstrap`) never gets there.
+
+The surroundings come in from outside: the network (libp2p, or one in memory), the trainer's link, the clock, and random numbers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from gossamer.peer.machine.events import Event, ProcessSays, RunKnown
+from gossamer.peer.machine.home import Home, write_whole
+from gossamer.peer.meeting.driver import OwnSide
+from gossamer.peer.node.anti_entropy import AntiEntropy
+from gossamer.peer.node.arrival import find_run
+from gossamer.peer.node.credential_renewal import CredentialRenewal, latest_credential
+from gossamer.peer.node.dispatcher import Answers, Dispatcher
+from gossamer.peer.node.final_averaging import FinalAveraging
+from gossamer.peer.node.meetings import Meetings
+from gossamer.peer.node.node import Node
+from gossamer.peer.node.partner_search import Searches
+from gossamer.peer.swarm.address_book import AddressBook, loop_s
+from gossamer.peer.swarm.heads import Heads
+from gossamer.peer.swarm.hearsay import Hearsay
+from gossamer.peer.swarm.membership import Membership, OwnCredential
+from gossamer.peer.swarm.presence import Presence
+from gossamer.peer.swarm.sight import Sight
+from gossamer.peer.swarm.standing import Standing
+from gossamer.peer.swarm.swarm_time import SwarmTime
+from gossamer.peer.sync.client import FetchClient
+from gossamer.peer.sync.fragment_sync import FragmentSync
+from gossamer.peer.sync.mirror import Mirror
+from gossamer.peer.sync.result_agreement import ResultAgreement
+from gossamer.peer.sync.server import FetchServer
+from gossamer.peer.sync.sources import Sources
+from gossamer.peer.sync.state_source import StateSource
+from gossamer.peer.sync.state_sync import StateSync
+from gossamer.peer.sync.state_transfer import StateTransfer
+from gossamer.protocol.addresses import by_peer
+from gossamer.protocol.errors import BadSettings, Refused, TransportError
+from gossamer.protocol.identity import Identity, PeerId
+from gossamer.protocol.libp2p.record_store import RecordStore
+from gossamer.protocol.messages.records import MemberRecord
+from gossamer.protocol.messages.terms import ModelPlan, check_member
+from gossamer.protocol.run.invite import Credential, Invite
+from gossamer.protocol.run.manifest import Manifest, SignedManifest
+from gossamer.protocol.streams.throttle import Throttle
+from gossamer.protocol.streams.transport import Directory, Purpose, Transport
+from gossamer.protocol.tasks import work_until
+
+LOOK_S = 1.0  # between two looks at the directory's records, without a trainer
+LEAVE_S = 3.0  # for meetings in progress to end when the peer stops
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRun:
+    """What a peer holds of its run when it starts. `bootstraps` are multiaddrs that end in a peer's id; a founder needs none."""
+
+    run_id: bytes
+    manifest: SignedManifest | None
+    credential: Credential | None = None
+    bootstraps: tuple[str, ...] = ()
+    is_founder: bool = True
+
+    @classmethod
+    def in_home(cls, home: Home, me: PeerId) -> HeldRun:
+        """Read it from a home folder. Raises BadSettings where that holds neither an invite nor a manifest."""
+        invite = Invite.from_text(home.invite.read_text()) if home.invite.exists() else None
+        manifest = SignedManifest.from_bytes(home.manifest.read_bytes()) if home.manifest.exists() else None
+        run = invite or manifest
+        if run is None:
+            raise BadSettings(f"{home.path} holds no run", hint="give an invite")
+        credential = latest_credential(home, invite.credential_for(me) if invite else None, run.run_id, me)
+        return cls(run.run_id, manifest, credential, invite.bootstraps if invite else (), is_founder=invite is None)
+
+
+@dataclass(frozen=True, slots=True)
+class PeerNetwork:
+    """The network as one peer uses it. `addresses` are its own, as others may dial them; `connected`: to whom connections are open."""
+
+    transport: Transport
+    directory: Directory
+    addresses: Callable[[], tuple[str, ...]]
+    connected: Callable[[], Awaitable[Collection[PeerId]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """What exists once the manifest is known. `presence` announces this peer; without a trainer there is none."""
+
+    manifest: Manifest
+    membership: Membership
+    gossip: Hearsay
+    server: FetchServer
+    client: FetchClient
+    presence: Presence | None
+    anti_entropy: AntiEntropy
+    renewal: CredentialRenewal
+
+
+class NodePeer:
+    """One peer's node, from its start to its end. Everything belongs to one event loop.
+
+    Make it, then the network, which hands `answer` every inbound stream and asks `is_banned`, `is_member`, `bare_record` and `ways_in`;
+    then `run` it. `trainer` is this peer's side of its meetings: None for one that only shows newcomers the way. `local_s` is the machine's
+    clock, in Unix time. `has_weights`: the run's initial weights are here even if they do not follow from the manifest's seed.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        run: HeldRun,
+        identity: Identity,
+        trainer: OwnSide | None,
+        local_s: Callable[[], float],
+        rng: random.Random,
+        emit: Callable[[Event], None],
+        *,
+        wait_for_peers: int = 0,
+        has_weights: bool = False,
+    ) -> None:
+        self._home, self._run, self._identity, self._trainer = home, run, identity, trainer
+        self._rng, self._emit, self._wait_for_peers, self._has_weights = rng, emit, wait_for_peers, has_weights
+        self.book = AddressBook(identity.peer_id)
+        self.time = SwarmTime(local_s)
+        self.standing = Standing()
+        self.throttle = Throttle()
+        self.shelf = RecordStore(run.run_id, self.is_member, self.time.now_s, rng)
+        self._credential = OwnCredential(run.credential)
+        dispatcher = Dispatcher(self.book, "still joining" if trainer else "I show newcomers the way; I do not train", self._answering)
+        self.answer = self.throttle.handler(dispatcher.answer)
+        self._stopping = asyncio.Event()
+        self.member: Member | None = None
+        self.node: Node | None = None
+        for peer, addresses in by_peer(run.bootstraps).items():
+            for address in addresses:
+                self.book.hint(peer, address, loop_s())
+        self.book.load(home.peers, loop_s())
+
+    # ------------------------------------------------------------------ what the network asks
+
+    def _answering(self, purpose: Purpose) -> Answers | None:
+        if purpose is Purpose.MEET:
+            return self.node.meetings if self.node else None
+        stage = self.node or self.member
+        return stage.server if stage else None
+
+    def is_banned(self, partner: PeerId) -> bool:
+        """Tell whether a peer's streams are to be turned away."""
+        return self.book.is_banned(partner, loop_s())
+
+    def is_member(self, record: MemberRecord) -> bool:
+        """Tell whether a record is a member's; before the manifest is known nobody's is."""
+        if self.member is None:
+            return False
+        with suppress(Refused):
+            check_member(record.peer_id, record.credential, self.member.membership.terms, self.time.now_s())
+            return True
+        return False
+
+    def bare_record(self, addresses: tuple[str, ...]) -> MemberRecord | None:
+        """Sign a record that only shows that this peer is a member; None before the manifest is known."""
+        return self.member.membership.bare_record(addresses, self.time.now_s()) if self.member else None
+
+    def ways_in(self) -> tuple[str, ...]:
+        """Return the invite's bootstrap addresses and those of good peers of the last session."""
+        return tuple(dict.fromkeys((*self._run.bootstraps, *self.book.ways_in(loop_s()))))
+
+    def sees(self) -> set[PeerId]:
+        """Return the peers of whom a record is known that is in force."""
+        if self.member is None:
+            return set()
+        gossip = self.member.gossip
+        known = ((entry.peer_id, entry.record) for entry in self.book.announced(loop_s()))
+        return {peer for peer, record in known if record is not None and gossip.is_in_force(record)}
+
+    # ------------------------------------------------------------------ life
+
+    def stop(self) -> None:
+        """Have `run` end in order: no new meeting, LEAVE_S for those in progress, and a farewell to the directory."""
+        self._stopping.set()
+
+    async def run(self, network: PeerNetwork) -> None:
+        """Run until `stop`, or until the run is over and the trainer has saved its result. Cancelled, it ends at once, like a kill.
+
+        Raises, in exception groups, what cannot be repaired here: SwarmUnreachable, RunRefusesUs, WrongVersion, or a bug.
+        """
+        limited = replace(network, transport=self.throttle.over(network.transport))
+        (failure,) = await asyncio.gather(work_until(self._live(limited), self._until_stopped()), return_exceptions=True)
+        if self.member is not None and self.member.presence is not None:
+            await self.member.presence.leave()
+        if failure is not None:
+            raise failure
+
+    async def _until_stopped(self) -> None:
+        await self._stopping.wait()
+        if self.node is not None:
+            await self.node.meetings.leave(LEAVE_S)
+
+    async def _live(self, network: PeerNetwork) -> None:
+        signed, named = (self._run.manifest, []) if self._run.manifest else await self._arrive(network)
+        manifest = signed.manifest()
+        member = self.member = self._make_member(signed, manifest, network)
+        member.gossip.take_all(named)
+        member.renewal.read_file()
+        self._emit(RunKnown(signed.run_id.hex(), member.membership.total_steps))
+        async with asyncio.TaskGroup() as tasks:
+            work = [member.anti_entropy.run(), member.renewal.run()]
+            work += [member.presence.run()] if member.presence else []
+            loops = [tasks.create_task(loop) for loop in work]
+            if self._trainer is not None and member.presence is not None:
+                await self._train(self._trainer, member, member.presence, network)
+            else:
+                await self._show_the_way(member.gossip, network)
+            for loop in loops:
+                loop.cancel()
+
+    async def _arrive(self, network: PeerNetwork) -> tuple[SignedManifest, list[bytes]]:
+        """Get the manifest and records of some members from a peer of the run; the manifest is kept in the home."""
+        client = FetchClient(self._identity, self._run.run_id, self._credential, network.transport)
+        signed, named = await find_run(client, self.ways_in(), self.time, lambda reason: self._emit(ProcessSays("joining", reason)))
+        write_whole(self._home.manifest, signed.to_bytes(), private=True)
+        return signed, named
+
+    async def _train(self, own: OwnSide, member: Member, presence: Presence, network: PeerNetwork) -> None:
+        """Wait for the trainer, then meet others until the run is over."""
+        plan = await own.link.connect()
+        node = self.node = self._make_node(own, plan, member, presence, network)
+        async with asyncio.TaskGroup() as tasks:
+            link = tasks.create_task(own.link.run(node.on_notice))
+            await node.run()
+            link.cancel()
+
+    async def _show_the_way(self, gossip: Hearsay, network: PeerNetwork) -> None:
+        """Be part of the directory, and remember whoever announces itself: the next start needs a way in."""
+        sight, num_connected = Sight(self._emit, gossip), 0
+        while True:
+            with suppress(TransportError):  # the network below is restarting
+                num_connected = len(await network.connected())
+            sight.tell(num_connected, network.addresses())
+            self._emit(ProcessSays("seeding", f"{num_connected} connected"))
+            for record in self.shelf.records():
+                gossip.take(record)
+            await asyncio.sleep(LOOK_S)
+
+    # ------------------------------------------------------------------ what is made when
+
+    def _make_member(self, signed: SignedManifest, manifest: Manifest, network: PeerNetwork) -> Member:
+        membership = Membership.of(self._identity, manifest, self._credential)
+        terms = membership.terms
+        gossip = Hearsay(terms, self.book, self.time, self._rng)
+        client = FetchClient(self._identity, terms.run_id, self._credential, network.transport, (terms.protocol_version,))
+        server = FetchServer(self._identity, terms, signed.to_bytes(), self.time.now_s, Mirror(self.time.local_s), gossip)
+        presence = Presence(membership, network.directory, network.addresses, gossip, self.standing, self._emit, self._wait_for_peers)
+        return Member(
+            manifest,
+            membership,
+            gossip,
+            server,
+            client,
+            presence if self._trainer else None,
+            AntiEntropy(client, gossip, self._run.bootstraps, network.connected, self._rng),
+            CredentialRenewal(self._home, membership, client, gossip, self._rng, self._emit),
+        )
+
+    def _make_node(self, own: OwnSide, plan: ModelPlan, member: Member, presence: Presence, network: PeerNetwork) -> Node:
+        membership, gossip, known = member.membership.with_plan(plan), member.gossip, member.server
+        terms, standing, link, downloads = membership.terms, self.standing, own.link, self._home.downloads
+        rng, emit = self._rng, self._emit
+        meetings = Meetings(membership, standing, network.transport, gossip, own, rng, lambda *ended: node.on_meeting_done(*ended))
+        searches = Searches(membership, meetings, link, rng)
+        source = StateSource(link, own.payloads, standing, terms, meetings.until_quiet)
+        server = FetchServer(known.identity, terms, known.manifest, known.now_s, known.mirror, gossip, source, known.hatch)
+        sources = Sources(member.client, Heads(self.book, terms), rng)
+        transfer = StateTransfer(sources, terms, standing, meetings, link, downloads / "state", emit)
+        fragments = FragmentSync(sources, terms, standing, link, own.payloads, emit)
+        agreement = ResultAgreement(sources, terms, standing, meetings, source, link, own.payloads, downloads / "result", emit)
+        state_sync = StateSync(
+            membership, standing, presence, sources.heads, transfer, fragments, agreement, link, emit,
+            is_founder=self._run.is_founder,
+            has_start=self._has_weights or member.manifest.model.weights is None,
+            wait_for_peers=self._wait_for_peers,
+        )  # fmt: skip
+        averaging = FinalAveraging(searches, meetings, self.book, agreement, len(terms.fragments), membership.total_steps)
+        node = Node(meetings, searches, server, state_sync, averaging, standing, link, emit)
+        return node

@@ -1,0 +1,82 @@
+"""What a node process reports while it runs (traffic, connections, processor time), and what it saves for its next start."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+
+from gossamer.peer.link import messages
+from gossamer.peer.machine.child import cpu_s
+from gossamer.peer.machine.events import ConnectionsChanged, Event, NodeSpent, TrafficCounted
+from gossamer.peer.machine.home import Home, write_whole
+from gossamer.peer.meeting.driver import OwnSide
+from gossamer.peer.node.peer import NodePeer
+from gossamer.peer.node.traffic import NodeTraffic
+from gossamer.peer.swarm.address_book import loop_s
+from gossamer.protocol.errors import Unreachable
+from gossamer.protocol.libp2p.node import Libp2pNode
+
+SAVE_S = 2.0  # between two saves of the addresses: a peer that is killed early must still find its way back
+REPORT_S = 2.0  # between two reports
+
+
+class NodeReports:
+    """Reports on one node's network to the supervisor (`emit`) and to the trainer, which decides how often to meet."""
+
+    def __init__(self, network: Libp2pNode, peer: NodePeer, trainer: OwnSide | None, home: Home, emit: Callable[[Event], None]) -> None:
+        self._network, self._peer, self._trainer, self._home, self._emit = network, peer, trainer, home, emit
+        self._traffic = NodeTraffic(network)
+        self._reported = 0, 0
+        self._routes: dict[str, str] = {}
+        self._start_s = time.process_time() + cpu_s(network.daemon_pid)
+
+    async def run(self) -> None:
+        """Report and save until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._report_for_ever())
+            tasks.create_task(self._save_for_ever())
+
+    async def _report_for_ever(self) -> None:
+        while True:
+            self._report_traffic()
+            await self._report_connections()
+            if self._trainer is not None:
+                self._report_cost(self._trainer)
+            await asyncio.sleep(REPORT_S)
+
+    def _report_traffic(self) -> None:
+        """Report the bytes that have passed; streams pay for those that passed outside of streams."""
+        traffic, throttle = self._traffic, self._peer.throttle
+        traffic.look()
+        for bucket, passed in ((throttle.up, traffic.sent), (throttle.down, traffic.received)):
+            bucket.count(max(0, passed - bucket.num_bytes))
+        if (traffic.sent, traffic.received) != self._reported:
+            self._reported = traffic.sent, traffic.received
+            self._emit(TrafficCounted(*self._reported))
+
+    async def _report_connections(self) -> None:
+        """Report to whom connections are open, and by which routes, if that has changed."""
+        routes: dict[str, str] = {}
+        with contextlib.suppress(Unreachable):  # p2pd is restarting
+            routes = {str(partner): route for partner, route in (await self._network.routes()).items()}
+        if routes != self._routes:
+            self._routes = routes
+            self._emit(ConnectionsChanged(routes))
+
+    def _report_cost(self, trainer: OwnSide) -> None:
+        """Report the line's rate and the processor time of this process and p2pd."""
+        used_s = time.process_time() + cpu_s(self._network.daemon_pid)
+        trainer.link.tell(messages.NodeReport(trainer.line.slower_bytes_per_s, used_s))
+        self._emit(NodeSpent(max(0.0, used_s - self._start_s)))
+
+    async def _save_for_ever(self) -> None:
+        through: tuple[str, ...] | None = None
+        while True:
+            await asyncio.sleep(SAVE_S)
+            with contextlib.suppress(OSError):  # a full disk; all is written again soon
+                await asyncio.to_thread(write_whole, self._home.peers, self._peer.book.to_bytes(loop_s()))
+                if self._network.through != through:
+                    through = self._network.through
+                    write_whole(self._home.relays, "".join(f"{relay}\n" for relay in through).encode())

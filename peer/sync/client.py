@@ -1,0 +1,282 @@
+"""Request the manifest, weights and documents from another peer: the client of the `Fetch` streams.
+
+Every answer has a header, signed over the nonce of the request, with the hash of the bytes that follow. Which parts to request from whom:
+peer/sync/transfer.py. The server: peer/sync/server.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import secrets
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from gossamer.peer.swarm.membership import OwnCredential
+from gossamer.peer.swarm.swarm_time import SwarmTime
+from gossamer.protocol.addresses import network_of
+from gossamer.protocol.errors import (
+    BadContents,
+    BadMessage,
+    DeadlineExceeded,
+    GossamerError,
+    RefusalCode,
+    Refused,
+    RunRefusesUs,
+    WrongVersion,
+)
+from gossamer.protocol.identity import Identity, PeerId
+from gossamer.protocol.limits import CHUNK_BYTES, MANIFEST_BYTES, NONCE_BYTES, SPOKEN
+from gossamer.protocol.messages.introduction import INTRODUCTION_BYTES, Introduction
+from gossamer.protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Message, Part, Refusal
+from gossamer.protocol.messages.sighting import SIGHTING_BYTES, Sighting
+from gossamer.protocol.streams.transport import Purpose, Stream, Transport
+
+T = TypeVar("T")
+
+FRAME_S = 30.0  # a peer that sends nothing, or takes nothing, for so long is gone
+CONNECT_S = 15.0
+_FINAL = {
+    RefusalCode.NOT_INVITED: RunRefusesUs,
+    RefusalCode.WRONG_RUN: RunRefusesUs,
+    RefusalCode.WRONG_VERSION: WrongVersion,
+}
+
+
+@dataclass(slots=True)
+class FetchClient:
+    """Opens streams to sources as this peer. The credential is replaced when it is renewed."""
+
+    identity: Identity
+    run_id: bytes
+    credential: OwnCredential
+    transport: Transport
+    versions: tuple[int, ...] = SPOKEN  # of the protocol that the run may speak, as far as we know: the likeliest first
+
+    async def header(self, peer: PeerId, addresses: tuple[str, ...], kind: ContentsKind) -> Contents:
+        """Request only the header of a content: it has the global step of the source, and the name of a result.
+
+        Raises TransportError, PeerMisbehaved or Refused.
+        """
+        async with self.source(peer, addresses) as source:
+            return await source.header(kind)
+
+    async def document(self, peer: PeerId, addresses: tuple[str, ...], kind: ContentsKind, known: bytes) -> bytes:
+        """Fetch a content of one chunk at most; return nothing if its name is `known`. Raises as `header`."""
+        async with self.source(peer, addresses) as source:
+            if known and (await source.header(kind, _is_small)).name == known:
+                return b""
+            await source.ask(kind, 0, CHUNK_BYTES)
+            _, data = await source.take(_is_small)
+            return data
+
+    @contextlib.asynccontextmanager
+    async def source(self, peer: PeerId, addresses: tuple[str, ...]) -> AsyncIterator[Source]:
+        """Open a stream to a source for the body. Raises TransportError."""
+        async with _within(CONNECT_S, f"no connection to {peer.short()}"):
+            stream = await self.transport.connect(peer, addresses, Purpose.FETCH)
+        try:
+            yield Source(self, stream)
+        finally:
+            await stream.close()
+
+
+class Source:
+    """A source at the other end of a stream. Requests may be sent ahead; answers are taken in the order of the requests."""
+
+    def __init__(self, client: FetchClient, stream: Stream) -> None:
+        self._client = client
+        self._stream = stream
+        self._asked: deque[FetchRequest] = deque()
+
+    @property
+    def peer_id(self) -> PeerId:
+        """Return who is at the other end."""
+        return self._stream.partner
+
+    async def ask(self, kind: ContentsKind, offset: int, num_bytes: int) -> None:
+        """Request these bytes of a content. Raises TransportError."""
+        await self._ask(kind, secrets.token_bytes(NONCE_BYTES), offset, num_bytes, 0)
+
+    async def header(self, kind: ContentsKind, check: Callable[[Contents], None] = lambda header: None) -> Contents:
+        """Request only the header of a content, and return it. Raises as `take`."""
+        await self.ask(kind, 0, 0)
+        header, _ = await self.take(check)
+        return header
+
+    async def ask_slow(self, fragment: int, nonce: bytes, sketch: memoryview) -> None:
+        """Request the slow weights of a fragment, coded against the sketch of ours; the nonce gives the seed. Raises TransportError."""
+        await self._ask(ContentsKind.SLOW, nonce, 0, 0, fragment)
+        await send_chunks(self._stream, Part.SKETCH, sketch, 0)
+
+    async def sighting(self) -> Sighting:
+        """Request the address from which the source sees us. Raises as `take`."""
+        await self.ask(ContentsKind.SIGHTING, 0, SIGHTING_BYTES)
+        _, data = await self.take()
+        return Sighting.from_bytes(data)
+
+    async def take_manifest(self) -> bytes:
+        """Return the signed manifest that was requested. The caller checks that it has the hash of the run. Raises as `take`."""
+        _, data = await self.take(_is_manifest)
+        return data
+
+    async def introduction(self, records: tuple[bytes, ...], time: SwarmTime, *, is_door: bool) -> Introduction:
+        """Exchange member records, and give the time of the source to `time`. The records are unchecked. Raises as `take`."""
+        asked_s = asyncio.get_running_loop().time()
+        await self._ask(ContentsKind.INTRODUCTION, secrets.token_bytes(NONCE_BYTES), 0, INTRODUCTION_BYTES, 0, records)
+        _, data = await self.take()
+        introduction = Introduction.from_bytes(data)
+        took_s = asyncio.get_running_loop().time() - asked_s
+        there_s = introduction.unix_ms / 1000 + took_s / 2
+        time.heard(network_of(self._stream.observed), self._stream.partner, there_s, is_door=is_door)
+        return introduction
+
+    async def echo(self, num_bytes: int) -> tuple[float, float]:
+        """Send so many bytes (a chunk at most) and have them sent back; return the seconds that each direction took. Raises as `take`."""
+        loop, data = asyncio.get_running_loop(), secrets.token_bytes(num_bytes)
+        began_s, heard_s = loop.time(), [0.0]
+        await self._ask(ContentsKind.ECHO, secrets.token_bytes(NONCE_BYTES), 0, num_bytes, 0)
+        await send(self._stream, Chunk(Part.CONTENTS, 0, data))
+        _, back = await self.take(lambda header: heard_s.append(loop.time()))
+        if back != data:
+            raise BadContents("an echo of something else")
+        return heard_s[-1] - began_s, loop.time() - heard_s[-1]
+
+    async def _ask(
+        self, kind: ContentsKind, nonce: bytes, offset: int, num_bytes: int, fragment: int, records: tuple[bytes, ...] = ()
+    ) -> None:
+        client, peer = self._client, self._stream.partner
+        request = FetchRequest(
+            protocol_version=client.versions[0],
+            run_id=client.run_id,
+            sender=client.identity.peer_id,
+            receiver=peer,
+            nonce=nonce,
+            kind=kind,
+            offset=offset,
+            num_bytes=num_bytes,
+            fragment=fragment,
+            credential=client.credential.current,
+            records=records,
+        ).signed(client.identity)
+        self._asked.append(request)
+        await self._stream.send(request)
+
+    async def take(self, check: Callable[[Contents], None] = lambda header: None, within_s: float = FRAME_S) -> tuple[Contents, bytes]:
+        """Return the answer to the first request that has none: its verified header, and the bytes.
+
+        `check` raises for a header whose bytes are not wanted. A source that sends nothing for `within_s` has fallen silent. Raises
+        TransportError, PeerMisbehaved or Refused, and what `check` raises.
+        """
+        request, header = await self._header(check, within_s)
+        num_bytes = part_bytes(request, header.total_bytes)
+        if not num_bytes:
+            return header, b""
+        chunk = await receive(self._stream, within_s)
+        if not isinstance(chunk, Chunk) or (chunk.part, chunk.offset, len(chunk.data)) != (Part.CONTENTS, request.offset, num_bytes):
+            raise BadMessage(f"expected {num_bytes} bytes from {request.offset} on, got another {type(chunk).__name__}")
+        if hashlib.sha256(chunk.data).digest() != header.sha256:
+            raise BadContents("the bytes do not have the hash that was promised")
+        return header, chunk.data
+
+    async def take_slow(self, num_bytes: int, check: Callable[[Contents], None], keep: Callable[[bytes], None]) -> Contents:
+        """Return the verified header of what `ask_slow` requested, once `keep` has all its bytes. Raises as `take`."""
+        _, header = await self._header(check, FRAME_S)
+        if header.total_bytes != num_bytes:
+            raise BadMessage(f"a fragment of {header.total_bytes} bytes; the manifest implies {num_bytes}")
+        sha256 = await take_chunks(self._stream, Part.CONTENTS, num_bytes, keep)
+        if sha256 != header.sha256:
+            raise BadContents("the bytes do not have the hash that was promised")
+        return header
+
+    async def _header(self, check: Callable[[Contents], None], within_s: float) -> tuple[FetchRequest, Contents]:
+        header = await receive(self._stream, within_s)
+        request = self._asked.popleft()
+        if not isinstance(header, Contents) or header.kind is not request.kind:
+            raise BadMessage(f"asked for contents, got {type(header).__name__}")
+        header.verify(self._stream.partner, *request.asked)
+        check(header)
+        return request, header
+
+
+async def in_their_version(client: FetchClient, ask: Callable[[FetchClient], Awaitable[T]]) -> T:
+    """Return the result of `ask` in the first of our versions that the other side speaks. Raises as `ask`."""
+    for version in client.versions:
+        try:
+            return await ask(replace(client, versions=(version,)))
+        except Refused as refusal:
+            if refusal.code is not RefusalCode.WRONG_VERSION or version == client.versions[-1]:
+                raise
+    raise AssertionError("a client speaks at least one version")
+
+
+def pull_seed(run_id: bytes, nonce: bytes) -> int:
+    """Return the seed of the codec for a fragment sync; both sides derive it from the request."""
+    return int.from_bytes(hashlib.sha256(b"gossamer-pull" + run_id + nonce).digest()[:8], "little") & (2**63 - 1)
+
+
+async def send_chunks(stream: Stream, part: Part, data: memoryview, first: int) -> None:
+    """Send bytes as chunks in their order; `first` is where the first byte lies. Raises TransportError."""
+    for offset in range(0, len(data), CHUNK_BYTES):
+        await send(stream, Chunk(part, first + offset, bytes(data[offset : offset + CHUNK_BYTES])))
+
+
+async def send(stream: Stream, message: Message) -> None:
+    """Send a message. Raises PeerGone, and DeadlineExceeded when the peer takes nothing."""
+    async with _within(FRAME_S, f"{stream.partner.short()} takes nothing"):
+        await stream.send(message)
+
+
+async def take_chunks(stream: Stream, part: Part, num_bytes: int, keep: Callable[[bytes], None]) -> bytes:
+    """Pass so many bytes to `keep` as they come, and return their SHA-256. Raises as `receive`, and BadMessage."""
+    digest, done = hashlib.sha256(), 0
+    while done < num_bytes:
+        chunk = await receive(stream)
+        if not isinstance(chunk, Chunk) or (chunk.part, chunk.offset) != (part, done) or done + len(chunk.data) > num_bytes:
+            raise BadMessage(f"expected the bytes at {done} of {num_bytes}, got another {type(chunk).__name__}")
+        done += len(chunk.data)
+        digest.update(chunk.data)
+        keep(chunk.data)
+    return digest.digest()
+
+
+def part_bytes(request: FetchRequest, total_bytes: int) -> int:
+    """Return how many bytes answer a request for a part of a content of so many bytes."""
+    return max(0, min(request.num_bytes, total_bytes - request.offset))
+
+
+@contextlib.asynccontextmanager
+async def _within(seconds: float, late: str) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError as error:
+        raise DeadlineExceeded(late) from error
+
+
+def _is_manifest(header: Contents) -> None:
+    if not 0 < header.total_bytes <= MANIFEST_BYTES:
+        raise BadMessage(f"a manifest of {header.total_bytes} bytes; at most {MANIFEST_BYTES} are read")
+
+
+def _is_small(header: Contents) -> None:
+    if header.total_bytes > CHUNK_BYTES:
+        raise BadMessage(f"a document of {header.total_bytes} bytes; at most {CHUNK_BYTES} are read")
+
+
+async def receive(stream: Stream, within_s: float = FRAME_S) -> Message:
+    """Return the next message. Raises Refused for a Refusal, DeadlineExceeded when the peer falls silent, PeerGone, BadMessage."""
+    async with _within(within_s, f"{stream.partner.short()} fell silent"):
+        message = await stream.receive()
+    if isinstance(message, Refusal):
+        raise Refused(message.code, message.detail)
+    return message
+
+
+def as_final(refusal: Refused) -> GossamerError | None:
+    """Return the operator's error behind a refusal that no retry can change, or None."""
+    kind = _FINAL.get(refusal.code)
+    return kind(str(refusal), hint=refusal.hint) if kind else None

@@ -1,0 +1,166 @@
+"""Decide when another peer's weights are wanted: one pure function over a frozen view. peer/sync/state_sync.py observes and acts.
+
+Global steps only say where to look: weights are never adopted because of their global step, and no global step beyond that of most Sybil
+groups (peer/swarm/heads.py) is followed. The trainer judges every state by the loss on its own held-out text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gossamer.peer.link.messages import Start, StepBack
+from gossamer.protocol.errors import BadMessage, GossamerError
+from gossamer.protocol.messages.messages import Contents
+
+START_SHARE = 10  # of the allowed gap: others no further than a tenth of it have hardly begun, so the initial weights are near enough
+STEP_BACK_S = 60.0  # without a completed meeting, far ahead of the others: they would have caught up if they could
+
+
+class NoUse(GossamerError):
+    """The state of a source would not help us; the source did nothing wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which state is of use."""
+
+    state_bytes: int
+    earliest_clock_steps: int
+    latest_clock_steps: int  # a state that is further than those of all others would end our training early
+    total_steps: int
+
+    def check(self, header: Contents) -> None:
+        """Raise BadMessage for a state that cannot exist, NoUse for one of another time, before any of its bytes arrive."""
+        if header.total_bytes != self.state_bytes:
+            raise BadMessage(f"a state of {header.total_bytes} bytes; the manifest implies {self.state_bytes}")
+        self.check_clock(header)
+
+    def check_clock(self, header: Contents) -> None:
+        """Raise as `check`, for the global step alone."""
+        if header.clock_steps > self.total_steps:
+            raise BadMessage(f"a clock of {header.clock_steps} steps in a run of {self.total_steps}")
+        if header.clock_steps < self.earliest_clock_steps:
+            raise NoUse(f"its clock shows {header.clock_steps} steps, others are at {self.earliest_clock_steps} or more")
+        if header.clock_steps > self.latest_clock_steps:
+            raise NoUse(f"its clock shows {header.clock_steps} steps, others are at {self.latest_clock_steps} or less")
+
+
+@dataclass(frozen=True, slots=True)
+class SyncView:
+    """What this peer knows of itself and of the others at one moment. `*_steps` are global steps."""
+
+    state_bytes: int
+    total_steps: int  # of the run
+    gap_steps: int  # the most that two partners may be apart
+    own_steps: int
+    typical_steps: int  # lower median of all Sybil groups and ours
+    others_steps: int  # lower median of all Sybil groups; 0: none is known
+
+    is_waiting: bool = False  # the trainer has not begun, and waits to be told how
+    has_start: bool = False  # it has the run's initial weights
+    is_founder: bool = False
+    others_have_begun: bool = False  # half of those that announce themselves
+    are_clocks_fresh: bool = False  # others were just asked for their global steps, in place of what they announced
+
+    has_result: bool = False  # half of the others are at the end of the run, and one of them has a result
+    has_stale: bool = False  # some fragments are too old to meet about
+    since_met_s: float = 0.0  # since the last completed meeting; infinite: there was none
+    is_in_company: bool = False  # a meeting has just completed, and no one with a vote has refused us since
+    is_refused: bool = False  # refused in a row, by most Sybil groups, because the global steps are too far apart
+    is_far: bool = False  # likewise, counting only those whose signed global steps are too far apart
+    is_gated: bool = False  # stopped in a row by the merge gate, with most Sybil groups
+
+
+@dataclass(frozen=True, slots=True)
+class AskClocks:
+    """Ask others for their global steps, then decide again: announced ones are seconds old, and nothing is done on them alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Transfer a whole state such as this, and have the trainer judge it."""
+
+    wanted: Wanted
+
+
+@dataclass(frozen=True, slots=True)
+class SyncFragments:
+    """Bring the stale fragments up to date."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakeResult:
+    """Take the result of the run."""
+
+
+Decision = Start | AskClocks | Fetch | SyncFragments | StepBack | TakeResult
+
+
+def decide(view: SyncView) -> Decision | None:
+    """Return what to do next; None: train on with our own weights.
+
+    To begin, a founder starts from the initial weights, unless half of the others have begun without it. Any other peer that has them
+    starts from them while the others have hardly begun. Everyone else takes a state from others.
+
+    A peer that trains takes the result of the run once there is one. It brings stale fragments up to date before it meets about them. It
+    wants another state (`wanted`) when it is behind, refused by most, or stopped by the merge gate; far ahead of all others, it keeps its
+    weights and sets its global step back, for the others may catch up.
+    """
+    if view.is_waiting:
+        return _decide_beginning(view)
+    if view.has_result:
+        return TakeResult()
+    if view.has_stale:
+        return SyncFragments()
+    target = wanted(view)
+    if target is None and not view.is_refused:
+        return None
+    if not view.are_clocks_fresh:
+        return AskClocks()
+    return _decide_step_back(view) if target is None else Fetch(target)
+
+
+def wanted(view: SyncView) -> Wanted | None:
+    """Return which state would be of more use than our own weights; None when ours are good enough.
+
+    One that trains only ever wants a state that is further than its own: when it is behind the typical global step and no meeting
+    completes; when it is refused for its global step, which must be too far from the signed ones, and is not ahead; and when it is gated.
+    """
+    own, gap = view.own_steps, view.gap_steps
+    if view.is_waiting:  # without a known global step, any state: the address in the invite has announced none yet
+        return _about(view, view.others_steps) if view.others_steps else _within(view, 0, view.total_steps)
+    if view.typical_steps - own > gap and not view.is_in_company:
+        return _about(view, view.typical_steps, own + 1)
+    if view.is_far:
+        return _about(view, view.others_steps, own + gap + 1) if own - view.others_steps <= gap else None
+    return _about(view, view.typical_steps, own + 1) if view.is_gated else None
+
+
+def fresh_fragment(view: SyncView) -> Wanted:
+    """Return what a source of fragments must be like: at about the typical global step."""
+    return _about(view, view.typical_steps)
+
+
+def _decide_beginning(view: SyncView) -> Decision | None:
+    if view.has_start and view.is_founder and not view.others_have_begun:
+        return Start()
+    if not view.are_clocks_fresh:
+        return AskClocks()
+    if view.has_start and view.others_steps <= view.gap_steps // START_SHARE:
+        return Start()
+    target = wanted(view)
+    return Fetch(target) if target else None
+
+
+def _decide_step_back(view: SyncView) -> StepBack | None:
+    """Set the global step to where the others can meet us, once we have been far from them for long: with no state to want, far ahead."""
+    is_ahead = view.is_far and view.since_met_s > STEP_BACK_S
+    return StepBack(view.others_steps + view.gap_steps * 3 // 4) if is_ahead else None
+
+
+def _about(view: SyncView, clock_steps: int, earliest_steps: int = 0) -> Wanted:
+    return _within(view, max(0, earliest_steps, clock_steps - view.gap_steps), min(view.total_steps, clock_steps + view.gap_steps))
+
+
+def _within(view: SyncView, earliest_steps: int, latest_steps: int) -> Wanted:
+    return Wanted(view.state_bytes, earliest_steps, latest_steps, view.total_steps)

@@ -1,0 +1,140 @@
+"""A content of known size on the disk while it is fetched: a file with every piece in its place, and a log of the pieces beside it.
+
+A piece is written before it is logged, so after a crash every logged piece is there, and all others are fetched again. A content whose last
+piece is an hour old is begun anew, because its sources have moved on.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Self
+
+PIECE_BYTES = 64 * 1024  # a quarter of a second at 2 Mbit/s; the header of each costs half a thousandth of it
+KEPT_S = 3600.0  # an older content is begun anew
+_HEAD = struct.Struct("<32sQ")  # owner of the content, and its size
+_ENTRY = struct.Struct("<QQ")  # a piece that is there, and the global step of its source
+
+
+class Pieces:
+    """One content: which pieces are there. Made by `open`. Belongs to one event loop; every method returns at once."""
+
+    def __init__(self, path: Path, num_bytes: int, data: int, log: int) -> None:
+        self.path = path
+        self.num_bytes = num_bytes
+        self.clocks: dict[int, int] = {}  # by piece: the global step of its source
+        self._data = data
+        self._log = log
+
+    @classmethod
+    def open(cls, path: Path, owner: bytes, num_bytes: int) -> Self:
+        """Go on with a content of so many bytes, or begin it. `owner`: 32 bytes, such as the id of the run. Raises OSError."""
+        head, beside = _HEAD.pack(owner, num_bytes), _log_of(path)
+        if not _is_fresh(beside, head):
+            remove(path)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        data = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            os.ftruncate(data, num_bytes)
+            log = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        except OSError:
+            os.close(data)
+            remove(path)
+            raise
+        pieces = cls(path, num_bytes, data, log)
+        pieces._read(head)
+        return pieces
+
+    @property
+    def num_pieces(self) -> int:
+        """Return how many pieces make up the whole."""
+        return count(self.num_bytes)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every piece is there."""
+        return len(self.clocks) == self.num_pieces
+
+    @property
+    def done_bytes(self) -> int:
+        """Return how much is there."""
+        return sum(self.size(piece) for piece in self.clocks)
+
+    def size(self, piece: int) -> int:
+        """Return the bytes of a piece; the last one is shorter."""
+        return min(PIECE_BYTES, self.num_bytes - self.offset(piece))
+
+    def offset(self, piece: int) -> int:
+        """Return where a piece begins."""
+        return piece * PIECE_BYTES
+
+    def missing(self) -> Iterator[int]:
+        """Yield the pieces that are not there yet, in order."""
+        return (piece for piece in range(self.num_pieces) if piece not in self.clocks)
+
+    def put(self, piece: int, data: bytes, clock_steps: int) -> None:
+        """Store a piece, whole and verified. Raises OSError."""
+        os.pwrite(self._data, data, self.offset(piece))
+        os.write(self._log, _ENTRY.pack(piece, clock_steps))
+        self.clocks[piece] = clock_steps
+
+    def get(self, offset: int, num_bytes: int) -> bytes:
+        """Return these bytes of one piece, nothing where it is not there."""
+        return os.pread(self._data, num_bytes, offset) if offset // PIECE_BYTES in self.clocks else b""
+
+    def close(self) -> None:
+        """Close the files; they stay on the disk."""
+        os.close(self._data)
+        os.close(self._log)
+
+    def _read(self, head: bytes) -> None:
+        content = os.pread(self._log, os.fstat(self._log).st_size, 0)
+        if not content:
+            os.write(self._log, head)
+        whole = len(content) - max(0, len(content) - _HEAD.size) % _ENTRY.size  # a crash may have cut the last entry
+        os.ftruncate(self._log, max(_HEAD.size, whole))
+        self.clocks.update(entry for entry in _ENTRY.iter_unpack(content[_HEAD.size : whole]) if entry[0] < self.num_pieces)
+
+
+def count(num_bytes: int) -> int:
+    """Return how many pieces make up a content of so many bytes."""
+    return -(-num_bytes // PIECE_BYTES)
+
+
+def bits_bytes(num_pieces: int) -> int:
+    """Return how many bytes `to_bits` writes."""
+    return -(-num_pieces // 8)
+
+
+def to_bits(pieces: Iterable[int], num_pieces: int) -> bytes:
+    """Encode a set of pieces as a bit each, the lowest first."""
+    bits = bytearray(bits_bytes(num_pieces))
+    for piece in pieces:
+        bits[piece // 8] |= 1 << piece % 8
+    return bytes(bits)
+
+
+def from_bits(bits: bytes, num_pieces: int) -> set[int]:
+    """Decode what `to_bits` wrote; a piece whose bit is missing is not in the set."""
+    return {piece for piece in range(min(num_pieces, 8 * len(bits))) if bits[piece // 8] >> piece % 8 & 1}
+
+
+def remove(path: Path) -> None:
+    """Remove a content and its log, if they are there."""
+    for file in (_log_of(path), path):  # without its log a content is nothing, so that goes first
+        file.unlink(missing_ok=True)
+
+
+def _log_of(path: Path) -> Path:
+    return path.with_name(path.name + ".log")
+
+
+def _is_fresh(log: Path, head: bytes) -> bool:
+    try:
+        with log.open("rb") as file:
+            return file.read(_HEAD.size) == head and time.time() - os.fstat(file.fileno()).st_mtime < KEPT_S
+    except FileNotFoundError:
+        return False

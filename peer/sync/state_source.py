@@ -1,0 +1,251 @@
+"""Serve this peer's weights to members of the run: its state, its fragments coded against a sketch, and the result of the run.
+
+The state is served in pieces from an idle copy of the slow weights. The trainer writes the copy beside its steps; it is renewed while it is
+asked for, and freed when it is not. A piece waits while a meeting is under way, as long as the piece before it took, so that meetings have
+the larger part of the line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import math
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+
+from gossamer.peer.link import messages
+from gossamer.peer.link.messages import File, payload_name
+from gossamer.peer.link.payload_folder import PayloadFolder
+from gossamer.peer.link.socket import LinkLost, NodeEnd
+from gossamer.peer.swarm.address_book import loop_s
+from gossamer.peer.swarm.standing import Standing
+from gossamer.peer.sync.client import part_bytes, pull_seed, take_chunks
+from gossamer.peer.sync.run_result import RunResult
+from gossamer.protocol.errors import RefusalCode, Refused
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.messages.messages import ContentsKind, FetchRequest, Part
+from gossamer.protocol.messages.terms import RunTerms
+from gossamer.protocol.streams.transport import Stream
+
+COPY_S = 10.0  # the least age at which the copy is renewed
+LATE_SHARE = 4  # of the allowed gap: a copy that is a fourth of it behind is renewed before it is served
+COPY_SHARE = 0.02  # of the time, at most, goes into copies; the trainer's second thread makes them
+IDLE_S = 60.0  # without a request: then the memory of the copy is freed
+MOST_GIVEN = 4  # states, in bytes, to one peer: it may have to try again
+REST_S = 600.0  # after which it may have as many more, or once our global step has gone on by the allowed gap
+GIVING_S = 2.0  # after a request for a part of the result, more are expected
+YIELD_S = 2.0  # the longest that one piece waits for meetings
+OF_RESULT = (ContentsKind.RESULT, ContentsKind.RESULT_HASHES, ContentsKind.RESULT_PIECES)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedPart:
+    """The bytes that answer a request, and what their header says."""
+
+    total_bytes: int  # of the whole content
+    data: memoryview
+    clock_steps: int = 0
+    name: bytes = b""  # of a result, or the digest of a document
+
+    @classmethod
+    def whole(cls, data: bytes) -> ServedPart:
+        """Answer with a whole content."""
+        return cls(len(data), memoryview(data))
+
+    @classmethod
+    def part_of(cls, data: bytes, request: FetchRequest, clock_steps: int = 0, name: bytes = b"") -> ServedPart:
+        """Answer with the part of a content that is asked for."""
+        return cls(len(data), memoryview(data)[request.offset : request.offset + request.num_bytes], clock_steps, name)
+
+
+@dataclass(frozen=True, slots=True)
+class IdleCopy:
+    """The slow weights at one moment; the file is removed, its bytes stay mapped."""
+
+    data: memoryview
+    made_s: float  # loop time, when it was begun
+    took_s: float
+    clock_steps: int
+
+
+@dataclass(slots=True)
+class Given:
+    """How much one peer was served in its current period."""
+
+    since_s: float  # loop time
+    clock_steps: int  # our global step then
+    num_bytes: int = 0
+
+
+class StateSource:
+    """Serves our weights to members, within budgets: one object for all streams of a node.
+
+    `until_quiet` waits for the end of the meetings in progress, which come first.
+    """
+
+    def __init__(
+        self,
+        link: NodeEnd,
+        payloads: PayloadFolder,
+        standing: Standing,
+        terms: RunTerms,
+        until_quiet: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._link = link
+        self._payloads = payloads
+        self._standing = standing
+        self._state_bytes = terms.state_bytes
+        self._fragments = terms.fragments
+        self.result: RunResult | None = None  # once we have one
+        self.coming: RunResult | None = None  # while it is fetched: the pieces that are here are served
+        self._gave_s: dict[PeerId, float] = {}  # when each peer last asked for a part of the result
+        self._coding = asyncio.Lock()
+        self._gap_steps = terms.max_clock_gap_steps
+        self._until_quiet = until_quiet
+        self._streams: dict[PeerId, Stream] = {}  # on which each peer asks
+        self._given: dict[PeerId, Given] = {}
+        self._copy: IdleCopy | None = None
+        self._copying: asyncio.Task[None] | None = None
+        self._idle: asyncio.TimerHandle | None = None
+        self._names = itertools.count()
+
+    @contextlib.contextmanager
+    def serving(self, stream: Stream) -> Iterator[None]:
+        """Note that a peer fetches on this stream. An earlier stream of the same peer is broken, and is closed."""
+        if (earlier := self._streams.pop(stream.partner, None)) is not None:
+            earlier.hang_up()
+        self._streams[stream.partner] = stream
+        try:
+            yield
+        finally:
+            if self._streams.get(stream.partner) is stream:
+                del self._streams[stream.partner]
+
+    async def answer(self, stream: Stream, request: FetchRequest, last_s: float) -> ServedPart:
+        """Return what is asked for of our weights; the answer before took `last_s`. Raises Refused, and as `receive`."""
+        if request.kind in OF_RESULT:
+            return self._part_of_result(stream.partner, request)
+        if request.kind is ContentsKind.SLOW:
+            return await self._coded(stream, request)
+        answer = await self._piece(stream.partner, request)
+        with contextlib.suppress(TimeoutError):  # meetings go first
+            async with asyncio.timeout(min(YIELD_S, last_s)):
+                await self._until_quiet()
+        return answer
+
+    @property
+    def fetching(self) -> set[PeerId]:
+        """Return the peers that have just asked for a part of our result."""
+        return {partner for partner, at_s in self._gave_s.items() if loop_s() - at_s < GIVING_S}
+
+    async def _piece(self, partner: PeerId, request: FetchRequest) -> ServedPart:
+        if not self._standing.has_begun:
+            raise Refused(RefusalCode.NOT_READY, "I have not begun to train")
+        num_bytes = part_bytes(request, self._state_bytes)
+        if not num_bytes:
+            return ServedPart(self._state_bytes, memoryview(b""), self._standing.clock_steps)
+        self._count(partner, num_bytes)
+        try:
+            copy = await self._recent_copy()
+        except LinkLost:
+            raise Refused(RefusalCode.NOT_READY, "trainer restarting") from None
+        return ServedPart(self._state_bytes, copy.data[request.offset : request.offset + num_bytes], copy.clock_steps)
+
+    def _part_of_result(self, partner: PeerId, request: FetchRequest) -> ServedPart:
+        clock_steps, result = self._standing.clock_steps, self.result or self.coming
+        if request.kind is ContentsKind.RESULT and not request.num_bytes:  # the name of the one that we have settled on, if any
+            return ServedPart(self._state_bytes, memoryview(b""), clock_steps, self.result.name if self.result else b"")
+        if result is None:
+            return ServedPart(0, memoryview(b""), clock_steps)
+        self._gave_s = {other: self._gave_s[other] for other in self.fetching} | {partner: loop_s()}
+        if request.kind is ContentsKind.RESULT:
+            return ServedPart(self._state_bytes, result.part(request.offset, request.num_bytes), clock_steps, result.name)
+        data = result.hashes if request.kind is ContentsKind.RESULT_HASHES else result.held()
+        return ServedPart.part_of(data, request, clock_steps, result.name)
+
+    async def _coded(self, stream: Stream, request: FetchRequest) -> ServedPart:
+        """Code a fragment's slow weights against the sketch that follows the request; one at a time."""
+        if not self._standing.has_begun or request.fragment in self._standing.stale:
+            raise Refused(RefusalCode.NOT_READY, "my own weights are not fit to be pulled yet")
+        if request.fragment >= len(self._fragments):
+            raise Refused(RefusalCode.WRONG_TERMS, f"fragment {request.fragment} of {len(self._fragments)}")
+        sizes = self._fragments[request.fragment]
+        self._count(stream.partner, sizes.slow_bytes)
+        name, clock_steps = f"give-{next(self._names)}", self._standing.clock_steps
+        sketch, coded = payload_name(name, File.PARTNER_SKETCH), payload_name(name, File.OWN_PAYLOAD)
+        try:
+            self._payloads.write(sketch, b"")
+            await take_chunks(stream, Part.SKETCH, sizes.sketch_bytes, lambda data: self._payloads.append(sketch, data))
+            async with self._coding:
+                written = await self._link.request(messages.CodeSlow(name, request.fragment, pull_seed(request.run_id, request.nonce)))
+            data = self._payloads.read(coded)
+            if not isinstance(written, messages.Written) or written.reason or len(data) != sizes.slow_bytes:
+                raise Refused(RefusalCode.NOT_READY, "my weights could not be coded against this")
+            return ServedPart(len(data), data, clock_steps)
+        except (LinkLost, OSError):
+            raise Refused(RefusalCode.NOT_READY, "no room, or my trainer is restarting") from None
+        finally:
+            for file in (sketch, coded):
+                self._payloads.remove(file)
+
+    def _count(self, partner: PeerId, num_bytes: int) -> None:
+        now_s, clock_steps = loop_s(), self._standing.clock_steps
+        self._given = {
+            peer: had
+            for peer, had in self._given.items()
+            if now_s - had.since_s < REST_S and clock_steps - had.clock_steps <= self._gap_steps
+        }
+        given = self._given.setdefault(partner, Given(now_s, clock_steps))
+        if given.num_bytes + num_bytes > MOST_GIVEN * self._state_bytes:
+            raise Refused(RefusalCode.BUSY, f"you have had my state {MOST_GIVEN} times lately")
+        given.num_bytes += num_bytes
+
+    # ------------------------------------------------------------------ the copy
+
+    async def _recent_copy(self) -> IdleCopy:
+        """Return the copy, and have it renewed if it is old; wait for the first one, and for one in place of a late one."""
+        if self._idle is not None:
+            self._idle.cancel()
+        self._idle = asyncio.get_running_loop().call_later(IDLE_S, self._let_go)
+        copy = self._copy
+        age_s, age_steps = (loop_s() - copy.made_s, self._standing.clock_steps - copy.clock_steps) if copy else (math.inf, 0)
+        is_late = age_steps > self._gap_steps // LATE_SHARE
+        if self._copying is None and (is_late or age_s > COPY_S) and age_s > (copy.took_s / COPY_SHARE if copy else 0.0):
+            self._copying = asyncio.create_task(self._renew(), name="copy of the state")
+            self._copying.add_done_callback(_heard)
+        if self._copying is not None and (self._copy is None or is_late):
+            await asyncio.shield(self._copying)
+        assert self._copy is not None
+        return self._copy
+
+    async def _renew(self) -> None:
+        try:
+            self._copy = await self._new_copy()
+        finally:
+            self._copying = None
+
+    async def _new_copy(self) -> IdleCopy:
+        name = f"clone-{next(self._names)}"
+        await self._link.request(messages.BringUp(name))
+        made_s, clock_steps = loop_s(), self._standing.clock_steps
+        try:
+            taken = await self._link.request(messages.CopyState(name))
+            if not isinstance(taken, messages.Written) or taken.reason:
+                raise Refused(RefusalCode.NOT_READY, "no room for a copy of my state now")
+            data = self._payloads.read(name)
+        finally:
+            self._payloads.remove(name)
+        if len(data) != self._state_bytes:
+            raise Refused(RefusalCode.NOT_READY, "my own copy is not whole")
+        return IdleCopy(data, made_s, loop_s() - made_s, clock_steps)
+
+    def _let_go(self) -> None:
+        """Free the memory of the copy."""
+        self._copy = None
+
+
+def _heard(task: asyncio.Task[None]) -> None:
+    """Retrieve the exception, which asyncio would log if no one else awaits the task."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,201 @@
+"""Keep this peer's weights in step with the swarm: observe, decide (peer/sync/decision.py), act.
+
+Refusals and gated meetings count only in a row: OUTCAST meetings that we began, none completed, with MANY partners of most Sybil groups or
+all within reach. So nobody can force weights on us: one malicious peer moves no median, calls that only refuse us are not counted, and
+whatever made us ask, a source must sign a global step near those of most others (`Wanted`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections import deque
+from collections.abc import Callable, Collection
+
+from gossamer.peer.link import messages
+from gossamer.peer.link.socket import NodeEnd
+from gossamer.peer.machine.events import Event, ProcessSays
+from gossamer.peer.meeting.words import Finish, MeetingOutcome
+from gossamer.peer.swarm.address_book import loop_s
+from gossamer.peer.swarm.heads import Heads
+from gossamer.peer.swarm.membership import Membership
+from gossamer.peer.swarm.presence import Presence
+from gossamer.peer.swarm.standing import PeerState, Standing
+from gossamer.peer.sync.decision import AskClocks, Fetch, SyncFragments, SyncView, TakeResult, decide, fresh_fragment, wanted
+from gossamer.peer.sync.fragment_sync import FragmentSync
+from gossamer.peer.sync.result_agreement import ResultAgreement
+from gossamer.peer.sync.state_transfer import StateTransfer
+from gossamer.protocol.errors import RefusalCode
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.messages.messages import RunPhase
+
+LOOK_S = 10.0  # between two decisions
+FIRST_LOOK_S = 3.0  # for the directory to show a founder that its run goes on already
+START_S = 60.0  # for the trainer to begin once it was told
+COMPANY_S = 0.5  # between two looks at whether there are enough peers to begin with
+OUTCAST = 6  # meetings in a row that we began and that failed for our global step, or for the gate, without a completed one
+REMEMBERED = 64  # of those meetings
+MANY = 3  # partners of a Sybil group at least, or all within reach, that they were with
+COMPANY_KEPT_S = 20.0  # after a completed meeting, no announced global step makes us doubt that we are in step with the others
+
+
+class StateSync:
+    """Have the trainer begin, and keep it in step with the others.
+
+    `has_start`: the run's initial weights are here. `is_founder`: this peer made the run. `wait_for_peers`: others that it waits for.
+    """
+
+    def __init__(
+        self,
+        membership: Membership,
+        standing: Standing,
+        presence: Presence,
+        heads: Heads,
+        transfer: StateTransfer,
+        fragments: FragmentSync,
+        agreement: ResultAgreement,
+        link: NodeEnd,
+        emit: Callable[[Event], None],
+        *,
+        is_founder: bool,
+        has_start: bool,
+        wait_for_peers: int,
+    ) -> None:
+        self._terms = membership.terms
+        self._total_steps = membership.total_steps
+        self._standing = standing
+        self._presence = presence
+        self._heads = heads
+        self._book = heads.book
+        self._transfer = transfer
+        self._fragments = fragments
+        self._agreement = agreement
+        self._link = link
+        self._emit = emit
+        self._is_founder = is_founder
+        self._has_start = has_start
+        self._wait_for_peers = wait_for_peers
+        self._too_far: deque[PeerId] = deque(maxlen=REMEMBERED)  # who refused us, in a row, without a completed meeting
+        self._gated: deque[PeerId] = deque(maxlen=REMEMBERED)  # likewise: partners whose gate, or at ours
+        self._met_s = -math.inf  # when the last meeting completed
+
+    def on_meeting(self, partner: PeerId, finish: Finish, *, initiated: bool) -> None:
+        """Take in how a meeting ended. A peer that calls us only to refuse us says nothing about our weights."""
+        if finish.outcome is MeetingOutcome.COMPLETED:
+            self._met_s = loop_s()
+            self._forget_refusals()
+        elif not initiated:
+            return
+        elif finish.refusal is RefusalCode.CLOCK_TOO_FAR:
+            self._too_far.append(partner)
+        elif finish.outcome is MeetingOutcome.GATED or finish.refusal is RefusalCode.GATE:
+            self._gated.append(partner)
+
+    async def run(self) -> None:
+        """Decide and act until cancelled. Raises as `StateTransfer.take_over` when a trainer that waits for weights cannot get any."""
+        standing = self._standing
+        while True:
+            await standing.until(lambda: standing.state is not PeerState.UNTOLD)
+            if standing.state is PeerState.WAITING:
+                await self._wait_for_company()
+                await self._presence.first_look(FIRST_LOOK_S)
+                await self._act()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(START_S):
+                        await standing.until(lambda: standing.state is not PeerState.WAITING)
+            elif standing.may_meet and standing.phase is RunPhase.TRAIN:
+                await self._act()
+            await self._rest()
+
+    async def _wait_for_company(self) -> None:
+        while (seen := len(self._book.live(loop_s()))) < self._wait_for_peers:
+            self._emit(ProcessSays("waiting", f"waiting for peers: {seen} seen, {self._wait_for_peers} wanted"))
+            await asyncio.sleep(COMPANY_S)
+
+    async def _rest(self) -> None:
+        """Wait for the next decision: a moment where there is something to do."""
+        until_s = loop_s() + LOOK_S
+        while loop_s() < until_s:
+            await asyncio.sleep(COMPANY_S)
+            if self._standing.state is PeerState.WAITING or self._standing.stale or self._is_ending():
+                return
+
+    async def _act(self) -> None:
+        """Do what is to be done now. A trainer that waits is not left before it has weights."""
+        is_waiting = self._standing.state is PeerState.WAITING
+        found = await self._agreement.find() if not is_waiting and self._is_ending() else {}
+        decision = decide(self.view(has_result=bool(found)))
+        if isinstance(decision, AskClocks):
+            await (self._transfer.hear_clocks() if is_waiting else self._transfer.ask_clocks())
+            decision = decide(self.view(are_clocks_fresh=True))
+        match decision:
+            case messages.Start():
+                self._link.tell(decision)
+            case TakeResult():
+                await self._agreement.take(found)
+            case SyncFragments():
+                await self._fragments.run(lambda header: fresh_fragment(self.view()).check_clock(header))
+            case Fetch(target) if is_waiting:
+                await self._transfer.take_over(lambda: wanted(self.view()) or target)
+            case Fetch(target):
+                if await self._transfer.ask_everybody(lambda: wanted(self.view()) or target) is None:
+                    self._forgive()
+            case messages.StepBack():
+                self._link.tell(decision)
+                self._forgive()
+
+    # ------------------------------------------------------------------ what is known
+
+    def view(self, *, has_result: bool = False, are_clocks_fresh: bool = False) -> SyncView:
+        """Return what is known at this moment."""
+        standing, own_steps = self._standing, self._standing.clock_steps
+        is_waiting, since_met_s = standing.state is PeerState.WAITING, loop_s() - self._met_s
+        return SyncView(
+            state_bytes=self._terms.state_bytes,
+            total_steps=self._total_steps,
+            gap_steps=self._terms.max_clock_gap_steps,
+            own_steps=own_steps,
+            typical_steps=self._heads.typical_clock(loop_s(), self._total_steps, own_steps),
+            others_steps=self._heads.typical_clock(loop_s(), self._total_steps),
+            is_waiting=is_waiting,
+            has_start=self._has_start,
+            is_founder=self._is_founder,
+            others_have_begun=is_waiting and self._heads.half_say(loop_s(), lambda entry: entry.clock_steps > 0),
+            are_clocks_fresh=are_clocks_fresh,
+            has_result=has_result,
+            has_stale=bool(standing.stale),
+            since_met_s=since_met_s,
+            is_in_company=since_met_s < COMPANY_KEPT_S and not self._voters() & {*self._too_far, *self._gated},
+            is_refused=self._is_outcast(self._too_far),
+            is_far=self._is_outcast([partner for partner in self._too_far if self._is_far(partner)]),
+            is_gated=self._is_outcast(self._gated),
+        )
+
+    def _is_ending(self) -> bool:
+        """Tell whether half of the others are at the end of the run: then there is a result, or soon will be."""
+        return self._heads.half_say(loop_s(), lambda entry: entry.finished and not entry.failures, own=False)
+
+    def _is_outcast(self, by: Collection[PeerId]) -> bool:
+        if len(by) < OUTCAST:
+            return False
+        voters = self._voters()
+        by = [partner for partner in by if partner in voters]
+        return len(by) >= OUTCAST and self._heads.half_name(loop_s(), set(by), MANY)
+
+    def _voters(self) -> set[PeerId]:
+        """Return the peers whose refusals count: in a Sybil group with members that we have met, strangers do not."""
+        return {entry.peer_id for entry in self._heads.voices(loop_s()) if not entry.failures}
+
+    def _is_far(self, partner: PeerId) -> bool:
+        clock_steps = self._book.clock_of(partner)
+        return clock_steps is not None and abs(clock_steps - self._standing.clock_steps) > self._terms.max_clock_gap_steps
+
+    def _forget_refusals(self) -> None:
+        self._too_far.clear()
+        self._gated.clear()
+
+    def _forgive(self) -> None:
+        """Forget all refusals, ours and those in the book: they were about weights, or a global step, that are gone."""
+        self._forget_refusals()
+        self._book.forget_refusals(loop_s())

@@ -1,0 +1,256 @@
+"""Transfer a whole state: in pieces, from several sources at once, until the trainer has adopted it.
+
+Pieces may come from different sources and moments: a mixture of near replicas is as good to begin with as one of them. Each piece must have
+the right size and hash, and a global step near that of most others; the trainer judges the whole (peer/trainer/shared_state.py). Pieces
+stay on the disk until the state is adopted or refused, so nothing is fetched twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gossamer.peer.link import messages
+from gossamer.peer.link.socket import LinkLost, NodeEnd
+from gossamer.peer.machine.events import Event, ProcessSays, ProgressMade, StateCloned
+from gossamer.peer.swarm.address_book import KnownPeer, loop_s
+from gossamer.peer.swarm.standing import Standing
+from gossamer.peer.sync import pieces as files
+from gossamer.peer.sync.client import as_final
+from gossamer.peer.sync.decision import NoUse, Wanted
+from gossamer.peer.sync.own_meetings import OwnMeetings
+from gossamer.peer.sync.pieces import Pieces
+from gossamer.peer.sync.source_samples import compare
+from gossamer.peer.sync.sources import Sources, spread_over
+from gossamer.peer.sync.transfer import Transfer
+from gossamer.protocol.errors import BadContents, BadSettings, GossamerError, Refused, SwarmUnreachable, TransportError
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.messages.messages import Contents, ContentsKind
+from gossamer.protocol.messages.terms import RunTerms
+
+PATIENCE_S = 60.0  # without any source that answers at all
+PAUSE_S = 1.0  # between two rounds
+ROUNDS_TO_BELIEVE = 3  # in which every source that answers rejects us: a single one must not send us away
+SOURCES = 4  # at once
+ASKED = 8  # for their global steps, at once
+CLOCK_S = 5.0  # for them to answer
+REPORT_S = 0.5  # between two reports of progress
+OLD_SHARE = 4  # of the allowed gap: a state whose oldest piece is a fourth of it behind is too old to meet about
+LONG_S = 3600.0  # a transfer that takes longer is announced as slow
+
+
+class StateTransfer:
+    """Fetch a state, and have the trainer adopt it. `file` holds it meanwhile."""
+
+    def __init__(
+        self,
+        sources: Sources,
+        terms: RunTerms,
+        standing: Standing,
+        meetings: OwnMeetings,
+        link: NodeEnd,
+        file: Path,
+        emit: Callable[[Event], None],
+    ) -> None:
+        self._sources = sources
+        self._book = sources.book
+        self._terms = terms
+        self._standing = standing
+        self._meetings = meetings
+        self._link = link
+        self._file = file
+        self._emit = emit
+        self._num_sources = SOURCES
+        self._dissenting: frozenset[PeerId] = frozenset()  # sources that give other weights than most
+        self._refused: set[PeerId] = set()  # sources that alone gave weights that were refused
+        self._reported_s = -REPORT_S
+        self._progress: TransferProgress | None = None
+
+    async def hear_clocks(self) -> None:
+        """Ask peers for their global steps, and return once the book knows one of a peer that has begun.
+
+        Waits as long as they answer that they have not begun themselves. Raises SwarmUnreachable when none has answered for PATIENCE_S,
+        RunRefusesUs or WrongVersion when all that answer reject us.
+        """
+        await self._until_done(self.ask_clocks)
+
+    async def take_over(self, wanted: Callable[[], Wanted]) -> None:
+        """Fetch a state and have the trainer adopt it; ask everybody again and again until that is done. Raises as `hear_clocks`."""
+        await self._until_done(lambda: self.ask_everybody(wanted))
+
+    async def ask_everybody(self, wanted: Callable[[], Wanted]) -> list[GossamerError] | None:
+        """Fetch what all live peers together can give. Return None once it is adopted, else the errors of those that answered.
+
+        Raises BadSettings when the disk has no room for it.
+        """
+        sources = await self._compared()
+        if not sources:
+            return []
+        try:
+            with contextlib.closing(self._open()) as pieces:
+                errors = await self._fetch(pieces, sources, wanted)
+                if pieces.is_whole:
+                    refusal = await self._adopt(pieces, wanted().total_steps)
+                    if refusal is None:
+                        return None
+                    errors.append(refusal)
+        except OSError as full:
+            errors = [NoUse(f"no room for the weights here: {full.strerror}")]
+        return self._explained("no weights yet", errors)
+
+    async def ask_clocks(self) -> list[GossamerError] | None:
+        """Ask some live peers for their global steps. Return None when one that has begun answered, else the errors of those that did."""
+        answers = await self._sources.ask_all(self._order()[:ASKED], lambda source: source.header(ContentsKind.STATE), CLOCK_S)
+        for peer, answer in answers:
+            if isinstance(answer, Contents):
+                self._book.tells_clock(peer.peer_id, answer.clock_steps)
+        errors = [answer for _, answer in answers if isinstance(answer, GossamerError)]
+        if len(errors) < len(answers):
+            return None
+        return self._explained("waiting until a peer begins", [error for error in errors if not isinstance(error, TransportError)])
+
+    # ------------------------------------------------------------------ whom to ask, again and again
+
+    async def _until_done(self, ask_all: Callable[[], Awaitable[list[GossamerError] | None]]) -> None:
+        answered_s, num_unwanted = loop_s(), 0
+        while loop_s() - answered_s < PATIENCE_S:
+            began_s = loop_s()
+            answers = await ask_all()
+            if answers is None:
+                return
+            final = _unanimous(answers)
+            num_unwanted = num_unwanted + 1 if final else 0
+            if final is not None and num_unwanted >= ROUNDS_TO_BELIEVE:
+                raise final
+            if answers:
+                answered_s = loop_s()
+            await asyncio.sleep(max(0.0, PAUSE_S - (loop_s() - began_s)))
+        raise SwarmUnreachable(
+            f"no peer of the run answered for {PATIENCE_S:.0f} s",
+            hint="check that the host is running and that its address in the invite can be reached from here, then join again; "
+            "peers that have banned this one do not answer it either",
+        )
+
+    def _explained(self, what: str, errors: list[GossamerError]) -> list[GossamerError]:
+        """Report errors to the operator, and return those of peers that answered."""
+        for error in errors:
+            self._emit(ProcessSays("joining", f"{what}: {error}"))
+        return [error for error in errors if not isinstance(error, TransportError)]
+
+    def _order(self) -> list[KnownPeer]:
+        """Return the live peers in random order, group by group; those whose weights were refused come last."""
+        return sorted(spread_over(self._sources.live_groups()), key=lambda peer: peer.peer_id in self._refused)
+
+    async def _compared(self) -> list[KnownPeer]:
+        """Return whom to fetch from. A peer without weights of its own compares sources first; others compare with their own weights."""
+        if self._standing.has_begun or self._num_sources == 1 or self._progress is not None:
+            order = self._order()
+            return [peer for peer in order if peer.peer_id not in self._dissenting] or order
+        found = await compare(self._sources, self._terms.state_bytes, SOURCES)
+        if found is None:
+            return self._order()
+        self._dissenting, self._num_sources = found.dissenting, found.num_at_once
+        self._emit(ProcessSays("joining", found.says))
+        return found.sources
+
+    # ------------------------------------------------------------------ one state
+
+    def _open(self) -> Pieces:
+        """Go on with what is on the disk, or begin. Raises OSError, and BadSettings when there is not enough room."""
+        num_bytes = self._terms.state_bytes
+        pieces = Pieces.open(self._file, self._terms.run_id, num_bytes)
+        left, free = num_bytes - pieces.done_bytes, shutil.disk_usage(self._file.parent).free
+        if left > free:
+            pieces.close()
+            files.remove(self._file)
+            raise BadSettings(
+                f"joining takes {num_bytes / 1e6:.0f} MB in {self._file.parent}, {free / 1e6:.0f} MB are free",
+                hint="make room, or choose another folder with --home",
+            )
+        return pieces
+
+    async def _fetch(self, pieces: Pieces, sources: list[KnownPeer], wanted: Callable[[], Wanted]) -> list[GossamerError]:
+        progress = self._progress = self._progress or TransferProgress(loop_s(), pieces.done_bytes)
+
+        def check(source: PeerId, header: Contents, _piece: int) -> None:
+            self._book.tells_clock(source, header.clock_steps)  # records are some seconds old
+            wanted().check(header)  # as of now: global steps go on during a long transfer
+
+        self._report(progress, pieces)
+        transfer = Transfer(
+            self._sources, ContentsKind.STATE, pieces, pieces.missing(), check, progress.num_by, lambda: self._report(progress, pieces)
+        )
+        return await transfer.run(sources, self._num_sources)
+
+    async def _adopt(self, pieces: Pieces, total_steps: int) -> GossamerError | None:
+        """Have the trainer adopt the state; return why it did not. What it refuses is not kept."""
+        await self.ask_clocks()
+        oldest, now = min(pieces.clocks.values()), self._sources.heads.typical_clock(loop_s(), total_steps)
+        is_old = now - oldest > self._terms.max_clock_gap_steps // OLD_SHARE
+        clock_steps = now if is_old else min(oldest, now or oldest)  # an old state is synced before any meeting; no source sets our step
+        try:
+            async with self._meetings.set_aside():
+                adopted = await self._link.request(messages.Adopt(str(pieces.path), clock_steps))
+        except LinkLost:
+            return NoUse("our own trainer is being restarted")
+        files.remove(pieces.path)
+        progress, self._progress = self._progress, None
+        assert isinstance(adopted, messages.Adopted) and progress is not None
+        if not adopted.accepted:
+            return self._blame(progress.num_by, adopted)
+        self._num_sources = SOURCES
+        self._standing.stale = set(range(len(self._terms.fragments))) if is_old and not adopted.reason else set()
+        if adopted.reason:
+            self._emit(ProcessSays("joining", f"kept our own weights: {adopted.reason}"))
+            return None
+        sources = tuple(str(source) for source, _ in progress.num_by.most_common())
+        fetched_bytes = pieces.num_bytes - progress.began_bytes
+        self._emit(StateCloned(sources, clock_steps, pieces.num_bytes, fetched_bytes, loop_s() - progress.began_s))
+        return None
+
+    def _blame(self, num_by: Counter[PeerId], adopted: messages.Adopted) -> GossamerError:
+        """Take one source at a time from here on: a bad piece names its source only where all pieces are from it."""
+        self._num_sources = 1
+        if len(num_by) == 1:
+            (source,) = num_by
+            self._refused.add(source)
+            if not adopted.is_sound:
+                self._book.ban(source, loop_s())
+                return BadContents(adopted.reason)
+        return NoUse(adopted.reason)
+
+    def _report(self, progress: TransferProgress, pieces: Pieces) -> None:
+        if loop_s() - self._reported_s >= REPORT_S or pieces.is_whole:
+            self._reported_s = loop_s()
+            self._emit(ProcessSays("joining", progress.describe(pieces.done_bytes, pieces.num_bytes, loop_s())))
+            self._emit(ProgressMade("downloading weights", pieces.done_bytes / max(1, pieces.num_bytes)))
+
+
+@dataclass(slots=True)
+class TransferProgress:
+    """How far a transfer is, over all rounds."""
+
+    began_s: float  # loop time
+    began_bytes: int  # what was there then
+    num_by: Counter[PeerId] = field(default_factory=Counter)  # pieces, by source
+
+    def describe(self, done_bytes: int, total_bytes: int, now_s: float) -> str:
+        """Return a sentence with per cent, rate and time left, and a warning where it takes long."""
+        rate = (done_bytes - self.began_bytes) / max(1e-9, now_s - self.began_s)
+        words = f"downloading weights: {100 * done_bytes // max(1, total_bytes)} % of {total_bytes / 1e6:.1f} MB"
+        if rate <= 0.0:
+            return words
+        left_s = (total_bytes - done_bytes) / rate
+        words += f" from {len(self.num_by)} peers, {rate / 1e6:.2f} MB/s, {left_s:.0f} s left"
+        return words + (f"; this line is slow for a model of this size ({left_s / 3600:.1f} h)" if left_s > LONG_S else "")
+
+
+def _unanimous(answers: list[GossamerError]) -> GossamerError | None:
+    """Return the final error behind all answers, None unless all of them are final."""
+    finals = [as_final(answer) if isinstance(answer, Refused) else None for answer in answers]
+    return finals[0] if finals and None not in finals else None

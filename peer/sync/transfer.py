@@ -1,0 +1,200 @@
+"""The transfer engine: one content, piece by piece, from several sources at once, each as fast as it delivers.
+
+Any piece may come from any source that has it; missing pieces are handed out as sources ask for more work. About a second of what a source
+delivers is under way from it and no more, so a slow line carries other things too, and a source that falls silent leaves little undone.
+
+Sources of a result may have only a part of it so far, so they are asked which pieces. Sources that have all are asked first for what the
+others lack, and each peer begins elsewhere, so that an upload carries each piece about once, however many peers want it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from gossamer.peer.swarm.address_book import KnownPeer, loop_s
+from gossamer.peer.sync.client import Source
+from gossamer.peer.sync.pieces import Pieces, bits_bytes, from_bits
+from gossamer.peer.sync.sources import Sources
+from gossamer.protocol.errors import GossamerError, PeerMisbehaved
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.messages.messages import Contents, ContentsKind
+from gossamer.protocol.tasks import Changes, cancel
+
+PIECE_S = 20.0  # for a source to deliver the next piece; a slower one is worth less than any other
+UNDER_WAY_S = 1.0  # of what a source delivers
+UNDER_WAY_PIECES = (2, 256)  # at least and at most
+MEASURED_S = 0.5  # for a rate
+RETRY_S = 0.5  # before a source that broke off is asked for the rest
+NEWS_S = 1.0  # before a source that has not all is asked again what has come to it
+NO_NEWS_S = 3.0  # then another one is tried
+HELD = -1  # among the pieces that a source was asked for: which ones it has
+
+
+class Flow:
+    """How much one source delivers, and so how many pieces may be under way from it. `now_s` is loop time."""
+
+    def __init__(self, now_s: float) -> None:
+        self.window = UNDER_WAY_PIECES[0]
+        self._since_s = now_s
+        self._num_pieces = 0
+
+    def came(self, now_s: float) -> None:
+        """Count a piece; every so often, measure the rate."""
+        self._num_pieces += 1
+        passed_s = now_s - self._since_s
+        if passed_s >= MEASURED_S:
+            least, most = UNDER_WAY_PIECES
+            self.window = max(least, min(most, 2 * self.window, round(UNDER_WAY_S * self._num_pieces / passed_s)))
+            self._since_s, self._num_pieces = now_s, 0
+
+
+class NothingNew(GossamerError):
+    """A source has no piece that we lack, for now."""
+
+
+@dataclass(slots=True)
+class Holding:
+    """Which pieces one source has, by its last answer."""
+
+    has_all: bool
+    pieces: Iterator[int] = iter(())  # not asked of it so far, and of nobody else when it answered
+    told_s: float = -NEWS_S  # loop time
+    news_s: float = 0.0  # when it last had something for us
+
+
+class Transfer:
+    """One content on its way into `pieces`.
+
+    `order`: in which to ask for what is missing. `check` raises for a header whose piece is not wanted. `num_by` counts the pieces of each
+    source, over all transfers that share it. `on_piece` is called after each piece.
+    """
+
+    def __init__(
+        self,
+        sources: Sources,
+        kind: ContentsKind,
+        pieces: Pieces,
+        order: Iterable[int],
+        check: Callable[[PeerId, Contents, int], None],
+        num_by: Counter[PeerId],
+        on_piece: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._sources = sources
+        self._kind = kind
+        self._pieces = pieces
+        self._check = check
+        self._num_by = num_by
+        self._on_piece = on_piece
+        self._free = dict.fromkeys(order)  # what nobody is asked for; pieces that fewest sources have come first
+        self._changes = Changes()
+        self._moved_s = loop_s()  # when a piece last came
+
+    async def run(self, peers: Iterable[KnownPeer], num_at_once: int) -> list[GossamerError]:
+        """Have these sources deliver, so many at a time, and return the errors of those that cannot.
+
+        Afterwards the content is whole, or none of them can deliver more. A source that misbehaves is banned. Raises OSError of the disk.
+        """
+        waiting, errors = deque(peers), list[GossamerError]()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(min(num_at_once, len(waiting))):
+                    tasks.create_task(self._work(waiting, errors))
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None
+        return errors
+
+    async def _work(self, waiting: deque[KnownPeer], errors: list[GossamerError]) -> None:
+        """Use one source after another; one that delivered something before it broke off is asked again later."""
+        while waiting and not self._pieces.is_whole:
+            peer = waiting.popleft()
+            num_before = self._num_by[peer.peer_id]
+            try:
+                async with self._sources.open(peer) as source:
+                    await self._use(peer.peer_id, source)
+            except GossamerError as error:
+                has_more = isinstance(error, NothingNew) and loop_s() - self._moved_s < PIECE_S
+                has_given = self._num_by[peer.peer_id] > num_before
+                if not isinstance(error, PeerMisbehaved) and (has_more or has_given):
+                    waiting.append(peer)
+                    await asyncio.sleep(RETRY_S)
+                else:
+                    errors.append(error)
+
+    async def _use(self, peer: PeerId, source: Source) -> None:
+        """Ask and take at the same time, until the content is whole. Raises what ends it: GossamerError, OSError."""
+        asked, flow, holding = deque[int](), Flow(loop_s()), Holding(self._kind is not ContentsKind.RESULT, news_s=loop_s())
+        asking = asyncio.create_task(self._ask(source, asked, flow, holding))
+        try:
+            while not self._pieces.is_whole:
+                if asking.done():
+                    asking.result()
+                if asked and asked[0] == HELD:
+                    await self._take_held(source, asked, holding)
+                elif asked:
+                    await self._take(peer, source, asked, flow)
+                else:
+                    await self._change()
+        finally:
+            await cancel(asking)
+            self._free |= dict.fromkeys(piece for piece in asked if piece != HELD)
+            self._changes.notify()
+
+    async def _ask(self, source: Source, asked: deque[int], flow: Flow, holding: Holding) -> None:
+        try:
+            while not self._pieces.is_whole:
+                news_s = math.inf if holding.has_all or HELD in asked else holding.told_s + NEWS_S - loop_s()
+                if news_s <= 0:
+                    asked.append(HELD)
+                    self._changes.notify()
+                    await source.ask(ContentsKind.RESULT_PIECES, 0, bits_bytes(self._pieces.num_pieces))
+                elif len(asked) < flow.window and (piece := self._next(holding)) is not None:
+                    asked.append(piece)
+                    self._changes.notify()
+                    await source.ask(self._kind, self._pieces.offset(piece), self._pieces.size(piece))
+                else:
+                    await self._change(news_s)
+        finally:
+            self._changes.notify()
+
+    def _next(self, holding: Holding) -> int | None:
+        """Return a piece to ask this source for, and reserve it; None where it has none."""
+        may_give = self._free if holding.has_all else holding.pieces
+        piece = next((piece for piece in may_give if piece in self._free), None)
+        if piece is not None:
+            del self._free[piece]
+        return piece
+
+    async def _take(self, peer: PeerId, source: Source, asked: deque[int], flow: Flow) -> None:
+        header, data = await source.take(lambda header: self._check(peer, header, asked[0]), PIECE_S)
+        self._pieces.put(asked.popleft(), data, header.clock_steps)
+        self._num_by[peer] += 1
+        self._moved_s = loop_s()
+        flow.came(loop_s())
+        self._changes.notify()
+        self._on_piece()
+
+    async def _take_held(self, source: Source, asked: deque[int], holding: Holding) -> None:
+        """Take in what a source has, and put it last in the order. Raises NothingNew when it has had nothing for a while."""
+        _, bits = await source.take(within_s=PIECE_S)
+        asked.popleft()
+        held = from_bits(bits, self._pieces.num_pieces)
+        holding.told_s, holding.has_all = loop_s(), len(held) == self._pieces.num_pieces
+        new = [piece for piece in self._free if piece in held and not holding.has_all]
+        for piece in new:  # to the end: sources that have all give the rest first
+            self._free[piece] = self._free.pop(piece)
+        holding.pieces = iter(new)
+        if holding.has_all or new:
+            holding.news_s = holding.told_s
+        elif holding.told_s - holding.news_s > NO_NEWS_S:
+            raise NothingNew("it has no piece that is missing here")
+        self._changes.notify()
+
+    async def _change(self, most_s: float = math.inf) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None if most_s == math.inf else most_s):
+                await self._changes.wait()

@@ -1,0 +1,448 @@
+"""The trainer's side of the link: every request of the node is read, carried out and answered here.
+
+Threads. Two threads use it, with one lock between them, `_weights`: its holder may change weights, meetings and counters.
+
+- The trainer's thread calls the public methods. It holds the lock at all times except inside `while_weights_are_read`.
+- The exchange's own thread reads the link. It carries out an `AnyTimeRequest` at once, without the lock: coding and copying only read
+  tensors that nobody writes to (a meeting's snapshot, and slow weights, which a merge replaces). It carries out a `BesideRequest` if it
+  gets the lock without waiting, that is while the weights are only read. Every other request waits for the next `at_boundary`.
+- Requests that wait are carried out in the order of their arrival, and no `BesideRequest` overtakes them.
+
+A merge changes slow weights at once. The model's own weights follow at `Replica.move`, on the trainer's thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gossamer.optim.noloco import FINISH
+from gossamer.peer.link import messages
+from gossamer.peer.link.messages import File, payload_name
+from gossamer.peer.link.payload_folder import PayloadFolder
+from gossamer.peer.link.socket import TrainerEnd
+from gossamer.peer.machine.events import Event, OutputsMoved, SoloStep
+from gossamer.peer.model.evaluation import output_distance, predictions
+from gossamer.peer.trainer.fragment_state import OuterStep, behind, bytes_on, mark
+from gossamer.peer.trainer.meeting import MeetingSide, bounded_weight
+from gossamer.peer.trainer.pulling import Pulls
+from gossamer.peer.trainer.replica import Replica
+from gossamer.peer.trainer.shared_state import adopt, settle, write_state
+from gossamer.protocol.messages.messages import RunPhase
+
+WAIT_S = 0.1  # the thread looks so often whether it must end
+LATE_SHARE = 10  # of the allowed clock gap: a fragment without an outer step for a tenth of it is too old for a joining peer
+NO_NODE = "no node to find a partner"
+
+
+@dataclass(slots=True)
+class OpenMeeting:
+    """A meeting of one fragment, from Open until Apply or Drop."""
+
+    number: int
+    fragment: int
+    side: MeetingSide
+    partner_clock_steps: int = 0
+    step: tuple[str, OuterStep] | None = None  # the outer step, with the failed blocks for which it was computed
+    is_closed: bool = False
+    working: threading.Lock = field(default_factory=threading.Lock)  # held while the meeting is computed, and while it is closed
+
+
+class TrainerExchange:
+    """Answers the node for a replica. The loop calls `at_boundary` between inner steps and opens `while_weights_are_read` in between."""
+
+    def __init__(self, link: TrainerEnd, payloads: PayloadFolder, replica: Replica, emit: Callable[[Event], None]) -> None:
+        self.report = messages.NodeReport(0.0, 0.0)  # the last one
+        self.has_begun = False  # the trainer trains, or has trained
+        self.min_call_steps = 0  # a meeting sooner than this after its fragment's last outer step is refused; 0: none
+        self.measures_next = False  # whether the next merge is measured: how far it moves the model's outputs
+        self.cpu_s = 0.0  # processor time of the exchange's thread
+        self._link = link
+        self._payloads = payloads
+        self._replica = replica
+        self._emit = emit
+        self._meetings: dict[int, OpenMeeting] = {}
+        self._pulls = Pulls(replica.fragments, payloads)
+        self._solo_later: set[int] = set()  # fragments whose solo step waits for the end of their meeting
+        self._weights = threading.Lock()
+        self._weights.acquire()
+        self._still: torch.cuda.Event | None = None  # on a GPU: the point after which the weights are only read
+        self._waiting: deque[messages.Request | int] = deque()  # for the boundary; a number is the link's new session
+        self._read_session = 0  # of the last request that the thread has read
+        self._session = 0  # of the last request that a boundary has carried out
+        self._has_news = threading.Event()
+        self._is_closing = False
+        self._bug: BaseException | None = None
+        device = replica.inner.device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._thread = threading.Thread(target=self._run, name="exchange")
+
+    # ------------------------------------------------------------------ for the training loop
+
+    @property
+    def has_node(self) -> bool:
+        """Whether a node was connected at the last boundary."""
+        return self._session != 0
+
+    def start(self) -> None:
+        """Start to read the link."""
+        self._thread.start()
+
+    def at_boundary(self) -> Iterator[messages.Start | messages.FinishDone | messages.Adopted]:
+        """Carry out and answer what waits for a step boundary; yield, in order, what the training loop must act upon.
+
+        These are Start, FinishDone, and the Adopted of a state that was accepted from peers that still train. Exhaust the iterator before
+        the next inner step. Raises an exception of the exchange's thread: a bug of ours.
+        """
+        if self._bug is not None:
+            raise self._bug
+        self._has_news.clear()
+        count = len(self._waiting)
+        for _ in range(count):
+            request = self._waiting.popleft()
+            if isinstance(request, int):
+                self._change_node(request)
+                continue
+            reply = self.carry_out(request)
+            if reply is not None:
+                self._link.send(reply, self._session)
+            if isinstance(request, messages.Start | messages.FinishDone):
+                yield request
+            elif isinstance(request, messages.Adopt) and request.is_result:
+                self.send_progress()
+            elif isinstance(reply, messages.Adopted) and reply.accepted:
+                yield reply
+        if count:
+            self._finish_on_device()
+
+    @contextlib.contextmanager
+    def while_weights_are_read(self) -> Iterator[None]:
+        """Answer the node while the code inside only reads the weights. The model moves by what was decided at the next `Replica.move`."""
+        self._still = mark(self._replica.inner.device)
+        self._weights.release()
+        try:
+            yield
+        finally:
+            self._weights.acquire()
+
+    def carry_out(self, request: messages.Request) -> messages.Reply | None:
+        """Carry out one request at a step boundary, move the model by it, and return the reply. `at_boundary` calls it for the node."""
+        meeting = self._meetings.get(request.meeting) if isinstance(request, messages.Apply) and self.measures_next else None
+        before = None if meeting is None else self._predictions()
+        reply = self._answer(request)
+        self._replica.move()
+        if meeting is not None and before is not None and isinstance(reply, messages.Applied):
+            self._emit(OutputsMoved(meeting.fragment, output_distance([before, self._predictions()])))
+            self.measures_next = False
+        return reply
+
+    def announce(self, due: list[int]) -> None:
+        """Ask the node for partners for fragments whose countdown ran out; without a node each takes a solo step, or is counted anew."""
+        for fragment in due:
+            if self._session:
+                self._link.send(messages.Due(fragment, self._replica.phase), self._session)
+            elif self._replica.manifest.outer.no_partner == "defer":
+                self._replica.countdown.reset(fragment)
+            else:
+                self._solo(fragment, NO_NODE)
+                self._replica.move()
+        if due:
+            self._finish_on_device()
+
+    def send_progress(self, *, done: bool = False) -> None:
+        """Send the node the trainer's counters; `done`: the result is saved and the trainer ends."""
+        replica = self._replica
+        self._link.send(messages.Progress(replica.clock_steps, replica.phase, self.has_begun, done, replica.tokens), self._session)
+
+    def drop_all(self) -> None:
+        """Forget everything that the node has begun."""
+        for number in list(self._meetings):
+            self._drop(number)
+        self._pulls.forget()
+        self._solo_later.clear()
+
+    def end_alone(self) -> None:
+        """Drop every meeting and take the last averaging's step of every fragment alone: its slow weights become the fast ones."""
+        self.drop_all()
+        for fragment in range(len(self._replica.fragments)):
+            self._replica.step_alone(fragment, RunPhase.FINISH)
+        self._replica.move()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until a request waits for the boundary, for at most `seconds`: only for a trainer that has nothing to train."""
+        self._has_news.wait(seconds)
+
+    def close(self) -> None:
+        """End the thread and close the link."""
+        self._is_closing = True
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._link.close()
+
+    # ------------------------------------------------------------------ the exchange's thread
+
+    def _run(self) -> None:
+        try:
+            while not self._is_closing:
+                self._link.wait(WAIT_S)
+                requests = self._link.poll()
+                if self._link.session != self._read_session:
+                    self._read_session = self._link.session
+                    self._keep(self._read_session)
+                for request in requests:
+                    if not self._is_done_now(request):
+                        self._keep(request)
+                self.cpu_s = time.thread_time()
+        except BaseException as error:
+            self._bug = error
+            self._has_news.set()
+
+    def _keep(self, item: messages.Request | int) -> None:
+        self._waiting.append(item)
+        self._has_news.set()
+
+    def _is_done_now(self, request: messages.Request) -> bool:
+        """Carry out a request beside the inner step if it allows that; return whether it is done."""
+        if isinstance(request, messages.AnyTimeRequest):
+            with behind(self._snapshot_mark(request), self._stream):
+                reply = self._answer(request)
+            self._send(reply)
+            return True
+        if isinstance(request, messages.Apply) and request.meeting_id not in self._replica.applied:
+            with behind(self._snapshot_mark(request), self._stream), contextlib.suppress(ValueError, torch.OutOfMemoryError):
+                self._outer_step(request)  # ahead of the merge, which answers with the error if there is one
+        if not isinstance(request, messages.BesideRequest) or self._waiting or (self.measures_next and isinstance(request, messages.Apply)):
+            return False
+        if not self._weights.acquire(blocking=False):
+            return False
+        try:
+            with behind(self._still, self._stream):
+                reply = self._answer(request)
+        finally:
+            self._weights.release()
+        self._send(reply)
+        return True
+
+    def _send(self, reply: messages.Reply | None) -> None:
+        if reply is not None:
+            self._link.send(reply, self._read_session)
+
+    def _snapshot_mark(self, request: messages.Request) -> torch.cuda.Event | None:
+        """Return the mark after the snapshot that a request works on; None where there is nothing to wait for."""
+        meeting = self._meetings.get(request.meeting) if isinstance(request, messages.MeetingRequest) else None
+        return None if meeting is None else meeting.side.taken
+
+    # ------------------------------------------------------------------ every request
+
+    def _answer(self, request: messages.Request) -> messages.Reply | None:
+        """Carry out a request. A message, a file or a memory that does not allow it changes nothing and is the reply."""
+        try:
+            return self._carry_out(request)
+        except (OSError, ValueError, torch.OutOfMemoryError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            if isinstance(request, messages.MeetingRequest):
+                return messages.Unavailable(request.meeting, reason)
+            if isinstance(request, messages.WritingRequest):
+                return messages.Written(request.name, reason)
+            raise
+
+    def _carry_out(self, request: messages.Request) -> messages.Reply | None:
+        replica = self._replica
+        match request:
+            case messages.Open():
+                return self._open(request)
+            case messages.Prepare():
+                return self._prepare(request)
+            case messages.Encode():
+                with self._work_on(request.meeting) as meeting:
+                    return self._encode(meeting)
+            case messages.Check():
+                return self._check(request)
+            case messages.Apply():
+                return self._apply(request)
+            case messages.Drop(number):
+                fragment = self._drop(number)
+                if fragment in self._solo_later:
+                    self._solo_if_due(fragment)
+            case messages.Solo(fragment):
+                self._solo_if_due(fragment)
+            case messages.Defer(fragment):
+                if fragment in replica.countdown.due():
+                    replica.countdown.reset(fragment)
+            case messages.CopyState(name):
+                write_state(replica, self._payloads, name)
+                return messages.Written(name, "")
+            case messages.SketchSlow():
+                return self._pulls.sketch(request)
+            case messages.CodeSlow():
+                return self._pulls.code(request)
+            case messages.DecodeSlow():
+                return self._pulls.decode(request)
+            case messages.Pull():
+                return self._pulls.move(request, replica)
+            case messages.BringUp(name):
+                self._bring_up()
+                return messages.Written(name, "")
+            case messages.Settle(name):
+                self.end_alone()
+                settle(replica)
+                return self._answer(messages.CopyState(name))
+            case messages.Adopt():
+                return adopt(replica, request, self.drop_all)
+            case messages.StepBack(clock_steps):
+                replica.clock_steps = min(replica.clock_steps, clock_steps)
+            case messages.NodeReport():
+                self.report = request
+            case messages.Start() | messages.FinishDone():
+                pass  # the training loop's: `at_boundary` yields them
+        return None
+
+    # ------------------------------------------------------------------ meetings
+
+    def _open(self, request: messages.Open) -> messages.Reply:
+        """Lock the fragment and take a snapshot of its fast weights."""
+        replica, number = self._replica, request.meeting
+        state = replica.fragments[request.fragment]
+        if replica.own_steps and replica.phase is RunPhase.TRAIN and state.since.steps < self.min_call_steps:
+            raise ValueError("my line carries no meeting so soon after the last")
+        if state.meeting is not None:
+            raise ValueError("the fragment is in another meeting")
+        if number in self._meetings:
+            raise ValueError("this meeting is open already")
+        self._meetings[number] = OpenMeeting(number, request.fragment, MeetingSide(state))
+        state.meeting = number
+        return messages.Opened(number, state.tokens, replica.clock_steps, replica.phase)
+
+    def _prepare(self, request: messages.Prepare) -> messages.Reply:
+        """Form the message; write its sketch, or its payload where the codec has no sketch."""
+        with self._work_on(request.meeting) as meeting:
+            is_last = request.phase is RunPhase.FINISH
+            weight = 0.5 if is_last else bounded_weight(meeting.side.since.tokens, request.partner_tokens)
+            sketch = meeting.side.prepare(FINISH if is_last else self._replica.rule, weight, request.seed)
+            meeting.partner_clock_steps = request.partner_clock_steps
+            if not sketch.numel():
+                return self._encode(meeting)
+            return messages.SketchReady(meeting.number, self._write(meeting, File.OWN_SKETCH, sketch))
+
+    def _encode(self, meeting: OpenMeeting) -> messages.Reply:
+        payload = meeting.side.encode(self._read(meeting, File.PARTNER_SKETCH))
+        return messages.PayloadReady(meeting.number, self._write(meeting, File.OWN_PAYLOAD, payload))
+
+    def _check(self, request: messages.Check) -> messages.Reply:
+        """Judge the partner's payload; one that is not accepted cannot be applied."""
+        with self._work_on(request.meeting) as meeting:
+            reason = meeting.side.judge(self._read(meeting, File.PARTNER_PAYLOAD))
+            return messages.Checked(meeting.number, not reason, reason, "" if reason else pack(meeting.side.failed_blocks))
+
+    def _apply(self, request: messages.Apply) -> messages.Reply:
+        """Take the outer step of a meeting that counts, once for each meeting id."""
+        if request.meeting_id not in self._replica.applied:
+            meeting, step = self._outer_step(request)
+            meeting.side.merge(step)
+            self._replica.journal(request.meeting_id)
+            self._replica.count_outer_step(meeting.fragment, meeting.partner_clock_steps)
+            self._solo_later.discard(meeting.fragment)
+        self._drop(request.meeting)
+        return messages.Applied(request.meeting)
+
+    def _outer_step(self, request: messages.Apply) -> tuple[OpenMeeting, OuterStep]:
+        """Compute the outer step of a meeting for the failed blocks of both sides, once. Raises ValueError, torch.OutOfMemoryError."""
+        with self._work_on(request.meeting) as meeting:
+            if meeting.step is None or meeting.step[0] != request.failed_blocks:
+                state = meeting.side.state
+                failed = unpack(request.failed_blocks, state.codec.num_blocks, state.device)
+                meeting.step = request.failed_blocks, meeting.side.step(failed)
+            return meeting, meeting.step[1]
+
+    @contextlib.contextmanager
+    def _work_on(self, number: int) -> Iterator[OpenMeeting]:
+        """Keep an open meeting from being dropped meanwhile. Raises ValueError where there is none."""
+        meeting = self._meetings.get(number)
+        with contextlib.nullcontext() if meeting is None else meeting.working:
+            if meeting is None or meeting.is_closed:
+                raise ValueError("no such meeting here: the trainer or the link was restarted")
+            yield meeting
+
+    def _drop(self, number: int) -> int | None:
+        """Forget a meeting that was applied or does not count, and its files; return its fragment, None where there is no such meeting."""
+        meeting = self._meetings.pop(number, None)
+        if meeting is None:
+            return None
+        with meeting.working:
+            meeting.is_closed = True
+            for file in (File.OWN_SKETCH, File.OWN_PAYLOAD):
+                self._payloads.remove(payload_name(number, file))
+        self._replica.fragments[meeting.fragment].meeting = None
+        return meeting.fragment
+
+    def _write(self, meeting: OpenMeeting, file: File, data: Tensor) -> str:
+        content = data.cpu().numpy().data
+        self._payloads.write(payload_name(meeting.number, file), content)
+        return hashlib.sha256(content).hexdigest()
+
+    def _read(self, meeting: OpenMeeting, file: File) -> Tensor:
+        return bytes_on(meeting.side.snapshot.device, self._payloads.read(payload_name(meeting.number, file)))
+
+    # ------------------------------------------------------------------ without a partner
+
+    def _solo_if_due(self, fragment: int) -> None:
+        if fragment in self._replica.countdown.due():
+            self._solo(fragment, "no partner answered in time")
+
+    def _solo(self, fragment: int, reason: str) -> None:
+        """Take the outer step of a fragment alone; while the fragment is in a meeting the step waits for the meeting's end."""
+        if self._replica.fragments[fragment].meeting is not None:
+            self._solo_later.add(fragment)
+            return
+        self._replica.step_alone(fragment, self._replica.phase)
+        self._solo_later.discard(fragment)
+        self._emit(SoloStep(fragment, reason))
+
+    def _bring_up(self) -> None:
+        """Take the outer step of fragments that have long waited for a partner: a joining peer fetches their slow weights."""
+        replica = self._replica
+        for fragment in replica.countdown.due():
+            if replica.fragments[fragment].since.steps > replica.manifest.outer.max_clock_gap_steps // LATE_SHARE:
+                self._solo(fragment, "somebody joins with these weights")
+
+    # ------------------------------------------------------------------ the node itself
+
+    def _change_node(self, session: int) -> None:
+        """Forget what the former node has begun; tell the new one, if there is one, about the model, the counters and due fragments."""
+        self.drop_all()
+        self._session = session
+        self._link.send(messages.Built(self._replica.plan), session)  # a node reads this first
+        self.send_progress()
+        self.announce(self._replica.countdown.due())
+
+    def _predictions(self) -> Tensor:
+        replica = self._replica
+        return predictions(replica.model, replica.corpus.held_out_batches(1)[0][:1], replica.inner.computing.dtype)
+
+    def _finish_on_device(self) -> None:
+        """Wait until a GPU has done what was started for the node, so that it counts as blocked time and not as training time."""
+        device = self._replica.inner.device
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()
+
+
+def pack(failed: Tensor) -> str:
+    """Write bool[num_blocks] as hex, the lowest bit first, padded with zeros to whole bytes; empty where nothing failed."""
+    return np.packbits(failed.cpu().numpy(), bitorder="little").tobytes().hex() if bool(failed.any()) else ""
+
+
+def unpack(text: str, num_blocks: int, device: torch.device) -> Tensor:
+    """Read bool[num_blocks] back. Raises ValueError for a list of another number of blocks."""
+    packed = np.frombuffer(bytes.fromhex(text) or bytes(-(-num_blocks // 8)), np.uint8)
+    if packed.size != -(-num_blocks // 8):
+        raise ValueError(f"A list of failed blocks of {packed.size} bytes does not fit {num_blocks} blocks.")
+    return torch.from_numpy(np.unpackbits(packed, count=num_blocks, bitorder="little")).bool().to(device)

@@ -1,0 +1,87 @@
+"""Dial the addresses in member records, which are untrusted: filter implausible addresses and limit failed dials per host.
+
+A record may name any address. A hundred records of malicious peers that name one host would make the whole swarm dial this host. A host at
+which eight peers in a row could not be reached is therefore not dialled for ten minutes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from collections.abc import Callable, Sequence
+
+from gossamer.protocol.addresses import NEAR, host_of, is_loopback, route
+from gossamer.protocol.errors import Unreachable
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.libp2p.p2pd import Control
+from gossamer.protocol.nearby import unseal
+from gossamer.protocol.newest import keep_newest
+
+MAX_FAILURES = 8  # peers that could not be reached at one host
+BACK_OFF_S = 600.0  # a host is not dialled while MAX_FAILURES failures are younger than this
+HOSTS = 1024  # hosts whose failures are remembered
+_PRIVATE = tuple(map(ipaddress.ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "127.0.0.0/8", "169.254.0.0/16")))
+
+
+class Dialer:
+    """Dials peers through one p2pd.
+
+    `own` returns the addresses at which we listen. `public_host` returns our public IP address as other peers observe it, empty if unknown.
+    """
+
+    def __init__(self, control: Control, own: Callable[[], Sequence[str]], public_host: Callable[[], str] = str) -> None:
+        self._control = control
+        self._own = own
+        self._public_host = public_host
+        self._failures: dict[str, dict[PeerId, float]] = {}  # host -> unreachable peer -> loop time
+
+    async def connected(self) -> dict[PeerId, str]:
+        """Return the connected peers, each with its remote multiaddr. Raises Unreachable."""
+        return await self._control.connected()
+
+    async def connect(self, partner: PeerId, addresses: Sequence[str]) -> None:
+        """Dial a peer at its plausible addresses, unless already connected. Raises Unreachable."""
+        plausible = self.plausible(partner, addresses)
+        if not plausible:
+            raise Unreachable(f"{partner.short()} has no plausible address")
+        hosts = {host_of(address) for address in plausible if route(address) != "relayed" and not is_loopback(address)}
+        try:
+            await self._control.connect(partner, plausible)
+        except Unreachable:
+            for host in hosts:
+                self._count_failure(host, partner)
+            raise
+        for host in hosts:
+            self._failures.pop(host, None)
+
+    def plausible(self, partner: PeerId, addresses: Sequence[str]) -> list[str]:
+        """Return the addresses of a peer that may be dialled, with sealed addresses decrypted if possible."""
+        host, sealed = self._public_host(), [address for address in addresses if address.startswith(NEAR)]
+        near = [local for address in sealed if host for local in unseal(address, partner, host)]
+        return [address for address in (*near, *addresses) if address not in sealed and self._is_plausible(address)]
+
+    def _is_plausible(self, address: str) -> bool:
+        match route(address):
+            case "direct":
+                return not self._is_backing_off(host_of(address))
+            case "local":
+                if is_loopback(address) != all(map(is_loopback, self._own())) or self._is_backing_off(host_of(address)):
+                    return False  # loopback addresses are plausible only for a peer that listens on loopback alone
+                blocks = {_block(host_of(own)) for own in self._own() if route(own) == "local"}
+                return not blocks or _block(host_of(address)) in blocks  # no blocks: the operator announces public addresses only
+        return True
+
+    def _is_backing_off(self, host: str) -> bool:
+        since_s = asyncio.get_running_loop().time() - BACK_OFF_S
+        return sum(at_s >= since_s for at_s in self._failures.get(host, {}).values()) >= MAX_FAILURES
+
+    def _count_failure(self, host: str, partner: PeerId) -> None:
+        failures = self._failures.get(host, {})
+        keep_newest(failures, partner, asyncio.get_running_loop().time(), MAX_FAILURES)
+        keep_newest(self._failures, host, failures, HOSTS)
+
+
+def _block(host: str) -> str:
+    """Return the private address block of a host. A peer without an address in the same block cannot reach the host."""
+    ip = ipaddress.ip_address(host)
+    return next((str(block) for block in _PRIVATE if ip.version == 4 and ip in block), f"IPv{ip.version}")

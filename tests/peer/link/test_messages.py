@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import json
+import typing
+from typing import Any
+
+import pytest
+
+from gossamer.peer.link import messages
+from gossamer.peer.link.messages import ANSWERS, REQUESTS, File, Writer, payload_name
+from gossamer.protocol.messages.messages import RunPhase
+from gossamer.protocol.messages.terms import FragmentTerms, ModelPlan
+
+SAMPLES = {
+    "float": 2.5,
+    "int": 7,
+    "str": 'quoted "text"\nand more',
+    "bool": True,
+    "RunPhase": RunPhase.FINISH,
+    "tuple[tuple[str, ...], ...]": (("pull-1", "pull-2"), ("pull-3",)),
+    "dict[str, float]": {"pull-1": 0.25},
+    "ModelPlan": ModelPlan(16, (FragmentTerms(1, 2, 3), FragmentTerms(0, 5, 0)), 800),
+}
+KINDS = typing.get_args(messages.Record)
+
+
+def sample(kind: type[messages.Record]) -> Any:
+    return kind(**{field.name: SAMPLES[str(field.type)] for field in dataclasses.fields(kind) if field.name != "record"})
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_every_record_survives_its_line_and_only_on_its_side(kind: type[messages.Record]) -> None:
+    record = sample(kind)
+    own, other = (REQUESTS, ANSWERS) if issubclass(kind, messages.Request) else (ANSWERS, REQUESTS)
+    line = own.write(record)
+    assert line.endswith(b"\n")
+    assert line.count(b"\n") == 1
+    assert json.loads(line)["record"] == kind.__name__
+    assert own.read(line) == record
+    with pytest.raises(ValueError):
+        other.read(line)
+
+
+def test_a_reply_names_what_its_request_is_about() -> None:
+    assert messages.subject(messages.Open(4, 0)) == messages.subject(messages.Unavailable(4, "busy")) == 4
+    assert messages.subject(messages.Adopt("clone", 3)) == messages.subject(messages.Adopted("clone", True, "")) == "clone"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"nonsense",
+        b"3",
+        b"null",
+        b"[1]",
+        b"{}",
+        b'{"record":"Burn"}',
+        b'{"record":"Check"}',
+        b'{"record":"Check","meeting":1,"more":2}',
+        b'{"record":"Check","meeting":"1"}',
+        b'{"record":"Due","fragment":1}',
+        b'{"record":"Due","fragment":1,"phase":"lunch"}',
+        b'{"record":["Check"],"meeting":1}',
+        b"\xff\xfe",
+    ],
+)
+def test_what_is_no_record_is_a_value_error(line: bytes) -> None:
+    with pytest.raises(ValueError):
+        REQUESTS.read(line)
+    with pytest.raises(ValueError):
+        ANSWERS.read(line)
+
+
+def test_every_file_of_a_meeting_has_one_writer() -> None:
+    for file in File:
+        name = payload_name(12, file)
+        writers = [writer for writer in Writer if any(fnmatch.fnmatch(name, pattern) for pattern in writer.value)]
+        assert writers == [Writer.TRAINER if file.name.startswith("OWN") else Writer.NODE]

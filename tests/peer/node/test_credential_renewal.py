@@ -1,0 +1,190 @@
+"""Revocations go from peer to peer and end a membership; credentials are renewed by who signed them, and warn where nobody does."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gossamer.peer.machine.home import Home
+from gossamer.peer.node import credential_renewal as module
+from gossamer.peer.node.credential_renewal import DAY_S, CredentialRenewal, latest_credential, membership_warning
+from gossamer.peer.sync import server
+from gossamer.peer.sync.mirror import Mirror
+from gossamer.peer.sync.server import MEMBER_S, FetchServer
+from gossamer.protocol.errors import BadMessage, BadSignature, RefusalCode, Refused, RunRefusesUs
+from gossamer.protocol.identity import Identity, PeerId
+from gossamer.protocol.messages.messages import ContentsKind
+from gossamer.protocol.messages.revocations import Revocation, Revocations, read_revocations
+from gossamer.protocol.messages.terms import check_member
+from tests.swarm.sybils import HOST, credential_of
+from tests.swarm.tiny import tiny_manifest
+from tests.swarm.world import Peer, Swarm, play
+
+INVITES = tiny_manifest(run={"total_steps": 100_000, "access": "invite", "issuers": [str(HOST.peer_id)]})
+
+
+async def renewal_of(peer: Peer) -> CredentialRenewal:
+    await peer.swarm.until(lambda: peer.peer.member)
+    return peer.member.renewal
+
+
+def revocation(swarm: Swarm, name: object, by: object = HOST) -> Revocation:
+    return Revocation(swarm.terms.run_id, HOST.peer_id, name, 1_700_000_000).signed(by)  # type: ignore[arg-type]
+
+
+def test_a_revoked_invite_ends_the_membership_of_all_who_came_by_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ROUND_S", 1e6)  # nobody hears of it from the others
+
+    async def story(swarm: Swarm) -> None:
+        a, b, guest = (swarm.add() for _ in range(3))
+        for peer, invite in ((a, 0), (b, 0), (guest, 1)):
+            peer.join_with(credential_of(swarm, peer.identity, invite)).start()
+        await swarm.until(lambda: guest.outcomes()["completed"] >= 2)
+        await swarm.until(lambda: guest.peer_id in [entry.peer_id for entry in a.book.announced(asyncio.get_running_loop().time())])
+        credential = credential_of(swarm, guest.identity, 1)
+        renewals = [await renewal_of(peer) for peer in (a, b)]
+        assert credential.bearer is not None
+        held = Revocations()
+        held.add(revocation(swarm, credential.bearer))
+        assert all(renewal.take(held.to_bytes()) and not renewal.take(held.to_bytes()) for renewal in renewals)
+        assert guest.peer_id not in [entry.peer_id for entry in a.book.live(asyncio.get_running_loop().time())]
+        with pytest.raises(Refused, match="revoked"):
+            check_member(guest.peer_id, credential, renewals[0].terms, swarm.network.now_s())
+        check_member(b.peer_id, credential_of(swarm, b.identity, 0), renewals[0].terms, swarm.network.now_s())
+        count, num_under_way = guest.outcomes()["completed"], len(guest.node.meetings.active)
+        await asyncio.sleep(20.0)
+        assert guest.outcomes()["completed"] <= count + num_under_way
+        assert a.outcomes()["completed"] and not any(renewal.warned for renewal in renewals)
+
+    play(Swarm(tmp_path, manifest=INVITES), story)
+
+
+def test_a_guest_that_trains_ends_by_the_issuers_word_and_by_nobody_elses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ROUND_S", 1.0)
+
+    async def story(swarm: Swarm) -> None:
+        a, b, guest = (swarm.add() for _ in range(3))
+        for peer, invite in ((a, 0), (b, 0), (guest, 1)):
+            peer.join_with(credential_of(swarm, peer.identity, invite)).start()
+        await swarm.until(lambda: guest.outcomes()["completed"] >= 1)
+        watch, *known = [await renewal_of(peer) for peer in (guest, a, b)]
+        monkeypatch.setattr(server, "check_fetch", refuse_members)
+        await swarm.until(lambda: "others say" in watch.warned, within_s=60.0)
+        monkeypatch.undo()
+        monkeypatch.setattr(module, "ROUND_S", 1.0)
+        await swarm.until(lambda: not watch.warned, within_s=60.0)
+        for one in known:
+            one.take(_one(swarm, guest.peer_id, Identity(b"o" * 32).peer_id))
+        with pytest.raises(BaseExceptionGroup):
+            await swarm.until(lambda: False, within_s=60.0)
+        failure, guest.failure = guest.failure, None
+        while isinstance(failure, BaseExceptionGroup):
+            (failure,) = failure.exceptions
+        assert isinstance(failure, RunRefusesUs) and "peer export" in failure.hint
+        assert [one.revoked for one in watch.terms.revocations] == [guest.peer_id], "what is about others is not for it"
+
+    play(Swarm(tmp_path, manifest=INVITES), story)
+
+
+def refuse_members(*_: object) -> None:
+    raise Refused(RefusalCode.NOT_INVITED, "I say so")
+
+
+def test_revocations_are_heard_of_from_others_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ROUND_S", 1.0)
+
+    async def story(swarm: Swarm) -> None:
+        knows, hears = (swarm.add() for _ in range(2))
+        for peer in (knows, hears):
+            peer.join_with(credential_of(swarm, peer.identity, 0)).start()
+        (await renewal_of(knows)).take(_one(swarm))
+        await swarm.until(hears.home.revocations.exists, within_s=30.0)
+        assert [found.revoked for found in read_revocations(hears.home.revocations.read_bytes())] == [HOST.peer_id]
+
+    play(Swarm(tmp_path, manifest=INVITES), story)
+
+
+def _one(swarm: Swarm, *names: PeerId) -> bytes:
+    held = Revocations()
+    for name in names or (HOST.peer_id,):
+        held.add(revocation(swarm, name))
+    return held.to_bytes()
+
+
+def test_only_an_issuers_own_word_about_this_run_counts(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        (peer,) = swarm.start(1)
+        renewal = await renewal_of(peer)
+        for forged in (
+            revocation(swarm, peer.peer_id, by=peer.identity),
+            replace(revocation(swarm, peer.peer_id), issuer=peer.peer_id, signature=b"").signed(peer.identity),
+            replace(revocation(swarm, peer.peer_id), run_id=b"r" * 32, signature=b"").signed(HOST),
+        ):
+            held = Revocations()
+            held.add(forged)
+            with pytest.raises((BadMessage, BadSignature)):
+                renewal.take(held.to_bytes())
+        assert not list(renewal.terms.revocations)
+
+    play(Swarm(tmp_path, manifest=INVITES), story)
+
+
+def test_a_credential_is_renewed_by_who_signed_it_and_is_of_no_use_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RENEW_S", float(2**40))
+    monkeypatch.setattr(module, "ROUND_S", 1.0)
+
+    async def story(swarm: Swarm) -> None:
+        member = swarm.add()
+        short = replace(credential_of(swarm, member.identity, 0), not_after_s=int(swarm.network.now_s()) + 3 * DAY_S, signature=b"")
+        member.join_with(short.signed(HOST, swarm.terms.run_id)).start()
+        await renewal_of(member)
+        now_s = swarm.network.now_s
+        server = FetchServer(HOST, swarm.terms, swarm.signed.to_bytes(), now_s, Mirror(now_s), member.member.gossip)
+        swarm.network.transport(HOST.peer_id, lambda purpose, stream: server.answer(stream))
+        member.book.hint(HOST.peer_id, "/ip4/192.0.2.1/tcp/1", asyncio.get_running_loop().time())
+        await swarm.until(member.home.credential.exists, within_s=30.0)
+        home, renewed = member.home, member.member.client.credential.current
+        assert renewed is not None and renewed.not_after_s > swarm.network.now_s() + MEMBER_S - 60.0
+        assert renewed.bearer == short.bearer, "it tells by which invite the member came"
+        check_member(member.peer_id, renewed, swarm.terms, swarm.network.now_s())
+        with pytest.raises(Refused):
+            check_member(Identity(b"x" * 32).peer_id, renewed, swarm.terms, swarm.network.now_s())
+        assert latest_credential(home, short, swarm.terms.run_id, member.peer_id) == renewed
+        assert latest_credential(home, short, swarm.terms.run_id, HOST.peer_id) == short
+        other = replace(credential_of(swarm, member.identity, 5), not_after_s=short.not_after_s, signature=b"").signed(
+            HOST, swarm.terms.run_id
+        )
+        assert latest_credential(home, other, swarm.terms.run_id, member.peer_id) == other, "who joins by a new invite shows that"
+
+    play(Swarm(tmp_path, manifest=INVITES), story)
+
+
+def test_the_operator_is_told_days_before(tmp_path: Path) -> None:
+    assert membership_warning(20 * DAY_S, is_unwanted=False) == membership_warning(float("inf"), is_unwanted=False) == ""
+    assert "ends in 3 days" in membership_warning(3 * DAY_S, is_unwanted=False)
+    assert "ends in 1 day," in membership_warning(3600.0, is_unwanted=False)
+    assert "has ended" in membership_warning(-1.0, is_unwanted=False)
+    assert "revoked" in membership_warning(20 * DAY_S, is_unwanted=True)
+
+
+def test_a_damaged_credential_in_the_home_is_like_none(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.credential.write_bytes(b"\xff" * 40)
+    assert latest_credential(home, None, b"r" * 32, HOST.peer_id) is None
+
+
+def test_a_small_document_does_not_end_the_stream_on_which_weights_come(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        donor, asker = swarm.start(2)
+        await swarm.until(lambda: donor.clock >= 3)
+        client = asker.member.client
+        async with client.source(donor.peer_id, ()) as source:
+            for _ in range(2):
+                await source.ask(ContentsKind.STATE, 0, 100)
+                assert len((await source.take())[1]) == 100
+                assert await client.document(donor.peer_id, (), ContentsKind.REVOCATIONS, b"") == b""
+
+    play(Swarm(tmp_path), story)

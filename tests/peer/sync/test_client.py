@@ -1,0 +1,240 @@
+"""State and manifest over `Fetch` streams, part by part: checked, or refused, or the donor's fault."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from gossamer.peer.link import messages
+from gossamer.peer.swarm.membership import OwnCredential
+from gossamer.peer.sync.client import FRAME_S, FetchClient
+from gossamer.peer.sync.state_source import COPY_S, IDLE_S, MOST_GIVEN, REST_S
+from gossamer.protocol.errors import BadContents, BadMessage, BadSignature, DeadlineExceeded, PeerGone, PeerMisbehaved, RefusalCode, Refused
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.limits import CHUNK_BYTES
+from gossamer.protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Part
+from gossamer.protocol.streams.transport import Purpose, Stream
+from tests.swarm.mallory import MALLORY, nobody
+from tests.swarm.tiny import tiny_manifest
+from tests.swarm.world import Peer, Swarm, play
+
+QUIET = tiny_manifest(run={"total_steps": 100_000})
+DATA = b"weights!" * 100
+
+
+def asker(swarm: Swarm, number: int = 0) -> FetchClient:
+    identity = Identity(bytes([200 + number]) * 32)
+    return FetchClient(identity, swarm.terms.run_id, OwnCredential(), swarm.network.transport(identity.peer_id, nobody))
+
+
+def anything(header: Contents) -> None:
+    """Any header will do."""
+
+
+async def whole(client: FetchClient, donor: Peer, num_bytes: int, part_bytes: int = CHUNK_BYTES) -> tuple[bytes, Contents]:
+    """Fetch a state part by part, everything asked for at once."""
+    async with client.source(donor.peer_id, ()) as source:
+        offsets = range(0, num_bytes, part_bytes)
+        for offset in offsets:
+            await source.ask(ContentsKind.STATE, offset, part_bytes)
+        answers = [await source.take(anything) for _ in offsets]
+    return b"".join(data for _, data in answers), answers[-1][0]
+
+
+async def still(swarm: Swarm) -> Peer:
+    """A donor that has trained a little and makes no more steps."""
+    (donor,) = swarm.start(1)
+    await swarm.until(lambda: donor.clock >= 5)
+    donor.trainer.frozen = True
+    await asyncio.sleep(2.0)
+    return donor
+
+
+def num_copies(donor: Peer) -> int:
+    return sum(isinstance(request, messages.CopyState) for request in donor.link.said)
+
+
+def test_a_state_arrives_in_parts_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        donor = await still(swarm)
+        data, header = await whole(asker(swarm), donor, swarm.terms.state_bytes, 7000)
+        assert header.total_bytes == len(data) == swarm.terms.state_bytes and header.clock_steps == donor.clock
+        assert data.startswith(donor.slow.bfloat16().view(torch.int16).numpy().tobytes())
+        assert not list(donor.payloads.path("x").parent.glob("clone-*"))
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def test_a_clock_alone_costs_the_donor_no_copy(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        donor = await still(swarm)
+        header = await asker(swarm).header(donor.peer_id, (), ContentsKind.STATE)
+        assert (header.clock_steps, header.total_bytes) == (donor.clock, swarm.terms.state_bytes)
+        assert not num_copies(donor)
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def test_a_donor_that_has_not_begun_gives_its_manifest_and_no_weights(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        donor = swarm.add(told_to_start=True, wait_for_peers=5).start()
+        await asyncio.sleep(2.0)
+        newcomer = asker(swarm)
+        assert (await newcomer.header(donor.peer_id, (), ContentsKind.MANIFEST)).total_bytes == len(swarm.signed.to_bytes())
+        with pytest.raises(Refused) as refusal:
+            await newcomer.header(donor.peer_id, (), ContentsKind.STATE)
+        assert refusal.value.code is RefusalCode.NOT_READY
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def test_many_are_served_at_once_from_one_copy(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        donor = await still(swarm)
+        states = await asyncio.gather(*(whole(asker(swarm, number), donor, swarm.terms.state_bytes, 7000) for number in range(8)))
+        assert len({data for data, _ in states}) == 1 and num_copies(donor) == 1
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def test_a_copy_is_renewed_while_it_is_asked_for_and_let_go_afterwards(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        donor = await still(swarm)
+        for number in range(20):
+            await whole(asker(swarm, number), donor, 100, 100)
+            await asyncio.sleep(0.3)
+        assert num_copies(donor) == 1
+        await asyncio.sleep(COPY_S)
+        await whole(asker(swarm), donor, 100, 100)
+        await asyncio.sleep(1.0)
+        _, kept = await whole(asker(swarm), donor, 100, 100)
+        assert num_copies(donor) == 2
+        await asyncio.sleep(IDLE_S + 1.0)
+        donor.trainer.frozen = False
+        await asyncio.sleep(2.0)  # 8 steps: too few for a copy in memory to be renewed before it is given
+        _, header = await whole(asker(swarm), donor, 100, 100)
+        assert num_copies(donor) == 3 and header.clock_steps > kept.clock_steps, "its memory is not free again"
+        await asyncio.sleep(20.0)  # 80 steps: an old copy would be behind before it is there
+        _, header = await whole(asker(swarm, 1), donor, 100, 100)
+        assert header.clock_steps > donor.clock - 10
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def test_a_newer_stream_of_the_same_partner_ends_the_older_one(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        donor, client = await still(swarm), asker(swarm)
+        async with client.source(donor.peer_id, ()) as older:
+            await older.ask(ContentsKind.STATE, 0, 100)
+            await older.take(anything)
+            async with client.source(donor.peer_id, ()) as newer:
+                await newer.ask(ContentsKind.STATE, 0, 100)
+                await newer.take(anything)
+                with pytest.raises(PeerGone):
+                    await older.take(anything)
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def test_who_had_many_states_gets_another_after_a_while_or_when_it_may_be_behind_again(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        donor = await still(swarm)
+
+        async def fetch(number: int = 0) -> None:
+            await whole(asker(swarm, number), donor, swarm.terms.state_bytes)
+
+        for _ in range(MOST_GIVEN):
+            await fetch()
+        with pytest.raises(Refused, match="lately") as refusal:
+            await fetch()
+        assert refusal.value.code is RefusalCode.BUSY
+        await fetch(1)
+        await asyncio.sleep(REST_S)
+        for _ in range(MOST_GIVEN):
+            await fetch()
+        donor.trainer.frozen = False
+        await asyncio.sleep(20.0)  # 80 steps, 60 may be between two clocks
+        await fetch()
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+async def another_hash(stream: Stream, request: FetchRequest, header: Contents) -> None:
+    await stream.send(replace(header, sha256=b"h" * 32, signature=b"").signed(MALLORY, *request.asked))
+    await stream.send(Chunk(Part.CONTENTS, 0, DATA))
+
+
+async def more_than_announced(stream: Stream, request: FetchRequest, header: Contents) -> None:
+    await stream.send(header)
+    await stream.send(Chunk(Part.CONTENTS, 0, DATA + b"!"))
+
+
+async def with_a_hole(stream: Stream, request: FetchRequest, header: Contents) -> None:
+    await stream.send(header)
+    await stream.send(Chunk(Part.CONTENTS, 8, DATA[8:]))
+
+
+async def of_an_earlier_request(stream: Stream, request: FetchRequest, header: Contents) -> None:
+    await stream.send(replace(header, signature=b"").signed(MALLORY, *replace(request, nonce=b"o" * 16).asked))
+
+
+async def another_kind(stream: Stream, request: FetchRequest, header: Contents) -> None:
+    await stream.send(replace(header, kind=ContentsKind.MANIFEST, signature=b"").signed(MALLORY, *request.asked))
+
+
+LIES = [
+    (another_hash, BadContents),
+    (more_than_announced, BadMessage),
+    (with_a_hole, BadMessage),
+    (of_an_earlier_request, BadSignature),
+    (another_kind, BadMessage),
+]
+
+
+def liar(lie: Callable[[Stream, FetchRequest, Contents], Awaitable[None]]) -> Callable[[Purpose, Stream], Awaitable[None]]:
+    async def answer(purpose: Purpose, stream: Stream) -> None:
+        request = await stream.receive()
+        assert isinstance(request, FetchRequest)
+        header = Contents(ContentsKind.STATE, len(DATA), hashlib.sha256(DATA).digest(), 7).signed(MALLORY, *request.asked)
+        await lie(stream, request, header)
+        await asyncio.sleep(100.0)
+
+    return answer
+
+
+async def ask_mallory(swarm: Swarm) -> None:
+    async with asyncio.timeout(60.0), asker(swarm).source(MALLORY.peer_id, ()) as source:
+        await source.ask(ContentsKind.STATE, 0, CHUNK_BYTES)
+        await source.take(anything)
+
+
+@pytest.mark.parametrize(("lie", "fault"), LIES, ids=lambda value: value.__name__)
+def test_bytes_that_are_not_what_was_promised_are_the_donors_fault(
+    tmp_path: Path, lie: Callable[[Stream, FetchRequest, Contents], Awaitable[None]], fault: type[PeerMisbehaved]
+) -> None:
+    async def story(swarm: Swarm) -> None:
+        swarm.network.transport(MALLORY.peer_id, liar(lie))
+        with pytest.raises(fault):
+            await ask_mallory(swarm)
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def test_a_donor_that_falls_silent_is_given_up(tmp_path: Path) -> None:
+    async def silent(stream: Stream, request: FetchRequest, header: Contents) -> None:
+        await stream.send(header)
+
+    async def story(swarm: Swarm) -> None:
+        swarm.network.transport(MALLORY.peer_id, liar(silent))
+        began_s = asyncio.get_running_loop().time()
+        with pytest.raises(DeadlineExceeded):
+            await ask_mallory(swarm)
+        assert asyncio.get_running_loop().time() - began_s < FRAME_S + 1.0
+
+    play(Swarm(tmp_path, manifest=QUIET), story)

@@ -1,0 +1,89 @@
+"""When another peer's weights are wanted: what is known, and what is done about it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from gossamer.peer.link.messages import Start, StepBack
+from gossamer.peer.sync.decision import (
+    STEP_BACK_S,
+    AskClocks,
+    Decision,
+    Fetch,
+    SyncFragments,
+    SyncView,
+    TakeResult,
+    Wanted,
+    decide,
+    fresh_fragment,
+    wanted,
+)
+
+IN_STEP = SyncView(state_bytes=8, total_steps=1000, gap_steps=60, own_steps=300, typical_steps=300, others_steps=300)
+BEGINNING = replace(IN_STEP, own_steps=0, typical_steps=0, others_steps=0, is_waiting=True)
+BEHIND = replace(IN_STEP, typical_steps=400, others_steps=400)
+AHEAD = replace(IN_STEP, typical_steps=100, others_steps=100, is_refused=True, is_far=True, since_met_s=math.inf)
+
+
+def fetch(earliest_steps: int, latest_steps: int) -> Fetch:
+    return Fetch(Wanted(8, earliest_steps, latest_steps, 1000))
+
+
+TO_BEGIN = [
+    ("a founder starts at once where nobody is known", {"has_start": True, "is_founder": True}, Start()),
+    ("one whose run has begun without it asks", {"has_start": True, "is_founder": True, "others_have_begun": True}, AskClocks()),
+    ("a founder without the initial weights asks", {"is_founder": True}, AskClocks()),
+    ("any other peer asks", {"has_start": True}, AskClocks()),
+    ("and starts while the others have hardly begun", {"has_start": True, "are_clocks_fresh": True, "others_steps": 6}, Start()),
+    ("later it takes a state", {"has_start": True, "are_clocks_fresh": True, "others_steps": 7}, fetch(0, 67)),
+    ("without the initial weights it always does", {"are_clocks_fresh": True, "others_steps": 1}, fetch(0, 61)),
+    ("so does a founder that comes back", {"is_founder": True, "are_clocks_fresh": True, "others_steps": 500}, fetch(440, 560)),
+    ("no state is further than the run", {"are_clocks_fresh": True, "others_steps": 990}, fetch(930, 1000)),
+    ("any state will do where no global step is known", {"are_clocks_fresh": True}, fetch(0, 1000)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("known", "decision"), [row[1:] for row in TO_BEGIN], ids=[row[0] for row in TO_BEGIN])
+def test_how_a_peer_begins(known: dict[str, object], decision: Decision) -> None:
+    assert decide(replace(BEGINNING, **known)) == decision  # type: ignore[arg-type]
+
+
+FRESH = {"are_clocks_fresh": True}
+TO_STAY = [
+    ("in step: train on", IN_STEP, {}, None),
+    ("behind by what partners may be apart: train on", IN_STEP, {"typical_steps": 360, "others_steps": 360}, None),
+    ("behind by more: ask first", BEHIND, {}, AskClocks()),
+    ("and take a state that is further than ours", BEHIND, FRESH, fetch(340, 460)),
+    ("never one of fewer steps than ours", IN_STEP, {**FRESH, "typical_steps": 361, "gap_steps": 60}, fetch(301, 421)),
+    ("what has been behind only by announcements is not", IN_STEP, FRESH, None),
+    ("behind, while meetings complete: train on", BEHIND, {**FRESH, "is_in_company": True}, None),
+    ("refused, but by no signed global step: ask", IN_STEP, {"is_refused": True}, AskClocks()),
+    ("and train on", IN_STEP, {"is_refused": True, **FRESH}, None),
+    ("refused, and far: take a state", BEHIND, {**FRESH, "is_refused": True, "is_far": True, "is_in_company": True}, fetch(361, 460)),
+    ("far ahead: ask", AHEAD, {}, AskClocks()),
+    ("far ahead for long: keep the weights, set the global step back", AHEAD, FRESH, StepBack(145)),
+    ("far ahead, but not for long: wait for the others", AHEAD, {**FRESH, "since_met_s": STEP_BACK_S}, None),
+    ("ahead by little more than the gap: set back", AHEAD, {**FRESH, "others_steps": 239}, StepBack(284)),
+    ("ahead by no more than the gap: keep the global step; no state fits", AHEAD, {**FRESH, "others_steps": 240}, fetch(361, 300)),
+    ("ahead of most, but nobody's signed global step is far: wait", AHEAD, {**FRESH, "is_far": False}, None),
+    ("gated: ask", IN_STEP, {"is_gated": True}, AskClocks()),
+    ("and take a state of about our time that is further than ours", IN_STEP, {**FRESH, "is_gated": True}, fetch(301, 360)),
+    ("stale fragments come before another state", BEHIND, {"has_stale": True}, SyncFragments()),
+    ("the result comes before all", BEHIND, {"has_stale": True, "has_result": True}, TakeResult()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("base", "known", "decision"), [row[1:] for row in TO_STAY], ids=[row[0] for row in TO_STAY])
+def test_how_a_peer_stays_with_the_others(base: SyncView, known: dict[str, object], decision: Decision | None) -> None:
+    assert decide(replace(base, **known)) == decision  # type: ignore[arg-type]
+
+
+def test_who_is_far_ahead_wants_no_state() -> None:
+    assert wanted(AHEAD) is None
+
+
+def test_a_fragment_comes_from_a_source_of_the_typical_time() -> None:
+    assert fresh_fragment(BEHIND) == Wanted(8, 340, 460, 1000)

@@ -1,0 +1,59 @@
+"""Pieces on the disk: what is there stays there, through crashes, and only for the content that it belongs to."""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from gossamer.peer.sync import pieces as files
+from gossamer.peer.sync.pieces import KEPT_S, Pieces
+
+OWNER, SIZE = b"r" * 32, 2 * files.PIECE_BYTES + 100
+DATA = os.urandom(SIZE)
+
+
+def put(pieces: Pieces, *which: int) -> None:
+    for piece in which:
+        pieces.put(piece, DATA[pieces.offset(piece) :][: pieces.size(piece)], 40 + piece)
+
+
+def test_a_content_is_put_together_in_any_order(tmp_path: Path) -> None:
+    with closing(Pieces.open(tmp_path / "folder" / "state", OWNER, SIZE)) as pieces:
+        put(pieces, 2, 0)
+        assert list(pieces.missing()) == [1] and not pieces.is_whole and pieces.done_bytes == files.PIECE_BYTES + 100
+        put(pieces, 1)
+        assert pieces.is_whole and pieces.path.read_bytes() == DATA and pieces.clocks == {0: 40, 1: 41, 2: 42}
+        files.remove(pieces.path)
+        assert not list(pieces.path.parent.iterdir())
+
+
+def test_what_a_crash_left_is_gone_on_with(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    with closing(Pieces.open(path, OWNER, SIZE)) as pieces:
+        put(pieces, 1)
+    log = tmp_path / "state.log"
+    log.write_bytes(log.read_bytes() + b"half an en")
+    with closing(Pieces.open(path, OWNER, SIZE)) as pieces:
+        assert list(pieces.missing()) == [0, 2]
+        put(pieces, 0)
+    with closing(Pieces.open(path, OWNER, SIZE)) as pieces:
+        assert pieces.clocks == {0: 40, 1: 41}
+        put(pieces, 2)
+        assert path.read_bytes() == DATA
+
+
+@pytest.mark.parametrize("other", ["owner", "size", "age", "log"])
+def test_another_content_is_begun_anew(tmp_path: Path, other: str) -> None:
+    path, log = tmp_path / "state", tmp_path / "state.log"
+    with closing(Pieces.open(path, OWNER, SIZE)) as pieces:
+        put(pieces, 0, 1)
+    if other == "age":
+        os.utime(log, (log.stat().st_atime, log.stat().st_mtime - KEPT_S - 1))
+    elif other == "log":
+        log.write_bytes(b"no log at all")
+    owner, size = b"o" * 32 if other == "owner" else OWNER, SIZE + 1 if other == "size" else SIZE
+    with closing(Pieces.open(path, owner, size)) as pieces:
+        assert not pieces.clocks and path.stat().st_size == size

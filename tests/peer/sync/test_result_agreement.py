@@ -1,0 +1,215 @@
+"""The run's result: peers that fetch it share what they have; one that means no good is not taken."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from gossamer.peer.link import messages
+from gossamer.peer.sync import pieces as files
+from gossamer.peer.sync import result_agreement
+from gossamer.peer.sync.pieces import Pieces, to_bits
+from gossamer.peer.sync.run_result import RunResult
+from gossamer.peer.sync.state_source import OF_RESULT
+from gossamer.protocol.errors import BadContents, RefusalCode, Refused
+from gossamer.protocol.memory.conversation import Link as Wire
+from gossamer.protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Part, Refusal, RunPhase
+from gossamer.protocol.streams.transport import Purpose, Stream
+from tests.swarm.mallory import MALLORY
+from tests.swarm.tiny import tiny_manifest
+from tests.swarm.world import Swarm, play
+
+PIECE = files.PIECE_BYTES
+
+
+def a_liar(swarm: Swarm, pause_s: float = 0.0) -> None:
+    """Bring up one that has a result for everybody: sound numbers, no model. If it waits before each piece, its name is the smallest."""
+    num_bytes = swarm.terms.state_bytes
+    draws = torch.randn(num_bytes // 4, generator=torch.Generator().manual_seed(1)) * 0.3
+    data = torch.cat((draws, torch.zeros(num_bytes // 4))).bfloat16().view(torch.int16).numpy().tobytes()
+    result = RunResult.of(memoryview(data))
+    while pause_s and result.name[0]:
+        data = (int.from_bytes(data[:2], "little") + 1).to_bytes(2, "little") + data[2:]
+        result = RunResult.of(memoryview(data))
+    answers = {
+        ContentsKind.RESULT: memoryview(data),
+        ContentsKind.RESULT_HASHES: memoryview(result.hashes),
+        ContentsKind.RESULT_PIECES: memoryview(result.held()),
+    }
+
+    bring_up(swarm, lambda kind: (answers[kind], result.name), pause_s)
+
+
+def bring_up(swarm: Swarm, answer: Callable[[ContentsKind], tuple[memoryview, bytes]], pause_s: float = 0.0) -> None:
+    """Bring up one that meets nobody and gives these contents, each with its name; it waits before each piece of a result."""
+
+    async def gives(purpose: Purpose, stream: Stream) -> None:
+        if purpose is Purpose.MEET:
+            await stream.receive()
+            await stream.send(Refusal(RefusalCode.BUSY))
+            return
+        while isinstance(request := await stream.receive(), FetchRequest):
+            if request.kind not in OF_RESULT:
+                await stream.send(Refusal(RefusalCode.NOT_READY))
+                return
+            whole, name = answer(request.kind)
+            part = bytes(whole[request.offset : request.offset + request.num_bytes])
+            if part and request.kind is ContentsKind.RESULT:
+                await asyncio.sleep(pause_s)
+            header = Contents(request.kind, len(whole), hashlib.sha256(part).digest(), 0, name)
+            await stream.send(header.signed(MALLORY, *request.asked))
+            if part:
+                await stream.send(Chunk(Part.CONTENTS, request.offset, part))
+
+    swarm.network.transport(MALLORY.peer_id, gives)
+
+
+def test_one_that_claims_to_be_done_ends_nobodys_training(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        peers = swarm.start(4)
+        a_liar(swarm)
+        await asyncio.sleep(5.0)
+        for peer in peers:
+            peer.book.saw(MALLORY.peer_id, asyncio.get_running_loop().time(), 10, finished=True)
+        await asyncio.sleep(20.0)
+        assert all(peer.trainer.replica.phase is RunPhase.TRAIN and peer.node.server.source.result is None for peer in peers)
+
+    play(Swarm(tmp_path, manifest=tiny_manifest(run={"total_steps": 100_000})), story)
+
+
+def test_a_result_that_predicts_worse_is_left_and_the_others_settle_on_their_own(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        peers = swarm.start(3)
+        a_liar(swarm)
+        await asyncio.sleep(5.0)
+        for peer in peers:
+            peer.book.saw(MALLORY.peer_id, asyncio.get_running_loop().time(), 40, finished=True)
+        await swarm.until(lambda: all(peer.is_done for peer in peers), within_s=90.0)
+        assert torch.equal(peers[0].fast, peers[1].fast) and torch.equal(peers[0].fast, peers[2].fast)
+        assert any("kept our own weights" in said.reason for peer in peers for said in peer.said)
+
+    play(Swarm(tmp_path, manifest=tiny_manifest(run={"total_steps": 60})), story)
+
+
+def test_one_that_has_met_us_and_gives_its_result_drop_by_drop_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "PIECE_BYTES", 500)
+    monkeypatch.setattr(result_agreement, "STRANGERS_S", 5.0)
+
+    async def story(swarm: Swarm) -> None:
+        peers = swarm.start(3)
+        a_liar(swarm, pause_s=15.0)
+        await asyncio.sleep(5.0)
+        for peer in peers:
+            peer.book.met(MALLORY.peer_id, asyncio.get_running_loop().time(), 40, finished=True)
+        await swarm.until(lambda: all(peer.standing.finished for peer in peers))
+        await swarm.until(lambda: all(peer.is_done for peer in peers), within_s=240.0)  # to the end it would give for sixteen minutes
+        assert len({peer.node.server.source.result.name for peer in peers if peer.node.server.source.result}) == 1
+
+    play(Swarm(tmp_path, manifest=tiny_manifest(run={"total_steps": 60})), story)
+
+
+def test_peers_that_fetch_the_result_give_each_other_what_they_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "PIECE_BYTES", 2500)
+    line = Wire(latency_s=0.02, bytes_per_s=15000.0)
+    took_s: list[float] = []
+
+    async def story(swarm: Swarm) -> None:
+        peers = swarm.start(8)
+        await swarm.until(lambda: any(peer.node.server.source.result for peer in peers), within_s=600.0)
+        began_s = asyncio.get_running_loop().time()
+        await swarm.until(lambda: all(peer.node.server.source.result for peer in peers), within_s=600.0)
+        took_s.append(asyncio.get_running_loop().time() - began_s)
+        await swarm.until(lambda: all(peer.is_done for peer in peers), within_s=600.0)
+        assert len({result.name for peer in peers if (result := peer.node.server.source.result)}) == 1
+
+    swarm = Swarm(tmp_path, manifest=tiny_manifest(run={"total_steps": 60}), wire=line)
+    play(swarm, story)
+    one_transfer_s = swarm.terms.state_bytes / line.bytes_per_s
+    assert took_s[0] < 7.0 * one_transfer_s, "seven copies over one upload take more than that"
+
+
+def test_nobody_stays_for_one_that_has_all_of_the_result_and_is_slow_to_judge_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(swarm: Swarm) -> None:
+        *quick, slow = sorted(swarm.start(3), key=lambda peer: peer.peer_id)  # the last one does not write it down
+        at_once = slow.link.request
+
+        async def later(request: messages.AnsweredRequest) -> messages.Reply:
+            if isinstance(request, messages.Adopt):
+                await asyncio.sleep(result_agreement.LINGER_S / 2)
+            return await at_once(request)
+
+        monkeypatch.setattr(slow.link, "request", later)
+        await swarm.until(lambda: all(peer.is_done for peer in quick), within_s=90.0)
+        assert slow.node.server.source.coming and not slow.node.server.source.result
+        await swarm.until(lambda: slow.is_done, within_s=90.0)
+        assert torch.equal(slow.fast, quick[0].fast)
+
+    play(Swarm(tmp_path, manifest=tiny_manifest(run={"total_steps": 60})), story)
+
+
+@pytest.mark.parametrize(("has", "waits"), [("all of it", False), ("some of it", True), ("all of another", True)])
+def test_one_that_lacks_pieces_of_the_result_is_waited_for(has: str, waits: bool, tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        peers = swarm.start(2)
+        num_pieces = files.count(swarm.terms.state_bytes)
+
+        def judging(kind: ContentsKind) -> tuple[memoryview, bytes]:
+            if kind is not ContentsKind.RESULT_PIECES:
+                return memoryview(b""), b""
+            results = [peer.node.server.source.result for peer in peers if peer.node.server.source.result]
+            name = bytes(32) if has == "all of another" or not results else results[0].name
+            return memoryview(to_bits(range(num_pieces - (has == "some of it")), num_pieces)), name
+
+        bring_up(swarm, judging)
+        await asyncio.sleep(5.0)
+        for peer in peers:
+            peer.book.met(MALLORY.peer_id, asyncio.get_running_loop().time(), 10)
+        await swarm.until(lambda: all(peer.node.server.source.result for peer in peers), within_s=90.0)
+        began_s = asyncio.get_running_loop().time()
+        await swarm.until(lambda: all(peer.is_done for peer in peers), within_s=90.0)
+        assert (asyncio.get_running_loop().time() - began_s > result_agreement.LINGER_S / 2) == waits
+
+    play(Swarm(tmp_path, manifest=tiny_manifest(run={"total_steps": 60})), story)
+
+
+def test_a_trainer_that_dies_over_the_result_leaves_it_to_the_next_one(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        *others, last = sorted(swarm.start(3), key=lambda peer: peer.peer_id)
+        await swarm.until(
+            lambda: last.node.server.source.coming is not None and last.node.server.source.coming.held() == b"\x01", within_s=90.0
+        )
+        last.kill_trainer()
+        await swarm.until(lambda: all(peer.is_done for peer in others), within_s=90.0)
+        assert not last.node.server.source.result
+        last.restart_trainer()
+        await swarm.until(lambda: last.is_done, within_s=90.0)
+        assert torch.equal(last.fast, others[0].fast)
+
+    play(Swarm(tmp_path, seed=1, manifest=tiny_manifest(run={"total_steps": 60})), story)
+
+
+def test_a_piece_that_is_not_in_the_result_is_told_from_one_that_is() -> None:
+    data = memoryview(b"".join(number.to_bytes(4, "big") for number in range(64_000)))
+    result = RunResult.of(data)
+    good, bad = (Contents(ContentsKind.RESULT, len(data), hashlib.sha256(part).digest(), 0, result.name) for part in (data[:PIECE], b"x"))
+    result.check(MALLORY.peer_id, good, 0)
+    for header, piece in ((bad, 0), (good, 1)):
+        with pytest.raises(BadContents):
+            result.check(MALLORY.peer_id, header, piece)
+    assert result.held() == b"\x0f" and bytes(result.part(PIECE, 10)) == bytes(data[PIECE : PIECE + 10])
+
+
+def test_what_has_come_of_a_result_is_given_on_and_the_rest_refused(tmp_path: Path) -> None:
+    data = b"".join(number.to_bytes(4, "big") for number in range(64_000))
+    with contextlib.closing(Pieces.open(tmp_path / "result", bytes(32), len(data))) as pieces:
+        pieces.put(2, data[2 * PIECE : 3 * PIECE], 0)
+        coming = RunResult(RunResult.of(memoryview(data)).hashes, pieces)
+        assert coming.held() == b"\x04" and bytes(coming.part(2 * PIECE, 5)) == data[2 * PIECE : 2 * PIECE + 5]
+        with pytest.raises(Refused, match="do not have this piece"):
+            coming.part(0, 5)

@@ -1,0 +1,192 @@
+"""Getting a state to begin with: the next donor goes on where one fails, and only a unanimous no sends us away."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from gossamer.optim.fragments import scatter
+from gossamer.peer.swarm.heads import Heads
+from gossamer.peer.swarm.membership import OwnCredential
+from gossamer.peer.sync import pieces as files
+from gossamer.peer.sync.client import FetchClient, as_final
+from gossamer.peer.sync.decision import Wanted
+from gossamer.peer.sync.sources import Sources
+from gossamer.peer.sync.state_transfer import StateTransfer
+from gossamer.protocol.errors import BadMessage, BadSettings, RefusalCode, Refused, RunRefusesUs, WrongVersion
+from gossamer.protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Part, Refusal
+from gossamer.protocol.streams.transport import Purpose, Stream
+from tests.swarm.mallory import MALLORY
+from tests.swarm.tiny import tiny_manifest
+from tests.swarm.world import Peer, Swarm, play, started
+
+QUIET = tiny_manifest(run={"total_steps": 100_000})
+
+
+class InOrder(random.Random):
+    """Has the donors asked in the order in which they were heard of."""
+
+    def shuffle(self, x: object) -> None:
+        """Leave them as they are."""
+
+
+async def newcomer(swarm: Swarm, *donors: object) -> tuple[Peer, StateTransfer]:
+    """A peer that waits for more company than comes, so that only the test has it join; it knows these donors, in this order."""
+    peer = swarm.add(told_to_start=True, is_founder=False, wait_for_peers=9)
+    peer.trainer.frozen = True
+    peer.start()
+    await started()
+    for donor in donors:
+        peer.book.hint(donor.peer_id, "/ip4/192.0.2.1/tcp/4001", asyncio.get_running_loop().time())  # type: ignore[attr-defined]
+    client = FetchClient(peer.identity, swarm.terms.run_id, OwnCredential(), peer.transport)
+    sources = Sources(client, Heads(peer.book, swarm.terms), InOrder())
+    return peer, StateTransfer(sources, swarm.terms, peer.standing, peer.node.meetings, peer.link, swarm.folder / "joining", peer.on_event)
+
+
+def wanted(swarm: Swarm, earliest_steps: int = 0, latest_steps: int = 100_000) -> Callable[[], Wanted]:
+    return lambda: Wanted(swarm.terms.state_bytes, earliest_steps, latest_steps, swarm.manifest.run.total_steps)
+
+
+async def announces_too_much(purpose: Purpose, stream: Stream) -> None:
+    request = await stream.receive()
+    await stream.send(Contents(ContentsKind.STATE, 2**40, b"h" * 32, 5).signed(MALLORY, *request.asked))  # type: ignore[arg-type]
+    await asyncio.sleep(100.0)
+
+
+async def does_not_want_us(purpose: Purpose, stream: Stream) -> None:
+    await stream.receive()
+    await stream.send(Refusal(RefusalCode.NOT_INVITED))
+
+
+def test_a_donor_of_the_wrong_size_is_banned_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "PIECE_BYTES", 3000)
+
+    async def story(swarm: Swarm) -> None:
+        (elder,) = swarm.start(1)
+        await swarm.until(lambda: elder.clock >= 5)
+        elder.trainer.frozen = True
+        swarm.network.transport(MALLORY.peer_id, announces_too_much)
+        peer, joining = await newcomer(swarm, MALLORY, elder)
+        assert await joining.ask_everybody(wanted(swarm)) is None
+        assert peer.book.is_banned(MALLORY.peer_id, asyncio.get_running_loop().time())
+        assert peer.trainer.started and peer.clock == elder.clock and torch.allclose(peer.slow, elder.slow, atol=0.01)
+        (cloned,) = peer.clones
+        assert (cloned.donors, cloned.clock_steps, cloned.num_bytes) == ((str(elder.peer_id),), elder.clock, swarm.terms.state_bytes)
+        assert cloned.seconds > 0.0 and cloned.fetched_bytes == cloned.num_bytes
+        assert not list(swarm.folder.glob("joining*"))
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+@pytest.mark.parametrize("off_steps", [1, -1])
+def test_a_donor_of_another_time_is_no_use_and_no_liar(tmp_path: Path, off_steps: int) -> None:
+    async def story(swarm: Swarm) -> None:
+        (elder,) = swarm.start(1)
+        await swarm.until(lambda: elder.clock >= 5)
+        elder.trainer.frozen = True
+        peer, joining = await newcomer(swarm, elder)
+        before = peer.hash
+        bounds = (elder.clock + 1,) if off_steps > 0 else (0, elder.clock - 1)
+        answers = await joining.ask_everybody(wanted(swarm, *bounds))
+        assert peer.book.clock_of(elder.peer_id) == elder.clock, "its answer is later news than its record"
+        assert answers is not None and len(answers) == 1 and peer.hash == before and not peer.trainer.started
+        assert not peer.clones
+        assert not peer.book.is_banned(elder.peer_id, asyncio.get_running_loop().time())
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+@pytest.mark.parametrize("others_wait", [False, True])
+def test_one_that_has_not_begun_keeps_a_refused_joiner_waiting(tmp_path: Path, others_wait: bool) -> None:
+    async def story(swarm: Swarm) -> None:
+        swarm.network.transport(MALLORY.peer_id, does_not_want_us)
+        waiting = [swarm.add(told_to_start=True, wait_for_peers=9).start()] if others_wait else []
+        _, joining = await newcomer(swarm, MALLORY, *waiting)
+        if not others_wait:
+            with pytest.raises(RunRefusesUs):
+                await joining.hear_clocks()
+            return
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(joining.hear_clocks(), 100.0)
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def test_only_refusals_that_no_retry_can_change_are_final() -> None:
+    final = {code: type(as_final(Refused(code, ""))) for code in RefusalCode if as_final(Refused(code, ""))}
+    assert final == {
+        RefusalCode.NOT_INVITED: RunRefusesUs,
+        RefusalCode.WRONG_RUN: RunRefusesUs,
+        RefusalCode.WRONG_VERSION: WrongVersion,
+    }
+
+
+def test_no_run_has_a_clone_beyond_its_end() -> None:
+    with pytest.raises(BadMessage):
+        Wanted(8, 0, 100, 100).check(Contents(ContentsKind.STATE, 8, b"h" * 32, 101))
+    Wanted(8, 100, 100, 100).check(Contents(ContentsKind.STATE, 8, b"h" * 32, 100))
+
+
+def test_one_donor_that_gives_nonsense_costs_one_more_download_and_is_banned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "PIECE_BYTES", 3000)
+
+    async def gives_nonsense(purpose: Purpose, stream: Stream) -> None:
+        while True:
+            request = await stream.receive()
+            assert isinstance(request, FetchRequest)
+            data = b"\xff" * request.num_bytes
+            header = Contents(ContentsKind.STATE, swarm.terms.state_bytes, hashlib.sha256(data).digest(), 5)
+            await stream.send(header.signed(MALLORY, *request.asked))
+            await stream.send(Chunk(Part.CONTENTS, request.offset, data))
+
+    async def story(swarm: Swarm) -> None:
+        (elder,) = swarm.start(1)
+        await swarm.until(lambda: elder.clock >= 5)
+        elder.trainer.frozen = True
+        swarm.network.transport(MALLORY.peer_id, gives_nonsense)
+        peer, joining = await newcomer(swarm, MALLORY, elder)
+        await joining.take_over(wanted(swarm))
+        assert peer.book.is_banned(MALLORY.peer_id, asyncio.get_running_loop().time())
+        assert peer.clones[-1].donors == (str(elder.peer_id),)
+
+    swarm = Swarm(tmp_path, manifest=QUIET)
+    play(swarm, story)
+
+
+def test_a_disk_without_room_is_said_with_the_sum_before_anything_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(swarm: Swarm) -> None:
+        (elder,) = swarm.start(1)
+        await swarm.until(lambda: elder.clock >= 5)
+        _, joining = await newcomer(swarm, elder)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+        with pytest.raises(BadSettings, match=r"MB are free"):
+            await joining.take_over(wanted(swarm))
+        monkeypatch.undo()
+        assert not list(swarm.folder.glob("joining*"))
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def test_weights_that_predict_worse_than_our_own_are_not_taken_over_by_who_has_nothing(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        (elder,) = swarm.start(1)
+        await swarm.until(lambda: elder.clock >= 5)
+        elder.trainer.frozen = True
+        for fragment in elder.trainer.replica.fragments:
+            fragment.slow = fragment.slow + torch.randn(fragment.slow.shape, generator=torch.Generator().manual_seed(3))
+            scatter(fragment.codec.fragment, fragment.slow, elder.trainer.replica.parameters)
+        peer, joining = await newcomer(swarm, elder)
+        before = peer.hash
+        answers = await joining.ask_everybody(wanted(swarm))
+        assert answers and "held-out text" in str(answers[0]) and peer.hash == before
+        assert not peer.book.is_banned(elder.peer_id, asyncio.get_running_loop().time())
+
+    play(Swarm(tmp_path, manifest=QUIET), story)

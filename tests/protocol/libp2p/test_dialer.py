@@ -1,0 +1,153 @@
+"""Dialling the addresses in untrusted records: implausible addresses and hosts with many failures are skipped."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, cast
+
+import pytest
+
+from gossamer.protocol.errors import Unreachable
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.libp2p import dialer as module
+from gossamer.protocol.libp2p.dialer import BACK_OFF_S, MAX_FAILURES, Dialer
+from gossamer.protocol.libp2p.p2pd import Control
+from gossamer.protocol.memory import virtual_time
+from gossamer.protocol.nearby import seal
+from tests.protocol.peers import seeded
+
+VICTIM, OTHER = "/ip4/8.8.8.8/tcp/{}", "/ip4/9.9.9.9/tcp/1"
+RELAY = f"{OTHER}/p2p/{seeded(99).peer_id}/p2p-circuit"
+
+
+class Network:
+    """A p2pd that reaches only the addresses in `there`."""
+
+    def __init__(self) -> None:
+        self.dialled: list[str] = []
+        self.there: set[str] = set()
+
+    async def connect(self, partner: PeerId, addresses: Sequence[str]) -> None:
+        self.dialled += addresses
+        if not self.there & set(addresses):
+            raise Unreachable("nobody")
+
+
+def play(test: Callable[[Network, Dialer], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        network: Any = Network()
+        await test(network, Dialer(network, lambda: ("/ip4/192.168.1.9/tcp/1", "/ip4/127.0.0.1/tcp/1")))
+
+    virtual_time.run(main())
+
+
+async def look_for(dialer: Dialer, number: int, *addresses: str) -> bool:
+    try:
+        await dialer.connect(seeded(number).peer_id, addresses)
+    except Unreachable:
+        return False
+    return True
+
+
+def test_a_host_backs_off_after_failures_of_many_peers() -> None:
+    async def test(network: Network, dialer: Dialer) -> None:
+        for number in range(100):
+            assert not await look_for(dialer, number, VICTIM.format(1 + number))
+        assert len(network.dialled) == MAX_FAILURES
+        await look_for(dialer, 200, VICTIM.format(7), RELAY)
+        assert network.dialled[MAX_FAILURES:] == [RELAY], "other addresses of a peer are still dialled"
+        await asyncio.sleep(BACK_OFF_S + 1)
+        await look_for(dialer, 300, VICTIM.format(1))
+        assert network.dialled[-1] == VICTIM.format(1)
+
+    play(test)
+
+
+def test_repeated_failures_of_one_peer_do_not_block_its_host() -> None:
+    async def test(network: Network, dialer: Dialer) -> None:
+        for _ in range(3 * MAX_FAILURES):
+            await look_for(dialer, 1, VICTIM.format(1))
+        network.there = {VICTIM.format(2)}
+        assert await look_for(dialer, 2, VICTIM.format(2))
+
+    play(test)
+
+
+def test_a_success_resets_the_failures_of_a_host() -> None:
+    async def test(network: Network, dialer: Dialer) -> None:
+        for number in range(MAX_FAILURES - 1):
+            await look_for(dialer, number, VICTIM.format(1))
+        network.there = {VICTIM.format(2)}
+        assert await look_for(dialer, 50, VICTIM.format(2))
+        for number in range(60, 60 + MAX_FAILURES - 1):
+            await look_for(dialer, number, VICTIM.format(1))
+        assert await look_for(dialer, 51, VICTIM.format(2))
+
+    play(test)
+
+
+def test_failures_through_a_relay_do_not_count_for_its_host() -> None:
+    async def test(network: Network, dialer: Dialer) -> None:
+        for number in range(3 * MAX_FAILURES):
+            await look_for(dialer, number, RELAY)
+        assert len(network.dialled) == 3 * MAX_FAILURES
+
+    play(test)
+
+
+def test_a_local_address_is_dialled_only_from_the_same_address_block() -> None:
+    async def test(network: Network, dialer: Dialer) -> None:
+        network.there = {"/ip4/192.168.7.7/tcp/1", "/ip4/10.0.0.1/tcp/1", "/ip6/fd00::1/tcp/1"}
+        assert await look_for(dialer, 1, "/ip4/192.168.7.7/tcp/1")
+        assert not await look_for(dialer, 2, "/ip4/10.0.0.1/tcp/1")
+        assert not await look_for(dialer, 3, "/ip6/fd00::1/tcp/1")
+        assert network.dialled == ["/ip4/192.168.7.7/tcp/1"]
+
+    play(test)
+
+
+def test_loopback_is_dialled_only_by_a_peer_that_listens_on_loopback_alone() -> None:
+    async def test(network: Network, dialer: Dialer) -> None:
+        network.there = {"/ip4/127.0.0.1/tcp/22"}
+        assert not await look_for(dialer, 1, "/ip4/127.0.0.1/tcp/22"), "a record must not make us dial our own services"
+        here = Dialer(cast(Control, network), lambda: ("/ip4/127.0.0.1/tcp/1",))
+        assert await look_for(here, 1, "/ip4/127.0.0.1/tcp/22")
+
+    play(test)
+
+
+def test_a_host_on_the_local_network_backs_off_too() -> None:
+    async def test(network: Network, dialer: Dialer) -> None:
+        for number in range(3 * MAX_FAILURES):
+            assert not await look_for(dialer, number, f"/ip4/192.168.1.1/tcp/{1 + number}")
+        assert len(network.dialled) == MAX_FAILURES
+
+    play(test)
+
+
+def test_sealed_addresses_are_dialled_behind_the_same_router() -> None:
+    async def test(network: Network, dialer: Dialer) -> None:
+        local = "/ip4/192.168.7.7/tcp/1"
+        for host, number in (("5.5.6.1", 1), ("5.5.6.2", 2)):
+            sealed = seal([local], seeded(number).peer_id, host)
+            with_host = Dialer(cast(Control, network), lambda: ("/ip4/192.168.1.9/tcp/1",), lambda: "5.5.6.1")
+            await look_for(with_host, number, sealed, RELAY)
+        assert network.dialled == [local, RELAY, RELAY]
+
+    play(test)
+
+
+def test_only_the_latest_hosts_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HOSTS", 5)
+
+    async def test(network: Network, dialer: Dialer) -> None:
+        for number in range(2 * MAX_FAILURES):
+            await look_for(dialer, number, "/ip4/8.8.8.8/tcp/1")
+        assert len(network.dialled) == MAX_FAILURES
+        for number in range(5):
+            await look_for(dialer, number, f"/ip4/8.8.4.{number}/tcp/1")
+        await look_for(dialer, 0, "/ip4/8.8.8.8/tcp/1")
+        assert network.dialled[-1] == "/ip4/8.8.8.8/tcp/1", "the failures at this host should be forgotten"
+
+    play(test)
