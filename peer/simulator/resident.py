@@ -35,6 +35,7 @@ from gossamer.protocol.addresses import by_peer, read_address, with_peer
 from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.libp2p.directory import DhtDirectory
+from gossamer.protocol.libp2p.kademlia import RecordProtocol
 from gossamer.protocol.libp2p.record_store import RecordStore
 from gossamer.protocol.memory.calls import MemoryP2P
 from gossamer.protocol.memory.conversation import Link
@@ -131,7 +132,8 @@ class Resident:
         life = network.transport(self.peer_id, self._answer, self._link, is_banned=self._door.is_banned)
         p2p: Any = MemoryP2P(network, life)
         shelf = RecordStore(run.signed.run_id, self._door.is_member, hearsay.time.now_s, rng)
-        self.directory = DhtDirectory(p2p, shelf, p2p, lambda: membership.bare_record(self.addresses, hearsay.time.now_s()))
+        rpc = RecordProtocol(p2p, shelf, p2p, lambda: membership.bare_record(self.addresses, hearsay.time.now_s()))
+        self.directory = DhtDirectory(rpc)
         client = FetchClient(self.identity, terms.run_id, credential, life)
         presence = Presence(membership, self.directory, lambda: self.addresses, hearsay, standing, self._on_event, 0)
         payloads = PayloadFolder(self._folder / "payloads")

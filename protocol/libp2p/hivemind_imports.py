@@ -1,14 +1,13 @@
-"""The only import of hivemind: its bindings to p2pd and its Kademlia protocol, without the rest of the package.
+"""The only import of hivemind: its bindings to p2pd and the messages of its directory, without the rest of the package.
 
 Importing any part of hivemind normally imports all of it, including torch. In a process that only needs the network, this costs two seconds
-and 200 MB, compiles deprecated torch functions and changes torch's sharing strategy. Three packages are therefore created here without
+and 200 MB, compiles deprecated torch functions and changes torch's sharing strategy. Two packages are therefore created here without
 running their __init__. The imported modules still install a coloured log handler and rename the level WARNING; both are undone. Afterwards,
 no code in the same process can use hivemind's top-level package.
 """
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import logging
 import sys
@@ -17,12 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
-BARE_PACKAGES = ("hivemind", "hivemind.utils", "hivemind.dht")
-TAKEN_FROM_UTILS = {
-    "logging": "get_logger",
-    "serializer": "MSGPackSerializer",
-    "timed_storage": "get_dht_time",
-}  # names that its Kademlia imports
+BARE_PACKAGES = ("hivemind", "hivemind.utils")
 
 
 def _bring_in_bare(name: str) -> ModuleType:
@@ -58,11 +52,8 @@ def _route_log() -> None:
 with contained_import():  # "import x as x" marks a re-export
     for _name in BARE_PACKAGES:
         _bring_in_bare(_name)
-    for _module, _name in TAKEN_FROM_UTILS.items():
-        setattr(sys.modules["hivemind.utils"], _name, getattr(importlib.import_module(f"hivemind.utils.{_module}"), _name))
 
     from hivemind import hivemind_cli as hivemind_cli
-    from hivemind.dht.protocol import DHTProtocol as DHTProtocol
     from hivemind.p2p import P2P as P2P
     from hivemind.p2p import P2PContext as P2PContext
     from hivemind.p2p import PeerID as PeerID

@@ -22,6 +22,7 @@ from gossamer.protocol.libp2p.dial_back import DialBack
 from gossamer.protocol.libp2p.dialer import Dialer
 from gossamer.protocol.libp2p.directory import DhtDirectory
 from gossamer.protocol.libp2p.hivemind_imports import P2PDaemonError
+from gossamer.protocol.libp2p.kademlia import RecordProtocol
 from gossamer.protocol.libp2p.p2pd import Daemon, DaemonSettings
 from gossamer.protocol.libp2p.reachability import Reachability
 from gossamer.protocol.libp2p.record_store import RecordStore
@@ -177,7 +178,7 @@ class Libp2pNode:
                 p2p = await AttachedP2P.attach(daemon.socket_path)
                 stack.push_async_callback(p2p.close)
                 dialer = Dialer(daemon.control, lambda: self._addresses, lambda: self._reachability.public_host)
-                directory = DhtDirectory(p2p, self._shelf, dialer, lambda: self.bare_record())
+                directory = DhtDirectory(RecordProtocol(p2p, self._shelf, dialer, lambda: self.bare_record()))
                 await directory.open()
                 admission = Admission(is_banned=self._is_banned)
                 tunnel = TunnelTransport(daemon.control, self._settings.folder, self._serve, admission, self.carried, dialer)

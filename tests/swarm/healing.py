@@ -34,6 +34,7 @@ from gossamer.protocol.addresses import by_peer, with_peer
 from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.libp2p.directory import DhtDirectory
+from gossamer.protocol.libp2p.kademlia import RecordProtocol
 from gossamer.protocol.libp2p.record_store import RecordStore
 from gossamer.protocol.memory import virtual_time
 from gossamer.protocol.memory.calls import MemoryP2P
@@ -112,7 +113,8 @@ class Resident:
         member, time = membership(self.identity), self.hearsay.time
         self._p2p: Any = MemoryP2P(self._network, life)
         self._shelf = RecordStore(TERMS.run_id, lambda record: is_member(record, time.now_s()), time.now_s, rng)
-        return DhtDirectory(self._p2p, self._shelf, self._p2p, lambda: member.bare_record((self._address,), time.now_s()))
+        rpc = RecordProtocol(self._p2p, self._shelf, self._p2p, lambda: member.bare_record((self._address,), time.now_s()))
+        return DhtDirectory(rpc)
 
     async def _run(self, presence: Presence, directory: DhtDirectory | None) -> None:
         async with asyncio.TaskGroup() as tasks:
