@@ -35,6 +35,10 @@ class Budgets:
         self._allowances = (in_all, *each)
         self._buckets: dict[tuple[int, Hashable], _TokenBucket] = {}  # by index of the allowance, and key
 
+    def __len__(self) -> int:
+        """Return the number of token buckets, at most MAX_BUCKETS."""
+        return len(self._buckets)
+
     def take(self, amount: float, *keys: Hashable) -> bool:
         """Take `amount` from the shared bucket and from the bucket of each key, one key per allowance in `each`.
 

@@ -110,10 +110,14 @@ class AddressBook:
 
     # ------------------------------------------------------------------ what is learnt
 
+    def __len__(self) -> int:
+        """Return the number of entries, at most MAX_ENTRIES."""
+        return len(self._entries)
+
     @property
     def is_full(self) -> bool:
         """Whether the swarm may be larger than the book: whoever comes in pushes somebody out."""
-        return len(self._entries) >= MAX_ENTRIES
+        return len(self) >= MAX_ENTRIES
 
     def is_news(self, record: MemberRecord) -> bool:
         """Tell whether a record is worth checking: another peer's, and later than the one that is held."""

@@ -214,7 +214,7 @@ def test_strangers_push_out_no_good_peer(monkeypatch: pytest.MonkeyPatch) -> Non
     for number in range(100, 300):
         book.saw(somebody(number).peer_id, float(number), 1)
         book.ban(somebody(number).peer_id, float(number))
-    assert len(book._entries) == 20 and A.peer_id in book._entries
+    assert len(book) == 20 and book.clock_of(A.peer_id) is not None
     assert len(book._banned_until_s) == 5 and book.is_banned(somebody(299).peer_id, 300.0)
 
 
