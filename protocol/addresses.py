@@ -85,10 +85,8 @@ def route(address: str) -> Route:
 @lru_cache(_REMEMBERED)
 def is_loopback(address: str) -> bool:
     """Return whether an address is a loopback address."""
-    try:
-        return ipaddress.ip_address(host_of(address)).is_loopback
-    except ValueError:
-        return False
+    ip = _ip(address)
+    return ip is not None and ip.is_loopback
 
 
 def route_between(end: str, through: Collection[str], theirs: Collection[str]) -> Route:
@@ -123,23 +121,22 @@ def by_peer(addresses: Iterable[str]) -> dict[PeerId, tuple[str, ...]]:
 @lru_cache(_REMEMBERED)
 def is_public(address: str) -> bool:
     """Return whether an address, or the relay in it, is globally routable. A DNS name counts as public."""
-    if address.startswith(NEAR):
-        return False
-    try:
-        return ipaddress.ip_address(host_of(address)).is_global
-    except ValueError:
-        return True
+    ip = _ip(address)
+    return not address.startswith(NEAR) and (ip is None or ip.is_global)
 
 
 @lru_cache(_REMEMBERED)
-def network_of(address: str) -> str:
-    """Return the network of an address, or of the relay in it: the /16 for IPv4, the /32 for IPv6, the name itself for a DNS name."""
-    host = host_of(address)
+def network_of(address: str, ip4_bits: int = NETWORK_BITS[4], ip6_bits: int = NETWORK_BITS[6]) -> str:
+    """Return the network of an address, or of the relay in it, as a block of this prefix length; the name itself for a DNS name."""
+    ip = _ip(address)
+    return host_of(address) if ip is None else str(ipaddress.ip_network((ip, ip4_bits if ip.version == 4 else ip6_bits), strict=False))
+
+
+def _ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        ip = ipaddress.ip_address(host)
+        return ipaddress.ip_address(host_of(address))
     except ValueError:
-        return host
-    return str(ipaddress.ip_network((ip, NETWORK_BITS[ip.version]), strict=False))
+        return None
 
 
 def with_peer(text: str, peer_id: PeerId) -> str:

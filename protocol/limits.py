@@ -6,7 +6,6 @@ manifest implies (payloads, state) are checked in `protocol/messages/terms.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any, Final
 
@@ -137,6 +136,7 @@ _SIZES: Final = {
     "addresses": RECORD_ADDRESSES,
     "failed_blocks": CHUNK_BYTES,
 }
+_RECORDS: Final = ("records", "members")  # encoded member records
 
 
 class Bounded:
@@ -153,6 +153,9 @@ class Bounded:
                 need_count(name, value, _COUNTS[name])
             elif name in _SIZES:
                 need_count(f"size of {name}", len(value), _SIZES[name])
+            if name in _RECORDS:
+                for record in value:
+                    need_count("size of a record", len(record), RECORD_BYTES)
 
 
 _NAMES: Final[dict[type[Any], tuple[str, ...]]] = {}
@@ -175,9 +178,3 @@ def need_count(name: str, value: int, most: int) -> None:
     """Raise BadMessage unless 0 <= value <= most."""
     if not 0 <= value <= most:
         raise BadMessage(f"{name} is {value}, outside 0 to {most}")
-
-
-def need_record_sizes(records: Iterable[bytes]) -> None:
-    """Raise BadMessage if any of these encoded member records exceeds RECORD_BYTES."""
-    for record in records:
-        need_count("size of a record", len(record), RECORD_BYTES)

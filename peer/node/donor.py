@@ -28,8 +28,8 @@ from gossamer.peer.swarm.hearsay import Hearsay
 from gossamer.peer.swarm.standing import Standing
 from gossamer.protocol.errors import BadMessage, RefusalCode, Refused
 from gossamer.protocol.identity import Identity, PeerId
+from gossamer.protocol.messages.frames import write_alone
 from gossamer.protocol.messages.messages import Contents, ContentsKind, FetchRequest, Part
-from gossamer.protocol.messages.revocations import credential_bytes
 from gossamer.protocol.messages.terms import RunTerms, check_fetch
 from gossamer.protocol.streams.transport import Stream
 
@@ -334,7 +334,7 @@ class FetchServer:
         if credential is None or credential.issuer != self.identity.peer_id or credential.not_after_s <= self.now_s():
             raise Refused(RefusalCode.NOT_FOUND, "I have signed no invite of yours that is in force")
         renewed = credential.renewed(self.identity, request.run_id, request.sender, int(self.now_s()) + MEMBER_S)
-        return memoryview(credential_bytes(renewed))
+        return memoryview(write_alone(renewed))
 
     def _of_manifest(self, request: FetchRequest) -> memoryview:
         return memoryview(self.manifest)[request.offset : request.offset + request.num_bytes]

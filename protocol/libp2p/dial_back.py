@@ -10,14 +10,13 @@ which the request came, and only if that host has a public address. Identities a
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
-from gossamer.protocol.addresses import host_of, read_address, route
+from gossamer.protocol.addresses import network_of, read_address, route
 from gossamer.protocol.errors import BadMessage, Unreachable
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.libp2p.p2pd import BUFFER_BYTES, Control, stream_opener
@@ -29,14 +28,12 @@ PROTOCOL = "/gossamer/reach/1"
 TRY_S = 2.0  # timeout of a test; a lost SYN packet is retransmitted after 1 s
 ASK_S = 5.0  # timeout of a request
 AGAIN_S = 3.0  # least time between two tests in one network
-NETWORK_BITS = {4: 24, 6: 48}
+NETWORK_BITS = 24, 48  # prefix lengths of a network: IPv4, IPv6
 NETWORKS = 1024  # networks whose last test is remembered
 TRIES_AT_ONCE = 4
 TRIES, TRIES_S = 30, 30.0  # at most TRIES tests in TRIES_S, in total
 GREETING = b"\x13/multistream/1.0.0\n"  # first bytes of a libp2p peer; some routers accept any TCP connection
 LOWEST_PORT = 1024  # lower ports belong to other services
-
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class Reached(IntEnum):
@@ -85,7 +82,7 @@ class DialBack:
         self._listener = listener
         self._relay = relay
         self._tries: set[asyncio.Task[None]] = set()
-        self._last_s: dict[Network, float] = {}  # loop time of the last test in each network
+        self._last_s: dict[str, float] = {}  # loop time of the last test in each network
         self._all_s: deque[float] = deque(maxlen=TRIES)  # loop times of the last tests
 
     async def open(self, control: Control) -> None:
@@ -125,18 +122,13 @@ class DialBack:
             drop(writer)
 
     def _may_try(self, seen_at: str, port: int) -> bool:
-        now_s, network = asyncio.get_running_loop().time(), _network(seen_at)
+        now_s, network = asyncio.get_running_loop().time(), network_of(seen_at, *NETWORK_BITS)
         is_spent = len(self._all_s) == TRIES and now_s - self._all_s[0] < TRIES_S
         if route(seen_at) != "direct" or port < LOWEST_PORT or is_spent or now_s - self._last_s.get(network, -AGAIN_S) < AGAIN_S:
             return False
         self._all_s.append(now_s)
         keep_newest(self._last_s, network, now_s, NETWORKS)
         return True
-
-
-def _network(address: str) -> Network:
-    ip = ipaddress.ip_address(host_of(address))
-    return ipaddress.ip_network((ip, NETWORK_BITS[ip.version]), strict=False)
 
 
 async def try_to_reach(address: str) -> Reached:

@@ -67,10 +67,6 @@ class Hello(Signed):
     records: tuple[bytes, ...]  # at most 3 member records as their peers signed them, including the sender's own
     signature: bytes = b""  # the sender's, over every field above
 
-    def __post_init__(self) -> None:
-        Bounded.__post_init__(self)
-        limits.need_record_sizes(self.records)
-
 
 @dataclass(frozen=True, slots=True)
 class Refusal(Bounded):
@@ -201,10 +197,6 @@ class FetchRequest(Signed):
     credential: Credential | None  # set in invite runs
     records: tuple[bytes, ...] = ()  # at most 3 member records as their peers signed them, including the sender's own
     signature: bytes = b""  # the sender's, over every field above
-
-    def __post_init__(self) -> None:
-        Bounded.__post_init__(self)
-        limits.need_record_sizes(self.records)
 
     @property
     def asked(self) -> tuple[bytes, ...]:

@@ -17,7 +17,6 @@ from gossamer.protocol.identity import PeerId, Signed
 from gossamer.protocol.limits import Bounded
 from gossamer.protocol.messages.frames import need_signed, read_alone, write_alone
 from gossamer.protocol.run.invite import Credential
-from gossamer.protocol.wire import peer_pb2
 
 GIST_BYTES = 8
 
@@ -54,14 +53,14 @@ class MemberRecord(Signed):
     def to_bytes(self) -> bytes:
         """Encode the record. Raises BadMessage if it is unsigned or larger than 1 KiB."""
         need_signed(self)
-        data = write_alone(peer_pb2.MemberRecord(), self)
+        data = write_alone(self)
         limits.need_count("size of a record", len(data), limits.RECORD_BYTES)
         return data
 
     @classmethod
     def from_bytes(cls, data: bytes) -> MemberRecord:
         """Parse an encoded record. Raises BadMessage. Signature and expiry are not checked: see `check`."""
-        record = read_alone(cls, peer_pb2.MemberRecord(), data, "a record", limits.RECORD_BYTES)
+        record = read_alone(cls, data, "a record", limits.RECORD_BYTES)
         need_signed(record)  # records are forwarded, and other peers reject an unsigned one
         return record
 

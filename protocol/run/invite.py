@@ -105,11 +105,10 @@ class Invite:
             )
         for address in self.bootstraps:
             try:
-                target = read_address(address)
+                if read_address(address) is None:
+                    raise ValueError(f"{address} does not end in /p2p/<peer id>")
             except ValueError as error:
                 raise BadInvite(f"an invite with an invalid address: {error}", hint=_ASK_HOST) from None
-            if target is None:
-                raise BadInvite(f"an invite with an invalid address: {address} does not end in /p2p/<peer id>", hint=_ASK_HOST)
 
     @classmethod
     def issue(cls, identity: Identity, run_id: bytes, bootstraps: tuple[str, ...], subject: PeerId | None, not_after_s: int) -> Self:

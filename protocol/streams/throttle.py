@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
+from functools import partial
 
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.limits import SMALL_FRAME_BYTES
@@ -88,14 +89,7 @@ class Throttle:
     def attach(self, purpose: Purpose, stream: Stream) -> None:
         """Apply the limits to a stream."""
         is_low_priority = purpose is Purpose.FETCH
-
-        async def up(num_bytes: int) -> None:
-            await self.up.take(num_bytes, is_low_priority=is_low_priority)
-
-        async def down(num_bytes: int) -> None:
-            await self.down.take(num_bytes, is_low_priority=is_low_priority)
-
-        stream.pass_gates(up, down)
+        stream.pass_gates(*(partial(bucket.take, is_low_priority=is_low_priority) for bucket in (self.up, self.down)))
 
 
 class _Throttled:

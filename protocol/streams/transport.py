@@ -30,15 +30,11 @@ class Inbox:
     def __init__(self, max_frames: int) -> None:
         self._max_frames = max_frames
         self._frames: deque[bytes] = deque()
-        self._end: str | None = None
+        self.ended: str | None = None
+        """The reason why no more frames can arrive, None while they can."""
         self._arrived = asyncio.Event()
         self._has_room = asyncio.Event()
         self._has_room.set()
-
-    @property
-    def ended(self) -> str | None:
-        """The reason why no more frames can arrive, None while they can."""
-        return self._end
 
     async def room(self) -> None:
         """Wait until the queue has room, or has ended."""
@@ -46,7 +42,7 @@ class Inbox:
 
     def put(self, frame: bytes) -> None:
         """Append a frame, even beyond the bound: the writer awaits `room` first. After the end, the frame is discarded."""
-        if self._end is not None:
+        if self.ended is not None:
             return
         self._frames.append(frame)
         self._arrived.set()
@@ -61,8 +57,8 @@ class Inbox:
     async def get(self) -> bytes:
         """Remove and return the next frame. Raises PeerGone if the queue is empty and has ended."""
         while not self._frames:
-            if self._end is not None:
-                raise PeerGone(self._end)
+            if self.ended is not None:
+                raise PeerGone(self.ended)
             self._arrived.clear()
             await self._arrived.wait()
         frame = self._frames.popleft()
@@ -72,8 +68,8 @@ class Inbox:
 
     def end(self, why: str) -> None:
         """Accept no more frames. Queued frames can still be read. Only the first call sets the reason."""
-        if self._end is None:
-            self._end = why
+        if self.ended is None:
+            self.ended = why
         self._arrived.set()
         self._has_room.set()
 
