@@ -16,6 +16,14 @@ async def cancel(*tasks: asyncio.Future[Any]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+def spawn(work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]], name: str) -> asyncio.Task[None]:
+    """Start a task and keep it in `tasks` until it ends."""
+    task = asyncio.create_task(work, name=name)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+    return task
+
+
 async def work_until(work: Coroutine[Any, Any, T], stop: Coroutine[Any, Any, object]) -> T | None:
     """Return the result of `work`, or cancel `work` and return None if `stop` ends first.
 

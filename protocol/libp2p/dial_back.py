@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -19,10 +20,10 @@ from pathlib import Path
 from gossamer.protocol.addresses import network_of, read_address, route
 from gossamer.protocol.errors import BadMessage, Unreachable
 from gossamer.protocol.identity import PeerId
-from gossamer.protocol.libp2p.p2pd import BUFFER_BYTES, Control, stream_opener
+from gossamer.protocol.libp2p.p2pd import Control, receiving, stream_opener
 from gossamer.protocol.libp2p.splice import Pair, drop
 from gossamer.protocol.newest import keep_newest
-from gossamer.protocol.tasks import cancel
+from gossamer.protocol.tasks import cancel, spawn
 
 PROTOCOL = "/gossamer/reach/1"
 TRY_S = 2.0  # timeout of a test; a lost SYN packet is retransmitted after 1 s
@@ -76,7 +77,7 @@ async def ask(control: Control, partner: PeerId, port: int) -> Answer:
 
 
 class DialBack:
-    """Serves dial-back requests from `open` to `close`. `relay` returns our relay address, empty if we are no relay."""
+    """Serves dial-back requests. Use as `async with serving(control)`. `relay` returns our relay address, empty if we are no relay."""
 
     def __init__(self, listener: Path, relay: Callable[[], str]) -> None:
         self._listener = listener
@@ -85,25 +86,20 @@ class DialBack:
         self._last_s: dict[str, float] = {}  # loop time of the last test in each network
         self._all_s: deque[float] = deque(maxlen=TRIES)  # loop times of the last tests
 
-    async def open(self, control: Control) -> None:
-        """Start serving. Raises Unreachable if p2pd has ended."""
-        self._listener.unlink(missing_ok=True)
-        self._listening = await asyncio.start_unix_server(self._accept, self._listener, limit=BUFFER_BYTES)
-        await control.receive_streams(PROTOCOL, self._listener)
-
-    async def close(self) -> None:
-        """Stop serving and cancel running tests."""
-        self._listening.close()
-        self._listener.unlink(missing_ok=True)
-        await cancel(*self._tries)
+    @asynccontextmanager
+    async def serving(self, control: Control) -> AsyncIterator[None]:
+        """Serve, and cancel running tests at the end. Raises Unreachable if p2pd has ended."""
+        try:
+            async with receiving(control, PROTOCOL, self._listener, self._accept):
+                yield
+        finally:
+            await cancel(*self._tries)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._tries) >= TRIES_AT_ONCE:
             drop(writer)
-            return
-        task = asyncio.create_task(self._serve((reader, writer)), name="dial back")
-        self._tries.add(task)
-        task.add_done_callback(self._tries.discard)
+        else:
+            spawn(self._serve((reader, writer)), self._tries, "dial back")
 
     async def _serve(self, remote: Pair) -> None:
         reader, writer = remote

@@ -184,8 +184,7 @@ class Libp2pNode:
                 tunnel = TunnelTransport(daemon.control, self._settings.folder, self._serve, admission, self.carried, dialer)
                 await stack.enter_async_context(tunnel)
                 dial_back = DialBack(self._settings.folder / "reach.sock", lambda: self.relays_at)
-                await dial_back.open(daemon.control)
-                stack.push_async_callback(dial_back.close)
+                await stack.enter_async_context(dial_back.serving(daemon.control))
                 return _Unit(daemon, directory, p2p, tunnel, stack.pop_all())
         except (OSError, EOFError, P2PDaemonError) as error:  # TimeoutError is an OSError
             raise TransportError(f"p2pd ended or hung during its start: {error!r}", hint="see the log") from error

@@ -18,8 +18,8 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -39,6 +39,9 @@ DIAL_S = 5.0  # timeout of a request that makes p2pd dial
 HEAD_START_S = 2.0  # direct addresses are dialled alone for this long: p2pd dials all at once, and a nearby relay often wins
 BUFFER_BYTES = 256 * 1024
 ERROR_CHARS = 300  # longest quoted error of p2pd, which lists every address that it tried
+
+
+Accept = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None] | None]
 
 
 class Control:
@@ -98,7 +101,7 @@ class Control:
         return (reader, writer), str(Multiaddr(response.streamInfo.addr))
 
     async def receive_streams(self, protocol: str, listener: Path) -> None:
-        """Make p2pd connect inbound streams of `protocol` to the Unix socket `listener`. Read their header with `stream_opener`."""
+        """Make p2pd connect inbound streams of `protocol` to the Unix socket `listener`. See `receiving`."""
         request = p2pd_pb2.StreamHandlerRequest(addr=Multiaddr(f"/unix{listener}").to_bytes(), proto=[protocol], balanced=False)
         await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_HANDLER, streamHandler=request), ASK_S)
 
@@ -130,6 +133,22 @@ async def _answer(reader: asyncio.StreamReader) -> Any:
     if response.type == p2pd_pb2.Response.ERROR:
         raise Unreachable(f"p2pd: {' '.join(response.error.msg.split())[:ERROR_CHARS]}")
     return response
+
+
+@asynccontextmanager
+async def receiving(control: Control, protocol: str, listener: Path, accept: Accept) -> AsyncIterator[None]:
+    """Pass inbound streams of `protocol` to `accept`, over the Unix socket `listener`. Raises Unreachable.
+
+    Each begins with a header: see `stream_opener`.
+    """
+    server = await asyncio.start_unix_server(accept, listener, limit=BUFFER_BYTES)
+    try:
+        await control.receive_streams(protocol, listener)
+        yield
+    finally:
+        server.close()
+        with suppress(FileNotFoundError):
+            os.unlink(listener)
 
 
 async def stream_opener(reader: asyncio.StreamReader) -> tuple[PeerId, str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from gossamer.protocol.addresses import CIRCUIT
 from gossamer.protocol.errors import Unreachable
 from gossamer.protocol.identity import Identity, PeerId
-from gossamer.protocol.libp2p.p2pd import Control, Daemon, DaemonSettings
+from gossamer.protocol.libp2p.p2pd import Control, Daemon, DaemonSettings, receiving
 from gossamer.protocol.libp2p.splice import Pair, drop
 from gossamer.protocol.limits import KIB, SEED_BYTES
 
@@ -35,9 +35,7 @@ async def try_relay(relay: str, folder: Path) -> bool:
             caller = await stack.enter_async_context(Daemon(_settings(folder / "trial-b", ())))
             listener = folder / "trial-a" / "in.sock"
             got: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-            listening = await asyncio.start_unix_server(lambda *pair: _count(pair, got), listener)
-            stack.callback(listening.close)
-            await called.control.receive_streams(PROTOCOL, listener)
+            await stack.enter_async_context(receiving(called.control, PROTOCOL, listener, lambda *pair: _count(pair, got)))
             reader, writer = await _call(caller.control, called.peer_id, relay + CIRCUIT)
             stack.callback(drop, writer)
             writer.write(bytes(TRIAL_BYTES))

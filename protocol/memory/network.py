@@ -16,7 +16,7 @@ from gossamer.protocol.identity import PeerId
 from gossamer.protocol.memory.conversation import Conversation, Link, MemoryLine
 from gossamer.protocol.streams.admission import Admission, StreamCaps, Visit, handle
 from gossamer.protocol.streams.transport import Purpose, Stream, StreamHandler
-from gossamer.protocol.tasks import cancel
+from gossamer.protocol.tasks import cancel, spawn
 
 DIAL_S = 5.0  # timeout of a dial that nobody answers
 EPOCH_S = 1_700_000_000.0  # Unix time at loop time 0
@@ -163,9 +163,7 @@ class MemoryNetwork:
                 host.admission.end(visit)
             raise Unreachable(f"{partner.short()} rejected the stream")
         conversation.begin()
-        task = asyncio.create_task(_receive(host, visit, purpose, conversation.streams[1]), name=f"{partner.short()} {purpose.value}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        spawn(_receive(host, visit, purpose, stream), self._tasks, f"{partner.short()} {purpose.value}")
         return conversation.streams[0]
 
 

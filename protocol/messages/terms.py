@@ -84,15 +84,7 @@ class RunTerms:
         return replace(self, codec_id=plan.codec_id, fragments=plan.fragments, state_bytes=plan.state_bytes)
 
 
-def check_hello(
-    hello: Hello,
-    terms: RunTerms,
-    me: PeerId,
-    partner: PeerId,
-    now_s: float,
-    *,
-    own_hello: Hello | None = None,
-) -> None:
+def check_hello(hello: Hello, terms: RunTerms, me: PeerId, partner: PeerId, now_s: float, *, own_hello: Hello | None = None) -> None:
     """Raise unless this Hello validly opens, or answers, a meeting between `partner` and `me`.
 
     `partner` is the peer that the transport authenticated. The initiator passes `own_hello`, which this Hello must answer; then the global
@@ -201,10 +193,7 @@ def _check_sizes(hello: Hello, terms: RunTerms) -> None:
     if hello.fragment >= len(terms.fragments):
         raise Refused(RefusalCode.WRONG_TERMS, f"fragment {hello.fragment} of {len(terms.fragments)}")
     fragment = terms.fragments[hello.fragment]
-    theirs, ours = (
-        (hello.codec, hello.sketch_bytes, hello.payload_bytes),
-        (terms.codec_id, fragment.sketch_bytes, fragment.payload_bytes),
-    )
+    theirs, ours = ((hello.codec, hello.sketch_bytes, hello.payload_bytes), (terms.codec_id, fragment.sketch_bytes, fragment.payload_bytes))
     if theirs != ours:
         raise Refused(RefusalCode.WRONG_TERMS, f"codec, sketch and payload bytes are {theirs}, ours {ours}")
 
