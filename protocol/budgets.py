@@ -40,10 +40,7 @@ class Budgets:
         return len(self._buckets)
 
     def take(self, amount: float, *keys: Hashable) -> bool:
-        """Take `amount` from the shared bucket and from the bucket of each key, one key per allowance in `each`.
-
-        Returns False, and takes nothing, if any of these buckets holds less.
-        """
+        """Take `amount` from the shared bucket and, per allowance in `each`, its key's. Return False and take nothing if one lacks it."""
         buckets = [self._refill(name, allowance) for name, allowance in zip(enumerate(("", *keys)), self._allowances, strict=True)]
         if any(bucket.available < amount for bucket in buckets):
             return False

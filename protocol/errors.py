@@ -1,7 +1,6 @@
 """Every error that crosses a package border, classified by its cause: the network, the partner, the operator, or a refusal.
 
-Any other exception that escapes is a bug in Gossamer: exit code 1. The code of a refusal tells the other side whether to retry. The enum
-repeats `RefusalCode` of peer.proto without its zero value; a test compares the two.
+Any other exception that escapes is a bug in Gossamer: exit code 1. The code of a refusal tells the other side whether to retry.
 """
 
 from __future__ import annotations

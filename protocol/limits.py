@@ -1,8 +1,4 @@
-"""Every limit on what a peer accepts, with its reason.
-
-A limit that protects memory is checked before anything is parsed or allocated. The message types check the other limits. Sizes that the
-manifest implies (payloads, state) are checked in `protocol/messages/terms.py`.
-"""
+"""Every limit on what a peer accepts, with its reason; the sizes that a manifest implies are in `protocol/messages/terms.py`."""
 
 from __future__ import annotations
 

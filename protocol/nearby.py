@@ -1,8 +1,7 @@
 """Sealed local addresses: local-network addresses that only peers behind the same router can read.
 
-Every peer can read a member record. A peer behind a router therefore encrypts its local addresses. The key derives from the router's public
-address, which other peers report to every peer behind that router. This spares strangers from dialling addresses that they cannot reach,
-and hides the addresses from casual readers. It is not secrecy: trying all public addresses recovers the plain text.
+Every peer can read a member record. A peer behind a router therefore encrypts its local addresses with a key from the router's public
+address. Trying all public addresses recovers them: this spares strangers useless dials, and is not secrecy.
 
     /near/4Vq9...        base 58 of AES-SIV ciphertext, with the peer id as associated data; 7 or 19 bytes per IPv4 or IPv6 address
 """

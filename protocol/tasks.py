@@ -25,10 +25,7 @@ def spawn(work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]], name:
 
 
 async def work_until(work: Coroutine[Any, Any, T], stop: Coroutine[Any, Any, object]) -> T | None:
-    """Return the result of `work`, or cancel `work` and return None if `stop` ends first.
-
-    Raises what `work` raises. The result and the exception of `stop` are discarded.
-    """
+    """Return the result of `work`, or cancel it and return None if `stop` ends first. Raises what `work` raises, not what `stop` raises."""
     working, waiting = asyncio.create_task(work), asyncio.create_task(stop)
     try:
         await asyncio.wait((working, waiting), return_when=asyncio.FIRST_COMPLETED)

@@ -1,7 +1,6 @@
 """Dial the addresses in member records, which are untrusted: filter implausible addresses and limit failed dials per host.
 
-A record may name any address. A hundred records of malicious peers that name one host would make the whole swarm dial this host. A host at
-which eight peers in a row could not be reached is therefore not dialled for ten minutes.
+Without the limit, a hundred records of malicious peers that name one host would make the whole swarm dial this host.
 """
 
 from __future__ import annotations

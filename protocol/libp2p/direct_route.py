@@ -1,8 +1,7 @@
 """Upgrade relayed connections to direct ones. p2pd never opens a second connection to a connected peer, so the relayed one ends first.
 
-There are two ways to a direct connection. An address of the partner may have become reachable. Or both sides connect at the same moment
-(libp2p hole punching): p2pd tries this at the start of a relayed connection once four hosts have observed each side, so the connection must
-be reopened. A relayed connection is closed only while no call uses it.
+Either an address of the partner has become reachable, or p2pd tries hole punching, which it does only at the start of a relayed connection
+and once four hosts have observed each side.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ class DirectRoute:
         self._next_s: dict[PeerId, tuple[float, float]] = {}  # loop time of the next attempt, and the delay after it
 
     async def prepare(self, partner: PeerId, addresses: Sequence[str]) -> bool:
-        """Return whether a new connection to a partner may be direct, after closing its relayed connection. Raises Unreachable.
+        """Return whether a new connection to a partner may be direct. Raises Unreachable.
 
-        It closes a relayed connection only if an attempt is due, the partner is not busy, and a direct connection seems possible.
+        A relayed connection is closed only if an attempt is due, the partner is not busy, and a direct connection seems possible.
         """
         ends = await self._control.connected()
         if route(ends.get(partner, "")) != "relayed":

@@ -1,9 +1,7 @@
 """The only import of hivemind: its bindings to p2pd and the messages of its directory, without the rest of the package.
 
-Importing any part of hivemind normally imports all of it, including torch. In a process that only needs the network, this costs two seconds
-and 200 MB, compiles deprecated torch functions and changes torch's sharing strategy. Two packages are therefore created here without
-running their __init__. The imported modules still install a coloured log handler and rename the level WARNING; both are undone. Afterwards,
-no code in the same process can use hivemind's top-level package.
+Importing hivemind normally imports torch too: two seconds and 200 MB. Two packages are therefore created here without running their
+__init__, after which no code in the process can use the real ones. Changes to logging are undone.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
 """The directory's RPCs: members return each other signed records of members near a place in Kademlia's key space.
 
 The framing is hivemind's. Sizes are checked before parsing, and each reply is charged to a rate limit. Each call presents its caller's own
-record; a caller without a member's record gets only a pong and is not added to the routing table. A node's place is the hash of its peer
-id, so no node can choose it. Look-ups are not for a certain key: they return the members near any place.
-
-Records have absolute expiry times. `RecordStore.now` is the time; it follows the swarm if this machine's clock is wrong
-(peer/swarm/swarm_time.py). hivemind instead refuses to start if clocks differ by 3 s; that check is not used here.
+record; a caller without a member's record gets only a pong. `RecordStore.now` follows the swarm's time if this machine's clock is wrong.
 """
 
 from __future__ import annotations
@@ -64,8 +60,7 @@ class RecordProtocol:
         self.clock = asyncio.get_running_loop().time
         self.neighbours = Neighbours(self.me, self.clock, shelf.rng)
         self.holdings = Holdings(self.me)
-        self.own: MemberRecord | None = None
-        """The last announced record."""
+        self.own: MemberRecord | None = None  # the last announced record
         self._bare = bare
         self._budgets = Budgets(self.clock, IN_ALL, PER_PEER, PER_NETWORK)
         self._ends: dict[PeerId, str] = {}  # remote multiaddrs of the connected peers
@@ -195,9 +190,6 @@ class RecordProtocol:
 
 
 def can_be_called(record: MemberRecord, end: str = "") -> bool:
-    """Return whether a member seems reachable without a relay.
-
-    It must have a public address, or a local one if its connection, with remote multiaddr `end`, is local or unknown.
-    """
+    """Return whether a member has a public address, or a local one if `end`, its connection's remote multiaddr, is local or unknown."""
     direct = [address for address in record.addresses if route(address) != "relayed"]
     return any(route(address) == "direct" for address in direct) or (bool(direct) and (not end or route(end) == "local"))

@@ -1,7 +1,6 @@
 """Transport and Directory of one peer over libp2p. It supervises p2pd and rebuilds it when it crashes, hangs or needs another role.
 
-p2pd, the directory and the tunnel are rebuilt together. Open streams then end with PeerGone, and calls raise Unreachable until the rebuild
-is complete. Afterwards the same handler serves, on the same port if it is still free, and the last record is announced again.
+On a rebuild, open streams end with PeerGone and calls raise Unreachable; then the last record is announced again, on the same port if free.
 """
 
 from __future__ import annotations
@@ -66,8 +65,7 @@ class Libp2pNode:
     wait for a bootstrap node.
     """
 
-    peer_id: PeerId
-    """This peer's id, as p2pd proves it to others; set on entering."""
+    peer_id: PeerId  # this peer's id, as p2pd proves it to others; set on entering
 
     def __init__(
         self,
@@ -84,8 +82,7 @@ class Libp2pNode:
         self._is_banned = is_banned
         self.bare_record: Callable[[], MemberRecord | None] = lambda: None
         """Returns a signed record to present before the first announcement; None while we have no membership. Its owner sets it."""
-        self.carried = CarriedBytes()
-        """Bytes that streams exchanged with p2pd, including HTTP/2 framing."""
+        self.carried = CarriedBytes()  # bytes that streams exchanged with p2pd, including HTTP/2 framing
         self._unit: _Unit | None = None
         self._addresses: tuple[str, ...] = ()
         self._port = settings.port
@@ -306,10 +303,7 @@ class Libp2pNode:
 
 
 def without_sightings(named: Iterable[str], at_start: Iterable[str]) -> tuple[str, ...]:
-    """Return p2pd's addresses without the public ones that other peers observed: they may lead to a router that drops inbound connections.
-
-    The hosts that p2pd listed `at_start` are those of its interfaces, or announced by the operator. Relayed addresses are kept.
-    """
+    """Return p2pd's addresses without the public ones that only other peers observed: a router may drop what comes in at those."""
     hosts = {host_of(address) for address in at_start}
     return tuple(address for address in named if route(address) != "direct" or host_of(address) in hosts)
 

@@ -1,7 +1,6 @@
 """Outbound calls: each connection is a gRPC channel through one raw libp2p stream, for one call at a time.
 
-Opening a connection costs several round trips, and several times the CPU time of a small call on an existing connection. After a call with
-status OK, its connection is therefore kept for a minute for the next call to the same partner.
+Opening one costs several round trips, so after a call with status OK it is kept for a minute for the next call to the same partner.
 """
 
 from __future__ import annotations
@@ -42,8 +41,7 @@ class Connection:
     def __init__(self, partner: PeerId, observed: str, socket: Path, remote: Pair, carried: CarriedBytes) -> None:
         self.partner = partner
         self.observed = observed
-        self.carried = CarriedBytes()
-        """Bytes that this connection has carried."""
+        self.carried = CarriedBytes()  # bytes that this connection has carried
         self._socket = socket
         self._remote = remote
         self._carried = carried

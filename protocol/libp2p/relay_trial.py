@@ -1,7 +1,6 @@
 """Test whether our p2pd relays with our limits: two temporary peers without a port connect through it and transfer TRIAL_BYTES.
 
-p2pd installs two relay services at its start, in varying order, and the second one replaces the first: ours, or the default one, which cuts
-every circuit after 128 KiB (`p2pd.py`). Only a transfer can tell them apart.
+Only a transfer tells whether p2pd uses our relay service or the default one, which cuts every circuit after 128 KiB (`p2pd.py`).
 """
 
 from __future__ import annotations
@@ -25,10 +24,7 @@ PROTOCOL = "/gossamer/relay-trial/1"
 
 
 async def try_relay(relay: str, folder: Path) -> bool:
-    """Return whether the relay at this multiaddr, with its id, forwards TRIAL_BYTES. `folder` holds sockets and keys of the two peers.
-
-    Raises GossamerError if the two peers could not be started.
-    """
+    """Return whether the relay at this multiaddr forwards TRIAL_BYTES. Raises GossamerError if the two peers in `folder` cannot start."""
     with suppress(TimeoutError, OSError, EOFError):
         async with asyncio.timeout(TRIAL_S), AsyncExitStack() as stack:
             called = await stack.enter_async_context(Daemon(_settings(folder / "trial-a", (relay,))))

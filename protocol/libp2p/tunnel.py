@@ -2,12 +2,8 @@
 
     gRPC channel -> our Unix socket -> p2pd ~~ libp2p ~~ p2pd -> our Unix sockets -> gRPC server
 
-libp2p provides NAT traversal, encryption and peer authentication; gRPC provides framing, flow control and keep-alive. The caller may keep a
-connection for its next call (outbound.py). On the receiving side, each connection is a visit in the admission table.
-
-The gRPC server maps a call to an authenticated PeerId only by the name of the Unix socket from which the connection comes. The name is
-registered before the server can accept the connection, and it is never reused. All sockets are in a folder that no other user may enter.
-The server aborts calls from any other socket.
+The server maps a call to an authenticated PeerId only by the name of the Unix socket from which it comes. A name is registered before the
+server can accept the connection and never reused, and no other user may enter the folder. Calls from any other socket are aborted.
 """
 
 from __future__ import annotations
@@ -140,11 +136,7 @@ class Inbound:
 
 
 class TunnelTransport:
-    """The Transport over one running p2pd. Use as `async with`, on one event loop.
-
-    Leaving it ends every stream: handlers and callers get PeerGone. `dialer` filters the addresses of partners; without it, all addresses
-    are dialled.
-    """
+    """The Transport over one p2pd. Use as `async with`. Leaving it ends every stream. Without `dialer`, every address may be dialled."""
 
     def __init__(
         self,

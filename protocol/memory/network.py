@@ -1,7 +1,6 @@
 """In-memory transport for many peers in one process, with latency, rates, loss, NAT routers, relays, partitions and crashes.
 
-Messages pass through the real wire code and the real admission control, so frames are bytes and inbound streams are limited as over libp2p.
-On a VirtualTimeLoop everything is deterministic: one seed gives one schedule. Unary calls are in `calls.py`.
+Messages pass through the real wire code and the real admission control. On a VirtualTimeLoop one seed gives one schedule.
 """
 
 from __future__ import annotations
@@ -64,10 +63,7 @@ class MemoryNetwork:
         caps: StreamCaps | None = None,
         is_banned: Callable[[PeerId], bool] = lambda partner: False,
     ) -> MemoryPeer:
-        """Start a peer and return its transport. A peer that is up is killed first, as in a restart.
-
-        `is_banned` is called for each peer that opens a stream to this one.
-        """
+        """Start a peer and return its transport. A peer that is up is killed first. `is_banned` is asked about each caller."""
         self.kill(peer_id)
         self.peers[peer_id] = self.peer_type(self, peer_id, link or self._link, handler, Admission(caps, is_banned))
         return self.peers[peer_id]
@@ -99,10 +95,7 @@ class MemoryNetwork:
             conversation.give_up()
 
     def partition(self, *groups: Collection[PeerId]) -> None:
-        """Partition the network into groups. All peers in no group form one more group.
-
-        It replaces the last partition. A call without groups heals the network.
-        """
+        """Partition the network into groups and the rest, in place of the last partition. A call without groups heals the network."""
         self._group = {peer_id: number for number, group in enumerate(groups, 1) for peer_id in group}
         for peer in self.up():
             for conversation in list(peer.line.conversations):

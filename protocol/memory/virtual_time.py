@@ -1,8 +1,6 @@
 """An event loop under virtual time: its clock jumps to the next timer, so an hour of meetings runs in a second.
 
-It has no sockets and no signals, and it runs executor functions at once. A program on it takes its time from `loop.time()` and its network
-from `protocol.memory`. The order of execution is deterministic: tasks hash by creation number, so the sets of tasks inside asyncio
-(`TaskGroup`, `wait`) also have a fixed order. The idea is FoundationDB's simulator.
+It has no sockets and no signals, and it runs executor functions at once. Tasks hash by creation number, so their order is deterministic.
 """
 
 from __future__ import annotations
@@ -35,10 +33,7 @@ class _NumberedTask(asyncio.Task[T]):
 
 
 class VirtualTimeLoop(base_events.BaseEventLoop):
-    """An asyncio event loop whose virtual time starts at `start_s`.
-
-    `run_until_complete` raises Deadlock when no task can run and no timer is set.
-    """
+    """An event loop under virtual time from `start_s`. `run_until_complete` raises Deadlock if no task can run and no timer is set."""
 
     def __init__(self, start_s: float = 0.0) -> None:
         super().__init__()

@@ -1,11 +1,7 @@
-"""Encode messages as protobuf frames and decode them.
+"""Encode messages as protobuf frames and decode them. `from_frame` is the first code that handles bytes of an untrusted peer.
 
-`from_frame` is the first code that handles bytes of an untrusted peer. It checks the size before parsing and returns a message whose fields
-are all validated (`messages.py`). The dataclasses and the protobuf messages have the same field names; a test compares them.
-
-Unknown fields are dropped, so a newer peer may add optional fields. An unknown message type or contents kind raises Refused, because a
-newer peer may send it legitimately. An unknown refusal code reads as OTHER. Any other encoding that protobuf tolerates (two bodies in one
-frame, non-minimal varints) raises BadMessage.
+The dataclasses and the protobuf messages have the same field names. A newer peer may add optional fields, which are dropped, and message
+types and contents kinds, which raise Refused. Any other encoding that protobuf tolerates raises BadMessage.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Member records: what a peer announces about itself.
+"""Member records: what a peer announces about itself, signed and valid for a few minutes.
 
-A record is signed, so other peers cannot forge or shorten it, and it is valid for a few minutes, so dead peers disappear. It is a hint:
-only a connection proves that the peer is alive.
+A record is a hint: only a connection proves that the peer is alive.
 """
 
 from __future__ import annotations
@@ -65,10 +64,7 @@ class MemberRecord(Signed):
         return record
 
     def check(self, run_id: bytes, now_s: float) -> None:
-        """Raise BadSignature or BadMessage unless its peer signed the record for this run and it is valid at `now_s` (Unix time).
-
-        `terms.check_record` also checks the membership.
-        """
+        """Raise BadSignature or BadMessage unless its peer signed it for this run and it is valid at `now_s` (Unix time)."""
         if self.run_id != run_id:
             raise BadMessage("a record of another run")
         if self.expires_s <= now_s:
@@ -91,8 +87,7 @@ class MemberRecord(Signed):
 def announceable(addresses: Iterable[str], peer_id: PeerId) -> tuple[str, ...]:
     """Select the addresses for a peer's own record: the first valid ones that fit, without the peer's own id.
 
-    Every peer can read a record, so plain local-network addresses are included only if there are no wider ones, and loopback addresses only
-    if there are no others at all.
+    Every peer can read a record, so plain local addresses are included only if there are no wider ones, and loopback ones if no others.
     """
     short = dict.fromkeys(address.removesuffix(f"/p2p/{peer_id}") for address in addresses)
     legal = [address for address in short if _is_legal(address)]

@@ -1,7 +1,6 @@
-"""Revocations of credentials, signed by their issuers.
+"""Revocations of credentials, signed by their issuers: of one peer, or of one invite by its bearer key.
 
-An issuer revokes one peer, or one invite by its bearer key, which all peers that joined with this invite share. A revocation is permanent
-within the run, so a set of revocations only grows. Peers forward the whole set and check each signature.
+A revocation is permanent within the run, so a set of revocations only grows. Peers forward the whole set and check each signature.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Rate limits of a peer: one for all bytes that it sends, one for all bytes that it receives, over any transport.
 
-A frame passes when the time of all earlier frames, at the limited rate, is used up. Small frames never wait, so a Hello or a Verdict does
-not miss its deadline behind another stream's payload; later chunks wait longer. Fetches have a lower priority than meetings, because
-meetings have deadlines: a chunk of a fetch waits until no meeting uses the line.
+Small frames never wait, so a Hello or a Verdict does not miss its deadline behind a payload; later chunks wait longer. A chunk of a fetch
+waits until no meeting uses the line.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ class Bucket:
 
     def __init__(self) -> None:
         self.bytes_per_s = math.inf
-        self.num_bytes = 0
-        """Bytes that have passed so far."""
+        self.num_bytes = 0  # bytes that have passed so far
         self._paid_s = -math.inf  # loop time at which all bytes so far are paid for, at the limited rate
         self._low_priority = asyncio.Lock()
 
