@@ -12,22 +12,13 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import ModuleType
 
 BARE_PACKAGES = ("hivemind", "hivemind.utils")
 
 
-def _bring_in_bare(name: str) -> ModuleType:
-    """Register a package without running its __init__, so that its submodules can be imported."""
-    spec = importlib.util.find_spec(name)
-    assert spec is not None, f"{name} is not installed"
-    sys.modules[name] = package = importlib.util.module_from_spec(spec)
-    return package
-
-
 @contextmanager
 def contained_import() -> Iterator[None]:
-    """Undo on exit the changes that importing hivemind makes to warnings and logging."""
+    """Undo on exit the changes that importing hivemind makes to warnings and logging: it logs only errors, through the root logger."""
     warning_name = logging.getLevelName(logging.WARNING)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -35,21 +26,17 @@ def contained_import() -> Iterator[None]:
             yield
         finally:
             logging.addLevelName(logging.WARNING, warning_name)
-            _route_log()
-
-
-def _route_log() -> None:
-    """Remove hivemind's own log handlers and log only its errors, through the root logger."""
-    log = logging.getLogger("hivemind")
-    for handler in list(log.handlers):
-        log.removeHandler(handler)
-    log.propagate = True
-    log.setLevel(logging.ERROR)
+            log = logging.getLogger("hivemind")
+            log.handlers.clear()
+            log.propagate = True
+            log.setLevel(logging.ERROR)
 
 
 with contained_import():  # "import x as x" marks a re-export
     for _name in BARE_PACKAGES:
-        _bring_in_bare(_name)
+        _spec = importlib.util.find_spec(_name)
+        assert _spec is not None, f"{_name} is not installed"
+        sys.modules[_name] = importlib.util.module_from_spec(_spec)  # without running its __init__
 
     from hivemind import hivemind_cli as hivemind_cli
     from hivemind.p2p import P2P as P2P

@@ -27,11 +27,11 @@ from gossamer.protocol.libp2p.reachability import Reachability
 from gossamer.protocol.libp2p.record_store import RecordStore
 from gossamer.protocol.libp2p.relay_trial import try_relay
 from gossamer.protocol.libp2p.splice import CarriedBytes
-from gossamer.protocol.libp2p.tunnel import TunnelTransport
+from gossamer.protocol.libp2p.tunnel import tunnel_transport
 from gossamer.protocol.messages.records import MemberRecord
 from gossamer.protocol.nearby import seal
 from gossamer.protocol.streams.admission import Admission
-from gossamer.protocol.streams.transport import Purpose, Stream, StreamHandler
+from gossamer.protocol.streams.transport import Purpose, Stream, StreamHandler, Transport
 from gossamer.protocol.tasks import cancel
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class _Unit:
     daemon: Daemon
     directory: DhtDirectory
     p2p: AttachedP2P
-    tunnel: TunnelTransport
+    tunnel: Transport
     stack: AsyncExitStack
 
 
@@ -178,8 +178,8 @@ class Libp2pNode:
                 directory = DhtDirectory(RecordProtocol(p2p, self._shelf, dialer, lambda: self.bare_record()))
                 await directory.open()
                 admission = Admission(is_banned=self._is_banned)
-                tunnel = TunnelTransport(daemon.control, self._settings.folder, self._serve, admission, self.carried, dialer)
-                await stack.enter_async_context(tunnel)
+                opening = tunnel_transport(daemon.control, self._settings.folder, self._serve, admission, self.carried, dialer)
+                tunnel = await stack.enter_async_context(opening)
                 dial_back = DialBack(self._settings.folder / "reach.sock", lambda: self.relays_at)
                 await stack.enter_async_context(dial_back.serving(daemon.control))
                 return _Unit(daemon, directory, p2p, tunnel, stack.pop_all())

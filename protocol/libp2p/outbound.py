@@ -15,8 +15,7 @@ from typing import Any
 from gossamer.protocol.addresses import route
 from gossamer.protocol.errors import Unreachable
 from gossamer.protocol.identity import PeerId
-from gossamer.protocol.libp2p.dialer import Dialer
-from gossamer.protocol.libp2p.direct_route import DirectRoute
+from gossamer.protocol.libp2p.dialer import Dialer, DirectRoute
 from gossamer.protocol.libp2p.grpc_stream import BROKEN, GrpcStream, accepted, ended_well, open_channel, start_call
 from gossamer.protocol.libp2p.p2pd import BUFFER_BYTES, Control
 from gossamer.protocol.libp2p.splice import CarriedBytes, Pair, drop, splice, wait_while_active
@@ -164,8 +163,6 @@ class Outbound:
         self._open[stream] = connection, rpc, asyncio.create_task(stream.pump(rpc.read), name="outbound frames")
         return stream
 
-    # ---- ending ----
-
     def _finish(self, stream: Stream) -> None:
         connection, rpc, pump = self._open.pop(stream)
         lingering = [task for task in self._closing if not task.cancelling()]
@@ -195,8 +192,6 @@ class Outbound:
         self._closing[task] = partner
         task.add_done_callback(self._closing.pop)
         return task
-
-    # ---- kept connections ----
 
     def _keep(self, connection: Connection) -> None:
         own = [one for one in self._kept if one.partner == connection.partner]

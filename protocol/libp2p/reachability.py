@@ -80,8 +80,6 @@ class Reachability:
     def _is_settled(self) -> bool:
         return self.is_open is True or (self.is_open is False and bool(self.through))
 
-    # ---- dial-back requests ----
-
     async def _ask_some(self, control: Control, connected: Mapping[PeerId, str], port: int) -> None:
         now_s = asyncio.get_running_loop().time()
         again_s = AGAIN_S[self._is_settled]
@@ -122,8 +120,6 @@ class Reachability:
             peer = read_address(relay)
             if peer is not None:
                 keep_newest(self._relays, peer, relay, KNOWN_RELAYS)
-
-    # ---- relays ----
 
     async def _choose_relays(self, control: Control) -> tuple[str, ...]:
         """Return relays that respond now. Those that we do not use yet come first, because we have lost the others."""

@@ -12,21 +12,19 @@ import asyncio
 import itertools
 import logging
 import socket
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Self
 
 from gossamer.protocol.errors import BadMessage
 from gossamer.protocol.identity import PeerId
-from gossamer.protocol.libp2p.dialer import Dialer
-from gossamer.protocol.libp2p.direct_route import DirectRoute
+from gossamer.protocol.libp2p.dialer import Dialer, DirectRoute
 from gossamer.protocol.libp2p.grpc_stream import ACCEPTED, BROKEN, Context, GrpcStream, refuse_another, refuse_stranger, start_server
 from gossamer.protocol.libp2p.outbound import PROTOCOL, Outbound
 from gossamer.protocol.libp2p.p2pd import BUFFER_BYTES, Control, receiving, stream_opener
 from gossamer.protocol.libp2p.splice import CarriedBytes, Pair, drop, splice
 from gossamer.protocol.streams.admission import Admission, Visit, handle
-from gossamer.protocol.streams.transport import Purpose, Stream, StreamHandler
+from gossamer.protocol.streams.transport import Purpose, StreamHandler, Transport
 from gossamer.protocol.tasks import cancel, spawn
 
 log = logging.getLogger(__name__)
@@ -62,8 +60,6 @@ class Inbound:
             if self._handlers:
                 await asyncio.wait(self._handlers, timeout=HANDLERS_END_S)
             await cancel(*self._handlers, *self._connections)
-
-    # ---- connections ----
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = spawn(self._carry((reader, writer)), self._connections, "inbound connection")
@@ -103,8 +99,6 @@ class Inbound:
                 path.unlink(missing_ok=True)
                 del self._by_name[name]
 
-    # ---- calls ----
-
     async def serve(self, purpose: Purpose, context: Context) -> None:
         """Serve one gRPC call, or abort it if it does not come from an admitted connection."""
         visit = self._by_name.get(context.peer().removeprefix("unix:"))
@@ -135,37 +129,19 @@ class Inbound:
             await cancel(pump)
 
 
-class TunnelTransport:
-    """The Transport over one p2pd. Use as `async with`. Leaving it ends every stream. Without `dialer`, every address may be dialled."""
+@asynccontextmanager
+async def tunnel_transport(
+    control: Control, folder: Path, handler: StreamHandler, admission: Admission, carried: CarriedBytes, dialer: Dialer | None = None
+) -> AsyncIterator[Transport]:
+    """Open the Transport over one p2pd. Leaving it ends every stream. Without `dialer`, every address may be dialled."""
 
-    def __init__(
-        self,
-        control: Control,
-        folder: Path,
-        handler: StreamHandler,
-        admission: Admission,
-        carried: CarriedBytes,
-        dialer: Dialer | None = None,
-    ) -> None:
-        self._control = control
-        direct_route = DirectRoute(control, dialer, self._is_busy) if dialer else None
-        self._outbound = Outbound(control, folder, carried, dialer or control, direct_route)
-        self._admission = admission
-        self._inbound = Inbound(folder / "in.sock", handler, admission, carried)
+    def is_busy(partner: PeerId) -> bool:
+        return outbound.is_calling(partner) or admission.is_calling(partner)
 
-    async def __aenter__(self) -> Self:
-        async with AsyncExitStack() as stack:
-            await stack.enter_async_context(self._inbound.serving(self._control))
-            stack.push_async_callback(self._outbound.close)
-            self._stack = stack.pop_all()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._stack.aclose()
-
-    async def connect(self, partner: PeerId, addresses: Sequence[str], purpose: Purpose) -> Stream:
-        """Open a stream to `partner`. `addresses` are multiaddrs to try and may be empty. Raises Unreachable."""
-        return await self._outbound.connect(partner, addresses, purpose)
-
-    def _is_busy(self, partner: PeerId) -> bool:
-        return self._outbound.is_calling(partner) or self._admission.is_calling(partner)
+    direct_route = DirectRoute(control, dialer, is_busy) if dialer else None
+    outbound = Outbound(control, folder, carried, dialer or control, direct_route)
+    async with Inbound(folder / "in.sock", handler, admission, carried).serving(control):
+        try:
+            yield outbound
+        finally:
+            await outbound.close()

@@ -76,8 +76,6 @@ class MemoryNetwork:
         """Cancel every running stream handler."""
         await cancel(*self._tasks)
 
-    # ---- faults ----
-
     def is_up(self, peer_id: PeerId) -> bool:
         """Return whether the peer is up."""
         return peer_id in self.peers and self.peers[peer_id].is_up
@@ -108,8 +106,6 @@ class MemoryNetwork:
     def up(self) -> list[MemoryPeer]:
         """Return the peers that are up."""
         return [peer for peer in self.peers.values() if peer.is_up]
-
-    # ---- connections ----
 
     def connected(self, peer_id: PeerId) -> list[PeerId]:
         """Return the peers to which a connection is open."""

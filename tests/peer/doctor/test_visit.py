@@ -28,7 +28,7 @@ from gossamer.peer.swarm.hearsay import Hearsay
 from gossamer.peer.swarm.swarm_time import SwarmTime
 from gossamer.protocol.libp2p.p2pd import Daemon, DaemonSettings
 from gossamer.protocol.libp2p.splice import CarriedBytes
-from gossamer.protocol.libp2p.tunnel import TunnelTransport
+from gossamer.protocol.libp2p.tunnel import tunnel_transport
 from gossamer.protocol.messages.terms import RunTerms
 from gossamer.protocol.streams.admission import Admission
 from tests.peer.doctor.cases import HOST, SIGNED, case, invite_text
@@ -61,7 +61,7 @@ async def said_by_one_that_answers(home: Path, clock_ahead_s: float, lifetimes_s
         door.open(FetchServer(HOST, terms, SIGNED.to_bytes(), time.time, mirror, hearsay))
         async with (
             Daemon(DaemonSettings(key, folder, "127.0.0.1")) as daemon,
-            TunnelTransport(daemon.control, folder, door.answer, Admission(), CarriedBytes()),
+            tunnel_transport(daemon.control, folder, door.answer, Admission(), CarriedBytes()),
         ):
             return await looked_around(home, [invite_text(at=daemon.addresses[0], lifetime_s=lifetime_s) for lifetime_s in lifetimes_s])
 
